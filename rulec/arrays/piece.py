@@ -12,12 +12,11 @@ _BITS = 24
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a tensor of `numel` elements.
+    """A part of a tensor.
 
     Element i of the part, in C order, is the element `start + i + gap*(i // width)` of the whole tensor, in C order.
     """
 
-    numel: int
     start: int = 0
     width: int = 1
     gap: int = 0
@@ -35,16 +34,16 @@ def piece_of(whole: Sequence[int], part: Sequence[int], first: Sequence[int]) ->
 
     None where no piece says it: two dimensions are cut, and none of them is the first with several indices here.
     """
-    numel, here = math.prod(whole), math.prod(part)
+    here = math.prod(part)
     if not here:
-        return Piece(numel)
+        return Piece()
     strides = [math.prod(whole[axis + 1 :]) for axis in range(len(whole))]
     start = sum(at * stride for at, stride in zip(first, strides, strict=True))
     last = max((axis for axis, (n, m) in enumerate(zip(whole, part, strict=True)) if n != m), default=0)
     width = math.prod(part[last:])
     if here == width:
-        return Piece(numel, start)
+        return Piece(start)
     several = [axis for axis in range(last) if part[axis] > 1]
     if any(whole[axis] != part[axis] for axis in range(several[0] + 1, last)):
         return None
-    return Piece(numel, start, width, strides[last - 1] - width)
+    return Piece(start, width, strides[last - 1] - width)

@@ -104,10 +104,10 @@ class Kernel(NamedTuple):
     layout: Layout
 
 
-def scheduled(program: Program, layout: Layout) -> Kernel:
-    """The program after the pass `choose_rereads`, the one pass that depends on the layout."""
+def scheduled(program: Program, layout: Layout, early: bool = True) -> Kernel:
+    """The program after the pass `choose_rereads`, the one pass that depends on the layout; `early` is for it."""
     sizes = {buffer: layout.size(buffer) for buffer, _ in layout.dtypes}
-    best = verify(choose_rereads(program, sizes, ITEM_SIZE[layout.compute]), "choose_rereads")
+    best = verify(choose_rereads(program, sizes, ITEM_SIZE[layout.compute], early), "choose_rereads")
     return Kernel(best, layout.of(best))
 
 

@@ -2,7 +2,7 @@
 
 The later stage may compute it again from its operands; read a new state back, stored by the earlier stage; or read a
 spilled value from scratch memory. A state is read back only where it is stored in the dtype of arithmetic: otherwise
-it would come back rounded. Where a step may be skipped, no state is stored before the skip is decided.
+it would come back rounded. Where a step may be skipped or refused late, no state is stored before the last stage.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ class _Choice:
     spill: tuple[Node, int] | None = None
 
 
-def choose_rereads(program: Program, sizes: Sizes, compute: int) -> Program:
+def choose_rereads(program: Program, sizes: Sizes, compute: int, early: bool = True) -> Program:
     """The program that moves the fewest bytes, with the choice and its reason in `decisions`.
 
     `sizes` are the stored sizes of the buffers' elements, and `compute` is the size of the dtype of arithmetic, in
-    bytes.
+    bytes. Without `early`, no state is stored before the last stage.
     """
     if len(program.stages) == 1:
         return program
     before = moved(program, sizes, compute)
     best, least, chosen = program, before, _Choice()
-    for choice in _choices(program, sizes, compute):
+    for choice in _choices(program, sizes, compute, early):
         candidate = _apply(program, choice)
         if candidate is not None and (cost := moved(candidate, sizes, compute)) < least:
             best, least, chosen = candidate, cost, choice
@@ -59,13 +59,13 @@ def moved(program: Program, sizes: Sizes, compute: int) -> float:
     return total
 
 
-def _choices(program: Program, sizes: Sizes, compute: int) -> Iterator[_Choice]:
-    states = _storable(program, sizes, compute)[:_MOST]
+def _choices(program: Program, sizes: Sizes, compute: int, early: bool = True) -> Iterator[_Choice]:
+    states = _storable(program, sizes, compute)[:_MOST] if early else []
     sets = [combination for count in range(len(states) + 1) for combination in combinations(states, count)]
-    for early in sets:
-        yield _Choice(early)
+    for stored in sets:
+        yield _Choice(stored)
         for spill in _spillable(program):
-            yield _Choice(early, spill)
+            yield _Choice(stored, spill)
 
 
 def _computed(stage: Stage) -> set[Node]:

@@ -15,7 +15,8 @@ class MatrixView:
     """A tensor's shape, and its `batch x rows x cols` in row and column reductions and in `@`.
 
     By default the last two dimensions are the matrix and the others the batch; a vector is one row.
-    `flatten: rest` joins all but the first dimension into columns; `short: first` transposes tall matrices.
+    `flatten: rest` joins all but the first dimension into columns; `short: first` transposes tall matrices. Of a part
+    of a tensor, `whole` is the view of the whole one, which the shape facts are of.
     """
 
     shape: tuple[int, ...]
@@ -23,11 +24,19 @@ class MatrixView:
     rows: int
     cols: int
     transposed: bool = False
+    whole: MatrixView | None = None
 
     @property
     def facts(self) -> dict[str, float]:
         """The shape facts of the rule language. `machine_eps` is not among them: it belongs to the dtype."""
+        if self.whole is not None:
+            return self.whole.facts
         return {"ndim": len(self.shape), "numel": math.prod(self.shape), "rows": self.rows, "cols": self.cols}
+
+    def axis(self, dimension: int) -> str:
+        """The axis of the matrices that a dimension of the tensor is, or is joined into: b, i or j."""
+        rows, cols = (self.whole or self).axes
+        return "i" if dimension in rows else "j" if dimension in cols else "b"
 
     @property
     def axes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -49,23 +58,27 @@ class MatrixView:
 
     def kept_shape(self, rows: int, cols: int) -> tuple[int, ...]:
         """The shape of a kept array of `batch x rows x cols`: the tensor's, with these rows and columns at its end."""
-        lead = self.shape[:-2]
-        return (*lead, rows, cols) if math.prod(lead) == self.batch else (rows, cols)
+        of = self.whole or self
+        return (*self.shape[:-2], rows, cols) if math.prod(of.shape[:-2]) == of.batch else (rows, cols)
 
     def tensor(self, matrices: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """The inverse of `matrices`."""
         return (matrices.swapaxes(1, 2) if self.transposed else matrices).reshape(self.shape)
 
 
-def matrix_view(shape: Sequence[int], view: Mapping[str, str] | None = None) -> MatrixView:
-    """The view of a tensor of this shape under a rule's `view`."""
+def matrix_view(
+    shape: Sequence[int], view: Mapping[str, str] | None = None, whole: Sequence[int] | None = None
+) -> MatrixView:  # fmt: skip
+    """The view of a tensor of this shape under a rule's `view`, or of a part of a tensor of the shape `whole`."""
     shape, view = tuple(shape), view or {}
+    of_whole = None if whole is None else matrix_view(whole, view)
     if len(shape) < 2:
         batch, rows, cols = 1, 1, math.prod(shape)
     elif view.get("flatten") == "rest":
         batch, rows, cols = 1, shape[0], math.prod(shape[1:])
     else:
         batch, rows, cols = math.prod(shape[:-2]), shape[-2], shape[-1]
-    if view.get("short") == "first" and rows > cols:
-        return MatrixView(shape, batch, cols, rows, transposed=True)
-    return MatrixView(shape, batch, rows, cols)
+    tall = rows > cols if of_whole is None else of_whole.transposed
+    if view.get("short") == "first" and tall:
+        return MatrixView(shape, batch, cols, rows, transposed=True, whole=of_whole)
+    return MatrixView(shape, batch, rows, cols, whole=of_whole)

@@ -22,6 +22,7 @@ from rulec.pure.step import run_step
 from rulec.pure.step_values import StepValues
 from rulec.pure.values import Hypers, Values
 from rulec.runtime.joins import Join
+from rulec.runtime.partial import Partials
 
 
 def where_wanted(wanted: Any, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
@@ -45,7 +46,7 @@ class GuardedGaps(Gaps):
     def _by_shape(self, value: Node, function: Callable[..., Any]) -> list[Any]:
         return self._for_each(value, function)
 
-    def _value(self, value: Node) -> Generator[Join, Any, Any]:
+    def _value(self, value: Node) -> Generator[Join | Partials, Any, Any]:
         guard = self.around.bucket.guards.get(value)  # type: ignore[attr-defined]
         if guard is None or guard.condition not in self.values or not self.is_number(guard.condition):
             return (yield from super()._value(value))

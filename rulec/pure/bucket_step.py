@@ -103,6 +103,10 @@ class BucketStep:
         expression = known_number(value, self.program, static, {})
         return self.library.at(numbers, i) if expression is None else float(evaluate_once(expression, static, {}, {}))
 
+    def parted(self, axes: frozenset[str]) -> list[Any]:
+        """None: the framework's compiler reduces over devices."""
+        return []
+
     def room(self, i: int) -> int:
         """Any number of bytes: the framework's compiler decides how much is alive at once."""
         return sys.maxsize

@@ -13,7 +13,7 @@ from rulec.errors import RuleError
 from rulec.pure.bucket_step import BucketStep
 from rulec.pure.step_values import StepValues
 from rulec.pure.values import Values
-from rulec.runtime.joins import Join, Joining, joined
+from rulec.runtime.joins import Joining, joined
 
 
 def run_step(step: StepValues, kind: type[BucketStep] = BucketStep) -> tuple[list[Any], Values]:
@@ -35,7 +35,7 @@ def run_step(step: StepValues, kind: type[BucketStep] = BucketStep) -> tuple[lis
 def _run_together(runs: Sequence[BucketStep]) -> None:
     """Runs the buckets of one rule together: each stops at a shared reduction until all have reached it."""
     running = [run.steps() for run in runs]
-    waiting: list[Join | None] = [next(steps, None) for steps in running]
+    waiting: list[Any] = [next(steps, None) for steps in running]
     while any(waiting):
         joins = [join for join in waiting if join is not None]
         if len(joins) < len(waiting) or len({(join.site, join.op, join.level) for join in joins}) > 1:
@@ -47,7 +47,7 @@ def _run_together(runs: Sequence[BucketStep]) -> None:
         waiting = [_next(steps, result) for steps, result in zip(running, results, strict=True)]
 
 
-def _next(steps: Joining, result: Any) -> Join | None:
+def _next(steps: Joining, result: Any) -> Any:
     try:
         return steps.send(result)
     except StopIteration:

@@ -8,15 +8,17 @@ in the compute dtype. All are arrays of the launch's library.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from rulec.compiler.ir import Result
 from rulec.compiler.matrix import MATRIX
 from rulec.language.node import Kind, Node, Op
 from rulec.runtime.joins import Join, Joining
+from rulec.runtime.partial import Partial, Partials
 from rulec.runtime.plan import Gap
 from rulec.runtime.projection import Projection
 from rulec.runtime.surroundings import Array, LaunchValues
@@ -59,7 +61,7 @@ class Between(LaunchValues):
 
     # One value
 
-    def _value(self, value: Node) -> Generator[Join, Array, Any]:
+    def _value(self, value: Node) -> Generator[Join | Partials, Any, Any]:
         kind = value.op.kind
         if kind is Kind.REDUCE:
             return (yield from self._reduction(value))
@@ -136,17 +138,50 @@ class Between(LaunchValues):
 
     # Reductions
 
-    def _reduction(self, value: Node) -> Generator[Join, Array, Any]:
+    def take(self, reduced: Mapping[str, Any], reduces: Sequence[Result]) -> Joining:
+        """Takes the reductions of a stage, by name, completed where tensors are parts of others."""
+        removed = [frozenset("bij") - set(r.axes.letters) for r in reduces]
+        whole = yield from self._completed([r.value.op for r in reduces], [reduced[r.name] for r in reduces], removed)
+        self.reduced.update(zip((r.name for r in reduces), whole, strict=True))
+
+    def _completed(
+        self, ops: Sequence[Op], values: Sequence[Any], removed: Sequence[frozenset[str]]
+    ) -> Generator[Partials, list[Any], list[Any]]:
+        """Reductions of all tensors that removed these axes, completed over the processes with other parts of them."""
+        ways = [(i, peers, places) for i, axes in enumerate(removed) for peers, places in self.around.parted(axes)]
+        if not ways:
+            return [*values]
+        library, sent = self.library, []
+        for i, peers, places in ways:
+            some = values[i]
+            numbers = (
+                library.join([library.cast(some[k], "float64").reshape(-1) for k in places], 0)
+                if isinstance(some, list) else library.take(library.cast(some, "float64"), places)
+            )  # fmt: skip
+            sent.append(Partial(ops[i], numbers, peers))
+        results = [[*some] if isinstance(some, list) else library.copy(some) for some in values]
+        for (i, _, places), numbers in zip(ways, (yield Partials(sent, library)), strict=True):
+            if not isinstance(results[i], list):
+                library.put(results[i], places, numbers)
+                continue
+            begin = 0
+            for k in places:
+                shape = tuple(values[i][k].shape)
+                results[i][k] = numbers[begin : (begin := begin + math.prod(shape))].reshape(shape)
+        return results
+
+    def _reduction(self, value: Node) -> Generator[Join | Partials, Any, Any]:
         (operand,) = value.args
         letters, level = self.axes(value).letters, str(value.arg)
         values = self.values[operand]
         if not self.is_number(operand):
-            removed = set(self.axes(operand).letters) - set(letters)
+            removed = frozenset(self.axes(operand).letters) - set(letters)
             axes = tuple(i for i, letter in enumerate("bij") if letter in removed)
             reduced = [self.library.reduce(value.op, x, axes) for x in values]
+            values = self.library.together(reduced) if set(letters) <= {"k", "n"} else reduced
+            (values,) = yield from self._completed([value.op], [values], [removed])
             if not set(letters) <= {"k", "n"}:
-                return reduced
-            values = self.library.together(reduced)
+                return values
         if "n" in letters:
             return values
         numbers = self.library.spread(self.library.cast(values, "float64"), (self.count,))

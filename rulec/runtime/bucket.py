@@ -5,14 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
 from rulec.arrays.bits import words_of
 from rulec.arrays.library import Library
-from rulec.arrays.piece import Piece
 from rulec.backend.protocol import Backend, Call, Kernel
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout, is_shaped, scheduled
@@ -24,6 +23,7 @@ from rulec.runtime.coded import Decoded, kernel_of
 from rulec.runtime.counts import Counts, DeviceCounts
 from rulec.runtime.debug import LEVEL
 from rulec.runtime.device import DeviceScalarRows
+from rulec.runtime.partial import Peers, Whole
 from rulec.runtime.plan import Plan
 from rulec.runtime.rows import ScalarRows
 
@@ -32,8 +32,8 @@ from rulec.runtime.rows import ScalarRows
 class Tensor:
     """A parameter of the engine. It has no bucket and no state until its first gradient.
 
-    `number` makes its random numbers different from other tensors'; `rule` is the rule after routing. `piece` says
-    where a part of a tensor lies in the whole; None for a whole one.
+    `number` makes its random numbers different from other tensors'; `rule` is the rule after routing. Of a part of a
+    tensor, `whole` is what it is a part of.
     """
 
     array: Any
@@ -43,14 +43,23 @@ class Tensor:
     view: MatrixView
     number: int
     maximize: bool = False
-    piece: Piece | None = None
+    whole: Whole | None = None
     bucket: Bucket | None = None
     position: int = 0
 
     @property
     def numel(self) -> int:
-        """The number of elements."""
+        """The number of elements, of the whole tensor."""
         return int(self.view.facts["numel"])
+
+    @cached_property
+    def cuts(self) -> tuple[tuple[str, Peers], ...]:
+        """The axes that a part was cut along, b, i or j, with the processes that have the other parts."""
+        return () if self.whole is None else tuple((self.view.axis(d), peers) for d, peers in self.whole.cuts)
+
+    def beyond(self, letters: frozenset[str]) -> tuple[Peers, ...]:
+        """The processes that a reduction that removes these axes is to be completed over."""
+        return tuple(peers for letter, peers in self.cuts if letter in letters)
 
 
 @dataclass
@@ -69,9 +78,10 @@ class Version:
 class Bucket:
     """Tensors that one kernel updates in one call: of one program, device and layout, and of any groups.
 
-    `library` computes the values between its stages; `decoded` gives memory for decoded states. Where `resident`,
-    counts and scalars are on the device, and a branch on them has both arms in the kernel. Random bits follow from
-    `seed`.
+    `library` computes the values between its stages; `decoded` gives memory for decoded states. Where
+    `parted`, tensors are parts of others: processes may refuse a step when they meet, so no state is written before.
+    Where `resident`, counts and scalars are on the device, and a branch on them has both arms in the kernel. Random
+    bits follow from `seed`.
     """
 
     program: Program
@@ -81,6 +91,7 @@ class Bucket:
     static: Mapping[str, float]
     library: Library
     decoded: Decoded
+    parted: bool = False
     resident: bool = False
     seed: int = 0
     tensors: list[Tensor] = field(default_factory=list)
@@ -101,7 +112,7 @@ class Bucket:
             if decided:
                 assumed = {place: truth for (place, _), truth in zip(program.predicates, decided, strict=True)}
                 program = compile(program.rule, self.facts[0], self.static, assumed, weights=program.weights)
-            program, layout = scheduled(program, self.layout.of(program))
+            program, layout = scheduled(program, self.layout.of(program), early=not self.parted)
             source, kernel = kernel_of(self.backend, program, layout, self.decoded, partial(self.library.join, axis=0))
             if LEVEL >= 4:
                 print(source, file=sys.stderr)
@@ -114,7 +125,7 @@ class Bucket:
         if version.call is None:
             views = [[t.view for t in self.tensors]] if is_shaped(version.program) else []
             version.call = version.kernel.bind(self.params, self.states, *views)
-            words = [words_of(self.seed, t.number, t.piece) for t in self.tensors]
+            words = [words_of(self.seed, t.number, t.whole and t.whole.piece) for t in self.tensors]
             facts = [{**of_shape, **of_bits} for of_shape, of_bits in zip(self.facts, words, strict=True)]
             if self.resident:
                 version.rows = DeviceScalarRows(version.program, self.groups, facts, self.library)

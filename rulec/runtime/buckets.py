@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from rulec.arrays.piece import Piece
 from rulec.backend import registry
 from rulec.backend.protocol import Backend
 from rulec.compiler.ir import Program
@@ -26,6 +25,7 @@ from rulec.runtime.bucket import Bucket, Tensor
 from rulec.runtime.common import Common
 from rulec.runtime.counts import Counts, DeviceCounts
 from rulec.runtime.hyper import EPS
+from rulec.runtime.partial import Whole
 from rulec.runtime.plan import needs_matrix
 from rulec.runtime.rows import Numbers
 from rulec.runtime.state import state_specs
@@ -113,15 +113,17 @@ class Buckets:
 
     def add(
         self, array: Any, group: int, name: str, tags: frozenset[str], number: int | None, maximize: bool,
-        piece: Piece | None,
+        whole: Whole | None,
     ) -> int:  # fmt: skip
         """Adds a parameter and returns its id. RuleError where the rule does not apply to it and names no other."""
         common = self.common
         dtype, shape = common.arrays.dtype(array), common.arrays.shape(array)
-        rule = self._router.choose(shape, tags, name)
+        of_whole = None if whole is None else whole.shape
+        rule = self._router.choose(of_whole or shape, tags, name)
         number = len(self.tensors) if number is None else number
         common.largest = max(common.largest, math.prod(shape) * ITEM_SIZE[dtype])
-        self.tensors.append(Tensor(array, group, name, rule, matrix_view(shape, rule.view), number, maximize, piece))
+        view = matrix_view(shape, rule.view, of_whole)
+        self.tensors.append(Tensor(array, group, name, rule, view, number, maximize, whole))
         common.shared.make_room(group + 1)
         return len(self.tensors) - 1
 
@@ -176,7 +178,7 @@ class Buckets:
         return Extension(self.common, bucket, tensors, hyper, [self.facts(t) for t in tensors])
 
     def _new_bucket(
-        self, program: Program, layout: Layout, device: str, static: tuple[tuple[str, float], ...]
+        self, program: Program, layout: Layout, device: str, static: tuple[tuple[str, float], ...], parted: bool
     ) -> Bucket:  # fmt: skip
         backend = registry.usable(self._backend or self.common.arrays.backend(device))
         there = getattr(backend, "on_device", False)
@@ -185,7 +187,7 @@ class Buckets:
         library = self.common.arrays.library(device, there)
         decoded = partial(self.common.decoded, device)
         seed = self.common.seed
-        bucket = Bucket(program, layout, device, backend, dict(static), library, decoded, resident, seed)
+        bucket = Bucket(program, layout, device, backend, dict(static), library, decoded, parted, resident, seed)
         if resident or not program.predicates:
             bucket.compiled()
         return bucket
@@ -198,7 +200,7 @@ class Buckets:
 
     def _weights(self, tensor: Tensor) -> str:
         kind = self.storage.weights_of(self.common.arrays.dtype(tensor.array))
-        return kind if tensor.piece is None else kind_of_piece(kind, tensor.piece)
+        return kind if tensor.whole is None else kind_of_piece(kind, tensor.whole.piece)
 
     def _key(self, tensor: Tensor, grad_dtype: str | None, table: Numbers) -> Any:
         dtype = self.common.arrays.dtype(tensor.array)
@@ -206,12 +208,12 @@ class Buckets:
         check_counts(program, {**self.facts(tensor), **static})
         self._check_fits(program, tensor)
         # Blocks are of neighbours in the order of the shape, for kernels and for files.
-        whole = tensor.numel if tensor.piece is None else tensor.piece.numel
-        coded = whole if self.common.arrays.plain(tensor.array) else 0
+        coded = tensor.numel if self.common.arrays.plain(tensor.array) else 0
         states, formats = self.storage.of(program, dtype, coded)
         turned = tensor.view.transposed and is_shaped(program)
         layout = layout_for(program, dtype, grad_dtype, states, tensor.maximize, turned, formats)
-        return program, layout, self.common.arrays.device(tensor.array), tuple(sorted(static.items()))
+        device = self.common.arrays.device(tensor.array)
+        return program, layout, device, tuple(sorted(static.items())), bool(tensor.cuts)
 
     def _check_fits(self, program: Program, tensor: Tensor) -> None:
         function = needs_matrix(program)

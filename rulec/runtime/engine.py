@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rulec.arrays.piece import Piece
 from rulec.backend.protocol import Backend
 from rulec.compiler.layout import array_buffers
 from rulec.compiler.pipeline import compile
@@ -32,6 +31,7 @@ from rulec.runtime.joins import Processes
 from rulec.runtime.launch import Launch
 from rulec.runtime.launching import Launcher
 from rulec.runtime.part import Part, Partitions
+from rulec.runtime.partial import Whole
 from rulec.runtime.rows import Numbers
 from rulec.runtime.step import run
 from rulec.runtime.storage import Storage
@@ -98,17 +98,16 @@ class Engine:
 
     def add(
         self, array: Any, group: int, name: str, tags: frozenset[str] = frozenset(), number: int | None = None,
-        maximize: bool | None = None, piece: Piece | None = None,
+        maximize: bool | None = None, whole: Whole | None = None,
     ) -> int:  # fmt: skip
         """Adds a parameter and returns its id. Its state is allocated at its first gradient.
 
         `tags` are its words for `tagged(...)`. `number`, its id by default, makes its random numbers different from
-        other tensors'. `maximize` is the engine's by default. `piece` says where a part lies in the whole tensor, for
-        random bits and the exemption of small tensors from codes. RuleError where the rule does not apply to it and
-        names no other.
+        other tensors'. `maximize` is the engine's by default. `whole` is the tensor that the parameter is a part of.
+        RuleError where the rule does not apply to it and names no other.
         """
         maximize = self.maximize if maximize is None else maximize
-        return self._homes.add(array, group, name, tags, number, maximize, piece)
+        return self._homes.add(array, group, name, tags, number, maximize, whole)
 
     def replace(self, tensor_id: int, array: Any) -> None:
         """Another array in the place of a parameter, of the same shape and dtype."""

@@ -12,6 +12,7 @@ from rulec.arrays.library import Library
 from rulec.arrays.reductions import REDUCTIONS
 from rulec.compiler.ir import Site
 from rulec.language.node import Op
+from rulec.runtime.partial import Meeting, Partials
 
 Array = np.ndarray[Any, Any]
 
@@ -29,12 +30,13 @@ class Processes:
     """The processes that take part in reductions over the groups and the model of one engine.
 
     `across` reduces with the other processes, or is None. `places` maps a group of this process to its place among all
-    groups; `group_count` is the number of all groups.
+    groups; `group_count` is the number of all groups. `meeting` is for processes that have parts of the same tensors.
     """
 
     across: Across | None = None
     places: Sequence[int] = ()
     group_count: int = 0
+    meeting: Meeting | None = None
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,9 @@ class Join:
     owner: Processes = field(default_factory=Processes)
 
 
-#: A computation that yields where it needs values of other launches, and is sent the result for each of its tensors.
-Joining = Generator[Join, Array, None]
+#: A computation that yields where it needs values of other launches, and is sent the result for each of its tensors;
+#: or where it needs reductions of other parts of its tensors, and is sent them.
+Joining = Generator[Join | Partials, Any, None]
 
 
 def joined(joins: Sequence[Join]) -> list[Any]:

@@ -39,6 +39,11 @@ class Launch:
         """The rule's name."""
         return self.version.program.name
 
+    @property
+    def waits(self) -> bool:
+        """Whether the run needs values of other launches, or of other processes."""
+        return not self.version.plan.alone or (self.version.plan.reduces and self.part.bucket.parted)
+
     def kernel(
         self, stage: int, rows: Rows, fired: Sequence[int] | None, grads: Sequence[Any], scratch: Any
     ) -> Mapping[str, Any]:

@@ -12,6 +12,9 @@ import numpy as np
 from rulec.errors import TensorError
 from rulec.runtime.arrays import Arrays
 from rulec.runtime.bucket import Bucket, Tensor
+from rulec.runtime.partial import Peers
+
+Places = np.ndarray[Any, np.dtype[np.int64]]
 
 #: Tensors with scratch of more elements than this in total are updated one portion after the other.
 _LARGE = 1 << 22
@@ -32,6 +35,7 @@ class Portion:
         self.groups = part.bucket.groups[self.at]
         #: A slice of everything where these are all tensors of the bucket, in order, else None.
         self.whole = slice(None) if self.fired is None else None
+        self._parted: dict[frozenset[str], list[tuple[tuple[Peers, ...], Places]]] = {}
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -39,6 +43,16 @@ class Portion:
     def pick(self, items: Sequence[Any]) -> Sequence[Any]:
         """The items of these tensors, from items for all tensors of the part."""
         return items if self.places is None else [items[i] for i in self.places]
+
+    def parted(self, axes: frozenset[str]) -> list[tuple[tuple[Peers, ...], Places]]:
+        """The places of parts of tensors here, by the processes that a reduction of these axes is completed over."""
+        if axes not in self._parted:
+            found: dict[tuple[Peers, ...], list[int]] = {}
+            for place, tensor in enumerate(self.tensors):
+                if peers := tensor.beyond(axes):
+                    found.setdefault(peers, []).append(place)
+            self._parted[axes] = [(peers, np.array(places)) for peers, places in found.items()]
+        return self._parted[axes]
 
     @cached_property
     def tensors(self) -> list[Tensor]:

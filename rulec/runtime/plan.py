@@ -58,6 +58,8 @@ class Plan:
         self.stored_early = frozenset(name for g in self.gaps if g.projection for name in g.projection.stored)
         self.joins = [n for gap in self.gaps for n in gap.values if n in program.joins]
         self.alone = not self.joins
+        #: Whether anything is reduced.
+        self.reduces = any(stage.reduces for stage in program.stages) or any(n.op.kind is Kind.REDUCE for n in done)
         #: Whether late columns are of groups and the model: then tensors that share a row still do.
         self.late_alike = all(set(self.axes[c.value].letters) <= {"k"} for c in program.late)
         self.scratch = [b.name for b in program.buffers if b.role == "scratch"]

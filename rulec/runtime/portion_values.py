@@ -14,6 +14,7 @@ from rulec.compiler.layout import ITEM_SIZE
 from rulec.language.node import Node
 from rulec.runtime.launch import Launch
 from rulec.runtime.part import Portion
+from rulec.runtime.partial import Peers
 from rulec.runtime.plan import VIEWS
 from rulec.runtime.surroundings import Tiled
 from rulec.runtime.tiles import room_for
@@ -57,7 +58,7 @@ class PortionValues:
         """Scratch buffers and inputs."""
         common, positions = self.launch.common, self.portion.positions
         # Launches that wait for each other run at the same time, so each needs its own scratch.
-        owner = self.portion.bucket.device, None if self.launch.version.plan.alone else id(self.launch.version)
+        owner = self.portion.bucket.device, id(self.launch.version) if self.launch.waits else None
         for name in self.launch.version.plan.scratch:
             dtype = self.layout.dtype(name)
             params = [self.portion.bucket.params[i] for i in positions]
@@ -90,6 +91,10 @@ class PortionValues:
         """The hyper-parameters of a tensor."""
         group = self.groups[i]
         return {name: values[group] for name, values in self.launch.common.hyper.named.items()}
+
+    def parted(self, axes: frozenset[str]) -> list[tuple[tuple[Peers, ...], Array]]:
+        """The places of tensors of which parts are elsewhere, by the processes to reduce these axes over."""
+        return self.portion.parted(axes)
 
     def tensor_number(self, i: int) -> int:
         """The number that makes a tensor's random numbers different from other tensors'."""

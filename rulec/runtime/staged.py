@@ -30,7 +30,7 @@ class Staged:
 
     def run(self) -> Joining:
         """Writes all new values and advances the counts. Yields where it needs values of other launches."""
-        for portion in self.launch.part.portions(self.plan.large and self.plan.alone):
+        for portion in self.launch.part.portions(self.plan.large and not self.launch.waits):
             yield from self._portion(portion)
 
     def _portion(self, portion: Portion) -> Joining:
@@ -43,12 +43,14 @@ class Staged:
             self._give(stage, values, between)
             if index < last:
                 launch.wrote = launch.wrote or any(s.buffer not in plan.scratch for s in stage.stores)
-                between.reduced.update(self._kernel(index, values))
+                yield from between.take(self._kernel(index, values), stage.reduces)
         stays = self._stays(values, between)
         narrow = self._narrow(between, before=True)
         for value in plan.held:
             between.values[value] = self._copied(between.values[value])
-        between.reduced.update(self._last(values, stays))
+        reduced = self._last(values, stays)
+        if reduced:
+            yield from between.take(reduced, stages[-1].reduces)
         yield from between.work_out(plan.gaps[-1])
         self._write_narrow(portion, stays, narrow + self._narrow(between, before=False))
         self._keep_scalars(portion, stays)

@@ -38,8 +38,8 @@ class StateSpec:
         """The shape in memory: the tensor's, or the tensor's with other rows or columns."""
         if self.axes.elementwise:
             return view.shape
-        sides = (self.axes.rows, self.axes.cols)
-        rows, cols = (1 if x is None else int(evaluate_once(x, hyper, facts, {})) for x in sides)
+        sides, here = (self.axes.rows, self.axes.cols), {**facts, "rows": view.rows, "cols": view.cols}
+        rows, cols = (1 if x is None else int(evaluate_once(x, hyper, here, {})) for x in sides)
         return view.kept_shape(rows, cols)
 
     @property

@@ -6,6 +6,7 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 from rulec.compiler.layout import traffic
 from rulec.errors import PartialUpdate, RuleError
@@ -13,6 +14,7 @@ from rulec.runtime.debug import LEVEL
 from rulec.runtime.device_staged import DeviceStaged
 from rulec.runtime.joins import Join, Joining, joined
 from rulec.runtime.launch import Launch
+from rulec.runtime.partial import Partials, completed
 from rulec.runtime.staged import Staged
 
 
@@ -21,13 +23,13 @@ def run(launches: Sequence[Launch]) -> None:
 
     PartialUpdate where a later launch fails after an earlier one has written.
     """
-    joining = [launch for launch in launches if not launch.version.plan.alone]
+    waiting = [launch for launch in launches if launch.waits]
     done: list[Launch] = []
     try:
-        if joining:
-            _run_together(joining, done)
+        if waiting:
+            _run_together(waiting, done)
         for launch in launches:
-            if launch.version.plan.alone:
+            if not launch.waits:
                 for _ in _written(launch):
                     raise RuleError(f"{launch.name} needs a value of the whole model that no other tensor has")
                 done.append(launch)
@@ -84,28 +86,42 @@ def _written(launch: Launch) -> Joining:
 
 
 def _run_together(launches: Sequence[Launch], done: list[Launch]) -> None:
-    """Runs launches that share reductions: all of them up to one reduction, then all up to the next."""
-    programs = [launch.version.program for launch in launches]
+    """Runs launches that share reductions: all of them up to one reduction, then all up to the next.
+
+    Reductions of parts of tensors come first: what launches wait for of other processes is completed together.
+    """
+    joining = [not launch.version.plan.alone for launch in launches]
+    programs = [launch.version.program for launch, joins in zip(launches, joining, strict=True) if joins]
     if len({tuple((n.op, n.arg, program.sites[n]) for n in program.joins) for program in programs}) > 1:
         raise _differ(launches)
     running = [_written(launch) for launch in launches]
     try:
-        waiting: list[Join | None] = [next(steps, None) for steps in running]
+        waiting: list[Join | Partials | None] = [next(steps, None) for steps in running]
         while any(waiting):
-            joins = [join for join in waiting if join is not None]
-            if len(joins) < len(waiting) or len({(j.site, j.op, j.level) for j in joins}) > 1:
-                raise _differ(launches)
-            results = joined(joins)
-            waiting = []
-            for launch, steps, result in zip(launches, running, results, strict=True):
+            partials = {i: wait for i, wait in enumerate(waiting) if isinstance(wait, Partials)}
+            if partials:
+                meeting = launches[0].common.processes.meeting
+                assert meeting is not None
+                results = dict(zip(partials, completed([*partials.values()], meeting), strict=True))
+            else:
+                results = _joined(launches, joining, waiting)
+            for i, result in results.items():
                 try:
-                    waiting.append(steps.send(result))
+                    waiting[i] = running[i].send(result)
                 except StopIteration:
-                    waiting.append(None)
-                    done.append(launch)
+                    waiting[i] = None
+                    done.append(launches[i])
     finally:
         for steps in running:
             steps.close()
+
+
+def _joined(launches: Sequence[Launch], joining: Sequence[bool], waiting: Sequence[Any]) -> dict[int, Any]:
+    """The result of the next reduction over tensors, for each launch that has such reductions."""
+    joins = {i: wait for i, wait in enumerate(waiting) if wait is not None}
+    if len(joins) < sum(joining) or len({(j.site, j.op, j.level) for j in joins.values()}) > 1:
+        raise _differ(launches)
+    return dict(zip(joins, joined([*joins.values()]), strict=True))
 
 
 def _differ(launches: Sequence[Launch]) -> RuleError:

@@ -15,6 +15,7 @@ from rulec.compiler.ir import Axes
 from rulec.compiler.scalars import evaluate_once
 from rulec.language.node import Node, Op, is_boolean
 from rulec.runtime.joins import Processes
+from rulec.runtime.partial import Peers
 from rulec.runtime.plan import Plan
 
 Array = np.ndarray[Any, Any]
@@ -53,7 +54,8 @@ class Surroundings(Protocol):
     """The sources of a launch's values, for each fired tensor by its place among them.
 
     `column` gives a column of the scalar table. `known` gives a Python number where the host knows it, else the result
-    of `Library.at`. `room` gives the bytes allowed on the way. `fill_noise` is the backend's, or None.
+    of `Library.at`. `parted` groups the places of parts by the processes that complete a reduction of these axes.
+    `room` gives the bytes allowed on the way. `fill_noise` is the backend's, or None.
     """
 
     @property
@@ -78,6 +80,7 @@ class Surroundings(Protocol):
     def hyper(self, i: int) -> Mapping[str, float]: ...
     def tensor_number(self, i: int) -> int: ...
     def known(self, value: Node, numbers: Any, i: int) -> Any: ...
+    def parted(self, axes: frozenset[str]) -> list[tuple[tuple[Peers, ...], Array]]: ...
 
 
 class InTiles(Surroundings, Protocol):

@@ -60,7 +60,7 @@ class Across:
     def __reduce__(self) -> Any:
         raise RulecError("an optimizer with reduce_over belongs to its processes: copy its state_dict() instead")
 
-    def begin(self) -> None:
+    def open(self) -> None:
         """Begins a step, in which all processes must come to agree."""
         self._agreed = False
 

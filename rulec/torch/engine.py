@@ -11,8 +11,8 @@ from rulec.runtime.joins import Processes
 from rulec.torch.entries import GroupRule
 from rulec.torch.group_rules import Groups, live_values, seed_of, table_of
 from rulec.torch.interface import Interface
+from rulec.torch.meshes import whole_of
 from rulec.torch.options import Options
-from rulec.torch.placed import part_here
 from rulec.torch.residence import Residence
 from rulec.torch.routes import Route
 from rulec.torch.tensors import TorchArrays, real_view
@@ -32,7 +32,7 @@ class TorchEngine(Engine):
         super().__init__(
             group_rule.rule, TorchArrays(), options.backend, state_dtypes_of(group_rule, options),
             seed=options.seed or seed_of(groups), resident=residence.asked,
-            processes=Processes(options.across, indices, len(groups)), weights=options.weights,
+            processes=Processes(options.across, indices, len(groups), options.meeting), weights=options.weights,
         )  # fmt: skip
         self.group_rule, self.indices, self.published = group_rule, indices, 0
         self.take_numbers(groups, residence)
@@ -72,8 +72,8 @@ def add_parameters(
     for place, route in enumerate(routes):
         engine, column = of_group[route.group]
         array, maximize = real_view(route.param), group_rules[route.group].maximize
-        piece = part_here(route.param)
-        homes.append((engine, engine.add(array, column, route.name, route.tags, place, maximize, piece)))
+        whole = whole_of(route.param)
+        homes.append((engine, engine.add(array, column, route.name, route.tags, place, maximize, whole)))
     return homes
 
 

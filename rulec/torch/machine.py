@@ -177,6 +177,8 @@ class Machine:
             return False
         if self.options.across is not None:
             self.options.across.agree(launches, len(self._snapshot.sizes), bool(self.interface.shared))
+        if self.options.meeting is not None:
+            self.options.meeting.begin(plan, launches)
         try:
             self.writer.write(launches, plan.written)
         finally:
@@ -192,6 +194,8 @@ class Machine:
             return
         if self.options.across is not None:
             raise RulecError("a step with reduce_over waits for other processes, and cannot be captured")
+        if self.options.meeting is not None:
+            raise RulecError("a step that reduces DTensors waits for other processes, and cannot be captured")
         changed = self._group_states is not None and self._group_states.changed(groups)
         self.residence.check_capture(
             NEW_TENSORS if plan is None else NEW_NUMBERS if changed else

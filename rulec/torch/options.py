@@ -17,6 +17,7 @@ from rulec.language.source import did_you_mean
 from rulec.torch.across import Across
 from rulec.torch.fake import ShapesBackend, is_fake
 from rulec.torch.interface import Interface, StateDtype
+from rulec.torch.meshes import Meeting
 from rulec.torch.placed import is_flat, is_split, place_of
 from rulec.torch.tensors import DTYPES
 
@@ -29,7 +30,8 @@ class Options:
     """What belongs to the whole optimizer: dtypes and formats of states by name (`""`: all), and the backend asked for.
 
     `capturable` asks for step counts and scalars on the device, where groups do not say it; `across` are the processes
-    over which values of groups and the model are taken. `weights` is the kind of parameters of 16 bits in memory, of
+    over which values of groups and the model are taken, and `meeting` is for processes with parts of the same tensors,
+    None where none are reduced. `weights` is the kind of parameters of 16 bits in memory, of
     `rulec.compiler.weights`, and `seed` that of its random numbers where no rule draws any.
     """
 
@@ -37,6 +39,7 @@ class Options:
     backend: str | Backend | None = None
     capturable: bool = False
     across: Across | None = None
+    meeting: Meeting | None = None
     weights: str = ""
     seed: int = 0
 
@@ -84,7 +87,7 @@ def options_of(interface: Interface, values: dict[str, Any]) -> Options:
     seed = 0 if interface.draws else checked_seed(values.pop("seed"))
     if seed and weights != "stochastic":
         raise HyperError(f"{interface.name} draws no random numbers for seed={seed}: leave it out")
-    return Options(state_dtypes, backend, capturable, None if across is None else Across(across), weights, seed)
+    return Options(state_dtypes, backend, capturable, None if across is None else Across(across), None, weights, seed)
 
 
 def _state_dtypes(interface: Interface, state_dtype: StateDtype) -> dict[str, str]:

@@ -1,11 +1,13 @@
 """DTensors: parameters of which this process may have a part only.
 
-Kernels see the part, and a state of its shape lies where its parameter does. So a rule that looks at one element at a
-time gives the same as on a whole tensor; other rules are refused for split tensors.
+Kernels see the part, and a state of its shape lies where its parameter does. A rule that looks at one element at a time
+gives the same as on a whole tensor. Reductions of parts are completed over the processes that have the other parts.
+Rules that need a whole matrix, or random numbers, are refused for split tensors.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rulec.arrays.piece import Piece, piece_of
+from rulec.compiler.view import MatrixView, matrix_view
 from rulec.errors import RulecError, StateMismatch, TensorError
 from rulec.language.node import Kind, Node, Op, walk
 from rulec.language.rule import Rule
@@ -43,12 +46,10 @@ def is_split(tensor: Any) -> bool:
     return is_placed(tensor) and any(not placement.is_replicate() for placement in tensor.placements)
 
 
-def part_here(param: Any) -> Piece | None:
-    """The part of a split parameter in this process; None for a whole one.
-
-    Where `place_of` knows no place of the part, the piece has that of the whole.
+def part_here(param: Any) -> Piece:
+    """The part of a split parameter in this process; where no piece says its place, that of the whole.
     """
-    return (place_of(param) or Piece(param.numel())) if is_split(param) else None
+    return place_of(param) or Piece()
 
 
 def place_of(param: Any) -> Piece | None:
@@ -56,7 +57,7 @@ def place_of(param: Any) -> Piece | None:
     part, mesh = part_of(param).shape, param.device_mesh
     coordinate = mesh.get_coordinate()
     if coordinate is None or not all(part):
-        return Piece(param.numel())
+        return Piece()
     indices = [_indices(param, axis, coordinate) for axis in range(param.dim())]
     ranges = all(len(chosen) == n and chosen[-1] - chosen[0] == n - 1 for chosen, n in zip(indices, part, strict=True))
     return piece_of(param.shape, part, [chosen[0] for chosen in indices]) if ranges else None
@@ -89,19 +90,37 @@ def address_of(params: Sequence[Tensor]) -> Callable[[Tensor], int]:
 
 
 def check_placed(param: Any, rule: Rule, name: str) -> None:
-    """TensorError for a split parameter whose rule would have to see more than the part here."""
+    """TensorError for a split parameter whose rule would have to see more than parts and their reductions."""
     if not is_split(param):
         return
     if any(placement.is_partial() for placement in param.placements):
         raise TensorError(f"{name} is a DTensor of summands that were not added: redistribute it first")
-    parts = [*walk(rule.expressions), *walk([rule.applies_to] if rule.applies_to is not None else [])]
-    if any(n.op.kind in (Kind.REDUCE, Kind.MATRIX, Kind.RANDOM) for n in parts) or _OF_SHAPE & {
-        str(n.arg) for n in parts if n.op in (Op.NAME, Op.FACT)
-    }:
-        raise TensorError(
-            f"{name} is a DTensor of which each process has a part, and {rule.name} does not look at every element by "
-            f"itself: keep it whole on every process, or choose an elementwise rule"
-        )
+    for part in walk(rule.expressions):
+        if part.op.kind in (Kind.MATRIX, Kind.RANDOM):
+            raise TensorError(
+                f"{name} is a DTensor of which each process has a part, and {rule.name} needs the whole matrix for "
+                f"{part.op.symbol}: keep it whole on every process, or choose a rule of elements, rows and columns"
+            )
+    if any(state.per in ("row", "col") for state in rule.state.values()):
+        _check_joined(param, rule, name)
+
+
+def _check_joined(param: Any, rule: Rule, name: str) -> None:
+    """TensorError where states of rows or columns that the rule joins of several dimensions would be no even parts."""
+    view, mesh = matrix_view(tuple(param.shape), rule.view), param.device_mesh
+    for axis, placement in enumerate(param.placements):
+        cut = None if placement.is_replicate() else placement.dim % param.dim()
+        for joined in view.axes:
+            if len(joined) > 1 and cut in joined and (cut != min(joined) or param.shape[cut] % mesh.size(axis)):
+                raise TensorError(
+                    f"{name} is a DTensor cut along dimension {cut}, which {rule.name} joins with others, so that its "
+                    f"states would be no even parts: cut dimension {min(set(range(param.dim())) - {*joined}, default=0)}"
+                )
+
+
+def reduces(rule: Rule) -> bool:
+    """Whether a rule has a value that several elements of a tensor, a group or the model give together."""
+    return any(part.op.kind is Kind.REDUCE for part in walk(rule.expressions))
 
 
 def is_flat(tensor: Any) -> bool:
@@ -151,23 +170,50 @@ def check_gradient(grad: Any, param: Any, name: str) -> None:
         )
 
 
-def as_placed(state: Tensor, param: Any) -> Tensor:
-    """A state in the shape of a parameter's part here, as a tensor with the parameter's placement."""
-    if not state.dim() or state.shape != part_of(param).shape:
+def as_placed(state: Tensor, param: Any, view: MatrixView, letters: str) -> Tensor:
+    """A state of a parameter's part here as a DTensor, cut as its parameter is along the axes that it has.
+
+    `view` is that of the part, and `letters` are the axes of the state, as `i` for a number of each row.
+    """
+    if not is_placed(param) or not state.dim():
         return state
-    return as_part(state, param.shape, param.stride(), param)
+    if {"i", "j"} <= {*letters}:
+        same = state.shape == part_of(param).shape
+        return as_part(state, param.shape, param.stride(), param) if same else state
+    whole = view.whole or view
+    shape = whole.kept_shape(whole.rows if "i" in letters else 1, whole.cols if "j" in letters else 1)
+    stride = [math.prod(shape[place + 1 :]) for place in range(len(shape))]
+    placements = [_kept(placement, view, letters, len(shape)) for placement in param.placements]
+    return as_part(state, shape, stride, param, placements)
 
 
-def as_part(here: Tensor, shape: Sequence[int], stride: Sequence[int], param: Any) -> Tensor:
-    """What this process has of a tensor with this shape and stride, as a tensor placed as a parameter."""
+def as_part(
+    here: Tensor, shape: Sequence[int], stride: Sequence[int], param: Any, placements: Sequence[Any] = ()
+) -> Tensor:
+    """What this process has of a tensor with this shape and stride, as a DTensor over the mesh of a parameter.
+
+    It is placed as the parameter, unless `placements` say otherwise.
+    """
     if not is_placed(param):
         return here
     kind: Any = sys.modules[_MODULE].DTensor
-    size = torch.Size(shape)
+    size, chosen = torch.Size(shape), tuple(placements) or param.placements
     placed: Tensor = kind.from_local(
-        here, param.device_mesh, param.placements, run_check=False, shape=size, stride=tuple(stride)
+        here, param.device_mesh, chosen, run_check=False, shape=size, stride=tuple(stride)
     )
     return placed
+
+
+def _kept(placement: Any, view: MatrixView, letters: str, dims: int) -> Any:
+    """The placement of a state with these axes and so many dimensions, from its parameter's."""
+    if placement.is_replicate():
+        return placement
+    axis = view.axis(placement.dim)
+    if axis not in letters:
+        return sys.modules[_MODULE].Replicate()
+    dim = placement.dim if axis == "b" else dims - (2 if axis == "i" else 1)
+    split = getattr(placement, "split_factor", None)
+    return type(placement)(dim) if split is None else type(placement)(dim, split_factor=split)
 
 
 def saved_part(value: Any, param: Any, name: str) -> Tensor:

@@ -178,14 +178,18 @@ class Buffers:
         others = {name: value for name, value in saved.items() if not {name, name.removesuffix(_SCALE)} & names}
         return others | {name: self._shown(place, name, torch.as_tensor(array)) for name, array in arrays.items()}
 
-    def _shown(self, place: int, name: str, state: Tensor) -> Tensor:
-        """An array of a state, by torch's name, with its parameter's placement where it has the parameter's shape."""
+    def _shown(self, place: int, name: str, outside: str, state: Tensor) -> Tensor:
+        """An array of a state, by the rule's name and by torch's: a DTensor where its parameter is one."""
         param = self._routes[place].param
-        form = self.formats(place).get(name)
-        if name.endswith(_SCALE) or (form is not None and form.bits != 8):  # for runs of elements here
+        form = self.formats(place).get(outside)
+        if outside.endswith(_SCALE) or (form is not None and form.bits != 8):  # for runs of elements here
             return state
         paired = param.is_complex() and state.is_floating_point() and state.dim() > param.dim()
-        return as_placed(torch.view_as_complex(state) if paired else state, param)
+        engine, tensor_id = self._homes[place]
+        tensor = engine.tensors[tensor_id]
+        axes = {} if tensor.bucket is None else {b.name: b.axes.letters for b in tensor.bucket.program.states}
+        shown = torch.view_as_complex(state) if paired else state
+        return as_placed(shown, param, tensor.view, axes.get(name, "bij"))
 
     def formats(self, place: int) -> dict[str, Format]:
         """The formats of a parameter's states in codes, under torch's names; empty before its first step."""
@@ -255,7 +259,7 @@ class Buffers:
         for name, value in self.written(place).items():
             if name != "step" or self._counted(place):
                 outside = entry.outside(name, route.routed)
-                buffers[outside] = self._shown(place, outside, value)
+                buffers[outside] = self._shown(place, name, outside, value)
         return buffers
 
     def _counted(self, place: int) -> bool:

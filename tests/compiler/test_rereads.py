@@ -85,7 +85,7 @@ def states_in(program: Program, dtype: str) -> dict[str, str]:
 def follow(monkeypatch: pytest.MonkeyPatch, rule: rulec.Rule, backend: str, way: int) -> None:
     """Three steps with every program scheduled that way, against the reference, which knows no stages."""
 
-    def one_way(program: Program, layout: Layout) -> tuple[Program, Layout]:
+    def one_way(program: Program, layout: Layout, early: bool = True) -> tuple[Program, Layout]:
         found = ways(program, layout)
         chosen = verify(found[min(way, len(found) - 1)], "choose_rereads")
         return chosen, layout.of(chosen)
@@ -181,7 +181,7 @@ def test_narrow_states_are_rounded_once(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(
             bucket_module,
             "scheduled",
-            lambda p, l, way=way: (q := ways(p, l)[way], l.of(q)),  # noqa: E741
+            lambda p, l, way=way, **_: (q := ways(p, l)[way], l.of(q)),  # noqa: E741
         )
         now = [np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)]
         optimizer = Optimizer(RULES["joined"], now, "numpy", state_dtype="bfloat16")

@@ -32,6 +32,11 @@ def scope_of_rule(rule: Rule) -> str:
 
 def check_rules(optimizer: RuleOptimizer | Partitioned) -> None:
     """RuleError where a parameter's rule cannot be run inside the backward pass."""
+    if isinstance(optimizer, RuleOptimizer) and optimizer._options.meeting is not None:
+        raise RuleError(
+            f"{optimizer.interface.name} reduces DTensors over their processes, which would have to meet for each "
+            f"gradient: use the optimizer itself, or an elementwise rule"
+        )
     for rule in rules_of(optimizer):
         if rule.inputs:
             raise RuleError(

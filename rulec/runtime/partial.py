@@ -1,0 +1,93 @@
+"""Reductions of tensors of which every process has a part: the parts' results, reduced once more over processes.
+
+The processes of a mesh cut a tensor along its dimensions. A reduction that removes an axis is complete once the results
+of the processes along it are reduced. What several launches wait for travels together: one message for each operation
+and each dimension of the mesh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from rulec.arrays.library import Library
+from rulec.arrays.piece import Piece
+from rulec.language.node import Op
+
+Array = np.ndarray[Any, Any]
+
+
+class Peers(Protocol):
+    """The processes along one dimension of a mesh. Each has other parts of the same tensors."""
+
+    def reduce(self, op: Op, numbers: Any) -> Any:
+        """A vector in float64, reduced place by place over these processes; the same bits in all of them."""
+        ...
+
+
+@dataclass(frozen=True)
+class Whole:
+    """The tensor that an array is a part of: its shape, and for each cut the dimension and the processes along it.
+
+    `piece` says where the elements of the part lie in the whole.
+    """
+
+    shape: tuple[int, ...]
+    cuts: tuple[tuple[int, Peers], ...]
+    piece: Piece
+
+
+@dataclass(frozen=True)
+class Partial:
+    """Results over the parts here, an array in float64, and the processes to reduce them over, one after the other."""
+
+    op: Op
+    values: Any
+    peers: tuple[Peers, ...]
+
+
+@dataclass(frozen=True)
+class Partials:
+    """What a launch waits for; it is sent the completed values of each."""
+
+    parts: Sequence[Partial]
+    library: Library
+
+
+class Meeting(Protocol):
+    """What processes say to one another in a step, beside their numbers."""
+
+    def reduce(self, op: Op, peers: Peers, numbers: Any) -> Any:
+        """`peers.reduce`, and what is to be said."""
+        ...
+
+    def close(self) -> None:
+        """Ends a round of reductions. RulecError, in all processes, where they do not agree on the step."""
+        ...
+
+
+def completed(waiting: Sequence[Partials], meeting: Meeting) -> list[list[Any]]:
+    """The completed values of everything that is waited for.
+
+    Every process has the same tensors in the same order, so all send the same messages in the same order.
+    """
+    parts = [part for partials in waiting for part in partials.parts]
+    libraries = [partials.library for partials in waiting for _ in partials.parts]
+    values = [part.values for part in parts]
+    ways = dict.fromkeys((part.op, peers) for part in parts for peers in part.peers)
+    for op, peers in ways:
+        places = [i for i, part in enumerate(parts) if part.op is op and peers in part.peers]
+        library = libraries[places[0]]
+        flat = [library.numbers(values[i]).reshape(-1) for i in places]
+        whole = meeting.reduce(op, peers, library.join(flat, 0) if len(flat) > 1 else flat[0])
+        begin = 0
+        for i, sent in zip(places, flat, strict=True):
+            shape = tuple(values[i].shape)
+            values[i] = libraries[i].numbers(whole[begin : begin + len(sent)]).reshape(shape)
+            begin += len(sent)
+    meeting.close()
+    results = iter(values)
+    return [[next(results) for _ in partials.parts] for partials in waiting]

@@ -1,0 +1,217 @@
+"""The processes of DTensors: reductions over the dimensions of a mesh, and steps that all processes agree on."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rulec.errors import HyperError, RulecError
+from rulec.language.node import Op
+from rulec.language.rule import Rule
+from rulec.runtime.launch import Launch
+from rulec.runtime.partial import Peers, Whole
+from rulec.torch.fake import is_fake
+from rulec.torch.placed import is_split, part_here, reduces
+
+_OPS = {Op.SUM: "SUM", Op.MIN: "MIN", Op.MAX: "MAX"}
+
+
+@dataclass(frozen=True)
+class MeshPeers:
+    """The processes along one dimension of a mesh: a process group that this process belongs to."""
+
+    group: Any
+
+    def reduce(self, op: Op, numbers: Any) -> Any:
+        """A vector in float64 reduced over the processes: a tensor on its device, or an array of NumPy's."""
+        if is_fake(numbers):
+            return numbers
+        sent = numbers.clone() if isinstance(numbers, Tensor) else torch.from_numpy(np.array(numbers, np.float64))
+        here = sent.to(self._device)
+        torch.distributed.all_reduce(here, getattr(torch.distributed.ReduceOp, _OPS[op]), group=self.group)
+        return here.to(sent.device) if isinstance(numbers, Tensor) else here.cpu().numpy()
+
+    @property
+    def _device(self) -> torch.device:
+        nccl = torch.distributed.get_backend(self.group) == "nccl"
+        return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
+
+
+def whole_of(param: Any) -> Whole | None:
+    """What the part of a DTensor here is a part of; None for a tensor that this process has whole."""
+    if not is_split(param):
+        return None
+    mesh = param.device_mesh
+    cuts = [
+        (placement.dim % param.dim(), MeshPeers(mesh.get_group(axis)))
+        for axis, placement in enumerate(param.placements)
+        if not placement.is_replicate() and mesh.size(axis) > 1
+    ]
+    return Whole(tuple(param.shape), tuple(cuts), part_here(param))
+
+
+#: One message: an operation, the processes it is over, and how many numbers it has.
+Message = tuple[Op, Peers, int]
+
+
+class Meeting:
+    """The agreement of processes on every step in which parts of tensors are reduced together.
+
+    The first message of a step to each set of processes ends with three words: how many processes refuse the step, how
+    many take another step than the one before, and how many there are. Where one refuses, or not all take the other
+    step, all raise RulecError, and nothing is written. Another step is compared before it begins.
+    """
+
+    def __init__(self, peers: Sequence[Peers]) -> None:
+        self.peers = [*dict.fromkeys(peers)]
+        #: The messages of the first round of the step before.
+        self._expected: list[Message] = []
+        self._digest: int | None = None
+        self._crc = 0
+        self._step: tuple[Any, ...] = ()
+        self._words = np.zeros(3)
+        self._open = self._agreed = False
+        self._sent: list[Message] = []
+
+    def __reduce__(self) -> Any:
+        raise RulecError("an optimizer of DTensors belongs to its processes: copy its state_dict() instead")
+
+    # A step
+
+    def open(self) -> None:
+        """Opens a step: until its first round is over this process may refuse it."""
+        self._open, self._agreed, self._sent = True, False, []
+        self._words = np.array([0.0, 0.0, 1.0])
+
+    def begin(self, plan: Any, launches: Sequence[Launch]) -> None:
+        """Begins the opened step with these launches; RulecError where another process takes another step."""
+        digest = self._digest_of(plan, launches)
+        if digest != self._digest:
+            if self._digest is not None:
+                self._words[1] = 1.0
+                self._replay()
+                self._check()
+            self._compare(digest)
+            self._expected = [(Op.SUM, peers, 0) for peers in self.peers]
+            self._digest, self._agreed = digest, True
+        elif not any(count for _, _, count in self._expected):
+            self._replay()
+            self._check()
+            self._agreed = True
+
+    def refuse(self) -> None:
+        """Tells the other processes, where they wait, that this one takes no step."""
+        if not self._open:
+            return
+        self._open = False
+        self._words[0] = 1.0
+        if self._digest is None:
+            self._compared(0.0, refuses=True)
+        else:
+            self._replay()
+
+    # Rounds of reductions
+
+    def reduce(self, op: Op, peers: Peers, numbers: Any) -> Any:
+        """A vector in float64 reduced over some processes."""
+        if not self._open:
+            return peers.reduce(op, numbers)
+        self._sent.append((op, peers, len(numbers)))
+        if op is not Op.SUM or self._agreed:
+            return peers.reduce(op, numbers)
+        return self._with_words(peers, numbers)
+
+    def close(self) -> None:
+        """Ends a round. At the end of the first, RulecError where the processes do not agree."""
+        if not self._open:
+            return
+        told = {peers for op, peers, _ in self._sent if op is Op.SUM}
+        for peers in self.peers:
+            if peers not in told:
+                self.reduce(Op.SUM, peers, np.zeros(0))
+        self._open, self._expected = False, self._sent
+        if not self._agreed:
+            self._check()
+
+    def _with_words(self, peers: Peers, numbers: Any) -> Any:
+        there = isinstance(numbers, Tensor)
+        words: Any = torch.from_numpy(self._words).to(numbers.device) if there else self._words
+        result = peers.reduce(Op.SUM, torch.cat([numbers, words]) if there else np.concatenate([numbers, words]))
+        self._words = result[-3:].cpu().numpy() if there else result[-3:]
+        return result[:-3]
+
+    def _replay(self) -> None:
+        """Sends the messages that processes expect that take the step before once more, without numbers."""
+        for op, peers, count in self._expected:
+            if op is Op.SUM:
+                self._with_words(peers, np.zeros(count))
+            else:
+                peers.reduce(op, np.zeros(count))
+
+    # Agreement
+
+    def _check(self) -> None:
+        """RulecError unless all processes take a step, and all or none of them another one than before."""
+        refused, changed, there = self._words
+        if refused:
+            self._open = False
+            raise RulecError("another process takes no step, for an error of its own: see there; nothing was changed")
+        if changed not in (0.0, there):
+            self._open = False
+            raise _other_step()
+        self._words = np.array([0.0, 0.0, 1.0])
+
+    def _compare(self, digest: int) -> None:
+        """RulecError unless all processes begin the step of this digest."""
+        least, most, refused = self._compared(float(digest), refuses=False)
+        if refused:
+            self._open = False
+            raise RulecError("another process takes no step, for an error of its own: see there; nothing was changed")
+        if least != most:
+            self._open = False
+            raise _other_step()
+
+    def _compared(self, digest: float, refuses: bool) -> tuple[float, float, float]:
+        """The least and largest digest of all processes, and whether any refuses."""
+        words = np.array([-np.inf, -np.inf, 1.0] if refuses else [-digest, digest, 0.0])
+        for peers in self.peers:
+            words = peers.reduce(Op.MAX, words)
+        return -float(words[0]), float(words[1]), float(words[2])
+
+    def _digest_of(self, plan: Any, launches: Sequence[Launch]) -> int:
+        """A number of what a step updates, and by which programs: the same in processes that take the same step."""
+        step = (plan, *(x for launch in launches for x in (launch.version, launch.part)))
+        if len(step) != len(self._step) or any(a is not b for a, b in zip(step, self._step, strict=True)):
+            programs = [(launch.version.program, launch.part.positions) for launch in launches]
+            told = [(p.name, [r.name for s in p.stages for r in s.reduces], at) for p, at in programs]
+            self._crc = zlib.crc32(repr((plan.chosen, told)).encode())
+            self._step = step
+        return self._crc
+
+
+def meeting_of(routed: Iterable[tuple[Any, Rule]], before: Meeting | None, across: bool) -> Meeting | None:
+    """The meeting for parameters with these rules: the one before, with all processes; None where none need to meet.
+
+    HyperError where `across`, which takes the values of groups and the model over processes, would count parts again.
+    """
+    wholes = [whole_of(param) for param, rule in routed if reduces(rule)]
+    peers = [peers for whole in wholes if whole is not None for _, peers in whole.cuts]
+    if peers and across:
+        raise HyperError("reduce_over is for tensors of one process each, and DTensors are reduced without: leave it out")
+    if before is None:
+        return Meeting(peers) if peers else None
+    before.peers = [*dict.fromkeys([*before.peers, *peers])]
+    return before
+
+
+def _other_step() -> RulecError:
+    return RulecError(
+        "the processes have gradients of other tensors, or other rules: give every process the gradients of the same "
+        "tensors; nothing was changed"
+    )

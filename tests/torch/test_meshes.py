@@ -1,0 +1,281 @@
+"""Rules over DTensors: the numbers of one process, counted messages, and steps that all processes agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+import rulec
+import rulec.torch
+from rulec.errors import HyperError, RuleError, RulecError, TensorError
+from rulec.torch.meshes import MeshPeers
+from tests.torch.eager.processes import together
+
+#: Uneven parts, a part that is empty, a vector, and several matrices.
+SHAPES = {"w": (7, 5), "b": (6,), "tall": (12, 4), "thin": (1, 3), "batch": (3, 4, 6)}
+
+COMPOSED = {
+    "clip >> lamb": lambda: rulec.load("clip_by_global_norm") >> rulec.load("lamb"),
+    "lamb + decay": lambda: rulec.load("lamb") + rulec.load("decay"),
+    "clip >> adafactor": lambda: rulec.load("clip_by_global_norm") >> rulec.load("adafactor"),
+    "skip >> lars": lambda: rulec.load("skip_not_finite") >> rulec.load("lars"),
+}
+
+#: Rules of each kind of reduction, and how many messages a step takes at most: on a mesh of one dimension.
+EVERYDAY = {
+    "adamw": 0, "lamb": 1, "prodigy": 1, "clip >> lamb": 2, "adafactor": 3, "came": 5, "sm3": 2, "adam_mini": 1,
+    "cautious_adamw": 1, "skip >> lars": 2,
+}  # fmt: skip
+
+#: Rules whose states are of columns that several dimensions are joined to.
+JOINING = ("sm3",)
+
+
+def kind_of(name: str) -> Any:
+    return rulec.torch.optimizer(COMPOSED[name]() if name in COMPOSED else name)
+
+
+def draws(seed: int) -> dict[str, torch.Tensor]:
+    made = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=made) for name, shape in SHAPES.items()}
+
+
+@contextmanager
+def refused(kind: type[Exception], words: str) -> Iterator[None]:
+    with pytest.raises(kind, match=words):
+        yield
+
+
+class Twins:
+    """The same parameters whole, and as DTensors, each with an optimizer."""
+
+    def __init__(self, name: str, mesh: Any, placements: Sequence[Any], **keywords: Any) -> None:
+        self.mesh, self.placements = mesh, placements
+        self.whole = {n: nn.Parameter(x) for n, x in draws(0).items()}
+        self.parts = {n: nn.Parameter(self.place(x)) for n, x in draws(0).items()}
+        keywords = {"lr": 0.01, "backend": "c", **keywords}
+        self.alone = kind_of(name)([*self.whole.items()], **keywords)
+        self.optimizer = kind_of(name)([*self.parts.items()], **keywords)
+
+    def place(self, tensor: torch.Tensor) -> DTensor:
+        dims = tensor.dim()
+        cut = [Shard(min(p.dim, dims - 1) if p.dim >= 0 else dims - 1) if p.is_shard() else p for p in self.placements]
+        return distribute_tensor(tensor.detach().clone(), self.mesh, cut)
+
+    def give(self, seed: int) -> None:
+        for name, grad in draws(seed).items():
+            self.whole[name].grad, self.parts[name].grad = grad, self.place(grad)
+
+    def step(self, seed: int) -> None:
+        self.give(seed)
+        self.alone.step()
+        self.optimizer.step()
+
+    def check(self) -> None:
+        """Parameters and states, put together of their parts, are those of one process."""
+        for name, param in self.whole.items():
+            torch.testing.assert_close(self.parts[name].full_tensor(), param.detach(), rtol=1e-6, atol=1e-7)  # type: ignore[attr-defined]
+            ours, theirs = self.optimizer.state[self.parts[name]], self.alone.state[param]
+            assert ours.keys() == theirs.keys()
+            for state, value in theirs.items():
+                got = ours[state].full_tensor() if isinstance(ours[state], DTensor) else ours[state]
+                torch.testing.assert_close(
+                    got, value, rtol=1e-6, atol=1e-7, msg=lambda text, at=f"{state} of {name}": f"{at}: {text}"
+                )
+
+
+@contextmanager
+def counted() -> Iterator[list[int]]:
+    """The number of numbers in each message that is sent."""
+    sent: list[int] = []
+    reduce = MeshPeers.reduce
+
+    def counting(self: MeshPeers, op: Any, numbers: Any) -> Any:
+        sent.append(len(numbers))
+        return reduce(self, op, numbers)
+
+    MeshPeers.reduce = counting  # type: ignore[method-assign]
+    try:
+        yield sent
+    finally:
+        MeshPeers.reduce = reduce  # type: ignore[method-assign]
+
+
+def steps_of(rank: int, names: Sequence[str], placements: Sequence[Sequence[Any]], shape: Sequence[int]) -> None:
+    mesh = init_device_mesh("cpu", tuple(shape), mesh_dim_names=("a", "b")[: len(shape)])
+    for name in names:
+        for placed in placements:
+            if name in JOINING and any(p.is_shard() and p.dim < 0 for p in placed):
+                with refused(TensorError, "joins with others, so that its states would be no even parts"):
+                    Twins(name, mesh, placed)
+                continue
+            twins = Twins(name, mesh, placed)
+            for seed in (1, 2, 3):
+                with counted() as sent:
+                    twins.step(seed)
+            twins.check()
+            cut = sum(not p.is_replicate() for p in placed)
+            assert len(sent) <= EVERYDAY.get(name, 6) * cut, (name, placed, sent)
+
+
+LINES = ([Shard(0)], [Shard(-1)], [Replicate()])
+
+
+def test_two_processes_have_the_numbers_of_one() -> None:
+    together(partial(steps_of, names=[*EVERYDAY], placements=LINES, shape=(2,)))
+
+
+def others() -> list[str]:
+    """The rules of the library that look at elements, rows and columns alone, and compositions."""
+    refused = {"muon", "normuon", "soap", "shampoo", "galore", "apollo", "apollo_mini"}
+    return [name for name in (*rulec.rules(), *COMPOSED) if "/" not in name and name not in {*EVERYDAY, *refused}]
+
+
+@pytest.mark.slow
+def test_every_rule_on_two_processes() -> None:
+    together(partial(steps_of, names=others(), placements=LINES, shape=(2,)))
+
+
+GRID = ([Shard(0), Shard(0)], [Shard(0), Shard(1)], [Shard(1), Shard(0)], [Replicate(), Shard(0)])
+
+
+@pytest.mark.slow
+def test_four_processes_in_a_mesh_of_two_dimensions() -> None:
+    """Nested uneven parts, parts cut both ways, and replicas."""
+    together(partial(steps_of, names=[*EVERYDAY, *COMPOSED], placements=GRID, shape=(2, 2)), 4)
+
+
+# Agreement
+
+
+def disagreements(rank: int) -> None:
+    """What goes wrong in one process is an error in all of them, and nothing is written."""
+    mesh = init_device_mesh("cpu", (2,))
+    for name in ("lamb", "clip >> lamb"):
+        first_error(rank, name, mesh)
+        twins = Twins(name, mesh, [Shard(0)])
+        twins.step(1)
+        for seed in (2, 3):
+            before = memory(twins)
+            twins.give(seed)
+            kept, twins.parts["w"].grad = twins.parts["w"].grad, None if rank else twins.parts["w"].grad
+            with refused(RulecError, "gradients of other tensors, or other rules"):
+                twins.optimizer.step()
+            twins.parts["w"].grad = kept
+            twins.optimizer.param_groups[0]["lr"] = 0.01 if rank else -1.0
+            with refused(RulecError, "another process takes no step" if rank else "lr=-1.0"):
+                twins.optimizer.step()
+            twins.optimizer.param_groups[0]["lr"] = 0.01
+            assert all(map(torch.equal, before, memory(twins)))
+            twins.step(seed)
+        for name_of in ("w", "b"):  # another step, in all processes
+            twins.give(4)
+            twins.parts[name_of].grad = twins.whole[name_of].grad = None
+            with counted() as sent:
+                twins.alone.step()
+                twins.optimizer.step()
+            assert len(sent) == EVERYDAY[name] + 2
+        twins.step(5)
+        twins.check()
+
+
+def first_error(rank: int, name: str, mesh: Any) -> None:
+    twins = Twins(name, mesh, [Shard(0)])
+    twins.give(1)
+    twins.optimizer.param_groups[0]["lr"] = 0.01 if rank else -1.0
+    with refused(RulecError, "another process takes no step" if rank else "lr=-1.0"):
+        twins.optimizer.step()
+    twins.optimizer.param_groups[0]["lr"] = 0.01
+    twins.step(1)
+    twins.check()
+
+
+def memory(twins: Twins) -> list[torch.Tensor]:
+    """Copies of the parameters' parts here and of their states."""
+    states = [s for p in twins.parts.values() for s in twins.optimizer.state[p].values()]
+    tensors = [*(p.detach() for p in twins.parts.values()), *states]
+    return [(t.to_local() if isinstance(t, DTensor) else t).clone() for t in tensors]
+
+
+def test_processes_agree_on_every_step() -> None:
+    together(disagreements)
+
+
+# Models and checkpoints
+
+
+def net() -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+
+
+def trained(model: Any, optimizer: Any, steps: Sequence[int]) -> None:
+    for step in steps:
+        inputs = torch.randn(4, 5, generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        (model(inputs) - 1).square().mean().backward()
+        optimizer.step()
+
+
+def models(rank: int, folder: str) -> None:
+    """FSDP's shards of a model, with a checkpoint of torch's in the middle."""
+    for name in ("lamb", "adafactor"):
+        whole = net()
+        alone = kind_of(name)(whole.named_parameters(), lr=0.01)
+        trained(whole, alone, range(4))
+        model = fully_shard(net())
+        optimizer = kind_of(name)(model.named_parameters(), lr=0.01)
+        trained(model, optimizer, range(2))
+        saved = {"model": model.state_dict(), "optim": get_optimizer_state_dict(model, optimizer)}
+        dcp.save(saved, checkpoint_id=f"{folder}/{name}")
+        full = get_optimizer_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True))
+        fresh = fully_shard(net())
+        other = kind_of(name)(fresh.named_parameters(), lr=0.01)
+        trained(fresh, other, [9])
+        read = {"model": fresh.state_dict(), "optim": get_optimizer_state_dict(fresh, other)}
+        dcp.load(read, checkpoint_id=f"{folder}/{name}")
+        fresh.load_state_dict(read["model"])
+        set_optimizer_state_dict(fresh, other, read["optim"])
+        trained(fresh, other, range(2, 4))
+        for p, q in zip(whole.parameters(), fresh.parameters(), strict=True):
+            torch.testing.assert_close(q.full_tensor(), p.detach(), rtol=2e-6, atol=1e-7)  # type: ignore[attr-defined]
+        assert all(isinstance(v, torch.Tensor) and not isinstance(v, DTensor) for s in full["state"].values()
+                   for v in s.values() if torch.is_tensor(v))  # fmt: skip
+    refusals()
+
+
+def refusals() -> None:
+    mesh = init_device_mesh("cpu", (2,))
+    with refused(HyperError, "reduce_over is for tensors of one process each"):
+        Twins("clip >> lamb", mesh, [Shard(0)], reduce_over=dist.group.WORLD)
+    with refused(TensorError, "Shampoo needs the whole matrix for"):
+        Twins("shampoo", mesh, [Shard(0)])
+    weight = nn.Parameter(distribute_tensor(torch.ones(4, 3, 3, 3), mesh, [Shard(1)]))
+    with refused(TensorError, "weight is a DTensor cut along dimension 1, which Adafactor joins with others"):
+        rulec.torch.optimizer(flattened())([("weight", weight)])
+    with refused(RuleError, "LAMB reduces DTensors over their processes"):
+        rulec.torch.EagerUpdate(fully_shard(net()), "lamb")
+
+
+def flattened() -> Any:
+    return rulec.parse(
+        "name: Adafactor\nsummary: Rows of what is joined.\nhyper: {lr: 0.1}\nview: {flatten: rest}\n"
+        "state: {r: {init: 0, per: row}}\nstep: |\n  r = mean(g**2, per='row')\n  direction = g/sqrt(r + 1)\n"
+    )
+
+
+def test_models_of_shards_and_their_checkpoints(tmp_path: Any) -> None:
+    together(partial(models, folder=str(tmp_path)))
