@@ -125,7 +125,7 @@ class Bucket:
         if version.call is None:
             views = [[t.view for t in self.tensors]] if is_shaped(version.program) else []
             version.call = version.kernel.bind(self.params, self.states, *views)
-            words = [words_of(self.seed, t.number, t.whole and t.whole.piece) for t in self.tensors]
+            words = [words_of(self.seed, t.number, None if t.whole is None else t.whole.piece) for t in self.tensors]
             facts = [{**of_shape, **of_bits} for of_shape, of_bits in zip(self.facts, words, strict=True)]
             if self.resident:
                 version.rows = DeviceScalarRows(version.program, self.groups, facts, self.library)

@@ -203,7 +203,7 @@ def meeting_of(routed: Iterable[tuple[Any, Rule]], before: Meeting | None, acros
     wholes = [whole_of(param) for param, rule in routed if reduces(rule)]
     peers = [peers for whole in wholes if whole is not None for _, peers in whole.cuts]
     if peers and across:
-        raise HyperError("reduce_over is for tensors of one process each, and DTensors are reduced without: leave it out")
+        raise HyperError("reduce_over is for tensors of one process each, and DTensors need none: leave it out")
     if before is None:
         return Meeting(peers) if peers else None
     before.peers = [*dict.fromkeys([*before.peers, *peers])]

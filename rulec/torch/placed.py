@@ -47,8 +47,7 @@ def is_split(tensor: Any) -> bool:
 
 
 def part_here(param: Any) -> Piece:
-    """The part of a split parameter in this process; where no piece says its place, that of the whole.
-    """
+    """The part of a split parameter in this process; where no piece says its place, that of the whole."""
     return place_of(param) or Piece()
 
 
@@ -112,9 +111,10 @@ def _check_joined(param: Any, rule: Rule, name: str) -> None:
         cut = None if placement.is_replicate() else placement.dim % param.dim()
         for joined in view.axes:
             if len(joined) > 1 and cut in joined and (cut != min(joined) or param.shape[cut] % mesh.size(axis)):
+                other = min({*range(param.dim())} - {*joined}, default=0)
                 raise TensorError(
                     f"{name} is a DTensor cut along dimension {cut}, which {rule.name} joins with others, so that its "
-                    f"states would be no even parts: cut dimension {min(set(range(param.dim())) - {*joined}, default=0)}"
+                    f"states would be no even parts: cut dimension {other}"
                 )
 
 
@@ -198,9 +198,7 @@ def as_part(
         return here
     kind: Any = sys.modules[_MODULE].DTensor
     size, chosen = torch.Size(shape), tuple(placements) or param.placements
-    placed: Tensor = kind.from_local(
-        here, param.device_mesh, chosen, run_check=False, shape=size, stride=tuple(stride)
-    )
+    placed: Tensor = kind.from_local(here, param.device_mesh, chosen, run_check=False, shape=size, stride=tuple(stride))
     return placed
 
 

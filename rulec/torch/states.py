@@ -176,7 +176,7 @@ class Buffers:
         arrays, before = arrays_here(saved, before, names, route.param, route.name)
         arrays = recoded(arrays, before, after, tuple(real_view(route.param).shape), route.name)
         others = {name: value for name, value in saved.items() if not {name, name.removesuffix(_SCALE)} & names}
-        return others | {name: self._shown(place, name, torch.as_tensor(array)) for name, array in arrays.items()}
+        return others | {name: self._shown(place, name, name, torch.as_tensor(array)) for name, array in arrays.items()}
 
     def _shown(self, place: int, name: str, outside: str, state: Tensor) -> Tensor:
         """An array of a state, by the rule's name and by torch's: a DTensor where its parameter is one."""

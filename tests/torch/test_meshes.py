@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 import rulec
 import rulec.torch
-from rulec.errors import HyperError, RuleError, RulecError, TensorError
+from rulec.errors import HyperError, RulecError, RuleError, TensorError
 from rulec.torch.meshes import MeshPeers
 from tests.torch.eager.processes import together
 
