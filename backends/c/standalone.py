@@ -238,7 +238,7 @@ class CFile:
         """The mark of a state block, different for other rules and dtypes."""
         kept = [(b.name, str(b.axes)) for case in self.family.cases for b in case.program.states]
         stored = self.storage.words.get("", self.dtype)
-        if self.formats or self.storage.weights or {*self.storage.words} - {""}:
+        if {*self.storage.words} - {""}:
             stored = "; ".join(case.versions[0].layout.text() for case in self.family.cases)
         return int(hashlib.sha256(repr((self.name, stored, kept)).encode()).hexdigest()[:15], 16)
 
