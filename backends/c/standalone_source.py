@@ -146,7 +146,7 @@ class Source:
                 self.matrix_words = self.matrix_words or step.matrices.words()
                 functions.append(step.text().rstrip("\n").split("\n"))
             for word, rule in self.file.moves().items():
-                program = compile(rule, case.facts, self.file.family.static, weights=self.file.storage.weights)
+                program = compile(rule, case.facts, self.file.family.static, memory=case.program.memory)
                 (version,) = versions(rule, program, case.facts, {}, self.file.dtype, self.file.storage)[:1]
                 function = self.file.inner_name(word, kind)
                 move = StepText(self.file, version, function, word, counts=False)

@@ -16,6 +16,7 @@ from rulec.analysis.fact import Line
 from rulec.analysis.fold import Fold
 from rulec.analysis.reach import DECOMPOSED, DIFFERENCE, INVERSE, NEGATIVE, SIGN, Way, ways
 from rulec.analysis.slow import LATE, SPACING, Pace, pace, weight
+from rulec.formats import UNBIASED
 from rulec.language.arithmetic import number_known
 from rulec.language.hyper import Hyper, resolve_hyper
 from rulec.language.node import Kind, Node, Op, const, name, rewrite, walk
@@ -26,8 +27,8 @@ LINEAR = ("int8",)
 #: Formats of four bits.
 FOUR_BITS = ("dynamic4",)
 
-#: The format that keeps the mean of small changes.
-UNBIASED = "bfloat16_sr"
+#: The levels of states that are numbers, not arrays.
+_NUMBERS = ("tensor", "group", "model")
 
 _EPSILON = 2.0**-23
 
@@ -53,7 +54,8 @@ class StateStorage:
 
     Where `allowed` is false the state stays float32, for the `reason`, a sentence. `unsigned`: the state is never
     below 0, for all inputs. `floor`: a denominator reads the state, so a value other than 0 must not get code zero.
-    `refused` are formats that it cannot have besides. `proof` says in a sentence how the sign was proved.
+    `refused` are formats that it cannot have besides. `proof` says in a sentence how the sign was proved. `exact` is
+    the reason, a sentence, why it cannot be bfloat16 rounded at random either; empty where it can.
     """
 
     name: str
@@ -64,6 +66,7 @@ class StateStorage:
     warned: tuple[Warned, ...] = ()
     reason: str = ""
     proof: str = ""
+    exact: str = ""
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -146,10 +149,11 @@ def _judged(
     flow: _Flow, key: str, unsigned: bool, reached: set[Way], hyper: Mapping[str, float]
 ) -> StateStorage:  # fmt: skip
     floor = any(INVERSE in way and SIGN not in way for way in reached)
-    reason = _exact(flow, key, hyper) or _read_exactly(key, reached)
+    exact = _exact(flow, key, hyper) or _read_exactly(key, reached)
+    reason = exact or _narrow(flow, key)
     warned = () if reason else tuple(_warned(key, unsigned, reached, pace(key, flow.taken[key], hyper)))
     refused = LINEAR if floor and not unsigned else ()
-    return StateStorage(key, not reason, unsigned, floor, refused, warned, reason, _proof(flow, key, unsigned))
+    return StateStorage(key, not reason, unsigned, floor, refused, warned, reason, _proof(flow, key, unsigned), exact)
 
 
 def _proof(flow: _Flow, key: str, unsigned: bool) -> str:
@@ -166,11 +170,21 @@ def _exact(flow: _Flow, key: str, hyper: Mapping[str, float]) -> str:
         return f"the rule says storage: {{{key}: {state.storage}}}"
     if state.shape is not None:
         return f"{key} has a shape of its own, not the parameter's"
-    if state.per != "element":
-        return f"{key} is one number for {'the whole model' if state.per == 'model' else f'each {state.per}'}"
+    if state.per in _NUMBERS:
+        return _per(flow, key)
     if _follows_parameter(flow, key, hyper):
         return f"{key} is a copy or a mean of the parameter, and small steps of it would be lost"
     return f"{key} counts in whole numbers" if _is_count(flow, key) else ""
+
+
+def _narrow(flow: _Flow, key: str) -> str:
+    """Why a state of rows or columns has no codes, as a sentence; empty for others."""
+    return "" if flow.rule.state[key].per == "element" else _per(flow, key)
+
+
+def _per(flow: _Flow, key: str) -> str:
+    level = flow.rule.state[key].per
+    return f"{key} is one number for {'the whole model' if level == 'model' else f'each {level}'}"
 
 
 def _read_exactly(key: str, reached: set[Way]) -> str:

@@ -75,7 +75,7 @@ class _ArrayRun:
         return [
             Leaf(
                 "0" if name == "param" else name, tuple(array.shape), engine.arrays.dtype(array),
-                engine.tensors[engine.ids[name]].rule, place,
+                engine.tensors[engine.ids[name]].rule, place, rounded=engine.rounds(engine.ids[name]),
             )
             for place, (name, array) in enumerate(engine.params.items())
         ]  # fmt: skip
@@ -84,7 +84,10 @@ class _ArrayRun:
         """The number of updates, and the states by name; none before the first update."""
         states = self.saved["state"].get(self.optimizer.names[place], {})
         keys = self.saved["formats"]
-        named = {k: (array, keys.get(k, "") if scale_name(k) in states else "") for k, array in states.items()}
+        named = {
+            k: (array, keys.get(k, "") if scale_name(k) in states or array.dtype == "bfloat16" else "")
+            for k, array in states.items()
+        }
         return int(states.get("step", 0)), {
             k: Stored.of(array, format=key) for k, (array, key) in named.items() if k != "step"
         }

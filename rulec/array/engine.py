@@ -10,6 +10,7 @@ from typing import Any
 from rulec.array.arrays import NumpyArrays
 from rulec.backend.protocol import Backend
 from rulec.errors import TensorError
+from rulec.formats import UNBIASED
 from rulec.language.rule import Rule
 from rulec.runtime.engine import Engine
 from rulec.runtime.rows import Numbers
@@ -110,5 +111,7 @@ class ArrayEngine(Engine):
         return self.state(self.ids[name])
 
     def format_keys(self) -> dict[str, str]:
-        """State -> the key of its format, for the states in codes."""
-        return {state: form.key for i in self.ids.values() for state, form in self.formats(i).items()}
+        """State -> the key of its format, for the states in codes, or the word of those rounded at random."""
+        keys = {state: form.key for i in self.ids.values() for state, form in self.formats(i).items()}
+        words = (item for i in self.ids.values() for item in self.storage(i).items())
+        return {state: word for state, word in words if word == UNBIASED} | keys

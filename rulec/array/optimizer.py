@@ -29,9 +29,10 @@ class Optimizer(Turns):
 
     `rule` is a Rule, a library name or a path; `params` an array, or lists and dicts of arrays, nested (float32,
     float64, float16, or ml_dtypes' bfloat16; contiguous, writable, disjoint, those of CuPy on one GPU). `state_dtype`
-    gives the storage dtype of states by name, or of all. `weights` is the kind of arrays of 16 bits in memory: `split`,
-    `split24`, `master`, `kahan`, `stochastic`, or empty for plain ones. `tags` has words for arrays by name, for rules
-    with `tagged(...)`, as in `tags={"embed/weight": {"embedding"}}`; `seed` is that of the rule's random numbers.
+    gives the storage of states by name, or of all: a dtype, a format, or `bfloat16_sr`. `weights` is the kind of arrays
+    of 16 bits in memory: `split`, `split24`, `master`, `kahan`, `stochastic`, or empty for plain ones. `tags` has words
+    for arrays by name, for rules with `tagged(...)`, as in `tags={"embed/weight": {"embedding"}}`; `seed` is that of
+    the rule's random numbers and of rounding.
     Further keywords are hyper-parameters; `opt.hyper["lr"] = 0.1` changes one.
 
     Each array has states of its own and counts its own updates. Raises TensorError, HyperError or BackendUnavailable

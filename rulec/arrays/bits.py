@@ -57,38 +57,42 @@ def words_of(seed: int, number: Any, piece: Piece | None = None) -> dict[str, An
 
 
 def scrambled(xp: Any, x: Any) -> Any:
-    """The mixing function of a word of 32 bits."""
+    """The mixing function of a word: its lower 32 bits in uint32 or int64, in an array of the same dtype."""
+    x = _lower(xp, x)
     for shift, factor in MIXING:
-        x = x ^ (x >> _word(xp, shift))
-        x = x if factor == 1 else x * _word(xp, factor)
+        x = x ^ (x >> _like(xp, shift, x))
+        x = x if factor == 1 else _lower(xp, x * _like(xp, factor, x))
     return x
 
 
 def chance_at(xp: Any, low: Any, high: Any, words: tuple[Any, ...]) -> Any:
-    """The random number below 2**16 of the element at a place: the lower and the upper 32 bits of it, of uint32."""
-    seed_low, seed_high, number, step, draw = (_cast(xp.asarray(word), xp.uint32) for word in words)
-    stream = scrambled(xp, number + draw * _word(xp, NUMBERS)) ^ (seed_low + seed_high * _word(xp, 1 << 16))
+    """The random number below 2**16 of the element at a place: the lower and the upper 32 bits of it, as words."""
+    seed_low, seed_high, number, step, draw = (_cast(_array(xp, word), low.dtype) for word in words)
+    shifted, golden = (_like(xp, factor, low) for factor in (1 << 16, GOLDEN))
+    stream = scrambled(xp, number + draw * _like(xp, NUMBERS, low)) ^ (seed_low + seed_high * shifted)
     stream = scrambled(xp, stream)
-    first, second = scrambled(xp, stream ^ step), scrambled(xp, stream * _word(xp, GOLDEN) + step)
-    counter = low * _word(xp, GOLDEN) + (first + high * _word(xp, SILVER))
-    (shift, factor), (next_shift, next_factor), (last, _) = MIXING
-    mixed = (counter ^ (counter >> _word(xp, shift))) * _word(xp, factor) + second
-    mixed = (mixed ^ (mixed >> _word(xp, next_shift))) * _word(xp, next_factor)
-    return _cast(mixed >> _word(xp, last), xp.float32)
+    first, second = scrambled(xp, stream ^ step), scrambled(xp, stream * golden + step)
+    counter = _lower(xp, low * golden + (first + high * _like(xp, SILVER, low)))
+    for (shift, factor), key in zip(MIXING[:2], (second, _like(xp, 0, low)), strict=True):
+        mixed = (counter ^ (counter >> _like(xp, shift, low))) * _like(xp, factor, low)
+        counter = _lower(xp, mixed + key)
+    return _cast(counter >> _like(xp, MIXING[2][0], low), xp.float32)
 
 
-def chance(xp: Any, like: Any, *words: Any, turned: bool = False) -> Any:
+def chance(xp: Any, like: Any, *words: Any, turned: bool = False, word: Any = None) -> Any:
     """The random numbers below 2**16 of all elements of a tensor, of the shape of `like`.
 
     `words` are the five of `chance_at`, and for a part of a tensor those of its piece. `turned` says that the last two
-    axes lie in memory in the other order.
+    axes lie in memory in the other order. `word` is the dtype of words: uint32, or int64 for a library that does not
+    compute in it.
     """
-    shape = like.shape[:-2] + like.shape[:-3:-1] if turned else like.shape
-    low, high = _places(xp, shape, xp.uint32), _word(xp, 0)
-    piece = words[5:]
+    word = xp.uint32 if word is None else word
+    shape = tuple(like.shape[:-2] + like.shape[:-3:-1] if turned else like.shape)
+    low, piece = _places(xp, shape, word), words[5:]
+    high = _like(xp, 0, low)
     if piece or math.prod(shape) > 1 << 32:
         places = in_piece(xp, _places(xp, shape, xp.int64), *piece)
-        low, high = (_cast(places & 0xFFFFFFFF, xp.uint32) if piece else low), _cast(places >> 32, xp.uint32)
+        low, high = (_cast(places & 0xFFFFFFFF, word) if piece else low), _cast(places >> 32, word)
     numbers = chance_at(xp, low, high, words[:5])
     return xp.permute_dims(numbers, (*range(len(shape) - 2), len(shape) - 1, len(shape) - 2)) if turned else numbers
 
@@ -98,7 +102,7 @@ def in_piece(xp: Any, places: Any, *piece: Any) -> Any:
 
     `piece` are the words of `RANGE` or `ROWS` in `rulec.language.node`, or none: the part is the whole.
     """
-    words = [_cast(xp.asarray(word), xp.int64) for word in piece]
+    words = [_cast(_array(xp, word), xp.int64) for word in piece]
     numbers = [low + (high << 24) for low, high in zip(words[::2], words[1::2], strict=True)]
     if len(numbers) < 2:
         return sum(numbers, places)
@@ -106,8 +110,19 @@ def in_piece(xp: Any, places: Any, *piece: Any) -> Any:
     return places + start + places // width * gap
 
 
-def _word(xp: Any, number: int) -> Any:
-    return xp.asarray(number, dtype=xp.uint32)
+def _array(xp: Any, word: Any) -> Any:
+    """A number as an array; torch's stay where they are."""
+    return word if hasattr(word, "to") else xp.asarray(word)
+
+
+def _like(xp: Any, number: int, x: Any) -> Any:
+    """A number for arithmetic with words; for torch's, of any device, it stays Python's."""
+    return number if hasattr(x, "to") else xp.asarray(number, dtype=x.dtype)
+
+
+def _lower(xp: Any, x: Any) -> Any:
+    """The lower 32 bits of words."""
+    return x if x.dtype == xp.uint32 else x & 0xFFFFFFFF
 
 
 def _places(xp: Any, shape: tuple[int, ...], dtype: Any) -> Any:

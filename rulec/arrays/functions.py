@@ -121,6 +121,7 @@ def arithmetic(of: Functions, **different: Callable[..., Any]) -> Table:
         Op.SIGN: lambda x: xp.where(xp.isnan(x), x, xp.sign(x)),
         Op.WHERE: lambda condition, a, b: xp.where(condition != 0, a, b), Op.SIGMOID: _sigmoid(of),
         Op.AWAY: partial(bits.away, xp), Op.ULPS: partial(bits.ulps, xp), Op.COARSE: partial(bits.coarse, xp),
+        Op.CHANCE: partial(bits.chance, xp),
     }  # fmt: skip
     operations = {op: different.get(op.name.lower(), function) for op, function in composed.items()}
     return operations | {op: different.get(name) or getattr(xp, name) for op, name in NAMES.items()}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 
-from rulec.arrays import random
+from rulec.arrays import bits, random
 from rulec.arrays.functions import Functions
 from rulec.arrays.library import Array, Library
 from rulec.arrays.matrix import matrix_functions
@@ -34,7 +35,7 @@ class NumpyLibrary(Library):
     """NumPy, on memory of its own or shared with it. All numbers are known at once."""
 
     of: Functions = FUNCTIONS
-    arithmetic = NUMPY
+    arithmetic: Mapping[Op, Callable[..., Any]] = {**NUMPY, Op.CHANCE: partial(bits.chance, np)}
     matrix: Mapping[Op, Callable[..., Any]] = NUMPY_MATRIX
 
     def write(self, array: Any, values: Array) -> None:

@@ -10,16 +10,20 @@ from rulec.checkpoint.content import Parameter
 from rulec.checkpoint.tensors import Stored
 from rulec.compiler.layout import scale_name
 from rulec.errors import HyperError
-from rulec.formats import decode, of_key
+from rulec.formats import UNBIASED, decode, of_key
 
 
 def faults(parameter: Parameter) -> Iterable[str]:
     """Faults of the states of a parameter in codes, each as a clause."""
-    scaled = {scale_name(name) for name, state in parameter.states.items() if state.format}
+    scaled = {scale_name(name) for name, state in parameter.states.items() if state.format not in ("", UNBIASED)}
     if any(name.endswith(scale_name("")) and name not in scaled for name in parameter.states):
         yield f"scales of {parameter.name} without a format"
     for name, state in parameter.states.items():
         if not state.format:
+            continue
+        if state.format == UNBIASED:
+            if state.dtype != "bfloat16":
+                yield f"{name} of {parameter.name} in {UNBIASED} is of {state.dtype}"
             continue
         try:
             form = of_key(state.format)
@@ -30,6 +34,12 @@ def faults(parameter: Parameter) -> Iterable[str]:
         fits = (state.dtype, state.shape) == (form.code_dtype, form.codes_shape(parameter.shape))
         if not fits or scales is None or (scales.dtype, scales.shape) != ("float32", blocks):
             yield f"{name} of {parameter.name} has other codes or scales than {form.text} has"
+
+
+def in_dtypes(parameter: Parameter) -> Parameter:
+    """The parameter with bfloat16 states that do not say how they were rounded: whoever loads them decides it."""
+    states = {k: replace(v, format="") if v.format == UNBIASED else v for k, v in parameter.states.items()}
+    return replace(parameter, states=states)
 
 
 def decoded(parameter: Parameter) -> Parameter:

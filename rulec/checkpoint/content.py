@@ -63,7 +63,7 @@ class Checkpoint:
     """Parameters in their order, numbers of groups and the model, and hyper-parameters, for information.
 
     `group_steps` and `model_steps` are the steps taken by groups and the model; `seed` is the seed of random numbers,
-    where a rule draws any.
+    where a step draws any.
     """
 
     parameters: Sequence[Parameter]
@@ -142,7 +142,8 @@ def _formats(parameter: Parameter) -> dict[str, dict[str, str]]:
 class Leaf:
     """A parameter of a run: its path, shape and dtype, the rule that updates it, and the index of its group.
 
-    Random numbers follow from `number`, the parameter's place among all.
+    Random numbers follow from `number`, the parameter's place among all. `rounded` says that a step rounds the
+    parameter or a state at random.
     """
 
     name: str
@@ -151,6 +152,12 @@ class Leaf:
     rule: Rule
     number: int
     group: int = 0
+    rounded: bool = False
+
+    @property
+    def random(self) -> bool:
+        """Whether a step draws random numbers."""
+        return self.rounded or draws(self.rule)
 
 
 @dataclass(frozen=True)
@@ -204,7 +211,7 @@ def save(run: Run, file: str | Path, parameters: bool) -> None:
     content = Checkpoint(
         described, shared.hyper, numbers["group"], shared.group_steps,
         {name: values[0] for name, values in numbers["model"].items()}, shared.model_steps,
-        run.seed if any(draws(leaf.rule) for leaf in leaves) else None,
+        run.seed if any(leaf.random for leaf in leaves) else None,
     )  # fmt: skip
     write(file, content)
 

@@ -17,7 +17,7 @@ from rulec.compiler.view import matrix_view
 from rulec.compiler.weights import is_part
 from rulec.errors import StateMismatch
 from rulec.language.source import did_you_mean
-from rulec.language.traits import draws, sees_shape
+from rulec.language.traits import sees_shape
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def load(
                 f"axes= turns {leaf.name}, and {leaf.rule.name} treats its rows and columns differently: only "
                 f"states of rules that treat all elements alike can be turned"
             )
-    if any(draws(leaf.rule) for leaf in leaves):
+    if checkpoint.seed is not None and any(leaf.random for leaf in leaves):
         _check_random(file, checkpoint, saved, leaves, run.seed)
     level_of = levels(leaves)
     _check_numbers(file, checkpoint, saved, level_of)
@@ -103,12 +103,12 @@ def _check_random(
 ) -> None:
     """A tensor's random numbers follow from the seed and from its number."""
     for p, leaf in zip(saved, leaves, strict=True):
-        if draws(leaf.rule) and p.number != leaf.number:
+        if leaf.random and p.number != leaf.number:
             raise StateMismatch(
                 f"{leaf.name} is at another place among the parameters than in {file}, and would draw other random "
                 f"numbers: give the parameters in the order that they were saved in"
             )
-    if checkpoint.seed is not None and checkpoint.seed != seed:
+    if checkpoint.seed != seed:
         raise StateMismatch(f"{file} was saved with seed={checkpoint.seed}, and the seed is {seed} here: give the same")
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from rulec.checkpoint.codes import faults
+from rulec.checkpoint.codes import faults, in_dtypes
 from rulec.checkpoint.content import FORMAT, VERSION, Checkpoint, Parameter
 from rulec.checkpoint.tensors import Stored, checksum, read_file
 from rulec.errors import StateMismatch
@@ -151,7 +151,7 @@ def _parameter(
     )  # fmt: skip
     for fault in faults(parameter):
         raise _Unfit(fault)
-    return parameter
+    return in_dtypes(parameter)
 
 
 def _numbers(level: str, tensors: Mapping[str, Stored]) -> dict[str, Stored]:

@@ -43,7 +43,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 class Stored:
     """An array as it lies in a file: our name of its dtype, its shape, and its bytes in C order, little-endian.
 
-    Codes of a state have the key of their `format`.
+    Codes of a state have the key of their `format`; a state that is rounded at random has `bfloat16_sr`.
     """
 
     dtype: str

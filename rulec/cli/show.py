@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rulec.compiler.ir import Program
     from rulec.compiler.layout import Layout
     from rulec.language.rule import Rule
+    from rulec.runtime.storage import Storage
 
 #: Backend -> language of its source, where this is not Python.
 _LANGUAGES = {"c": "c", "cupy": "cuda"}
@@ -79,12 +80,9 @@ def show(
 def _source(rule: Rule, backend: str, dtype: str, state_dtype: str, weights: str) -> str:
     from rulec.backend import registry
     from rulec.compiler.layout import scheduled
-    from rulec.compiler.pipeline import compile
     from rulec.runtime.coded import decodes
-    from rulec.runtime.storage import Storage
 
-    Storage(weights=weights).check_weights([dtype])
-    program = compile(rule, weights=weights)
+    program = _program(rule, dtype, state_dtype, weights)
     printer, kernel = registry.get(backend), scheduled(program, _layout(program, dtype, state_dtype))
     if kernel.layout.formats and not decodes(printer, *kernel):
         raise RulecError(f"{backend} has no kernel of {rule.name} with states in codes: they are decoded before it")
@@ -93,12 +91,11 @@ def _source(rule: Rule, backend: str, dtype: str, state_dtype: str, weights: str
 
 def _epilogue(rule: Rule, backend: str, dtype: str, state_dtype: str) -> str:
     from rulec.backend import registry
-    from rulec.compiler.pipeline import compile
 
     printer: Any = registry.get(backend)
     if not hasattr(printer, "emit_epilogue"):
         raise RulecError(f"--epilogue shows a kernel that triton has and {backend} has not: give --backend triton")
-    program = compile(rule)
+    program = _program(rule, dtype, state_dtype)
     text: str = printer.emit_epilogue(program, _floats(program, dtype, state_dtype), dtype)
     return text
 
@@ -106,7 +103,6 @@ def _epilogue(rule: Rule, backend: str, dtype: str, state_dtype: str) -> str:
 def _estimate(rule: Rule, backend: str, values: str, dtype: str, state_dtype: str) -> str:
     from rulec.backend import registry
     from rulec.backend.noise import Values
-    from rulec.compiler.pipeline import compile
     from rulec.language.source import did_you_mean
 
     kinds = get_args(Values)
@@ -115,16 +111,30 @@ def _estimate(rule: Rule, backend: str, values: str, dtype: str, state_dtype: st
     printer: Any = registry.get(backend)
     if not hasattr(printer, "emit_estimate"):
         raise RulecError(f"--estimate shows a kernel that cpu, c, cupy and triton have and {backend} has not")
-    program = compile(rule)
+    program = _program(rule, dtype, state_dtype)
     text: str = printer.emit_estimate(program, _floats(program, dtype, state_dtype), values)
     return text
 
 
+def _program(rule: Rule, dtype: str, state_dtype: str, weights: str = "") -> Program:
+    from rulec.compiler.pipeline import compile
+
+    storage = _storage(state_dtype, weights)
+    storage.check_weights([dtype])
+    return compile(rule, memory=storage.memory_of(rule, dtype))
+
+
+def _storage(state_dtype: str, weights: str = "") -> Storage:
+    from rulec.runtime.storage import Storage
+
+    return Storage(check_state_dtypes(state_dtype), weights)
+
+
 def _layout(program: Program, dtype: str, state_dtype: str) -> Layout:
     from rulec.compiler.layout import layout_for
-    from rulec.runtime.storage import FEWEST_CODED, Storage
+    from rulec.runtime.storage import FEWEST_CODED
 
-    storage = Storage(check_state_dtypes(state_dtype))
+    storage = _storage(state_dtype)
     storage.check([program.rule])
     states, formats = storage.of(program, dtype, FEWEST_CODED)
     return layout_for(program, dtype, states=states, formats=formats)
@@ -142,5 +152,8 @@ def _passes(rule: Rule, dtype: str, state_dtype: str) -> str:
     from rulec.compiler.pipeline import DEFAULT_FACTS, passes, static_defaults
     from rulec.compiler.show import program_text
 
-    programs = passes(rule, DEFAULT_FACTS, static_defaults(rule), layout=lambda p: _layout(p, dtype, state_dtype))
+    memory = _storage(state_dtype).memory_of(rule, dtype)
+    programs = passes(
+        rule, DEFAULT_FACTS, static_defaults(rule), layout=lambda p: _layout(p, dtype, state_dtype), memory=memory
+    )
     return "\n\n".join(f"# after {name}\n{program_text(program)}" for name, program in programs)

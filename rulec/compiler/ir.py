@@ -126,6 +126,29 @@ class ScalarProgram:
 
 
 @dataclass(frozen=True)
+class Memory:
+    """How a program stores its values, where this is more than a dtype: see `rulec.compiler.weights`.
+
+    `weights` is the kind of the parameter; empty for a plain one. `unbiased` are the states that are rounded at random.
+    `places` are the facts of a part of a tensor that the place of an element follows from, `RANGE` or `ROWS`; none for
+    a whole tensor.
+    """
+
+    weights: str = ""
+    unbiased: frozenset[str] = frozenset()
+    places: tuple[str, ...] = ()
+
+    @property
+    def random(self) -> bool:
+        """Whether a step rounds at random."""
+        return self.weights == "stochastic" or bool(self.unbiased)
+
+
+#: The memory of a program whose values have dtypes alone.
+PLAIN = Memory()
+
+
+@dataclass(frozen=True)
 class Program:
     """A compiled rule. Backends print it, and the runtime runs it.
 
@@ -138,8 +161,8 @@ class Program:
     name, for errors. `skip` is true for a step that changes nothing. `predicates` are the conditions of branches known
     before a step, by their place among the rule's branches: this program has both arms, and a variant of it has one.
     `joins` are the reductions over several tensors, and `sites` their lines in the rule. Programs of one rule for
-    different shapes match their joins by site. `counts` are the values that must be whole numbers. `weights` is the
-    kind of the parameter in memory, of `rulec.compiler.weights`; empty for a plain one.
+    different shapes match their joins by site. `counts` are the values that must be whole numbers. `memory` says
+    how the parameter and states are stored, beyond their dtypes.
 
     Two compilations of one rule for one set of decisions are the same object.
     """
@@ -161,7 +184,7 @@ class Program:
     sites: Mapping[Node, Site] = field(default_factory=dict)
     joins: tuple[Node, ...] = ()
     counts: tuple[Count, ...] = ()
-    weights: str = ""
+    memory: Memory = PLAIN
     decisions: tuple[str, ...] = ()
 
     def buffer(self, buffer_name: str) -> Buffer:

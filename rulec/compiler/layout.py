@@ -9,7 +9,7 @@ from typing import NamedTuple
 from rulec.compiler.ir import Buffer, Program, verify
 from rulec.compiler.rereads import choose_rereads
 from rulec.compiler.weights import part_dtypes
-from rulec.formats import Format
+from rulec.formats import UNBIASED, Format
 from rulec.language.node import Op, walk
 
 #: Storage dtype of an element, by our name -> its size in bytes. Integers are for parts of weights.
@@ -17,6 +17,9 @@ ITEM_SIZE: Mapping[str, int] = {"float32": 4, "float64": 8, "bfloat16": 2, "floa
 
 #: The storage dtypes of parameters, gradients and states.
 FLOATS = ("float32", "float64", "bfloat16", "float16")
+
+#: The words for the storage of a state that name no format of codes.
+PLAIN_STORAGE = (*FLOATS, UNBIASED)
 
 
 def scale_name(state: str) -> str:
@@ -158,7 +161,8 @@ def is_viewed(program: Program) -> bool:
 
 def has_chance(program: Program) -> bool:
     """Whether random bits of an element follow from its place in its tensor."""
-    return any(n.op is Op.CHANCE for stage in program.stages for n in walk(stage.roots))
+    values = [*(root for stage in program.stages for root in stage.roots), *program.between]
+    return any(n.op is Op.CHANCE for n in walk(values))
 
 
 def is_shaped(program: Program) -> bool:

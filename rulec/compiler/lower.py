@@ -8,8 +8,21 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rulec.compiler.fold import fold_node
-from rulec.compiler.ir import COLS, LEVEL_AXES, ROWS, Axes, Buffer, Program, Site, Stage, Store, axes_of_letters
-from rulec.compiler.weights import stored, weight, with_parts
+from rulec.compiler.ir import (
+    COLS,
+    LEVEL_AXES,
+    PLAIN,
+    ROWS,
+    Axes,
+    Buffer,
+    Memory,
+    Program,
+    Site,
+    Stage,
+    Store,
+    axes_of_letters,
+)
+from rulec.compiler.weights import stored, unbiased, weight, with_memory
 from rulec.language.arithmetic import NUMPY, number_known
 from rulec.language.counts import Count, count_of
 from rulec.language.node import FACTS, Kind, Node, Op, const, is_boolean, node, rewrite, walk
@@ -183,13 +196,12 @@ def is_made_of(value: Node, leaves: Container[Op]) -> bool:
 
 def lower(
     rule: Rule, facts: Mapping[str, float], static: Mapping[str, float], assumed: Mapping[int, bool] | None = None,
-    weights: str = "",
+    memory: Memory = PLAIN,
 ) -> Program:  # fmt: skip
     """The program of a rule for tensors with these shape facts, in a single stage: later passes cut it.
 
     `static` are the values of static hyper-parameters. `assumed` maps the place of a branch to a truth value: the
-    program has only this arm of it. `weights` is the kind of the parameter in memory. Raises RuleError at the line of a
-    mistake.
+    program has only this arm of it. `memory` says how values are stored. Raises RuleError at the line of a mistake.
     """
     rule = rule.standalone()
     known = {**facts, **static}
@@ -198,7 +210,7 @@ def lower(
     for key, state in rule.state.items():
         if state.condition is None or decide(state.condition, known) is not False:
             states[key] = state
-    lowering = _Lowering(rule, known, _leaves(rule, states, weights), assumed or {})
+    lowering = _Lowering(rule, known, _leaves(rule, states, memory.weights), assumed or {})
     before = dict(lowering.values)
     lowering.statements(rule.step)
     skip = None if rule.skip is None else _truth(lowering.expression(rule.skip))
@@ -208,7 +220,7 @@ def lower(
     for key in (*states, "p"):
         value, old = _numeric(lowering.values[key]), before[key]
         if value is not old:
-            stores += stored(weights, value) if key == "p" else [Store(key, value)]
+            stores += stored(memory, value) if key == "p" else [_state_store(rule, memory, key, value)]
     resolve = _Lowering(rule, known, {**names, "p": node(Op.LOAD, "p"), **{k: node(Op.LOAD, k) for k in states}})
     buffers = [Buffer("p", "param", axes_of_letters("knbij")), Buffer("g", "grad", axes_of_letters("knbij"))]
     counts = [*lowering.counts.values()]
@@ -225,7 +237,11 @@ def lower(
         skip=skip, evaluate=evaluate, places=lowering.places, predicates=tuple(lowering.predicates.items()),
         sites=lowering.sites, counts=tuple(_foreseen(count, rule) for count in counts),
     )  # fmt: skip
-    return with_parts(program, weights)
+    return with_memory(program, memory)
+
+
+def _state_store(rule: Rule, memory: Memory, key: str, value: Node) -> Store:
+    return unbiased(memory, key, value, [*rule.state].index(key)) if key in memory.unbiased else Store(key, value)
 
 
 def _foreseen(count: Count, rule: Rule) -> Count:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rulec.compiler.axes import infer_axes
-from rulec.compiler.ir import Program, verify
+from rulec.compiler.ir import PLAIN, Memory, Program, verify
 from rulec.compiler.layout import Layout, scheduled
 from rulec.compiler.lower import check_counts, decide, lower
 from rulec.compiler.scalars import hoist_scalars
@@ -36,13 +36,13 @@ def shape_conditions(rule: Rule) -> list[Node]:
 
 def compile(
     rule: Rule, facts: Mapping[str, float] | None = None, static: Mapping[str, float] | None = None,
-    assumed: Mapping[int, bool] | None = None, whole: bool = False, weights: str = "",
+    assumed: Mapping[int, bool] | None = None, whole: bool = False, memory: Memory = PLAIN,
 ) -> Program:  # fmt: skip
     """The program of `rule` for tensors with these shape facts (by default of a 64 by 64 matrix).
 
     `static` gives static hyper-parameters; other hyper-parameters are read when a step runs and never recompile
     anything. `assumed` maps places in `Program.predicates` to truth values: their branches are decided. `whole` leaves
-    out the last pass. `weights` is the kind of the parameter in memory, of `rulec.compiler.weights`. Programs are
+    out the last pass. `memory` says how values are stored, beyond their dtypes. Programs are
     shared: facts that decide every condition alike give the same object.
 
     Raises RuleError for a mistake in the rule as a whole, such as shapes that do not fit. Without facts, counts that
@@ -57,8 +57,8 @@ def compile(
     if {line.target for line in assignments(rule.step)}.intersection(names_in(conditions)):
         # A local may stand for a shape fact: conditions on it are decided only when the lines are walked.
         decisions += tuple(sorted(facts.items()))
-    key = id(rule), decisions, tuple(sorted(static.items())), tuple(sorted((assumed or {}).items())), whole, weights
-    program = _compile(_Request(key, rule, facts, static, assumed, whole, weights))
+    key = id(rule), decisions, tuple(sorted(static.items())), tuple(sorted((assumed or {}).items())), whole, memory
+    program = _compile(_Request(key, rule, facts, static, assumed, whole, memory))
     return check_counts(program, static) if shapeless else program
 
 
@@ -81,14 +81,14 @@ class _Request:
     static: Mapping[str, float] = field(compare=False)
     assumed: Mapping[int, bool] | None = field(compare=False)
     whole: bool = field(compare=False)
-    weights: str = field(compare=False)
+    memory: Memory = field(compare=False)
 
 
 @functools.lru_cache(maxsize=512)
 def _compile(request: _Request) -> Program:
     program = None
     for name, program in passes(
-        request.rule, request.facts, request.static, request.assumed, request.whole, weights=request.weights
+        request.rule, request.facts, request.static, request.assumed, request.whole, memory=request.memory
     ):
         if int(os.environ.get("RULEC_DEBUG") or 0) >= 3:
             from rulec.compiler.show import program_text
@@ -100,13 +100,13 @@ def _compile(request: _Request) -> Program:
 
 def passes(
     rule: Rule, facts: Mapping[str, float], static: Mapping[str, float], assumed: Mapping[int, bool] | None = None,
-    whole: bool = False, layout: Callable[[Program], Layout] | None = None, weights: str = "",
+    whole: bool = False, layout: Callable[[Program], Layout] | None = None, memory: Memory = PLAIN,
 ) -> Iterator[tuple[str, Program]]:  # fmt: skip
     """The name of each pass and the program after it, as printed by `rulec show --passes`.
 
     `layout` chooses the layout of a program; without it, the pass that depends on the layout is left out.
     """
-    program = verify(lower(rule, facts, static, assumed, weights), "lower")
+    program = verify(lower(rule, facts, static, assumed, memory), "lower")
     yield "lower", program
     for name, run in WHOLE if whole else PASSES:
         program = verify(run(program), name)

@@ -8,6 +8,8 @@ in memory, and stores the new parameter in parts. All else, fusion included, is 
     master      bfloat16 or float16, and a copy in float32. The copy counts while the parameter is the copy rounded.
     kahan       bfloat16, and a bfloat16: the loss of the last rounding.
     stochastic  bfloat16 alone, rounded up or down at random. The mean of many steps is right.
+
+A state can be rounded in the last way too. The step goes on with its new value as it was before.
 """
 
 from __future__ import annotations
@@ -15,19 +17,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from rulec.arrays.piece import Piece
-from rulec.compiler.ir import Buffer, Program, Store, axes_of_letters
-from rulec.language.node import RANGE, ROWS, WORDS, Node, Op, const, node
+from rulec.compiler.ir import Buffer, Memory, Program, Store, axes_of_letters
+from rulec.language.node import WORDS, Node, Op, const, node
 
 #: The dtypes of parameters that each kind is for.
 DTYPES: Mapping[str, tuple[str, ...]] = {
     "split": ("bfloat16",), "split24": ("bfloat16",), "master": ("bfloat16", "float16"), "kahan": ("bfloat16",),
     "stochastic": ("bfloat16",),
-}  # fmt: skip
-
-#: The kinds that draw random bits -> the facts of a part of a tensor that the place of an element follows from.
-_DRAWING: Mapping[str, tuple[str, ...]] = {
-    "stochastic": (), "stochastic in a range": RANGE, "stochastic in rows": ROWS,
 }  # fmt: skip
 
 _P = node(Op.LOAD, "p")
@@ -67,16 +63,9 @@ PARTS: Mapping[str, Part] = {
 }
 
 
-def kind_of_piece(kind: str, piece: Piece) -> str:
-    """The kind of a part of a tensor whose parameter is of this kind."""
-    if kind not in _DRAWING:
-        return kind
-    return "stochastic in rows" if piece.gap else "stochastic in a range"
-
-
 def part_dtypes(program: Program) -> dict[str, str]:
     """The dtype of the memory beside the parameter of a program, by its name."""
-    part = PARTS.get(program.weights)
+    part = PARTS.get(program.memory.weights)
     return {} if part is None else {part.name: part.dtype}
 
 
@@ -101,23 +90,18 @@ def _unless_changed(master: Node) -> Node:
     return node(Op.WHERE, node(Op.LE, distance, ulp), master, _P)
 
 
-def stored(kind: str, new: Node) -> list[Store]:
-    """The stores of a new parameter of this kind."""
+def stored(memory: Memory, new: Node) -> list[Store]:
+    """The stores of a new parameter in this memory."""
+    kind = memory.weights
     if kind == "master":
         return [Store("p", new), Store(PARTS[kind].name, new)]
     if not kind:
         return [Store("p", new)]
-    high = node(Op.COARSE, new, _count(kind))
-    if kind in _DRAWING:
-        return [Store("p", high)]
+    if kind == "stochastic":
+        return [Store("p", node(Op.COARSE, new, chance("p", 0, memory.places)))]
+    # 128 more for `split24`: the low part is rounded up to 127 units at most.
+    high = node(Op.COARSE, new, const(0x8080) if kind == "split24" else _HALF)
     return [Store("p", high), Store(PARTS[kind].name, _rest(kind, new, high))]
-
-
-def _count(kind: str) -> Node:
-    """The ulps added to a number before its lowest bits are cleared, so that it is rounded."""
-    if kind in _DRAWING:
-        return chance("p", 0, _DRAWING[kind])
-    return const(0x8080) if kind == "split24" else _HALF  # 128 more: the low part is rounded up to 127 units at most
 
 
 def chance(buffer: str, draw: int, piece: tuple[str, ...] = ()) -> Node:
@@ -140,8 +124,17 @@ def _rest(kind: str, new: Node, high: Node) -> Node:
     return ulps if kind == "split" else node(Op.FLOOR, node(Op.ADD, node(Op.DIV, ulps, const(256)), const(0.5)))
 
 
-def with_parts(program: Program, kind: str) -> Program:
-    """The program with the memory beside its parameter among its buffers."""
-    part = PARTS.get(kind)
+def unbiased(memory: Memory, state: str, new: Node, place: int) -> Store:
+    """The store of a state that is rounded at random; `place` is its place among the states of the rule.
+
+    Draw 0 of a step is the parameter's. The draw of a state does not depend on the storage of other states.
+    """
+    return Store(state, node(Op.COARSE, new, chance(state, place + 1, memory.places)))
+
+
+def with_memory(program: Program, memory: Memory) -> Program:
+    """The program in this memory, with what lies beside its parameter among its buffers."""
+    part = PARTS.get(memory.weights)
     buffers = program.buffers if part is None else (*program.buffers, part.buffer)
-    return replace(program, buffers=buffers, weights=kind)
+    memory = replace(memory, unbiased=memory.unbiased & {b.name for b in program.states})
+    return replace(program, buffers=buffers, memory=memory)

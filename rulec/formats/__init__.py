@@ -34,13 +34,13 @@ values below 2**-126, may move by some units in the last place: eight at most, h
 """
 
 from rulec.formats.blocks import decode, encode
-from rulec.formats.format import NAMES, Format, of_key, parse
+from rulec.formats.format import NAMES, UNBIASED, Format, of_key, parse
 from rulec.formats.lines import Lines, lines
 from rulec.formats.spread import decode_spread, gathered, spread
 from rulec.formats.steps import Steps, steps
 from rulec.formats.tables import reach, table, thresholds, zero
 
 __all__ = [
-    "NAMES", "Format", "Lines", "Steps", "decode", "decode_spread", "encode", "gathered", "lines", "of_key", "parse",
-    "reach", "spread", "steps", "table", "thresholds", "zero",
+    "NAMES", "UNBIASED", "Format", "Lines", "Steps", "decode", "decode_spread", "encode", "gathered", "lines", "of_key",
+    "parse", "reach", "spread", "steps", "table", "thresholds", "zero",
 ]  # fmt: skip

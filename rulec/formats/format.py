@@ -18,6 +18,9 @@ BLOCKS = {
 #: The formats there are.
 NAMES = tuple(BLOCKS)
 
+#: The storage of a state in bfloat16 that is rounded up or down at random: no format of codes.
+UNBIASED = "bfloat16_sr"
+
 #: Elements of a block. In smaller blocks the scales alone take half a byte or more for each element.
 SMALLEST_BLOCK, LARGEST_BLOCK = 8, 4096
 

@@ -52,7 +52,8 @@ def load(
 
     StateMismatch where the file belongs to other parameters or another rule, or is damaged.
     """
-    run = run_of(rule, hyper, tags, params, seed, state_dtype, weights=weights)
+    existing = None if like is None else inner_state(like)[1]
+    run = run_of(rule, hyper, tags, params, seed, state_dtype, existing, weights)
     loaded = checkpoint.load(run, file, run.plan.groups, names, axes, rule_may_differ)
     first = run.first(params)
     put, inner = inner_state(first if like is None else like)

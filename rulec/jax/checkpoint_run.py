@@ -15,7 +15,7 @@ from rulec.checkpoint import Leaf, Loaded, Parameter, Shared, Stored
 from rulec.checkpoint.codes import decoded
 from rulec.compiler.layout import scale_name
 from rulec.errors import RulecError, StateMismatch
-from rulec.formats import decode, encode
+from rulec.formats import UNBIASED, decode, encode
 from rulec.jax.leaves import Tree, flat
 from rulec.jax.machine import Machine, call, machine
 from rulec.jax.packing import unpacked
@@ -25,7 +25,7 @@ from rulec.jax.transform import options
 from rulec.jax.xla import is_traced
 from rulec.language.hyper import checked_seed
 from rulec.language.node import Node
-from rulec.pure.codes import Coded
+from rulec.pure.codes import Coded, Unbiased
 from rulec.pure.plan import StepPlan
 from rulec.pure.values import Values
 
@@ -52,10 +52,16 @@ class JaxRun:
         return [
             Leaf(
                 names[place], tuple(self.tree.arrays[place].shape), str(self.tree.arrays[place].dtype), rule, place,
-                getattr(routes[place], "group", 0),
+                getattr(routes[place], "group", 0), self._rounds(place),
             )
             for place, rule in zip(self.places, self.plan.rules, strict=True)
         ]  # fmt: skip
+
+    def _rounds(self, place: int) -> bool:
+        """Whether a step rounds the leaf at a place of the tree, or a state of it, at random."""
+        arrays = () if self.state is None else self.values.arrays.values()
+        planned = any(bucket.program.memory.random for bucket in self.plan.buckets if place in bucket.places)
+        return planned or any(isinstance(of_leaves.get(place), Unbiased) for of_leaves in arrays)
 
     def states(self, place: int) -> tuple[int, dict[str, Stored]]:
         """The number of updates of a leaf, and its states by name."""
@@ -144,12 +150,14 @@ def states_of(plan: StepPlan, values: Values, place: int) -> dict[str, Stored]:
     """The states of the leaf at a place of the tree, by name."""
     states = {name: arrays[place] for name, arrays in values.arrays.items() if place in arrays}
     coded = {name: state for name, state in states.items() if isinstance(state, Coded)}
+    unbiased = {name: state for name, state in states.items() if isinstance(state, Unbiased)}
+    states |= {name: state.values for name, state in unbiased.items()}
     states |= {scale_name(name): state.scales for name, state in coded.items()}
     states |= {name: state.codes for name, state in coded.items()}
     for name, level in plan.numbers.items():
         if level == "tensor" and place in plan.having[name]:
             states[name] = np.asarray(values.numbers[name])[plan.having[name].index(place)]
-    keys = {name: state.format.key for name, state in coded.items()}
+    keys = {name: state.format.key for name, state in coded.items()} | dict.fromkeys(unbiased, UNBIASED)
     return {name: Stored.of(np.asarray(array), format=keys.get(name, "")) for name, array in states.items()}
 
 
@@ -173,12 +181,7 @@ class Filling:
         """The content in the structure, dtypes and shardings of a state."""
         values = Values(self._count(like.count))
         for state, arrays in like.arrays.items():
-            values.arrays[state] = {
-                place: self._codes(place, state, array)
-                if isinstance(array, Coded)
-                else self._array(place, state, array)
-                for place, array in arrays.items()
-            }
+            values.arrays[state] = {place: self._filled(place, state, array) for place, array in arrays.items()}
         for state, numbers in like.numbers.items():
             values.numbers[state] = call(jnp.asarray, self._numbers(state, numbers).astype(numbers.dtype))
         return values
@@ -206,6 +209,14 @@ class Filling:
             f"in {self.file} {names[0]} was updated {steps[0]} times and {title} {steps[other]} times, and a state "
             f"here has one count for all: save when all were updated equally often, and none but those that are trained"
         )
+
+    def _filled(self, place: int, state: str, like: Any) -> Any:
+        """A state as `like` is stored."""
+        if isinstance(like, Coded):
+            return self._codes(place, state, like)
+        if isinstance(like, Unbiased):
+            return Unbiased(self._array(place, state, like.values))
+        return self._array(place, state, like)
 
     def _array(self, place: int, state: str, like: Any) -> Any:
         saved, param = self._state(place, state), self.run.tree.arrays[place]

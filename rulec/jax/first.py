@@ -15,7 +15,7 @@ from rulec.compiler.view import MatrixView
 from rulec.jax.library import LIBRARY
 from rulec.jax.xla import automatic
 from rulec.pure import first as pure
-from rulec.pure.codes import Coded
+from rulec.pure.codes import Coded, Unbiased
 from rulec.pure.plan import StepPlan
 from rulec.pure.values import Hypers, Values
 from rulec.runtime.state import StateSpec
@@ -42,6 +42,8 @@ def first_values(plan: StepPlan, params: Sequence[Any], hyper: Hypers, number_dt
             for place in bucket.places:
                 codes = arrays[name][place] if form.bits == 8 else EVERYWHERE
                 arrays[name][place] = Coded(codes, EVERYWHERE, form)
+        for name in bucket.program.memory.unbiased & arrays.keys():
+            arrays[name].update((place, Unbiased(arrays[name][place])) for place in bucket.places)
     of_numbers = dict.fromkeys(plan.numbers, EVERYWHERE)
     return Values(*automatic(first, ([*params], hyper), (EVERYWHERE, arrays, of_numbers)))
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from rulec.errors import TensorError
-from rulec.pure.codes import Coded
+from rulec.pure.codes import Coded, Unbiased
 
 #: Where a leaf's array lies: in which of the flat arrays, from which element on, and its shape.
 Where = tuple[int, int, tuple[int, ...]]
@@ -163,7 +163,7 @@ def _mapped(state: Any, function: Callable[[Any], Any]) -> Any:
 def _pack(tree: Any) -> Any:
     if tree is None or isinstance(tree, Packed):
         return tree
-    leaves, structure = jax.tree.flatten(tree, is_leaf=lambda x: x is None or isinstance(x, Coded))
+    leaves, structure = jax.tree.flatten(tree, is_leaf=lambda x: x is None or isinstance(x, Coded | Unbiased))
     places, parts = _places(leaves)
     flats = [jnp.concatenate([x.reshape(-1) for x in arrays]) for arrays in parts]
     return Packed(flats, Packing(tuple(places), structure))
@@ -179,8 +179,9 @@ def _places(leaves: Iterable[Any]) -> tuple[list[Where | None], list[list[Any]]]
         if leaf is None:
             places.append(None)
             continue
-        if isinstance(leaf, Coded):
-            raise TensorError("a state in codes cannot be packed: leave packed out, or state_dtype")
+        if isinstance(leaf, Coded | Unbiased):
+            what = "codes" if isinstance(leaf, Coded) else leaf.dtype
+            raise TensorError(f"a state in {what} cannot be packed: leave packed out, or state_dtype")
         if jnp.iscomplexobj(leaf):
             raise TensorError(
                 f"a state of {leaf.dtype} cannot be packed: leave packed out where a parameter is complex"

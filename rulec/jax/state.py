@@ -18,21 +18,22 @@ from rulec.errors import StateMismatch
 from rulec.jax.leaves import Tree, paired
 from rulec.jax.packing import Packed, Pieces
 from rulec.language.rule import Rule
-from rulec.pure.codes import Coded
+from rulec.pure.codes import Coded, Unbiased
 from rulec.pure.first import CHANGED, check_values, number_states
 from rulec.pure.plan import StepPlan
 from rulec.pure.values import Values
 
 jax.tree_util.register_dataclass(Coded, ["codes", "scales"], ["format"])
+jax.tree_util.register_dataclass(Unbiased, ["values"], [])
 
 
 class State:
     """The memory of a rule: `count`, the number of steps done, and its states by name.
 
-    A state of the leaves is a tree like the parameters, with None for a leaf without it, and `codes`, `scales` and
-    their `format` together for a leaf in codes. A state of numbers is a vector
-    over the leaves with it or over the groups, or a single number of the whole model. It is a named tuple, so a pytree
-    of arrays. `count` is int32; it is a vector where a rule may skip the steps of some leaves alone.
+    A state of the leaves is a tree like the parameters, with None for a leaf without it, `codes`, `scales` and their
+    `format` together for a leaf in codes, and `values` for a leaf in bfloat16_sr. A state of numbers is a vector over
+    the leaves with it or over the groups, or a single number of the whole model. It is a named tuple, so a pytree of
+    arrays. `count` is int32; it is a vector where a rule may skip the steps of some leaves alone.
     """
 
     __slots__ = ()
@@ -124,7 +125,7 @@ def _by_place(value: Any, field: str, tree: Tree, title: str) -> dict[int, Any]:
     }
     known = _PARTS.get(field, FLOATS)
     for place, array in by_place.items():
-        if not isinstance(array, Coded) and str(getattr(array, "dtype", None)) not in known:
+        if not isinstance(array, Coded | Unbiased) and str(getattr(array, "dtype", None)) not in known:
             kind = array.dtype if hasattr(array, "dtype") else type(array).__name__
             raise StateMismatch(
                 f"{field} of {tree.names[place]} in the state of {title} is of {kind}, and states are of "

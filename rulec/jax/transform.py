@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from rulec.compiler.layout import FLOATS
+from rulec.compiler.layout import PLAIN_STORAGE
 from rulec.errors import HyperError
 from rulec.formats import NAMES, parse
 from rulec.jax.injection import injectable
@@ -35,9 +35,9 @@ def transform(
     float64 where JAX is allowed it. `state_dtype` is the storage dtype of states, of all or by name, by default each
     parameter's; or one of `rulec.formats`, as in `{"m": "int8", "v": "dynamic8"}`. In the state of a leaf of 4096
     elements or more then stands `codes` (int8 or uint8) and `scales` (float32) with their `format`; a format for all is
-    for the states that it is proved safe for. `tags` is leaf path -> words, as in `{"embed/table": {"embedding"}}`, for
-    rules that ask `tagged(...)`; `seed` is for the rule's random numbers. `update` takes the rule's `inputs`
-    as keywords.
+    for the states that it is proved safe for. A state in `bfloat16_sr` is bfloat16, as `values`, and rounded at random.
+    `tags` is leaf path -> words, as in `{"embed/table": {"embedding"}}`, for rules that ask `tagged(...)`; `seed` is
+    for the rule's random numbers and for rounding. `update` takes the rule's `inputs` as keywords.
 
     Updates are the change of each parameter, in its dtype, for `optax.apply_updates`. Raises HyperError here, and
     TensorError or StateMismatch when it is traced.
@@ -69,9 +69,9 @@ def _dtype(value: Any) -> str:
         dtype = str(jnp.dtype(value))
     except TypeError:
         dtype = str(value)
-    if dtype not in FLOATS:
+    if dtype not in PLAIN_STORAGE:
         if dtype.partition("/")[0] not in NAMES:
-            raise HyperError(f"state_dtype={value!r} is none of {', '.join([*FLOATS, *NAMES])}")
+            raise HyperError(f"state_dtype={value!r} is none of {', '.join([*PLAIN_STORAGE, *NAMES])}")
         parse(dtype)
     if dtype == "float64" and not is_wide():
         raise HyperError(

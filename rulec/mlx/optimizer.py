@@ -22,7 +22,7 @@ from rulec.language.rule import Rule
 from rulec.mlx.arrays import LIBRARY
 from rulec.mlx.entries import Entry, entry_of, hyper_of
 from rulec.pure import first
-from rulec.pure.codes import Coded
+from rulec.pure.codes import Coded, Unbiased
 from rulec.pure.first import check_values, number_states
 from rulec.pure.hyper import resolved
 from rulec.pure.plan import Options, Route, StepPlan
@@ -62,7 +62,8 @@ class RuleOptimizer(Optimizer):
     Parameters are float32, float16, bfloat16, or float64 on the CPU; states have their parameter's dtype, or
     the `state_dtype` of all or by name: a dtype or one of `rulec.formats`, as in `{"m": "int8", "v": "dynamic8"}`, by
     the rule's names. A state `m` in codes is two arrays of a parameter of 4096 elements or more, `m` (int8 or uint8)
-    and `m::scale` (float32). `weights` is the kind of parameters of 16 bits in memory (`split`, `split24`, `master`,
+    and `m::scale` (float32); one in `bfloat16_sr` is bfloat16, rounded at random. `seed` is for the rule's random
+    numbers and for rounding. `weights` is the kind of parameters of 16 bits in memory (`split`, `split24`, `master`,
     `kahan`, `stochastic`), with its part in a state such as `param::low`. A step is pure and lazy. HyperError for a
     keyword without meaning to the rule, TensorError for a gradient out of place.
     """
@@ -80,7 +81,9 @@ class RuleOptimizer(Optimizer):
             raise HyperError(f"{rule.name} needs {what}, which an optimizer of MLX does not give: compose a rule first")
         rules = Router(rule).rules
         dtypes = _dtypes(state_dtype, rules)
-        Storage(dict(dtypes), weights).check_weights(())
+        storage = Storage(dict(dtypes), weights)
+        storage.check_weights(())
+        self._unbiased = {state for each in rules for state in storage.memory_of(each, "float32").unbiased}
         self._rule = rule
         self._options = Options(seed=checked_seed(seed), state_dtype=dtypes, weights=weights, functions="mlx")
         self._settings, self._hyper = rule.settings, hyper_of(rule, keywords)
@@ -153,6 +156,7 @@ class RuleOptimizer(Optimizer):
             }
             for name, theirs in self._names.items()
         }
+        self._mark(values)
         plan = self._plan(names, [p for _, p in pairs], [g for g, _ in pairs], _in_floats(values, scales))
         _join(plan, values, scales)
         shared = self.state.get(SHARED, {})
@@ -164,6 +168,12 @@ class RuleOptimizer(Optimizer):
         check_values(plan, values, self._names, self._rule.name)
         return plan, values
 
+    def _mark(self, values: Values) -> None:
+        """Says of states in bfloat16 that they are rounded at random, where `state_dtype` does."""
+        for name in self._unbiased & values.arrays.keys():
+            arrays = values.arrays[name]
+            arrays.update((k, Unbiased(x)) for k, x in arrays.items() if dtype_name(x) == "bfloat16")
+
     def _store(self, plan: StepPlan, values: Values, states: Mapping[int, dict[str, Any]]) -> None:
         """Puts values into the states of parameters, by place, and into that of all together."""
         for name, arrays in values.arrays.items():
@@ -173,7 +183,7 @@ class RuleOptimizer(Optimizer):
                 if isinstance(array, Coded):
                     states[place][theirs], states[place][scale_name(theirs)] = array.codes, array.scales
                 else:
-                    states[place][theirs] = array
+                    states[place][theirs] = array.values if isinstance(array, Unbiased) else array
         for name, level in plan.numbers.items():
             if level != "tensor":
                 self.state.setdefault(SHARED, {})[name] = values.numbers[name].reshape(())
@@ -269,8 +279,9 @@ class MlxOptimizer(RuleOptimizer):
     signature: ClassVar[inspect.Signature]
 
     def __init__(
-        self, *values: Any, state_dtype: str | Mapping[str, str] | None = None, weights: str = "", **keywords: Any
-    ) -> None:
+        self, *values: Any, seed: int = 0, state_dtype: str | Mapping[str, str] | None = None, weights: str = "",
+        **keywords: Any,
+    ) -> None:  # fmt: skip
         name = type(self).__name__
         try:
             arguments = self.signature.bind(*values, **keywords)
@@ -279,7 +290,7 @@ class MlxOptimizer(RuleOptimizer):
         arguments.apply_defaults()
         learning_rate = arguments.arguments.pop("learning_rate")
         self.entry, hyper = entry_of(name, arguments.arguments)
-        super().__init__(learning_rate, state_dtype=state_dtype, weights=weights, **hyper)
+        super().__init__(learning_rate, seed=seed, state_dtype=state_dtype, weights=weights, **hyper)
 
 
 def mlx_optimizer(name: str) -> type[RuleOptimizer]:

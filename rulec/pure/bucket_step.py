@@ -13,7 +13,7 @@ import numpy as np
 from rulec.arrays.bits import words_of
 from rulec.compiler.scalars import evaluate_once
 from rulec.language.node import Node, Op
-from rulec.pure.codes import Coded, decode, encode
+from rulec.pure.codes import Coded, Unbiased, decode, encode
 from rulec.pure.hyper import PureRows
 from rulec.pure.plan import Bucket
 from rulec.pure.step_values import StepValues
@@ -171,6 +171,7 @@ class BucketStep:
         yield from self.between.work_out(gaps[-1])
         self._write_narrow(stays)
         self._encode(stays)
+        self._mark()
 
     def _vectors(self, name: str) -> list[Any]:
         """A result as kernels read it: one of a parameter's shape in the order of its elements in memory."""
@@ -239,6 +240,8 @@ class BucketStep:
     # States in codes
 
     def _decode(self) -> None:
+        for state in self._unbiased:
+            self.states[state].update((place, self.states[state][place].values) for place in self.bucket.places)
         for state in self.bucket.formats:
             for place, view in zip(self.bucket.places, self.bucket.views, strict=True):
                 with self.step.on_device():
@@ -255,6 +258,18 @@ class BucketStep:
                     coded = encode(form, new[place], self.library.of)
                 codes = self._unless(stays, i, old[place].codes, coded.codes)
                 new[place] = Coded(codes, self._unless(stays, i, old[place].scales, coded.scales), form)
+
+    @property
+    def _unbiased(self) -> set[str]:
+        """The states of the bucket that are rounded at random."""
+        return {*self.states} & self.program.memory.unbiased
+
+    def _mark(self) -> None:
+        """Says of new values that they are rounded at random."""
+        for state in self._unbiased:
+            new = self.step.new.arrays[state]
+            for place in self.bucket.places:
+                new[place] = new[place] if isinstance(new[place], Unbiased) else Unbiased(new[place])
 
     # What is narrower than a parameter
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rulec.formats import Format, float8, reach, steps, table, zero
+from rulec.formats import UNBIASED, Format, float8, reach, steps, table, zero
 from rulec.formats.tables import DYNAMIC
 from rulec.pure.library import PureFunctions
 
@@ -41,6 +41,23 @@ class Coded:
         """Whether these are codes and scales of a tensor of this shape."""
         scales = (self.format.scales(math.prod(shape)),)
         return self.shape == self.format.codes_shape(shape) and tuple(self.scales.shape) == scales
+
+
+@dataclass(frozen=True, eq=False)
+class Unbiased:
+    """A state in bfloat16 that every step rounds up or down at random; `values` are its numbers."""
+
+    values: Any
+
+    @property
+    def dtype(self) -> str:
+        """The word of its storage, in the place of a dtype."""
+        return UNBIASED
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the state."""
+        return tuple(self.values.shape)
 
 
 def encode(form: Format, values: Any, of: PureFunctions) -> Coded:

@@ -9,7 +9,7 @@ from rulec.compiler.view import MatrixView
 from rulec.errors import StateMismatch
 from rulec.language.node import Node, Op
 from rulec.language.rule import Rule
-from rulec.pure.codes import Coded, encode
+from rulec.pure.codes import Coded, Unbiased, encode
 from rulec.pure.library import PureLibrary
 from rulec.pure.plan import Bucket, StepPlan
 from rulec.pure.values import Hypers, Values
@@ -74,6 +74,8 @@ class _First:
         else:
             array = stored(spec, value, shape, self.param, self.view)
         form = self.bucket.formats.get(spec.name)
+        if spec.name in self.bucket.program.memory.unbiased:
+            return Unbiased(array)
         return array if form is None else encode(form, array, self.library.of)
 
     def number(self, name: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,8 +12,8 @@ import numpy as np
 
 from rulec.backend import registry
 from rulec.compiler.axes import AxisInference
-from rulec.compiler.ir import Buffer, Program
-from rulec.compiler.layout import ITEM_SIZE, Layout, layout_for, scheduled
+from rulec.compiler.ir import PLAIN, Buffer, Memory, Program
+from rulec.compiler.layout import PLAIN_STORAGE, Layout, layout_for, scheduled
 from rulec.compiler.lower import check_counts
 from rulec.compiler.pipeline import compile
 from rulec.compiler.routing import Router
@@ -21,7 +21,7 @@ from rulec.compiler.scalars import ScalarTable
 from rulec.compiler.update import as_update
 from rulec.compiler.view import MatrixView, matrix_view
 from rulec.errors import BackendUnsupported, RuleError, TensorError
-from rulec.formats import Format, of_key
+from rulec.formats import UNBIASED, Format, of_key
 from rulec.language.node import Kind, Node, Op, walk
 from rulec.language.rule import Rule
 from rulec.language.traits import sees_shape
@@ -29,7 +29,7 @@ from rulec.pure.values import Leaf
 from rulec.runtime.engine import EPS
 from rulec.runtime.plan import Plan
 from rulec.runtime.state import StateSpec, state_specs
-from rulec.runtime.storage import Storage
+from rulec.runtime.storage import Storage, check_single
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,9 +46,9 @@ class Route:
 class Options:
     """The options of compilation.
 
-    `state_dtype` has the storage dtypes or formats of states by name, or of all by "". `weights` is the
-    kind of leaves of 16 bits in memory, of `rulec.compiler.weights`. With `update` a step computes
-    the change of each parameter, not the new parameter. `functions` is the backend of a step's functions. `backend`
+    `state_dtype` has the storage dtypes or formats of states by name, or of all by "". `weights` is the kind of leaves
+    of 16 bits in memory, of `rulec.compiler.weights`. With `update` a step computes the change of each parameter, not
+    the new parameter. `functions` is the backend of a step's functions. `backend`
     runs the passes over elements: "jax" alone, "cpu" where it can, or "either", the faster.
     """
 
@@ -163,10 +163,10 @@ class StepPlan:
         view = matrix_view(leaf.shape, rule.view)
         facts = {**view.facts, "machine_eps": EPS[leaf.dtype]}
         static = {name: route.static[name] for name, hyper in rule.hyper.items() if hyper.static}
-        weights = self._storage.weights_of("" if leaf.paired else leaf.dtype)
-        program = check_counts(compile(rule, facts, static, weights=weights), {**facts, **static})
+        program = check_counts(compile(rule, facts, static, memory=self._memory(rule, leaf)), {**facts, **static})
         states, formats = self._stored(program, leaf)
         layout = layout_for(program, leaf.dtype, leaf.grad_dtype, states, self.options.maximize)
+        check_single(program, layout, leaf.name)
         key = id(route.rule), program, layout, tuple(sorted(static.items())), tuple(formats.items())
         if key not in known:
             known[key] = self._bucket(route.rule, program, layout, static, formats)
@@ -177,6 +177,14 @@ class StepPlan:
         bucket.groups.append(route.group)
         bucket.facts.append(facts)
 
+    def _memory(self, rule: Rule, leaf: Leaf) -> Memory:
+        """The memory of a leaf's program: existing states keep theirs."""
+        if leaf.paired:
+            return PLAIN
+        memory, existing = self._storage.memory_of(rule, leaf.dtype), dict(leaf.states)
+        unbiased = (s for s in rule.state if (existing[s] == UNBIASED if s in existing else s in memory.unbiased))
+        return replace(memory, unbiased=frozenset(unbiased))
+
     def _stored(self, program: Program, leaf: Leaf) -> tuple[dict[str, str], dict[str, Format]]:
         """The dtypes of a leaf's states, decoded, and the formats of those in codes."""
         dtypes, formats = self._storage.of(program, leaf.dtype, 0 if leaf.paired else math.prod(leaf.shape))
@@ -184,8 +192,8 @@ class StepPlan:
             if name not in {*dtypes, *formats}:
                 continue
             formats.pop(name, None)
-            if word in ITEM_SIZE:
-                dtypes[name] = word
+            if word in PLAIN_STORAGE:
+                dtypes[name] = "bfloat16" if word == UNBIASED else word
             else:
                 formats[name] = of_key(word)
         return dtypes | dict.fromkeys(formats, "float32"), dict(sorted(formats.items()))

@@ -111,7 +111,7 @@ class Bucket:
             program = self.program
             if decided:
                 assumed = {place: truth for (place, _), truth in zip(program.predicates, decided, strict=True)}
-                program = compile(program.rule, self.facts[0], self.static, assumed, weights=program.weights)
+                program = compile(program.rule, self.facts[0], self.static, assumed, memory=program.memory)
             program, layout = scheduled(program, self.layout.of(program), early=not self.parted)
             source, kernel = kernel_of(self.backend, program, layout, self.decoded, partial(self.library.join, axis=0))
             if LEVEL >= 4:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,24 +12,25 @@ import numpy as np
 
 from rulec.backend import registry
 from rulec.backend.protocol import Backend
-from rulec.compiler.ir import Program
+from rulec.compiler.ir import Memory, Program
 from rulec.compiler.layout import ITEM_SIZE, Layout, is_shaped, is_viewed, layout_for
 from rulec.compiler.lower import check_counts
 from rulec.compiler.pipeline import compile
 from rulec.compiler.routing import Router
 from rulec.compiler.scalars import evaluate_once
 from rulec.compiler.view import matrix_view
-from rulec.compiler.weights import kind_of_piece
 from rulec.errors import RuleError, TensorError
+from rulec.language.node import RANGE, ROWS
 from rulec.runtime.bucket import Bucket, Tensor
 from rulec.runtime.common import Common
 from rulec.runtime.counts import Counts, DeviceCounts
 from rulec.runtime.hyper import EPS
+from rulec.runtime.lost_changes import warn_of_lost_changes
 from rulec.runtime.partial import Whole
 from rulec.runtime.plan import needs_matrix
 from rulec.runtime.rows import Numbers
 from rulec.runtime.state import state_specs
-from rulec.runtime.storage import Storage
+from rulec.runtime.storage import Storage, check_single
 
 
 @dataclass(frozen=True)
@@ -165,6 +166,8 @@ class Buckets:
         self.common.hyper.add_programs([key[0] for key in new], table)
         extensions = {key: self._extension(key, tensors, table) for key, tensors in new.items()}
         # All that may fail is done before the first tensor joins.
+        for bucket, hyper in [(e.bucket, e.hyper[0]) for key, e in extensions.items() if key not in self.by_key]:
+            warn_of_lost_changes(bucket.program, bucket.layout, self.storage.words, hyper)
         states = [extension.states() for extension in extensions.values()]
         for (key, extension), first_states in zip(extensions.items(), states, strict=True):
             extension.join(first_states)
@@ -196,11 +199,15 @@ class Buckets:
         """The program of a tensor's rule for its shape and static hyper-parameters, and these hyper-parameters."""
         named = self.common.hyper.of_group(table, tensor.group)
         static = {k: named[k] for k, h in tensor.rule.hyper.items() if h.static}
-        return compile(tensor.rule, self.facts(tensor), static, weights=self._weights(tensor)), static
+        return compile(tensor.rule, self.facts(tensor), static, memory=self.memory(tensor)), static
 
-    def _weights(self, tensor: Tensor) -> str:
-        kind = self.storage.weights_of(self.common.arrays.dtype(tensor.array))
-        return kind if tensor.whole is None else kind_of_piece(kind, tensor.whole.piece)
+    def memory(self, tensor: Tensor) -> Memory:
+        """How a tensor and its states are stored, beyond their dtypes."""
+        dtype, whole = self.common.arrays.dtype(tensor.array), tensor.whole
+        memory = self.storage.memory_of(tensor.rule, dtype, whole is None)
+        if whole is None or not memory.random:
+            return memory
+        return replace(memory, places=ROWS if whole.piece.gap else RANGE)
 
     def _key(self, tensor: Tensor, grad_dtype: str | None, table: Numbers) -> Any:
         dtype = self.common.arrays.dtype(tensor.array)
@@ -212,6 +219,7 @@ class Buckets:
         states, formats = self.storage.of(program, dtype, coded)
         turned = tensor.view.transposed and is_shaped(program)
         layout = layout_for(program, dtype, grad_dtype, states, tensor.maximize, turned, formats)
+        check_single(program, layout, tensor.name)
         device = self.common.arrays.device(tensor.array)
         return program, layout, device, tuple(sorted(static.items())), bool(tensor.cuts)
 

@@ -18,7 +18,7 @@ from rulec.compiler.layout import array_buffers
 from rulec.compiler.pipeline import compile
 from rulec.compiler.routing import Router
 from rulec.errors import RuleError
-from rulec.formats import Format
+from rulec.formats import UNBIASED, Format
 from rulec.language.hyper import checked_seed
 from rulec.language.rule import Rule, assignments
 from rulec.runtime.arrays import Arrays
@@ -158,7 +158,12 @@ class Engine:
             return {}
         formats = {name: form.text for name, form in bucket.layout.formats}
         arrays = [b.name for b in array_buffers(bucket.program) if b.role == "state"]
+        formats |= dict.fromkeys(bucket.program.memory.unbiased, UNBIASED)
         return {name: formats.get(name, bucket.layout.dtype(name)) for name in arrays}
+
+    def rounds(self, tensor_id: int) -> bool:
+        """Whether a step rounds a tensor or a state of it at random."""
+        return self._homes.memory(self.tensors[tensor_id]).random
 
     # Hyper-parameters
 
@@ -247,7 +252,7 @@ class Engine:
                 self._ways[key] = way(bucket.program.rule)
             rule = self._ways[key]
             if rule is not None:
-                other = bucket.under(compile(rule, bucket.facts[0], bucket.static, weights=bucket.program.weights))
+                other = bucket.under(compile(rule, bucket.facts[0], bucket.static, memory=bucket.program.memory))
                 launches += self._launcher.launches(Part(other, None, None, None, list), other.params, {})
         run(launches)
 
@@ -266,7 +271,7 @@ class Engine:
             key = way, id(bucket)
             if key not in self._within:
                 rule = way(bucket.program.rule)
-                program = compile(rule, bucket.facts[0], bucket.static, weights=bucket.program.weights)
+                program = compile(rule, bucket.facts[0], bucket.static, memory=bucket.program.memory)
                 self._within[key] = bucket.within(program, counts)
             chosen = replace(part, bucket=self._within[key], pick=None)
             launches += self._launcher.launches(chosen, grads if part.pick is None else part.pick(grads), {})

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from rulec.analysis.storage import StateStorage
-from rulec.compiler.ir import Program
-from rulec.compiler.layout import FLOATS, array_buffers
+from rulec.compiler.ir import Memory, Program
+from rulec.compiler.layout import FLOATS, PLAIN_STORAGE, Layout, array_buffers
 from rulec.compiler.weights import DTYPES
 from rulec.errors import HyperError, TensorError
-from rulec.formats import NAMES, Format, parse
+from rulec.formats import NAMES, UNBIASED, Format, parse
 from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
 
@@ -23,7 +23,8 @@ FEWEST_CODED = 4096
 class Storage:
     """The storage dtypes and formats of states by name; `""` is for all other states.
 
-    A format for all is for the states that it is proved safe for; the others are stored exactly. `weights` is the kind
+    A format for all, and `bfloat16_sr`, are for the states that are safe in them; the others are stored exactly.
+    `weights` is the kind
     of the parameters in memory that are of a dtype for it; empty for plain parameters. States without a word have the
     dtype of their parameter, and float32 beside a parameter of a kind.
     """
@@ -31,10 +32,15 @@ class Storage:
     words: Mapping[str, str] = field(default_factory=dict)
     weights: str = ""
 
+    @property
+    def random(self) -> bool:
+        """Whether parameters or states are rounded at random, so that a step depends on a seed."""
+        return self.weights == "stochastic" or UNBIASED in self.words.values()
+
     @cached_property
     def formats(self) -> dict[str, Format]:
         """The formats among the words."""
-        return {name: parse(word) for name, word in self.words.items() if word not in FLOATS}
+        return {name: parse(word) for name, word in self.words.items() if word not in PLAIN_STORAGE}
 
     def check(self, rules: Iterable[Rule]) -> None:
         """TensorError for a state that no rule has, or an unknown dtype; HyperError for an unsafe format."""
@@ -43,13 +49,41 @@ class Storage:
         for state, word in self.words.items():
             if state and state not in known:
                 raise TensorError(f"{rules[0].name} has no state {state!r}{did_you_mean(state, known)}")
-            if word not in FLOATS and word.partition("/")[0] not in NAMES:
-                raise TensorError(f"state dtype {word!r} is none of {', '.join([*FLOATS, *NAMES])}")
-        for state, form in self.formats.items():
+            if word not in PLAIN_STORAGE and word.partition("/")[0] not in NAMES:
+                raise TensorError(f"state dtype {word!r} is none of {', '.join([*PLAIN_STORAGE, *NAMES])}")
+        for state, word in self.words.items():
             for rule in (rule for rule in rules if state in rule.state):
-                fault = unsafe(rule.analysis.storage[state], form)
-                if fault:
-                    raise HyperError(f"state {state} of {rule.name} cannot be {form.text}: {fault}")
+                self._check_safe(rule, state, word)
+
+    def _check_safe(self, rule: Rule, state: str, word: str) -> None:
+        if word in FLOATS:
+            return
+        proof, form = rule.analysis.storage[state], self.formats.get(state)
+        fault = proof.exact if form is None else unsafe(proof, form)
+        if fault:
+            raise HyperError(f"state {state} of {rule.name} cannot be {form.text if form else word}: {fault}")
+
+    def memory_of(self, rule: Rule, dtype: str, whole: bool = True) -> Memory:
+        """The memory of a rule's program for a parameter of this dtype, and for a part of one where not `whole`.
+
+        TensorError for a state of rows or columns of a part: processes may have the same numbers, and must round them
+        alike.
+        """
+        unbiased = {state for state in rule.state if self._is_unbiased(rule, state, dtype)}
+        narrow = {state for state in unbiased if rule.state[state].per != "element"}
+        named = narrow & self.words.keys()
+        if named and not whole:
+            raise TensorError(
+                f"{min(named)} of {rule.name} is a state of rows or columns, which has no {UNBIASED} where processes "
+                f"have parts of a tensor: give state_dtype={{{min(named)!r}: 'float32'}}"
+            )
+        return Memory(self.weights_of(dtype), frozenset(unbiased if whole else unbiased - narrow))
+
+    def _is_unbiased(self, rule: Rule, state: str, dtype: str) -> bool:
+        if state in self.words:
+            return self.words[state] == UNBIASED
+        safe = self.words.get("") == UNBIASED and dtype != "float64"
+        return safe and not rule.analysis.storage[state].exact
 
     def weights_of(self, dtype: str) -> str:
         """The kind of a parameter of this dtype in memory."""
@@ -85,12 +119,15 @@ class Storage:
         """
         dtypes: dict[str, str] = {}
         formats: dict[str, Format] = {}
-        usual = exact(dtype) if program.weights else dtype
+        usual = exact(dtype) if program.memory.weights else dtype
         for buffer in array_buffers(program):
             if buffer.role != "state" or buffer.name not in program.rule.state:
                 continue
             word = buffer.name if buffer.name in self.words else ""
             form = self.formats.get(word)
+            if self.words.get(word) == UNBIASED:
+                dtypes[buffer.name] = "bfloat16" if buffer.name in program.memory.unbiased else exact(dtype)
+                continue
             if form is None:
                 kept = program.rule.state[buffer.name].storage == "exact" and not word
                 dtypes[buffer.name] = exact(dtype) if kept else self.words.get(word, usual)
@@ -101,6 +138,17 @@ class Storage:
             else:
                 formats[buffer.name] = form.for_state(signed=not proof.unsigned, floor=proof.floor)
         return dtypes, formats
+
+
+def check_single(program: Program, layout: Layout, tensor: str) -> Layout:
+    """The same layout; TensorError where the bits of float32 are asked for, and a tensor is computed in float64."""
+    words = [f"weights={program.memory.weights!r}"] if program.memory.weights not in ("", "master") else []
+    words += [f"{UNBIASED} for {state}" for state in sorted(program.memory.unbiased)]
+    if words and layout.compute == "float64":
+        wide = next(buffer for buffer, dtype in layout.dtypes if dtype == "float64")
+        what = {"p": tensor, "g": f"the gradient of {tensor}"}.get(wide, f"{wide} of {tensor}")
+        raise TensorError(f"{words[0]} computes in float32, and {what} is of float64: take float32 for both")
+    return layout
 
 
 def unsafe(proof: StateStorage, form: Format) -> str:

@@ -71,7 +71,7 @@ def family(rule: Rule, dtype: str, storage: Storage, form: str, written: frozens
     static = static_defaults(rule)
     storage.check([rule])
     storage.check_weights([dtype])
-    conditions, groups = _fewest(_conditions(rule, static), _by_truth(rule, static, storage, form, written))
+    conditions, groups = _fewest(_conditions(rule, static), _by_truth(rule, static, storage, dtype, form, written))
     cases = tuple(
         Case(tuple(truths), program, facts, tuple(versions(rule, program, facts, static, dtype, storage)))
         for program, facts, truths in groups
@@ -95,7 +95,7 @@ def _conditions(rule: Rule, static: Mapping[str, float]) -> list[Node]:
 
 
 def _by_truth(
-    rule: Rule, static: Mapping[str, float], storage: Storage, form: str, written: frozenset[Op]
+    rule: Rule, static: Mapping[str, float], storage: Storage, dtype: str, form: str, written: frozenset[Op]
 ) -> dict[tuple[bool, ...], tuple[Program, Mapping[str, float]]]:
     """Values of the conditions -> the program for a shape with these values, and the facts of one such shape."""
     conditions = _conditions(rule, static)
@@ -108,7 +108,7 @@ def _by_truth(
             continue
         truths = tuple(bool(decide(c, {**facts, **static})) for c in conditions)
         if truths not in programs:
-            program = compile(rule, facts, weights=storage.weights)
+            program = compile(rule, facts, memory=storage.memory_of(rule, dtype))
             refuse_shared(program, form)
             refuse_unwritten(program, form, written)
             refuse_predicates(program, form, MOST_PREDICATES)
@@ -168,7 +168,7 @@ def versions(
     outcomes = []
     for decided in itertools.product((True, False), repeat=len(program.predicates)):
         assumed = {place: truth for (place, _), truth in zip(program.predicates, decided, strict=True)}
-        chosen = compile(rule, facts, static, assumed, weights=storage.weights) if assumed else program
+        chosen = compile(rule, facts, static, assumed, memory=program.memory) if assumed else program
         turnable = rule.view.get("short") == "first" and (is_shaped(chosen) or needs_matrix(chosen) is not None)
         for turned in (False, True)[: 1 + turnable]:
             states, formats = storage.of(chosen, dtype, FEWEST_CODED)

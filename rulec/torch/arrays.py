@@ -8,11 +8,12 @@ singular value decompositions, to look for failures.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from rulec.arrays import bits
 from rulec.arrays.functions import Functions, arithmetic
 from rulec.arrays.matrix import COEFFICIENTS, iterations, matrix_functions
 from rulec.language.node import Op
@@ -85,6 +86,12 @@ def _cbrt(x: Tensor) -> Tensor:
     return torch.where(plain, torch.copysign(root, x), x.double()).to(x.dtype)
 
 
+def _chance(like: Tensor, *words: Tensor) -> Tensor:
+    """The random bits of elements, where they are: torch has few operations of uint32."""
+    with torch.device(like.device):
+        return cast(Tensor, bits.chance(torch, like, *words, word=torch.int64))
+
+
 def _newton_schulz(x: Tensor, steps: float, dtype: str) -> Tensor:
     """The quintic iteration in the dtype asked for, by the operations of torch.optim.Muon, on the whole stack."""
     a, b, c = COEFFICIENTS
@@ -102,7 +109,7 @@ FUNCTIONS = TorchFunctions(torch)
 
 #: The operations, in the tensors' own dtype.
 ARITHMETIC: Mapping[Op, Callable[..., Any]] = arithmetic(
-    FUNCTIONS, power=_power, remainder=_remainder, equal=torch.eq, where=_where, cbrt=_cbrt
+    FUNCTIONS, power=_power, remainder=_remainder, equal=torch.eq, where=_where, cbrt=_cbrt, chance=_chance
 )
 
 #: The matrix functions, where the tensors are.

@@ -67,7 +67,7 @@ def _run(optimizer: Any, verb: str) -> TorchRun:
         if param.is_complex():
             raise TensorError(f"{name} is complex, which other frameworks' rules are not: use state_dict()")
     check_whole(params, verb)
-    return TorchRun(optimizer, int(optimizer.param_groups[0].get("seed", 0)))
+    return TorchRun(optimizer, optimizer._options.seed or int(optimizer.param_groups[0].get("seed", 0)))
 
 
 def _not_ours(optimizer: Any, verb: str) -> str:
@@ -118,6 +118,7 @@ class TorchRun:
             Leaf(
                 name, tuple(route.param.shape), dtype_name(route.param.dtype),
                 routers[route.group].choose(tuple(route.param.shape), route.tags, route.name), place, route.group,
+                self.machine.buffers.rounds(place),
             )
             for place, (name, route) in enumerate(zip(names_of(self.optimizer), self.routes, strict=True))
         ]  # fmt: skip
@@ -125,7 +126,7 @@ class TorchRun:
     def states(self, place: int) -> tuple[int, dict[str, Stored]]:
         """The number of updates and the states by the rule's own names; none before the first update."""
         states, formats = self.buffers(place), self.machine.buffers.formats_here(place)
-        keys = {name: form.key for name, form in formats.items()}
+        keys = {name: form.key for name, form in formats.items()} | self.machine.buffers.unbiased_here(place)
         return int(states.pop("step", 0)), {name: stored(x, keys.get(name, "")) for name, x in states.items()}
 
     def buffers(self, place: int) -> dict[str, Tensor]:

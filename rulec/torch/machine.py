@@ -28,7 +28,7 @@ from rulec.torch.group_states import GroupStates, check_complete
 from rulec.torch.inputs import Inputs
 from rulec.torch.interface import Interface
 from rulec.torch.memory import plain_arithmetic, plain_memory
-from rulec.torch.options import Options, check_parts, fitting
+from rulec.torch.options import Options, check_parts, check_real, fitting
 from rulec.torch.placed import check_gradient, part_of
 from rulec.torch.plans import Plans, StepPlan, copy_all, launches_of, part_launches_of, scaling_kind
 from rulec.torch.residence import NEW_NUMBERS, NEW_SCALING, NEW_TENSORS, residence_of
@@ -58,6 +58,7 @@ class Machine:
         self.routes = routes_of(interface, self.group_rules, groups, options.across is not None)
         self.names = [route.name for route in self.routes]
         check_parts(options, self.params, self.names)
+        check_real(options, self.params, self.names)
         self.residence = residence_of(self.params, groups, options)
         self.residence.check_capture(NEW_TENSORS)
         self._snapshot = Snapshot(interface, groups, options, self.residence, self.names)

@@ -10,16 +10,17 @@ from torch import Tensor
 
 from rulec.backend import registry
 from rulec.backend.protocol import Backend
+from rulec.compiler.layout import PLAIN_STORAGE
 from rulec.errors import HyperError, TensorError
-from rulec.formats import NAMES
+from rulec.formats import NAMES, UNBIASED
 from rulec.language.hyper import checked_seed
 from rulec.language.source import did_you_mean
+from rulec.runtime.storage import Storage
 from rulec.torch.across import Across
 from rulec.torch.fake import ShapesBackend, is_fake
 from rulec.torch.interface import Interface, StateDtype
 from rulec.torch.meshes import Meeting
 from rulec.torch.placed import is_flat, is_split, place_of
-from rulec.torch.tensors import DTYPES
 
 #: torch's names of formats -> ours.
 _TORCH_NAMES = {"float8_e4m3fn": "float8_e4m3"}
@@ -59,19 +60,30 @@ def check_parts(options: Options, params: Sequence[Tensor], names: Sequence[str]
 
     Codes and random bits of a part need to know its tensor, as a DTensor does.
     """
-    coded = [f"state_dtype={word!r}" for word in options.state_dtypes.values() if word not in DTYPES]
-    drawn = ["weights='stochastic'"] if options.weights == "stochastic" else []
+    words = options.state_dtypes.values()
+    coded = [f"state_dtype={word!r}" for word in words if word not in PLAIN_STORAGE]
+    drawn = {"weights='stochastic'": "weights='split'"} if options.weights == "stochastic" else {}
+    drawn |= {f"state_dtype={word!r}": "state_dtype='float32'" for word in words if word == UNBIASED}
     for param, name in zip(params, names, strict=True):
         if (coded or drawn) and is_flat(param):
             raise TensorError(
                 f"{name} is a part of a flat parameter of FullyShardedDataParallel, which has no shape for "
                 f"{[*coded, *drawn][0]}: use fully_shard, whose parameters are DTensors"
             )
-        if drawn and is_split(param) and place_of(param) is None:
-            raise TensorError(
-                f"{name} is placed as {param.placements}, and weights='stochastic' is for parts that are a range or "  # type: ignore[attr-defined]
-                f"equal rows of the whole: shard another dimension, or give weights='split'"
-            )
+        for what, advice in drawn.items():
+            if is_split(param) and place_of(param) is None:
+                raise TensorError(
+                    f"{name} is placed as {param.placements}, and {what} is for parts that are a range or equal rows "  # type: ignore[attr-defined]
+                    f"of the whole: shard another dimension, or give {advice}"
+                )
+
+
+def check_real(options: Options, params: Sequence[Tensor], names: Sequence[str]) -> None:
+    """TensorError where a parameter is complex, and a state would be bfloat16: torch has no complex numbers of it."""
+    words = [word for word in options.state_dtypes.values() if word in ("bfloat16", UNBIASED)]
+    for param, name in zip(params, names, strict=True):
+        if words and param.is_complex():
+            raise TensorError(f"{name} is complex, and a state of it cannot be {words[0]}: give state_dtype='float32'")
 
 
 def options_of(interface: Interface, values: dict[str, Any]) -> Options:
@@ -85,7 +97,7 @@ def options_of(interface: Interface, values: dict[str, Any]) -> Options:
         registry.usable(backend)
     capturable, across = bool(interface.asks_once and values.pop("capturable")), values.pop("reduce_over", None)
     seed = 0 if interface.draws else checked_seed(values.pop("seed"))
-    if seed and weights != "stochastic":
+    if seed and not Storage(state_dtypes, weights).random:
         raise HyperError(f"{interface.name} draws no random numbers for seed={seed}: leave it out")
     return Options(state_dtypes, backend, capturable, None if across is None else Across(across), None, weights, seed)
 
@@ -99,7 +111,7 @@ def _state_dtypes(interface: Interface, state_dtype: StateDtype) -> dict[str, st
             raise TensorError(f"{interface.name} has no state {state!r}{did_you_mean(state, known)}")
         name = dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch.")
         name = _TORCH_NAMES.get(name, name)
-        if name not in DTYPES and name.partition("/")[0] not in NAMES:
-            raise TensorError(f"state dtype {dtype!r} is none of {', '.join([*DTYPES, *NAMES])}")
+        if name not in PLAIN_STORAGE and name.partition("/")[0] not in NAMES:
+            raise TensorError(f"state dtype {dtype!r} is none of {', '.join([*PLAIN_STORAGE, *NAMES])}")
         dtypes[state] = name
     return dtypes

@@ -17,7 +17,7 @@ from torch import Tensor
 from rulec.compiler.layout import scale_name
 from rulec.compiler.weights import is_part
 from rulec.errors import StateMismatch
-from rulec.formats import Format
+from rulec.formats import UNBIASED, Format
 from rulec.runtime.counts import is_count
 from rulec.runtime.recode import formats_of, recoded
 from rulec.torch.codes import arrays_here, with_plain_names
@@ -207,6 +207,16 @@ class Buffers:
         engine, tensor_id = self._homes[place]
         return engine.formats(tensor_id)
 
+    def unbiased_here(self, place: int) -> dict[str, str]:
+        """The rule's names of a parameter's states that are rounded at random, each with the word for it."""
+        engine, tensor_id = self._homes[place]
+        return {name: word for name, word in engine.storage(tensor_id).items() if word == UNBIASED}
+
+    def rounds(self, place: int) -> bool:
+        """Whether a step rounds a parameter or a state of it at random."""
+        engine, tensor_id = self._homes[place]
+        return engine.rounds(tensor_id)
+
     def fill(self, saved: Mapping[int, Mapping[str, Any]]) -> None:
         """Copies saved values, by place, into the buffers."""
         with plain_memory(), real_memory():
@@ -236,10 +246,11 @@ class Buffers:
         self.store.edits.changed = False
 
     def _show_formats(self) -> None:
-        """Puts the formats of the states in codes into the groups; groups without such states have none."""
+        """Puts the formats of states, bfloat16_sr too, into the groups; groups without such states have none."""
         keys: dict[int, dict[str, str]] = {}
         for place, route in enumerate(self._routes):
             of_group = keys.setdefault(route.group, {})
+            of_group |= {name: word for name, word in self.storage(place).items() if word == UNBIASED}
             of_group |= {name: form.key for name, form in self.formats(place).items()}
         for group, formats in keys.items():
             if formats:

@@ -18,6 +18,7 @@ from rulec.arrays.bits import chance_at, words_of
 from rulec.arrays.piece import Piece, piece_of
 from rulec.backend import registry
 from rulec.compiler.interpreter import Run, Tensor, arithmetic
+from rulec.compiler.ir import Memory
 from rulec.compiler.layout import layout_for
 from rulec.compiler.pipeline import compile
 from rulec.compiler.view import matrix_view
@@ -270,7 +271,7 @@ def test_the_reference_has_the_same_bits() -> None:
     params = {name: ones(*shape) for name in "abcd"}
     grown = moved(Optimizer(FALL, params, "numpy", weights="stochastic", seed=9), params)["d"]
     view = matrix_view(shape, FALL.view)
-    program = compile(FALL, {**view.facts, "machine_eps": 2.0**-7}, weights="stochastic")
+    program = compile(FALL, {**view.facts, "machine_eps": 2.0**-7}, memory=Memory("stochastic"))
     tensor = Tensor(view, np.ones((3, 8, 5)), 0, number, 2.0**-7, t=1)
     run = Run(program, [tensor], [{"lr": 2.0**-10}], arithmetic("float64"), {}, {number: np.full((3, 8, 5), -1.0)}, 9)
     ((_, _, new),) = run.execute()[0]
@@ -318,7 +319,7 @@ def test_jax_has_the_same_bits_with_and_without_the_kernel() -> None:
 
 
 def test_noise_in_the_place_of_a_gradient_is_refused() -> None:
-    program = compile(FALL, weights="stochastic")
+    program = compile(FALL, memory=Memory("stochastic"))
     layout = layout_for(program, "bfloat16")
     for name in ("cpu", "c", "cupy", "triton"):
         with pytest.raises(BackendUnsupported, match="stochastic rounding beside noise"):

@@ -11,6 +11,7 @@ import pytest
 
 import rulec
 from rulec.array import Optimizer
+from rulec.compiler.ir import Memory
 from rulec.compiler.layout import layout_for, scheduled
 from rulec.compiler.pipeline import compile
 from rulec.compiler.weights import DTYPES, PARTS
@@ -108,7 +109,7 @@ def test_cuda_has_the_bits_of_the_cpu(cupy: Any, kind: str) -> None:
 @pytest.mark.skipif(bool(missing()), reason=missing() or "NVRTC is here")
 @pytest.mark.parametrize("kind", PARTS)
 def test_machine_code_keeps_a_split_weight_in_registers(kind: str) -> None:
-    program = compile(rulec.load("adamw"), weights=kind)
+    program = compile(rulec.load("adamw"), memory=Memory(kind))
     kernel = scheduled(program, layout_for(program, "bfloat16", states={"m": "float32", "v": "float32"}))
     source = CupyBackend().emit(*kernel)
     code = kernels(source, "sm_90", [kernel_name(kernel.program, 0)])

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from rulec.compiler.routing import Router
 from rulec.errors import HyperError, RuleError, StepTooLarge
+from rulec.formats import UNBIASED
 from rulec.jax.eager.bytes import StepBytes, bytes_of, shapes, shared_out
 from rulec.jax.eager.measure import Measured, in_two_passes
 from rulec.jax.eager.parts import Parts
@@ -100,10 +101,11 @@ class Eager(ABC):
         self._seen: set[Any] = set()
         self._tags, self._shared = dict(tags or {}), dict(shared or {})
         self._options = options(state_dtype, maximize, seed)
-        for form in Storage(dict(self._options.state_dtype)).formats.values():
+        storage = Storage(dict(self._options.state_dtype))
+        for word in (*(form.text for form in storage.formats.values()), *[UNBIASED] * storage.random):
             raise HyperError(
-                f"state_dtype is {form.text}, and an eager update keeps its states in floats: name a dtype, or update "
-                f"with rulec.jax.step"
+                f"state_dtype is {word}, and an eager update keeps its states in floats, rounded to nearest: name a "
+                f"dtype, or update with rulec.jax.step"
             )
         self._inputs = _inputs(rule)
         self._rule, reductions = in_two_passes(rule)

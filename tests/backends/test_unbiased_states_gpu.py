@@ -1,0 +1,72 @@
+"""States in bfloat16 that are rounded at random, in the text of GPU kernels run on the CPU: the bits of the cpu backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from rulec.array import Optimizer
+from tests.backends import cuda_stand_in
+from tests.backends.triton_process import in_the_interpreter
+
+BRAIN = np.dtype(ml_dtypes.bfloat16)
+needs_compiler = pytest.mark.skipif(bool(cuda_stand_in.MISSING), reason=cuda_stand_in.MISSING or "g++ is here")
+
+TRITON = """
+import torch
+import rulec.torch
+
+def train(backend, rule, **words):
+    draws = torch.Generator().manual_seed(0)
+    params = [torch.nn.Parameter(torch.randn(n, generator=draws)) for n in ((40, 50), (7,), (7,), (2, 30, 9))]
+    words = {"state_dtype": "bfloat16_sr", "seed": 70000, **words}
+    optimizer = getattr(rulec.torch, rule)(params, lr=1e-2, backend=backend, **words)
+    for _ in range(3):
+        for p in params:
+            p.grad = torch.randn(p.shape, generator=draws)
+        optimizer.step()
+    states = [dict(optimizer.state[p]) for p in params]
+    return [{k: v for k, v in of_one.items() if v.numel() > 1} for of_one in states]
+
+for rule, there in (("AdamW", {"capturable": True}), ("Adagrad", {}), ("Lion", {}), ("Adafactor", {})):
+    for ours, theirs in zip(train("triton", rule, **there), train("cpu", rule), strict=True):
+        assert ours.keys() == theirs.keys() and ours
+        for name, state in ours.items():
+            assert state.dtype is torch.bfloat16 and torch.equal(state, theirs[name]), (rule, there, name)
+"""
+
+
+def test_triton_has_the_bits_of_the_cpu() -> None:
+    in_the_interpreter(TRITON)
+
+
+@pytest.fixture
+def cupy() -> Iterator[Any]:
+    with cuda_stand_in.installed() as module:
+        yield module
+        cuda_stand_in.flush()
+
+
+def states(rule: str, backend: str, make: Any) -> list[np.ndarray[Any, Any]]:
+    """The states after three steps."""
+    draws = np.random.default_rng(0)
+    shapes = {"w": (40, 50), "b": (70,)}
+    params = {name: make(draws.standard_normal(shape).astype(np.float32)) for name, shape in shapes.items()}
+    optimizer = Optimizer(rule, params, backend, lr=1e-2, state_dtype="bfloat16_sr", seed=4)
+    for _ in range(3):
+        optimizer.step({k: make(draws.standard_normal(shape).astype(np.float32)) for k, shape in shapes.items()})
+    arrays = [v for name in shapes for k, v in optimizer.state(name).items() if k != "step"]
+    return [np.asarray(x.get() if hasattr(x, "get") else x) for x in arrays]
+
+
+@needs_compiler
+@pytest.mark.parametrize("rule", ["adamw", "adagrad", "lion", "adafactor"])
+def test_cuda_has_the_bits_of_the_cpu(cupy: Any, rule: str) -> None:
+    ours, theirs = states(rule, "cupy", cuda_stand_in.asarray), states(rule, "cpu", np.array)
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.dtype == BRAIN
+        assert np.array_equal(a.view(np.uint16), b.view(np.uint16))
