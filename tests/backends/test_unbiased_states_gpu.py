@@ -1,4 +1,4 @@
-"""States in bfloat16 that are rounded at random, in the text of GPU kernels run on the CPU: the bits of the cpu backend."""
+"""States in bfloat16 that are rounded at random, in the text of GPU kernels run on the CPU: bits of the cpu backend."""
 
 from __future__ import annotations
 

@@ -144,6 +144,29 @@ def stochastic(rank: int, ways: Any = (fsdp,), backends: Any = ("cpu",)) -> None
                 assert torch.equal(here(q), part(p, q)), (way.__name__, name, backend)
 
 
+def unbiased(rank: int, ways: Any = (fsdp,), backends: Any = ("cpu",)) -> None:
+    """States that are rounded at random have the bits of whole tensors."""
+    words = {"state_dtype": "bfloat16_sr", "seed": 70000}
+    for backend in backends:
+        alone = Model()
+        whole = adamw(alone, backend=backend, **words)
+        train(alone, whole, range(3))
+        for way in ways:
+            model = way(Model())
+            optimizer = adamw(model, backend=backend, **words)
+            train(model, optimizer, range(3))
+            for (name, p), q in zip(alone.named_parameters(), model.parameters(), strict=True):
+                for state in ("exp_avg", "exp_avg_sq"):
+                    ours = optimizer.state[q][state]
+                    assert ours.dtype is BRAIN
+                    assert torch.equal(here(ours), part(whole.state[p][state], q)), (way.__name__, name, backend)
+
+
+def unbiased_everywhere(rank: int) -> None:
+    four = (both, twice, strided) if dist.get_world_size() > 2 else ()
+    unbiased(rank, (fsdp, hsdp, columns, replicated, *four), ("cpu", "c"))
+
+
 def stochastic_everywhere(rank: int) -> None:
     four = (both, twice, strided) if dist.get_world_size() > 2 else ()
     stochastic(rank, (fsdp, hsdp, columns, replicated, *four), ("cpu", "c"))
@@ -289,10 +312,13 @@ def test_parts_without_equal_rows_are_refused(four: Any) -> None:
     with pytest.raises(TensorError, match=r"parts that are a range or equal rows of the whole: .* weights='split'"):
         rulec.torch.AdamW([nn.Parameter(cube)], weights="stochastic").storage()
     rulec.torch.AdamW([nn.Parameter(cube)], weights="split").storage()
+    with pytest.raises(TensorError, match=r"state_dtype='bfloat16_sr' is for parts that .* state_dtype='float32'"):
+        rulec.torch.AdamW([nn.Parameter(cube)], state_dtype="bfloat16_sr").storage()
 
 
 def everyday(rank: int, folder: str) -> None:
     stochastic(rank)
+    unbiased(rank)
     codes(rank)
     resumed(rank, folder)
 
@@ -330,6 +356,7 @@ def test_a_file_of_shards_loads_on_another_number_of_processes(tmp_path: Path, c
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("drawn", [stochastic_everywhere, unbiased_everywhere])
 @pytest.mark.parametrize("count", [1, 2, 4])
-def test_random_bits_of_all_shards_are_those_of_whole_parameters(count: int) -> None:
-    together(stochastic_everywhere, count)
+def test_random_bits_of_all_shards_are_those_of_whole_parameters(count: int, drawn: Any) -> None:
+    together(drawn, count)
