@@ -10,6 +10,7 @@ import pytest
 mx = pytest.importorskip("mlx.core")
 
 import rulec.mlx  # noqa: E402
+from rulec.array import Optimizer  # noqa: E402
 from rulec.errors import HyperError, StateMismatch  # noqa: E402
 from rulec.formats import decode, encode, parse  # noqa: E402
 
@@ -64,3 +65,37 @@ def test_what_cannot_be_is_refused() -> None:
     floats.state = coded.state
     with pytest.raises(StateMismatch, match="is not in the format that state_dtype names"):
         floats.apply_gradients(draws(1), draws(0))
+
+
+@pytest.mark.parametrize("rule", ["adamw", "adagrad", "lion", "adafactor"])
+def test_states_that_are_rounded_at_random_have_the_bits_of_plain_arrays(rule: str) -> None:
+    optimizer = rulec.mlx.optimizer(rule)(0.01, state_dtype="bfloat16_sr", seed=3)
+    params, arrays = draws(0), {name: np.array(p) for name, p in draws(0).items()}
+    plain = Optimizer(rule, arrays, "numpy", state_dtype="bfloat16_sr", seed=3, lr=0.01)
+    for seed in (1, 2, 3):
+        params = optimizer.apply_gradients(draws(seed), params)
+        plain.step({name: np.array(g) for name, g in draws(seed).items()})
+    for name in params:
+        for key, expected in plain.state(name).items():
+            if key != "step":
+                ours = optimizer.state[name][key]
+                assert ours.dtype == mx.bfloat16
+                assert np.array_equal(np.array(ours.astype(mx.float32)), expected.astype(np.float32)), (name, key)
+
+
+def test_a_class_of_mlx_takes_a_seed_for_them() -> None:
+    states = []
+    for seed in (0, 1):
+        optimizer = rulec.mlx.AdamW(0.01, state_dtype={"v": "bfloat16_sr"}, seed=seed)
+        optimizer.apply_gradients(draws(1), draws(0))
+        assert optimizer.state["large"]["m"].dtype == mx.float32
+        states.append(np.array(optimizer.state["large"]["v"].astype(mx.float32)))
+    assert not np.array_equal(*states)
+
+
+def test_a_float32_state_put_in_its_place_stays_float32() -> None:
+    optimizer = rulec.mlx.optimizer("adagrad")(0.01, state_dtype="bfloat16_sr")
+    params = optimizer.apply_gradients(draws(1), draws(0))
+    optimizer.state["large"]["s"] = mx.full(SHAPE, 1 + 2.0**-20)
+    optimizer.apply_gradients({name: mx.zeros_like(p) for name, p in params.items()}, params)
+    assert np.array_equal(np.array(optimizer.state["large"]["s"]), np.full(SHAPE, 1 + 2.0**-20, np.float32))
