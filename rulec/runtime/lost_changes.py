@@ -16,7 +16,7 @@ from rulec.language.rule import Rule
 def warn_of_lost_changes(
     program: Program, layout: Layout, words: Mapping[str, str], hyper: Mapping[str, float]
 ) -> None:  # fmt: skip
-    """Warns of states that were put by name into a storage in which their changes are lost.
+    """Warns of states with a word for a storage that loses their changes.
 
     `words` are the words of the storage, `hyper` the hyper-parameters. Sums without decay are looked at in every
     storage. Means are looked at in bfloat16 and float16: codes follow the largest of a block, and lose less.

@@ -316,6 +316,18 @@ def test_parts_without_equal_rows_are_refused(four: Any) -> None:
         rulec.torch.AdamW([nn.Parameter(cube)], state_dtype="bfloat16_sr").storage()
 
 
+def test_states_of_rows_of_a_part_are_not_rounded_at_random(four: Any) -> None:
+    """Processes that hold the same numbers would round them differently."""
+    part = nn.Parameter(DTensor.from_local(torch.ones(4, 12), four, [Shard(0), Shard(1)]))
+    optimizer = rulec.torch.Adafactor([part], state_dtype="bfloat16_sr")
+    part.grad = torch.ones_like(part)
+    optimizer.step()
+    assert optimizer.storage() == {"parameter 0": {"row_var": "float32", "col_var": "float32"}}
+    named = rulec.torch.Adafactor([part], state_dtype={"row_var": "bfloat16_sr"})
+    with pytest.raises(TensorError, match=r"r of Adafactor is a state of rows .* parts of a tensor: give "):
+        named.step()
+
+
 def everyday(rank: int, folder: str) -> None:
     stochastic(rank)
     unbiased(rank)
