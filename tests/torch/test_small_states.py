@@ -319,3 +319,52 @@ def test_tensors_of_torchao_go_on_into_codes_of_ours() -> None:
     optimizer.load_state_dict({"state": {0: state}, "param_groups": [{"params": [0]}]})
     assert optimizer.storage()["parameter 0"]["exp_avg"] == "dynamic8/256"
     assert torch.allclose(values_of(optimizer, param, "exp_avg"), values, atol=0.02 * float(values.abs().max()))
+
+
+def flash_state() -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What FlashAdamW saves of a parameter of 64 by 64, and its floats."""
+    state: dict[str, Any] = {"step": torch.tensor(3)}
+    floats = {}
+    for name, sign in (("exp_avg", "signed"), ("exp_avg_sq", "unsigned")):
+        codes, scales, decoded = (
+            x.repeat(2) for x in peer(f"flashoptim.softsign8-{sign}", "codes", "scales", "decoded")
+        )
+        state |= {f"{name}::quantized": codes.reshape(64, 64), f"{name}::scales": scales}
+        floats[name] = decoded.reshape(64, 64)
+    return state, floats
+
+
+@pytest.mark.parametrize("word", [None, "softsign8"])
+def test_a_compressed_state_of_flashoptim_goes_on(word: str | None) -> None:
+    param = nn.Parameter(torch.zeros(64, 64))
+    state, floats = flash_state()
+    optimizer = rt.AdamW([param], state_dtype=word)
+    optimizer.load_state_dict({"state": {0: copy.copy(state)}, "param_groups": [{"params": [0]}]})
+    held = optimizer.state[param]
+    for name, wanted in floats.items():
+        assert torch.allclose(values_of(optimizer, param, name), wanted, rtol=2**-20, atol=0)
+        if word:
+            assert torch.equal(held[name], state[f"{name}::quantized"])
+    assert held.keys() == {"step", *floats, *([f"{name}::scale" for name in floats] if word else [])}
+
+
+def test_error_bits_of_flashoptim_are_dropped_with_a_warning() -> None:
+    param = nn.Parameter(torch.zeros(64, 64, dtype=torch.bfloat16))
+    saved = {
+        "state": {0: {**flash_state()[0], "error_bits": torch.ones(64, 64).bfloat16()}},
+        "param_groups": [{"params": [0]}],
+    }
+    optimizer = rt.AdamW([param], weights="split")
+    with pytest.warns(UserWarning, match="error_bits of flashoptim are not read"):
+        optimizer.load_state_dict(saved)
+    assert "error_bits" not in optimizer.state[param]
+    assert not optimizer.state[param]["param::low"].any()
+
+
+def test_codes_of_flashoptim_without_scales_are_refused() -> None:
+    state, _ = flash_state()
+    state["exp_avg::scales"] = state["exp_avg::scales"][:-1]
+    with pytest.raises(StateMismatch, match=r"exp_avg of .* 4096 codes of flashoptim"):
+        rt.AdamW([nn.Parameter(torch.zeros(64, 64))]).load_state_dict(
+            {"state": {0: state}, "param_groups": [{"params": [0]}]}
+        )
