@@ -15,6 +15,7 @@ from rulec.language.hyper import checked_seed
 from rulec.language.rule import Rule
 from rulec.runtime.hyper import default_hyper
 from rulec.runtime.recode import formats_of, recoded
+from rulec.runtime.reweigh import reweighed
 from rulec.runtime.rows import Numbers
 
 
@@ -60,12 +61,21 @@ def _recoded(engine: ArrayEngine, saved: Mapping[str, Any]) -> dict[str, Mapping
     for name, values in saved["state"].items():
         before, after = formats_of(keys, values, name), engine.formats(engine.ids[name])
         values = recoded(values, before, after, engine.params[name].shape, name) if before != after else values
-        states[name] = _with_parts(values, engine.states(name))
+        states[name] = _with_parts(_reweighed(engine, name, values), engine.states(name))
     return states
 
 
+def _reweighed(engine: ArrayEngine, name: str, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The saved states of an array, with the part of its kind of weight."""
+    array = engine.params[name]
+    return reweighed(
+        saved, engine.states(name), lambda: np.asarray(engine.arrays.copied(array), np.float32),
+        lambda part: np.asarray(part, np.float32), name,
+    )  # fmt: skip
+
+
 def _with_parts(saved: Mapping[str, Any], first: Mapping[str, Any]) -> dict[str, Any]:
-    """The saved states of an array. Parts of a weight of another kind give way to first ones, made of the array."""
+    """The saved states of an array. A part that was not saved has its first value, made of the array."""
     parts = {name: value for name, value in first.items() if is_part(name)}
     return {**parts, **{name: value for name, value in saved.items() if name in parts or not is_part(name)}}
 

@@ -94,14 +94,14 @@ def stored(memory: Memory, new: Node) -> list[Store]:
     """The stores of a new parameter in this memory."""
     kind = memory.weights
     if kind == "master":
-        return [Store("p", new), Store(PARTS[kind].name, new)]
+        return [Store("p", new), Store(PARTS[kind].name, part_value(kind, new, new))]
     if not kind:
         return [Store("p", new)]
     if kind == "stochastic":
         return [Store("p", node(Op.COARSE, new, chance("p", 0, memory.places)))]
     # 128 more for `split24`: the low part is rounded up to 127 units at most.
     high = node(Op.COARSE, new, const(0x8080) if kind == "split24" else _HALF)
-    return [Store("p", high), Store(PARTS[kind].name, _rest(kind, new, high))]
+    return [Store("p", high), Store(PARTS[kind].name, part_value(kind, new, high))]
 
 
 def chance(buffer: str, draw: int, piece: tuple[str, ...] = ()) -> Node:
@@ -116,8 +116,10 @@ def chance(buffer: str, draw: int, piece: tuple[str, ...] = ()) -> Node:
     return node(Op.CHANCE, node(Op.LOAD, buffer), *words, node(Op.SUB, step, beyond), const(draw), *places)
 
 
-def _rest(kind: str, new: Node, high: Node) -> Node:
+def part_value(kind: str, new: Node, high: Node) -> Node:
     """The part of a number beside its rounded value."""
+    if kind == "master":
+        return new
     if kind == "kahan":
         return node(Op.SUB, new, high)
     ulps = node(Op.ULPS, new, high)

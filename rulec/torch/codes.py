@@ -123,8 +123,7 @@ def arrays_here(
     formats: dict[str, Format] = {}
     for name in names:
         if name not in before:
-            values, shape = _flat(saved_part(saved[name], param, owner)), tuple(real_view(param).shape)
-            arrays[name] = values.reshape(shape) if values.size == math.prod(shape) else values
+            arrays[name] = values_here(saved[name], param, owner)
             continue
         blocks = _blocks_here(before[name], saved[name], saved[scale_name(name)], param, f"{name} of {owner}")
         if isinstance(blocks, tuple):
@@ -133,6 +132,15 @@ def arrays_here(
         else:
             arrays[name] = blocks
     return arrays, formats
+
+
+def values_here(saved: Any, param: Any, owner: str) -> Array:
+    """This process's part of a saved state with a number for each element: floats in float32, integers as they are.
+
+    One of another size than the parameter's has one dimension.
+    """
+    values, shape = _flat(saved_part(saved, param, owner)), tuple(real_view(param).shape)
+    return values.reshape(shape) if values.size == math.prod(shape) else values
 
 
 def _blocks_here(form: Format, codes: Any, scales: Any, param: Any, state: str) -> tuple[Array, Array] | Array:

@@ -20,7 +20,8 @@ from rulec.errors import StateMismatch
 from rulec.formats import UNBIASED, Format
 from rulec.runtime.counts import is_count
 from rulec.runtime.recode import formats_of, recoded
-from rulec.torch.codes import arrays_here, with_plain_names
+from rulec.runtime.reweigh import reweighed
+from rulec.torch.codes import arrays_here, values_here, with_plain_names
 from rulec.torch.engine import Home, TorchEngine
 from rulec.torch.fake import has_no_memory, is_fake, real_memory
 from rulec.torch.group_rules import Groups
@@ -157,7 +158,7 @@ class Buffers:
             params = [self._routes[place].param for place in places]
             dtypes = [dtype_name(p.dtype if p.grad is None else p.grad.dtype) for p in params]
             engine.prepare([self._homes[place][1] for place in places], dtypes, engine.table)
-        held = {place: self._recoded(place, held[place]) for place in chosen}
+        held = {place: self._reweighed(place, self._recoded(place, held[place])) for place in chosen}
         for place, values in held.items():
             _check_saved(self._of(place), values, self._routes[place].name, strict)
         return held
@@ -177,6 +178,17 @@ class Buffers:
         arrays = recoded(arrays, before, after, tuple(real_view(route.param).shape), route.name)
         others = {name: value for name, value in saved.items() if not {name, name.removesuffix(_SCALE)} & names}
         return others | {name: self._shown(place, name, name, torch.as_tensor(array)) for name, array in arrays.items()}
+
+    def _reweighed(self, place: int, saved: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A parameter's saved values with the part of its kind of weight, made of that of another kind."""
+        param, name = self._routes[place].param, self._routes[place].name
+        if is_fake(real_view(param)):
+            return saved
+        values = reweighed(
+            saved, self._of(place), lambda: values_here(param, param, name),
+            lambda part: values_here(part, param, name), name,
+        )  # fmt: skip
+        return {k: self._shown(place, k, k, torch.as_tensor(v)) if k not in saved else v for k, v in values.items()}
 
     def _shown(self, place: int, name: str, outside: str, state: Tensor) -> Tensor:
         """An array of a state, by the rule's name and by torch's: a DTensor where its parameter is one."""

@@ -68,6 +68,23 @@ def test_a_run_goes_through_three_frameworks(kind: str, tmp_path: Path) -> None:
         assert np.array_equal(np.asarray(field).view(np.uint8), again.state("w")[part.name].view(np.uint8))
 
 
+def test_a_state_of_another_kind_keeps_the_weight_in_float32() -> None:
+    params = {"w": FIRST.copy()}
+    split = in_arrays(params, "split", GRADS[:3])
+    exact = (params["w"].astype(np.float32).view(np.int32) + split.state("w")["param::low"]).view(np.float32)
+    for kind, far in (("master", 0), ("kahan", 2.0**-17), ("split24", 2.0**-15)):
+        other = Optimizer("adamw", params, "cpu", weights=kind, lr=1e-4)
+        other.load_state_dict(split.state_dict())
+        part = other.state("w")[PARTS[kind].name].astype(np.float32)
+        weight = params["w"].astype(np.float32)
+        if kind == "split24":
+            weight = (weight.view(np.int32) + 256 * part.astype(np.int32)).view(np.float32)
+        else:
+            weight = part if kind == "master" else weight + part
+        assert (np.abs(weight - exact) <= far * np.abs(exact)).all(), kind
+        assert not np.array_equal(weight, params["w"].astype(np.float32))
+
+
 def test_a_plain_file_begins_a_split_run(tmp_path: Path) -> None:
     params = {"w": FIRST.copy()}
     plain = Optimizer("adamw", params, "cpu", state_dtype="float32", lr=1e-4)

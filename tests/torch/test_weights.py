@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import rulec.torch
-from rulec.compiler.weights import DTYPES
-from rulec.errors import HyperError
+from rulec.compiler.weights import DTYPES, PARTS
+from rulec.errors import HyperError, StateMismatch
 from rulec.torch.eager import EagerUpdate
 from rulec.torch.eager.epilogue_tiles import TILE
 
@@ -109,6 +109,81 @@ def test_a_plain_run_becomes_a_split_one_by_loading() -> None:
     take(net, split, gradients(net, 3))
     back.load_state_dict(split.state_dict())
     assert "param::low" not in back.state[p]
+
+
+def value(p: Tensor, states: Any) -> Tensor:
+    """The weight in float32, of a parameter and what lies beside it."""
+    if "param::low" in states:
+        return exact(p, states["param::low"])
+    if "param::low8" in states:
+        return exact(p, 256 * states["param::low8"].int())
+    return states["param::master"] if "param::master" in states else p.detach().float() + states["param::lost"].float()
+
+
+#: For each kind, how far the nearest weight of the kind may be from a float32: in ulps, and of its size. Half an ulp of
+#: bfloat16 above the parameter is one count more than fits into a part, and what is lost has 8 bits.
+NEAREST = {"split": (1, 0.0), "master": (0, 0.0), "split24": (256, 0.0), "kahan": (0, 2.0**-17)}
+
+
+@pytest.mark.parametrize("after", PARTS)
+@pytest.mark.parametrize("before", PARTS)
+def test_a_weight_of_another_kind_keeps_its_value_in_float32(before: str, after: str) -> None:
+    net = model()
+    saved = adamw(net, weights=before)
+    take(net, saved, gradients(net, 5))
+    weights = [p.detach().clone() for p in net.parameters()]
+    loaded = adamw(net, weights=after)
+    loaded.load_state_dict(saved.state_dict())
+    ulps, size = NEAREST[after]
+    for p, kept in zip(net.parameters(), weights, strict=True):
+        assert torch.equal(p, kept)
+        assert PARTS[after].name in loaded.state[p]
+        assert sum("param::" in key for key in loaded.state[p]) == 1
+        ours, theirs = value(p, loaded.state[p]), value(p, saved.state[p])
+        apart = (ours.view(torch.int32) - theirs.view(torch.int32)).abs()
+        assert (apart <= ulps).logical_or((ours - theirs).abs() <= size * theirs.abs()).all()
+        if after.startswith("split"):
+            assert (apart <= ulps // 2).float().mean() > 0.9
+        assert not torch.equal(ours, p.float()), "the part says more than the parameter"
+    take(net, loaded, gradients(net, 2))
+
+
+def test_a_run_that_changes_its_kind_has_the_bits_of_one_that_does_not() -> None:
+    """Both kinds hold a float32: the parameters are roundings of it, halves to even or away from zero."""
+    twin, net = model(), model()
+    whole, first = adamw(twin, weights="split"), adamw(net, weights="split")
+    steps = [*gradients(net, 9)]
+    take(twin, whole, steps)
+    take(net, first, steps[:3])
+    second, third = adamw(net, weights="master"), adamw(net, weights="split")
+    second.load_state_dict(first.state_dict())
+    take(net, second, steps[3:6])
+    third.load_state_dict(second.state_dict())
+    take(net, third, steps[6:])
+    for p, q in zip(twin.parameters(), net.parameters(), strict=True):
+        assert torch.equal(value(p, whole.state[p]), value(q, third.state[q]))
+
+
+def test_a_master_copy_converts_before_its_parameter_is_loaded() -> None:
+    net, other = model(), model()
+    for p in other.parameters():
+        p.data.mul_(3)
+    master, split = adamw(net, weights="master"), adamw(other, weights="split")
+    take(net, master, gradients(net, 3))
+    split.load_state_dict(master.state_dict())
+    other.load_state_dict(net.state_dict())
+    for p, q in zip(net.parameters(), other.parameters(), strict=True):
+        assert torch.equal(value(p, master.state[p]), value(q, split.state[q]))
+
+
+def test_a_part_of_another_shape_is_refused() -> None:
+    net = model()
+    split, master = adamw(net, weights="split"), adamw(net, weights="master")
+    take(net, split, gradients(net, 1))
+    saved = split.state_dict()
+    saved["state"][0]["param::low"] = saved["state"][0]["param::low"][1:]
+    with pytest.raises(StateMismatch, match=r"param::low of 0.weight was saved with shape \(\d+,\), where"):
+        master.load_state_dict(saved)
 
 
 def test_float32_parameters_beside_bfloat16_ones_stay_plain() -> None:
