@@ -23,7 +23,6 @@ def test_pieces_are_slices_of_whole_tensors() -> None:
             continue
         places = in_piece(np, np.arange(whole[cut].size), *(piece.words[word] for word in ROWS))
         assert np.array_equal(places, whole[cut].reshape(-1)), (shape, cut)
-        assert piece.numel == whole.size
     assert kinds == {"none", "rows", "range"}
 
 
