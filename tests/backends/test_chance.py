@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from rulec.compiler.view import matrix_view
 from rulec.errors import BackendUnsupported
 from rulec.kernel.interpreter import Interpreter
 from rulec.language.node import RANGE, ROWS
+from rulec.runtime.partial import Whole
 from rulec_backends.chance import chance_call
 from rulec_backends.cpu import machine as cpu_machine
 from tests.backends import c_functions
@@ -146,6 +148,14 @@ PARTS = {
 }  # fmt: skip
 
 
+def make_part(tensor: Any, whole: tuple[int, ...], first: Sequence[int]) -> None:
+    """A tensor of an engine, before its first step, as the part of another from an index on."""
+    shape = tensor.view.shape
+    piece = piece_of(whole, shape, first)
+    assert piece is not None
+    tensor.whole, tensor.view = Whole(whole, (), piece), matrix_view(shape, tensor.rule.view, whole)
+
+
 def of_parts(rule: rulec.Rule, backend: Any, make: Any = np.asarray, **words: Any) -> tuple[Any, Any]:
     """The weights that a step moves: of whole tensors, in the places of their parts, and of parts."""
     whole = {name: make(ones(61, 1500)) for name in PARTS}
@@ -156,7 +166,7 @@ def of_parts(rule: rulec.Rule, backend: Any, make: Any = np.asarray, **words: An
         for name, tensor in zip(PARTS, optimizer._engine.tensors, strict=True):
             if arrays is parts:
                 first = [cut.indices(n)[0] for cut, n in zip(PARTS[name], (61, 1500), strict=True)]
-                tensor.piece = piece_of((61, 1500), arrays[name].shape, first)
+                make_part(tensor, (61, 1500), first)
         optimizer.step({name: make(np.full(p.shape, -1, np.float32)) for name, p in arrays.items()})
         there = {name: np.asarray(p.get() if hasattr(p, "get") else p) for name, p in arrays.items()}
         grown.append({name: p.astype(np.float32) > 1 for name, p in there.items()})
@@ -176,13 +186,13 @@ def test_the_interpreter_of_kernels_knows_parts() -> None:
     for cut in (slice(None), slice(4, 6)):
         params = {"w": np.ascontiguousarray(ones(5, 9)[:, cut])}
         optimizer = Optimizer(FALL, params, Interpreter(), weights="stochastic", seed=70000)
-        optimizer._engine.tensors[0].piece = piece_of((5, 9), params["w"].shape, (0, cut.start or 0))
+        make_part(optimizer._engine.tensors[0], (5, 9), (0, cut.start or 0))
         grown.append(moved(optimizer, params)["w"])
     assert np.array_equal(grown[0][:, 4:6], grown[1])
 
 
 #: Starts, and widths and gaps, of parts that lie far in their tensors.
-FAR = [Piece(0, 2**32 - 700), Piece(0, 3 * 2**32 + 5, 7, 2**26 + 1), Piece(0, 2**40 + 1, 2**24 + 3, 2**33)]
+FAR = [Piece(2**32 - 700), Piece(3 * 2**32 + 5, 7, 2**26 + 1), Piece(2**40 + 1, 2**24 + 3, 2**33)]
 
 
 def far_numbers(piece: Piece) -> Array:

@@ -29,6 +29,7 @@ TRITON = """
 import torch
 import rulec.torch
 from rulec.arrays.piece import piece_of
+from rulec.runtime.partial import Whole
 from rulec.compiler.weights import DTYPES
 
 def train(backend, kind, rule, large=40, **words):
@@ -52,7 +53,8 @@ def moved(backend, cut):
     optimizer = rulec.torch.AdamW([p], lr=2.0**-10, weights="stochastic", backend=backend, weight_decay=0)
     (tensor,) = optimizer._build().engines[0].tensors
     if cut != whole:
-        tensor.piece = piece_of((70, 91), p.shape, [c.indices(n)[0] for c, n in zip(cut, (70, 91))])
+        piece = piece_of((70, 91), p.shape, [c.indices(n)[0] for c, n in zip(cut, (70, 91))])
+        tensor.whole = Whole((70, 91), (), piece)
     p.grad = -torch.ones_like(p)
     optimizer.step()
     return p > 1
