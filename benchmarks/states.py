@@ -29,6 +29,7 @@ STORAGES: Mapping[str, tuple[Any, float | None]] = {
     "both in float8_e4m3": ("float8_e4m3", None),
     "both in float8_e5m2": ("float8_e5m2", None),
     "both in dynamic4": ("dynamic4", None),
+    "both in bfloat16_sr": ("bfloat16_sr", None),
 }
 
 #: Kinds of bfloat16 weights, of which the plain one has no name.
@@ -37,6 +38,7 @@ WEIGHTS = ("", "split", "split24", "kahan", "stochastic")
 #: Format -> the least speed of a step wanted, in units of the step with states in float32.
 SPEEDS: Mapping[str, float | None] = {
     "int8": 1.1, "softsign8": 0.9, "dynamic8": 0.6, "float8_e4m3": None, "float8_e5m2": None, "dynamic4": None,
+    "bfloat16_sr": None,
 }  # fmt: skip
 
 #: Kind of weights -> the same in units of the step of float32 weights; of a split weight also of a master copy.

@@ -89,7 +89,8 @@ def _empty(text: str) -> RuleOptimizer:
 _MEANINGS = {
     "params": "parameters, named parameters or parameter groups to optimize",
     "maximize": "whether to go up the gradient instead of down",
-    "state_dtype": "storage dtype of states, for all or by name; by default each parameter's own",
+    "state_dtype": "storage of states, for all or by name: a dtype, a format or bfloat16_sr; by default the dtype "
+    "of each parameter",
     "weights": "kind of parameters of 16 bits in memory: split, split24, master, kahan or stochastic; by default plain",
     "backend": "name of the backend to run on; by default the device's own",
     "reduce_over": "process group over which values of groups and of the model are taken, where every process has its "

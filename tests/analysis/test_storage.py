@@ -414,3 +414,21 @@ def test_known_bounds() -> None:
     assert bounds.of(node(Op.MUL, g, g)) == POSITIVE
     assert bounds.of(g) == ANY
     assert bounds.of(node(Op.LOG, b)) == (-math.inf, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("rule", "exact"),
+    [
+        ("adamw", set()),
+        ("adafactor", set()),  # rows and columns are arrays
+        ("prodigy", {"x0", "num", "d"}),
+        ("galore", {"P", "m", "v"}),
+        ("muon", {"m"}),
+        ("schedule_free_adamw", {"z", "lr_max", "weight_sum"}),
+    ],
+)
+def test_states_that_cannot_be_rounded_at_random(rule: str, exact: set[str]) -> None:
+    found = {key: state.exact for key, state in storage(rulec.load(rule)).items() if state.exact}
+    assert found.keys() == exact
+    assert all(reason.startswith(f"{key} ") for key, reason in found.items())
+    assert not storage(rulec.load("adafactor"))["r"].allowed

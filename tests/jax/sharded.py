@@ -237,6 +237,23 @@ def coded(words: Any) -> dict[str, Any]:
     return found
 
 
+def unbiased() -> dict[str, list[str]]:
+    """Two steps of states that are rounded at random on each kind of mesh: states unlike one device's, by path."""
+    found: dict[str, list[str]] = {}
+    for axes, mesh in MESHES.items():
+        params, want = placed(0, mesh), alone(placed(0, mesh))
+        state, same = (rulec.jax.init("adamw", tree, state_dtype="bfloat16_sr") for tree in (params, want))
+        for seed in (1, 2):
+            grads = placed(seed, mesh)
+            params, state = rulec.jax.step("adamw", params, grads, state, lr=1e-2, seed=70000)
+            want, same = rulec.jax.step("adamw", want, alone(grads), same, lr=1e-2, seed=70000)
+        pairs = zip(jax.tree.leaves_with_path(state), jax.tree.leaves(same), strict=True)
+        unlike = [jax.tree_util.keystr(path) for (path, x), y in pairs if not np.array_equal(np.asarray(x), y)]
+        values = {name: leaf.values for name, leaf in state.v.items()}
+        found[axes.name] = unlike + lost(values, placed(0, mesh))
+    return found
+
+
 def of_one(state: Any) -> Any:
     """The part of a state that is for the leaf `joined`."""
     return type(state)(*({"joined": x["joined"]} if isinstance(x, dict) else x for x in state))
@@ -250,9 +267,8 @@ def share_unlike(codes: Any, others: Any) -> float:
 
 def main() -> None:
     """Prints everything that was asked for."""
-    asked = {"rules": {}, "runs": [], "rounding": False, "eager": [], "shard_map": [], "coded": []} | json.loads(
-        sys.argv[1]
-    )
+    nothing = {"rules": {}, "runs": [], "rounding": False, "eager": [], "shard_map": [], "coded": [], "unbiased": False}
+    asked: dict[str, Any] = nothing | json.loads(sys.argv[1])
     found: dict[str, Any] = {
         "devices": jax.device_count(),
         "largest": max(math.prod(shape) for shape, _ in LAYOUTS.values()),
@@ -262,6 +278,7 @@ def main() -> None:
         "eager": {rule: eager(rule) for rule in asked["eager"]},
         "shard_map": {rule: in_shard_map(rule) for rule in asked["shard_map"]},
         "coded": [coded(words) for words in asked["coded"]],
+        "unbiased": unbiased() if asked["unbiased"] else {},
     }
     print(json.dumps(found))
 

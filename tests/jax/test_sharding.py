@@ -46,7 +46,7 @@ def test_steps_over_eight_devices() -> None:
     """All in one: the process of eight devices is made once."""
     found = found_by_eight(
         rules={**ELEMENTWISE, **REDUCING, **MORE}, eager=["lamb"], shard_map=["nadam"], runs=RUN, rounding=True,
-        coded=CODED,
+        coded=CODED, unbiased=True,
     )  # fmt: skip
     for rule, report in found["rules"].items():
         assert (rule, report["first"], report["after"], report["apart"]) == (rule, [], [], [])
@@ -61,6 +61,7 @@ def test_steps_over_eight_devices() -> None:
     assert found["shard_map"] == {"nadam": []}
     assert found["runs"] == {rule: {"Auto": [], "Explicit": []} for rule in RUN}
     what_parts_devices_is_rounding_alone(found["rounding"])
+    assert found["unbiased"] == {"Auto": [], "Explicit": []}
     for report in found["coded"]:
         codes_are_those_of_one_device(report)
 
