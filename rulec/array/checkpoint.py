@@ -15,6 +15,7 @@ from rulec.array.optimizer import Optimizer
 from rulec.checkpoint import Axes, Leaf, Loaded, Names, Shared, Stored
 from rulec.checkpoint.codes import settled
 from rulec.compiler.layout import scale_name
+from rulec.compiler.weights import part_name
 from rulec.errors import RulecError
 
 
@@ -76,6 +77,7 @@ class _ArrayRun:
             Leaf(
                 "0" if name == "param" else name, tuple(array.shape), engine.arrays.dtype(array),
                 engine.tensors[engine.ids[name]].rule, place, rounded=engine.rounds(engine.ids[name]),
+                part=part_name(engine.weights, engine.arrays.dtype(array)),
             )
             for place, (name, array) in enumerate(engine.params.items())
         ]  # fmt: skip

@@ -9,13 +9,13 @@ import numpy as np
 
 from rulec.array.checks import check_saved, check_states
 from rulec.array.engine import ArrayEngine
+from rulec.compiler.reweigh import reweighed
 from rulec.compiler.weights import is_part
 from rulec.errors import StateMismatch
 from rulec.language.hyper import checked_seed
 from rulec.language.rule import Rule
 from rulec.runtime.hyper import default_hyper
 from rulec.runtime.recode import formats_of, recoded
-from rulec.runtime.reweigh import reweighed
 from rulec.runtime.rows import Numbers
 
 

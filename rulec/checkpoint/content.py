@@ -143,7 +143,7 @@ class Leaf:
     """A parameter of a run: its path, shape and dtype, the rule that updates it, and the index of its group.
 
     Random numbers follow from `number`, the parameter's place among all. `rounded` says that a step rounds the
-    parameter or a state at random.
+    parameter or a state at random. `part` is the name of the memory beside the parameter; empty where there is none.
     """
 
     name: str
@@ -153,6 +153,7 @@ class Leaf:
     number: int
     group: int = 0
     rounded: bool = False
+    part: str = ""
 
     @property
     def random(self) -> bool:

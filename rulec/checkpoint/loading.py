@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from rulec.checkpoint.codes import decoded
@@ -11,6 +12,7 @@ from rulec.checkpoint.content import Checkpoint, Leaf, Parameter, Run, check_apa
 from rulec.checkpoint.meaning import meaning
 from rulec.checkpoint.reading import read
 from rulec.checkpoint.tensors import Stored
+from rulec.checkpoint.weights import reweighed
 from rulec.compiler.layout import scale_name
 from rulec.compiler.lower import decide
 from rulec.compiler.view import matrix_view
@@ -67,8 +69,13 @@ def load(
     _check_numbers(file, checkpoint, saved, level_of)
     numbers, steps = _of_groups(file, checkpoint, saved, leaves, groups, level_of)
     of_model = {name: [value] for name, value in checkpoint.model_numbers.items() if level_of.get(name) == "model"}
+    narrowed = [_narrowed(file, p, leaf) for p, leaf in zip(saved, leaves, strict=True)]
+    saved = [
+        reweighed(p, leaf, partial(run.value, place), parameters)
+        for place, (p, leaf) in enumerate(zip(narrowed, leaves, strict=True))
+    ]
     return Loaded(
-        [_narrowed(file, p, leaf) for p, leaf in zip(saved, leaves, strict=True)], numbers | of_model, steps,
+        saved, numbers | of_model, steps,
         [checkpoint.model_steps] if of_model else [], _values(file, saved) if parameters else [],
     )  # fmt: skip
 

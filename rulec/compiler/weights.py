@@ -63,6 +63,11 @@ PARTS: Mapping[str, Part] = {
 }
 
 
+def part_name(kind: str, dtype: str) -> str:
+    """The name of the memory beside a parameter of this dtype, where this kind is asked for; empty for none."""
+    return PARTS[kind].name if kind in PARTS and dtype in DTYPES[kind] else ""
+
+
 def part_dtypes(program: Program) -> dict[str, str]:
     """The dtype of the memory beside the parameter of a program, by its name."""
     part = PARTS.get(program.memory.weights)

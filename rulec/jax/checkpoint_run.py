@@ -14,6 +14,7 @@ import numpy as np
 from rulec.checkpoint import Leaf, Loaded, Parameter, Shared, Stored
 from rulec.checkpoint.codes import decoded
 from rulec.compiler.layout import scale_name
+from rulec.compiler.weights import part_name
 from rulec.errors import RulecError, StateMismatch
 from rulec.formats import UNBIASED, decode, encode
 from rulec.jax.leaves import Tree, flat
@@ -53,6 +54,7 @@ class JaxRun:
             Leaf(
                 names[place], tuple(self.tree.arrays[place].shape), str(self.tree.arrays[place].dtype), rule, place,
                 getattr(routes[place], "group", 0), self._rounds(place),
+                part_name(self.machine.options.weights, str(self.tree.arrays[place].dtype)),
             )
             for place, rule in zip(self.places, self.plan.rules, strict=True)
         ]  # fmt: skip

@@ -16,6 +16,7 @@ from rulec import checkpoint
 from rulec.checkpoint import Axes, Leaf, Loaded, Names, Parameter, Shared, Stored
 from rulec.checkpoint.codes import settled
 from rulec.compiler.routing import Router
+from rulec.compiler.weights import part_name
 from rulec.errors import RulecError, TensorError
 from rulec.torch.entries import GroupRule
 from rulec.torch.group_rules import group_rules_of
@@ -119,6 +120,7 @@ class TorchRun:
                 name, tuple(route.param.shape), dtype_name(route.param.dtype),
                 routers[route.group].choose(tuple(route.param.shape), route.tags, route.name), place, route.group,
                 self.machine.buffers.rounds(place),
+                part_name(self.optimizer._options.weights, dtype_name(route.param.dtype)),
             )
             for place, (name, route) in enumerate(zip(names_of(self.optimizer), self.routes, strict=True))
         ]  # fmt: skip

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from rulec.compiler.layout import scale_name
+from rulec.compiler.reweigh import reweighed
 from rulec.compiler.weights import is_part
 from rulec.errors import StateMismatch
 from rulec.formats import UNBIASED, Format
 from rulec.runtime.counts import is_count
 from rulec.runtime.recode import formats_of, recoded
-from rulec.runtime.reweigh import reweighed
 from rulec.torch.codes import arrays_here, values_here, with_plain_names
 from rulec.torch.engine import Home, TorchEngine
 from rulec.torch.fake import has_no_memory, is_fake, real_memory

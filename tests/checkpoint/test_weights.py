@@ -85,6 +85,61 @@ def test_a_state_of_another_kind_keeps_the_weight_in_float32() -> None:
         assert not np.array_equal(weight, params["w"].astype(np.float32))
 
 
+def whole(p: Any, part: Any, kind: str) -> Any:
+    """The weight in float32 of a parameter and its part."""
+    weight, beside = (np.asarray(x).astype(np.float32) for x in (p, part))
+    if kind in ("split", "split24"):
+        ulps = beside.astype(np.int32) * (1 if kind == "split" else 256)
+        return (weight.view(np.int32) + ulps).view(np.float32)
+    return beside if kind == "master" else weight + beside
+
+
+#: How far the nearest weight of a kind is from a float32, of its size.
+FAR = {"split": 2.0**-23, "master": 0, "kahan": 2.0**-17, "split24": 2.0**-15}
+
+
+@pytest.mark.parametrize("after", PARTS)
+@pytest.mark.parametrize("before", ["split", "master", "kahan"])
+def test_a_file_of_another_kind_keeps_the_weight_in_float32(before: str, after: str, tmp_path: Path) -> None:
+    """The file's parameters are loaded with it, and those in memory count before they are."""
+    params, name = {"w": FIRST.copy()}, PARTS[after].name
+    saved = in_arrays(params, before, GRADS[:3])
+    of_arrays.save(saved, tmp_path / "a", parameters=True)
+    exact = whole(params["w"], saved.state("w")[PARTS[before].name], before)
+
+    arrays = {"w": np.zeros(SHAPE, BRAIN)}
+    ours = [(arrays["w"], in_arrays(arrays, after, [], tmp_path / "a").state("w")[name])]
+    param = torch.nn.Parameter(torch.zeros(SHAPE, dtype=torch.bfloat16))
+    there = rulec.torch.AdamW([("w", param)], lr=1e-4, weights=after)
+    of_torch.load(there, tmp_path / "a", parameters=True)
+    ours.append((param.detach().float().numpy(), there.state[param][name].float().numpy()))
+    tree = of_jax.load_params(tmp_path / "a", {"w": jnp.zeros(SHAPE, jnp.bfloat16)})
+    state = of_jax.load(tmp_path / "a", "adamw", tree, weights=after)
+    ours.append((tree["w"], getattr(state, name.replace("::", "_"))["w"]))
+    for p, part in ours:
+        assert np.array_equal(np.asarray(p).astype(np.float32), params["w"].astype(np.float32))
+        weight = whole(p, part, after)
+        assert (np.abs(weight - exact) <= FAR[after] * np.abs(exact)).all()
+        assert not np.array_equal(weight, params["w"].astype(np.float32))
+
+
+@pytest.mark.parametrize("kind", PARTS)
+def test_a_weight_goes_over_into_float32_and_back(kind: str, tmp_path: Path) -> None:
+    params = {"w": FIRST.copy()}
+    saved = in_arrays(params, kind, GRADS[:3])
+    of_arrays.save(saved, tmp_path / "narrow", parameters=True)
+    exact = whole(params["w"], saved.state("w")[PARTS[kind].name], kind)
+    wide = torch.nn.Parameter(torch.zeros(SHAPE))
+    plain = rulec.torch.AdamW([("w", wide)], lr=1e-4)
+    of_torch.load(plain, tmp_path / "narrow", parameters=True)
+    assert np.array_equal(wide.detach().numpy(), exact)
+    of_torch.save(plain, tmp_path / "wide", parameters=True)
+    back = {"w": np.zeros(SHAPE, BRAIN)}
+    again = in_arrays(back, kind, [], tmp_path / "wide")
+    weight = whole(back["w"], again.state("w")[PARTS[kind].name], kind)
+    assert (np.abs(weight - exact) <= FAR[kind] * np.abs(exact)).all()
+
+
 def test_a_plain_file_begins_a_split_run(tmp_path: Path) -> None:
     params = {"w": FIRST.copy()}
     plain = Optimizer("adamw", params, "cpu", state_dtype="float32", lr=1e-4)

@@ -14,7 +14,8 @@ from rulec.language.node import Op, node
 
 Array = np.ndarray[Any, Any]
 
-_KINDS = {part.name: kind for kind, part in PARTS.items()}
+#: The name of the memory beside a parameter -> the kind of weights.
+KINDS = {part.name: kind for kind, part in PARTS.items()}
 
 
 def reweighed(
@@ -34,7 +35,7 @@ def reweighed(
         p, beside = parameter(), np.asarray(part(saved[before[0]]), np.float32)
         if p.shape != beside.shape:
             raise StateMismatch(f"{before[0]} of {owner} was saved with shape {beside.shape}, where it has {p.shape}")
-        states[after[0]] = converted(_KINDS[before[0]], _KINDS[after[0]], p, beside)
+        states[after[0]] = converted(KINDS[before[0]], KINDS[after[0]], p, beside)
     return states
 
 
@@ -44,22 +45,36 @@ def converted(before: str, after: str, p: Array, part: Array) -> Array:
     The weight is the same float32 where the kind holds it, else the nearest that the kind holds beside the parameter. A
     `master` copy counts beside its own rounded value where the parameter is another one: it may not be loaded yet.
     """
-    loads = {"p": p, PARTS[before].name: part}
-    if before == "master":
-        new, high = part, _rounding(part, p)
-    else:
-        new, high = evaluate_once(weight(before), {}, {}, loads), p
-    value = evaluate_once(part_value(after, node(Op.LOAD, "new"), node(Op.LOAD, "p")), {}, {}, {"new": new, "p": high})
-    return _fitting(PARTS[after], np.asarray(value))
+    return part_of(after, float_of(before, p, part), _beside(part, p) if before == "master" else p)
 
 
-def _rounding(master: Array, p: Array) -> Array:
+def float_of(kind: str, p: Array, part: Array) -> Array:
+    """The float32 weight of a parameter and its part; of a `master` copy the copy."""
+    if kind == "master":
+        return part
+    return np.asarray(evaluate_once(weight(kind), {}, {}, {"p": p, PARTS[kind].name: part}), np.float32)
+
+
+def part_of(kind: str, value: Array, p: Array | None = None) -> Array:
+    """The part of this kind of a float32 weight beside a parameter; where there is none, beside the weight rounded."""
+    high = rounded(value) if p is None else p
+    expression = part_value(kind, node(Op.LOAD, "value"), node(Op.LOAD, "p"))
+    return _fitting(PARTS[kind], np.asarray(evaluate_once(expression, {}, {}, {"value": value, "p": high})))
+
+
+def _beside(master: Array, p: Array) -> Array:
     """The bfloat16 number beside a master copy: the parameter within an ulp of it, else the copy rounded."""
-    bits = np.ascontiguousarray(master, np.float32).view(np.uint32).astype(np.uint64)
-    nearest = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16).astype(np.uint32).view(np.float32)
+    p = rounded(p)
     with np.errstate(invalid="ignore"):
         near = np.abs(p - master) <= np.abs(master) * np.float32(2.0**-7)
-    return np.where(near | ~np.isfinite(master), p, nearest)
+    return np.where(near, p, rounded(master))
+
+
+def rounded(value: Array) -> Array:
+    """Values of float32 rounded to bfloat16, halves to even; those that are not finite as they are."""
+    bits = np.ascontiguousarray(value, np.float32).view(np.uint32).astype(np.uint64)
+    nearest = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16).astype(np.uint32).view(np.float32)
+    return np.where(np.isfinite(value), nearest, value)
 
 
 def _fitting(part: Part, value: Array) -> Array:
