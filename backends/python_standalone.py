@@ -14,7 +14,7 @@ from rulec.language.hyper import Hyper
 from rulec.language.node import Node, Op, is_boolean
 from rulec.language.rule import Rule
 from rulec.runtime.engine import EPS, default_hyper
-from rulec.runtime.storage import Storage
+from rulec.runtime.storage import FEWEST_CODED, Storage
 from rulec.standalone.cases import CannotBuild, family, values
 from rulec.standalone.prose import file_name, introduction, vendored
 
@@ -47,21 +47,24 @@ class OneFile(ABC):
     lacking = ""
     #: Whether the file has a function of its name.
     makes_function = False
+    #: Whether states in codes, and weights in parts, can be stored.
+    stores_parts = False
 
     def __init__(self, rule: Rule, name: str, dtype: str, storage: Storage) -> None:
         self.rule, self.name, self.dtype = rule, name, dtype
-        if storage.formats:
+        if storage.formats and not self.stores_parts:
             self.cannot(f"it keeps no states in codes, as {next(iter(storage.formats.values())).name} is")
-        if storage.weights:
+        if storage.weights and not self.stores_parts:
             self.cannot(f"it keeps no weights in parts, as {storage.weights} does")
         whole = family(rule, dtype, storage, self.form)
         self.static = whole.static
         self.program = whole.cases[0].program
         self._refuse(len(whole.cases) > 1 or whole.applies is not None)
-        for asked in (dtype, *storage.words.values()):
+        for asked in (dtype, *(word for name, word in storage.words.items() if name not in storage.formats)):
             if asked not in self.dtypes:
                 self.cannot(f"{self.lacking} {asked}")
-        self.layout: Layout = layout_for(self.program, dtype, states=storage.of(self.program, dtype, 0)[0])
+        states, formats = storage.of(self.program, dtype, FEWEST_CODED)
+        self.layout: Layout = layout_for(self.program, dtype, states=states, formats=formats)
         #: The dtype of values outside of the kernel; and the printed name of each state.
         self.precise = "float64"
         self.states = {b.name: b.name for b in self.program.states}

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Sequence
+
+import numpy as np
+
+from rulec.compiler.ir import Buffer
+from rulec.compiler.layout import scale_name
+from rulec.formats import encode
+from rulec.language.node import Op
+
 from ..array_print import Dialect
-from ..python_standalone import OneFile, Parts, call_lines, filled, words_in
+from ..python_standalone import OneFile, Parts, call_lines, filled, number, words_in
+from .blocks import Block
+from .coded import CodedStage, lengthened
 from .flat import FlatStage
+from .format_words import format_functions, words
 from .words import words_used
 
 _WORDS = {
@@ -30,8 +43,8 @@ DIALECT = Dialect(
 )
 
 _TABLES = '''\
-BLOCK = 1024  # elements that a program of the grid takes at a time
-WARPS = 4  # warps of a program
+BLOCK = <block>  # elements that a program of the grid takes at a time
+WARPS = <warps>  # warps of a program
 PROGRAMS = 65536  # programs for one tensor, at most
 
 
@@ -61,10 +74,12 @@ class <class>(torch.optim.Optimizer):
         <defaults>
         super().__init__(params, defaults)
         self.known = {}  # tables on the device, by where tensors lie
+        <coded?>self.words = {}  # tables of codes on each device
 
     def __setstate__(self, state):
         super().__setstate__(state)
         self.known = {}
+        <coded?>self.words = {}
 
     <others?>def load_state_dict(self, state_dict):
     <others?>    """States keep their own dtypes, which torch would make the parameter's."""
@@ -109,12 +124,20 @@ class <class>(torch.optim.Optimizer):
             <begun>
             state["step"] = torch.tensor(0.0)
 
+    <coded?>def _tables(self, device):
+    <coded?>    """The tables of codes on a device, by state."""
+    <coded?>    if device not in self.words:
+    <coded?>        kind = {"dtype": torch.float32, "device": device}
+    <coded?>        self.words[device] = {name: torch.tensor(numbers, **kind) for name, numbers in WORDS.items()}
+    <coded?>    return self.words[device]
+    <coded?>
     def _update(self, tensors):
         """One launch for tensors of one device: (parameter, gradient, group) each."""
         tensors = [x for x in tensors if x[0].numel()]
         if not tensors:
             return
         p = tensors[0][0]
+        <coded?>words = self._tables(p.device)
         places = tuple(
             (<places>)
             for p, _, _ in tensors
@@ -156,6 +179,7 @@ class TritonFile(OneFile):
     """The text of the file."""
 
     form = "a file for Triton"
+    stores_parts = True
     dialect, words = DIALECT, _WORDS
     locals = (
         "states", "torch", "triton", "tl", "closure", "loss", "group", "tensors", "table", "rows", "known", "moving",
@@ -166,31 +190,88 @@ class TritonFile(OneFile):
         """The whole file."""
         if "step" in self.states:
             self.cannot("it has a state called step, as torch calls the count of steps")
-        stage = FlatStage(self.program, self.layout, 0)
+        stage = (CodedStage if self.layout.formats else FlatStage)(self.program, self.layout, 0)
         kernels = ["\n".join(lines) for lines in stage.functions()]
-        parts = [*words_used("\n".join(kernels)), *kernels, _TABLES, *[_LIKE] * bool(self.arrays)]
+        codes = format_functions([form for _, form in self.layout.formats], "\n".join(kernels))
+        block = lengthened(Block(1024, 128), self.layout.formats)
+        tables = "\n".join(filled(_TABLES, {"block": str(block.elements), "warps": str(block.threads // 32)}))
+        parts = [*words_used("\n".join(kernels)), *codes, *kernels, tables, *self._words(), *[_LIKE] * self._has_plain]
         table = self.table('torch.tensor([group["{}"] for _, _, group in tensors], dtype=torch.float64)')
         stacked = _STACKED if table["columns"] else "torch.zeros(len(tensors), 1, dtype=torch.float64)"
         class_lines = filled(_CLASS, self.parts() | self._step(stage) | table | {"stacked": stacked})
-        imports = ["import torch", "import triton", "import triton.language as tl"]
+        floats = self.floats(self._words())
+        imports = [*floats, *[""] * len(floats), "import torch", "import triton", "import triton.language as tl"]
         return self.file(
             imports, words_in(class_lines, _WORDS), *(part.strip("\n").split("\n") for part in parts), class_lines
         )
 
+    @property
+    def _has_plain(self) -> bool:
+        """Whether a state of the parameter's shape is in no codes."""
+        return any(self.layout.format(b.name) is None for b in self.arrays)
+
+    def _words(self) -> list[str]:
+        """The tables of codes, by state, as a text."""
+        rows = []
+        for name, form in self.layout.formats:
+            numbers, margin = ", ".join(number(float(x)) for x in words(form)) or "0.0", " " * 8
+            lines = textwrap.wrap(numbers, 110, initial_indent=margin, subsequent_indent=margin)
+            rows += [f'    "{name}": [', *lines, "    ],"]
+        return ["\n".join(["#: The tables of codes, by state.", "WORDS = {", *rows, "}"])] * bool(rows)
+
+    def begun(self, param: str, array: str, number: str) -> list[str]:
+        """As of all files; codes begin as those of one number."""
+        coded = [b for b in self.arrays if self.layout.format(b.name)]
+        replaced = tuple(f'state["{b.name}"] =' for b in coded)
+        lines = [line for line in super().begun(param, array, number) if not line.startswith(replaced)]
+        return lines + [line for b in coded for line in self._first_codes(b)]
+
+    def _first_codes(self, buffer: Buffer) -> list[str]:
+        """The statements for the codes and scales of a state before the first step."""
+        form, init = self.layout.format(buffer.name), buffer.init
+        assert form is not None
+        if init is None or init.op is not Op.CONST:
+            self.cannot(f"its state {buffer.name} in codes begins with more than a number")
+            raise AssertionError
+        codes, scales = encode(form, np.full(form.block, init.arg, np.float32))
+        size = "p.shape" if form.bits == 8 else "((p.numel() + 1) // 2,)"
+        kind, count = f"dtype=torch.{form.code_dtype}, device=p.device", f"(-(-p.numel() // {form.block}),)"
+        return [
+            f'state["{buffer.name}"] = torch.full({size}, {int(codes[0])}, {kind})',
+            f'state["{scale_name(buffer.name)}"] = torch.full(',
+            f"    {count}, {float(scales[0])!r}, dtype=torch.float32, device=p.device",
+            ")",
+        ]
+
+    def _place(self, column: str) -> str:
+        """The address of a column of the table `known`."""
+        state = column.removesuffix("::table")
+        if column == "p":
+            return "p.data_ptr()"
+        return f'words["{state}"].data_ptr()' if state != column else f'self.state[p]["{column}"].data_ptr()'
+
+    def _dtypes(self) -> dict[str, str]:
+        """The dtypes of arrays of states by their names, with those of codes and scales."""
+        dtypes = {b.name: self.layout.dtype(b.name) for b in self.arrays}
+        for name, form in self.layout.formats:
+            dtypes |= {name: form.code_dtype, scale_name(name): "float32"}
+        return dtypes
+
     def _step(self, stage: FlatStage) -> Parts:
         names = [n for n in stage.known if n not in ("size", "span")]
-        places = ["p.data_ptr()" if n == "p" else f'self.state[p]["{n}"].data_ptr()' for n in names]
+        places = [self._place(name) for name in names]
         emulated = ['p.device.type == "cpu"'] * stage.emulates
         arguments = ["chunks", "known", "moving", "table", "None", "None", "BLOCK", *emulated]
         begun = self.begun(
             "p.double()", 'state["{state}"] = like(p, {value}, torch.{dtype})', 'state["{state}"] = float({value})'
         )
-        dtypes = {b.name: self.layout.dtype(b.name) for b in self.arrays}
+        dtypes = self._dtypes()
         stores = [s.buffer for s in self.program.scalars.stores]
         return {
+            "coded": "yes" if self.layout.formats else "",
             "defaults": call_lines("defaults = dict", [f"{x}={x}" for x in self.fields.values()], ""),
             "others": ", ".join(f'"{name}": torch.{dtype}' for name, dtype in dtypes.items() if dtype != self.dtype),
-            "begun": begun, "first": self.reads('group["{}"]', begun), "places": ", ".join([*places, "p.numel()"]),
+            "begun": begun, "first": self.reads('group["{}"]', begun), "places": _listed([*places, "p.numel()"]),
             "launch": call_lines(
                 "stage_0[(len(chunks),)]", [*arguments, "num_warps=WARPS", "enable_fp_fusion=False"], ""
             ),
@@ -198,6 +279,12 @@ class TritonFile(OneFile):
             "each": "i, (p, _, _) in enumerate(tensors)" if stores else "p, _, _ in tensors",
             "keep": [f'self.state[p]["{b}"] = float(new["{b}"][i])' for b in stores],
         }  # fmt: skip
+
+
+def _listed(items: Sequence[str]) -> str:
+    """Items of a tuple in the template, on a line each where there are many."""
+    line = ", ".join(items)
+    return line if len(line) <= 160 else ",\n             ".join(items)
 
 
 files = TritonFile.files

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -61,13 +61,12 @@ class Case:
     params: Sequence[Array]
     steps: Sequence[Sequence[Array]]
     dtype: str = "float32"
-    state_dtype: str = ""
+    storage: Storage = field(default_factory=Storage)
 
     def write(self, folder: Path, backend: str, program: str) -> None:
         """Writes the file, the program and the arrays into a folder."""
         rule = rulec.load(self.rule)
-        storage = Storage({"": self.state_dtype} if self.state_dtype else {})
-        ((name, text),) = written(rule, backend, name="rule", dtype=self.dtype, storage=storage).items()
+        ((name, text),) = written(rule, backend, name="rule", dtype=self.dtype, storage=self.storage).items()
         assert name == "rule.py"
         (folder / name).write_text(text)
         (folder / "program.py").write_text(program)

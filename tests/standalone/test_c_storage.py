@@ -155,7 +155,7 @@ def _with_states(run: CRun, other: CRun) -> CRun:
     return run
 
 
-@pytest.mark.parametrize("backend", ["triton", "cupy", "jax", "numpy"])
+@pytest.mark.parametrize("backend", ["cupy", "jax", "numpy"])
 @pytest.mark.parametrize("storage", [Storage({"": "dynamic8"}), Storage(weights="split")], ids=["codes", "split"])
 def test_other_files_are_refused_in_a_sentence(backend: str, storage: Storage) -> None:
     with pytest.raises(CannotBuild, match=r"states in codes|weights in parts"):
@@ -176,3 +176,23 @@ def test_other_files_are_refused_in_a_sentence(backend: str, storage: Storage) -
 def test_storages_that_cannot_be_are_refused_by_name(name: str, storage: Storage, kind: Any, words: str) -> None:
     with pytest.raises(kind, match=words):
         written(rulec.load(name), "c", dtype="bfloat16", storage=storage)
+
+
+BEGUN = """
+name: Begun
+hyper: {lr: 0.1, a: 0.5}
+state: {m: a}
+step: |
+  m = 0.5*m + g
+  direction = m
+"""
+
+
+def test_codes_begin_with_a_hyper_parameter_in_c(tmp_path: Path) -> None:
+    rule = rulec.parse(BEGUN)
+    compared(rule, CRule(rule, tmp_path, "float32", {"m": "dynamic4"}), state_dtype={"m": "dynamic4"})
+
+
+def test_codes_that_begin_with_more_than_a_number_are_refused_for_triton() -> None:
+    with pytest.raises(CannotBuild, match="more than a number"):
+        written(rulec.parse(BEGUN), "triton", storage=Storage({"m": "int8"}))

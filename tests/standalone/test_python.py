@@ -8,14 +8,18 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import rulec
+import rulec.array
+from rulec.array.arrays import numpy_dtype
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.errors import RulecError
+from rulec.runtime.storage import Storage
 from rulec.standalone.cases import CannotBuild
 from rulec.standalone.prose import written
 from tests.backends import cuda_assembly
@@ -184,7 +188,9 @@ def test_states_of_another_dtype_are_kept_by_torch(tmp_path: Path) -> None:
     rounded = [p.astype(np.float16) for p in params]
     given = [[g.astype(np.float16) for g in grads] for grads in steps]
     check = '\nassert all(s["m"].dtype == torch.float32 for s in optimizer.state.values())\n'
-    (found,) = ran(tmp_path, "triton", TORCH + check, Case("adamw", rounded, given, "float16", "float32"))
+    (found,) = ran(
+        tmp_path, "triton", TORCH + check, Case("adamw", rounded, given, "float16", Storage({"": "float32"}))
+    )
     for ours, theirs in zip(found, reference("adamw", rounded, given), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=4e-3, atol=1e-3)
 
@@ -285,3 +291,71 @@ def test_the_cuda_source_is_compiled_by_nvrtc(rule: str) -> None:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SOURCE"
     )  # fmt: skip
     assert len(cuda_assembly.compiled(ast.literal_eval(source), "sm_90")) > 1000
+
+
+#: Parameters of sixteen bits come as their bits; the states are left beside the parameters.
+CODED = """
+import copy
+import numpy as np
+import torch
+import rule
+kind = next(v for v in vars(rule).values() if isinstance(v, type) and v.__module__ == "rule")
+
+
+def tensor(array):
+    tensor = torch.from_numpy(array.copy())
+    return tensor.view(torch.bfloat16) if array.dtype == np.uint16 else tensor
+
+
+tensors = [torch.nn.Parameter(tensor(p)) for p in params]
+optimizer = kind(tensors)
+for number, grads in enumerate(steps):
+    for parameter, grad in zip(tensors, grads, strict=True):
+        parameter.grad = tensor(grad)
+    if number == 1:
+        saved = copy.deepcopy(optimizer.state_dict())
+        optimizer = kind(tensors)
+        optimizer.load_state_dict(saved)
+    optimizer.step()
+arrays = [t.detach() for t in tensors]
+arrays += [optimizer.state[t][name] for t in tensors for name in sorted(optimizer.state[t]) if name != "step"]
+leave([(a.view(torch.uint16) if a.dtype is torch.bfloat16 else a).numpy() for a in arrays])
+"""
+
+CODED_CASES = (
+    ("adamw", "float32", {"": "dynamic8"}, ""), ("adamw", "float32", {"m": "int8", "v": "dynamic8/64"}, ""),
+    ("adamw", "float32", {"m": "dynamic4", "v": "softsign8"}, ""), ("lion", "float32", {"": "float8_e4m3/1024"}, ""),
+    ("adamw", "bfloat16", {"": "dynamic8"}, "split"), ("lion", "bfloat16", {}, "master"),
+    ("lion", "bfloat16", {}, "kahan"),
+)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_states_in_codes_and_weights_in_parts_have_the_bits_of_the_definition(tmp_path: Path) -> None:
+    shapes = ((4096 + 5,), (65, 127))
+    params, grads = drawn(3, shapes, 3)
+    cases, wanted = [], []
+    for name, dtype, words, kind in CODED_CASES:
+        arrays = [p.astype(numpy_dtype(dtype)) for p in params]
+        steps = [[g.astype(numpy_dtype(dtype)) for g in each] for each in grads]
+        bits = [arrays, *steps] if dtype == "float32" else [[a.view(np.uint16) for a in x] for x in (arrays, *steps)]
+        copies = [[a.copy() for a in x] for x in bits]
+        cases.append(Case(name, copies[0], copies[1:], dtype, storage=Storage(words, kind)))
+        options: dict[str, Any] = {"state_dtype": words or None, "weights": kind or None}
+        optimizer = rulec.array.Optimizer(rulec.load(name), arrays, backend="numpy", **options)
+        for each in steps:
+            optimizer.step(each)
+        states = [optimizer.state(key) for key in optimizer.names]
+        wanted.append([*arrays, *(np.asarray(s[n]) for s in states for n in sorted(s) if n != "step")])
+    for case, found, expected in zip(CODED_CASES, ran(tmp_path, "triton", CODED, *cases), wanted, strict=True):
+        assert [x.tobytes() for x in found] == [x.tobytes() for x in expected], case
+
+
+def test_a_file_for_torch_has_the_formats_functions_and_tables() -> None:
+    storage = Storage({"m": "int8", "v": "dynamic8/2048"}, "split")
+    ((_, text),) = written(rulec.load("adamw"), "triton", dtype="bfloat16", storage=storage).items()
+    compile(text, "adamw.py", "exec")
+    assert "BLOCK = 4096" in text
+    assert 'state["v::scale"] = torch.full(\n                (-(-p.numel() // 2048),)' in text
+    assert 'state["param::low"] = like(p, 0.0, torch.int16)' in text
+    assert text.count("def encode_") == 2
