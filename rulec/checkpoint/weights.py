@@ -16,8 +16,8 @@ from rulec.compiler.weights import is_part
 def reweighed(saved: Parameter, leaf: Leaf, memory: Callable[[], Stored], parameters: bool) -> Parameter:
     """A saved parameter with the part of a leaf's kind of weight, made of the saved part or of a float32 parameter.
 
-    `parameters` says that the leaf gets the saved parameter too. Else it has that in `memory`, which is looked at where
-    the kinds differ. A leaf in float32 gets the whole weight. What one of the two kinds does not hold is left out.
+    `parameters` says that the leaf gets the saved parameter too. Else its parameter is in `memory`, read only for
+    another kind. A leaf in float32 gets the whole weight. What one of the two kinds does not hold is left out.
     """
     held = next((name for name in saved.states if is_part(name)), "")
     if held == leaf.part or not saved.begun:

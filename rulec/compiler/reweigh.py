@@ -71,7 +71,7 @@ def _beside(master: Array, p: Array) -> Array:
 
 
 def rounded(value: Array) -> Array:
-    """Values of float32 rounded to bfloat16, halves to even; those that are not finite as they are."""
+    """Values of float32 rounded to bfloat16, halves to even. Infinities and NaN stay."""
     bits = np.ascontiguousarray(value, np.float32).view(np.uint32).astype(np.uint64)
     nearest = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16).astype(np.uint32).view(np.float32)
     return np.where(np.isfinite(value), nearest, value)
