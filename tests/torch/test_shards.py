@@ -27,7 +27,7 @@ from tests.torch.eager.processes import together
 BRAIN = torch.bfloat16
 
 #: Shapes that two and four processes split unevenly, and one that not all have a part of.
-SHAPES = {"uneven": (67, 96), "even": (64, 128), "few": (3, 5000), "line": (8190,), "small": (5,)}
+SHAPES = {"uneven": (67, 96), "even": (64, 128), "few": (3, 5000), "line": (8190,), "cube": (26, 12, 24), "small": (5,)}
 
 
 def values(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
@@ -172,10 +172,10 @@ def stochastic_everywhere(rank: int) -> None:
     stochastic(rank, (fsdp, hsdp, columns, replicated, *four), ("cpu", "c"))
 
 
-#: Blocks that divide the rows of "even" and "uneven", and of no other tensor in codes.
+#: Blocks that divide the rows of some tensors, or all behind their first dimension, and of no other in codes.
 CODES = {"exp_avg": "int8/32", "exp_avg_sq": "dynamic8/32"}
 FOUR_BITS = {"exp_avg": "dynamic4/32", "exp_avg_sq": "float8_e4m3/32"}
-DIVIDED = ("even", "uneven")
+DIVIDED = ("even", "uneven", "cube")
 
 
 def held(optimizer: Any, param: Any) -> dict[str, Tensor]:
@@ -237,6 +237,11 @@ def resumed(rank: int, folder: str, way: Any = fsdp, words: Any = CODES) -> None
     first, second = (adamw(model, state_dtype=words) for model in (straight, broken))
     train(straight, first, range(4))
     train(broken, second, range(2))
+    if way is fsdp:
+        states = get_optimizer_state_dict(broken, second)["state"]
+        shapes = {name: tuple(state["exp_avg::scale"].shape) for name, state in states.items() if name != "small"}
+        divided = {"even": (64, 4), "uneven": (67, 3), "cube": (26, 9)}
+        assert shapes == {"few": SHAPES["few"], "line": SHAPES["line"], **divided}
     saved(broken, second, folder)
     again = way(Model())
     third = adamw(again, state_dtype=words)

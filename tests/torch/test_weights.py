@@ -176,6 +176,21 @@ def test_a_master_copy_converts_before_its_parameter_is_loaded() -> None:
         assert torch.equal(value(p, master.state[p]), value(q, split.state[q]))
 
 
+def test_halves_stay_beside_their_parameters() -> None:
+    """A split weight in the middle of two parameters is one below the parameter, and a copy is rounded to even."""
+    net = model()
+    split, master, again = (adamw(net, weights=kind) for kind in ("split", "master", "split"))
+    take(net, split, gradients(net, 1))
+    saved = split.state_dict()
+    for states in saved["state"].values():
+        states["param::low"] = torch.full_like(states["param::low"], -(1 << 15))
+    master.load_state_dict(saved)
+    again.load_state_dict(master.state_dict())
+    for place, p in enumerate(net.parameters()):
+        assert torch.equal(master.state[p]["param::master"], exact(p, saved["state"][place]["param::low"]))
+        assert torch.equal(again.state[p]["param::low"], saved["state"][place]["param::low"])
+
+
 def test_a_part_of_another_shape_is_refused() -> None:
     net = model()
     split, master = adamw(net, weights="split"), adamw(net, weights="master")
