@@ -160,6 +160,28 @@ def test_eager_updates_have_the_bits_of_steps(epilogue: Any, monkeypatch: pytest
     assert all(torch.equal(states[0][k], states[1][k]) for k in ("exp_avg", "exp_avg_sq"))
 
 
+@pytest.mark.parametrize("storage", ["bfloat16_sr", "dynamic8"])
+def test_gradients_of_several_backward_passes_fold_into_states(storage: str) -> None:
+    """The first states come within a backward pass, and with them the groups' formats."""
+    means = []
+    for state_dtype in (storage, "float32"):
+        net = nn.Sequential(nn.Linear(64, 80, bias=False))
+        words = {"state_dtype": state_dtype, "accumulate": "fold"}
+        eager = EagerUpdate(net, "momentum", lr=1e-4, **words)
+        for _ in range(2):
+            for last in (False, True):
+                with eager.backward(last_microbatch=last):
+                    net(torch.full((1, 64), 1 + 2.0**-10)).sum().backward()
+            eager.step()
+        eager.close()
+        floats = EagerUpdate(net, "momentum", lr=1e-4, state_dtype="float32", accumulate="fold")
+        floats.load_state_dict(eager.state_dict())
+        (state,) = [x for x in floats.state[net[0].weight].values() if x.numel() > 1]
+        means.append(float(state.mean()))
+    # Each element is rounded four times, by up to 2**-6: their mean is within four sigma of the exact one.
+    assert abs(means[0] - means[1]) < (0.02 * means[1] if storage == "dynamic8" else 4 * 4 * 2.0**-6 / 5120**0.5)
+
+
 def test_memory_in_another_order_is_taken() -> None:
     """As images' weights in channels_last: the bits are those of the order of the shape."""
     states = []

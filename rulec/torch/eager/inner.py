@@ -22,6 +22,7 @@ from rulec.torch.machine import Machine
 from rulec.torch.optimizer import RuleOptimizer
 from rulec.torch.partitioned import Partitioned
 from rulec.torch.routes import names_of
+from rulec.torch.states import FORMATS
 from rulec.torch.tensors import check_apart
 
 #: The rules of an eager optimizer: a rule, its name or path, a partition, or a class or function that makes optimizers.
@@ -265,7 +266,7 @@ def _entries(groups: Groups) -> list[tuple[str, Any]]:
         (key, (value, value._version) if isinstance(value, Tensor) else value)
         for group in groups
         for key, value in group.items()
-        if key not in ("params", "param_names")
+        if key not in ("params", "param_names", FORMATS)  # formats come with the first states, in a backward pass
     ]
 
 
