@@ -22,6 +22,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import rulec.torch
 from rulec.errors import TensorError
 from rulec.formats import decode, of_key
+from rulec.torch.eager import EagerUpdate
 from tests.torch.eager.processes import together
 
 BRAIN = torch.bfloat16
@@ -254,6 +255,49 @@ def resumed(rank: int, folder: str, way: Any = fsdp, words: Any = CODES) -> None
         assert torch.equal(here(p), here(q)), name
 
 
+def kinds(rank: int, way: Any = fsdp) -> None:
+    """Shards change the kind of their weights as whole parameters do."""
+    values = []
+    for model in (Model(BRAIN), way(Model(BRAIN))):
+        split, master = (adamw(model, weights=kind) for kind in ("split", "master"))
+        train(model, split, range(2))
+        master.load_state_dict(split.state_dict())
+        train(model, master, range(2, 4))
+        split.load_state_dict(master.state_dict())
+        values.append([(p, split.state[p]["param::low"], master.state[p]["param::master"]) for p in model.parameters()])
+    for whole, parts in zip(*values, strict=True):
+        for ours, theirs in zip(parts, whole, strict=True):
+            assert torch.equal(here(ours), part(theirs, parts[0]))
+        assert whole[1].any()
+
+
+class Layers(nn.Sequential):
+    """Two layers with rows that blocks divide."""
+
+    def __init__(self) -> None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(3)
+            super().__init__(nn.Linear(96, 67), nn.Tanh(), nn.Linear(67, 64))
+
+
+def eager(rank: int) -> None:
+    """Updates in the backward pass of shards in codes have the bits of steps."""
+    one, other = fully_shard(Layers().to(BRAIN)), fully_shard(Layers().to(BRAIN))
+    words: dict[str, Any] = {"weights": "stochastic", "state_dtype": "dynamic8/32", "seed": 5}
+    plain, opt = adamw(one, **words), EagerUpdate(other, "adamw", lr=1e-3, **words)
+    for step in range(3):
+        inputs = torch.randn(4, 96, generator=torch.Generator().manual_seed(step)).to(BRAIN)
+        one(inputs).square().mean().backward()
+        plain.step()
+        plain.zero_grad()
+        with opt.backward():
+            other(inputs).square().mean().backward()
+        opt.step()
+    for p, q in zip(one.parameters(), other.parameters(), strict=True):
+        assert torch.equal(here(p), here(q))
+    assert "dynamic8/32" in plain.storage()["0.weight"].values()
+
+
 def gathered(rank: int) -> None:
     """Whole states that torch gathers load into one process, and from there into shards."""
     model = fsdp(Model())
@@ -337,6 +381,8 @@ def everyday(rank: int, folder: str) -> None:
     stochastic(rank)
     unbiased(rank)
     codes(rank)
+    kinds(rank)
+    eager(rank)
     resumed(rank, folder)
 
 
