@@ -86,7 +86,7 @@ def test_a_step_is_one_in_floats_whose_states_are_rounded_afterwards(backend: st
 @pytest.mark.parametrize("dtype", [np.float32, BRAIN], ids=["float32", "bfloat16"])
 def test_every_backend_has_the_same_bits(rule: str, dtype: Any) -> None:
     names = [name for name in ("numpy", "c", "cpu") if not registry.get(name).unavailable_reason()]
-    (first, one), *others = [trained(backend, rule, dtype=dtype) for backend in (Interpreter(), *names)]
+    (first, one), *others = [trained(backend, rule, count=2, dtype=dtype) for backend in (Interpreter(), *names)]
     for params, optimizer in others:
         for name, p in params.items():
             assert np.array_equal(p, first[name])
@@ -108,18 +108,22 @@ def test_the_reference_has_the_same_bits() -> None:
         assert np.array_equal(new["s"].reshape(p.shape), optimizer.state(name)["s"].astype(np.float64))
 
 
-@pytest.mark.filterwarnings("ignore:v of Slow moves")
+@pytest.mark.filterwarnings("ignore:plain of Means moves")
 def test_a_slow_mean_follows_float32_where_plain_bfloat16_stands_still() -> None:
     """Beta 0.999: 4,000 steps of one gradient from nothing, then 4,000 steps without gradients."""
-    means: dict[str, list[float]] = {}
-    for storage in ("float32", "bfloat16", "bfloat16_sr"):
-        optimizer = Optimizer(SLOW, {"w": np.zeros(2000, np.float32)}, "cpu", state_dtype={"v": storage})
-        for size in (1, 0):
-            grads = {"w": np.full(2000, size, np.float32)}
-            for _ in range(4000):
-                optimizer.step(grads)
-            means.setdefault(storage, []).append(float(np.mean(optimizer.state("w")["v"], dtype=np.float64)))
-    for exact, plain, ours in zip(means["float32"], means["bfloat16"], means["bfloat16_sr"], strict=True):
+    storages = {"exact": "float32", "plain": "bfloat16", "ours": "bfloat16_sr"}
+    lines = "".join(f"  {name} = beta*{name} + (1 - beta)*g**2\n" for name in storages)
+    means = rulec.parse(
+        "name: Means\nsummary: One mean three times.\nhyper: {lr: 1e-3, beta: 0.999}\n"
+        f"state: {{exact: 0, plain: 0, ours: 0}}\nstep: |\n{lines}  direction = exact + plain + ours\n"
+    )
+    optimizer = Optimizer(means, {"w": np.zeros(2000, np.float32)}, "cpu", state_dtype=storages)
+    for size in (1, 0):
+        grads = {"w": np.full(2000, size, np.float32)}
+        for _ in range(4000):
+            optimizer.step(grads)
+        states = optimizer.state("w")
+        exact, plain, ours = (float(np.mean(states[name], dtype=np.float64)) for name in storages)
         assert abs(ours / exact - 1) < 0.02
         assert abs(plain / exact - 1) > 0.5
 

@@ -60,6 +60,11 @@ def test_states_may_be_of_another_dtype(tmp_path: Path) -> None:
     assert found["most"]["state"] == pytest.approx(8 * 12_007, abs=16)
 
 
+def test_states_rounded_at_random_are_of_two_bytes(tmp_path: Path) -> None:
+    found = run_json("memory", "--model", weights(tmp_path), "--state-dtype", "bfloat16_sr")
+    assert found["most"]["state"] == pytest.approx(4 * 12_007, abs=16)
+
+
 @pytest.mark.slow
 def test_batch_length_and_recomputing_matter_to_activations(tmp_path: Path) -> None:
     file = config(tmp_path, {**GPT2, "n_layer": 6, "vocab_size": 64})

@@ -23,6 +23,15 @@ def test_dtypes_of_parameters_and_states_are_chosen() -> None:
     assert "load_float32(m_at" in shown
 
 
+def test_a_state_that_is_rounded_at_random_is_cut_as_it_is_stored() -> None:
+    shown = run("show", "adamw", "--backend", "c", "--state-dtype", "v=bfloat16_sr")
+    assert shown.count("coarse(v_new, chance(") == 1
+    assert "coarse(m_new" not in shown
+    passes = run("show", "adagrad", "--passes", "--state-dtype", "bfloat16_sr")
+    assert "store s = coarse(s_new, chance(s, seed_low, seed_high, number, " in passes
+    assert "x0 of Prodigy cannot be bfloat16_sr" in error("show", "prodigy", "--state-dtype", "x0=bfloat16_sr")
+
+
 def test_passes_shows_the_program_after_each() -> None:
     shown = run("show", "nadam", "--passes")
     titles = [line for line in shown.splitlines() if line.startswith("# after ")]
