@@ -167,7 +167,7 @@ class Buffers:
         """A parameter's saved values in the formats of its buffers."""
         route = self._routes[place]
         order, after = [name for name in self._of(place) if name != "step" and "::" not in name], self.formats(place)
-        saved, kept = taken(saved, order, after, tuple(route.param.shape), route.name)
+        saved, kept = taken(saved, order, after, route.param, self._groups[route.group], route.name)
         before = formats_of(
             {**self._formats[route.group], **{k: form.key for k, form in kept.items()}}, saved, route.name
         )

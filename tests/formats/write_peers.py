@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -76,7 +77,21 @@ def flashoptim(signed: bool) -> dict[str, object]:
     return {"codes": codes, "scales": scales, "decoded": decoded}
 
 
-def _tensor(signed: bool) -> object:
+def flashoptim_weights(bits: int) -> dict[str, object]:
+    """Parameters of bfloat16, parts of this many bits beside them, and the weights that both make."""
+    import torch
+    from flashoptim import optimizers
+
+    kind, largest = (torch.int8, 127) if bits == 8 else (torch.int16, 32767)
+    narrow, whole = _tensor(True).bfloat16(), torch.zeros(COUNT)
+    narrow[:4] = torch.tensor([0.0, -1.0, 2.0**-126, 1e30])
+    error = torch.from_numpy(np.random.default_rng(bits).integers(-largest, largest + 1, COUNT)).to(kind)
+    options = {"BLOCK_SIZE": 1024, "NUM_MANTISSA_BITS": 7, "SIGNED_MAX_VAL": largest}
+    optimizers._reconstruct_fp32_kernel[(COUNT // 1024,)](narrow, error, whole, COUNT, **options)
+    return {"parameter": narrow.view(torch.int16), "error": error, "weight": whole}
+
+
+def _tensor(signed: bool) -> Any:
     import torch
 
     return torch.from_numpy(values(signed))
@@ -92,6 +107,7 @@ def main() -> None:
         states[f"torchao.dynamic8-{side}"] = torchao(signed, 8)
         states[f"torchao.dynamic4-{side}"] = torchao(signed, 4)
         states[f"flashoptim.softsign8-{side}"] = flashoptim(signed)
+    states |= {f"flashoptim.weights{bits}": flashoptim_weights(bits) for bits in (8, 16)}
     arrays = {f"{name}.{what}": np.asarray(array) for name, state in states.items() for what, array in state.items()}
     arrays |= {f"values.{side}": values(side == "signed") for side in ("signed", "unsigned")}
     np.savez_compressed(FILE, **arrays)  # type: ignore[arg-type]

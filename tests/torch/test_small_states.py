@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 
 import rulec.torch as rt
+from rulec.compiler.reweigh import float_of
 from rulec.errors import HyperError, StateMismatch, TensorError
 from rulec.formats import decode, of_key
 from tests.formats.write_peers import FILE as PEERS
@@ -348,17 +349,43 @@ def test_a_compressed_state_of_flashoptim_goes_on(word: str | None) -> None:
     assert held.keys() == {"step", *floats, *([f"{name}::scale" for name in floats] if word else [])}
 
 
-def test_error_bits_of_flashoptim_are_dropped_with_a_warning() -> None:
-    param = nn.Parameter(torch.zeros(64, 64, dtype=torch.bfloat16))
-    saved = {
-        "state": {0: {**flash_state()[0], "error_bits": torch.ones(64, 64).bfloat16()}},
-        "param_groups": [{"params": [0]}],
+@pytest.mark.parametrize("saved_as", ["bits", "state_dict"])
+@pytest.mark.parametrize(("bits", "width"), [(8, 3), (16, 4)])
+def test_weights_of_flashoptim_go_on_in_every_kind(bits: int, width: int, saved_as: str) -> None:
+    bytes_of, error, weight = peer(f"flashoptim.weights{bits}", "parameter", "error", "weight")
+    param = nn.Parameter(bytes_of.view(torch.bfloat16))
+    if saved_as == "state_dict":  # flashoptim saves them so
+        error = error.to(torch.bfloat16) if bits == 8 else error.view(torch.bfloat16)
+    state = {
+        "step": torch.tensor(3),
+        "exp_avg": torch.zeros(2048),
+        "exp_avg_sq": torch.zeros(2048),
+        "error_bits": error,
     }
-    optimizer = rt.AdamW([param], weights="split")
-    with pytest.warns(UserWarning, match="error_bits of flashoptim are not read"):
-        optimizer.load_state_dict(saved)
-    assert "error_bits" not in optimizer.state[param]
-    assert not optimizer.state[param]["param::low"].any()
+    saved = {"state": {0: state}, "param_groups": [{"params": [0], "master_bytewidth": width}]}
+    master, split = (rt.AdamW([param], weights=kind) for kind in ("master", "split"))
+    for optimizer in (master, split):
+        optimizer.load_state_dict(copy.deepcopy(saved))
+        assert "error_bits" not in optimizer.state[param]
+    assert torch.equal(master.state[param]["param::master"], weight)
+    low = split.state[param]["param::low"].float().numpy()
+    back = torch.from_numpy(float_of("split", param.detach().float().numpy(), low))
+    # Parts are drawn at random: some weights are rounded otherwise, or to a zero of the other sign.
+    beside = (weight.bfloat16() == param) & (weight.signbit() == param.signbit())
+    assert beside.float().mean() > 0.5
+    ulps = (back.view(torch.int32) - weight.view(torch.int32)).abs()[beside]
+    assert ulps.max() <= 1  # of a weight in the middle between two parameters
+    assert (ulps == 0).float().mean() > 0.99
+    plain = rt.AdamW([param])
+    plain.load_state_dict(copy.deepcopy(saved))
+    assert plain.state[param].keys() == {"step", "exp_avg", "exp_avg_sq"}
+
+
+def test_parts_of_weights_of_an_unknown_size_are_refused() -> None:
+    param = nn.Parameter(torch.zeros(64, 64, dtype=torch.bfloat16))
+    state = {**flash_state()[0], "error_bits": torch.ones(64, 64).bfloat16()}
+    with pytest.raises(StateMismatch, match="master_bytewidth=None"):
+        rt.AdamW([param], weights="split").load_state_dict({"state": {0: state}, "param_groups": [{"params": [0]}]})
 
 
 def test_codes_of_flashoptim_without_scales_are_refused() -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,8 +12,10 @@ from torch import Tensor
 
 from rulec.compiler.layout import scale_name
 from rulec.errors import StateMismatch
-from rulec.formats import Format, decode, table
+from rulec.formats import Format, table
 from rulec.torch.codes import CODES
+from rulec.torch.peers import flashoptim
+from rulec.torch.peers.decoded import DecodedState
 
 #: The key under which bitsandbytes keeps its tensors apart from those that FSDP gathers.
 NESTED = "__bnb_optimizer_quant_state__"
@@ -27,40 +28,28 @@ _BLOCKS = (256, 2048, 64, 128, 512, 1024, 4096)
 _NUMBERED = re.compile("(state|qmap|absmax|max|new_max)[12]")
 
 
-#: Behind the names of flashoptim's codes and of their scales, and the name of its part of a weight.
-_QUANTIZED, _SCALES, _ERROR = "::quantized", "::scales", "error_bits"
-
-
-class DecodedState(NamedTuple):
-    """A peer's state in codes: `values` are its floats, and `table` has the number of each code with the scale 1."""
-
-    codes: Tensor
-    scales: Tensor
-    block: int
-    table: Tensor
-    values: Tensor
-
-
 def is_coded(name: str) -> bool:
     """Whether a state of this name belongs to one storage in codes, ours or another library's."""
-    behind = (scale_name(""), CODES, _QUANTIZED, _SCALES)
-    return name.endswith(behind) or name in (NESTED, _ERROR) or bool(_NUMBERED.fullmatch(name))
+    if name in (NESTED, flashoptim.ERROR) or _NUMBERED.fullmatch(name):
+        return True
+    return name.endswith((scale_name(""), CODES, flashoptim.CODES, flashoptim.SCALES))
 
 
 def taken(
-    saved: Mapping[str, Any], names: Sequence[str], wanted: Mapping[str, Format], shape: tuple[int, ...], owner: str
-) -> tuple[dict[str, Any], dict[str, Format]]:
-    """The saved states of a parameter of this shape under torch's names, and by name the formats of states in codes.
+    saved: Mapping[str, Any], names: Sequence[str], wanted: Mapping[str, Format], param: Tensor,
+    group: Mapping[str, Any], owner: str,
+) -> tuple[dict[str, Any], dict[str, Format]]:  # fmt: skip
+    """The saved states of a parameter in this group under torch's names, and by name the formats of states in codes.
 
     States of bitsandbytes (`state1`, `qmap1`, `absmax1`), torchao and flashoptim (`exp_avg::quantized`,
     `exp_avg::scales`) keep their codes where these are of the `wanted` format, and are floats elsewhere. `names` are
-    torch's names of the states, in the order of bitsandbytes' numbers. StateMismatch, naming the `owner`, for codes
-    without a table or with scales of no known block.
+    torch's names of the states, in the order of bitsandbytes' numbers. flashoptim's `error_bits` become a master copy.
+    StateMismatch, naming the `owner`, for codes without a table or with scales of no known block.
     """
     values = {**{k: v for k, v in saved.items() if k != NESTED}, **saved.get(NESTED, {})}
     if "state1" in values:
-        values = _of_bitsandbytes(values, names, shape, owner)
-    values = {name: _of_torchao(value) for name, value in _of_flashoptim(values, owner).items()}
+        values = _of_bitsandbytes(values, names, tuple(param.shape), owner)
+    values = {name: _of_torchao(value) for name, value in flashoptim.decoded(values, param, group, owner).items()}
     kept = {name: form for name, form in wanted.items() if _is(values.get(name), form)}
     scales = {scale_name(name): values[name].scales for name in kept}
     plain = {
@@ -79,29 +68,6 @@ def _is(coded: Any, form: Format) -> bool:
     numbers = coded.table.detach().float().cpu().numpy()
     fits = tuple(coded.codes.shape) == form.codes_shape(tuple(coded.values.shape))
     return fits and np.array_equal(numbers.view(np.uint32), table(form).view(np.uint32))
-
-
-def _of_flashoptim(values: Mapping[str, Any], owner: str) -> dict[str, Any]:
-    """The states with those of flashoptim decoded: its scales are of float16, and of roots where codes have no sign."""
-    states = {name: value for name, value in values.items() if not name.endswith((_QUANTIZED, _SCALES))}
-    if states.pop(_ERROR, None) is not None:
-        warnings.warn(
-            "error_bits of flashoptim are not read: weights begin with their parameters of 16 bits", stacklevel=2
-        )
-    for name in (name for name in values if name.endswith(_QUANTIZED)):
-        state = name.removesuffix(_QUANTIZED)
-        codes, scales = values[name], values.get(f"{state}{_SCALES}")
-        form = Format("softsign8", 32, signed=codes.dtype is torch.int8)
-        if scales is None or scales.numel() != form.scales(codes.numel()):
-            raise StateMismatch(
-                f"{state} of {owner} has {codes.numel()} codes of flashoptim without a scale for each 32"
-            )
-        factors = scales.float().reshape(-1)
-        factors = factors if form.signed else factors * factors
-        arrays = codes.detach().cpu().numpy(), factors.detach().cpu().numpy()
-        floats = torch.from_numpy(decode(form, *arrays, tuple(codes.shape))).to(codes.device)
-        states[state] = DecodedState(codes, factors, form.block, torch.from_numpy(table(form).copy()), floats)
-    return states
 
 
 def _of_torchao(value: Any) -> Any:
