@@ -210,6 +210,11 @@ def test_a_flat_parameter_is_known_by_its_mark() -> None:
     with pytest.raises(TensorError, match="parameter 0 is a part of a flat parameter"):
         rulec.torch.LAMB([param])
     rulec.torch.AdamW([param])
+    for words in ({"state_dtype": "int8"}, {"weights": "stochastic"}):
+        part = nn.Parameter(torch.zeros(6, dtype=torch.bfloat16))
+        part._fsdp_flattened = True  # type: ignore[attr-defined]
+        with pytest.raises(TensorError, match=r"parameter 0 is a part of a flat .*: use fully_shard, whose parameters"):
+            rulec.torch.AdamW([part], **words).storage()
 
 
 def test_a_group_of_processes_is_one() -> None:

@@ -298,6 +298,23 @@ def eager(rank: int) -> None:
     assert "dynamic8/32" in plain.storage()["0.weight"].values()
 
 
+def reducing(rank: int) -> None:
+    """Rules with norms, rows and columns: codes and random bits of shards are as of rules of elements."""
+    choices: list[dict[str, Any]] = [{"state_dtype": "dynamic8/32"}, {"weights": "stochastic", "seed": 3}]
+    for kind, words in product(("lamb", "came"), choices):
+        dtype = BRAIN if "weights" in words else torch.float32
+        alone = Model(dtype)
+        train(alone, rulec.torch.optimizer(kind)(alone.named_parameters(), lr=1e-3, **words), range(3))
+        for way in (fsdp, columns):
+            model = way(Model(dtype))
+            train(model, rulec.torch.optimizer(kind)(model.named_parameters(), lr=1e-3, **words), range(3))
+            for name in ("even", "small") if way is columns else (*DIVIDED, "small"):
+                ours, p = model.get_parameter(name), alone.get_parameter(name)
+                different = here(ours) != part(p, ours)
+                # A norm is a sum of sums, so its last bit may be another.
+                assert not different.numel() or different.float().mean() < 0.02, (kind, way.__name__, name)
+
+
 def gathered(rank: int) -> None:
     """Whole states that torch gathers load into one process, and from there into shards."""
     model = fsdp(Model())
@@ -394,6 +411,11 @@ def test_shards_of_two_processes_are_those_of_whole_parameters(tmp_path: Path) -
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_codes_of_all_shards_are_those_of_whole_parameters(count: int) -> None:
     together(codes_everywhere, count)
+
+
+@pytest.mark.slow
+def test_rules_with_reductions_over_shards_have_the_bits_of_one_process() -> None:
+    together(reducing)
 
 
 @pytest.mark.slow
