@@ -206,7 +206,7 @@ class Engine:
         self, ids: tuple[int, ...], grads: Sequence[Any], hyper: Numbers, inputs: Mapping[str, Any] | None = None,
         scaling: Scaling | None = None,
     ) -> list[Launch]:  # fmt: skip
-        """The launches that update these tensors, for `run`. Everything is checked and nothing written.
+        """The launches of updates of these tensors, for `run`. Everything is checked and nothing written.
 
         `hyper` is a table that is not changed afterwards: the same object stands for the same numbers. `inputs` has
         the rule's inputs by name, each a number or a list of one array for each tensor. `scaling` is the scale of the

@@ -67,7 +67,7 @@ def group_of(
 
 
 def keywords_of(interface: Interface, keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """The keywords among these that a class has, under its names."""
+    """The keywords of a class among these, under its names."""
     known_keywords = {name: value for name, value in keywords.items() if _place(interface, name) is not None}
     dtypes = known_keywords.get("state_dtype")
     if isinstance(dtypes, Mapping):

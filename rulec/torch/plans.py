@@ -67,7 +67,7 @@ class Plans:
         self.ahead: Ahead | None = None
 
     def of(self, present: tuple[int, ...] | None, grads: Sequence[Tensor]) -> StepPlan:
-        """The plan for the parameters at these places, with these gradients."""
+        """The plan for the parameters at some places, with these gradients."""
         return self.known.get(present) or self.make(present, grads)
 
     def make(self, present: tuple[int, ...] | None, grads: Sequence[Tensor]) -> StepPlan:

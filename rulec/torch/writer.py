@@ -40,7 +40,7 @@ class Writer:
             engine.end()
 
     def write(self, launches: Sequence[Launch], written: Sequence[Tensor]) -> None:
-        """Runs launches whose updates write these parameters."""
+        """Runs launches of updates of these parameters."""
         if self._skips:
             self._write_skipping(launches, written)
             return

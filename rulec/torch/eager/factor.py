@@ -13,7 +13,7 @@ from rulec.errors import RulecError
 
 
 class Factor:
-    """The factor of all gradients: that of torch's `clip_grad_norm_`, after that of a GradScaler.
+    """The factor of all gradients: of torch's `clip_grad_norm_`, after the factor of a GradScaler.
 
     `norm` is the norm of all gradients, unscaled, where they are clipped, and `finite` is false where the scaler found
     an infinite one; both are known once all gradients were taken.

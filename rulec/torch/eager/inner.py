@@ -40,7 +40,7 @@ class Inner(ABC):
 
     @abstractmethod
     def fire(self, places: tuple[int, ...], grads: Sequence[Tensor]) -> None:
-        """Steps these parameters with these gradients, which are in `.grad` too. Each is fired once in a step."""
+        """Steps parameters with these gradients, also in `.grad`. Each is fired once in a step."""
 
     @abstractmethod
     def close(self) -> None:

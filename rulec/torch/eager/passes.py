@@ -194,7 +194,7 @@ class Passes:
         self.last, self.step = step.close(), None
 
     def _update_rest(self, step: OpenStep, rest: Sequence[int]) -> None:
-        """Updates the parameters at these places, whose gradients the backward pass has left."""
+        """Updates the parameters at these places by the gradients of the backward pass."""
         if not self.options.folds:
             step.fire(rest, inside=False)
             return

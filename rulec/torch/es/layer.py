@@ -84,7 +84,7 @@ class LayerNoise(Family):
 
 
 class AddedNoise(LayerNoise):
-    """Noise whose products are added to those of the weight."""
+    """Noise; its products are added to the products of the weight."""
 
     def apply(self, x: Tensor, weight: Tensor, bias: Tensor | None, way: Map, who: Population) -> Tensor:
         """The sum of both."""
