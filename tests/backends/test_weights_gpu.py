@@ -20,7 +20,7 @@ from rulec_backends.cupy.plan import kernel_name
 from tests.backends import cuda_stand_in
 from tests.backends.cuda_assembly import kernels, missing
 from tests.backends.test_chance import KEPT, of_parts
-from tests.backends.triton_process import in_the_interpreter
+from tests.backends.triton_process import in_a_process, in_the_interpreter
 
 BRAIN = np.dtype(ml_dtypes.bfloat16)
 needs_compiler = pytest.mark.skipif(bool(cuda_stand_in.MISSING), reason=cuda_stand_in.MISSING or "g++ is here")
@@ -80,6 +80,34 @@ def cupy() -> Iterator[Any]:
     with cuda_stand_in.installed() as module:
         yield module
         cuda_stand_in.flush()
+
+
+COMPILED = """
+import json
+import rulec
+from rulec.compiler.ir import Memory
+from rulec.compiler.layout import layout_for, scheduled
+from rulec.compiler.pipeline import compile
+from rulec.language.node import RANGE, ROWS
+from rulec_backends.triton import TritonBackend
+from rulec_backends.triton.blocks import block_for
+from rulec_backends.triton.plan import moved
+from tests.backends.triton_compiled import approximate, constants, made_for, memory
+
+def facts(target, places):
+    program = compile(rulec.load("adamw"), memory=Memory("stochastic", places=places))
+    program, layout = scheduled(program, layout_for(program, "bfloat16"))
+    kernel = TritonBackend().build(program, layout, TritonBackend().emit(program, layout)).kernels["stage_0"]
+    block = block_for(sum(moved(program, program.stages[0], layout)), target)
+    made = made_for(target, kernel, constants(program, layout, 0, block), block.threads)
+    return [*memory(made), approximate(made.asm.get("ptx") or made.asm["amdgcn"])]
+"""
+
+
+@pytest.mark.parametrize("places", ["RANGE", "ROWS"])
+def test_places_of_parts_compile_for_gpus_without_local_memory(places: str) -> None:
+    facts = f"facts('cuda:90', {places})"
+    assert in_a_process(f"{COMPILED}\nprint(json.dumps({facts}))\n") == [0, 0, []]
 
 
 @needs_compiler
