@@ -215,19 +215,37 @@ def _kept(placement: Any, view: MatrixView, letters: str, dims: int) -> Any:
 
 
 def saved_part(value: Any, param: Any, name: str) -> Tensor:
-    """This process's part of a saved value, placed as a parameter or whole. StateMismatch for another placement."""
+    """This process's part of a saved value, placed as a parameter or whole.
+
+    StateMismatch for another placement or shape.
+    """
     value = torch.as_tensor(value) if not isinstance(value, Tensor) else value
     if not is_placed(param):
         return part_of(value)
     if not is_placed(value):
-        module: Any = sys.modules[_MODULE]
-        value = module.distribute_tensor(value, param.device_mesh, param.placements, src_data_rank=None)
+        return _cut(value, param, name)
     if _place(value) != _place(param):
         raise StateMismatch(
             f"a saved state of {name} is placed as {value.placements}, where its parameter is as {param.placements}: "
             f"load it with torch.distributed.checkpoint"
         )
     return part_of(value)
+
+
+def _cut(whole: Tensor, param: Any, name: str) -> Tensor:
+    """This process's part of a whole tensor, cut as a parameter is."""
+    here, coordinate = part_of(param).shape, param.device_mesh.get_coordinate()
+    if tuple(whole.shape) != tuple(param.shape):
+        raise StateMismatch(
+            f"a saved state of {name} has shape {tuple(whole.shape)}, where its parameter has {tuple(param.shape)}"
+        )
+    if coordinate is None:
+        return whole.new_empty(here)
+    for axis in range(param.dim()):
+        chosen = _indices(param, axis, coordinate)
+        if len(chosen) != whole.shape[axis]:
+            whole = whole.index_select(axis, torch.tensor(chosen, dtype=torch.int64, device=whole.device))
+    return whole
 
 
 def fill(state: Any, value: Any, name: str) -> None:

@@ -418,6 +418,32 @@ def test_rules_with_reductions_over_shards_have_the_bits_of_one_process() -> Non
     together(reducing)
 
 
+def whole_loaded(rank: int) -> None:
+    """The state of one process, loaded into shards of every kind, goes on with its bits where blocks allow it."""
+    for words, dtype in ((CODES, torch.float32), (FOUR_BITS, BRAIN)):
+        alone = Model(dtype)
+        first = adamw(alone, state_dtype=words, weights="split" if dtype is BRAIN else None)
+        train(alone, first, range(2))
+        saved = first.state_dict()
+        for way in (fsdp, hsdp, columns, both, twice, strided, replicated):
+            model = way(Model(dtype))
+            second = adamw(model, state_dtype=words, weights="split" if dtype is BRAIN else None)
+            second.load_state_dict(saved)
+            for (name, p), q in zip(alone.named_parameters(), model.parameters(), strict=True):
+                if dtype is BRAIN:
+                    assert torch.equal(here(second.state[q]["param::low"]), part(first.state[p]["param::low"], q))
+                for (state, value), ours in zip(held(first, p).items(), held(second, q).values(), strict=True):
+                    wanted = part(value, q)
+                    if name == "small" or (name in DIVIDED and way not in (columns, both)):
+                        assert torch.equal(ours, wanted), (way.__name__, name, state)
+                    assert not ours.numel() or (ours - wanted).abs().max() <= 0.3 * value.abs().max()
+
+
+@pytest.mark.slow
+def test_the_state_of_one_process_loads_into_all_shards() -> None:
+    together(whole_loaded, 4)
+
+
 @pytest.mark.slow
 def test_whole_states_in_codes_load_into_one_process_and_into_shards() -> None:
     together(gathered)
