@@ -73,7 +73,7 @@ class CFile:
         self.family: Family = family(rule, dtype, storage, "C", WRITTEN)
         for case in self.family.cases:
             for version in case.versions:
-                check_flat(rule, version)
+                check_operands(rule, version)
         self.hyper = self._hyper_names()
         self.states = self._state_names()
         #: The place of the scales of each state in codes.
@@ -243,16 +243,20 @@ class CFile:
         return int(hashlib.sha256(repr((self.name, stored, kept)).encode()).hexdigest()[:15], 16)
 
 
-def check_flat(rule: Rule, version: Version) -> None:
-    """CannotBuild where a state in codes is read or written by rows and columns, or by a matrix function."""
+def check_operands(rule: Rule, version: Version) -> None:
+    """CannotBuild where rows, columns or a matrix function need values of another storage than the arithmetic's."""
     program, layout = version.program, version.layout
-    coded = {name for name, _ in layout.formats}
-    whole = [v.args[0] for gap in version.plan.gaps for v in gap.values if v.op in WRITTEN]
-    read = [str(operand.arg) for operand in whole if operand.op is Op.LOAD and operand.arg in coded]
-    if not is_flat(program, layout) or read:
+    called = [v.args[0] for gap in version.plan.gaps for v in gap.values if v.op in WRITTEN]
+    read = [str(operand.arg) for operand in called if operand.op is Op.LOAD]
+    if not is_flat(program, layout) or any(layout.format(name) for name in read):
         raise CannotBuild(
             rule.name, "C", "its step sees rows or columns of a state in codes: leave --state-dtype out, or name others"
         )
+    for name in read:
+        if layout.dtype(name) != layout.compute:
+            what = {"g": "the gradient", "p": "the parameter"}.get(name, name)
+            why = f"a matrix function reads {what} in {layout.dtype(name)}, and computes in {layout.compute}"
+            raise CannotBuild(rule.name, "C", f"{why}: give --dtype {layout.compute}")
 
 
 def is_vector(buffer: Buffer) -> bool:

@@ -171,6 +171,7 @@ def test_other_files_are_refused_in_a_sentence(backend: str, storage: Storage) -
         ("adamw", Storage(weights="stochastic"), CannotBuild, "random numbers"),
         ("adamw", Storage(weights="splitt"), HyperError, "splitt"),
         ("came", Storage({"": "dynamic8"}), CannotBuild, "rows or columns"),
+        ("transforms/orthogonalize", Storage(), CannotBuild, "reads the gradient in bfloat16"),
     ],
 )
 def test_storages_that_cannot_be_are_refused_by_name(name: str, storage: Storage, kind: Any, words: str) -> None:
