@@ -107,6 +107,10 @@ class Library:
         """Memory for `count` numbers of float64."""
         return self.of.xp.empty(count, dtype=self.of.xp.float64)
 
+    def blank(self, like: Any, shape: tuple[int, ...]) -> Any:
+        """Memory for an array of this shape, of the dtype of another."""
+        return self.of.xp.empty(shape, dtype=like.dtype)
+
     def join(self, arrays: Sequence[Any], axis: int) -> Any:
         """Arrays side by side along an axis."""
         return self.of.xp.concatenate([*arrays], axis)

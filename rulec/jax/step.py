@@ -21,8 +21,7 @@ from rulec.pure.plan import Bucket, Guard, StepPlan
 from rulec.pure.step import run_step
 from rulec.pure.step_values import StepValues
 from rulec.pure.values import Hypers, Values
-from rulec.runtime.joins import Join
-from rulec.runtime.partial import Partials
+from rulec.runtime.joins import Waits
 
 
 def where_wanted(wanted: Any, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
@@ -43,10 +42,10 @@ class GuardedGaps(Gaps):
     A matrix function with a guard is computed only where the guard's condition holds.
     """
 
-    def _by_shape(self, value: Node, function: Callable[..., Any]) -> list[Any]:
-        return self._for_each(value, function)
+    def _by_shape(self, value: Node, function: Callable[..., Any], operands: Sequence[list[Any]]) -> list[Any]:
+        return [self.rounded(value, function(*each)) for each in operands]
 
-    def _value(self, value: Node) -> Generator[Join | Partials, Any, Any]:
+    def _value(self, value: Node) -> Generator[Waits, Any, Any]:
         guard = self.around.bucket.guards.get(value)  # type: ignore[attr-defined]
         if guard is None or guard.condition not in self.values or not self.is_number(guard.condition):
             return (yield from super()._value(value))

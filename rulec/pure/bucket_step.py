@@ -12,6 +12,7 @@ import numpy as np
 
 from rulec.arrays.bits import words_of
 from rulec.compiler.scalars import evaluate_once
+from rulec.compiler.view import MatrixView
 from rulec.language.node import Node, Op
 from rulec.pure.codes import Coded, Unbiased, decode, encode
 from rulec.pure.hyper import PureRows
@@ -106,6 +107,13 @@ class BucketStep:
     def parted(self, axes: frozenset[str]) -> list[Any]:
         """None: the framework's compiler reduces over devices."""
         return []
+
+    def share(self, i: int, matrices: Any) -> None:
+        """None, as for `parted`."""
+
+    def view(self, i: int) -> MatrixView:
+        """The view of a leaf as matrices."""
+        return self.bucket.views[i]
 
     def room(self, i: int) -> int:
         """Any number of bytes: the framework's compiler decides how much is alive at once."""

@@ -17,7 +17,8 @@ import numpy as np
 from rulec.compiler.ir import Result
 from rulec.compiler.matrix import MATRIX
 from rulec.language.node import Kind, Node, Op
-from rulec.runtime.joins import Join, Joining
+from rulec.runtime.exchange import Gathering, Scattering
+from rulec.runtime.joins import Join, Joining, Waits
 from rulec.runtime.partial import Partial, Partials
 from rulec.runtime.plan import Gap
 from rulec.runtime.projection import Projection
@@ -61,15 +62,14 @@ class Between(LaunchValues):
 
     # One value
 
-    def _value(self, value: Node) -> Generator[Join | Partials, Any, Any]:
+    def _value(self, value: Node) -> Generator[Waits, Any, Any]:
         kind = value.op.kind
         if kind is Kind.REDUCE:
             return (yield from self._reduction(value))
         if kind is Kind.LEAF:
             return self._leaf(value)
         if kind is Kind.MATRIX:
-            apply = self._by_shape if value.op in _STACKED else self._for_each
-            return apply(value, self._matrix_function(value))
+            return (yield from self._matrices(value))
         if kind is Kind.RANDOM:
             return [self.random(value, i) for i in range(self.count)]
         function = self.library.arithmetic[value.op]
@@ -103,15 +103,39 @@ class Between(LaunchValues):
     def _for_each(self, value: Node, function: Callable[..., Array]) -> list[Array]:
         return [self.rounded(value, function(*self._operands(value, i))) for i in range(self.count)]
 
-    def _by_shape(self, value: Node, function: Callable[..., Array]) -> list[Array]:
-        """A matrix function of all tensors: one call for each stack of small matrices of equal shape."""
+    def _matrices(self, value: Node) -> Generator[Waits, Any, list[Array]]:
+        """A matrix function of all tensors. Of matrices whose parts lie in several processes each is done by one."""
+        function = self._matrix_function(value)
         operands = [self._operands(value, i) for i in range(self.count)]
+        halved = {i: share for i in range(self.count) if (share := self.around.share(i, operands[i][0])) is not None}
+        if not halved:
+            return self._applied(value, function, operands)
+        gathering = Gathering([*halved.values()], self.library)
+        gathered = yield gathering
+        views = {place: self.around.view(i) for place, i in enumerate(halved)}
+        here = {i: operands[i] for i in range(self.count) if i not in halved}
+        for place, tensor in gathered.items():
+            i, view = [*halved][place], views[place].whole or views[place]
+            here[i] = [view.matrices(tensor), *operands[i][1:]]
+        done = dict(zip(here, self._applied(value, function, [*here.values()]), strict=True))
+        results = {k: (views[k].whole or views[k]).tensor(done[[*halved][k]]) for k in gathered}
+        parts = yield Scattering(gathering, results)
+        done |= {i: views[place].matrices(parts[place]) for place, i in enumerate(halved)}
+        return [done[i] for i in range(self.count)]
+
+    def _applied(self, value: Node, function: Callable[..., Array], operands: Sequence[list[Any]]) -> list[Array]:
+        if value.op in _STACKED:
+            return self._by_shape(value, function, operands)
+        return [self.rounded(value, function(*each)) for each in operands]
+
+    def _by_shape(self, value: Node, function: Callable[..., Array], operands: Sequence[list[Any]]) -> list[Array]:
+        """A matrix function of tensors: one call for each stack of small matrices of equal shape."""
         alike: dict[Any, list[int]] = {}
         for i, arguments in enumerate(operands):
             small = all(math.prod(x.shape) <= _SMALL for x in arguments if hasattr(x, "shape"))
             key = tuple(tuple(x.shape) or id(x) if hasattr(x, "shape") else x for x in arguments) if small else i
             alike.setdefault(key, []).append(i)
-        results: list[Any] = [None] * self.count
+        results: list[Any] = [None] * len(operands)
         for places in alike.values():
             first = operands[places[0]]
             if len(places) == 1:
@@ -170,7 +194,7 @@ class Between(LaunchValues):
                 results[i][k] = numbers[begin : (begin := begin + math.prod(shape))].reshape(shape)
         return results
 
-    def _reduction(self, value: Node) -> Generator[Join | Partials, Any, Any]:
+    def _reduction(self, value: Node) -> Generator[Waits, Any, Any]:
         (operand,) = value.args
         letters, level = self.axes(value).letters, str(value.arg)
         values = self.values[operand]

@@ -17,6 +17,7 @@ from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout, is_shaped, scheduled
 from rulec.compiler.pipeline import compile
 from rulec.compiler.view import MatrixView
+from rulec.language.node import Kind, walk
 from rulec.language.rule import Rule
 from rulec.runtime.arrays import Vector
 from rulec.runtime.coded import Decoded, kernel_of
@@ -56,6 +57,11 @@ class Tensor:
     def cuts(self) -> tuple[tuple[str, Peers], ...]:
         """The axes that a part was cut along, b, i or j, with the processes that have the other parts."""
         return () if self.whole is None else tuple((self.view.axis(d), peers) for d, peers in self.whole.cuts)
+
+    @property
+    def halved(self) -> bool:
+        """Whether the matrices of a part are parts of matrices."""
+        return any(letter in "ij" for letter, _ in self.cuts)
 
     def beyond(self, letters: frozenset[str]) -> tuple[Peers, ...]:
         """The processes that a reduction that removes these axes is to be completed over."""
@@ -112,7 +118,9 @@ class Bucket:
             if decided:
                 assumed = {place: truth for (place, _), truth in zip(program.predicates, decided, strict=True)}
                 program = compile(program.rule, self.facts[0], self.static, assumed, memory=program.memory)
-            program, layout = scheduled(program, self.layout.of(program), early=not self.parted)
+            # Steps of whole matrices are agreed on before they begin.
+            early = not self.parted or any(n.op.kind is Kind.MATRIX for n in walk(program.between))
+            program, layout = scheduled(program, self.layout.of(program), early)
             source, kernel = kernel_of(self.backend, program, layout, self.decoded, partial(self.library.join, axis=0))
             if LEVEL >= 4:
                 print(source, file=sys.stderr)

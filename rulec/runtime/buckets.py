@@ -12,6 +12,7 @@ import numpy as np
 
 from rulec.backend import registry
 from rulec.backend.protocol import Backend
+from rulec.compiler.axes import AxisInference
 from rulec.compiler.ir import Memory, Program
 from rulec.compiler.layout import ITEM_SIZE, Layout, is_shaped, is_viewed, layout_for
 from rulec.compiler.lower import check_counts
@@ -20,7 +21,7 @@ from rulec.compiler.routing import Router
 from rulec.compiler.scalars import evaluate_once
 from rulec.compiler.view import matrix_view
 from rulec.errors import RuleError, TensorError
-from rulec.language.node import RANGE, ROWS
+from rulec.language.node import RANGE, ROWS, Kind, Op, walk
 from rulec.runtime.bucket import Bucket, Tensor
 from rulec.runtime.common import Common
 from rulec.runtime.counts import Counts, DeviceCounts
@@ -230,8 +231,28 @@ class Buckets:
                 f"{function} needs a matrix, and {tensor.name} has {len(tensor.view.shape)} dimensions: give "
                 f"{tensor.rule.name} applies_to: ndim >= 2 and a rule for the others under otherwise"
             )
+        if tensor.halved:
+            _check_halved(program, tensor)
         if is_viewed(program) and not self.common.arrays.plain(tensor.array):
             raise TensorError(
                 f"{tensor.name} does not lie in memory in the order of its shape, as the rows and columns of "
                 f"{tensor.rule.name} need: pass it contiguous"
+            )
+
+
+def _check_halved(program: Program, tensor: Tensor) -> None:
+    """TensorError where a matrix function of another kind than `newton_schulz` needs matrices that are cut."""
+    axes = AxisInference(program)
+    for value in walk(program.between):
+        if value.op.kind is not Kind.MATRIX:
+            continue
+        if value.op is not Op.NEWTON_SCHULZ or not axes.axes(value.args[0]).elementwise:
+            raise TensorError(
+                f"{tensor.name} is a part of a tensor whose matrices are cut, and {program.name} applies "
+                f"{value.op.symbol} to them: keep it whole on every process, or choose another rule"
+            )
+        if tensor.whole is None or tensor.whole.spread is None:
+            raise TensorError(
+                f"{tensor.name} is a part of a tensor that is no rectangle of it, and {program.name} needs its "
+                f"matrices whole: cut it in one piece for each process"
             )

@@ -12,6 +12,7 @@ from rulec.arrays.library import Library
 from rulec.arrays.reductions import REDUCTIONS
 from rulec.compiler.ir import Site
 from rulec.language.node import Op
+from rulec.runtime.exchange import Gathering, Scattering
 from rulec.runtime.partial import Meeting, Partials
 
 Array = np.ndarray[Any, Any]
@@ -58,8 +59,9 @@ class Join:
 
 
 #: A computation that yields where it needs values of other launches, and is sent the result for each of its tensors;
-#: or where it needs reductions of other parts of its tensors, and is sent them.
-Joining = Generator[Join | Partials, Any, None]
+#: or where it needs reductions of other parts of its tensors, or whole tensors, and is sent them.
+Waits = Join | Partials | Gathering | Scattering
+Joining = Generator[Waits, Any, None]
 
 
 def joined(joins: Sequence[Join]) -> list[Any]:

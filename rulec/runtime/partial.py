@@ -16,6 +16,7 @@ import numpy as np
 from rulec.arrays.library import Library
 from rulec.arrays.piece import Piece
 from rulec.language.node import Op
+from rulec.runtime.exchange import Spread
 
 Array = np.ndarray[Any, Any]
 
@@ -32,12 +33,14 @@ class Peers(Protocol):
 class Whole:
     """The tensor that an array is a part of: its shape, and for each cut the dimension and the processes along it.
 
-    `piece` says where the elements of the part lie in the whole.
+    `piece` says where the elements of the part lie in the whole, and `spread` where those of all parts do; None where
+    a part is no rectangle.
     """
 
     shape: tuple[int, ...]
     cuts: tuple[tuple[int, Peers], ...]
     piece: Piece
+    spread: Spread | None = None
 
 
 @dataclass(frozen=True)

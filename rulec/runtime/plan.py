@@ -58,6 +58,8 @@ class Plan:
         self.stored_early = frozenset(name for g in self.gaps if g.projection for name in g.projection.stored)
         self.joins = [n for gap in self.gaps for n in gap.values if n in program.joins]
         self.alone = not self.joins
+        #: Whether a function of whole matrices is applied.
+        self.whole_matrices = any(n.op.kind is Kind.MATRIX for n in done)
         #: Whether anything is reduced.
         self.reduces = any(stage.reduces for stage in program.stages) or any(n.op.kind is Kind.REDUCE for n in done)
         #: Whether late columns are of groups and the model: then tensors that share a row still do.

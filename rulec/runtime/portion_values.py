@@ -11,7 +11,9 @@ import numpy as np
 from rulec.backend.protocol import Rows
 from rulec.compiler.ir import Result
 from rulec.compiler.layout import ITEM_SIZE
+from rulec.compiler.view import MatrixView
 from rulec.language.node import Node
+from rulec.runtime.exchange import Share
 from rulec.runtime.launch import Launch
 from rulec.runtime.part import Portion
 from rulec.runtime.partial import Peers
@@ -95,6 +97,21 @@ class PortionValues:
     def parted(self, axes: frozenset[str]) -> list[tuple[tuple[Peers, ...], Array]]:
         """The places of tensors of which parts are elsewhere, by the processes to reduce these axes over."""
         return self.portion.parted(axes)
+
+    def view(self, i: int) -> MatrixView:
+        """The view of a tensor as matrices."""
+        return self.portion.tensors[i].view
+
+    def share(self, i: int, matrices: Any) -> Share | None:
+        """The part here of matrices of tensor i; None where they are whole here."""
+        tensor = self.portion.tensors[i]
+        if not tensor.halved:
+            return None
+        assert tensor.whole is not None
+        assert tensor.whole.spread is not None
+        view, shape = tensor.view, tensor.whole.shape
+        sides = view.facts["rows"], view.facts["cols"]
+        return Share(view.tensor(matrices), shape, tensor.whole.spread, tensor.numel * min(sides))
 
     def tensor_number(self, i: int) -> int:
         """The number that makes a tensor's random numbers different from other tensors'."""

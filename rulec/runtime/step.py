@@ -12,7 +12,8 @@ from rulec.compiler.layout import traffic
 from rulec.errors import PartialUpdate, RuleError
 from rulec.runtime.debug import LEVEL
 from rulec.runtime.device_staged import DeviceStaged
-from rulec.runtime.joins import Join, Joining, joined
+from rulec.runtime.exchange import Gathering, Scattering, gathered, scattered
+from rulec.runtime.joins import Joining, Processes, Waits, joined
 from rulec.runtime.launch import Launch
 from rulec.runtime.partial import Partials, completed
 from rulec.runtime.staged import Staged
@@ -96,15 +97,9 @@ def _run_together(launches: Sequence[Launch], done: list[Launch]) -> None:
         raise _differ(launches)
     running = [_written(launch) for launch in launches]
     try:
-        waiting: list[Join | Partials | None] = [next(steps, None) for steps in running]
+        waiting: list[Waits | None] = [next(steps, None) for steps in running]
         while any(waiting):
-            partials = {i: wait for i, wait in enumerate(waiting) if isinstance(wait, Partials)}
-            if partials:
-                meeting = launches[0].common.processes.meeting
-                assert meeting is not None
-                results = dict(zip(partials, completed([*partials.values()], meeting), strict=True))
-            else:
-                results = _joined(launches, joining, waiting)
+            results = _of_processes(launches[0].common.processes, waiting) or _joined(launches, joining, waiting)
             for i, result in results.items():
                 try:
                     waiting[i] = running[i].send(result)
@@ -114,6 +109,19 @@ def _run_together(launches: Sequence[Launch], done: list[Launch]) -> None:
     finally:
         for steps in running:
             steps.close()
+
+
+def _of_processes(processes: Processes, waiting: Sequence[Waits | None]) -> dict[int, Any]:
+    """What launches wait for of processes with other parts of their tensors, of one kind; empty where none waits so."""
+    partials = {i: wait for i, wait in enumerate(waiting) if isinstance(wait, Partials)}
+    if partials:
+        assert processes.meeting is not None
+        return dict(zip(partials, completed([*partials.values()], processes.meeting), strict=True))
+    gatherings = {i: wait for i, wait in enumerate(waiting) if isinstance(wait, Gathering)}
+    if gatherings:
+        return dict(zip(gatherings, gathered([*gatherings.values()]), strict=True))
+    scatterings = {i: wait for i, wait in enumerate(waiting) if isinstance(wait, Scattering)}
+    return dict(zip(scatterings, scattered([*scatterings.values()]), strict=True))
 
 
 def _joined(launches: Sequence[Launch], joining: Sequence[bool], waiting: Sequence[Any]) -> dict[int, Any]:

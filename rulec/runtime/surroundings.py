@@ -13,7 +13,9 @@ from rulec.arrays.library import Library
 from rulec.backend.noise import Noise
 from rulec.compiler.ir import Axes
 from rulec.compiler.scalars import evaluate_once
+from rulec.compiler.view import MatrixView
 from rulec.language.node import Node, Op, is_boolean
+from rulec.runtime.exchange import Share
 from rulec.runtime.joins import Processes
 from rulec.runtime.partial import Peers
 from rulec.runtime.plan import Plan
@@ -55,6 +57,7 @@ class Surroundings(Protocol):
 
     `column` gives a column of the scalar table. `known` gives a Python number where the host knows it, else the result
     of `Library.at`. `parted` groups the places of parts by the processes that complete a reduction of these axes.
+    `share` is for matrices of which only parts are here.
     `room` gives the bytes allowed on the way. `fill_noise` is the backend's, or None.
     """
 
@@ -81,6 +84,8 @@ class Surroundings(Protocol):
     def tensor_number(self, i: int) -> int: ...
     def known(self, value: Node, numbers: Any, i: int) -> Any: ...
     def parted(self, axes: frozenset[str]) -> list[tuple[tuple[Peers, ...], Array]]: ...
+    def share(self, i: int, matrices: Any) -> Share | None: ...
+    def view(self, i: int) -> MatrixView: ...
 
 
 class InTiles(Surroundings, Protocol):

@@ -13,6 +13,7 @@ from rulec.torch.group_rules import Groups, live_values, seed_of, table_of
 from rulec.torch.interface import Interface
 from rulec.torch.meshes import whole_of
 from rulec.torch.options import Options
+from rulec.torch.placed import has_matrices
 from rulec.torch.residence import Residence
 from rulec.torch.routes import Route
 from rulec.torch.tensors import TorchArrays, real_view
@@ -72,7 +73,7 @@ def add_parameters(
     for place, route in enumerate(routes):
         engine, column = of_group[route.group]
         array, maximize = real_view(route.param), group_rules[route.group].maximize
-        whole = whole_of(route.param)
+        whole = whole_of(route.param, spread=has_matrices(route.rule))
         homes.append((engine, engine.add(array, column, route.name, route.tags, place, maximize, whole)))
     return homes
 

@@ -171,6 +171,9 @@ class DeviceLibrary(Library):
         function: Callable[..., Tensor] = getattr(torch, self._REDUCE[op])
         return function(values, dim=axes, keepdim=kept) if axes else values
 
+    def blank(self, like: Any, shape: tuple[int, ...]) -> Tensor:
+        return torch.empty(shape, dtype=like.dtype, device=self.device)
+
     def empty(self, count: int) -> Tensor:
         return torch.empty(count, dtype=torch.float64, device=self.device)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,10 +15,11 @@ from torch import Tensor
 from rulec.errors import HyperError, RulecError
 from rulec.language.node import Op
 from rulec.language.rule import Rule
+from rulec.runtime.exchange import Spread
 from rulec.runtime.launch import Launch
 from rulec.runtime.partial import Peers, Whole
 from rulec.torch.fake import is_fake
-from rulec.torch.placed import is_split, part_here, reduces
+from rulec.torch.placed import is_split, part_here, rectangles_of, sees_more
 
 _OPS = {Op.SUM: "SUM", Op.MIN: "MIN", Op.MAX: "MAX"}
 
@@ -38,22 +40,65 @@ class MeshPeers:
         return here.to(sent.device) if isinstance(numbers, Tensor) else here.cpu().numpy()
 
     @property
+    def rank(self) -> int:
+        """The place of this process in the group."""
+        return torch.distributed.get_rank(self.group)
+
+    @property
+    def size(self) -> int:
+        """The number of processes."""
+        return torch.distributed.get_world_size(self.group)
+
+    def exchange(self, sent: Any, counts: Sequence[int], received: Sequence[int]) -> Any:
+        """Sends each process its share of a vector, `counts` long, and returns what they send, `received` long."""
+        if is_fake(sent):
+            return sent.new_zeros(sum(received))
+        there = isinstance(sent, Tensor)
+        message = (sent if there else torch.from_numpy(np.ascontiguousarray(sent))).to(self._device)
+        result = message.new_empty(sum(received))
+        torch.distributed.all_to_all_single(result, message, [*received], [*counts], group=self.group)
+        return result.to(sent.device) if there else result.cpu().numpy()
+
+    @property
     def _device(self) -> torch.device:
         nccl = torch.distributed.get_backend(self.group) == "nccl"
         return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
 
 
-def whole_of(param: Any) -> Whole | None:
-    """What the part of a DTensor here is a part of; None for a tensor that this process has whole."""
+def whole_of(param: Any, spread: bool) -> Whole | None:
+    """What the part of a DTensor here is a part of; None for a tensor that this process has whole.
+
+    With `spread` it says where the other parts are.
+    """
     if not is_split(param):
         return None
     mesh = param.device_mesh
-    cuts = [
-        (placement.dim % param.dim(), MeshPeers(mesh.get_group(axis)))
-        for axis, placement in enumerate(param.placements)
-        if not placement.is_replicate() and mesh.size(axis) > 1
-    ]
-    return Whole(tuple(param.shape), tuple(cuts), part_here(param))
+    axes = [i for i, placed in enumerate(param.placements) if not placed.is_replicate() and mesh.size(i) > 1]
+    cuts = tuple((param.placements[axis].dim, MeshPeers(mesh.get_group(axis))) for axis in axes)
+    lies = _spread(param, axes) if spread and axes else None
+    return Whole(tuple(param.shape), cuts, part_here(param), lies)
+
+
+def _spread(param: Any, axes: Sequence[int]) -> Spread | None:
+    """Where the parts of a DTensor lie that these dimensions of its mesh cut; None where one is no rectangle."""
+    mesh = param.device_mesh
+    group = (
+        mesh.get_group(axes[0]) if len(axes) == 1 else _joint_group(torch.distributed.group.WORLD, mesh, tuple(axes))
+    )
+    ranks = [torch.distributed.get_global_rank(group, k) for k in range(torch.distributed.get_world_size(group))]
+    rectangles = rectangles_of(param, ranks)
+    return None if rectangles is None else Spread(MeshPeers(group), rectangles)
+
+
+@functools.cache
+def _joint_group(world: Any, mesh: Any, axes: tuple[int, ...]) -> Any:
+    """The processes of a mesh that differ from this one along these dimensions alone, as a group.
+
+    A flattened mesh is another way to it; torch 2.13 then gathers DTensors by it, and loses rows of uneven parts.
+    """
+    coordinate = mesh.get_coordinate()
+    own = tuple(slice(None) if axis in axes else coordinate[axis] for axis in range(mesh.ndim))
+    return torch.distributed.new_group(mesh.mesh[own].flatten().tolist(), use_local_synchronization=True)
 
 
 #: One message: an operation, the processes it is over, and how many numbers it has.
@@ -65,7 +110,8 @@ class Meeting:
 
     The first message of a step to each set of processes ends with three words: how many processes refuse the step, how
     many take another step than the one before, and how many there are. Where one refuses, or not all take the other
-    step, all raise RulecError, and nothing is written. Another step is compared before it begins.
+    step, all raise RulecError, and nothing is written. Another step is compared before it begins. Where matrices are
+    exchanged, a message of the words alone comes before.
     """
 
     def __init__(self, peers: Sequence[Peers]) -> None:
@@ -76,6 +122,8 @@ class Meeting:
         self._crc = 0
         self._step: tuple[Any, ...] = ()
         self._words = np.zeros(3)
+        #: Whether the step is agreed on before it begins, and not in its first round.
+        self._before = False
         self._open = self._agreed = False
         self._sent: list[Message] = []
 
@@ -91,7 +139,7 @@ class Meeting:
 
     def begin(self, plan: Any, launches: Sequence[Launch]) -> None:
         """Begins the opened step with these launches; RulecError where another process takes another step."""
-        digest = self._digest_of(plan, launches)
+        digest, self._before = self._digest_of(plan, launches), any(launch.exchanges for launch in launches)
         if digest != self._digest:
             if self._digest is not None:
                 self._words[1] = 1.0
@@ -100,7 +148,7 @@ class Meeting:
             self._compare(digest)
             self._expected = [(Op.SUM, peers, 0) for peers in self.peers]
             self._digest, self._agreed = digest, True
-        elif not any(count for _, _, count in self._expected):
+        elif self._before or not any(count for _, _, count in self._expected):
             self._replay()
             self._check()
             self._agreed = True
@@ -135,7 +183,9 @@ class Meeting:
         for peers in self.peers:
             if peers not in told:
                 self.reduce(Op.SUM, peers, np.zeros(0))
-        self._open, self._expected = False, self._sent
+        self._open = False
+        if not self._before:
+            self._expected = self._sent
         if not self._agreed:
             self._check()
 
@@ -200,7 +250,7 @@ def meeting_of(routed: Iterable[tuple[Any, Rule]], before: Meeting | None, acros
 
     HyperError where `across`, which takes the values of groups and the model over processes, would count parts again.
     """
-    wholes = [whole_of(param) for param, rule in routed if reduces(rule)]
+    wholes = [whole_of(param, spread=False) for param, rule in routed if sees_more(rule)]
     peers = [peers for whole in wholes if whole is not None for _, peers in whole.cuts]
     if peers and across:
         raise HyperError("reduce_over is for tensors of one process each, and DTensors need none: leave it out")

@@ -95,7 +95,7 @@ def check_placed(param: Any, rule: Rule, name: str) -> None:
     if any(placement.is_partial() for placement in param.placements):
         raise TensorError(f"{name} is a DTensor of summands that were not added: redistribute it first")
     for part in walk(rule.expressions):
-        if part.op.kind in (Kind.MATRIX, Kind.RANDOM):
+        if part.op.kind in (Kind.MATRIX, Kind.RANDOM) and part.op is not Op.NEWTON_SCHULZ:
             raise TensorError(
                 f"{name} is a DTensor of which each process has a part, and {rule.name} needs the whole matrix for "
                 f"{part.op.symbol}: keep it whole on every process, or choose a rule of elements, rows and columns"
@@ -118,9 +118,26 @@ def _check_joined(param: Any, rule: Rule, name: str) -> None:
                 )
 
 
-def reduces(rule: Rule) -> bool:
+def sees_more(rule: Rule) -> bool:
     """Whether a rule has a value that several elements of a tensor, a group or the model give together."""
-    return any(part.op.kind is Kind.REDUCE for part in walk(rule.expressions))
+    return any(part.op.kind in (Kind.REDUCE, Kind.MATRIX) for part in walk(rule.expressions))
+
+
+def has_matrices(rule: Rule) -> bool:
+    """Whether a rule applies a function to whole matrices."""
+    return any(part.op.kind is Kind.MATRIX for part in walk(rule.expressions))
+
+
+def rectangles_of(param: Any, ranks: Sequence[int]) -> tuple[tuple[slice, ...], ...] | None:
+    """The part of a DTensor in each of these processes of its mesh, as slices; None where one is no rectangle."""
+    found = []
+    for rank in ranks:
+        coordinate = (param.device_mesh.mesh == rank).nonzero()[0].tolist()
+        indices = [_indices(param, axis, coordinate) for axis in range(param.dim())]
+        if any(chosen and chosen[-1] - chosen[0] != len(chosen) - 1 for chosen in indices):
+            return None
+        found.append(tuple(slice(chosen[0], chosen[-1] + 1) if chosen else slice(0, 0) for chosen in indices))
+    return tuple(found)
 
 
 def is_flat(tensor: Any) -> bool:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -20,6 +21,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 import rulec
 import rulec.torch
 from rulec.errors import HyperError, RulecError, RuleError, TensorError
+from rulec.runtime.exchange import owners_of
 from rulec.torch.meshes import MeshPeers
 from tests.torch.eager.processes import together
 
@@ -36,8 +38,11 @@ COMPOSED = {
 #: Rules of each kind of reduction, and how many messages a step takes at most: on a mesh of one dimension.
 EVERYDAY = {
     "adamw": 0, "lamb": 1, "prodigy": 1, "clip >> lamb": 2, "adafactor": 3, "came": 5, "sm3": 2, "adam_mini": 1,
-    "cautious_adamw": 1, "skip >> lars": 2,
+    "cautious_adamw": 1, "skip >> lars": 2, "muon": 1, "normuon": 3,
 }  # fmt: skip
+
+#: Rules of matrices, that are not given vectors here.
+OF_MATRICES = ("muon", "normuon")
 
 #: Rules whose states are of columns that several dimensions are joined to.
 JOINING = ("sm3",)
@@ -63,8 +68,9 @@ class Twins:
 
     def __init__(self, name: str, mesh: Any, placements: Sequence[Any], **keywords: Any) -> None:
         self.mesh, self.placements = mesh, placements
-        self.whole = {n: nn.Parameter(x) for n, x in draws(0).items()}
-        self.parts = {n: nn.Parameter(self.place(x)) for n, x in draws(0).items()}
+        self.names = [n for n, shape in SHAPES.items() if len(shape) == 2 or name not in OF_MATRICES]
+        self.whole = {n: nn.Parameter(draws(0)[n]) for n in self.names}
+        self.parts = {n: nn.Parameter(self.place(draws(0)[n])) for n in self.names}
         keywords = {"lr": 0.01, "backend": "c", **keywords}
         self.alone = kind_of(name)([*self.whole.items()], **keywords)
         self.optimizer = kind_of(name)([*self.parts.items()], **keywords)
@@ -75,7 +81,7 @@ class Twins:
         return distribute_tensor(tensor.detach().clone(), self.mesh, cut)
 
     def give(self, seed: int) -> None:
-        for name, grad in draws(seed).items():
+        for name, grad in ((name, draws(seed)[name]) for name in self.names):
             self.whole[name].grad, self.parts[name].grad = grad, self.place(grad)
 
     def step(self, seed: int) -> None:
@@ -98,7 +104,7 @@ class Twins:
 
 @contextmanager
 def counted() -> Iterator[list[int]]:
-    """The number of numbers in each message that is sent."""
+    """The number of numbers in each message that is reduced over processes."""
     sent: list[int] = []
     reduce = MeshPeers.reduce
 
@@ -130,6 +136,58 @@ def steps_of(rank: int, names: Sequence[str], placements: Sequence[Sequence[Any]
             assert len(sent) <= EVERYDAY.get(name, 6) * cut, (name, placed, sent)
 
 
+@contextmanager
+def exchanged() -> Iterator[list[int]]:
+    """The number of elements that this process sends to others, in each exchange."""
+    sent: list[int] = []
+    exchange = MeshPeers.exchange
+
+    def counting(self: MeshPeers, message: Any, counts: Sequence[int], received: Sequence[int]) -> Any:
+        sent.append(sum(counts) - counts[self.rank])
+        return exchange(self, message, counts, received)
+
+    MeshPeers.exchange = counting  # type: ignore[method-assign]
+    try:
+        yield sent
+    finally:
+        MeshPeers.exchange = exchange  # type: ignore[method-assign]
+
+
+def exchanges(rank: int) -> None:
+    """Two exchanges for all matrices, and no element is sent that its owner has."""
+    mesh = init_device_mesh("cpu", (2,))
+    for name, placed in (("muon", Shard(0)), ("normuon", Shard(0)), ("muon", Shard(1))):
+        twins = Twins(name, mesh, [placed])
+        twins.step(1)
+        with exchanged() as sent:
+            twins.step(2)
+        twins.check()
+        parts = [twins.parts[n].to_local().numel() for n in twins.names]  # type: ignore[attr-defined]
+        wholes = [twins.whole[n].numel() for n in twins.names]
+        costs = [x.numel() * min(x.shape) for x in twins.whole.values()]
+        own = [owner == rank for owner in owners_of(costs, 2)]
+        out = sum(part for part, mine in zip(parts, own, strict=True) if not mine)
+        back = sum(whole - part for whole, part, mine in zip(wholes, parts, own, strict=True) if mine)
+        assert sent == [out, back]
+
+
+def test_matrices_go_to_their_owners_and_back() -> None:
+    together(exchanges)
+
+
+def test_the_busiest_owner_has_little_more_work_than_the_others() -> None:
+    """By the longest first, it has at most a third more than in the best schedule (Graham, 1969)."""
+    numbers = np.random.default_rng(0)
+    for size in (1, 2, 7, 64):
+        costs = [float(x) for x in numbers.integers(1, 1000, 300)]
+        chosen = owners_of(costs, size)
+        loads = np.bincount(chosen, weights=costs, minlength=size)
+        best = max(sum(costs) / size, max(costs))
+        assert loads.max() <= best * (4 / 3)
+    assert owners_of([3.0, 3.0, 2.0, 2.0, 2.0], 2) == [0, 1, 0, 1, 0]
+    assert owners_of([], 3) == []
+
+
 LINES = ([Shard(0)], [Shard(-1)], [Replicate()])
 
 
@@ -139,7 +197,7 @@ def test_two_processes_have_the_numbers_of_one() -> None:
 
 def others() -> list[str]:
     """The rules of the library that look at elements, rows and columns alone, and compositions."""
-    refused = {"muon", "normuon", "soap", "shampoo", "galore", "apollo", "apollo_mini"}
+    refused = {"soap", "shampoo", "galore", "apollo", "apollo_mini"}
     return [name for name in (*rulec.rules(), *COMPOSED) if "/" not in name and name not in {*EVERYDAY, *refused}]
 
 
@@ -163,7 +221,7 @@ def test_four_processes_in_a_mesh_of_two_dimensions() -> None:
 def disagreements(rank: int) -> None:
     """What goes wrong in one process is an error in all of them, and nothing is written."""
     mesh = init_device_mesh("cpu", (2,))
-    for name in ("lamb", "clip >> lamb"):
+    for name in ("lamb", "clip >> lamb", "muon"):
         first_error(rank, name, mesh)
         twins = Twins(name, mesh, [Shard(0)])
         twins.step(1)
@@ -180,13 +238,13 @@ def disagreements(rank: int) -> None:
             twins.optimizer.param_groups[0]["lr"] = 0.01
             assert all(map(torch.equal, before, memory(twins)))
             twins.step(seed)
-        for name_of in ("w", "b"):  # another step, in all processes
+        for name_of in ("w", "tall"):  # another step, in all processes
             twins.give(4)
             twins.parts[name_of].grad = twins.whole[name_of].grad = None
             with counted() as sent:
                 twins.alone.step()
                 twins.optimizer.step()
-            assert len(sent) == EVERYDAY[name] + 2
+            assert len(sent) == (2 if name == "muon" else EVERYDAY[name] + 2)
         twins.step(5)
         twins.check()
 
