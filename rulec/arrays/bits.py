@@ -3,8 +3,8 @@
 Each takes the array library `xp` and its arrays. Operands of other dtypes are rounded to float32, and results are
 float32.
 
-The random bits of an element are those of a counter, the element's place in its tensor, mixed with two keys that follow
-from the seed, the tensor, the draw and the step. The mixing function is `lowbias32` (Chris Wellons, hash-prospector,
+The random bits of an element come from a counter, the element's place in its tensor. The counter is mixed with two keys
+of the seed, the tensor, the draw and the step. The mixing function is `lowbias32` (Chris Wellons, hash-prospector,
 2018): each bit of the counter changes each bit of the result with a probability within 0.2 % of one half. The upper 16
 bits of the result are taken, which its last shift leaves as they are.
 """

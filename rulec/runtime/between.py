@@ -171,7 +171,7 @@ class Between(LaunchValues):
     def _completed(
         self, ops: Sequence[Op], values: Sequence[Any], removed: Sequence[frozenset[str]]
     ) -> Generator[Partials, list[Any], list[Any]]:
-        """Reductions of all tensors that removed these axes, completed over the processes with other parts of them."""
+        """Reductions of all tensors, without the axes `removed`, completed over the processes with other parts."""
         ways = [(i, peers, places) for i, axes in enumerate(removed) for peers, places in self.around.parted(axes)]
         if not ways:
             return [*values]

@@ -55,7 +55,7 @@ class Tensor:
 
     @cached_property
     def cuts(self) -> tuple[tuple[str, Peers], ...]:
-        """The axes that a part was cut along, b, i or j, with the processes that have the other parts."""
+        """The axis of each cut, b, i or j, with the processes along it."""
         return () if self.whole is None else tuple((self.view.axis(d), peers) for d, peers in self.whole.cuts)
 
     @property
@@ -64,18 +64,24 @@ class Tensor:
         return any(letter in "ij" for letter, _ in self.cuts)
 
     def beyond(self, letters: frozenset[str]) -> tuple[Peers, ...]:
-        """The processes that a reduction that removes these axes is to be completed over."""
+        """The processes for completing a reduction without these axes."""
         return tuple(peers for letter, peers in self.cuts if letter in letters)
 
 
 @dataclass
 class Version:
-    """A program of a bucket for one outcome of its predicates, its kernel, and the kernel bound to the tensors."""
+    """A program of a bucket for one outcome of its predicates, its kernel, and the kernel bound to the tensors.
+
+    A launch of it `waits` where it needs values of other launches or of other processes, and `exchanges` where it needs
+    matrices whole of which parts are here.
+    """
 
     program: Program
     layout: Layout
     kernel: Kernel
     plan: Plan
+    waits: bool
+    exchanges: bool
     rows: ScalarRows | DeviceScalarRows | None = None
     call: Call | None = None
 
@@ -124,7 +130,10 @@ class Bucket:
             source, kernel = kernel_of(self.backend, program, layout, self.decoded, partial(self.library.join, axis=0))
             if LEVEL >= 4:
                 print(source, file=sys.stderr)
-            version = self.versions[decided] = Version(program, layout, kernel, Plan(program))
+            plan = Plan(program)
+            exchanges = self.parted and plan.whole_matrices
+            waits = exchanges or not plan.alone or (self.parted and plan.reduces)
+            version = self.versions[decided] = Version(program, layout, kernel, plan, waits, exchanges)
         return version
 
     def version(self, decided: tuple[bool, ...] = ()) -> Version:

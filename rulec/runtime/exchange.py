@@ -52,7 +52,7 @@ class Share:
 
 @dataclass(eq=False)
 class Gathering:
-    """What a launch waits for: it is sent the whole tensors that it is to work on here, by their places."""
+    """A wait of a launch for whole tensors: it is sent its own ones, by their places among the shares."""
 
     shares: Sequence[Share]
     library: Library
@@ -149,7 +149,7 @@ def _by_owners(waiting: Sequence[Gathering]) -> dict[Owners, list[_Entry]]:
 def _exchanged(
     library: Library, owners: Owners, sent: Sequence[Sequence[Any]], counts: Sequence[Sequence[int]], like: Any
 ) -> list[list[Any]]:
-    """Sends vectors to each process, and returns those of each, with these counts of elements."""
+    """Sends each process its vectors, and returns the vectors of each, of so many elements."""
     flat = [vector for vectors in sent for vector in vectors]
     shares = [sum(len(vector) for vector in vectors) for vectors in sent]
     message = library.join(flat, 0) if flat else library.blank(like, (0,))

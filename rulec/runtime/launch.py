@@ -39,17 +39,6 @@ class Launch:
         """The rule's name."""
         return self.version.program.name
 
-    @property
-    def waits(self) -> bool:
-        """Whether the run needs values of other launches, or of other processes."""
-        plan = self.version.plan
-        return not plan.alone or ((plan.reduces or plan.whole_matrices) and self.part.bucket.parted)
-
-    @property
-    def exchanges(self) -> bool:
-        """Whether the run may need whole tensors of which parts are here."""
-        return self.version.plan.whole_matrices and self.part.bucket.parted
-
     def kernel(
         self, stage: int, rows: Rows, fired: Sequence[int] | None, grads: Sequence[Any], scratch: Any
     ) -> Mapping[str, Any]:

@@ -45,13 +45,13 @@ class Portion:
         return items if self.places is None else [items[i] for i in self.places]
 
     def parted(self, axes: frozenset[str]) -> list[tuple[tuple[Peers, ...], Places]]:
-        """The places of parts of tensors here, by the processes that a reduction of these axes is completed over."""
+        """The places of parts of tensors, by the processes for completing a reduction without these axes."""
         if axes not in self._parted:
-            found: dict[tuple[Peers, ...], list[int]] = {}
+            by_peers: dict[tuple[Peers, ...], list[int]] = {}
             for place, tensor in enumerate(self.tensors):
                 if peers := tensor.beyond(axes):
-                    found.setdefault(peers, []).append(place)
-            self._parted[axes] = [(peers, np.array(places)) for peers, places in found.items()]
+                    by_peers.setdefault(peers, []).append(place)
+            self._parted[axes] = [(peers, np.array(places)) for peers, places in by_peers.items()]
         return self._parted[axes]
 
     @cached_property

@@ -60,7 +60,7 @@ class PortionValues:
         """Scratch buffers and inputs."""
         common, positions = self.launch.common, self.portion.positions
         # Launches that wait for each other run at the same time, so each needs its own scratch.
-        owner = self.portion.bucket.device, id(self.launch.version) if self.launch.waits else None
+        owner = self.portion.bucket.device, id(self.launch.version) if self.launch.version.waits else None
         for name in self.launch.version.plan.scratch:
             dtype = self.layout.dtype(name)
             params = [self.portion.bucket.params[i] for i in positions]
@@ -95,7 +95,7 @@ class PortionValues:
         return {name: values[group] for name, values in self.launch.common.hyper.named.items()}
 
     def parted(self, axes: frozenset[str]) -> list[tuple[tuple[Peers, ...], Array]]:
-        """The places of tensors of which parts are elsewhere, by the processes to reduce these axes over."""
+        """The places of parts of tensors, by the processes for completing a reduction without these axes."""
         return self.portion.parted(axes)
 
     def view(self, i: int) -> MatrixView:

@@ -30,7 +30,7 @@ class Staged:
 
     def run(self) -> Joining:
         """Writes all new values and advances the counts. Yields where it needs values of other launches."""
-        for portion in self.launch.part.portions(self.plan.large and not self.launch.waits):
+        for portion in self.launch.part.portions(self.plan.large and not self.launch.version.waits):
             yield from self._portion(portion)
 
     def _portion(self, portion: Portion) -> Joining:

@@ -24,13 +24,13 @@ def run(launches: Sequence[Launch]) -> None:
 
     PartialUpdate where a later launch fails after an earlier one has written.
     """
-    waiting = [launch for launch in launches if launch.waits]
+    waiting = [launch for launch in launches if launch.version.waits]
     done: list[Launch] = []
     try:
         if waiting:
             _run_together(waiting, done)
         for launch in launches:
-            if not launch.waits:
+            if not launch.version.waits:
                 for _ in _written(launch):
                     raise RuleError(f"{launch.name} needs a value of the whole model that no other tensor has")
                 done.append(launch)

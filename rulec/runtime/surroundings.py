@@ -56,7 +56,7 @@ class Surroundings(Protocol):
     """The sources of a launch's values, for each fired tensor by its place among them.
 
     `column` gives a column of the scalar table. `known` gives a Python number where the host knows it, else the result
-    of `Library.at`. `parted` groups the places of parts by the processes that complete a reduction of these axes.
+    of `Library.at`. `parted` has the places of parts, by the processes for completing a reduction.
     `share` is for matrices of which only parts are here.
     `room` gives the bytes allowed on the way. `fill_noise` is the backend's, or None.
     """

@@ -66,7 +66,7 @@ class MeshPeers:
 
 
 def whole_of(param: Any, spread: bool) -> Whole | None:
-    """What the part of a DTensor here is a part of; None for a tensor that this process has whole.
+    """The whole of a DTensor; None where this process has all of it.
 
     With `spread` it says where the other parts are.
     """
@@ -80,7 +80,7 @@ def whole_of(param: Any, spread: bool) -> Whole | None:
 
 
 def _spread(param: Any, axes: Sequence[int]) -> Spread | None:
-    """Where the parts of a DTensor lie that these dimensions of its mesh cut; None where one is no rectangle."""
+    """The place of every part of a DTensor cut along these dimensions of a mesh; None where one is no rectangle."""
     mesh = param.device_mesh
     group = (
         mesh.get_group(axes[0]) if len(axes) == 1 else _joint_group(torch.distributed.group.WORLD, mesh, tuple(axes))
@@ -92,20 +92,20 @@ def _spread(param: Any, axes: Sequence[int]) -> Spread | None:
 
 @functools.cache
 def _joint_group(world: Any, mesh: Any, axes: tuple[int, ...]) -> Any:
-    """The processes of a mesh that differ from this one along these dimensions alone, as a group.
+    """The group of this process and its neighbours along these dimensions of a mesh.
 
     A flattened mesh is another way to it; torch 2.13 then gathers DTensors by it, and loses rows of uneven parts.
     """
     coordinate = mesh.get_coordinate()
-    own = tuple(slice(None) if axis in axes else coordinate[axis] for axis in range(mesh.ndim))
-    return torch.distributed.new_group(mesh.mesh[own].flatten().tolist(), use_local_synchronization=True)
+    along = tuple(slice(None) if axis in axes else coordinate[axis] for axis in range(mesh.ndim))
+    return torch.distributed.new_group(mesh.mesh[along].flatten().tolist(), use_local_synchronization=True)
 
 
 #: One message: an operation, the processes it is over, and how many numbers it has.
 Message = tuple[Op, Peers, int]
 
 
-class Meeting:
+class Agreement:
     """The agreement of processes on every step in which parts of tensors are reduced together.
 
     The first message of a step to each set of processes ends with three words: how many processes refuse the step, how
@@ -139,7 +139,7 @@ class Meeting:
 
     def begin(self, plan: Any, launches: Sequence[Launch]) -> None:
         """Begins the opened step with these launches; RulecError where another process takes another step."""
-        digest, self._before = self._digest_of(plan, launches), any(launch.exchanges for launch in launches)
+        digest, self._before = self._digest_of(plan, launches), any(launch.version.exchanges for launch in launches)
         if digest != self._digest:
             if self._digest is not None:
                 self._words[1] = 1.0
@@ -197,7 +197,7 @@ class Meeting:
         return result[:-3]
 
     def _replay(self) -> None:
-        """Sends the messages that processes expect that take the step before once more, without numbers."""
+        """Sends the messages of the step before once more, without numbers: other processes may wait for them."""
         for op, peers, count in self._expected:
             if op is Op.SUM:
                 self._with_words(peers, np.zeros(count))
@@ -235,7 +235,7 @@ class Meeting:
         return -float(words[0]), float(words[1]), float(words[2])
 
     def _digest_of(self, plan: Any, launches: Sequence[Launch]) -> int:
-        """A number of what a step updates, and by which programs: the same in processes that take the same step."""
+        """A number for a step: of the updated parameters, and of the programs that update them."""
         step = (plan, *(x for launch in launches for x in (launch.version, launch.part)))
         if len(step) != len(self._step) or any(a is not b for a, b in zip(step, self._step, strict=True)):
             programs = [(launch.version.program, launch.part.positions) for launch in launches]
@@ -245,7 +245,7 @@ class Meeting:
         return self._crc
 
 
-def meeting_of(routed: Iterable[tuple[Any, Rule]], before: Meeting | None, across: bool) -> Meeting | None:
+def meeting_of(routed: Iterable[tuple[Any, Rule]], before: Agreement | None, across: bool) -> Agreement | None:
     """The meeting for parameters with these rules: the one before, with all processes; None where none need to meet.
 
     HyperError where `across`, which takes the values of groups and the model over processes, would count parts again.
@@ -255,7 +255,7 @@ def meeting_of(routed: Iterable[tuple[Any, Rule]], before: Meeting | None, acros
     if peers and across:
         raise HyperError("reduce_over is for tensors of one process each, and DTensors need none: leave it out")
     if before is None:
-        return Meeting(peers) if peers else None
+        return Agreement(peers) if peers else None
     before.peers = [*dict.fromkeys([*before.peers, *peers])]
     return before
 

@@ -30,7 +30,7 @@ from rulec.torch.interface import Interface
 from rulec.torch.lost import watch_of
 from rulec.torch.machine import Machine
 from rulec.torch.memory import frame_callback, without_compiler
-from rulec.torch.meshes import Meeting, meeting_of
+from rulec.torch.meshes import Agreement, meeting_of
 from rulec.torch.options import options_of
 from rulec.torch.peers.writing import written
 from rulec.torch.routes import Routes, names_of, routes_of, tag_all
@@ -208,7 +208,7 @@ class RuleOptimizer(Optimizer, Turns):
         if not machine.step(self.param_groups, inputs, scaling):
             self._build().step(self.param_groups, inputs, scaling)
 
-    def _update_together(self, inputs: Inputs | None, processes: Across | Meeting) -> None:
+    def _update_together(self, inputs: Inputs | None, processes: Across | Agreement) -> None:
         """The same in every one of some processes, or an error in all of them."""
         processes.open()
         try:

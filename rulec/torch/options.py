@@ -19,7 +19,7 @@ from rulec.runtime.storage import Storage
 from rulec.torch.across import Across
 from rulec.torch.fake import ShapesBackend, is_fake
 from rulec.torch.interface import Interface, StateDtype
-from rulec.torch.meshes import Meeting
+from rulec.torch.meshes import Agreement
 from rulec.torch.placed import is_flat, is_split, place_of
 
 #: torch's names of formats -> ours.
@@ -40,7 +40,7 @@ class Options:
     backend: str | Backend | None = None
     capturable: bool = False
     across: Across | None = None
-    meeting: Meeting | None = None
+    meeting: Agreement | None = None
     weights: str = ""
     seed: int = 0
 

@@ -130,14 +130,14 @@ def has_matrices(rule: Rule) -> bool:
 
 def rectangles_of(param: Any, ranks: Sequence[int]) -> tuple[tuple[slice, ...], ...] | None:
     """The part of a DTensor in each of these processes of its mesh, as slices; None where one is no rectangle."""
-    found = []
+    rectangles = []
     for rank in ranks:
         coordinate = (param.device_mesh.mesh == rank).nonzero()[0].tolist()
         indices = [_indices(param, axis, coordinate) for axis in range(param.dim())]
         if any(chosen and chosen[-1] - chosen[0] != len(chosen) - 1 for chosen in indices):
             return None
-        found.append(tuple(slice(chosen[0], chosen[-1] + 1) if chosen else slice(0, 0) for chosen in indices))
-    return tuple(found)
+        rectangles.append(tuple(slice(chosen[0], chosen[-1] + 1) if chosen else slice(0, 0) for chosen in indices))
+    return tuple(rectangles)
 
 
 def is_flat(tensor: Any) -> bool:
