@@ -41,7 +41,7 @@ class Spread:
 
 
 @dataclass(frozen=True, eq=False)
-class Share:
+class Parcel:
     """The part here of a tensor that is needed whole: its elements in the tensor's order, and the cost of its work."""
 
     elements: Any
@@ -54,7 +54,7 @@ class Share:
 class Gathering:
     """A wait of a launch for whole tensors: it is sent its own ones, by their places among the shares."""
 
-    shares: Sequence[Share]
+    shares: Sequence[Parcel]
     library: Library
     ranks: list[int] = field(default_factory=list)
 
@@ -134,7 +134,7 @@ class _Entry:
 
     launch: int
     place: int
-    share: Share
+    share: Parcel
 
 
 def _by_owners(waiting: Sequence[Gathering]) -> dict[Owners, list[_Entry]]:

@@ -13,7 +13,7 @@ from rulec.compiler.ir import Result
 from rulec.compiler.layout import ITEM_SIZE
 from rulec.compiler.view import MatrixView
 from rulec.language.node import Node
-from rulec.runtime.exchange import Share
+from rulec.runtime.exchange import Parcel
 from rulec.runtime.launch import Launch
 from rulec.runtime.part import Portion
 from rulec.runtime.partial import Peers
@@ -102,7 +102,7 @@ class PortionValues:
         """The view of a tensor as matrices."""
         return self.portion.tensors[i].view
 
-    def share(self, i: int, matrices: Any) -> Share | None:
+    def share(self, i: int, matrices: Any) -> Parcel | None:
         """The part here of matrices of tensor i; None where they are whole here."""
         tensor = self.portion.tensors[i]
         if not tensor.halved:
@@ -111,7 +111,7 @@ class PortionValues:
         assert tensor.whole.spread is not None
         view, shape = tensor.view, tensor.whole.shape
         sides = view.facts["rows"], view.facts["cols"]
-        return Share(view.tensor(matrices), shape, tensor.whole.spread, tensor.numel * min(sides))
+        return Parcel(view.tensor(matrices), shape, tensor.whole.spread, tensor.numel * min(sides))
 
     def tensor_number(self, i: int) -> int:
         """The number that makes a tensor's random numbers different from other tensors'."""
