@@ -86,7 +86,7 @@ class Between(LaunchValues):
         if value.op is Op.RESULT:
             return self.reduced[str(value.arg)]
         if self.is_number(value):
-            return self.around.numbers(str(value.arg))
+            return self.around.numbers(str(value.arg or self.around.compute))
         return [self.around.matrices(str(value.arg), i) for i in range(self.count)]
 
     def _operands(self, value: Node, i: int) -> list[Any]:
@@ -110,7 +110,7 @@ class Between(LaunchValues):
         halved = {i: share for i in range(self.count) if (share := self.around.share(i, operands[i][0])) is not None}
         if not halved:
             return self._applied(value, function, operands)
-        gathering = Gathering([*halved.values()], self.library)
+        gathering = Gathering([*halved.values()], self.library, str(value.arg or self.around.compute))
         gathered = yield gathering
         views = {place: self.around.view(i) for place, i in enumerate(halved)}
         here = {i: operands[i] for i in range(self.count) if i not in halved}

@@ -23,8 +23,11 @@ class Owners(Protocol):
     def rank(self) -> int: ...
     @property
     def size(self) -> int: ...
-    def exchange(self, sent: Any, counts: Sequence[int], received: Sequence[int]) -> Any:
-        """Sends each process its share of a vector, `counts` long, and returns what they send, `received` long."""
+    def exchange(self, sent: Any, counts: Sequence[int], received: Sequence[int], dtype: str) -> Any:
+        """Sends each process its share of a vector, `counts` long, and returns what they send, `received` long.
+
+        Elements travel in `dtype`, and come in that of `sent`.
+        """
         ...
 
 
@@ -52,10 +55,14 @@ class Parcel:
 
 @dataclass(eq=False)
 class Gathering:
-    """A wait of a launch for whole tensors: it is sent its own ones, by their places among the shares."""
+    """A wait of a launch for whole tensors: it is sent its own ones, by their places among the shares.
+
+    `dtype` is that of the work, which elements are rounded to first, and of its results: so they travel in it.
+    """
 
     shares: Sequence[Parcel]
     library: Library
+    dtype: str
     ranks: list[int] = field(default_factory=list)
 
 
@@ -86,7 +93,7 @@ def gathered(waiting: Sequence[Gathering]) -> list[dict[int, Any]]:
     results: list[dict[int, Any]] = [{} for _ in waiting]
     for gathering in waiting:
         gathering.ranks = [0] * len(gathering.shares)
-    for owners, entries in _by_owners(waiting).items():
+    for (owners, _), entries in _by_owners(waiting).items():
         chosen = owners_of([entry.share.cost for entry in entries], owners.size)
         for entry, rank in zip(entries, chosen, strict=True):
             waiting[entry.launch].ranks[entry.place] = rank
@@ -94,8 +101,8 @@ def gathered(waiting: Sequence[Gathering]) -> list[dict[int, Any]]:
         sent = [[entry.share.elements.reshape(-1) for entry in theirs] for theirs in of_rank]
         mine = of_rank[owners.rank]
         counts = [[entry.share.spread.count(rank) for entry in mine] for rank in range(owners.size)]
+        parts = _exchanged(waiting[entries[0].launch], owners, sent, counts)
         library = waiting[entries[0].launch].library
-        parts = _exchanged(library, owners, sent, counts, entries[0].share.elements)
         for number, entry in enumerate(mine):
             whole = library.blank(entry.share.elements, entry.share.shape)
             for rectangle, theirs in zip(entry.share.spread.rectangles, parts, strict=True):
@@ -108,7 +115,7 @@ def scattered(waiting: Sequence[Scattering]) -> list[list[Any]]:
     """The part here of every result, for each launch, in the shape of its share."""
     gatherings = [scattering.gathering for scattering in waiting]
     results: list[list[Any]] = [[None] * len(gathering.shares) for gathering in gatherings]
-    for owners, entries in _by_owners(gatherings).items():
+    for (owners, _), entries in _by_owners(gatherings).items():
         of_rank: list[list[_Entry]] = [[] for _ in range(owners.size)]
         for entry in entries:
             of_rank[gatherings[entry.launch].ranks[entry.place]].append(entry)
@@ -120,8 +127,7 @@ def scattered(waiting: Sequence[Scattering]) -> list[list[Any]]:
             for rank in range(owners.size)
         ]
         counts = [[entry.share.spread.count(owners.rank) for entry in theirs] for theirs in of_rank]
-        library = gatherings[entries[0].launch].library
-        parts = _exchanged(library, owners, sent, counts, entries[0].share.elements)
+        parts = _exchanged(gatherings[entries[0].launch], owners, sent, counts)
         for theirs, received in zip(of_rank, parts, strict=True):
             for entry, part in zip(theirs, received, strict=True):
                 results[entry.launch][entry.place] = part.reshape(entry.share.elements.shape)
@@ -137,23 +143,23 @@ class _Entry:
     share: Parcel
 
 
-def _by_owners(waiting: Sequence[Gathering]) -> dict[Owners, list[_Entry]]:
-    """The shares by the processes that exchange them."""
-    by_owners: dict[Owners, list[_Entry]] = {}
+def _by_owners(waiting: Sequence[Gathering]) -> dict[tuple[Owners, str], list[_Entry]]:
+    """The shares by the processes that exchange them, and the dtype they travel in."""
+    by_owners: dict[tuple[Owners, str], list[_Entry]] = {}
     for launch, gathering in enumerate(waiting):
         for place, share in enumerate(gathering.shares):
-            by_owners.setdefault(share.spread.owners, []).append(_Entry(launch, place, share))
+            by_owners.setdefault((share.spread.owners, gathering.dtype), []).append(_Entry(launch, place, share))
     return by_owners
 
 
 def _exchanged(
-    library: Library, owners: Owners, sent: Sequence[Sequence[Any]], counts: Sequence[Sequence[int]], like: Any
+    first: Gathering, owners: Owners, sent: Sequence[Sequence[Any]], counts: Sequence[Sequence[int]]
 ) -> list[list[Any]]:
     """Sends each process its vectors, and returns the vectors of each, of so many elements."""
-    flat = [vector for vectors in sent for vector in vectors]
+    nothing = first.library.blank(first.shares[0].elements, (0,))
+    message = first.library.join([vector for vectors in sent for vector in vectors] or [nothing], 0)
     shares = [sum(len(vector) for vector in vectors) for vectors in sent]
-    message = library.join(flat, 0) if flat else library.blank(like, (0,))
-    received = owners.exchange(message, shares, [sum(each) for each in counts])
+    received = owners.exchange(message, shares, [sum(each) for each in counts], first.dtype)
     parts: list[list[Any]] = []
     begin = 0
     for each in counts:

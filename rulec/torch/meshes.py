@@ -20,6 +20,7 @@ from rulec.runtime.launch import Launch
 from rulec.runtime.partial import Peers, Whole
 from rulec.torch.fake import is_fake
 from rulec.torch.placed import is_split, part_here, rectangles_of, sees_more
+from rulec.torch.tensors import DTYPES
 
 _OPS = {Op.SUM: "SUM", Op.MIN: "MIN", Op.MAX: "MAX"}
 
@@ -49,15 +50,23 @@ class MeshPeers:
         """The number of processes."""
         return torch.distributed.get_world_size(self.group)
 
-    def exchange(self, sent: Any, counts: Sequence[int], received: Sequence[int]) -> Any:
-        """Sends each process its share of a vector, `counts` long, and returns what they send, `received` long."""
+    def exchange(self, sent: Any, counts: Sequence[int], received: Sequence[int], dtype: str) -> Any:
+        """Sends each process its share of a vector, `counts` long, and returns what they send, `received` long.
+
+        Elements travel in `dtype`, and come in that of `sent`.
+        """
         if is_fake(sent):
             return sent.new_zeros(sum(received))
-        there = isinstance(sent, Tensor)
-        message = (sent if there else torch.from_numpy(np.ascontiguousarray(sent))).to(self._device)
-        result = message.new_empty(sum(received))
-        torch.distributed.all_to_all_single(result, message, [*received], [*counts], group=self.group)
-        return result.to(sent.device) if there else result.cpu().numpy()
+        tensor = sent if isinstance(sent, Tensor) else torch.from_numpy(np.ascontiguousarray(sent))
+        message = tensor.to(self._device, DTYPES[dtype])
+        result, size = message.new_empty(sum(received)), message.element_size()
+        # Bytes, for not every transport knows every dtype.
+        torch.distributed.all_to_all_single(
+            result.view(torch.uint8), message.view(torch.uint8), [size * n for n in received],
+            [size * n for n in counts], group=self.group,
+        )  # fmt: skip
+        back = result.to(tensor.device, tensor.dtype)
+        return back if isinstance(sent, Tensor) else back.numpy()
 
     @property
     def _device(self) -> torch.device:
@@ -180,8 +189,10 @@ class Agreement:
         if not self._open:
             return
         told = {peers for op, peers, _ in self._sent if op is Op.SUM}
-        for peers in self.peers:
-            if peers not in told:
+        for peers in (peers for peers in self.peers if peers not in told):
+            if self._agreed:
+                self._sent.append((Op.SUM, peers, 0))
+            else:
                 self.reduce(Op.SUM, peers, np.zeros(0))
         self._open = False
         if not self._before:

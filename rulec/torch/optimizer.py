@@ -217,6 +217,15 @@ class RuleOptimizer(Optimizer, Turns):
             processes.refuse()
             raise
 
+    def refuse(self) -> None:
+        """Tells the processes with other parts of its DTensors, where there are any, that this one takes no step.
+
+        For an error before the step, that the others cannot know of; they would wait.
+        """
+        if self._options.meeting is not None:
+            self._options.meeting.open()
+            self._options.meeting.refuse()
+
     def _check_trained(self) -> None:
         if self.interface.evaluates and not self.param_groups[0]["train_mode"]:
             raise RulecError(f"the parameters are where {self.interface.name} is evaluated: call train() before step()")

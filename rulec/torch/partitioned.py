@@ -160,6 +160,8 @@ class Partitioned(Optimizer, Turns):
         try:
             each.step(inputs=inputs or None)
         except Exception as error:
+            for later in self.optimizers[place + 1 :]:
+                later.refuse()
             if not place:
                 raise
             done = ", ".join(earlier.interface.name for earlier in self.optimizers[:place])

@@ -142,9 +142,10 @@ def exchanged() -> Iterator[list[int]]:
     sent: list[int] = []
     exchange = MeshPeers.exchange
 
-    def counting(self: MeshPeers, message: Any, counts: Sequence[int], received: Sequence[int]) -> Any:
+    def counting(self: MeshPeers, message: Any, counts: Sequence[int], received: Sequence[int], dtype: str) -> Any:
         sent.append(sum(counts) - counts[self.rank])
-        return exchange(self, message, counts, received)
+        assert dtype == "bfloat16"  # that of newton_schulz
+        return exchange(self, message, counts, received, dtype)
 
     MeshPeers.exchange = counting  # type: ignore[method-assign]
     try:
@@ -247,6 +248,34 @@ def disagreements(rank: int) -> None:
             assert len(sent) == (2 if name == "muon" else EVERYDAY[name] + 2)
         twins.step(5)
         twins.check()
+
+
+def one_skips_or_fails(rank: int) -> None:
+    """A step that one process has to skip is skipped by all; an error before another rule's step is known to all."""
+    mesh = init_device_mesh("cpu", (2,))
+    twins = Twins("skip >> lars", mesh, [Shard(0)])
+    twins.step(1)
+    twins.give(2)
+    twins.whole["tall"].grad[0] = torch.nan  # type: ignore[index]
+    twins.parts["tall"].grad = twins.place(twins.whole["tall"].grad)  # type: ignore[arg-type]
+    before = memory(twins)
+    with pytest.warns(RuntimeWarning, match="skipped the step of"):
+        twins.optimizer.step()
+    assert all(map(torch.equal, before, memory(twins)))
+    twins.step(3)
+    params = [(name, nn.Parameter(twins.place(tensor))) for name, tensor in draws(0).items()]
+    entries = {"b": rulec.part("momentum", momentum=0.9), "...": rulec.part("lamb")}
+    both = rulec.torch.Partitioned(rulec.partition(entries), params, lr=0.01)
+    for _, param in params:
+        param.grad = torch.ones_like(param)
+    both.step()
+    both.param_groups[0]["lr"] = 0.01 if rank else -1.0
+    with refused(RulecError, "another process takes no step" if rank else "lr=-1.0"):
+        both.step()
+
+
+def test_one_process_that_skips_or_fails_is_all() -> None:
+    together(one_skips_or_fails)
 
 
 def first_error(rank: int, name: str, mesh: Any) -> None:
