@@ -16,7 +16,7 @@ import numpy as np
 from rulec.arrays.library import Library
 from rulec.arrays.piece import Piece
 from rulec.language.node import Op
-from rulec.runtime.exchange import Spread
+from rulec.runtime.exchange import Gathering, Spread
 
 Array = np.ndarray[Any, Any]
 
@@ -65,6 +65,10 @@ class Meeting(Protocol):
 
     def reduce(self, op: Op, peers: Peers, numbers: Any) -> Any:
         """`peers.reduce`, and what is to be said."""
+        ...
+
+    def exchanged(self, gatherings: Sequence[Gathering]) -> None:
+        """Takes note of tensors that went whole to their owners, and of results on their way back."""
         ...
 
     def close(self) -> None:

@@ -121,6 +121,8 @@ def _of_processes(processes: Processes, waiting: Sequence[Waits | None]) -> dict
     if gatherings:
         return dict(zip(gatherings, gathered([*gatherings.values()]), strict=True))
     scatterings = {i: wait for i, wait in enumerate(waiting) if isinstance(wait, Scattering)}
+    if scatterings and processes.meeting is not None:
+        processes.meeting.exchanged([scattering.gathering for scattering in scatterings.values()])
     return dict(zip(scatterings, scattered([*scatterings.values()]), strict=True))
 
 

@@ -15,6 +15,7 @@ from rulec.errors import HyperError, RulecError
 from rulec.language.node import Kind, Op, walk
 from rulec.language.rule import Rule
 from rulec.runtime.launch import Launch
+from rulec.torch.communication import Traffic
 
 _OPS = (Op.SUM, Op.MIN, Op.MAX)
 _COMBINE: Mapping[Op, Callable[[Tensor, Tensor], Tensor]] = {
@@ -56,6 +57,17 @@ class Across:
         nccl = torch.distributed.get_backend(group) == "nccl"
         self._device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
         self._agreed = False
+        self.traffic = Traffic()
+
+    @property
+    def label(self) -> str:
+        """The keyword with the number of processes."""
+        return f"reduce_over ({self.size})"
+
+    @property
+    def rank(self) -> int:
+        """The place of this process in the group."""
+        return torch.distributed.get_rank(self._group)
 
     def __reduce__(self) -> Any:
         raise RulecError("an optimizer with reduce_over belongs to its processes: copy its state_dict() instead")
@@ -63,6 +75,7 @@ class Across:
     def open(self) -> None:
         """Begins a step, in which all processes must come to agree."""
         self._agreed = False
+        self.traffic.begin()
 
     def refuse(self) -> None:
         """Tells the others, where they wait, that this process takes no step."""
@@ -113,6 +126,8 @@ class Across:
     def _gathered(self, here: Tensor) -> list[Tensor]:
         sent = here.contiguous().to(self._device)
         parts = [torch.empty_like(sent) for _ in range(self.size)]
+        self.traffic.reduced(self, sent.numel())
+        self.traffic.end_round()
         torch.distributed.all_gather(parts, sent, group=self._group)
         return parts
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,10 @@ from torch import Tensor
 from rulec.errors import HyperError, RulecError
 from rulec.language.node import Op
 from rulec.language.rule import Rule
-from rulec.runtime.exchange import Spread
+from rulec.runtime.exchange import Gathering, Spread
 from rulec.runtime.launch import Launch
 from rulec.runtime.partial import Peers, Whole
+from rulec.torch.communication import Traffic
 from rulec.torch.fake import is_fake
 from rulec.torch.placed import is_split, part_here, rectangles_of, sees_more
 from rulec.torch.tensors import DTYPES
@@ -27,9 +28,13 @@ _OPS = {Op.SUM: "SUM", Op.MIN: "MIN", Op.MAX: "MAX"}
 
 @dataclass(frozen=True)
 class MeshPeers:
-    """The processes along one dimension of a mesh: a process group that this process belongs to."""
+    """The processes along dimensions of a mesh: a process group that this process belongs to.
+
+    `name` has the names of the dimensions.
+    """
 
     group: Any
+    name: str = field(default="", compare=False)
 
     def reduce(self, op: Op, numbers: Any) -> Any:
         """A vector in float64 reduced over the processes: a tensor on its device, or an array of NumPy's."""
@@ -39,6 +44,11 @@ class MeshPeers:
         here = sent.to(self._device)
         torch.distributed.all_reduce(here, getattr(torch.distributed.ReduceOp, _OPS[op]), group=self.group)
         return here.to(sent.device) if isinstance(numbers, Tensor) else here.cpu().numpy()
+
+    @property
+    def label(self) -> str:
+        """The name with the number of processes, as `dp x tp (8)`."""
+        return f"{self.name} ({self.size})"
 
     @property
     def rank(self) -> int:
@@ -83,7 +93,7 @@ def whole_of(param: Any, spread: bool) -> Whole | None:
         return None
     mesh = param.device_mesh
     axes = [i for i, placed in enumerate(param.placements) if not placed.is_replicate() and mesh.size(i) > 1]
-    cuts = tuple((param.placements[axis].dim, MeshPeers(mesh.get_group(axis))) for axis in axes)
+    cuts = tuple((param.placements[axis].dim, MeshPeers(mesh.get_group(axis), _name(mesh, [axis]))) for axis in axes)
     lies = _spread(param, axes) if spread and axes else None
     return Whole(tuple(param.shape), cuts, part_here(param), lies)
 
@@ -96,7 +106,13 @@ def _spread(param: Any, axes: Sequence[int]) -> Spread | None:
     )
     ranks = [torch.distributed.get_global_rank(group, k) for k in range(torch.distributed.get_world_size(group))]
     rectangles = rectangles_of(param, ranks)
-    return None if rectangles is None else Spread(MeshPeers(group), rectangles)
+    return None if rectangles is None else Spread(MeshPeers(group, _name(mesh, axes)), rectangles)
+
+
+def _name(mesh: Any, axes: Sequence[int]) -> str:
+    """The names of dimensions of a mesh, as `dp x tp`."""
+    names = mesh.mesh_dim_names or [f"dimension {axis}" for axis in range(mesh.ndim)]
+    return " x ".join(names[axis] for axis in axes)
 
 
 @functools.cache
@@ -135,6 +151,7 @@ class Agreement:
         self._before = False
         self._open = self._agreed = False
         self._sent: list[Message] = []
+        self.traffic = Traffic()
 
     def __reduce__(self) -> Any:
         raise RulecError("an optimizer of DTensors belongs to its processes: copy its state_dict() instead")
@@ -145,6 +162,7 @@ class Agreement:
         """Opens a step: until its first round is over this process may refuse it."""
         self._open, self._agreed, self._sent = True, False, []
         self._words = np.array([0.0, 0.0, 1.0])
+        self.traffic.begin()
 
     def begin(self, plan: Any, launches: Sequence[Launch]) -> None:
         """Begins the opened step with these launches; RulecError where another process takes another step."""
@@ -178,15 +196,16 @@ class Agreement:
     def reduce(self, op: Op, peers: Peers, numbers: Any) -> Any:
         """A vector in float64 reduced over some processes."""
         if not self._open:
-            return peers.reduce(op, numbers)
+            return self._send(op, peers, numbers)
         self._sent.append((op, peers, len(numbers)))
         if op is not Op.SUM or self._agreed:
-            return peers.reduce(op, numbers)
+            return self._send(op, peers, numbers)
         return self._with_words(peers, numbers)
 
     def close(self) -> None:
         """Ends a round. At the end of the first, RulecError where the processes do not agree."""
         if not self._open:
+            self.traffic.end_round()
             return
         told = {peers for op, peers, _ in self._sent if op is Op.SUM}
         for peers in (peers for peers in self.peers if peers not in told):
@@ -195,15 +214,24 @@ class Agreement:
             else:
                 self.reduce(Op.SUM, peers, np.zeros(0))
         self._open = False
+        self.traffic.end_round()
         if not self._before:
             self._expected = self._sent
         if not self._agreed:
             self._check()
 
+    def exchanged(self, gatherings: Sequence[Gathering]) -> None:
+        """Takes note of matrices that were exchanged."""
+        self.traffic.exchanged(gatherings)
+
+    def _send(self, op: Op, peers: Any, numbers: Any) -> Any:
+        self.traffic.reduced(peers, len(numbers))
+        return peers.reduce(op, numbers)
+
     def _with_words(self, peers: Peers, numbers: Any) -> Any:
         there = isinstance(numbers, Tensor)
         words: Any = torch.from_numpy(self._words).to(numbers.device) if there else self._words
-        result = peers.reduce(Op.SUM, torch.cat([numbers, words]) if there else np.concatenate([numbers, words]))
+        result = self._send(Op.SUM, peers, torch.cat([numbers, words]) if there else np.concatenate([numbers, words]))
         self._words = result[-3:].cpu().numpy() if there else result[-3:]
         return result[:-3]
 
@@ -213,7 +241,8 @@ class Agreement:
             if op is Op.SUM:
                 self._with_words(peers, np.zeros(count))
             else:
-                peers.reduce(op, np.zeros(count))
+                self._send(op, peers, np.zeros(count))
+        self.traffic.end_round()
 
     # Agreement
 
@@ -242,7 +271,8 @@ class Agreement:
         """The least and largest digest of all processes, and whether any refuses."""
         words = np.array([-np.inf, -np.inf, 1.0] if refuses else [-digest, digest, 0.0])
         for peers in self.peers:
-            words = peers.reduce(Op.MAX, words)
+            words = self._send(Op.MAX, peers, words)
+        self.traffic.end_round()
         return -float(words[0]), float(words[1]), float(words[2])
 
     def _digest_of(self, plan: Any, launches: Sequence[Launch]) -> int:

@@ -22,6 +22,7 @@ from rulec.runtime.storage import Storage
 from rulec.runtime.turns import Turns, in_turn
 from rulec.torch.across import Across
 from rulec.torch.codes import all_saved
+from rulec.torch.communication import Communication
 from rulec.torch.engine import state_dtypes_of
 from rulec.torch.entries import GroupRule
 from rulec.torch.group_rules import group_rules_of, seed_of
@@ -130,6 +131,15 @@ class RuleOptimizer(Optimizer, Turns):
         """
         machine = self._current()
         return {name: machine.buffers.storage(place) for place, name in enumerate(machine.names)}
+
+    @in_turn
+    def communication(self) -> Communication:
+        """The messages of the last step to other processes; printed, tables. RulecError before the first step.
+
+        An optimizer of rules that look at one element at a time sends nothing.
+        """
+        processes = self._options.across or self._options.meeting
+        return Communication() if processes is None else processes.traffic.record()
 
     # Steps
 

@@ -1,0 +1,176 @@
+"""The messages of an optimizer's step to other processes: a record of the last step, printed as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rulec.errors import RulecError
+from rulec.runtime.exchange import Gathering, Parcel
+
+#: Bytes of a number in a reduction: float64, or int64.
+_NUMBER = 8
+
+
+class Group(Protocol):
+    """Some processes with a name: `rank` is this one among `size`."""
+
+    @property
+    def label(self) -> str: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Reductions:
+    """The reductions of a step over one process group.
+
+    `rounds` wait for one another. `numbers` and `bytes` are the length of all messages of this process together; the
+    algorithm of the process group decides how often a byte travels.
+    """
+
+    processes: str
+    rounds: int
+    numbers: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """The exchanges of matrices in a step between the processes of one group.
+
+    `matrices`, `work` and `sent` have an entry for each process, by rank: its number of matrices, its share of the work
+    from 0 to 1, and the bytes it sends to others. `rank` is this process. `least` is the number of bytes that all
+    processes together send where every matrix goes to the process with the largest part of it.
+    """
+
+    processes: str
+    rank: int
+    matrices: tuple[int, ...]
+    work: tuple[float, ...]
+    sent: tuple[int, ...]
+    least: int
+
+    @property
+    def here(self) -> int:
+        """The bytes that this process sends."""
+        return self.sent[self.rank]
+
+
+@dataclass(frozen=True)
+class Communication:
+    """The messages of a step; printed, tables."""
+
+    reductions: tuple[Reductions, ...] = ()
+    exchanges: tuple[Exchange, ...] = ()
+
+    def __str__(self) -> str:
+        if not self.reductions and not self.exchanges:
+            return "a step sends nothing"
+        tables = []
+        if self.reductions:
+            rows = [(r.processes, r.rounds, r.numbers, r.bytes) for r in self.reductions]
+            tables.append(_table(("reductions over", "rounds", "numbers", "bytes"), rows))
+        for e in self.exchanges:
+            row = (e.processes, sum(e.matrices), e.here, max(e.sent), sum(e.sent), e.least)
+            header = ("exchanges over", "matrices", "bytes sent here", "by the busiest", "by all", "by all at least")
+            tables.append(_table(header, [row]))
+            owners = enumerate(zip(e.matrices, e.work, e.sent, strict=True))
+            of_owner = [(f"process {rank}", count, f"{work:.1%}", sent) for rank, (count, work, sent) in owners]
+            tables.append(_table(("owner", "matrices", "work", "bytes sent"), of_owner))
+        return "\n\n".join(tables)
+
+
+class Traffic:
+    """The messages of a step as they are sent."""
+
+    def __init__(self) -> None:
+        self._begun = False
+        self._round = 0
+        self._reduced: list[tuple[Group, int, int]] = []
+        self._moved: list[_Moved] = []
+
+    def begin(self) -> None:
+        """Begins the record of another step."""
+        self._begun, self._round, self._reduced, self._moved = True, 0, [], []
+
+    def reduced(self, group: Any, numbers: int) -> None:
+        """Records a message of so many numbers of 8 bytes."""
+        self._reduced.append((group, self._round, numbers))
+
+    def end_round(self) -> None:
+        """What is reduced from here on has waited for the results so far."""
+        self._round += 1
+
+    def exchanged(self, gatherings: Iterable[Gathering]) -> None:
+        """Records that matrices go to their owners, and results back."""
+        self._moved += [
+            _Moved(parcel, owner)
+            for gathering in gatherings
+            for parcel, owner in zip(gathering.shares, gathering.ranks, strict=True)
+        ]
+
+    def record(self) -> Communication:
+        """The messages so far. RulecError before the first step."""
+        if not self._begun:
+            raise RulecError("communication() tells what the last step sent to other processes: take a step before")
+        by_group: dict[Group, list[tuple[int, int]]] = {}
+        for group, place, numbers in self._reduced:
+            by_group.setdefault(group, []).append((place, numbers))
+        by_owners: dict[Any, list[_Moved]] = {}
+        for moved in self._moved:
+            by_owners.setdefault(moved.owners, []).append(moved)
+        return Communication(
+            tuple(_reductions(group, messages) for group, messages in by_group.items()),
+            tuple(_exchange(owners, moved) for owners, moved in by_owners.items()),
+        )
+
+
+class _Moved:
+    """A matrix that went to its owner and back, without its elements."""
+
+    def __init__(self, parcel: Parcel, owner: int) -> None:
+        self.owners: Any = parcel.spread.owners
+        self.owner, self.cost, self._spread = owner, parcel.cost, parcel.spread
+        self._bytes = parcel.elements.dtype.itemsize
+
+    def parts(self) -> list[int]:
+        """The bytes of the part in each process, by rank."""
+        return [self._bytes * self._spread.count(rank) for rank in range(self.owners.size)]
+
+
+def _reductions(group: Group, messages: Sequence[tuple[int, int]]) -> Reductions:
+    numbers = sum(count for _, count in messages)
+    return Reductions(group.label, len({place for place, _ in messages}), numbers, numbers * _NUMBER)
+
+
+def _exchange(owners: Group, moved: Sequence[_Moved]) -> Exchange:
+    sent, matrices, work, least = [0] * owners.size, [0] * owners.size, [0.0] * owners.size, 0
+    for matrix in moved:
+        parts = matrix.parts()
+        for rank, part in enumerate(parts):
+            # Everyone sends the owner its part, and the owner sends everyone the result for it.
+            if rank != matrix.owner:
+                sent[rank] += part
+                sent[matrix.owner] += part
+        matrices[matrix.owner] += 1
+        work[matrix.owner] += matrix.cost
+        least += 2 * (sum(parts) - max(parts))
+    total = sum(work) or 1.0
+    shares = tuple(load / total for load in work)
+    return Exchange(owners.label, owners.rank, tuple(matrices), shares, tuple(sent), least)
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Columns to the right of the first one are flush right, and numbers have thousands."""
+    lines = [[f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row] for row in [header, *rows]]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    return "\n".join(
+        "  ".join(
+            f"{cell:<{w}}" if i == 0 else f"{cell:>{w}}" for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in lines
+    )

@@ -1,0 +1,139 @@
+"""The record of a step's messages is what torch's collectives were given."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard
+
+import rulec.torch
+from rulec.errors import RulecError
+from rulec.torch.communication import Communication
+from tests.torch.eager.processes import together
+from tests.torch.test_meshes import Twins, kind_of, refused
+
+
+@contextmanager
+def sent() -> Iterator[Counter[str]]:
+    """The bytes in each kind of collective, and in exchanges those to other processes."""
+    counts: Counter[str] = Counter()
+    real = {name: getattr(dist, name) for name in ("all_reduce", "all_to_all_single", "all_gather")}
+
+    def reduced(tensor: torch.Tensor, *words: Any, **keywords: Any) -> Any:
+        counts["reduced"] += tensor.nbytes
+        counts["reductions"] += 1
+        return real["all_reduce"](tensor, *words, **keywords)
+
+    def exchanged(result: Any, message: Any, received: Any, shares: Any, group: Any) -> Any:
+        counts["exchanged"] += (sum(shares) - shares[dist.get_rank(group)]) * message.itemsize
+        return real["all_to_all_single"](result, message, received, shares, group=group)
+
+    def gathered(parts: Any, tensor: torch.Tensor, *words: Any, **keywords: Any) -> Any:
+        counts["reduced"] += tensor.nbytes
+        counts["reductions"] += 1
+        return real["all_gather"](parts, tensor, *words, **keywords)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "all_reduce", reduced)
+        patch.setattr(dist, "all_to_all_single", exchanged)
+        patch.setattr(dist, "all_gather", gathered)
+        yield counts
+
+
+def everywhere(value: Any) -> list[Any]:
+    """A value of each process."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def of_steps(rank: int) -> None:
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+    for name, rounds in (("lamb", 1), ("clip >> lamb", 2), ("adafactor", 3), ("muon", 1), ("normuon", 3)):
+        for placed in (Shard(0), Shard(1)):
+            twins = Twins(name, mesh, [placed])
+            with refused(RulecError, "take a step before"):
+                twins.optimizer.communication()
+            for seed in (1, 2):
+                with sent() as counts:
+                    twins.step(seed)
+                record = twins.optimizer.communication()
+                check_true(record, counts)
+            assert [r.processes for r in record.reductions] == ["dp (2)"]
+            assert record.reductions[0].rounds <= rounds
+            assert record.reductions[0].numbers == record.reductions[0].bytes / 8
+            if name in ("muon", "normuon"):
+                of_matrices(rank, twins, record)
+            else:
+                assert not record.exchanges
+
+
+def check_true(record: Communication, counts: Counter[str]) -> None:
+    """What is recorded was sent, here and in the other processes."""
+    assert sum(r.bytes for r in record.reductions) == counts["reduced"]
+    assert sum(e.here for e in record.exchanges) == counts["exchanged"]
+    for e in record.exchanges:
+        assert [*e.sent] == everywhere(counts["exchanged"])
+        assert e.least <= sum(e.sent)
+
+
+def of_matrices(rank: int, twins: Twins, record: Communication) -> None:
+    (e,) = record.exchanges
+    parts = [everywhere(twins.parts[n].to_local().numel()) for n in twins.names]  # type: ignore[attr-defined]
+    assert e.rank == rank
+    assert e.least == 4 * 2 * sum(sum(each) - max(each) for each in parts)
+    assert sum(e.matrices) == len(twins.names)
+    assert sum(e.work) == pytest.approx(1.0)
+    assert max(e.work) < 0.8
+    text = str(twins.optimizer.communication())
+    assert f"{max(e.sent):,}" in text
+    assert f"process {rank}  " in text
+
+
+def of_nothing(rank: int) -> None:
+    mesh = init_device_mesh("cpu", (2,))
+    twins = Twins("adamw", mesh, [Shard(0)])
+    with sent() as counts:
+        twins.step(1)
+    assert not counts
+    assert str(twins.optimizer.communication()) == "a step sends nothing"
+    whole = Twins("muon", mesh, [Replicate()])
+    with sent() as counts:
+        whole.step(1)
+    assert not counts
+    assert whole.optimizer.communication() == Communication()
+
+
+def of_groups(rank: int) -> None:
+    """Messages of `reduce_over`, and those to two groups of a mesh."""
+    param = nn.Parameter(torch.ones(3))
+    optimizer = kind_of("clip >> lamb")([param], lr=0.1, max_norm=1.0, reduce_over=dist.group.WORLD)
+    param.grad = torch.ones(3)
+    with sent() as counts:
+        optimizer.step()
+    (record,) = optimizer.communication().reductions
+    assert (record.processes, record.rounds) == ("reduce_over (2)", counts["reductions"])
+    assert record.bytes == counts["reduced"]
+
+
+def all_of_two(rank: int) -> None:
+    of_steps(rank)
+    of_nothing(rank)
+    of_groups(rank)
+
+
+def test_a_record_has_what_was_sent() -> None:
+    together(all_of_two)
+
+
+def test_one_process_sends_nothing() -> None:
+    param = nn.Parameter(torch.ones(2, 3))
+    assert rulec.torch.Muon([param], lr=0.1).communication() == Communication()
