@@ -24,10 +24,14 @@ from rulec.errors import RulecError
 
 if TYPE_CHECKING:
     from rulec.memory.live import Account
+    from rulec.torch.account.mesh import MeshAccount
     from rulec.torch.account.meter import Training, Way
 
 #: The most tokens of a sequence where nothing is said of them.
 _LENGTH = 2048
+
+#: Two fifths of the peak of an H100, in TFLOP/s.
+_RATE = 400.0
 
 
 def memory(
@@ -57,16 +61,23 @@ def memory(
     recompute: Annotated[
         bool, typer.Option("--recompute", help="Gradient checkpointing: layers keep their inputs alone.")
     ] = False,
+    mesh: Annotated[
+        str | None, typer.Option(help="Devices: a number of shards (64), or replicas x shards (8x64).")
+    ] = None,
+    rate: Annotated[
+        float, typer.Option(min=0.001, help="The speed of a device with matrices of bfloat16, in TFLOP/s.")
+    ] = _RATE,
     hyper: HyperOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """Tell what a training step keeps in memory, by kind.
+    """Tell what a training step keeps in memory, by kind; on a mesh also what it sends.
 
     Takes the step on fake tensors, with PyTorch: nothing is computed, and no memory is needed. Nothing is known of what
     a device's own library keeps beside tensors.
     """
     if importlib.util.find_spec("torch") is None:
         raise RulecError("rulec memory needs PyTorch, whose fake tensors it counts: pip install torch")
+    from rulec.torch.account.mesh import mesh_of, on_mesh
     from rulec.torch.account.meter import Training, account
 
     make, inputs = _model(model, batch, length, recompute)
@@ -79,10 +90,13 @@ def memory(
     with progress() as shown:
         shown.add_task(f"a step of {training.rule.name}", total=None)
         measured = account(training, way, before=1)
+    spread = None if mesh is None else on_mesh(training, measured, mesh_of(mesh))
     if json:
-        print_json(_data(measured, training, way))
-    else:
-        _print(measured, training, way, known)
+        print_json({**_data(measured, training, way), **({} if spread is None else {"mesh": spread.data()})})
+        return
+    _print(measured, training, way, known)
+    if spread is not None:
+        _print_mesh(spread, rate)
 
 
 def _model(path: Path, batch: int, length: int | None, recompute: bool) -> tuple[partial[Any], Any]:
@@ -146,6 +160,24 @@ def _print(measured: Account, training: Training, way: Way, known: bool) -> None
     print_table(("", *KINDS, "all"), table, right=(*KINDS, "all"))
     if not known:
         print("activations are not known from weights alone: give a config.json for those")
+
+
+def _print_mesh(spread: MeshAccount, rate: float) -> None:
+    mesh, size = spread.mesh, 2**30
+    devices = f"{mesh.devices} devices" + (f", {mesh.replicas} replicas of {mesh.shards}" if mesh.replicas > 1 else "")
+    print(f"\n{devices}; GiB of the one with most")
+    table = [
+        ["kept", *(_in(size, spread.kept[kind]) for kind in ("weights", "gradients", "state")), ""],
+        ["sent in a step", "", _in(size, spread.model), "", _in(size, spread.exchanged)],
+    ]
+    columns = ("weights", "gradients", "state", "matrices")
+    print_table(("", *columns), table, right=columns)
+    if spread.matrices:
+        seconds = spread.work / rate / 1e12
+        print(
+            f"{spread.matrices} matrices are worked on for {seconds * 1000:,.0f} ms at {rate:g} TFLOP/s, "
+            f"{spread.work / spread.mean_work:.2f} of the mean"
+        )
 
 
 def _in(unit: int, size: int) -> str:

@@ -33,6 +33,12 @@ class MatrixView:
             return self.whole.facts
         return {"ndim": len(self.shape), "numel": math.prod(self.shape), "rows": self.rows, "cols": self.cols}
 
+    @property
+    def work(self) -> float:
+        """The multiplications of one iteration of `newton_schulz`: the Gram matrix, its square, and the next matrix."""
+        short, long = sorted((self.rows, self.cols))
+        return float(self.batch) * (2.0 * short * short * long + float(short) ** 3)
+
     def axis(self, dimension: int) -> str:
         """The axis of the matrices that a dimension of the tensor is, or is joined into: b, i or j."""
         rows, cols = (self.whole or self).axes

@@ -109,9 +109,9 @@ class PortionValues:
             return None
         assert tensor.whole is not None
         assert tensor.whole.spread is not None
-        view, shape = tensor.view, tensor.whole.shape
-        sides = view.facts["rows"], view.facts["cols"]
-        return Parcel(view.tensor(matrices), shape, tensor.whole.spread, tensor.numel * min(sides))
+        view = tensor.view
+        work = (view.whole or view).work
+        return Parcel(view.tensor(matrices), tensor.whole.shape, tensor.whole.spread, work)
 
     def tensor_number(self, i: int) -> int:
         """The number that makes a tensor's random numbers different from other tensors'."""

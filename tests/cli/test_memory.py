@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import rulec
+from rulec.compiler.view import matrix_view
+from rulec.memory.live import KINDS, Account
+from rulec.memory.shape import shape_of
+from rulec.runtime.exchange import owners_of
+from rulec.torch.account.mesh import _sent, mesh_of, on_mesh
+from rulec.torch.account.meter import Training
+from rulec.torch.account.models import Transformer
 from tests.cli.running import error, run, run_json
 
 GPT2 = {"model_type": "gpt2", "vocab_size": 512, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64}
@@ -93,6 +102,44 @@ def test_hyper_parameters_are_the_rule_s(tmp_path: Path) -> None:
     file = weights(tmp_path)
     more = run_json("memory", "--model", file, "--rule", "apollo", "--hyper", "rank=8")
     assert more["most"]["state"] == pytest.approx(4 * (2 * 8 * 300 + 2 * 7), abs=64)
+
+
+LARGE = {
+    "model_type": "llama", "vocab_size": 128256, "hidden_size": 8192, "intermediate_size": 28672,
+    "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8, "max_position_embeddings": 8192,
+}  # fmt: skip
+NOTHING = dict.fromkeys(KINDS, 0)
+
+
+@pytest.mark.parametrize(("text", "most"), [("1", 33059), ("64", 523), ("8x64", 523), ("300", 124), ("1024", 111)])
+def test_matrices_on_a_mesh_are_shared_until_the_largest_counts(text: str, most: float) -> None:
+    """Llama of 70 billion weights: 33 s of products at 400 TFLOP/s on one device, and 110 ms for its largest matrix."""
+    make = partial(Transformer, shape_of(LARGE, "config.json"), False)
+    training = Training(make, lambda _: (), rulec.load("muon"))
+    spread, mesh = on_mesh(training, Account(NOTHING, NOTHING, NOTHING, 0), mesh_of(text)), mesh_of(text)
+    assert spread.matrices == 560
+    assert spread.mean_work / 400e9 == pytest.approx(33058 / mesh.shards, rel=1e-3)
+    assert most - 10 < spread.work / 400e9 < most
+    assert spread.least <= spread.exchanged
+    assert (spread.exchanged == 0) == (mesh.shards == 1)
+
+
+def test_a_mesh_on_paper_sends_what_processes_send() -> None:
+    shapes = [(7, 5), (12, 4), (1, 3)]
+    owners = owners_of([matrix_view(shape).work for shape in shapes], 2)
+    assert owners == [0, 1, 1]
+    # Cut in 20 and 15 elements, 24 and 24, 3 and 0: the parts for others, and the results for their parts.
+    assert _sent(shapes, owners, 2) == [2 * (24 + 3 + 15), 2 * (15 + 24 + 3)]
+
+
+def test_a_mesh_is_written_as_shards_or_replicas_and_shards(tmp_path: Path) -> None:
+    shown = run("memory", "--model", config(tmp_path, GPT2), "--rule", "muon", "--mesh", "2x4")
+    assert "8 devices, 2 replicas of 4; GiB of the one with most" in shown
+    assert "matrices are worked on for" in shown
+    data = run_json("memory", "--model", config(tmp_path, GPT2), "--rule", "adamw", "--mesh", "4")["mesh"]
+    assert (data["devices"], data["matrices"], data["sent"]["matrices"]) == (4, 0, 0)
+    for text in ("0", "4x", "4x0", "two"):
+        assert "must be a number of shards" in error("memory", "--model", config(tmp_path, GPT2), "--mesh", text)
 
 
 def test_the_text(tmp_path: Path) -> None:
