@@ -70,7 +70,9 @@ def memory(
     hyper: HyperOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """Tell what a training step keeps in memory, by kind; on a mesh also what it sends.
+    """Tell what a training step keeps in memory, by kind.
+
+    On a mesh of devices, it also tells what the device with most keeps and sends.
 
     Takes the step on fake tensors, with PyTorch: nothing is computed, and no memory is needed. Nothing is known of what
     a device's own library keeps beside tensors.

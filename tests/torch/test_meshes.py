@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 import rulec
 import rulec.torch
+from rulec.compiler.view import matrix_view
 from rulec.errors import HyperError, RulecError, RuleError, TensorError
 from rulec.runtime.exchange import owners_of
 from rulec.torch.meshes import MeshPeers
@@ -165,7 +166,7 @@ def exchanges(rank: int) -> None:
         twins.check()
         parts = [twins.parts[n].to_local().numel() for n in twins.names]  # type: ignore[attr-defined]
         wholes = [twins.whole[n].numel() for n in twins.names]
-        costs = [x.numel() * min(x.shape) for x in twins.whole.values()]
+        costs = [matrix_view(x.shape).work for x in twins.whole.values()]
         own = [owner == rank for owner in owners_of(costs, 2)]
         out = sum(part for part, mine in zip(parts, own, strict=True) if not mine)
         back = sum(whole - part for whole, part, mine in zip(wholes, parts, own, strict=True) if mine)
