@@ -343,7 +343,7 @@ def test_options_that_there_are_not() -> None:
     refused(
         HyperError,
         "state_dtype='int9' is none of float32, float64, bfloat16, float16, int8, softsign8, dynamic8, float8_e4m3, "
-        "float8_e5m2, dynamic4",
+        "float8_e5m2, dynamic4, bfloat16_sr",
         lambda: rulec.jax.transform("adam", state_dtype="int9"),
     )
     refused(
