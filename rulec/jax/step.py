@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from rulec.jax import cpu
 from rulec.jax.library import LIBRARY
 from rulec.jax.packing import Pieces, unpiece, unpiece_all
+from rulec.jax.whole import by_whole_matrices, mesh_of, pays
 from rulec.jax.xla import automatic, specs_of
 from rulec.language.node import Node
 from rulec.pure.bucket_step import BucketStep, Gaps
@@ -21,6 +22,7 @@ from rulec.pure.plan import Bucket, Guard, StepPlan
 from rulec.pure.step import run_step
 from rulec.pure.step_values import StepValues
 from rulec.pure.values import Hypers, Values
+from rulec.runtime.between import shapes_of
 from rulec.runtime.joins import Waits
 
 
@@ -37,13 +39,21 @@ def where_wanted(wanted: Any, function: Callable[..., Any], operands: Sequence[A
 
 
 class GuardedGaps(Gaps):
-    """Computes matrix functions matrix by matrix, for XLA would shard all matrices of a stack alike.
+    """Computes matrix functions matrix by matrix, or where that is less work with whole matrices on each device.
 
-    A matrix function with a guard is computed only where the guard's condition holds.
+    XLA would shard all matrices of a stack alike. A matrix function with a guard is computed only where the guard's condition holds.
     """
 
-    def _by_shape(self, value: Node, function: Callable[..., Any], operands: Sequence[list[Any]]) -> list[Any]:
-        return [self.rounded(value, function(*each)) for each in operands]
+    def _kind(self, arguments: Sequence[Any]) -> Any:
+        mesh = mesh_of(arguments[0])
+        return None if mesh is None else (mesh, *shapes_of(arguments))
+
+    def _stacked(self, value: Node, function: Callable[..., Any], operands: Sequence[list[Any]]) -> Sequence[Any]:
+        matrices = operands[0][0]
+        mesh = mesh_of(matrices)
+        if mesh is None or len(matrices) > 1 or not pays(value.op, len(operands), matrices.shape[1:], mesh.size):
+            return [self.rounded(value, function(*each)) for each in operands]
+        return super()._stacked(value, by_whole_matrices(function, mesh), operands)
 
     def _value(self, value: Node) -> Generator[Waits, Any, Any]:
         guard = self.around.bucket.guards.get(value)  # type: ignore[attr-defined]

@@ -33,6 +33,11 @@ _STACKED = frozenset({Op.NEWTON_SCHULZ, Op.QR, Op.EIGH, Op.SINGULAR_VECTORS, Op.
 _SMALL = 1 << 14
 
 
+def shapes_of(arguments: Sequence[Any]) -> tuple[Any, ...]:
+    """The shapes of the arrays among arguments; arrays of one number, and numbers, stand for themselves."""
+    return tuple(tuple(x.shape) or id(x) if hasattr(x, "shape") else x for x in arguments)
+
+
 @dataclass
 class Between(LaunchValues):
     """Computes the values of one launch, gap by gap. `reduced` has the results of its stages' reductions, by name."""
@@ -130,25 +135,36 @@ class Between(LaunchValues):
 
     def _by_shape(self, value: Node, function: Callable[..., Array], operands: Sequence[list[Any]]) -> list[Array]:
         """A matrix function of tensors: one call for each stack of small matrices of equal shape."""
+        results: dict[int, Array] = {}
+        for places in self._alike(operands):
+            stack = [operands[i] for i in places]
+            results |= zip(places, self._stacked(value, function, stack), strict=True)
+        return [results[i] for i in range(len(operands))]
+
+    def _alike(self, operands: Sequence[list[Any]]) -> list[list[int]]:
+        """The places of tensors whose matrices go into one stack."""
         alike: dict[Any, list[int]] = {}
         for i, arguments in enumerate(operands):
-            small = all(math.prod(x.shape) <= _SMALL for x in arguments if hasattr(x, "shape"))
-            key = tuple(tuple(x.shape) or id(x) if hasattr(x, "shape") else x for x in arguments) if small else i
-            alike.setdefault(key, []).append(i)
-        results: list[Any] = [None] * len(operands)
-        for places in alike.values():
-            first = operands[places[0]]
-            if len(places) == 1:
-                results[places[0]] = self.rounded(value, function(*first))
-                continue
-            stacked = [
-                self.library.stack([operands[i][k] for i in places]) if getattr(x, "shape", ()) else x
-                for k, x in enumerate(first)
-            ]
-            result = self.rounded(value, function(*stacked))
-            for i, array in zip(places, self.library.split(result, len(places)), strict=True):
-                results[i] = array
-        return results
+            kind = self._kind(arguments)
+            alike.setdefault(i if kind is None else kind, []).append(i)
+        return [*alike.values()]
+
+    def _kind(self, arguments: Sequence[Any]) -> Any:
+        """The key of the stack into which matrices go; None for matrices that are too large for one."""
+        small = all(math.prod(x.shape) <= _SMALL for x in arguments if hasattr(x, "shape"))
+        return shapes_of(arguments) if small else None
+
+    def _stacked(self, value: Node, function: Callable[..., Array], operands: Sequence[list[Any]]) -> Sequence[Array]:
+        """A matrix function of equal matrices, in one call."""
+        first = operands[0]
+        if len(operands) == 1:
+            return [self.rounded(value, function(*first))]
+        stacked = [
+            self.library.stack([each[k] for each in operands]) if getattr(x, "shape", ()) else x
+            for k, x in enumerate(first)
+        ]
+        result = self.rounded(value, function(*stacked))
+        return self.library.split(result, len(operands))
 
     def _matrix_function(self, value: Node) -> Callable[..., Any]:
         function = self.library.matrix[value.op]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,9 @@ import rulec.jax
 
 P = PartitionSpec
 MESH = AbstractMesh((4, 2), ("x", "y"), axis_types=(AxisType.Explicit, AxisType.Explicit))
+
+#: The sharding that is asked for, in the text of a traced function.
+SPEC = re.compile(r"sharding_constraint\[.*?spec=(P\(.*?\))\)\n", re.DOTALL)
 
 #: Parameters and how they are sharded: by rows, columns, both, neither; vectors; kernels of convolutions.
 LAYOUTS: Mapping[str, tuple[tuple[int, ...], PartitionSpec]] = {
@@ -45,6 +49,18 @@ def traced(rule: str) -> list[str]:
         for field, value in zip(state._fields, state, strict=True):
             found += [f"{field}.{text}" for text in untyped(value, params)]
     return found
+
+
+def constraints(rule: str, count: int, sides: tuple[int, ...], kind: AxisType, shape: tuple[int, ...]) -> list[str]:
+    """The shardings that a step asks of XLA for equal parameters that lie by rows on a mesh of any devices."""
+    mesh = AbstractMesh(sides, ("x", "y")[: len(sides)], axis_types=(kind,) * len(sides))
+    like = jax.ShapeDtypeStruct(shape, "float32", sharding=NamedSharding(mesh, P(*[None] * (len(shape) - 2), "x")))
+    params = {f"w{i}": like for i in range(count)}
+
+    def step(params: Any) -> Any:
+        return rulec.jax.step(rule, params, params, rulec.jax.init(rule, params))
+
+    return SPEC.findall(str(jax.make_jaxpr(step)(params)))
 
 
 def untyped(arrays: Any, like: Any) -> list[str]:

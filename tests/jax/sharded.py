@@ -61,10 +61,51 @@ def runs(rule: str) -> dict[str, list[str]]:
     return found
 
 
+#: Meshes of eight devices, and ways in which equal matrices lie on them.
+EQUAL: Mapping[str, tuple[tuple[int, ...], PartitionSpec]] = {
+    "rows of 8": ((8,), P("x", None)), "cols of 8": ((8,), P(None, "x")), "rows of 4, 2": ((4, 2), P("x", None)),
+    "both of 4, 2": ((4, 2), P("x", "y")), "joined of 4, 2": ((4, 2), P(("x", "y"), None)),
+}  # fmt: skip
+
+#: The products of matrices in compiled code.
+PRODUCT = re.compile(r"= (\S+) dot\(")
+
+
+def in_float32() -> Any:
+    """Muon without bfloat16 on its way."""
+    text = (library_folder() / "muon.yaml").read_text(encoding="utf-8")
+    return rulec.parse(text.replace('dtype="bfloat16"', 'dtype="float32"'))
+
+
+def equal_matrices(kind: str, count: int, way: str) -> dict[str, Any]:
+    """A step of equal matrices: collectives, products on each device, shardings lost, the distance from one device."""
+    rule = in_float32()
+    sides, spec = EQUAL[way]
+    mesh = jax.make_mesh(sides, ("x", "y")[: len(sides)], axis_types=(AxisType[kind],) * len(sides))
+    layouts = {f"w{i}": ((64, 32), spec) for i in range(count)}
+    params, grads = placed(0, mesh, layouts), placed(1, mesh, layouts)
+    state, want, same = rulec.jax.init(rule, params), alone(params), rulec.jax.init(rule, alone(params))
+
+    def step(params: Any, grads: Any, state: Any) -> Any:
+        return rulec.jax.step(rule, params, grads, state, lr=0.1)
+
+    made, collectives = compiled(step, params, grads, state)
+    for seed in (1, 2):
+        grads = placed(seed, mesh, layouts)
+        params, state = jax.jit(step)(params, grads, state)
+        want, same = jax.jit(step)(want, alone(grads), same)
+    pairs = [(np.asarray(params[name]), np.asarray(want[name])) for name in layouts]
+    return {
+        "collectives": {name: len(found) for name, found in collectives.items()},
+        "products": len(PRODUCT.findall(made.as_text())),
+        "lost": lost(params, grads) + lost_states(state, grads),
+        "distance": max(float(np.abs(a - b).max()) for a, b in pairs),
+    }
+
+
 def rounding() -> dict[str, float]:
     """How far four steps in float64 are from one device, as a part of the way that parameters go."""
-    text = (library_folder() / "muon.yaml").read_text(encoding="utf-8")
-    wide = rulec.parse(text.replace('dtype="bfloat16"', 'dtype="float32"'))
+    wide = in_float32()
     large, square = {"w": ((128, 96), P("x", "y"))}, {"w": ((16, 16), P("x", "y"))}
     with jax.enable_x64(True):
         return {
@@ -267,8 +308,9 @@ def share_unlike(codes: Any, others: Any) -> float:
 
 def main() -> None:
     """Prints everything that was asked for."""
-    nothing = {"rules": {}, "runs": [], "rounding": False, "eager": [], "shard_map": [], "coded": [], "unbiased": False}
-    asked: dict[str, Any] = nothing | json.loads(sys.argv[1])
+    nothing: dict[str, Any] = dict.fromkeys(("runs", "eager", "shard_map", "coded", "equal"), [])
+    nothing |= {"rules": {}, "rounding": False, "unbiased": False}
+    asked = nothing | json.loads(sys.argv[1])
     found: dict[str, Any] = {
         "devices": jax.device_count(),
         "largest": max(math.prod(shape) for shape, _ in LAYOUTS.values()),
@@ -278,6 +320,7 @@ def main() -> None:
         "eager": {rule: eager(rule) for rule in asked["eager"]},
         "shard_map": {rule: in_shard_map(rule) for rule in asked["shard_map"]},
         "coded": [coded(words) for words in asked["coded"]],
+        "equal": [equal_matrices(*each) for each in asked["equal"]],
         "unbiased": unbiased() if asked["unbiased"] else {},
     }
     print(json.dumps(found))

@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jax.sharding import AxisType
 
-from tests.jax.explicit import traced
+from rulec.jax.whole import pays
+from rulec.language.node import Op
+from tests.jax.explicit import constraints, traced
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,6 +42,52 @@ RUN = ("muon", "soap", "adafactor", "transforms/noise", "accumulate(adam)", "low
 )
 def test_parameters_updates_and_states_keep_their_types_on_explicit_axes(rule: str) -> None:
     assert traced(rule) == []
+
+
+#: A stack of equal matrices on its way to whole matrices, and back; U is what XLA chooses.
+LINE = ["P(None, U, U)", "P('x', None, None)"]
+PLANE = ["P(None, U, U)", "P('y', U, U)", "P(('y', 'x'), None, None)"]
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_devices_of_a_mesh_orthogonalize_whole_matrices(kind: AxisType) -> None:
+    def asked(count: int, sides: tuple[int, ...], shape: tuple[int, ...] = (16, 8)) -> list[str]:
+        return [spec.replace("UNCONSTRAINED", "U") for spec in constraints("muon", count, sides, kind, shape)]
+
+    assert asked(8, (8,)) == LINE + LINE[::-1]
+    assert asked(7, (4, 2)) == PLANE + PLANE[::-1]
+    assert asked(8, (8, 1)) == LINE + LINE[::-1]
+    assert asked(8, (1,)) == []
+    assert asked(1, (8,)) == []
+
+
+def test_whole_matrices_pay_where_the_busiest_device_multiplies_no_more() -> None:
+    """By products of a square of 64 for each iteration: 3 of a whole matrix; on 8 devices 2/8 and 1 of a part."""
+    assert [pays(Op.NEWTON_SCHULZ, count, (64, 64), 8) for count in (1, 2, 3, 8)] == [False, False, True, True]
+    assert [pays(Op.NEWTON_SCHULZ, count, (64, 4096), 8) for count in (7, 8, 9)] == [False, True, False]
+    assert pays(Op.NEWTON_SCHULZ, 9, (64, 256), 8)
+    assert [pays(Op.QR, count, (64, 8), 8) for count in (1, 2, 8)] == [False, True, True]
+
+
+#: The step of equal matrices on each kind of mesh and layout, and its collectives: before whole matrices, eight by rows
+#: cost 41 sums, and by rows and columns 196 collectives of three kinds.
+EQUAL = {
+    ("Auto", 8, "rows of 8"): {"all-to-all": 2},
+    ("Explicit", 7, "rows of 8"): {"all-to-all": 2},
+    ("Auto", 20, "cols of 8"): {"all-to-all": 2},
+    ("Auto", 8, "rows of 4, 2"): {"all-to-all": 2, "all-gather": 1},
+    ("Explicit", 8, "both of 4, 2"): {"all-to-all": 4},
+    ("Auto", 8, "joined of 4, 2"): {"all-to-all": 4},
+}
+
+
+@pytest.mark.slow
+def test_a_stack_of_equal_matrices_is_exchanged_twice() -> None:
+    """Of three products in each of five iterations a device does those of its own matrices."""
+    for (case, collectives), report in zip(EQUAL.items(), found_by_eight(equal=[*EQUAL])["equal"], strict=True):
+        assert (case, report["collectives"], report["lost"]) == (case, collectives, [])
+        assert report["products"] == 15
+        assert report["distance"] < 1e-6
 
 
 @pytest.mark.slow
