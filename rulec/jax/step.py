@@ -41,7 +41,8 @@ def where_wanted(wanted: Any, function: Callable[..., Any], operands: Sequence[A
 class GuardedGaps(Gaps):
     """Computes matrix functions matrix by matrix, or where that is less work with whole matrices on each device.
 
-    XLA would shard all matrices of a stack alike. A matrix function with a guard is computed only where the guard's condition holds.
+    XLA would shard all matrices of a stack alike. A matrix function with a guard is computed only where the guard's
+    condition holds.
     """
 
     def _kind(self, arguments: Sequence[Any]) -> Any:

@@ -308,7 +308,7 @@ def share_unlike(codes: Any, others: Any) -> float:
 
 def main() -> None:
     """Prints everything that was asked for."""
-    nothing: dict[str, Any] = dict.fromkeys(("runs", "eager", "shard_map", "coded", "equal"), [])
+    nothing: dict[str, Any] = {key: [] for key in ("runs", "eager", "shard_map", "coded", "equal")}
     nothing |= {"rules": {}, "rounding": False, "unbiased": False}
     asked = nothing | json.loads(sys.argv[1])
     found: dict[str, Any] = {
