@@ -191,24 +191,21 @@ class Between(LaunchValues):
         ways = [(i, peers, places) for i, axes in enumerate(removed) for peers, places in self.around.parted(axes)]
         if not ways:
             return [*values]
-        library, sent = self.library, []
-        for i, peers, places in ways:
-            some = values[i]
-            numbers = (
-                library.join([library.cast(some[k], "float64").reshape(-1) for k in places], 0)
-                if isinstance(some, list) else library.take(library.cast(some, "float64"), places)
-            )  # fmt: skip
-            sent.append(Partial(ops[i], numbers, peers))
-        results = [[*some] if isinstance(some, list) else library.copy(some) for some in values]
+        library = self.library
+        parts = [[*x] if isinstance(x, list) else [x[k : k + 1] for k in range(self.count)] for x in values]
+        sent = [
+            Partial(ops[i], library.join([library.cast(parts[i][k], "float64").reshape(-1) for k in places], 0), peers)
+            for i, peers, places in ways
+        ]
         for (i, _, places), numbers in zip(ways, (yield Partials(sent, library)), strict=True):
-            if not isinstance(results[i], list):
-                library.put(results[i], places, numbers)
-                continue
             begin = 0
             for k in places:
-                shape = tuple(values[i][k].shape)
-                results[i][k] = numbers[begin : (begin := begin + math.prod(shape))].reshape(shape)
-        return results
+                shape = tuple(parts[i][k].shape)
+                parts[i][k] = numbers[begin : (begin := begin + math.prod(shape))].reshape(shape)
+        return [
+            each if isinstance(x, list) else library.join([library.cast(part, "float64") for part in each], 0)
+            for x, each in zip(values, parts, strict=True)
+        ]
 
     def _reduction(self, value: Node) -> Generator[Waits, Any, Any]:
         (operand,) = value.args
