@@ -20,8 +20,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import rulec
 import rulec.jax
-from rulec.language.library import library_folder
 from tests.jax.explicit import LAYOUTS
+from tests.jax.muon import in_float32
 
 P = PartitionSpec
 MESHES = {
@@ -69,12 +69,6 @@ EQUAL: Mapping[str, tuple[tuple[int, ...], PartitionSpec]] = {
 
 #: The products of matrices in compiled code.
 PRODUCT = re.compile(r"= (\S+) dot\(")
-
-
-def in_float32() -> Any:
-    """Muon without bfloat16 on its way."""
-    text = (library_folder() / "muon.yaml").read_text(encoding="utf-8")
-    return rulec.parse(text.replace('dtype="bfloat16"', 'dtype="float32"'))
 
 
 def equal_matrices(kind: str, count: int, way: str) -> dict[str, Any]:
