@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from rulec.errors import RulecError
 from rulec.runtime.exchange import Gathering, Parcel
+from rulec.torch.tensors import DTYPES
 
 #: Bytes of a number in a reduction: float64, or int64.
 _NUMBER = 8
@@ -40,7 +41,7 @@ class Reductions:
 
 @dataclass(frozen=True)
 class Exchange:
-    """The exchanges of matrices in a step between the processes of one group.
+    """The exchanges of matrices of one dtype in a step, between the processes of one group.
 
     `matrices`, `work` and `sent` have an entry for each process, by rank: its number of matrices, its share of the work
     from 0 to 1, and the bytes it sends to others. `rank` is this process. `least` is the number of bytes that all
@@ -48,6 +49,7 @@ class Exchange:
     """
 
     processes: str
+    dtype: str
     rank: int
     matrices: tuple[int, ...]
     work: tuple[float, ...]
@@ -75,8 +77,16 @@ class Communication:
             rows = [(r.processes, r.rounds, r.numbers, r.bytes) for r in self.reductions]
             tables.append(_table(("reductions over", "rounds", "numbers", "bytes"), rows))
         for e in self.exchanges:
-            row = (e.processes, sum(e.matrices), e.here, max(e.sent), sum(e.sent), e.least)
-            header = ("exchanges over", "matrices", "bytes sent here", "by the busiest", "by all", "by all at least")
+            row = (e.processes, e.dtype, sum(e.matrices), e.here, max(e.sent), sum(e.sent), e.least)
+            header = (
+                "exchanges over",
+                "dtype",
+                "matrices",
+                "bytes sent here",
+                "by the busiest",
+                "by all",
+                "by all at least",
+            )
             tables.append(_table(header, [row]))
             owners = enumerate(zip(e.matrices, e.work, e.sent, strict=True))
             of_owner = [(f"process {rank}", count, f"{work:.1%}", sent) for rank, (count, work, sent) in owners]
@@ -108,7 +118,7 @@ class Traffic:
     def exchanged(self, gatherings: Iterable[Gathering]) -> None:
         """Records that matrices go to their owners, and results back."""
         self._moved += [
-            _Moved(parcel, owner)
+            _Moved(parcel, owner, gathering.dtype)
             for gathering in gatherings
             for parcel, owner in zip(gathering.shares, gathering.ranks, strict=True)
         ]
@@ -120,26 +130,26 @@ class Traffic:
         by_group: dict[Group, list[tuple[int, int]]] = {}
         for group, place, numbers in self._reduced:
             by_group.setdefault(group, []).append((place, numbers))
-        by_owners: dict[Any, list[_Moved]] = {}
+        by_owners: dict[tuple[Any, str], list[_Moved]] = {}
         for moved in self._moved:
-            by_owners.setdefault(moved.owners, []).append(moved)
+            by_owners.setdefault((moved.owners, moved.dtype), []).append(moved)
         return Communication(
             tuple(_reductions(group, messages) for group, messages in by_group.items()),
-            tuple(_exchange(owners, moved) for owners, moved in by_owners.items()),
+            tuple(_exchange(owners, dtype, moved) for (owners, dtype), moved in by_owners.items()),
         )
 
 
 class _Moved:
     """A matrix that went to its owner and back, without its elements."""
 
-    def __init__(self, parcel: Parcel, owner: int) -> None:
+    def __init__(self, parcel: Parcel, owner: int, dtype: str) -> None:
         self.owners: Any = parcel.spread.owners
-        self.owner, self.cost, self._spread = owner, parcel.cost, parcel.spread
-        self._bytes = parcel.elements.dtype.itemsize
+        self.owner, self.cost, self.dtype, self._spread = owner, parcel.cost, dtype, parcel.spread
 
     def parts(self) -> list[int]:
         """The bytes of the part in each process, by rank."""
-        return [self._bytes * self._spread.count(rank) for rank in range(self.owners.size)]
+        size = DTYPES[self.dtype].itemsize
+        return [size * self._spread.count(rank) for rank in range(self.owners.size)]
 
 
 def _reductions(group: Group, messages: Sequence[tuple[int, int]]) -> Reductions:
@@ -147,7 +157,7 @@ def _reductions(group: Group, messages: Sequence[tuple[int, int]]) -> Reductions
     return Reductions(group.label, len({place for place, _ in messages}), numbers, numbers * _NUMBER)
 
 
-def _exchange(owners: Group, moved: Sequence[_Moved]) -> Exchange:
+def _exchange(owners: Group, dtype: str, moved: Sequence[_Moved]) -> Exchange:
     sent, matrices, work, least = [0] * owners.size, [0] * owners.size, [0.0] * owners.size, 0
     for matrix in moved:
         parts = matrix.parts()
@@ -161,7 +171,7 @@ def _exchange(owners: Group, moved: Sequence[_Moved]) -> Exchange:
         least += 2 * (sum(parts) - max(parts))
     total = sum(work) or 1.0
     shares = tuple(load / total for load in work)
-    return Exchange(owners.label, owners.rank, tuple(matrices), shares, tuple(sent), least)
+    return Exchange(owners.label, dtype, owners.rank, tuple(matrices), shares, tuple(sent), least)
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from itertools import repeat
 from operator import attrgetter, is_
 from typing import Any
@@ -28,6 +29,7 @@ from rulec.torch.group_states import GroupStates, check_complete
 from rulec.torch.inputs import Inputs
 from rulec.torch.interface import Interface
 from rulec.torch.memory import plain_arithmetic, plain_memory
+from rulec.torch.meshes import meeting_of
 from rulec.torch.options import Options, check_parts, check_real, fitting
 from rulec.torch.placed import check_gradient, part_of
 from rulec.torch.plans import Plans, StepPlan, copy_all, launches_of, part_launches_of, scaling_kind
@@ -54,8 +56,11 @@ class Machine:
         self.interface = interface
         self.group_rules = group_rules_of(interface, groups)
         self.params: list[Tensor] = [p for group in groups for p in group["params"]]
-        self.options = options = fitting(options, self.params)
-        self.routes = routes_of(interface, self.group_rules, groups, options.across is not None)
+        options, together = fitting(options, self.params), options.across is not None
+        self.routes = routes_of(interface, self.group_rules, groups, together)
+        routed = [(route.param, route.rule) for route in self.routes]
+        options = replace(options, meeting=meeting_of(routed, options.meeting, together))
+        self.options = options
         self.names = [route.name for route in self.routes]
         check_parts(options, self.params, self.names)
         check_real(options, self.params, self.names)

@@ -68,7 +68,8 @@ class MeshPeers:
         if is_fake(sent):
             return sent.new_zeros(sum(received))
         tensor = sent if isinstance(sent, Tensor) else torch.from_numpy(np.ascontiguousarray(sent))
-        message = tensor.to(self._device, DTYPES[dtype])
+        # An empty array of NumPy's has no stride, and torch sees no bytes in it.
+        message = (tensor if len(tensor) else tensor.new_empty(0)).to(self._device, DTYPES[dtype])
         result, size = message.new_empty(sum(received)), message.element_size()
         # Bytes, for not every transport knows every dtype.
         torch.distributed.all_to_all_single(

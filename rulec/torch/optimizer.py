@@ -207,7 +207,11 @@ class RuleOptimizer(Optimizer, Turns):
 
     def _update_now(self, inputs: Inputs | None) -> None:
         self._check_trained()
+        before = self._options.meeting
         machine, scaling = self._current(), self._scaling()
+        if self._options.meeting is not before:  # DTensors have come in the place of whole parameters
+            self._update_together(inputs, self._options.meeting)
+            return
         if self._lost is not None:
             self._lost.watched(lambda: self._step_of(machine, inputs, scaling))
             self._lost = None if self._lost.done else self._lost
@@ -279,6 +283,7 @@ class RuleOptimizer(Optimizer, Turns):
             self.state.become(machine.buffers.store)
             machine.buffers.store = self.state
         self.state = machine.buffers.store
+        self._options = replace(self._options, meeting=machine.options.meeting)
         self._machine = machine
 
     def zero_grad(self, set_to_none: bool = True) -> None:

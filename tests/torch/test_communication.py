@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import rulec.torch
 from rulec.errors import RulecError
@@ -89,7 +89,8 @@ def of_matrices(rank: int, twins: Twins, record: Communication) -> None:
     (e,) = record.exchanges
     parts = [everywhere(twins.parts[n].to_local().numel()) for n in twins.names]  # type: ignore[attr-defined]
     assert e.rank == rank
-    assert e.least == 4 * 2 * sum(sum(each) - max(each) for each in parts)
+    assert e.dtype == "bfloat16"
+    assert e.least == 2 * 2 * sum(sum(each) - max(each) for each in parts)
     assert sum(e.matrices) == len(twins.names)
     assert sum(e.work) == pytest.approx(1.0)
     assert max(e.work) < 0.8
@@ -124,10 +125,28 @@ def of_groups(rank: int) -> None:
     assert record.bytes == counts["reduced"]
 
 
+def of_one_matrix(rank: int) -> None:
+    """An owner of nothing; and DTensors that took the place of the optimizer's parameters."""
+    mesh = init_device_mesh("cpu", (2,))
+    for name in ("lamb", "muon"):
+        whole, part = nn.Parameter(torch.eye(4, 3)), nn.Parameter(distribute_tensor(torch.eye(4, 3), mesh, [Shard(0)]))
+        alone, optimizer = kind_of(name)([whole], lr=0.1), kind_of(name)([nn.Parameter(torch.eye(4, 3))], lr=0.1)
+        optimizer.param_groups[0]["params"] = [part]
+        whole.grad = torch.arange(12.0).reshape(4, 3)
+        part.grad = distribute_tensor(whole.grad, mesh, [Shard(0)])
+        with sent() as counts:
+            optimizer.step()
+        alone.step()
+        torch.testing.assert_close(part.full_tensor(), whole.detach())  # type: ignore[attr-defined]
+        check_true(optimizer.communication(), counts)
+    assert optimizer.communication().exchanges[0].matrices == (1, 0)
+
+
 def all_of_two(rank: int) -> None:
     of_steps(rank)
     of_nothing(rank)
     of_groups(rank)
+    of_one_matrix(rank)
 
 
 def test_a_record_has_what_was_sent() -> None:
