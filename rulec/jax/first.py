@@ -76,7 +76,7 @@ def filled(
 
     `taken` is the result of `never`; all states of a tree may share it.
     """
-    model = _reduced(param, axes, view)
+    model = _outer(param, shape, view) if _lacking(axes, view) is None else _reduced(param, axes, view)
     if model is None or model.size != math.prod(shape):
         return jnp.full(shape, number, dtype)
     model = model.reshape(shape).astype(dtype)
@@ -88,7 +88,7 @@ def spec_of(shape: tuple[int, ...], axes: Axes, param: Any, view: MatrixView) ->
     """The sharding of a state whose parameter lies on a mesh of explicit axes; None where its axes are others."""
     lacking = _lacking(axes, view)
     if lacking is None:
-        return None
+        return _factor_spec(_sides(shape, view), jax.typeof(param).sharding.spec)
     like = tuple(1 if i in lacking else n for i, n in enumerate(param.shape))
     if like == shape:
         names = enumerate(jax.typeof(param).sharding.spec)
@@ -100,6 +100,38 @@ def _reduced(param: Any, axes: Axes, view: MatrixView) -> Any:
     """A parameter reduced to the axes of its state, and so sharded as the state should be; None as in `_lacking`."""
     lacking = _lacking(axes, view)
     return jnp.max(param, axis=lacking, keepdims=True, initial=0) if lacking else None if lacking is None else param
+
+
+def _sides(shape: tuple[int, ...], view: MatrixView) -> list[tuple[int, ...]]:
+    """For each side of a factor the axes of its parameter that it has, none twice; empty for a side of others."""
+    if len(shape) != 2 or view.batch != 1:
+        return []
+    (rows, cols), (height, width) = view.axes, shape
+    first = rows if height == view.rows else cols if height == view.cols else ()
+    second = cols if width == view.cols else rows if width == view.rows else ()
+    return [first, () if second == first else second]
+
+
+def _factor_spec(sides: Sequence[tuple[int, ...]], names: Any) -> PartitionSpec | None:
+    """The sharding of a factor; joined axes that are sharded within are on every device."""
+    if not any(sides):
+        return None
+    whole = (bool(side) and all(names[i] is None for i in side[1:]) for side in sides)
+    return PartitionSpec(*(names[side[0]] if is_whole else None for side, is_whole in zip(sides, whole, strict=True)))  # type: ignore[no-untyped-call]
+
+
+def _outer(param: Any, shape: tuple[int, ...], view: MatrixView) -> Any:
+    """An array in the shape of a factor whose sides are sharded as the parameter's; None on one device."""
+    sides = _sides(shape, view)
+    if not any(sides) or jax.typeof(param).sharding.mesh.size == 1:
+        return None
+    model = jnp.zeros(shape, param.dtype)
+    for place, side in enumerate(sides):
+        if side:
+            others = tuple(i for i in range(param.ndim) if i not in side)
+            vector = jnp.max(param, axis=others, initial=0).reshape(-1)
+            model = model + (vector[:, None] if place == 0 else vector)
+    return model
 
 
 def _lacking(axes: Axes, view: MatrixView) -> tuple[int, ...] | None:

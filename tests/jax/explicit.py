@@ -63,6 +63,19 @@ def constraints(rule: str, count: int, sides: tuple[int, ...], kind: AxisType, s
     return SPEC.findall(str(jax.make_jaxpr(step)(params)))
 
 
+def first_layout(rule: str) -> str:
+    """How states beside a parameter by rows and columns are sharded before the first step."""
+    both = jax.ShapeDtypeStruct((64, 32), "float32", sharding=NamedSharding(MESH, P("x", "y")))
+    return layout_of(jax.eval_shape(lambda p: rulec.jax.init(rule, p), {"w": both}))
+
+
+def layout_of(state: Any) -> str:
+    """The axes of a mesh at the sides of each state of the leaf `w`."""
+    arrays = {name: field["w"] for name, field in state._asdict().items() if isinstance(field, dict)}
+    sides = {name: (*x.sharding.spec, *[None] * x.ndim)[: x.ndim] for name, x in arrays.items() if x is not None}
+    return " ".join(f"{name}:{','.join(axis or '-' for axis in sides[name])}" for name in sides)
+
+
 def untyped(arrays: Any, like: Any) -> list[str]:
     """The arrays in the shape of a parameter whose type does not say that they are sharded as it is."""
     own = {name: array for name, array in arrays.items() if array is not None} if isinstance(arrays, dict) else {}

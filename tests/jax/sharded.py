@@ -20,7 +20,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import rulec
 import rulec.jax
-from tests.jax.explicit import LAYOUTS
+from tests.jax.explicit import LAYOUTS, layout_of
 from tests.jax.muon import in_float32
 
 P = PartitionSpec
@@ -220,6 +220,24 @@ def eager(rule: str) -> list[str]:
     return lost(params, grads) + lost_states(state, grads)
 
 
+def factors(rule: str) -> dict[str, list[str]]:
+    """How states beside a parameter by rows and columns are sharded at first, and after a step, on each kind of mesh.
+
+    The last is how far two steps are from one device.
+    """
+    layouts, found = {"w": ((64, 32), P("x", "y"))}, {}
+    for axes, mesh in MESHES.items():
+        params, want = placed(0, mesh, layouts), alone(placed(0, mesh, layouts))
+        state, same = rulec.jax.init(rule, params), rulec.jax.init(rule, want)
+        found[axes.name] = [layout_of(state)]
+        for seed in (1, 2):
+            grads = placed(seed, mesh, layouts)
+            params, state = rulec.jax.step(rule, params, grads, state, **HYPER.get(rule, {}))
+            want, same = rulec.jax.step(rule, want, alone(grads), same, backend="jax", **HYPER.get(rule, {}))
+        found[axes.name] += [layout_of(state), " ".join(apart(params, want))]
+    return found
+
+
 def in_shard_map(rule: str) -> list[str]:
     """Where a step of each device's own part differs from that of the whole."""
     params, grads = placed(0), placed(1)
@@ -302,7 +320,7 @@ def share_unlike(codes: Any, others: Any) -> float:
 
 def main() -> None:
     """Prints everything that was asked for."""
-    nothing: dict[str, Any] = {key: [] for key in ("runs", "eager", "shard_map", "coded", "equal")}
+    nothing: dict[str, Any] = {key: [] for key in ("factors", "runs", "eager", "shard_map", "coded", "equal")}
     nothing |= {"rules": {}, "rounding": False, "unbiased": False}
     asked = nothing | json.loads(sys.argv[1])
     found: dict[str, Any] = {
@@ -314,6 +332,7 @@ def main() -> None:
         "eager": {rule: eager(rule) for rule in asked["eager"]},
         "shard_map": {rule: in_shard_map(rule) for rule in asked["shard_map"]},
         "coded": [coded(words) for words in asked["coded"]],
+        "factors": {rule: factors(rule) for rule in asked["factors"]},
         "equal": [equal_matrices(*each) for each in asked["equal"]],
         "unbiased": unbiased() if asked["unbiased"] else {},
     }
