@@ -209,8 +209,9 @@ class RuleOptimizer(Optimizer, Turns):
         self._check_trained()
         before = self._options.meeting
         machine, scaling = self._current(), self._scaling()
-        if self._options.meeting is not before:  # DTensors have come in the place of whole parameters
-            self._update_together(inputs, self._options.meeting)
+        meeting = self._options.meeting
+        if meeting is not None and meeting is not before:  # DTensors have come in the place of whole parameters
+            self._update_together(inputs, meeting)
             return
         if self._lost is not None:
             self._lost.watched(lambda: self._step_of(machine, inputs, scaling))
