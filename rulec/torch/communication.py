@@ -14,7 +14,7 @@ from rulec.torch.tensors import DTYPES
 _NUMBER = 8
 
 
-class Group(Protocol):
+class NamedGroup(Protocol):
     """Some processes with a name: `rank` is this one among `size`."""
 
     @property
@@ -100,7 +100,7 @@ class Traffic:
     def __init__(self) -> None:
         self._begun = False
         self._round = 0
-        self._reduced: list[tuple[Group, int, int]] = []
+        self._reduced: list[tuple[NamedGroup, int, int]] = []
         self._moved: list[_Moved] = []
 
     def begin(self) -> None:
@@ -127,7 +127,7 @@ class Traffic:
         """The messages so far. RulecError before the first step."""
         if not self._begun:
             raise RulecError("communication() tells what the last step sent to other processes: take a step before")
-        by_group: dict[Group, list[tuple[int, int]]] = {}
+        by_group: dict[NamedGroup, list[tuple[int, int]]] = {}
         for group, place, numbers in self._reduced:
             by_group.setdefault(group, []).append((place, numbers))
         by_owners: dict[tuple[Any, str], list[_Moved]] = {}
@@ -152,12 +152,12 @@ class _Moved:
         return [size * self._spread.count(rank) for rank in range(self.owners.size)]
 
 
-def _reductions(group: Group, messages: Sequence[tuple[int, int]]) -> Reductions:
+def _reductions(group: NamedGroup, messages: Sequence[tuple[int, int]]) -> Reductions:
     numbers = sum(count for _, count in messages)
     return Reductions(group.label, len({place for place, _ in messages}), numbers, numbers * _NUMBER)
 
 
-def _exchange(owners: Group, dtype: str, moved: Sequence[_Moved]) -> Exchange:
+def _exchange(owners: NamedGroup, dtype: str, moved: Sequence[_Moved]) -> Exchange:
     sent, matrices, work, least = [0] * owners.size, [0] * owners.size, [0.0] * owners.size, 0
     for matrix in moved:
         parts = matrix.parts()
