@@ -40,7 +40,7 @@ def bench(
     tune: Annotated[
         bool, typer.Option("--tune", help="With gpu: find block sizes and write the triton backend's table of them.")
     ] = False,
-    chart: Annotated[Path | None, typer.Option(help="With memory: draw what training keeps, as a PNG, here.")] = None,
+    chart: Annotated[Path | None, typer.Option(help="With memory or states: draw the results, as a PNG, here.")] = None,
 ) -> None:
     """Measure speed and memory: ratios within this run.
 
@@ -55,8 +55,8 @@ def bench(
     _check_rules(rule)
     if tune and what != ["gpu"]:
         raise RulecError("--tune is of the measurement on a GPU alone: rulec bench gpu --tune")
-    if chart is not None and what != ["memory"]:
-        raise RulecError("--chart is of the measurement of memory alone: rulec bench memory --chart PATH")
+    if chart is not None and what not in (["memory"], ["states"]):
+        raise RulecError("--chart is of one measurement, memory or states: rulec bench memory --chart PATH")
     names = what or usual()
     _check_there(names)
     results: list[Result] = []
@@ -71,13 +71,20 @@ def bench(
     if json is not None:
         _write(results, json)
     if chart is not None:
-        from benchmarks.memory.chart import draw
-
-        draw(results[0], chart)
+        _draw(results[0], chart)
     if page is not None and json is not None:
         from benchmarks.page import results_page
 
         write_text(page, results_page(json))
+
+
+def _draw(result: Result, path: Path) -> None:
+    """Writes the picture of a result of memory or states."""
+    if result.name == "memory":
+        from benchmarks.memory.chart import draw
+    else:
+        from benchmarks.states_chart import draw
+    draw(result, path)
 
 
 def _check_paths(json: Path | None, page: Path | None) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.memory.steps import RULES, WAYS, WEIGHTS
+from benchmarks.picture import figure_of, save
 from benchmarks.result import Result
 from rulec.errors import RulecError
 from rulec.memory.live import KINDS
@@ -40,11 +41,7 @@ def draw(result: Result, path: Path) -> None:
     bars = bars_of(result)
     if not bars:
         raise RulecError("there is nothing to draw: --chart is of the training steps of rulec bench memory, with torch")
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise RulecError("a chart needs matplotlib: pip install 'rulec[demo]'") from None
-    figure = Figure(figsize=(4.2 * len(bars), 4.4), layout="constrained")
+    figure = figure_of(4.2 * len(bars), 4.4)
     panels = figure.subplots(1, len(bars), sharey=True, squeeze=False)[0]
     for axes, (model, by_way) in zip(panels, bars.items(), strict=True):
         _panel(axes, by_way)
@@ -52,11 +49,7 @@ def draw(result: Result, path: Path) -> None:
     panels[0].set_ylabel("most at once without activations, in weights")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, format="png", dpi=110)
-    except OSError as error:
-        raise RulecError(f"{path} cannot be written: {error.strerror or error}") from None
+    save(figure, path)
 
 
 def _panel(axes: Any, by_way: Bars) -> None:

@@ -80,7 +80,7 @@ def test_the_command_draws_what_it_measured(small: None, tmp_path: Path) -> None
 
 
 def test_mistakes_of_the_chart(tmp_path: Path) -> None:
-    assert "--chart is of the measurement of memory alone" in error("bench", "rules", "--chart", "x.png")
+    assert "--chart is of one measurement, memory or states" in error("bench", "rules", "--chart", "x.png")
     with pytest.raises(RulecError, match="there is nothing to draw"):
         draw(Result("memory", [], True, 1), tmp_path / "x.png")
 

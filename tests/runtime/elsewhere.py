@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import torch
 from torch import Tensor
@@ -111,6 +112,9 @@ class HereCall(ElsewhereCall):
 
 
 def _array(x: Any) -> np.ndarray[Any, Any]:
+    if isinstance(x, Tensor) and x.dtype is torch.bfloat16:
+        array: np.ndarray[Any, Any] = x.detach().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+        return array
     return x.numpy() if isinstance(x, Tensor) else x
 
 

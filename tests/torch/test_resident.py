@@ -179,6 +179,35 @@ def test_gradscaler_leaves_unscaling_and_skipping_to_the_step(clip: bool) -> Non
     assert steps == [9.0, 9.0]
 
 
+STORED: list[dict[str, Any]] = [
+    {"weights": "split"}, {"weights": "stochastic", "seed": 3}, {"weights": "master", "state_dtype": "bfloat16_sr"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("stored", STORED, ids=lambda words: "-".join(map(str, words.values())))
+def test_gradscaler_and_counts_on_the_device_are_for_every_storage(stored: dict[str, Any]) -> None:
+    """With scales that are powers of two, the bits of steps without a scale, and a skipped step changes none."""
+    runs = []
+    for keywords in ({"backend": "elsewhere", "capturable": True}, {"backend": "c"}):
+        of = model().bfloat16()
+        optimizer = rulec.torch.AdamW(of.parameters(), lr=1e-2, **stored, **keywords)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=4)
+        for step in range(6):
+            x = torch.randn(16, 8, generator=torch.Generator().manual_seed(step)).bfloat16()
+            optimizer.zero_grad()
+            loss = of(x).float().square().mean() * (torch.inf if step == 3 else 1.0)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        runs.append((of, optimizer))
+    (first, mine), (second, theirs) = runs
+    for p, q in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(p, q)
+        a, b = mine.state[p], theirs.state[q]
+        assert a.keys() == b.keys()
+        assert all(torch.equal(a[name].to(b[name].dtype), b[name]) for name in b), [*b]
+
+
 def test_without_capturable_gradscaler_does_it_itself() -> None:
     of = model()
     optimizer = rulec.torch.AdamW(of.parameters(), lr=1e-2)
