@@ -59,8 +59,8 @@ def bound_arrays(
     program: Program, params: Sequence[Any], states: Sequence[Mapping[str, Any]]
 ) -> dict[str, Sequence[Any]]:
     """Buffer -> the array of each tensor bound to a kernel: parameters, and states of their shape."""
-    arrays: dict[str, Sequence[Any]] = {}
+    found: dict[str, Sequence[Any]] = {}
     for buffer in kernel_buffers(program):
         if buffer.role in ("param", "state"):
-            arrays[buffer.name] = params if buffer.role == "param" else [s[buffer.name] for s in states]
-    return arrays
+            found[buffer.name] = params if buffer.role == "param" else [s[buffer.name] for s in states]
+    return found
