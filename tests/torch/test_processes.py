@@ -20,6 +20,7 @@ import rulec
 import rulec.torch
 from rulec.errors import HyperError, RulecError, TensorError
 from rulec.torch.across import Across
+from rulec.torch.communication import Traffic
 from rulec.torch.placed import is_flat
 from tests.torch.eager.processes import COUNT, together
 
@@ -166,6 +167,7 @@ class Between(Across):
 
     def __init__(self, rank: int, meeting: threading.Barrier, said: list[Any]) -> None:
         self.size, self._rank, self._meeting, self._said = COUNT, rank, meeting, said
+        self.traffic = Traffic()
 
     def _gathered(self, here: Any) -> list[Any]:
         self._said[self._rank] = here.clone()

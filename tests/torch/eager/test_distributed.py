@@ -289,8 +289,9 @@ def split_states(rank: int) -> None:
 
 
 def split_that_cannot(rank: int) -> None:
-    for rule in ("lamb", "muon", "adafactor"):
-        refused("is a DTensor of which each process has a part, and", lambda rule=rule: EagerUpdate(sharded(), rule))
+    for rule in ("lamb", "normuon", "adafactor"):
+        refused("reduces DTensors over their processes", lambda rule=rule: EagerUpdate(sharded(), rule))
+    refused("is a DTensor of which each process has a part, and", lambda: EagerUpdate(sharded(), "shampoo"))
     mesh = init_device_mesh("cpu", (COUNT,))
     table = nn.Parameter(distribute_tensor(torch.ones(4, 3), mesh, [Replicate()]))
     plain_table = nn.Parameter(torch.ones(4, 3))
