@@ -24,7 +24,7 @@ from rulec.runtime.storage import Storage
 
 @injectable
 def transform(
-    rule: Rules, lr: Given = None, *, state_dtype: Any = None, maximize: bool = False, seed: int = 0,
+    rule: Rules, lr: Given = None, *, state_dtype: Any = None, weights: str = "", maximize: bool = False, seed: int = 0,
     tags: Mapping[str, Collection[str]] | None = None, **hyper: Given,
 ) -> optax.GradientTransformationExtraArgs:  # fmt: skip
     """A rule as a transformation of optax: `init(params)` and `update(grads, state, params)`.
@@ -39,11 +39,13 @@ def transform(
     `tags` is leaf path -> words, as in `{"embed/table": {"embedding"}}`, for rules that ask `tagged(...)`; `seed` is
     for the rule's random numbers and for rounding. `update` takes the rule's `inputs` as keywords.
 
-    Updates are the change of each parameter, in its dtype, for `optax.apply_updates`. Raises HyperError here, and
+    Updates are the change of each parameter, in its dtype, for `optax.apply_updates`. `weights` is the kind of leaves
+    of 16 bits in memory, as for `rulec.jax.init`; their updates are float32, and the transformation must be the last
+    of a chain: the state has the digits that the parameter lacks after just this update. Raises HyperError here, and
     TensorError or StateMismatch when it is traced.
     """
     hyper = hyper if lr is None else {"lr": lr, **hyper}
-    return of_recipe(recipe(rule, hyper, tags), options(state_dtype, maximize, seed))
+    return of_recipe(recipe(rule, hyper, tags), options(state_dtype, maximize, seed, weights))
 
 
 def options(state_dtype: Any, maximize: bool, seed: int, weights: str = "") -> Options:

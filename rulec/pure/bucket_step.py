@@ -13,9 +13,11 @@ import numpy as np
 from rulec.arrays.bits import words_of
 from rulec.compiler.scalars import evaluate_once
 from rulec.compiler.view import MatrixView
+from rulec.compiler.weights import part_dtypes
 from rulec.language.node import Node, Op
 from rulec.pure.codes import Coded, Unbiased, decode, encode
 from rulec.pure.hyper import PureRows
+from rulec.pure.increment import Increment, increment
 from rulec.pure.plan import Bucket
 from rulec.pure.step_values import StepValues
 from rulec.pure.values import dtype_name
@@ -63,6 +65,7 @@ class BucketStep:
         self.between = self.gaps(bucket.plan, self)
         self.scratch: dict[str, list[Any]] = {}
         self.vectors: dict[str, list[Any]] = {}
+        self.increments: dict[int, Increment] = {}
         self.states = {name: copy(step.old.arrays[name]) for name in step.plan.states_of(bucket, "array")}
         self._decode()
         self._numbers: dict[tuple[int, int], Any] = {}
@@ -177,6 +180,7 @@ class BucketStep:
             stays = self._stays() if index == last else None
             self.stage(index, stays)
         yield from self.between.work_out(gaps[-1])
+        self._hold_changes(stays)
         self._write_narrow(stays)
         self._encode(stays)
         self._mark()
@@ -233,6 +237,7 @@ class BucketStep:
         """Takes over a stage's store to a buffer of leaf i."""
         place = self.bucket.places[i]
         if buffer == "p":
+            value = self._change(place, value) if self._changes else value
             old = self.step.result(place) if stays is not None else None
             self.step.results[place] = self._unless(stays, i, old, value)
         elif buffer in self.states:
@@ -241,6 +246,23 @@ class BucketStep:
             self.states[buffer][place] = value
         else:
             self.scratch.setdefault(buffer, [None] * len(self))[i] = value
+
+    @property
+    def _changes(self) -> bool:
+        """Whether the step computes new parameters, and its users want their changes."""
+        return self.step.plan.options.update and bool(self.program.memory.weights)
+
+    def _change(self, place: int, new: Any) -> Any:
+        self.increments[place] = increment(new, self.step.params[place], self.library.of)
+        return self.increments[place].update
+
+    def _hold_changes(self, stays: Sequence[Any] | None) -> None:
+        """Puts beside each parameter what belongs to it after its change is added."""
+        for name in part_dtypes(self.program) if self._changes else ():
+            old, new = self.step.old.arrays[name], self.step.new.arrays[name]
+            for i, place in enumerate(self.bucket.places):
+                part = self.increments[place].part(name, new[place], self.library.of)
+                new[place] = self._unless(stays, i, old[place], part)
 
     def _unless(self, stays: Sequence[Any] | None, i: int, old: Any, new: Any) -> Any:
         return new if stays is None else self.library.where(stays[i], old, new)

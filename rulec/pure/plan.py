@@ -48,8 +48,8 @@ class Options:
 
     `state_dtype` has the storage dtypes or formats of states by name, or of all by "". `weights` is the kind of leaves
     of 16 bits in memory, of `rulec.compiler.weights`. With `update` a step computes the change of each parameter, not
-    the new parameter. `functions` is the backend of a step's functions. `backend`
-    runs the passes over elements: "jax" alone, "cpu" where it can, or "either", the faster.
+    the new parameter: in float32 for a parameter of a kind, else in its dtype. `functions` is the backend of a step's
+    functions. `backend` runs the passes over elements: "jax" alone, "cpu" where it can, or "either", the faster.
     """
 
     update: bool = False
@@ -202,7 +202,7 @@ class StepPlan:
         self, owner: Rule, program: Program, layout: Layout, static: Mapping[str, float], formats: Mapping[str, Format]
     ) -> Bucket:
         program, layout = scheduled(program, layout)
-        if self.options.update:
+        if self.options.update and not program.memory.weights:
             program = as_update(program)
         return Bucket(owner, self.options.functions, program, layout, static, formats)
 
