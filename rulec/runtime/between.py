@@ -17,7 +17,7 @@ import numpy as np
 from rulec.compiler.ir import Result
 from rulec.compiler.matrix import MATRIX
 from rulec.language.node import Kind, Node, Op
-from rulec.runtime.exchange import Gathering, Scattering
+from rulec.runtime.exchange import Gathering
 from rulec.runtime.joins import Join, Joining, Waits
 from rulec.runtime.partial import Partial, Partials
 from rulec.runtime.plan import Gap
@@ -112,20 +112,21 @@ class Between(LaunchValues):
         """A matrix function of all tensors. Of matrices whose parts lie in several processes each is done by one."""
         function = self._matrix_function(value)
         operands = [self._operands(value, i) for i in range(self.count)]
-        halved = {i: share for i in range(self.count) if (share := self.around.share(i, operands[i][0])) is not None}
-        if not halved:
+        shares = {i: share for i in range(self.count) if (share := self.around.share(i, operands[i][0])) is not None}
+        if not shares:
             return self._applied(value, function, operands)
-        gathering = Gathering([*halved.values()], self.library, str(value.arg or self.around.compute))
-        gathered = yield gathering
-        views = {place: self.around.view(i) for place, i in enumerate(halved)}
-        here = {i: operands[i] for i in range(self.count) if i not in halved}
-        for place, tensor in gathered.items():
-            i, view = [*halved][place], views[place].whole or views[place]
-            here[i] = [view.matrices(tensor), *operands[i][1:]]
+        views, settings = [self.around.view(i) for i in shares], [operands[i][1:] for i in shares]
+
+        def work(tensors: Mapping[int, Any]) -> Mapping[int, Any]:
+            whole = {k: views[k].whole or views[k] for k in tensors}
+            matrices = [[whole[k].matrices(tensor), *settings[k]] for k, tensor in tensors.items()]
+            results = self._applied(value, function, matrices)
+            return {k: whole[k].tensor(result) for k, result in zip(tensors, results, strict=True)}
+
+        here = {i: operands[i] for i in range(self.count) if i not in shares}
         done = dict(zip(here, self._applied(value, function, [*here.values()]), strict=True))
-        results = {k: (views[k].whole or views[k]).tensor(done[[*halved][k]]) for k in gathered}
-        parts = yield Scattering(gathering, results)
-        done |= {i: views[place].matrices(parts[place]) for place, i in enumerate(halved)}
+        parts = yield Gathering([*shares.values()], self.library, str(value.arg or self.around.compute), work)
+        done |= {i: view.matrices(part) for i, view, part in zip(shares, views, parts, strict=True)}
         return [done[i] for i in range(self.count)]
 
     def _applied(self, value: Node, function: Callable[..., Array], operands: Sequence[list[Any]]) -> list[Array]:

@@ -24,7 +24,8 @@ from rulec.runtime.coded import Decoded, kernel_of
 from rulec.runtime.counts import Counts, DeviceCounts
 from rulec.runtime.debug import LEVEL
 from rulec.runtime.device import DeviceScalarRows
-from rulec.runtime.partial import Peers, Whole
+from rulec.runtime.partial import Whole
+from rulec.runtime.peers import Peers
 from rulec.runtime.plan import Plan
 from rulec.runtime.rows import ScalarRows
 

@@ -12,8 +12,9 @@ from rulec.arrays.library import Library
 from rulec.arrays.reductions import REDUCTIONS
 from rulec.compiler.ir import Site
 from rulec.language.node import Op
-from rulec.runtime.exchange import Gathering, Scattering
-from rulec.runtime.partial import Meeting, Partials
+from rulec.runtime.exchange import Gathering
+from rulec.runtime.partial import Partials
+from rulec.runtime.peers import Meeting
 
 Array = np.ndarray[Any, Any]
 
@@ -59,8 +60,8 @@ class Join:
 
 
 #: A computation that yields where it needs values of other launches, and is sent the result for each of its tensors;
-#: or where it needs reductions of other parts of its tensors, or whole tensors, and is sent them.
-Waits = Join | Partials | Gathering | Scattering
+#: or where it needs reductions of other parts of its tensors, or work on whole tensors, and is sent the results.
+Waits = Join | Partials | Gathering
 Joining = Generator[Waits, Any, None]
 
 

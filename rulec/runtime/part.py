@@ -12,7 +12,7 @@ import numpy as np
 from rulec.errors import TensorError
 from rulec.runtime.arrays import Arrays
 from rulec.runtime.bucket import Bucket, Tensor
-from rulec.runtime.partial import Peers
+from rulec.runtime.peers import Peers
 
 Places = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -9,24 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from rulec.arrays.library import Library
 from rulec.arrays.piece import Piece
 from rulec.language.node import Op
-from rulec.runtime.exchange import Gathering, Spread
+from rulec.runtime.exchange import Spread
+from rulec.runtime.peers import Meeting, Peers
 
 Array = np.ndarray[Any, Any]
-
-
-class Peers(Protocol):
-    """The processes along one dimension of a mesh. Each has other parts of the same tensors."""
-
-    def reduce(self, op: Op, numbers: Any) -> Any:
-        """A vector in float64, reduced place by place over these processes; the same bits in all of them."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -58,22 +51,6 @@ class Partials:
 
     parts: Sequence[Partial]
     library: Library
-
-
-class Meeting(Protocol):
-    """What processes say to one another in a step, beside their numbers."""
-
-    def reduce(self, op: Op, peers: Peers, numbers: Any) -> Any:
-        """`peers.reduce`, and what is to be said."""
-        ...
-
-    def exchanged(self, gatherings: Sequence[Gathering]) -> None:
-        """Takes note of tensors that went whole to their owners, and of results on their way back."""
-        ...
-
-    def close(self) -> None:
-        """Ends a round of reductions. RulecError, in all processes, where they do not agree on the step."""
-        ...
 
 
 def completed(waiting: Sequence[Partials], meeting: Meeting) -> list[list[Any]]:

@@ -16,7 +16,7 @@ from rulec.language.node import Node
 from rulec.runtime.exchange import Parcel
 from rulec.runtime.launch import Launch
 from rulec.runtime.part import Portion
-from rulec.runtime.partial import Peers
+from rulec.runtime.peers import Peers
 from rulec.runtime.plan import VIEWS
 from rulec.runtime.surroundings import Tiled
 from rulec.runtime.tiles import room_for

@@ -12,7 +12,7 @@ from rulec.compiler.layout import traffic
 from rulec.errors import PartialUpdate, RuleError
 from rulec.runtime.debug import LEVEL
 from rulec.runtime.device_staged import DeviceStaged
-from rulec.runtime.exchange import Gathering, Scattering, gathered, scattered
+from rulec.runtime.exchange import Gathering, worked
 from rulec.runtime.joins import Joining, Processes, Waits, joined
 from rulec.runtime.launch import Launch
 from rulec.runtime.partial import Partials, completed
@@ -118,12 +118,9 @@ def _of_processes(processes: Processes, waiting: Sequence[Waits | None]) -> dict
         assert processes.meeting is not None
         return dict(zip(partials, completed([*partials.values()], processes.meeting), strict=True))
     gatherings = {i: wait for i, wait in enumerate(waiting) if isinstance(wait, Gathering)}
-    if gatherings:
-        return dict(zip(gatherings, gathered([*gatherings.values()]), strict=True))
-    scatterings = {i: wait for i, wait in enumerate(waiting) if isinstance(wait, Scattering)}
-    if scatterings and processes.meeting is not None:
-        processes.meeting.exchanged([scattering.gathering for scattering in scatterings.values()])
-    return dict(zip(scatterings, scattered([*scatterings.values()]), strict=True))
+    if not gatherings:
+        return {}
+    return dict(zip(gatherings, worked([*gatherings.values()], processes.meeting), strict=True))
 
 
 def _joined(launches: Sequence[Launch], joining: Sequence[bool], waiting: Sequence[Any]) -> dict[int, Any]:

@@ -17,7 +17,7 @@ from rulec.compiler.view import MatrixView
 from rulec.language.node import Node, Op, is_boolean
 from rulec.runtime.exchange import Parcel
 from rulec.runtime.joins import Processes
-from rulec.runtime.partial import Peers
+from rulec.runtime.peers import Peers
 from rulec.runtime.plan import Plan
 
 Array = np.ndarray[Any, Any]

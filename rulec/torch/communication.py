@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rulec.errors import RulecError
-from rulec.runtime.exchange import Gathering, Parcel
+from rulec.runtime.owners import Schedule
 from rulec.torch.tensors import DTYPES
 
 #: Bytes of a number in a reduction: float64, or int64.
@@ -45,7 +45,8 @@ class Exchange:
 
     `matrices`, `work` and `sent` have an entry for each process, by rank: its number of matrices, its share of the work
     from 0 to 1, and the bytes it sends to others. `rank` is this process. `least` is the number of bytes that all
-    processes together send where every matrix goes to the process with the largest part of it.
+    processes together send where every matrix goes to the process with the largest part of it, and one replica of each
+    part is sent there. `buckets` is the number of exchanges there, and of those back.
     """
 
     processes: str
@@ -55,6 +56,7 @@ class Exchange:
     work: tuple[float, ...]
     sent: tuple[int, ...]
     least: int
+    buckets: int
 
     @property
     def here(self) -> int:
@@ -77,11 +79,12 @@ class Communication:
             rows = [(r.processes, r.rounds, r.numbers, r.bytes) for r in self.reductions]
             tables.append(_table(("reductions over", "rounds", "numbers", "bytes"), rows))
         for e in self.exchanges:
-            row = (e.processes, e.dtype, sum(e.matrices), e.here, max(e.sent), sum(e.sent), e.least)
+            row = (e.processes, e.dtype, sum(e.matrices), e.buckets, e.here, max(e.sent), sum(e.sent), e.least)
             header = (
                 "exchanges over",
                 "dtype",
                 "matrices",
+                "buckets",
                 "bytes sent here",
                 "by the busiest",
                 "by all",
@@ -101,7 +104,7 @@ class Traffic:
         self._begun = False
         self._round = 0
         self._reduced: list[tuple[NamedGroup, int, int]] = []
-        self._moved: list[_Moved] = []
+        self._moved: list[tuple[NamedGroup, str, Schedule]] = []
 
     def begin(self) -> None:
         """Begins the record of another step."""
@@ -115,13 +118,9 @@ class Traffic:
         """What is reduced from here on has waited for the results so far."""
         self._round += 1
 
-    def exchanged(self, gatherings: Iterable[Gathering]) -> None:
+    def exchanged(self, group: Any, dtype: str, schedule: Schedule) -> None:
         """Records that matrices go to their owners, and results back."""
-        self._moved += [
-            _Moved(parcel, owner, gathering.dtype)
-            for gathering in gatherings
-            for parcel, owner in zip(gathering.shares, gathering.ranks, strict=True)
-        ]
+        self._moved.append((group, dtype, schedule))
 
     def record(self) -> Communication:
         """The messages so far. RulecError before the first step."""
@@ -130,26 +129,13 @@ class Traffic:
         by_group: dict[NamedGroup, list[tuple[int, int]]] = {}
         for group, place, numbers in self._reduced:
             by_group.setdefault(group, []).append((place, numbers))
-        by_owners: dict[tuple[Any, str], list[_Moved]] = {}
-        for moved in self._moved:
-            by_owners.setdefault((moved.owners, moved.dtype), []).append(moved)
+        by_owners: dict[tuple[NamedGroup, str], list[Schedule]] = {}
+        for group, dtype, schedule in self._moved:
+            by_owners.setdefault((group, dtype), []).append(schedule)
         return Communication(
             tuple(_reductions(group, messages) for group, messages in by_group.items()),
             tuple(_exchange(owners, dtype, moved) for (owners, dtype), moved in by_owners.items()),
         )
-
-
-class _Moved:
-    """A matrix that went to its owner and back, without its elements."""
-
-    def __init__(self, parcel: Parcel, owner: int, dtype: str) -> None:
-        self.owners: Any = parcel.spread.owners
-        self.owner, self.cost, self.dtype, self._spread = owner, parcel.cost, dtype, parcel.spread
-
-    def parts(self) -> list[int]:
-        """The bytes of the part in each process, by rank."""
-        size = DTYPES[self.dtype].itemsize
-        return [size * self._spread.count(rank) for rank in range(self.owners.size)]
 
 
 def _reductions(group: NamedGroup, messages: Sequence[tuple[int, int]]) -> Reductions:
@@ -157,21 +143,18 @@ def _reductions(group: NamedGroup, messages: Sequence[tuple[int, int]]) -> Reduc
     return Reductions(group.label, len({place for place, _ in messages}), numbers, numbers * _NUMBER)
 
 
-def _exchange(owners: NamedGroup, dtype: str, moved: Sequence[_Moved]) -> Exchange:
-    sent, matrices, work, least = [0] * owners.size, [0] * owners.size, [0.0] * owners.size, 0
-    for matrix in moved:
-        parts = matrix.parts()
-        for rank, part in enumerate(parts):
-            # Everyone sends the owner its part, and the owner sends everyone the result for it.
-            if rank != matrix.owner:
-                sent[rank] += part
-                sent[matrix.owner] += part
-        matrices[matrix.owner] += 1
-        work[matrix.owner] += matrix.cost
-        least += 2 * (sum(parts) - max(parts))
+def _exchange(owners: NamedGroup, dtype: str, schedules: Sequence[Schedule]) -> Exchange:
+    sent, matrices, work = [0] * owners.size, [0] * owners.size, [0.0] * owners.size
+    item = DTYPES[dtype].itemsize
+    for schedule in schedules:
+        sent = [a + item * b for a, b in zip(sent, schedule.sent(owners.size), strict=True)]
+        for owner, cost in zip(schedule.owners, schedule.costs, strict=True):
+            matrices[owner] += 1
+            work[owner] += cost
+    least, buckets = sum(item * s.least for s in schedules), sum(len(s.buckets) for s in schedules)
     total = sum(work) or 1.0
     shares = tuple(load / total for load in work)
-    return Exchange(owners.label, dtype, owners.rank, tuple(matrices), shares, tuple(sent), least)
+    return Exchange(owners.label, dtype, owners.rank, tuple(matrices), shares, tuple(sent), least, buckets)
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

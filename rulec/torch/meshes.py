@@ -15,15 +15,35 @@ from torch import Tensor
 from rulec.errors import HyperError, RulecError
 from rulec.language.node import Op
 from rulec.language.rule import Rule
-from rulec.runtime.exchange import Gathering, Spread
+from rulec.runtime.exchange import Spread
 from rulec.runtime.launch import Launch
-from rulec.runtime.partial import Peers, Whole
+from rulec.runtime.owners import Division, Schedule
+from rulec.runtime.partial import Whole
+from rulec.runtime.peers import Peers
 from rulec.torch.communication import Traffic
 from rulec.torch.fake import is_fake
-from rulec.torch.placed import is_split, part_here, rectangles_of, sees_more
+from rulec.torch.placed import has_matrices, is_split, part_here, rectangles_of, sees_more
 from rulec.torch.tensors import DTYPES
 
 _OPS = {Op.SUM: "SUM", Op.MIN: "MIN", Op.MAX: "MAX"}
+
+
+@dataclass(frozen=True, eq=False)
+class SentBytes:
+    """An exchange of bytes that has begun; `message` is the vector sent, and lives until all is sent."""
+
+    work: Any
+    message: Tensor
+    result: Tensor
+    like: Any
+
+    def wait(self) -> Any:
+        """The vectors of all processes, one after the other, of the kind and dtype of `like`."""
+        if self.work is not None:
+            self.work.wait()
+        if not isinstance(self.like, Tensor):
+            return self.result.to("cpu", torch.from_numpy(self.like[:0].copy()).dtype).numpy()
+        return self.result.to(self.like.device, self.like.dtype)
 
 
 @dataclass(frozen=True)
@@ -60,24 +80,23 @@ class MeshPeers:
         """The number of processes."""
         return torch.distributed.get_world_size(self.group)
 
-    def exchange(self, sent: Any, counts: Sequence[int], received: Sequence[int], dtype: str) -> Any:
-        """Sends each process its share of a vector, `counts` long, and returns what they send, `received` long.
+    def exchange(self, sent: Any, counts: Sequence[int], received: Sequence[int], dtype: str) -> SentBytes:
+        """Begins to send each process its share of a vector, `counts` long; `received` are the lengths of what comes.
 
         Elements travel in `dtype`, and come in that of `sent`.
         """
         if is_fake(sent):
-            return sent.new_zeros(sum(received))
+            return SentBytes(None, sent, sent.new_zeros(sum(received)), sent)
         tensor = sent if isinstance(sent, Tensor) else torch.from_numpy(np.ascontiguousarray(sent))
         # An empty array of NumPy's has no stride, and torch sees no bytes in it.
         message = (tensor if len(tensor) else tensor.new_empty(0)).to(self._device, DTYPES[dtype])
         result, size = message.new_empty(sum(received)), message.element_size()
         # Bytes, for not every transport knows every dtype.
-        torch.distributed.all_to_all_single(
+        work = torch.distributed.all_to_all_single(
             result.view(torch.uint8), message.view(torch.uint8), [size * n for n in received],
-            [size * n for n in counts], group=self.group,
+            [size * n for n in counts], group=self.group, async_op=True,
         )  # fmt: skip
-        back = result.to(tensor.device, tensor.dtype)
-        return back if isinstance(sent, Tensor) else back.numpy()
+        return SentBytes(work, message, result, sent[:0])
 
     @property
     def _device(self) -> torch.device:
@@ -95,19 +114,22 @@ def whole_of(param: Any, spread: bool) -> Whole | None:
     mesh = param.device_mesh
     axes = [i for i, placed in enumerate(param.placements) if not placed.is_replicate() and mesh.size(i) > 1]
     cuts = tuple((param.placements[axis].dim, MeshPeers(mesh.get_group(axis), _name(mesh, [axis]))) for axis in axes)
-    lies = _spread(param, axes) if spread and axes else None
+    lies = _spread(param) if spread and axes else None
     return Whole(tuple(param.shape), cuts, part_here(param), lies)
 
 
-def _spread(param: Any, axes: Sequence[int]) -> Spread | None:
-    """The place of every part of a DTensor cut along these dimensions of a mesh; None where one is no rectangle."""
-    mesh = param.device_mesh
-    group = (
-        mesh.get_group(axes[0]) if len(axes) == 1 else _joint_group(torch.distributed.group.WORLD, mesh, tuple(axes))
-    )
-    ranks = [torch.distributed.get_global_rank(group, k) for k in range(torch.distributed.get_world_size(group))]
-    rectangles = rectangles_of(param, ranks)
-    return None if rectangles is None else Spread(MeshPeers(group, _name(mesh, axes)), rectangles)
+def _spread(param: Any) -> Spread | None:
+    """The place of every part and replica of a DTensor; None where one is no rectangle."""
+    peers = _all_peers(param.device_mesh)
+    rectangles = rectangles_of(param, torch.distributed.get_process_group_ranks(peers.group))
+    return None if rectangles is None else Spread(peers, Division(rectangles))
+
+
+def _all_peers(mesh: Any) -> MeshPeers:
+    """All processes of a mesh."""
+    axes = tuple(axis for axis in range(mesh.ndim) if mesh.size(axis) > 1)
+    one = mesh.get_group(axes[0]) if len(axes) == 1 else _joint_group(torch.distributed.group.WORLD, mesh, axes)
+    return MeshPeers(one, _name(mesh, axes))
 
 
 def _name(mesh: Any, axes: Sequence[int]) -> str:
@@ -221,9 +243,9 @@ class Agreement:
         if not self._agreed:
             self._check()
 
-    def exchanged(self, gatherings: Sequence[Gathering]) -> None:
-        """Takes note of matrices that were exchanged."""
-        self.traffic.exchanged(gatherings)
+    def exchanged(self, peers: Peers, dtype: str, schedule: Schedule) -> None:
+        """Takes note of matrices that are exchanged."""
+        self.traffic.exchanged(peers, dtype, schedule)
 
     def _send(self, op: Op, peers: Any, numbers: Any) -> Any:
         self.traffic.reduced(peers, len(numbers))
@@ -292,14 +314,21 @@ def meeting_of(routed: Iterable[tuple[Any, Rule]], before: Agreement | None, acr
 
     HyperError where `across`, which takes the values of groups and the model over processes, would count parts again.
     """
-    wholes = [whole_of(param, spread=False) for param, rule in routed if sees_more(rule)]
-    peers = [peers for whole in wholes if whole is not None for _, peers in whole.cuts]
+    peers = [peers for param, rule in routed if sees_more(rule) for peers in _meeting_peers(param, rule)]
     if peers and across:
         raise HyperError("reduce_over is for tensors of one process each, and DTensors need none: leave it out")
     if before is None:
         return Agreement(peers) if peers else None
     before.peers = [*dict.fromkeys([*before.peers, *peers])]
     return before
+
+
+def _meeting_peers(param: Any, rule: Rule) -> list[Peers]:
+    """The processes that a parameter's step waits for: all of its mesh where matrices are exchanged."""
+    whole = whole_of(param, spread=False)
+    if whole is None or not whole.cuts:
+        return []
+    return [_all_peers(param.device_mesh)] if has_matrices(rule) else [peers for _, peers in whole.cuts]
 
 
 def _other_step() -> RulecError:

@@ -15,8 +15,7 @@ import rulec
 from rulec.compiler.view import matrix_view
 from rulec.memory.live import KINDS, Account
 from rulec.memory.shape import shape_of
-from rulec.runtime.exchange import owners_of
-from rulec.torch.account.mesh import _sent, mesh_of, on_mesh
+from rulec.torch.account.mesh import _schedule, mesh_of, on_mesh
 from rulec.torch.account.meter import Training
 from rulec.torch.account.models import Transformer
 from tests.cli.running import error, run, run_json
@@ -111,14 +110,14 @@ LARGE = {
 NOTHING = dict.fromkeys(KINDS, 0)
 
 
-@pytest.mark.parametrize(("text", "most"), [("1", 33059), ("64", 523), ("8x64", 523), ("300", 124), ("1024", 111)])
+@pytest.mark.parametrize(("text", "most"), [("1", 33059), ("64", 523), ("8x64", 111), ("300", 124), ("1024", 111)])
 def test_matrices_on_a_mesh_are_shared_until_the_largest_counts(text: str, most: float) -> None:
     """Llama of 70 billion weights: 33 s of products at 400 TFLOP/s on one device, and 110 ms for its largest matrix."""
     make = partial(Transformer, shape_of(LARGE, "config.json"), False)
     training = Training(make, lambda _: (), rulec.load("muon"))
     spread, mesh = on_mesh(training, Account(NOTHING, NOTHING, NOTHING, 0), mesh_of(text)), mesh_of(text)
     assert spread.matrices == 560
-    assert spread.mean_work / 400e9 == pytest.approx(33058 / mesh.shards, rel=1e-3)
+    assert spread.mean_work / 400e9 == pytest.approx(33058 / mesh.devices, rel=1e-3)
     assert most - 10 < spread.work / 400e9 < most
     assert spread.least <= spread.exchanged
     assert (spread.exchanged == 0) == (mesh.shards == 1)
@@ -126,10 +125,15 @@ def test_matrices_on_a_mesh_are_shared_until_the_largest_counts(text: str, most:
 
 def test_a_mesh_on_paper_sends_what_processes_send() -> None:
     shapes = [(7, 5), (12, 4), (1, 3)]
-    owners = owners_of([matrix_view(shape).work for shape in shapes], 2)
-    assert owners == [0, 1, 1]
+    costs = [matrix_view(shape).work for shape in shapes]
+    schedule = _schedule(shapes, costs, mesh_of("2"))
+    assert schedule.owners == (0, 1, 1)
     # Cut in 20 and 15 elements, 24 and 24, 3 and 0: the parts for others, and the results for their parts.
-    assert _sent(shapes, owners, 2) == [2 * (24 + 3 + 15), 2 * (15 + 24 + 3)]
+    assert schedule.sent(2) == [24 + 3 + 15, 15 + 24 + 3]
+    # Of two replicas one sends a part, and both get the result for theirs.
+    replicas = _schedule(shapes, costs, mesh_of("2x2"))
+    assert replicas.owners == (0, 1, 2)
+    assert sum(replicas.sent(4)) == (15 + 50) + (24 + 72) + (0 + 3)
 
 
 def test_a_mesh_is_written_as_shards_or_replicas_and_shards(tmp_path: Path) -> None:

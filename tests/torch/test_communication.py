@@ -32,9 +32,10 @@ def sent() -> Iterator[Counter[str]]:
         counts["reductions"] += 1
         return real["all_reduce"](tensor, *words, **keywords)
 
-    def exchanged(result: Any, message: Any, received: Any, shares: Any, group: Any) -> Any:
+    def exchanged(result: Any, message: Any, received: Any, shares: Any, group: Any, async_op: bool) -> Any:
         counts["exchanged"] += (sum(shares) - shares[dist.get_rank(group)]) * message.itemsize
-        return real["all_to_all_single"](result, message, received, shares, group=group)
+        counts["exchanges"] += 1
+        return real["all_to_all_single"](result, message, received, shares, group=group, async_op=async_op)
 
     def gathered(parts: Any, tensor: torch.Tensor, *words: Any, **keywords: Any) -> Any:
         counts["reduced"] += tensor.nbytes
@@ -80,6 +81,7 @@ def check_true(record: Communication, counts: Counter[str]) -> None:
     """What is recorded was sent, here and in the other processes."""
     assert sum(r.bytes for r in record.reductions) == counts["reduced"]
     assert sum(e.here for e in record.exchanges) == counts["exchanged"]
+    assert sum(2 * e.buckets for e in record.exchanges) == counts["exchanges"]
     for e in record.exchanges:
         assert [*e.sent] == everywhere(counts["exchanged"])
         assert e.least <= sum(e.sent)

@@ -22,7 +22,7 @@ import rulec
 import rulec.torch
 from rulec.compiler.view import matrix_view
 from rulec.errors import HyperError, RulecError, RuleError, TensorError
-from rulec.runtime.exchange import owners_of
+from rulec.runtime.owners import owners_of
 from rulec.torch.meshes import MeshPeers
 from tests.torch.eager.processes import together
 

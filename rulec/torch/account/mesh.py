@@ -1,6 +1,6 @@
 """A step on a mesh of devices, on paper: the bytes that each keeps and sends, and its share of the work on matrices.
 
-Parameters are cut along their first dimension, as by `fully_shard`; replicas have the same parts.
+Parameters are cut along their first dimension, as by `fully_shard`; replicas have the same parts, and share the work.
 """
 
 from __future__ import annotations
@@ -21,10 +21,14 @@ from rulec.errors import HyperError
 from rulec.language.node import Node, Op, walk
 from rulec.language.rule import Rule
 from rulec.memory.live import Account
-from rulec.runtime.exchange import owners_of
+from rulec.runtime.exchange import BUCKET
+from rulec.runtime.owners import Division, Schedule, schedule_of
 from rulec.torch.account.meter import Training
 from rulec.torch.tags import tagged_groups
 from rulec.torch.tensors import DTYPES
+
+#: The bytes of an element on its way: bfloat16, in which `newton_schulz` works.
+_TRAVELS = 2
 
 
 @dataclass(frozen=True)
@@ -86,15 +90,18 @@ def on_mesh(training: Training, measured: Account, mesh: Mesh) -> MeshAccount:
     # Weights are gathered for both passes, and gradients reduced and scattered; then reduced over replicas.
     others = 3 * size * first * (mesh.shards - 1)
     replicas = 2 * size * first * (mesh.replicas - 1) // mesh.replicas
-    costs = [view.work for view, _ in exchanged]
-    owners = owners_of(costs, mesh.shards)
-    sent = _sent([view.shape for view, _ in exchanged], owners, mesh.shards)
-    work = [0.0] * mesh.shards
-    for (view, steps), owner in zip(exchanged, owners, strict=True):
-        work[owner] += 2 * steps * view.work
+    sent, work = [0] * mesh.devices, [0.0] * mesh.devices
+    if mesh.shards > 1:
+        schedule = _schedule([view.shape for view, _ in exchanged], [view.work for view, _ in exchanged], mesh)
+        sent = [_TRAVELS * elements for elements in schedule.sent(mesh.devices)]
+        for (view, steps), owner in zip(exchanged, schedule.owners, strict=True):
+            work[owner] += 2 * steps * view.work
+    else:
+        # Whole replicas exchange nothing.
+        work = [sum(2 * steps * view.work for view, steps in exchanged)] * mesh.devices
     return MeshAccount(
-        mesh, kept, others + replicas, max(sent), sum(sent) // mesh.shards, len(exchanged), max(work),
-        sum(work) / mesh.shards,
+        mesh, kept, others + replicas, max(sent), sum(sent) // mesh.devices, len(exchanged), max(work),
+        sum(work) / mesh.devices,
     )  # fmt: skip
 
 
@@ -132,11 +139,15 @@ def _part(shape: Sequence[int], shards: int, rank: int) -> int:
     return max(0, min(size, rows - rank * size)) * math.prod(shape[1:])
 
 
-def _sent(shapes: Sequence[tuple[int, ...]], owners: Sequence[int], shards: int) -> list[int]:
-    """The bytes that each shard sends: parts to their owners, and parts of results back, in bfloat16."""
-    sent = [0] * shards
-    for shape, owner in zip(shapes, owners, strict=True):
-        for rank in range(shards):
-            part = 2 * _part(shape, shards, rank)
-            sent[rank] += part if rank != owner else 2 * math.prod(shape) - part
-    return sent
+def _schedule(shapes: Sequence[tuple[int, ...]], costs: Sequence[float], mesh: Mesh) -> Schedule:
+    """The ways of matrices to their owners, which are chosen among all replicas, and back."""
+    divisions: dict[tuple[int, ...], Division] = {}
+    for shape in shapes:
+        if shape not in divisions:
+            rows = -(-shape[0] // mesh.shards)
+            starts = [min(shape[0], rank * rows) for rank in range(mesh.shards)]
+            cuts = [slice(start, min(shape[0], start + rows)) for start in starts]
+            others = tuple(slice(0, side) for side in shape[1:])
+            divisions[shape] = Division(tuple((cut, *others) for cut in cuts) * mesh.replicas)
+    room = BUCKET // _TRAVELS
+    return schedule_of(tuple(divisions[shape] for shape in shapes), tuple(costs), mesh.devices, room)

@@ -1,0 +1,52 @@
+"""The processes that have parts of the same tensors, and what they say to one another in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from rulec.language.node import Op
+from rulec.runtime.owners import Schedule
+
+
+class Pending(Protocol):
+    """An exchange that has begun."""
+
+    def wait(self) -> Any:
+        """The vectors that the processes sent to this one, one after the other."""
+        ...
+
+
+class Peers(Protocol):
+    """The processes along dimensions of a mesh; `rank` is this one among `size`."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    def reduce(self, op: Op, numbers: Any) -> Any:
+        """A vector in float64, reduced place by place over these processes; the same bits in all of them."""
+        ...
+
+    def exchange(self, sent: Any, counts: Sequence[int], received: Sequence[int], dtype: str) -> Pending:
+        """Begins to send each process its share of a vector, `counts` long; `received` are the lengths of what comes.
+
+        Elements travel in `dtype`, and come in that of `sent`.
+        """
+        ...
+
+
+class Meeting(Protocol):
+    """What processes say to one another in a step, beside their numbers."""
+
+    def reduce(self, op: Op, peers: Peers, numbers: Any) -> Any:
+        """`peers.reduce`, and what is to be said."""
+        ...
+
+    def exchanged(self, peers: Peers, dtype: str, schedule: Schedule) -> None:
+        """Takes note of tensors that travel to their owners, and of results on their way back."""
+        ...
+
+    def close(self) -> None:
+        """Ends a round of reductions. RulecError, in all processes, where they do not agree on the step."""
+        ...

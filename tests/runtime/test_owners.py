@@ -1,0 +1,112 @@
+"""The schedule of an exchange: balanced owners, one sender for each part, and bounded buckets."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from rulec.compiler.view import matrix_view
+from rulec.runtime.owners import Division, Schedule, owners_of, schedule_of
+
+
+def division(shape: tuple[int, ...], shards: int, replicas: int = 1) -> Division:
+    """Rows cut as torch cuts them, in each of several replicas."""
+    size = -(-shape[0] // shards)
+    starts = [min(shape[0], rank * size) for rank in range(shards)]
+    parts = [(slice(at, min(shape[0], at + size)), *(slice(0, n) for n in shape[1:])) for at in starts]
+    return Division(tuple(parts * replicas))
+
+
+def schedule(shapes: Sequence[tuple[int, int]], shards: int, replicas: int = 1, room: int = 1 << 40) -> Schedule:
+    divisions = tuple(division(shape, shards, replicas) for shape in shapes)
+    return schedule_of(divisions, tuple(matrix_view(shape).work for shape in shapes), shards * replicas, room)
+
+
+def layers(count: int, seed: int = 0) -> list[tuple[int, int]]:
+    numbers = np.random.default_rng(seed)
+    return [(int(m), int(n)) for m, n in numbers.integers(1, 300, (count, 2))]
+
+
+def busiest(costs: Sequence[float], chosen: Sequence[int], size: int) -> float:
+    return float(np.bincount(chosen, weights=costs, minlength=size).max())
+
+
+@pytest.mark.parametrize("shards", [2, 3, 7, 16])
+def test_owners_of_large_parts_have_no_more_work(shards: int) -> None:
+    for seed in range(5):
+        shapes = layers(40, seed)
+        parts = [division(shape, shards).counts for shape in shapes]
+        costs = [matrix_view(shape).work for shape in shapes]
+        plain, chosen = owners_of(costs, shards), owners_of(costs, shards, parts)
+        assert busiest(costs, chosen, shards) <= busiest(costs, plain, shards) * (1 + 1e-12)
+        held = [sum(int(p[rank]) for p, rank in zip(parts, way, strict=True)) for way in (plain, chosen)]
+        assert held[1] >= held[0]
+
+
+def test_equal_loads_go_to_the_largest_part_and_then_to_the_first() -> None:
+    parts = [np.array(part) for part in ([1, 5, 5], [4, 2, 2], [1, 1, 9])]
+    assert owners_of([3.0, 3.0, 3.0], 3, parts) == [1, 0, 2]
+    assert owners_of([3.0, 3.0, 3.0], 3) == [0, 1, 2]
+    # The last goes to the idlest; it moves to its largest part where the first stays the busiest.
+    assert owners_of([9.0, 3.0, 2.0], 3, [np.array(x) for x in ([5, 1, 1], [1, 5, 1], [1, 5, 1])]) == [0, 1, 1]
+    assert owners_of([9.0, 3.0, 7.0], 3, [np.array(x) for x in ([5, 1, 1], [1, 5, 1], [1, 5, 1])]) == [0, 2, 1]
+
+
+def test_three_tiny_matrices_send_the_least_that_balance_allows() -> None:
+    """Rows of 4 and 3, 6 and 6, 1 and 0."""
+    made = schedule([(7, 5), (12, 4), (1, 3)], 2)
+    assert (made.owners, made.sent(2), made.least) == ((0, 1, 1), [15 + 24 + 3, 15 + 24 + 3], 2 * (15 + 24))
+    # Cut along the rows of a model's layers, nearly the least.
+    for shards in (2, 4, 8):
+        made = schedule([(64 * k, 128) for k in (1, 2, 3, 3, 2, 1, 1, 3)] + [(50, 30)] * 8, shards)
+        assert made.least <= sum(made.sent(shards)) <= 1.05 * made.least
+
+
+@pytest.mark.parametrize(("shards", "replicas"), [(2, 2), (3, 2), (2, 4), (1, 3), (4, 1)])
+def test_one_replica_sends_each_part(shards: int, replicas: int) -> None:
+    shapes = layers(30)
+    made = schedule(shapes, shards, replicas)
+    size = shards * replicas
+    there = np.zeros(size)
+    for lies, owner, senders in zip(made.divisions, made.owners, made.senders, strict=True):
+        sent: Counter[tuple[int, int]] = Counter()
+        for rank in senders:
+            rows = lies.rectangles[rank][0]
+            sent[rows.start, rows.stop] += 1
+            there[rank] += lies.counts[rank]
+        assert set(sent.values()) == {1}
+        assert sum(stop - start for start, stop in sent) * lies.rectangles[0][1].stop == lies.numel
+        assert owner in senders or not lies.counts[owner]
+    # Equal work, and nearly equal bytes: each of four elements takes three ways.
+    loads = np.bincount(made.owners, weights=made.costs, minlength=size)
+    assert loads.max() <= max(sum(made.costs) / size, max(made.costs)) * 4 / 3
+    sent_by = made.sent(size)
+    assert sum(sent_by) >= made.least
+    assert max(sent_by) <= 2 * sum(sent_by) / size
+
+
+def test_buckets_are_bounded_for_every_owner() -> None:
+    shapes = layers(60)
+    made = schedule(shapes, 4, room=50_000)
+    assert sorted(place for bucket in made.buckets for place in bucket) == [*range(60)]
+    assert len(made.buckets) > 3
+    for bucket in made.buckets:
+        for rank in range(4):
+            mine = [math.prod(shapes[i]) for i in bucket if made.owners[i] == rank]
+            assert sum(mine) <= 50_000 or len(mine) == 1
+    # One bucket where all have room, and one tensor of each process in each where none has.
+    assert len(schedule(shapes, 4).buckets) == 1
+    alone = schedule(shapes, 4, room=1)
+    assert all(max(Counter(alone.owners[i] for i in bucket).values()) == 1 for bucket in alone.buckets)
+
+
+def test_nothing_to_own() -> None:
+    made = schedule([], 3)
+    assert (made.owners, made.buckets, made.sent(3), made.least) == ((), (), [0, 0, 0], 0)
+    empty = schedule([(0, 4), (2, 3)], 2)
+    assert empty.senders[0] == frozenset()
+    assert empty.sent(2) == schedule([(2, 3)], 2).sent(2)

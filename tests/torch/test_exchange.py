@@ -1,0 +1,166 @@
+"""Exchanges of matrices: shared by replicas, and bucket by bucket behind the work."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+import rulec.torch
+from rulec.runtime import exchange
+from rulec.runtime.between import Between
+from rulec.torch.meshes import MeshPeers, SentBytes
+from tests.torch.eager.processes import together
+from tests.torch.test_communication import check_true, everywhere, sent
+from tests.torch.test_meshes import Twins
+
+
+def bits(twins: Twins) -> list[torch.Tensor]:
+    """The parameters' parts here, and their states'."""
+    tensors = [x for p in twins.parts.values() for x in (p.detach(), *twins.optimizer.state[p].values())]
+    return [(x.to_local() if isinstance(x, DTensor) else x).clone() for x in tensors]
+
+
+def check_replicas(twins: Twins) -> None:
+    """Processes with the same part of a parameter have the same bits."""
+    for param in twins.parts.values():
+        mesh, placements, here = param.device_mesh, param.placements, param.to_local().detach()  # type: ignore[attr-defined]
+        for axis, placement in enumerate(placements):
+            if placement.is_replicate():
+                parts = [torch.empty_like(here) for _ in range(mesh.size(axis))]
+                dist.all_gather(parts, here.contiguous(), group=mesh.get_group(axis))
+                assert all(torch.equal(parts[0], other) for other in parts)
+
+
+@contextmanager
+def buckets_of(size: int) -> Iterator[None]:
+    """Buckets of so many bytes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exchange, "BUCKET", size)
+        yield
+
+
+@contextmanager
+def noted() -> Iterator[list[str]]:
+    """The calls of an exchange in order: where messages begin, where they are waited for, and work."""
+    calls: list[str] = []
+    real = MeshPeers.exchange, SentBytes.wait, Between._applied
+
+    def begin(self: MeshPeers, *words: Any) -> Any:
+        calls.append("begin")
+        return real[0](self, *words)
+
+    def wait(self: SentBytes) -> Any:
+        calls.append("wait")
+        return real[1](self)
+
+    def work(self: Between, value: Any, function: Any, operands: Any) -> Any:
+        if operands:
+            calls.append("work")
+        return real[2](self, value, function, operands)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MeshPeers, "exchange", begin)
+        patch.setattr(SentBytes, "wait", wait)
+        patch.setattr(Between, "_applied", work)
+        yield calls
+
+
+@contextmanager
+def held() -> Iterator[list[int]]:
+    """The bytes of whole matrices, and of their results, alive in this process, after each that joins them."""
+    now, peaks = [0], [0]
+    real = exchange._Bucket.take, exchange._Bucket.work
+
+    def note(bucket: exchange._Bucket) -> None:
+        for array in (x for each in bucket.wholes.values() for x in each.values()):
+            now[0] += array.nbytes
+            weakref.finalize(array, lambda size=array.nbytes: now.__setitem__(0, now[0] - size))
+        peaks.append(now[0])
+
+    def take(self: exchange._Bucket) -> None:
+        real[0](self)
+        note(self)
+
+    def work(self: exchange._Bucket) -> None:
+        real[1](self)
+        note(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exchange._Bucket, "take", take)
+        patch.setattr(exchange._Bucket, "work", work)
+        yield peaks
+
+
+def of_replicas(rank: int) -> None:
+    """All four processes work, one replica sends each part, and the numbers are those of one process."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    for name, placed in (
+        ("muon", [Replicate(), Shard(0)]),
+        ("normuon", [Replicate(), Shard(1)]),
+        ("muon", [Shard(0), Replicate()]),
+        ("muon", [Shard(0), Shard(0)]),
+    ):
+        twins = Twins(name, mesh, placed)
+        for seed in (1, 2):
+            with sent() as counts:
+                twins.step(seed)
+            record = twins.optimizer.communication()
+            check_true(record, counts)
+        twins.check()
+        check_replicas(twins)
+        (e,) = record.exchanges
+        assert e.processes == "replicate x shard (4)"
+        assert sum(e.matrices) == 3
+        assert max(e.work) == pytest.approx(475 / (475 + 448 + 7))  # that of the largest matrix
+        assert (e.buckets, e.rank) == (1, dist.get_rank())
+        parts = [everywhere(twins.parts[n].to_local().numel()) for n in twins.names]  # type: ignore[attr-defined]
+        wholes = [twins.whole[n].numel() for n in twins.names]
+        assert e.least == 2 * sum(whole + sum(part) - 2 * max(part) for whole, part in zip(wholes, parts, strict=True))
+        assert e.least <= sum(e.sent) <= 1.05 * e.least
+
+
+def of_buckets(rank: int) -> None:
+    """Messages of a bucket travel behind the work on its neighbours, and bits are those of one bucket."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    groups = [init_device_mesh("cpu", (4,)), [Shard(0)]], [mesh, [Replicate(), Shard(0)]]
+    for some, placed in groups:
+        plain, cut = Twins("muon", some, placed), Twins("muon", some, placed)
+        for seed in (1, 2):
+            plain.step(seed)
+            with buckets_of(1), noted() as calls, held() as peaks:
+                cut.give(seed)
+                cut.optimizer.step()
+        assert all(map(torch.equal, bits(plain), bits(cut)))
+        assert plain.optimizer.communication().exchanges[0].sent == cut.optimizer.communication().exchanges[0].sent
+        assert (max(peaks) > 0) == (cut.optimizer.communication().exchanges[0].matrices[dist.get_rank()] > 0)
+    mesh = init_device_mesh("cpu", (4,))
+    draw = torch.Generator().manual_seed(0)
+    params = [nn.Parameter(distribute_tensor(torch.randn(64, 32, generator=draw), mesh, [Shard(0)])) for _ in range(16)]
+    optimizer = rulec.torch.Muon(params, lr=0.1)
+    for param in params:
+        param.grad = distribute_tensor(torch.randn(64, 32, generator=draw), mesh, [Shard(0)])
+    with buckets_of(1), noted() as calls, held() as peaks:
+        optimizer.step()
+    inner = ["wait", "begin", "work", "wait", "begin"]
+    assert calls == ["begin", "wait", "begin", "work", "begin", *inner, *inner, "wait", "work", "wait", "begin", "wait"]
+    # The matrices of one bucket or their results; by the order of calls, the messages of two others at most.
+    assert max(peaks) == 4 * 64 * 32
+    assert optimizer.communication().exchanges[0].buckets == 4
+
+
+def all_of_four(rank: int) -> None:
+    of_replicas(rank)
+    of_buckets(rank)
+
+
+def test_replicas_share_the_work_and_buckets_travel_behind_it() -> None:
+    together(all_of_four, 4)
