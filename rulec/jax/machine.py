@@ -47,7 +47,8 @@ class Machine:
         self.recipe = replace(recipe, groups=[_group_without_numbers(group) for group in recipe.groups])
         self.options, self.wide = options, is_wide()
         self.rules = _rules(recipe)
-        Storage(dict(options.state_dtype)).check(self.rules)
+        self._storage = Storage(dict(options.state_dtype), options.weights)
+        self._storage.check(self.rules)
         parts = [PARTS[options.weights].name] if options.weights in PARTS else []
         self.fields: Fields = fields_of(self.rules, dict(renamed), parts)
         self.inputs = {name: kind for rule in self.rules for name, kind in rule.inputs.items()}
@@ -63,6 +64,7 @@ class Machine:
     def _planned(self, leaves: tuple[Leaf, ...], update: bool) -> StepPlan:
         groups = self.recipe.places(leaves)
         self._check_tags([leaf.name for leaf in leaves])
+        self._check_weights(leaves)
         routes = [self._routed(leaf, group) for leaf, group in zip(leaves, groups, strict=True)]
         options = replace(self.options, update=update)
         return StepPlan(leaves, routes, options, len(self.recipe.groups))
@@ -81,6 +83,9 @@ class Machine:
                     f"the tags of {self.recipe.title} name {name!r}, and there is no leaf of that path"
                     f"{did_you_mean(name, names)}"
                 )
+
+    def _check_weights(self, leaves: Sequence[Leaf]) -> None:
+        self._storage.check_weights(leaf.dtype for leaf in leaves)
 
     def plan_of(self, params: Tree, grads: Tree | None, values: Values | None, update: bool) -> StepPlan:
         """The plan for these leaves; existing states in `values` keep their dtypes."""

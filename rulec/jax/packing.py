@@ -107,19 +107,28 @@ class Piece:
 
 
 class Pieces(dict[int, Any]):
-    """The arrays of a state by the places of their leaves; they were pieces of a `Packed` and become one again."""
+    """The arrays of a state by the places of their leaves; they were pieces of a `Packed` and become one again.
 
-    def __init__(self, pieces: Mapping[int, Piece], source: Packed) -> None:
+    `pieces` has a `Piece` for each leaf, or several in codes and scales.
+    """
+
+    def __init__(self, pieces: Mapping[int, Any], source: Packed) -> None:
         super().__init__(pieces)
         self.source = source
-        self.order = {piece.index: place for place, piece in pieces.items()}
+        #: Index of a piece -> the place of its leaf, and its number in the leaf's state: codes and scales are two.
+        self.order = {
+            part.index: (place, number)
+            for place, piece in pieces.items()
+            for number, part in enumerate(jax.tree.leaves(piece))
+        }
 
     def packed(self) -> Packed:
         """All arrays, packed as they were."""
         by_flat: list[list[Any]] = [[] for _ in self.source.flats]
         for index, where in enumerate(self.source.packing.places):
             if where is not None:
-                by_flat[where[0]].append(self[self.order[index]])
+                place, number = self.order[index]
+                by_flat[where[0]].append(jax.tree.leaves(self[place])[number])
         return Packed([_joined(arrays) for arrays in by_flat], self.source.packing)
 
 
@@ -131,7 +140,9 @@ def _joined(arrays: Sequence[Any]) -> Any:
 
 
 def unpiece(array: Any) -> Any:
-    """An array of its own, of an array or of a piece of a flat one."""
+    """An array of its own, of an array or of a piece of a flat one; and codes and scales of their own."""
+    if isinstance(array, Coded | Unbiased):
+        return jax.tree.map(unpiece, array)
     return array.array() if isinstance(array, Piece) else array
 
 
@@ -163,7 +174,7 @@ def _mapped(state: Any, function: Callable[[Any], Any]) -> Any:
 def _pack(tree: Any) -> Any:
     if tree is None or isinstance(tree, Packed):
         return tree
-    leaves, structure = jax.tree.flatten(tree, is_leaf=lambda x: x is None or isinstance(x, Coded | Unbiased))
+    leaves, structure = jax.tree.flatten(tree, is_leaf=lambda x: x is None)
     places, parts = _places(leaves)
     flats = [jnp.concatenate([x.reshape(-1) for x in arrays]) for arrays in parts]
     return Packed(flats, Packing(tuple(places), structure))
@@ -179,9 +190,6 @@ def _places(leaves: Iterable[Any]) -> tuple[list[Where | None], list[list[Any]]]
         if leaf is None:
             places.append(None)
             continue
-        if isinstance(leaf, Coded | Unbiased):
-            what = "codes" if isinstance(leaf, Coded) else leaf.dtype
-            raise TensorError(f"a state in {what} cannot be packed: leave packed out, or state_dtype")
         if jnp.iscomplexobj(leaf):
             raise TensorError(
                 f"a state of {leaf.dtype} cannot be packed: leave packed out where a parameter is complex"

@@ -105,6 +105,14 @@ class JaxBucketStep(BucketStep):
         """A buffer of leaf i, by itself where its state is packed."""
         return unpiece(super().stored(buffer, i))
 
+    def _decode(self) -> None:
+        for state in self.bucket.formats:
+            unpiece_all([self.states[state]], self.bucket.places)
+        super()._decode()
+
+    def _unless(self, stays: Sequence[Any] | None, i: int, old: Any, new: Any) -> Any:
+        return super()._unless(stays, i, unpiece(old), new)
+
     def stage(self, index: int, stays: Sequence[Any] | None) -> None:
         """One stage of every leaf; by the kernel of the cpu backend, where there is one."""
         if self.cpu_kernel is None:

@@ -81,9 +81,9 @@ class RuleOptimizer(Optimizer):
             raise HyperError(f"{rule.name} needs {what}, which an optimizer of MLX does not give: compose a rule first")
         rules = Router(rule).rules
         dtypes = _dtypes(state_dtype, rules)
-        storage = Storage(dict(dtypes), weights)
-        storage.check_weights(())
-        self._unbiased = {state for each in rules for state in storage.memory_of(each, "float32").unbiased}
+        self._storage = Storage(dict(dtypes), weights)
+        self._storage.check_weights(())
+        self._unbiased = {state for each in rules for state in self._storage.memory_of(each, "float32").unbiased}
         self._rule = rule
         self._options = Options(seed=checked_seed(seed), state_dtype=dtypes, weights=weights, functions="mlx")
         self._settings, self._hyper = rule.settings, hyper_of(rule, keywords)
@@ -199,6 +199,7 @@ class RuleOptimizer(Optimizer):
         if leaves not in self._plans:
             static: Any = {k: self._hyper.get(k, s.default) for k, s in self._settings.items() if s.static}
             routes = [Route(self._rule, static=static)] * len(leaves)
+            self._storage.check_weights(leaf.dtype for leaf in leaves)
             plan = StepPlan(leaves, routes, self._options, 1)
             if plan.own_counts:
                 raise BackendUnsupported("mlx", "a skip of some parameters alone", self._rule.name)

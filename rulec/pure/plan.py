@@ -134,7 +134,6 @@ class StepPlan:
     def __init__(self, leaves: Sequence[Leaf], routes: Sequence[Route | None], options: Options, groups: int) -> None:
         self.leaves, self.routes, self.options, self.groups = leaves, routes, options, groups
         self._storage = Storage(dict(options.state_dtype), options.weights)
-        self._storage.check_weights(leaf.dtype for leaf in leaves)
         # One router for each rule: it makes the rules to which it routes, and leaves of a bucket share one rule object.
         rules = {id(one.rule): one.rule for one in routes if one is not None}
         self._routers = {key: Router(rule) for key, rule in rules.items()}

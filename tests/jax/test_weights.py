@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import rulec.jax
-from rulec.compiler.weights import DTYPES
+from rulec.compiler.weights import DTYPES, PARTS
 from rulec.errors import HyperError
 from rulec.jax.library import FUNCTIONS
 from rulec.pure.increment import increment
@@ -73,23 +73,27 @@ def stepped(kind: str, rule: str, steps: int, dtype: Any = jnp.bfloat16, **keywo
     return params, state
 
 
-@pytest.mark.parametrize("kind", DTYPES)
+@pytest.mark.parametrize(
+    "kind", ["split", "stochastic", *(pytest.param(kind, marks=pytest.mark.slow) for kind in PARTS if kind != "split")]
+)
 def test_changes_that_optax_adds_give_the_bits_of_a_step(kind: str) -> None:
-    assert same(added(kind, "adamw", 4), stepped(kind, "adamw", 4))
+    assert same(added(kind, "sgd", 2), stepped(kind, "sgd", 2))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", DTYPES)
-@pytest.mark.parametrize("rule", ["lion", "lamb", "adafactor", "muon", "schedule_free_adamw", "prodigy"])
+@pytest.mark.parametrize("rule", ["adamw", "lion", "lamb", "adafactor", "muon", "schedule_free_adamw", "prodigy"])
 def test_changes_of_every_kind_of_rule_give_the_bits_of_a_step(kind: str, rule: str) -> None:
     assert same(added(kind, rule, 3), stepped(kind, rule, 3))
 
 
+@pytest.mark.slow
 def test_a_master_copy_of_float16_and_small_states_beside_it() -> None:
     words = {"state_dtype": "bfloat16_sr"}
     assert same(added("master", "adamw", 3, jnp.float16, **words), stepped("master", "adamw", 3, jnp.float16, **words))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", EXACT)
 def test_the_weights_are_those_of_optax_in_float32(kind: str) -> None:
     """Where plain bfloat16 weights lose all of the same changes."""
@@ -112,7 +116,7 @@ def test_the_weights_are_those_of_optax_in_float32(kind: str) -> None:
 
 @pytest.mark.parametrize(("dtype", "binades"), [("bfloat16", 16), ("float16", 13)])
 def test_which_changes_come_out(dtype: str, binades: int) -> None:
-    """All significands of two numbers of either sign, the new one up to 24 powers of two smaller, or larger."""
+    """All significands of two numbers of either sign, the new one smaller or larger by powers of two."""
     digits = jnp.finfo(dtype).nmant
     rng = np.random.default_rng(1)
     one = jnp.asarray(1 + np.arange(2**digits) / 2**digits, dtype)
@@ -124,7 +128,9 @@ def test_which_changes_come_out(dtype: str, binades: int) -> None:
         return each.missed, optax.apply_updates(old, each.update)
 
     old = jnp.broadcast_to(old, (len(old), len(one)))
-    for power in range(-14, 14) if dtype == "float16" else range(-24, 24):
+    for power in (
+        (-14, -13, -12, -11, -1, 0, 1, 8, 14) if dtype == "float16" else (-24, -18, -17, -16, -15, -8, -1, 0, 1, 8, 20)
+    ):
         for sign in (1, -1):
             new = (sign * one.astype(jnp.float32) * 2.0**power).astype(dtype)[None, :]
             missed, comes = added(new, old)
@@ -145,7 +151,7 @@ hyper: {lr: 1e-3}
 step: p = p - (1 - lr)*p
 """
     start = {"w": jnp.asarray(np.random.default_rng(0).standard_normal(500), jnp.float32).astype(jnp.bfloat16)}
-    for kind in ("split", "split24", "kahan", "master"):
+    for kind in ("split", "kahan"):
         tx = rulec.jax.transform(rulec.parse(rule), 1e-9, weights=kind)
         updates, state = jax.jit(tx.update)(start, tx.init(start), start)
         params = optax.apply_updates(start, updates)
@@ -157,6 +163,7 @@ step: p = p - (1 - lr)*p
         assert (np.abs(np.asarray(weight, np.float64) - 1e-9 * old) <= 2.0**-23 * np.abs(old)).all()
 
 
+@pytest.mark.slow
 def test_a_skipped_step_and_accumulation_keep_the_parts() -> None:
     rule = rulec.load("skip_not_finite") >> rulec.load("adamw")
     tx = optax.MultiSteps(rulec.jax.transform(rule, 1e-3, weights="split"), 2)

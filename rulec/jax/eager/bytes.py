@@ -65,7 +65,7 @@ def shared_out(
 
 def deferred_bytes(
     loss: Callable[..., Any], rule: Rules, params: Any, *others: Any, state_dtype: Any = None,
-    tags: Mapping[str, Collection[str]] | None = None, **hyper: Given,
+    weights: str = "", tags: Mapping[str, Collection[str]] | None = None, **hyper: Given,
 ) -> StepBytes:  # fmt: skip
     """The bytes of a step in two calls: all gradients by `jax.grad` of `loss(params, *others)`, then `rulec.jax.step`.
 
@@ -74,15 +74,15 @@ def deferred_bytes(
     params, others = shapes(params), shapes(others)
     backward: Any = jax.jit(jax.value_and_grad(loss)).lower(params, *others).compile().memory_analysis()
     current, numbers = numbered(recipe(rule, hyper, tags))
-    functions = machine(current, options(state_dtype, False, 0))
+    functions = machine(current, options(state_dtype, False, 0, weights))
     state = call(lambda: jax.eval_shape(functions.init, params, numbers))
     update = call(lambda: functions.step.lower(params, params, state, numbers, {}).compile()).memory_analysis()
     # Gradients are results of the one and operands of the other.
     first, second = int(backward.temp_size_in_bytes), int(update.temp_size_in_bytes)
     kept = min(residual_bytes(loss, params, *others), first) if first >= second else 0
     copies = max(0, int(update.output_size_in_bytes) - int(update.alias_size_in_bytes)) if second > first else 0
-    weights, batch = bytes_of(params), bytes_of(others)
-    return StepBytes(weights, bytes_of(state), batch, kept, weights, max(first, second) - kept, copies)
+    of_params, batch = bytes_of(params), bytes_of(others)
+    return StepBytes(of_params, bytes_of(state), batch, kept, of_params, max(first, second) - kept, copies)
 
 
 def residual_bytes(loss: Callable[..., Any], params: Any, *others: Any) -> int:

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 
 from rulec.compiler.routing import Router
 from rulec.errors import HyperError, RuleError, StepTooLarge
-from rulec.formats import UNBIASED
 from rulec.jax.eager.bytes import StepBytes, bytes_of, shapes, shared_out
 from rulec.jax.eager.measure import Measured, in_two_passes
 from rulec.jax.eager.parts import Parts
@@ -22,7 +21,6 @@ from rulec.jax.machine import call, is_wide, machine_of, numbered
 from rulec.jax.recipe import Given, Rules, recipe, rules_of
 from rulec.jax.transform import options
 from rulec.jax.xla import compiler_options, is_outermost
-from rulec.runtime.storage import Storage
 
 
 class Outcome(NamedTuple):
@@ -93,20 +91,14 @@ class Eager(ABC):
     """A rule with its options, on any model."""
 
     def __init__(
-        self, rule: Rules, *, state_dtype: Any, seed: int, maximize: bool,
+        self, rule: Rules, *, state_dtype: Any, weights: str, seed: int, maximize: bool,
         tags: Mapping[str, Collection[str]] | None, shared: Mapping[str, str] | None, most: int | None,
         skip_nonfinite: bool,
     ) -> None:  # fmt: skip
         self._most = most
         self._seen: set[Any] = set()
         self._tags, self._shared = dict(tags or {}), dict(shared or {})
-        self._options = options(state_dtype, maximize, seed)
-        storage = Storage(dict(self._options.state_dtype))
-        for word in (*(form.text for form in storage.formats.values()), *[UNBIASED] * storage.random):
-            raise HyperError(
-                f"state_dtype is {word}, and an eager update keeps its states in floats, rounded to nearest: name a "
-                f"dtype, or update with rulec.jax.step"
-            )
+        self._options = options(state_dtype, maximize, seed, weights)
         self._inputs = _inputs(rule)
         self._rule, reductions = in_two_passes(rule)
         self._measured = Measured(reductions, skip_nonfinite, bool(maximize))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,15 @@ def listed(params: Any) -> Any:
 def stacked(params: Any) -> Any:
     """Parameters with a stack for each array of a layer."""
     return {"layers": jax.tree.map(lambda *layers: jnp.stack(layers), *params["layers"]), "rest": params["rest"]}
+
+
+def _layer(stack: Any, i: int) -> Any:
+    """A layer of a state of stacks, such as codes and scales."""
+    return jax.tree.map(lambda array: array[i], stack)
+
+
+def _stack(layers: Sequence[Any]) -> Any:
+    return jax.tree.map(lambda *arrays: jnp.stack(arrays), *layers)
 
 
 @dataclass(frozen=True)
@@ -56,7 +66,9 @@ class Split:
         values = Values(self._count(layers.count, rest.count))
         for name in {**layers.arrays, **rest.arrays}:
             stacks = layers.arrays.get(name, {})
-            values.arrays[name] = {i * width + j: stack[i] for i in range(self.count) for j, stack in stacks.items()}
+            values.arrays[name] = {
+                i * width + j: _layer(stack, i) for i in range(self.count) for j, stack in stacks.items()
+            }
             values.arrays[name] |= {self.leaves + k: array for k, array in rest.arrays.get(name, {}).items()}
         for name in {**layers.numbers, **rest.numbers}:
             pair = layers.numbers.get(name), rest.numbers.get(name)
@@ -87,7 +99,7 @@ class Split:
         for name, arrays in whole.arrays.items():
             rest.arrays[name] = {k - self.leaves: array for k, array in arrays.items() if k >= self.leaves}
             having = [j for j in range(width) if j in arrays]
-            layers.arrays[name] = {j: jnp.stack([arrays[i * width + j] for i in range(self.count)]) for j in having}
+            layers.arrays[name] = {j: _stack([arrays[i * width + j] for i in range(self.count)]) for j in having}
         for name, number in whole.numbers.items():
             cut = len(self.layer.having.get(name, ())) * self.count if self.level(name) == "tensor" else None
             if name in self.layer.numbers:

@@ -14,7 +14,7 @@ from rulec.jax.recipe import Recipe
 from rulec.jax.step import one_step
 from rulec.language.rule import Rule
 from rulec.pure.plan import Options, StepPlan
-from rulec.pure.values import Values
+from rulec.pure.values import Leaf, Values
 from rulec.runtime.engine import EPS
 
 #: Scope of a rule -> the tensors that it reads beyond the updated one.
@@ -52,11 +52,15 @@ class Parts(Machine):
     def _check_tags(self, names: Sequence[str]) -> None:
         pass
 
+    def _check_weights(self, leaves: Sequence[Leaf]) -> None:
+        pass
+
     def check(self, names: Sequence[str], plans: Sequence[StepPlan]) -> None:
         """Errors where a pattern or a tag names no parameter, or a rule reads several tensors for one update."""
         check_apart(names)
         self._check(names)
         super()._check_tags(names)
+        super()._check_weights([leaf for plan in plans for leaf in plan.leaves])
         for rule in {id(rule): rule for plan in plans for rule in plan.rules}.values():
             check_scope(rule)
 

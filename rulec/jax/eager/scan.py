@@ -35,9 +35,9 @@ class ScanState(NamedTuple):
 
 def eager_scan(
     layer: Callable[..., Any], head: Callable[..., Any], rule: Rules, *, embed: Callable[..., Any] | None = None,
-    has_aux: bool = False, layer_aux: bool = False, state_dtype: Any = None, maximize: bool = False, seed: int = 0,
-    tags: Mapping[str, Collection[str]] | None = None, shared: Mapping[str, str] | None = None,
-    most: int | None = None, skip_nonfinite: bool = False,
+    has_aux: bool = False, layer_aux: bool = False, state_dtype: Any = None, weights: str = "",
+    maximize: bool = False, seed: int = 0, tags: Mapping[str, Collection[str]] | None = None,
+    shared: Mapping[str, str] | None = None, most: int | None = None, skip_nonfinite: bool = False,
 ) -> EagerScan:  # fmt: skip
     """A step of a model of equal layers in which each layer is updated inside of the backward pass.
 
@@ -48,8 +48,9 @@ def eager_scan(
     `has_aux` the head returns `(loss, aux)`, with `layer_aux` a layer `(x, aux)`.
 
     Each layer's arrays are tensors of their own, for rules that reduce over a tensor too. `rule` and the other keywords
-    are as for `rulec.jax.transform`. `shared` is leaf path -> path of the leaf it is tied to. `most` is
-    the largest number of bytes beside weights, state and batch: a larger step raises StepTooLarge before it is done.
+    are as for `rulec.jax.transform`, and `weights` as for `rulec.jax.init`. `shared` is leaf path -> path of the
+    leaf it is tied to. `most` is the largest number of bytes beside weights, state and batch: a larger step raises
+    StepTooLarge before it is done.
     With `skip_nonfinite` a step with a gradient that is not finite changes nothing, and its `Outcome.ok` is False.
     RuleError for a rule that reads other tensors than it updates.
     """
@@ -58,6 +59,7 @@ def eager_scan(
         model,
         rule,
         state_dtype=state_dtype,
+        weights=weights,
         maximize=maximize,
         seed=seed,
         tags=tags,

@@ -74,11 +74,11 @@ class _Leaf:
         if all(in_place(bucket.program) for bucket in alone.buckets):
             arrays, (count, numbers) = jax.vmap(self._new, out_axes=(0, None))(grad[None], *held)
             return arrays, Values(count, {}, numbers), turn
-        layer = [stack[0] for stack in held]
+        layer = _first(held)
         share = self._share(layer[1:])
         start = layer, (share.count, share.numbers)
         (arrays, (count, numbers)), turn = _apart(lambda carried: self._new(grad, *carried[0]), start, turn)
-        return [array[None] for array in arrays], Values(count, {}, numbers), turn
+        return _stack_of_one(arrays), Values(count, {}, numbers), turn
 
     def _new(self, grad: Any, param: Any, *arrays: Any) -> tuple[list[Any], Any]:
         share = self._share(arrays)
@@ -127,13 +127,22 @@ def _one(stack: Any) -> Any:
     return shape_of(stack.shape[1:], stack.dtype)
 
 
+def _first(stacks: Any) -> Any:
+    return jax.tree.map(lambda stack: stack[0], stacks)
+
+
+def _stack_of_one(layer: Any) -> Any:
+    return jax.tree.map(lambda array: array[None], layer)
+
+
 def _at(stack: Any, index: Any) -> Any:
     return jax.lax.dynamic_index_in_dim(stack, index, 0, keepdims=False)
 
 
 def _cut(stack: Any, index: Any) -> Any:
-    return jax.lax.dynamic_slice_in_dim(stack, index, 1, 0)
+    """A layer of a state of stacks, such as codes and scales."""
+    return jax.tree.map(lambda array: jax.lax.dynamic_slice_in_dim(array, index, 1, 0), stack)
 
 
 def _put(stack: Any, layer: Any, index: Any) -> Any:
-    return jax.lax.dynamic_update_slice_in_dim(stack, layer, index, 0)
+    return jax.tree.map(lambda array, new: jax.lax.dynamic_update_slice_in_dim(array, new, index, 0), stack, layer)

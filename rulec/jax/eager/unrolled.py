@@ -18,9 +18,9 @@ from rulec.jax.recipe import Rules
 
 
 def eager_step(
-    loss: Callable[..., Any], rule: Rules, *, has_aux: bool = False, state_dtype: Any = None, maximize: bool = False,
-    seed: int = 0, tags: Mapping[str, Collection[str]] | None = None, shared: Mapping[str, str] | None = None,
-    most: int | None = None, skip_nonfinite: bool = False,
+    loss: Callable[..., Any], rule: Rules, *, has_aux: bool = False, state_dtype: Any = None, weights: str = "",
+    maximize: bool = False, seed: int = 0, tags: Mapping[str, Collection[str]] | None = None,
+    shared: Mapping[str, str] | None = None, most: int | None = None, skip_nonfinite: bool = False,
 ) -> EagerStep:  # fmt: skip
     """A step of a model in which a gradient is used up as soon as it is complete.
 
@@ -33,6 +33,7 @@ def eager_step(
         rule,
         has_aux,
         state_dtype=state_dtype,
+        weights=weights,
         maximize=maximize,
         seed=seed,
         tags=tags,
