@@ -16,7 +16,7 @@ from rulec.torch.options import Options
 from rulec.torch.placed import has_matrices
 from rulec.torch.residence import Residence
 from rulec.torch.routes import Route
-from rulec.torch.tensors import TorchArrays, real_view
+from rulec.torch.tensors import TorchArrays
 
 
 class TorchEngine(Engine):
@@ -67,14 +67,14 @@ def engines_of(
 def add_parameters(
     engines: Sequence[TorchEngine], group_rules: Sequence[GroupRule], routes: Sequence[Route]
 ) -> list[Home]:
-    """Adds every parameter to the engine of its group; their homes, in the order of the routes."""
+    """Adds every parameter or section to the engine of its group; their homes, in the order of the routes."""
     homes = []
     of_group = {index: (engine, column) for engine in engines for column, index in enumerate(engine.indices)}
     for place, route in enumerate(routes):
         engine, column = of_group[route.group]
-        array, maximize = real_view(route.param), group_rules[route.group].maximize
-        whole = whole_of(route.param, spread=has_matrices(route.rule))
-        homes.append((engine, engine.add(array, column, route.name, route.tags, place, maximize, whole)))
+        maximize = group_rules[route.group].maximize
+        whole = whole_of(route.param, has_matrices(route.rule), route.section)
+        homes.append((engine, engine.add(route.here, column, route.name, route.tags, place, maximize, whole)))
     return homes
 
 

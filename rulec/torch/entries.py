@@ -16,7 +16,7 @@ from rulec.language import traits
 from rulec.language.compose import substitute_hyper
 from rulec.language.hyper import Hyper
 from rulec.language.library import decayed
-from rulec.language.node import Node, Op, names_in, walk
+from rulec.language.node import Kind, Node, Op, names_in, walk
 from rulec.language.rule import Rule
 
 #: Where a hyper-parameter's value is: a keyword, and the place in it where that is a tuple.
@@ -202,3 +202,12 @@ def reads_tags(rules: Sequence[Rule]) -> bool:
 def sees_shapes(rules: Sequence[Rule]) -> bool:
     """Whether a rule among these treats a tensor by its dimensions, rows or columns."""
     return any(traits.sees_shape(rule) for rule in rules)
+
+
+def sees_sections(rule: Rule) -> bool:
+    """Whether a rule treats a tensor otherwise than the tensors that it may be joined of."""
+    if traits.sees_shape(rule):
+        return True
+    parts = [*walk(rule.expressions)]
+    sizes = any(n.op in (Op.NAME, Op.FACT) and n.arg == "numel" for n in parts)
+    return sizes or any(n.op.kind is Kind.REDUCE and n.arg not in ("group", "model") for n in parts)

@@ -16,7 +16,7 @@ from rulec.errors import HyperError
 from rulec.language.hyper import checked_seed
 from rulec.runtime.rows import Numbers
 from rulec.torch.entries import Entry, GroupRule
-from rulec.torch.interface import CHOOSING, Interface, torch_words
+from rulec.torch.interface import CHOOSING, SPLITTING, Interface, torch_words
 from rulec.torch.residence import Residence
 
 Groups = Sequence[Mapping[str, Any]]
@@ -147,6 +147,11 @@ def _part(argument: Any, position: int | None) -> Any:
 def words_of(groups: Groups) -> list[list[Any]]:
     """The groups' words for their tensors' rules, and the seeds of their random numbers."""
     return [[group.get(key) for key in CHOOSING] for group in groups]
+
+
+def splits_of(groups: Groups) -> list[list[Any]]:
+    """The split of each group, and its dimension."""
+    return [[group.get(key) for key in SPLITTING] for group in groups]
 
 
 def seed_of(groups: Groups) -> int:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rulec.errors import TensorError
 from rulec.torch.memory import plain_memory
+from rulec.torch.sections import Section
 from rulec.torch.tensors import real_view
 
 
@@ -33,11 +34,14 @@ class Inputs:
             else:
                 self._numbers[name] = _number(name, value)
 
-    def of(self, params: Sequence[Tensor], places: Sequence[int] | None) -> dict[str, Any]:
-        """The inputs for these parameters, or for the parameters at `places` among them."""
-        chosen = params if places is None else [params[i] for i in places]
+    def of(
+        self, seen: Sequence[tuple[Tensor, Section | None]], places: Sequence[int] | None
+    ) -> dict[str, Any]:  # fmt: skip
+        """The inputs for parameters or sections, or for those at `places` among them."""
+        chosen = seen if places is None else [seen[i] for i in places]
         tensors = {
-            name: [_like(name, tensors_of.get(p), p) for p in chosen] for name, tensors_of in self._tensors.items()
+            name: [_like(name, tensors_of.get(param), param, section) for param, section in chosen]
+            for name, tensors_of in self._tensors.items()
         }
         return self._numbers | tensors
 
@@ -65,10 +69,11 @@ def by_parameter(name: str, value: Any, params: Sequence[Tensor]) -> Mapping[Ten
     return dict(zip(params, value, strict=True))
 
 
-def _like(name: str, value: Any, param: Tensor) -> Tensor:
+def _like(name: str, value: Any, param: Tensor, section: Section | None) -> Tensor:
     if not isinstance(value, Tensor):
         raise TensorError(
             f"the input {name!r} has no tensor for a parameter of shape {tuple(param.shape)} that has a gradient"
         )
     with plain_memory():
-        return real_view(value.to(param.dtype if param.is_complex() or not value.is_complex() else value.dtype))
+        like = real_view(value.to(param.dtype if param.is_complex() or not value.is_complex() else value.dtype))
+        return like if section is None else section.of(like)

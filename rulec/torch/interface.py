@@ -17,7 +17,7 @@ import torch
 from rulec.errors import HyperError
 from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
-from rulec.torch.entries import Entry, GroupRule, draws, shared_states
+from rulec.torch.entries import Entry, GroupRule, draws, sees_sections, shared_states
 
 #: Keywords of torch.optim that say how to run, not what to compute.
 HINTS = ("foreach", "fused", "capturable", "differentiable")
@@ -31,6 +31,9 @@ OWN = ("state_dtype", "weights", "backend", "reduce_over")
 #: What torch takes for the same as a keyword's default, which is None.
 AS_NONE = {"adjust_lr_fn": "original"}
 
+#: Entries of a group that say what its parameters are joined of.
+SPLITTING = ("split", "split_dim")
+
 #: Entries of a group that choose what its tensors meet: the rule they go to, and random numbers.
 CHOOSING = ("tags", "seed")
 
@@ -39,7 +42,8 @@ COUNTS = {"group": "updates", "model": "model_updates"}
 
 #: What neither a hyper-parameter of a rule nor its states of groups or the model may be called.
 TAKEN = (
-    "self", "params", "param_names", "initial_lr", "maximize", "train_mode", *HINTS, *OWN, *CHOOSING, *COUNTS.values(),
+    "self", "params", "param_names", "initial_lr", "maximize", "train_mode", *HINTS, *OWN, *CHOOSING, *SPLITTING,
+    *COUNTS.values(),
 )  # fmt: skip
 
 #: The type of `state_dtype`: for all states, or by name, ours or torch's.
@@ -83,6 +87,11 @@ class Interface:
     def skips(self) -> bool:
         """Whether a rule may skip a step."""
         return any(rule.skip is not None for rule in self.rules)
+
+    @functools.cached_property
+    def sees_sections(self) -> bool:
+        """Whether a rule treats a fused parameter otherwise than its sections."""
+        return any(map(sees_sections, self.rules))
 
     @functools.cached_property
     def inputs(self) -> Mapping[str, str]:

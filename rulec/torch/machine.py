@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from rulec.errors import RulecError
+from rulec.errors import RulecError, TensorError
 from rulec.language.rule import Rule
 from rulec.runtime.device import Scaling
 from rulec.runtime.launch import Launch
-from rulec.torch.engine import add_parameters, engines_of
+from rulec.torch.engine import Home, add_parameters, engines_of
 from rulec.torch.entries import shared_states
 from rulec.torch.group_rules import Groups, group_rules_of
 from rulec.torch.group_states import GroupStates, check_complete
@@ -30,13 +30,14 @@ from rulec.torch.inputs import Inputs
 from rulec.torch.interface import Interface
 from rulec.torch.memory import plain_arithmetic, plain_memory
 from rulec.torch.meshes import meeting_of
-from rulec.torch.options import Options, check_parts, check_real, fitting
+from rulec.torch.options import Options, fitting
 from rulec.torch.placed import check_gradient, part_of
-from rulec.torch.plans import Plans, StepPlan, copy_all, launches_of, part_launches_of, scaling_kind
+from rulec.torch.plans import Plans, StepPlan, launches_of, part_launches_of, read_all, scaling_kind, write_all
 from rulec.torch.residence import NEW_NUMBERS, NEW_SCALING, NEW_TENSORS, residence_of
-from rulec.torch.routes import routes_of
+from rulec.torch.routes import names_of, routes_of
 from rulec.torch.snapshot import Change, Snapshot
 from rulec.torch.states import Buffers, Store
+from rulec.torch.stored import check_parts, check_real
 from rulec.torch.tensors import OtherDtype, is_dense, real_view
 from rulec.torch.writer import Writer
 
@@ -61,20 +62,22 @@ class Machine:
         routed = [(route.param, route.rule) for route in self.routes]
         options = replace(options, meeting=meeting_of(routed, options.meeting, together))
         self.options = options
-        self.names = [route.name for route in self.routes]
-        check_parts(options, self.params, self.names)
+        self.names = names_of(groups)
+        check_parts(options, self.routes)
         check_real(options, self.params, self.names)
         self.residence = residence_of(self.params, groups, options)
         self.residence.check_capture(NEW_TENSORS)
         self._snapshot = Snapshot(interface, groups, options, self.residence, self.names)
         self.engines = engines_of(interface, self.group_rules, groups, options, self.residence)
         self.homes = add_parameters(self.engines, self.group_rules, self.routes)
+        routed_homes = zip(self.routes, self.homes, strict=True)
+        self._whole = {route.place: home for route, home in routed_homes if route.section is None}
         self._copies = self._make_copies()
         ahead = self.residence.types == {"cpu"} and options.backend in (None, "cpu")
-        self.plans = Plans(self.params, self.engines, self.homes, self._copies, ahead)
+        self.plans = Plans(self.params, self.engines, self.routes, self.homes, self._copies, ahead)
         device_skips = self.residence.there and interface.skips
         steps, skips = bool(interface.shared) or device_skips, interface.skips and not self.residence.there
-        self.writer = Writer(self.params, self.engines, self.homes, steps, skips)
+        self.writer = Writer([route.param for route in self.routes], self.engines, self.homes, steps, skips)
         remembers = bool(interface.shared and self.engines)
         self._group_states = GroupStates(interface.shared, self.engines[0]) if remembers else None
         self.buffers = Buffers(self.engines, self.routes, self.homes, Store(saved), groups)
@@ -84,9 +87,10 @@ class Machine:
         """Contiguous copies of parameters with gaps in memory, or with rules that need rows and columns there."""
         copies = {}
         for place, (engine, tensor_id) in enumerate(self.homes):
-            if not is_dense(part_of(self.params[place])) or engine.needs_copy(tensor_id, engine.table):
+            here = self.routes[place].here
+            if not is_dense(here) or engine.needs_copy(tensor_id, engine.table):
                 with plain_memory():
-                    copies[place] = real_view(self.params[place]).contiguous()
+                    copies[place] = here.contiguous()
                 engine.replace(tensor_id, copies[place])
         return copies
 
@@ -127,11 +131,15 @@ class Machine:
         """Takes over parameters whose memory moved; False where more than their address is new."""
         if self._snapshot.altered() is not None:
             return False
-        for place in self._snapshot.take_memory():
-            if place not in self._copies:
-                engine, tensor_id = self.homes[place]
-                engine.replace(tensor_id, real_view(self.params[place]))
+        moved = {*self._snapshot.take_memory()}
+        for i, (route, (engine, tensor_id)) in enumerate(zip(self.routes, self.homes, strict=True)):
+            if route.place in moved and i not in self._copies:
+                engine.replace(tensor_id, route.here)
         return True
+
+    def home(self, place: int) -> Home | None:
+        """The home of the parameter at a place; None for one whose sections have homes of their own."""
+        return self._whole.get(place)
 
     # Steps
 
@@ -176,7 +184,10 @@ class Machine:
             check_gradient(grads[place], plan.written[place], self.names[plan.chosen[place]])
             grads[place] = real_view(grads[place])
         if plan.copied:
-            copy_all((copy, param) for param, copy in plan.copied)
+            read_all(plan.copied)
+        if plan.sections:
+            self._check_shapes(plan, grads)
+            grads = [*plan.seen(grads)]
         try:
             launches = launches_of(plan, grads, inputs, scaling)
         except OtherDtype:
@@ -189,10 +200,21 @@ class Machine:
             self.writer.write(launches, plan.written)
         finally:
             if plan.copied:
-                copy_all(plan.copied)
+                write_all(plan.copied)
         if [1 for engine in self.engines if engine.published != engine.extensions]:
             self.buffers.show()
         return True
+
+    def _check_shapes(self, plan: StepPlan, grads: Sequence[Tensor]) -> None:
+        """TensorError where a gradient of a fused parameter cannot be cut as its parameter is."""
+        for place in {place for place, section in plan.sections if section is not None}:
+            grad, param, name = grads[place], part_of(plan.written[place]), self.names[plan.chosen[place]]
+            if grad.layout is not torch.strided:
+                raise TensorError(f"the gradient of {name} is sparse ({grad.layout}), and its parameter is split")
+            if grad.shape != param.shape:
+                raise TensorError(
+                    f"the gradient of {name} has shape {tuple(grad.shape)}, its parameter {tuple(param.shape)}"
+                )
 
     def _check_capture(self, groups: Groups, plan: StepPlan | None, scaling: Scaling | None) -> None:
         """RulecError where a captured step does more than the steps after it."""
@@ -213,12 +235,12 @@ class Machine:
         if self.residence.capturing:
             raise RulecError("eval() and train() cannot be captured in a CUDA graph: call them before or after it")
         written = [p for p in self.params if self.buffers.store.get(p)]
-        copied = [(self.params[place], copy) for place, copy in self._copies.items()]
-        copy_all((copy, param) for param, copy in copied)
+        copied = [(self.routes[i], copy) for i, copy in self._copies.items()]
+        read_all(copied)
         increment_version(written)
         for engine in self.engines:
             engine.change(way, engine.table)
-        copy_all(copied)
+        write_all(copied)
 
     # Steps of some parameters after others
 
@@ -252,9 +274,9 @@ class Machine:
         with plain_arithmetic([*filter(torch.is_autocast_enabled, self.residence.types)]):
             plan = self.plans.of(places, grads)
             seen = [real_view(grad) for grad in grads]
-            copy_all((copy, param) for param, copy in plan.copied)
-            self.writer.write(part_launches_of(plan, seen, way, counts), plan.written)
-            copy_all(plan.copied)
+            read_all(plan.copied)
+            self.writer.write(part_launches_of(plan, plan.seen(seen), way, counts), plan.written)
+            write_all(plan.copied)
         self.buffers.show()
 
     def fire_launches(self, launches: Sequence[Launch], written: Sequence[Tensor]) -> None:

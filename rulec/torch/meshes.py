@@ -23,6 +23,7 @@ from rulec.runtime.peers import Peers
 from rulec.torch.communication import Traffic
 from rulec.torch.fake import is_fake
 from rulec.torch.placed import has_matrices, is_split, part_here, rectangles_of, sees_more
+from rulec.torch.sections import Section
 from rulec.torch.tensors import DTYPES
 
 _OPS = {Op.SUM: "SUM", Op.MIN: "MIN", Op.MAX: "MAX"}
@@ -104,8 +105,8 @@ class MeshPeers:
         return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
 
 
-def whole_of(param: Any, spread: bool) -> Whole | None:
-    """The whole of a DTensor; None where this process has all of it.
+def whole_of(param: Any, spread: bool, section: Section | None = None) -> Whole | None:
+    """The whole of a DTensor, or of a section of it; None where this process has all of it.
 
     With `spread` it says where the other parts are.
     """
@@ -114,14 +115,15 @@ def whole_of(param: Any, spread: bool) -> Whole | None:
     mesh = param.device_mesh
     axes = [i for i, placed in enumerate(param.placements) if not placed.is_replicate() and mesh.size(i) > 1]
     cuts = tuple((param.placements[axis].dim, MeshPeers(mesh.get_group(axis), _name(mesh, [axis]))) for axis in axes)
-    lies = _spread(param) if spread and axes else None
-    return Whole(tuple(param.shape), cuts, part_here(param), lies)
+    lies = _spread(param, section) if spread and axes else None
+    shape = tuple(param.shape) if section is None else section.shape(param.shape)
+    return Whole(shape, cuts, part_here(param, section), lies)
 
 
-def _spread(param: Any) -> Spread | None:
-    """The place of every part and replica of a DTensor; None where one is no rectangle."""
+def _spread(param: Any, section: Section | None) -> Spread | None:
+    """The place of every part and replica of a DTensor, or of a section of it; None where one is no rectangle."""
     peers = _all_peers(param.device_mesh)
-    rectangles = rectangles_of(param, torch.distributed.get_process_group_ranks(peers.group))
+    rectangles = rectangles_of(param, torch.distributed.get_process_group_ranks(peers.group), section)
     return None if rectangles is None else Spread(peers, Division(rectangles))
 
 

@@ -27,7 +27,7 @@ from rulec.torch.engine import state_dtypes_of
 from rulec.torch.entries import GroupRule
 from rulec.torch.group_rules import group_rules_of, seed_of
 from rulec.torch.inputs import Inputs
-from rulec.torch.interface import Interface
+from rulec.torch.interface import SPLITTING, Interface
 from rulec.torch.lost import watch_of
 from rulec.torch.machine import Machine
 from rulec.torch.memory import frame_callback, without_compiler
@@ -130,7 +130,7 @@ class RuleOptimizer(Optimizer, Turns):
         state of a tensor of fewer than 4,096 elements, has a dtype of floats.
         """
         machine = self._current()
-        return {name: machine.buffers.storage(place) for place, name in enumerate(machine.names)}
+        return {route.name: machine.buffers.storage(i) for i, route in enumerate(machine.routes)}
 
     @in_turn
     def communication(self) -> Communication:
@@ -307,10 +307,16 @@ class RuleOptimizer(Optimizer, Turns):
         if layout:
             machine = self._current()
             return written(layout, super().state_dict(), machine, self.param_groups)
+        joined = self._current().buffers.joined() if self._splits(self.param_groups) else {}
         saved = super().state_dict()
         if isinstance(saved.get("state"), Mapping):
-            saved = all_saved(saved, self.param_groups)
+            saved = all_saved({**saved, "state": saved["state"] | joined}, self.param_groups)
         return saved
+
+    @staticmethod
+    def _splits(groups: Iterable[Mapping[str, Any]]) -> bool:
+        """Whether a group has parameters with sections."""
+        return any(group.get("split") is not None for group in groups)
 
     @in_turn
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -342,6 +348,10 @@ class RuleOptimizer(Optimizer, Turns):
         kept = [{"tags": group["tags"]} if "tags" in group else {} for group in self.param_groups]
         saved_groups = zip(kept, state["param_groups"], strict=True)
         groups = [{**self.defaults, **tags, **group} for tags, group in saved_groups]
+        for group, before in zip(groups, self.param_groups, strict=True):  # what is joined, parameters say, not states
+            for key in SPLITTING:
+                group.pop(key, None)
+                group |= {key: before[key]} if key in before else {}
         tag_all(groups)
         machine = Machine(self.interface, groups, saved, self._options, strict=True)
         super().__setstate__({**state, "state": Store(), "param_groups": groups})

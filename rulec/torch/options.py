@@ -12,7 +12,7 @@ from rulec.backend import registry
 from rulec.backend.protocol import Backend
 from rulec.compiler.layout import PLAIN_STORAGE
 from rulec.errors import HyperError, TensorError
-from rulec.formats import NAMES, UNBIASED
+from rulec.formats import NAMES
 from rulec.language.hyper import checked_seed
 from rulec.language.source import did_you_mean
 from rulec.runtime.storage import Storage
@@ -20,7 +20,6 @@ from rulec.torch.across import Across
 from rulec.torch.fake import ShapesBackend, is_fake
 from rulec.torch.interface import Interface, StateDtype
 from rulec.torch.meshes import Agreement
-from rulec.torch.placed import is_flat, is_split, place_of
 
 #: torch's names of formats -> ours.
 _TORCH_NAMES = {"float8_e4m3fn": "float8_e4m3"}
@@ -53,37 +52,6 @@ def fitting(options: Options, params: Sequence[Tensor]) -> Options:
     if not all(fake):
         raise TensorError("some parameters are fake tensors and others are not: give an optimizer those of one kind")
     return replace(options, backend=ShapesBackend())
-
-
-def check_parts(options: Options, params: Sequence[Tensor], names: Sequence[str]) -> None:
-    """TensorError where a parameter is a part of a tensor of which the storage asked for needs to know more.
-
-    Codes and random bits of a part need to know its tensor, as a DTensor does.
-    """
-    words = options.state_dtypes.values()
-    coded = [f"state_dtype={word!r}" for word in words if word not in PLAIN_STORAGE]
-    drawn = {"weights='stochastic'": "weights='split'"} if options.weights == "stochastic" else {}
-    drawn |= {f"state_dtype={word!r}": "state_dtype='float32'" for word in words if word == UNBIASED}
-    for param, name in zip(params, names, strict=True):
-        if (coded or drawn) and is_flat(param):
-            raise TensorError(
-                f"{name} is a part of a flat parameter of FullyShardedDataParallel, which has no shape for "
-                f"{[*coded, *drawn][0]}: use fully_shard, whose parameters are DTensors"
-            )
-        for what, advice in drawn.items():
-            if is_split(param) and place_of(param) is None:
-                raise TensorError(
-                    f"{name} is placed as {param.placements}, and {what} is for parts that are a range or equal rows "  # type: ignore[attr-defined]
-                    f"of the whole: shard another dimension, or give {advice}"
-                )
-
-
-def check_real(options: Options, params: Sequence[Tensor], names: Sequence[str]) -> None:
-    """TensorError where a parameter is complex, and a state would be bfloat16: torch has no complex numbers of it."""
-    words = [word for word in options.state_dtypes.values() if word in ("bfloat16", UNBIASED)]
-    for param, name in zip(params, names, strict=True):
-        if words and param.is_complex():
-            raise TensorError(f"{name} is complex, and a state of it cannot be {words[0]}: give state_dtype='float32'")
 
 
 def options_of(interface: Interface, values: dict[str, Any]) -> Options:

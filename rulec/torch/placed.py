@@ -22,6 +22,7 @@ from rulec.language.node import Kind, Node, Op, walk
 from rulec.language.rule import Rule
 from rulec.torch.fake import address_of as plain_address_of
 from rulec.torch.fake import real_memory
+from rulec.torch.sections import Section
 
 _MODULE = "torch.distributed.tensor"
 
@@ -46,20 +47,41 @@ def is_split(tensor: Any) -> bool:
     return is_placed(tensor) and any(not placement.is_replicate() for placement in tensor.placements)
 
 
-def part_here(param: Any) -> Piece:
+def part_here(param: Any, section: Section | None = None) -> Piece:
     """The part of a split parameter in this process; where no piece says its place, that of the whole."""
-    return place_of(param) or Piece()
+    return place_of(param, section) or Piece()
 
 
-def place_of(param: Any) -> Piece | None:
+def place_of(param: Any, section: Section | None = None) -> Piece | None:
     """Where the part of a split parameter lies in the whole; None where it is no range and no rows with equal gaps."""
-    part, mesh = part_of(param).shape, param.device_mesh
-    coordinate = mesh.get_coordinate()
+    here = part_of(param) if section is None else section.of(part_of(param))
+    coordinate, part = param.device_mesh.get_coordinate(), here.shape
     if coordinate is None or not all(part):
         return Piece()
-    indices = [_indices(param, axis, coordinate) for axis in range(param.dim())]
+    indices, whole = _all_indices(param, coordinate, section), param.shape
     ranges = all(len(chosen) == n and chosen[-1] - chosen[0] == n - 1 for chosen, n in zip(indices, part, strict=True))
-    return piece_of(param.shape, part, [chosen[0] for chosen in indices]) if ranges else None
+    shape = tuple(whole) if section is None else section.shape(whole)
+    return piece_of(shape, part, [chosen[0] for chosen in indices]) if ranges else None
+
+
+def section_here(param: Any, dim: int, start: int, stop: int, number: int) -> Section:
+    """A section of a parameter, from the index `start` of a dimension to `stop`, with its place in this process."""
+    if not is_placed(param):
+        return Section(dim, start, stop, number, start, stop - start)
+    coordinate = param.device_mesh.get_coordinate()
+    if coordinate is None:
+        return Section(dim, start, stop, number, 0, 0)
+    indices = _indices(param, dim, coordinate)
+    return Section(dim, start, stop, number, sum(i < start for i in indices), sum(start <= i < stop for i in indices))
+
+
+def _all_indices(param: Any, coordinate: Sequence[int], section: Section | None) -> list[Sequence[int]]:
+    """The indices of each dimension, of a parameter or a section of it, that a process at a coordinate has."""
+    indices = [_indices(param, axis, coordinate) for axis in range(param.dim())]
+    if section is not None:
+        first, last = section.start, section.stop
+        indices[section.dim] = [i - first for i in indices[section.dim] if first <= i < last]
+    return indices
 
 
 def _indices(param: Any, axis: int, coordinate: Sequence[int]) -> Sequence[int]:
@@ -128,12 +150,17 @@ def has_matrices(rule: Rule) -> bool:
     return any(part.op.kind is Kind.MATRIX for part in walk(rule.expressions))
 
 
-def rectangles_of(param: Any, ranks: Sequence[int]) -> tuple[tuple[slice, ...], ...] | None:
-    """The part of a DTensor in each of these processes of its mesh, as slices; None where one is no rectangle."""
+def rectangles_of(
+    param: Any, ranks: Sequence[int], section: Section | None = None
+) -> tuple[tuple[slice, ...], ...] | None:
+    """The part of a DTensor, or of a section of it, in each of these processes of its mesh, as slices.
+
+    None where one is no rectangle.
+    """
     rectangles = []
     for rank in ranks:
         coordinate = (param.device_mesh.mesh == rank).nonzero()[0].tolist()
-        indices = [_indices(param, axis, coordinate) for axis in range(param.dim())]
+        indices = _all_indices(param, coordinate, section)
         if any(chosen and chosen[-1] - chosen[0] != len(chosen) - 1 for chosen in indices):
             return None
         rectangles.append(tuple(slice(chosen[0], chosen[-1] + 1) if chosen else slice(0, 0) for chosen in indices))
@@ -200,7 +227,12 @@ def as_placed(state: Tensor, param: Any, view: MatrixView, letters: str) -> Tens
     whole = view.whole or view
     shape = whole.kept_shape(whole.rows if "i" in letters else 1, whole.cols if "j" in letters else 1)
     stride = [math.prod(shape[place + 1 :]) for place in range(len(shape))]
-    placements = [_kept(placement, view, letters, len(shape)) for placement in param.placements]
+    dims = len(shape)
+    ends = {"i": dims - 2, "j": dims - 1}
+    placements = [
+        kept_placement(placement, view, letters, lambda dim: ends.get(view.axis(dim), dim))
+        for placement in param.placements
+    ]
     return as_part(state, shape, stride, param, placements)
 
 
@@ -219,14 +251,13 @@ def as_part(
     return placed
 
 
-def _kept(placement: Any, view: MatrixView, letters: str, dims: int) -> Any:
-    """The placement of a state with these axes and so many dimensions, from its parameter's."""
+def kept_placement(placement: Any, view: MatrixView, letters: str, place: Callable[[int], int]) -> Any:
+    """The placement of a state with these axes, from its parameter's; `place` gives a dimension's place there."""
     if placement.is_replicate():
         return placement
-    axis = view.axis(placement.dim)
-    if axis not in letters:
+    if view.axis(placement.dim) not in letters:
         return sys.modules[_MODULE].Replicate()
-    dim = placement.dim if axis == "b" else dims - (2 if axis == "i" else 1)
+    dim = place(placement.dim)
     split = getattr(placement, "split_factor", None)
     return type(placement)(dim) if split is None else type(placement)(dim, split_factor=split)
 

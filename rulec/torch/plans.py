@@ -18,7 +18,8 @@ from rulec.torch.engine import Home, TorchEngine
 from rulec.torch.inputs import Inputs
 from rulec.torch.memory import plain_memory
 from rulec.torch.placed import is_placed
-from rulec.torch.tensors import real_view
+from rulec.torch.routes import Route
+from rulec.torch.sections import Section
 
 #: How many sets of parameters with gradients a machine remembers the plans of.
 _PLANS = 1024
@@ -38,30 +39,48 @@ class StepPlan:
     """A step of some parameters.
 
     `chosen` are their places among all parameters, and `written` the parameters themselves. `converted` are the places,
-    among these, of gradients for which kernels read another tensor: complex ones and DTensors. `copied` are pairs of a
-    parameter and the contiguous copy that kernels write. `scalings` are the ways of scaling of the steps so far.
+    among these, of gradients for which kernels read another tensor: complex ones and DTensors. `sections` has, for
+    each tensor of a kernel, its parameter's place here and its section; empty where all are parameters.
+    `copied` are routes with the contiguous copy that kernels write. `scalings` are the ways of scaling of the steps so
+    far.
     """
 
     shares: list[Share]
     chosen: Sequence[int]
     written: list[Tensor]
     converted: list[int]
-    copied: list[tuple[Tensor, Tensor]]
+    sections: list[tuple[int, Section | None]]
+    copied: list[tuple[Route, Tensor]]
     scalings: set[tuple[bool, bool]] = field(default_factory=set)
+
+    @property
+    def updated(self) -> list[tuple[Tensor, Section | None]]:
+        """Each parameter, or each of its sections."""
+        pairs = self.sections or [(place, None) for place in range(len(self.written))]
+        return [(self.written[place], section) for place, section in pairs]
+
+    def seen(self, tensors: Sequence[Any]) -> Sequence[Any]:
+        """The tensors of kernels, from one tensor for each parameter of the plan."""
+        if not self.sections:
+            return tensors
+        return [tensors[i] if section is None else section.of(tensors[i]) for i, section in self.sections]
 
 
 class Plans:
     """The plans of a machine's steps, by the places of the parameters with gradients (None: all).
 
-    `copies` are contiguous copies of parameters, by their places. Where `ahead`, a step of many parameters has memory
-    fetched before it looks at them.
+    `homes` and `copies`, contiguous copies of what kernels see, are by the places of `routes`. Where `ahead`, a step of
+    many parameters has memory fetched before it looks at them.
     """
 
     def __init__(
-        self, params: Sequence[Tensor], engines: Sequence[TorchEngine], homes: Sequence[Home],
-        copies: Mapping[int, Tensor], ahead: bool,
+        self, params: Sequence[Tensor], engines: Sequence[TorchEngine], routes: Sequence[Route],
+        homes: Sequence[Home], copies: Mapping[int, Tensor], ahead: bool,
     ) -> None:  # fmt: skip
-        self._params, self._engines, self._homes = params, engines, homes
+        self._params, self._engines, self._routes, self._homes = params, engines, routes, homes
+        self._of_param: dict[int, list[int]] = {}
+        for i, route in enumerate(routes):
+            self._of_param.setdefault(route.place, []).append(i)
         self._copies, self._fetches = copies, ahead
         self.known: dict[tuple[int, ...] | None, StepPlan] = {}
         self.ahead: Ahead | None = None
@@ -79,17 +98,20 @@ class Plans:
         if self._fetches and len(grads) >= FEW:
             self.ahead = Ahead([*written, *grads])
         converted = [place for place, p in enumerate(written) if p.is_complex() or is_placed(p)]
-        copied = [(self._params[i], self._copies[i]) for i in chosen if i in self._copies]
-        plan = self.known[present] = StepPlan(self._shares(chosen), chosen, written, converted, copied)
+        seen = [(place, i) for place, param in enumerate(chosen) for i in self._of_param[param]]
+        sections = [(place, self._routes[i].section) for place, i in seen] if len(seen) > len(chosen) else []
+        copied = [(self._routes[i], self._copies[i]) for _, i in seen if i in self._copies]
+        shares = self._shares([i for _, i in seen])
+        plan = self.known[present] = StepPlan(shares, chosen, written, converted, sections, copied)
         return plan
 
-    def _shares(self, chosen: Sequence[int]) -> list[Share]:
+    def _shares(self, seen: Sequence[int]) -> list[Share]:
         shares = []
         for engine in self._engines:
-            places = [place for place, i in enumerate(chosen) if self._homes[i][0] is engine]
+            places = [place for place, i in enumerate(seen) if self._homes[i][0] is engine]
             if places:
-                ids = tuple([self._homes[chosen[place]][1] for place in places])
-                shares.append(Share(engine, ids, None if len(places) == len(chosen) else places))
+                ids = tuple([self._homes[seen[place]][1] for place in places])
+                shares.append(Share(engine, ids, None if len(places) == len(seen) else places))
         return shares
 
 
@@ -100,7 +122,7 @@ def launches_of(
     launches: list[Launch] = []
     for share in plan.shares:
         chosen = grads if share.places is None else [grads[i] for i in share.places]
-        arguments = None if inputs is None else inputs.of(plan.written, share.places)
+        arguments = None if inputs is None else inputs.of(plan.updated, share.places)
         launches += share.engine.ready(share.ids, chosen, share.engine.table, arguments, scaling)
     return launches
 
@@ -121,11 +143,18 @@ def scaling_kind(scaling: Scaling | None) -> tuple[bool, bool]:
     return scaling is not None, scaling is not None and scaling.scale is not None
 
 
-def copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Writes the second tensor of each pair into the first."""
+def read_all(copied: Iterable[tuple[Route, Tensor]]) -> None:
+    """Writes what lies at each route into its copy."""
     with plain_memory():
-        for into, source in pairs:
-            real_view(into).copy_(real_view(source))
+        for route, copy in copied:
+            copy.copy_(route.here)
+
+
+def write_all(copied: Iterable[tuple[Route, Tensor]]) -> None:
+    """Writes each copy where its route lies."""
+    with plain_memory():
+        for route, copy in copied:
+            route.here.copy_(copy)
 
 
 _LINE = 64

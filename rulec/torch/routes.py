@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -11,10 +11,12 @@ from torch import Tensor
 from rulec.compiler.routing import Router, applies
 from rulec.errors import HyperError, TensorError
 from rulec.language.rule import Rule
-from rulec.torch.entries import GroupRule, sees_shapes
+from rulec.torch.entries import GroupRule, sees_sections, sees_shapes
 from rulec.torch.group_rules import Groups
 from rulec.torch.interface import Interface, torch_words
-from rulec.torch.placed import check_flat, check_placed
+from rulec.torch.placed import check_flat, check_placed, is_flat, section_here
+from rulec.torch.sections import Section, bounds_of, checked_split
+from rulec.torch.tensors import real_view
 
 
 class ComplexParameter(TensorError, RuntimeError):
@@ -23,7 +25,10 @@ class ComplexParameter(TensorError, RuntimeError):
 
 @dataclass(frozen=True)
 class Route:
-    """A parameter, its group's index, and the rule it goes to; `routed` where that is not the class's own."""
+    """A parameter, its group's index, and the rule it goes to; `routed` where that is not the class's own.
+
+    With a `section`, that part of a fused parameter. `place` is the parameter's among all.
+    """
 
     name: str
     param: Tensor
@@ -31,13 +36,32 @@ class Route:
     tags: frozenset[str]
     rule: Rule
     routed: bool
+    place: int
+    section: Section | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the tensor that the rule sees, of all processes."""
+        shape = tuple(self.param.shape)
+        return shape if self.section is None else self.section.shape(shape)
+
+    @property
+    def like(self) -> Tensor:
+        """What states are placed as: the parameter, or the section in this process."""
+        return self.param if self.section is None else self.here
+
+    @property
+    def here(self) -> Tensor:
+        """The memory of it in this process, as kernels see it."""
+        here = real_view(self.param)
+        return here if self.section is None else self.section.of(here)
 
 
 class Routes(list[Route]):
     """The routes of an optimizer's parameters; printed, a table."""
 
     def __str__(self) -> str:
-        rows = [(route.name, str(tuple(route.param.shape)), route.rule.name) for route in self]
+        rows = [(route.name, str(route.shape), route.rule.name) for route in self]
         widths = [max((len(row[i]) for row in rows), default=0) for i in (0, 1)]
         return "\n".join(f"{name:{widths[0]}}  {shape:{widths[1]}}  {rule}" for name, shape, rule in rows)
 
@@ -49,7 +73,7 @@ def routes_of(
 
     `together` says that processes take the values of groups and the model over the parts of all.
     """
-    names_at = names_of(groups)
+    names = iter(enumerate(names_of(groups)))
     routers: dict[int, Router] = {}
     routes = Routes()
     for index, (group_rule, group) in enumerate(zip(group_rules, groups, strict=True)):
@@ -58,23 +82,45 @@ def routes_of(
         router = routers[id(group_rule.rule)]
         tags = frozenset(group.get("tags") or ())
         for param in group["params"]:
-            check_flat(param, router.rules, names_at[len(routes)], together)
-            routes.append(_route(interface, router, names_at[len(routes)], param, index, tags))
+            place, name = next(names)
+            check_flat(param, router.rules, name, together)
+            whole = Route(name, param, index, tags, router.rules[0], False, place)
+            routes += _routed(interface, router, whole, _sections(group, param, name))
             if routes[-1].routed and interface.refuses and group.get("tags") is None:
                 raise TensorError(_refusal(interface, routes[-1]))
     return routes
 
 
-def _route(interface: Interface, router: Router, name: str, param: Tensor, group: int, tags: frozenset[str]) -> Route:
+def _sections(group: Mapping[str, Any], param: Tensor, name: str) -> list[Section]:
+    """The sections of a parameter of a group; none where it is no fused one."""
+    dim, bounds = bounds_of(group, param, name)
+    if bounds and is_flat(param):
+        raise TensorError(
+            f"{name} is a part of a flat parameter of FullyShardedDataParallel, which has no dimension to split: use "
+            f"fully_shard, whose parameters are DTensors"
+        )
+    return [section_here(param, dim, start, stop, number) for number, (start, stop) in enumerate(bounds)]
+
+
+def _routed(interface: Interface, router: Router, whole: Route, sections: Sequence[Section]) -> list[Route]:
+    """The route of a parameter, or the routes of its sections, where a rule sees more than elements."""
+    each = [replace(whole, name=section.name(whole.name), section=section) for section in sections]
+    routes = [_route(interface, router, route) for route in each]
+    if any(sees_sections(route.rule) for route in routes):
+        return routes
+    return [_route(interface, router, whole)]
+
+
+def _route(interface: Interface, router: Router, route: Route) -> Route:
+    name, param, shape = route.name, route.param, route.shape
     if param.is_complex() and sees_shapes(interface.rules):
         raise ComplexParameter(
             f"{interface.name} does not support complex parameters such as {name}, for it treats tensors by their "
             f"dimensions: pass torch.view_as_real of it"
         )
-    shape = tuple(param.shape)
-    rule = router.choose(shape, tags, name)
+    rule = router.choose(shape, route.tags, name)
     check_placed(param, rule, name)
-    return Route(name, param, group, tags, rule, not applies(router.rules[0], shape, tags))
+    return replace(route, rule=rule, routed=not applies(router.rules[0], shape, route.tags))
 
 
 def _refusal(interface: Interface, route: Route) -> str:
@@ -105,7 +151,10 @@ def checked_tags(tags: Any) -> tuple[str, ...]:
 
 
 def tag_all(groups: Sequence[dict[str, Any]]) -> None:
-    """Checks the tags of all groups, and keeps them as tuples."""
+    """Checks the tags of all groups, and what their parameters are joined of, and keeps them as tuples."""
     for group in groups:
+        split, _ = checked_split(group)
+        if split is not None:
+            group["split"] = split
         if group.get("tags") is not None:
             group["tags"] = checked_tags(group["tags"])

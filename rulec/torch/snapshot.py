@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from rulec.torch.entries import GroupRule
-from rulec.torch.group_rules import Groups, GroupValues, group_rules_of, words_of
+from rulec.torch.group_rules import Groups, GroupValues, group_rules_of, splits_of, words_of
 from rulec.torch.interface import Interface
 from rulec.torch.options import Options
 from rulec.torch.placed import address_of, part_of
@@ -43,6 +43,7 @@ class Snapshot:
         self._values = GroupValues(interface.group_keywords, groups, self._live)
         self._flags = GroupValues(interface.flag_keywords, groups)
         self._words = words_of(groups)
+        self._splits = splits_of(groups)
         check_parameters(self.params, names)
         self._addresses = [*map(self._address, self.params)]
         self._facts = [_facts(p) for p in self.params]
@@ -56,6 +57,8 @@ class Snapshot:
         """The changes since the last look; after other parameters nothing else is looked at."""
         same, lists = self._values.same(groups), self._values.lists
         if [*map(len, lists)] != self.sizes or not all(map(is_, chain.from_iterable(lists), self.params)):
+            return [Change.PARAMETERS]
+        if self._interface.sees_sections and splits_of(groups) != self._splits:
             return [Change.PARAMETERS]
         moved = [*map(self._address, self.params)] != self._addresses
         return [*((Change.MEMORY,) if moved else ()), *(() if same else (Change.VALUES,))]

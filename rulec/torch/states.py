@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rulec.compiler.ir import axes_of_letters
 from rulec.compiler.layout import scale_name
 from rulec.compiler.reweigh import reweighed
 from rulec.compiler.weights import is_part
@@ -24,11 +25,13 @@ from rulec.runtime.recode import formats_of, recoded
 from rulec.torch.codes import arrays_here, values_here, with_plain_names
 from rulec.torch.engine import Home, TorchEngine
 from rulec.torch.fake import has_no_memory, is_fake, real_memory
+from rulec.torch.fused import SectionState, loaded_of_sections, of_section, saved_of_sections
 from rulec.torch.group_rules import Groups
 from rulec.torch.memory import plain_memory
 from rulec.torch.peers.reading import is_coded, taken
 from rulec.torch.placed import as_placed, fill
 from rulec.torch.routes import Route
+from rulec.torch.sections import Section
 from rulec.torch.tensors import dtype_name, real_view
 
 #: The key of a group for the formats of its states in codes: torch's name of a state -> the key of its format.
@@ -142,6 +145,11 @@ class Buffers:
         self._groups: Sequence[Any] = groups
         #: For each group the keys of formats of its saved states in codes.
         self._formats: list[Mapping[str, str]] = [group.get(FORMATS, {}) for group in groups]
+        by_param: dict[int, list[int]] = {}
+        for place, route in enumerate(routes):
+            by_param.setdefault(route.place, []).append(place)
+        #: For each parameter with sections the places of their routes.
+        self._fused = [places for places in by_param.values() if routes[places[0]].section is not None]
 
     def prepare(self, saved: Mapping[Any, Any], full: bool, strict: bool) -> dict[int, Mapping[str, Any]]:
         """Allocates the buffers of every parameter that has a saved state, or of all where `full`.
@@ -158,30 +166,77 @@ class Buffers:
             params = [self._routes[place].param for place in places]
             dtypes = [dtype_name(p.dtype if p.grad is None else p.grad.dtype) for p in params]
             engine.prepare([self._homes[place][1] for place in places], dtypes, engine.table)
+        held |= self._of_sections({place: held[place] for place in chosen})
         held = {place: self._reweighed(place, self._recoded(place, held[place])) for place in chosen}
         for place, values in held.items():
             _check_saved(self._of(place), values, self._routes[place].name, strict)
+            if self._routes[place].section is None:
+                _check_whole(self._of(place), values, self._routes[place].name)
         return held
+
+    def _of_sections(self, held: Mapping[int, Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
+        """The saved values of sections, by their places. `held` has the values of parameters."""
+        loaded: dict[int, Mapping[str, Any]] = {}
+        for places in self._fused:
+            if places[0] in held:
+                states, sections = self._section_states(places)
+                route = self._routes[places[0]]
+                owner = self._owner(route)
+                parts = loaded_of_sections(held[places[0]], states, sections, route.param, owner)
+                loaded |= dict(zip(places, parts, strict=True))
+        return loaded
+
+    def joined(self) -> dict[int, dict[str, Any]]:
+        """The states of parameters with sections as they are saved, by the parameters' places."""
+        saved: dict[int, dict[str, Any]] = {}
+        for places in self._fused:
+            states, sections = self._section_states(places)
+            route = self._routes[places[0]]
+            if any(states):
+                rules = [self._routes[place].rule for place in places]
+                skips = any(rule.skip is not None for rule in rules)
+                saved[route.place] = saved_of_sections(states, sections, route.param, skips)
+        return saved
+
+    def _section_states(self, places: Sequence[int]) -> tuple[list[dict[str, SectionState]], list[Section]]:
+        """The states of sections at these places under torch's names, and the sections."""
+        states, sections = [], []
+        for place in places:
+            engine, tensor_id = self._homes[place]
+            tensor, entry, route = engine.tensors[tensor_id], engine.group_rule.entry, self._routes[place]
+            axes = {} if tensor.bucket is None else {b.name: b.axes for b in tensor.bucket.program.states}
+            letters = {name: x.letters if x == axes_of_letters(x.letters) else "" for name, x in axes.items()}
+            states.append({
+                entry.outside(name, route.routed): SectionState(value, letters.get(name, "bij"), tensor.view)
+                for name, value in self.written(place).items()
+                if name != "step" or self._counted(place)
+            })  # fmt: skip
+            sections += [route.section] if route.section is not None else []
+        return states, sections
+
+    @staticmethod
+    def _owner(route: Route) -> str:
+        return route.name if route.section is None else route.name.removesuffix(f"[{route.section.number}]")
 
     def _recoded(self, place: int, saved: Mapping[str, Any]) -> Mapping[str, Any]:
         """A parameter's saved values in the formats of its buffers."""
         route = self._routes[place]
         order, after = [name for name in self._of(place) if name != "step" and "::" not in name], self.formats(place)
-        saved, kept = taken(saved, order, after, route.param, self._groups[route.group], route.name)
+        saved, kept = taken(saved, order, after, route.like, self._groups[route.group], route.name)
         before = formats_of(
             {**self._formats[route.group], **{k: form.key for k, form in kept.items()}}, saved, route.name
         )
         names = {*before, *after} & saved.keys()
         if not names:
             return saved
-        arrays, before = arrays_here(saved, before, names, route.param, route.name)
-        arrays = recoded(arrays, before, after, tuple(real_view(route.param).shape), route.name)
+        arrays, before = arrays_here(saved, before, names, route.like, route.name)
+        arrays = recoded(arrays, before, after, tuple(route.here.shape), route.name)
         others = {name: value for name, value in saved.items() if not {name, name.removesuffix(_SCALE)} & names}
         return others | {name: self._shown(place, name, name, torch.as_tensor(array)) for name, array in arrays.items()}
 
     def _reweighed(self, place: int, saved: Mapping[str, Any]) -> Mapping[str, Any]:
         """A parameter's saved values with the part of its kind of weight, made of that of another kind."""
-        param, name = self._routes[place].param, self._routes[place].name
+        param, name = self._routes[place].like, self._routes[place].name
         if is_fake(real_view(param)):
             return saved
         values = reweighed(
@@ -192,7 +247,7 @@ class Buffers:
 
     def _shown(self, place: int, name: str, outside: str, state: Tensor) -> Tensor:
         """An array of a state, by the rule's name and by torch's: a DTensor where its parameter is one."""
-        param = self._routes[place].param
+        param = self._routes[place].like
         form = self.formats(place).get(outside)
         if outside.endswith(_SCALE) or (form is not None and form.bits != 8):  # for runs of elements here
             return state
@@ -251,6 +306,9 @@ class Buffers:
             buffers = self._of(place)
             if buffers:
                 entry = self.store.entry(route.param)
+                if route.section is not None:
+                    _show_section(entry, buffers, route.section.number)
+                    continue
                 for name in [name for name in entry if (is_coded(name) or is_part(name)) and name not in buffers]:
                     del entry[name]
                 entry.take(buffers)
@@ -288,6 +346,25 @@ class Buffers:
     def _counted(self, place: int) -> bool:
         """Whether torch's layout has a step count of the parameter."""
         return self._homes[place][0].group_rule.entry.counted or self._routes[place].routed
+
+
+def _check_whole(buffers: Mapping[str, Tensor], saved: Mapping[str, Any], name: str) -> None:
+    """StateMismatch where a state of a parameter was saved for its sections alone."""
+    apart = [key for key in buffers if key not in saved and of_section(key, 0) in saved]
+    if apart:
+        raise StateMismatch(
+            f"the saved state of {name} has {of_section(apart[0], 0)} of its sections, and {name} is not split here: "
+            f"give its group the split that it had, or load the state_dict() of then"
+        )
+
+
+def _show_section(entry: ParamState, buffers: Mapping[str, Any], number: int) -> None:
+    """Puts the buffers of a section into its parameter's state."""
+    names = {name: of_section(name, number) if number or name != "step" else name for name in buffers}
+    for name in [*buffers, *(n for n in entry if is_part(n.removesuffix(of_section("", number))))]:
+        if name in entry and name not in names.values() and (name != "step" or not number):
+            dict.__delitem__(entry, name)
+    entry.take({names[name]: value for name, value in buffers.items()})
 
 
 def _device_of(value: Any) -> torch.device:

@@ -95,8 +95,10 @@ def _keeps(owner: Owner, weight: Tensor) -> bool:
     if window is None:
         return False
     machine, place = _home(window.step.inner, window.step.roster.places[id(weight)])
-    engine, tensor_id = machine.homes[place]
-    bucket = engine.tensors[tensor_id].bucket
+    home = machine.home(place)
+    if home is None:
+        return False
+    bucket = home[0].tensors[home[1]].bucket
     same = bucket is not None and bucket.layout.dtype("g") == dtype_name(weight.dtype)
     return same and bucket is not None and takes_parts(bucket)
 
@@ -120,7 +122,10 @@ def _home(inner: Inner, place: int) -> tuple[Machine, int]:
 def _launch(machine: Machine, place: int) -> Launch | None:
     """What updates the parameter at this place alone, with a gradient still to be given; None where it takes none."""
     machine.check_undisturbed((place,))
-    engine, tensor_id = machine.homes[place]
+    home = machine.home(place)
+    if home is None:
+        return None
+    engine, tensor_id = home
     # Of the gradient only shape and dtype are looked at.
     shape = torch.empty_like(machine.params[place], device="meta", requires_grad=False)
     (launch,) = engine.ready((tensor_id,), [shape], engine.table)

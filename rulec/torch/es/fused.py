@@ -118,9 +118,8 @@ def _prepare(machine: Machine, places: Collection[int]) -> None:
     """Allocates the states of every updated parameter, before a launch binds the states of its bucket."""
     for engine in machine.engines:
         dtypes = {}
-        for place, (home, tensor_id) in enumerate(machine.homes):
-            param = machine.params[place]
-            like = param if place in places else param.grad
+        for route, (home, tensor_id) in zip(machine.routes, machine.homes, strict=True):
+            like = route.param if route.place in places else route.param.grad
             if home is engine and like is not None:
                 dtypes[tensor_id] = dtype_name(like.dtype)
         engine.prepare([*dtypes], [*dtypes.values()], engine.table)
@@ -129,7 +128,7 @@ def _prepare(machine: Machine, places: Collection[int]) -> None:
 def _ready(machine: Machine, by_place: Mapping[int, Source]) -> tuple[set[int], list[Launch]]:
     """The places of parameters whose updates make the gradients themselves, and the updates, checked."""
     calls = _CALLS.setdefault(machine, _Calls())
-    at = {id(_tensor(machine, place)): place for place in by_place if _is_plain(machine, place)}
+    at = {id(tensor): place for place in by_place if (tensor := _plain_tensor(machine, place)) is not None}
     noises = {place: source for place in at.values() if isinstance(source := by_place[place], Noise)}
     launches = [
         launch
@@ -145,16 +144,12 @@ def _ready(machine: Machine, by_place: Mapping[int, Source]) -> tuple[set[int], 
     return {at[id(tensor)] for launch in launches for tensor in launch.part.tensors}, launches
 
 
-def _tensor(machine: Machine, place: int) -> Any:
-    """The parameter as its engine knows it."""
-    engine, tensor_id = machine.homes[place]
-    return engine.tensors[tensor_id]
-
-
-def _is_plain(machine: Machine, place: int) -> bool:
-    """Whether a kernel writes the parameter itself, element by element as it is counted."""
-    param = machine.params[place]
-    return param.is_contiguous() and not param.is_complex() and not is_placed(param)
+def _plain_tensor(machine: Machine, place: int) -> Any:
+    """The parameter as its engine knows it; None unless a kernel writes it itself, element by element as counted."""
+    param, home = machine.params[place], machine.home(place)
+    if home is None or not param.is_contiguous() or param.is_complex() or is_placed(param):
+        return None
+    return home[0].tensors[home[1]]
 
 
 def _of(machine: Machine, places: tuple[int, ...]) -> list[Launch]:

@@ -1,0 +1,138 @@
+"""States of fused parameters: those of their sections, joined as the parameters are.
+
+A section has states of its own, as a parameter would. A state of elements, rows or columns is saved as the state of the
+whole parameter: sections follow one another along the split dimension. So a parameter goes on from it with or without
+the split. Other states are saved for each section.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rulec.compiler.view import MatrixView
+from rulec.errors import StateMismatch
+from rulec.torch.fake import is_fake
+from rulec.torch.placed import as_part, fill, is_placed, kept_placement, part_of
+from rulec.torch.sections import Section
+
+_SCALE = "::scale"
+
+
+def of_section(name: str, number: int) -> str:
+    """The name of a state of one section, as `m.1`."""
+    return f"{name}.{number}"
+
+
+@dataclass(frozen=True)
+class SectionState:
+    """A state of a section: its tensor here, its axes (none for a shape of its own), and the view of the section."""
+
+    here: Tensor
+    letters: str
+    view: MatrixView
+
+    @property
+    def is_like_parameter(self) -> bool:
+        """Whether it has a number for each element."""
+        return {"i", "j"} <= {*self.letters}
+
+    def place(self, dim: int) -> int:
+        """The dimension of the state that a dimension of the parameter is."""
+        count = len(self.view.shape)
+        turned = self.view.transposed and not self.is_like_parameter and dim >= count - 2
+        return 2 * count - 3 - dim if turned else dim
+
+
+def joined(states: Sequence[SectionState], sections: Sequence[Section], param: Any) -> Tensor | None:
+    """A state of all sections as one tensor, a copy, placed as the parameter; None where it is none of elements,
+    rows or columns of the parameter."""
+    first, dim = states[0], sections[0].dim
+    at = first.place(dim)
+    if not {*first.letters} & {*"bij"} or any(state.letters != first.letters for state in states):
+        return None
+    if any(state.here.dim() != param.dim() or state.place(dim) != at for state in states):
+        return None
+    beside = [(*state.here.shape[:at], *state.here.shape[at + 1 :]) for state in states]
+    if len({*beside}) > 1 or any(state.here.dtype != first.here.dtype for state in states):
+        return None
+    here = torch.cat([state.here for state in states], at)
+    if not is_placed(param):
+        return here
+    if first.is_like_parameter:
+        return as_part(here, param.shape, param.stride(), param)
+    shape = [1] * param.dim()
+    for axis, size in enumerate(param.shape):
+        kept = first.view.axis(axis) in first.letters
+        shape[first.place(axis)] = size if kept else len(sections) if axis == dim else 1
+    stride = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    placements = [kept_placement(p, first.view, first.letters, first.place) for p in param.placements]
+    return as_part(here, shape, stride, param, placements)
+
+
+def all_joined(
+    states: Sequence[Mapping[str, SectionState]], sections: Sequence[Section], param: Any
+) -> dict[str, Tensor]:  # fmt: skip
+    """The joined states by name, where there are any; `states` has a mapping for each section."""
+    names = [name for name in states[0] if name != "step" and all(name in each for each in states)]
+    whole = {name: joined([each[name] for each in states], sections, param) for name in names}
+    return {name: value for name, value in whole.items() if value is not None}
+
+
+def saved_of_sections(
+    states: Sequence[Mapping[str, SectionState]], sections: Sequence[Section], param: Any, skips: bool
+) -> dict[str, Tensor]:  # fmt: skip
+    """The states of a fused parameter as they are saved; where `skips`, sections may have other counts of steps."""
+    saved: dict[str, Tensor] = dict(all_joined(states, sections, param))
+    for section, each in zip(sections, states, strict=True):
+        for name, state in each.items():
+            if name == "step" and not (section.number and skips):
+                saved.setdefault("step", state.here)
+            elif name not in saved or name == "step":
+                saved[of_section(name, section.number)] = state.here
+    return saved
+
+
+def loaded_of_sections(
+    saved: Mapping[str, Any], states: Sequence[Mapping[str, SectionState]], sections: Sequence[Section], param: Any,
+    owner: str,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """The saved states of each section, of those of a fused parameter: joined, or one by one.
+
+    StateMismatch for a joined state of another shape or placement, and for one in codes.
+    """
+    coded = [name for name in saved if name.endswith(_SCALE)]
+    if coded:
+        raise StateMismatch(
+            f"{coded[0]} of {owner} was saved in codes, and {owner} is split here: load it without split, with states "
+            f"in floats, and save it again"
+        )
+    each: list[dict[str, Any]] = []
+    for section in sections:
+        suffix = of_section("", section.number)
+        mine = {name.removesuffix(suffix): value for name, value in saved.items() if name.endswith(suffix)}
+        each.append({"step": saved["step"], **mine} if "step" in saved else mine)
+    for name, whole in all_joined(states, sections, param).items():
+        if name not in saved:
+            continue
+        if not is_fake(part_of(whole)):
+            _check_shape(saved[name], whole, f"{name} of {owner}")
+            fill(whole, torch.as_tensor(saved[name]), owner)
+        at = states[0][name].place(sections[0].dim)
+        parts = torch.split(part_of(whole), [of[name].here.shape[at] for of in states], at)
+        for mine, part in zip(each, parts, strict=True):
+            mine.setdefault(name, part)
+    return each
+
+
+def _check_shape(saved: Any, wanted: Tensor, state: str) -> None:
+    if tuple(np.shape(saved)) != tuple(wanted.shape):
+        raise StateMismatch(
+            f"{state} was saved with shape {tuple(np.shape(saved))}, where it has {tuple(wanted.shape)}"
+        )
