@@ -10,8 +10,9 @@ from typing import NamedTuple, TypeAlias
 from rulec.backend.printer import StagePrinter, bare, identifier, unique_name
 from rulec.compiler.ir import Buffer, Stage
 from rulec.compiler.layout import Layout, layout_for
+from rulec.formats import UNBIASED
 from rulec.language.hyper import Hyper
-from rulec.language.node import Node, Op, is_boolean
+from rulec.language.node import WORDS, Node, Op, is_boolean
 from rulec.language.rule import Rule
 from rulec.runtime.engine import EPS, default_hyper
 from rulec.runtime.storage import FEWEST_CODED, Storage
@@ -56,12 +57,16 @@ class OneFile(ABC):
             self.cannot(f"it keeps no states in codes, as {next(iter(storage.formats.values())).name} is")
         if storage.weights and not self.stores_parts:
             self.cannot(f"it keeps no weights in parts, as {storage.weights} does")
+        if storage.random and not self.stores_parts:
+            self.cannot(f"it rounds no numbers at random, as {UNBIASED} does")
         whole = family(rule, dtype, storage, self.form)
+        #: Whether numbers are rounded at random, from a seed and the number of a tensor.
+        self.seeded = whole.seeded
         self.static = whole.static
         self.program = whole.cases[0].program
         self._refuse(len(whole.cases) > 1 or whole.applies is not None)
         for asked in (dtype, *(word for name, word in storage.words.items() if name not in storage.formats)):
-            if asked not in self.dtypes:
+            if asked not in (*self.dtypes, UNBIASED):
                 self.cannot(f"{self.lacking} {asked}")
         states, formats = storage.of(self.program, dtype, FEWEST_CODED)
         self.layout: Layout = layout_for(self.program, dtype, states=states, formats=formats)
@@ -104,7 +109,7 @@ class OneFile(ABC):
         if self.rule.evaluate is not None:
             self.cannot("it is evaluated at another point than it is trained")
         for value in values(program):
-            if value.op is Op.FACT and value.arg != "machine_eps":
+            if value.op is Op.FACT and value.arg not in ("machine_eps", *WORDS):
                 self.cannot(f"its step looks at {value.arg}")
 
     def cannot(self, why: str) -> None:

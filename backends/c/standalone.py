@@ -52,11 +52,21 @@ FUNCTIONS = {
 }
 
 
+#: The numbers in the head of a state block that choose random bits.
+SEEDED = ("seed", "number")
+
+#: The words of random bits as doubles.
+_WORD_TEXTS = {
+    "seed_low": "(double)(head->seed & 0xffff)", "seed_high": "(double)(head->seed >> 16 & 0xffff)",
+    "number": "(double)(head->number & 0xffffff)",
+}  # fmt: skip
+
+
 class Parameter(NamedTuple):
     """A parameter of a function: an array is `written`, or only read.
 
-    `kind` is "elements" (an array like the parameter), "state", "int", "count", "extents", "double" or "hyper"; or
-    "view", in place of extents in functions inside the source.
+    `kind` is "elements" (an array like the parameter), "state", "int", "count", "whole", "extents", "double" or
+    "hyper"; or "view", in place of extents in functions inside the source.
     """
 
     name: str
@@ -99,6 +109,11 @@ class CFile:
         return [Parameter("count", "count")]
 
     @property
+    def words_of_bits(self) -> list[Parameter]:
+        """The parameters that choose the random bits of a tensor, where the rule has any."""
+        return [Parameter(word, "whole") for word in SEEDED] if self.family.seeded else []
+
+    @property
     def words(self) -> list[str]:
         """The words in `FUNCTIONS` of this rule's functions."""
         return [word for word in FUNCTIONS if self.rule.evaluate is not None or not word.startswith("to_")]
@@ -110,7 +125,7 @@ class CFile:
         grad, hyper = Parameter("grad", "elements"), Parameter("hyper", "hyper")
         others = {
             "defaults": [], "state_bytes": self.extents, "steps": [state._replace(written=False)],
-            "init": [state, param._replace(written=False), *self.extents, hyper],
+            "init": [state, param._replace(written=False), *self.extents, hyper, *self.words_of_bits],
             "step": [param, grad, state, *self.extents, *inputs, hyper], "message": [Parameter("status", "int")],
         }  # fmt: skip
         return others.get(word, [param, state, *self.extents, hyper])
@@ -129,8 +144,8 @@ class CFile:
     def declared(self, parameter: Parameter) -> str:
         """A parameter in C."""
         kinds = {"elements": f"{self.real} *", "state": "void *", "int": "int ", "count": "int64_t ",
-                 "extents": "const int64_t *", "double": "double ", "hyper": f"const {self.name}_hyper *",
-                 "view": f"const {self.name}_view *"}  # fmt: skip
+                 "whole": "int64_t ", "extents": "const int64_t *", "double": "double ",
+                 "hyper": f"const {self.name}_hyper *", "view": f"const {self.name}_view *"}  # fmt: skip
         read = "const " * (parameter.kind in ("elements", "state") and not parameter.written)
         return f"{read}{kinds[parameter.kind]}{parameter.name}"
 
@@ -145,6 +160,8 @@ class CFile:
         name = str(value.arg)
         if value.op is Op.STEP:
             return "t"
+        if value.op is Op.FACT and name in _WORD_TEXTS:
+            return _WORD_TEXTS[name]
         if value.op is Op.FACT:
             extent = f"(double){view}{'count' if name == 'numel' else name}"
             return literal(EPS[self.dtype]) if name == "machine_eps" else extent
@@ -189,7 +206,7 @@ class CFile:
 
     def _state_names(self) -> dict[str, str]:
         """The name of each state: of its number in the head of a block, or of its place in the block."""
-        taken = {"magic", "steps", "bytes", *RESERVED}
+        taken = {"magic", "steps", "bytes", *RESERVED, *(p.name for p in self.words_of_bits)}
         states = dict.fromkeys(b.name for case in self.family.cases for b in case.program.states)
         return {state: unique_name(state, taken) for state in states}
 
@@ -240,7 +257,8 @@ class CFile:
         stored = self.storage.words.get("", self.dtype)
         if {*self.storage.words} - {""}:
             stored = "; ".join(case.versions[0].layout.text() for case in self.family.cases)
-        return int(hashlib.sha256(repr((self.name, stored, kept)).encode()).hexdigest()[:15], 16)
+        told = (self.name, stored, kept, *["seeded"] * self.family.seeded)
+        return int(hashlib.sha256(repr(told).encode()).hexdigest()[:15], 16)
 
 
 def check_operands(rule: Rule, version: Version) -> None:

@@ -69,6 +69,7 @@ def _declared(file: CFile, parameter: Parameter) -> str:
     kinds = {
         "elements": f"{_REALS[file.real][0]}, {array}", "state": f"integer(c_int8_t), {array}",
         "int": f"integer(c_int), value :: {parameter.name}", "count": "integer(c_int64_t), value :: count",
+        "whole": f"integer(c_int64_t), value :: {parameter.name}",
         "extents": f"integer(c_int64_t), {array}", "double": f"real(c_double), value :: {parameter.name}",
         "hyper": f"type({file.name}_hyper), intent(in) :: hyper",
     }  # fmt: skip
@@ -104,11 +105,12 @@ def _continued(line: str) -> list[str]:
 
 def julia_text(file: CFile) -> str:
     """A module with the hyper-parameters as a struct with keywords, and a function for each C function."""
-    module = _module(file)
+    module, words = _module(file), "".join(f", {p.name}" for p in file.words_of_bits)
     told = [
         *_told(file), "", f"Compile {file.name}.c to a shared library beside this file, then include it:", "",
         f"    cc -O3 -fno-math-errno -std=c99 -fopenmp -shared -fPIC -o lib{file.name}.so {file.name}.c -lm", "",
-        f'    include("{file.name}.jl")', f"    hyper = {module}.Hyper()", f"    state = {module}.init(param, hyper)",
+        f'    include("{file.name}.jl")', f"    hyper = {module}.Hyper()",
+        f"    state = {module}.init(param, hyper{words})",
         f"    {module}.step!(param, grad, state, {''.join(f'{key}, ' for key, _ in file.inputs)}hyper)",
     ]  # fmt: skip
     fields = [f"    {field}::Cdouble = {_julia_number(value)}" for field, value in file.defaults]
@@ -130,7 +132,7 @@ def _module(file: CFile) -> str:
 def _called(file: CFile, word: str) -> tuple[str, str, str]:
     """The symbol of a function, the types of its parameters, and its arguments, in Julia."""
     real = _REALS[file.real][1]
-    kinds = {"elements": f"Ptr{{{real}}}", "state": "Ptr{UInt8}", "int": "Cint", "count": "Int64",
+    kinds = {"elements": f"Ptr{{{real}}}", "state": "Ptr{UInt8}", "int": "Cint", "count": "Int64", "whole": "Int64",
              "extents": "Ptr{Int64}", "double": "Cdouble", "hyper": "Ref{Hyper}"}  # fmt: skip
     values = {"ndim": "ndims(param)", "count": "length(param)"}
     parameters = file.parameters(word)
@@ -147,7 +149,7 @@ def _checked(file: CFile, word: str) -> list[str]:
 def _julia_function(file: CFile, word: str) -> list[str]:
     """A Julia function for a C function."""
     kinds = {"elements": f"Array{{{_REALS[file.real][1]}}}", "state": "Vector{UInt8}", "double": "Real",
-             "hyper": "Hyper"}  # fmt: skip
+             "whole": "Integer", "hyper": "Hyper"}  # fmt: skip
     takes = [f"{p.name}::{kinds[p.kind]}" for p in file.parameters(word) if p.kind in kinds]
     before, name = [], f"{word}!"
     if word == "init":

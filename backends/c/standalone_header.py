@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rulec.compiler.weights import PARTS
 from rulec.language.node import Node
 from rulec.language.text import expression_text, number_text
 from rulec.standalone.prose import title
@@ -32,7 +33,7 @@ def _introduction(file: CFile) -> list[str]:
         "",
         "For each tensor of parameters (a layer's weights), once:", "",
         f"    void *state = malloc({file.name}_state_bytes({size}));",
-        f"    {file.name}_init(state, param, {size}, NULL);", "",
+        f"    {file.name}_init(state, param, {size}, NULL{''.join(f', {p.name}' for p in file.words_of_bits)});", "",
         "and after each backward pass:", "",
         f"    {file.name}_step(param, grad, state, {size}, {''.join(f'{key}, ' for key, _ in file.inputs)}&hyper);", "",
         f"param and grad are {file.real}, contiguous, and do not overlap; param is updated in place.",
@@ -65,10 +66,22 @@ def _stored(file: CFile) -> list[str]:
         listed = ", ".join(f"{name} {text}" for name, text in coded.items())
         lines += ["", f"States in codes, with a scale for each block of so many elements: {listed}.",
                   "Tensors of any size have them."]  # fmt: skip
-    if file.storage.weights:
+    if file.family.seeded:
+        lines += ["", *_random(file)]
+    if file.storage.weights in PARTS:
         kind = file.storage.weights
         lines += ["", f"Weights are stored as {kind}: the state block has what param has no place for."]
     return lines
+
+
+def _random(file: CFile) -> list[str]:
+    """The lines on numbers that are rounded at random."""
+    states = {state for case in file.family.cases for state in case.program.memory.unbiased}
+    rounded = [*["param"] * (file.storage.weights == "stochastic"), *sorted(states)]
+    return [
+        f"Rounded up or down at random: {', '.join(rounded)}. The bits follow from seed, from number (of the tensor,",
+        "another one for each, below 2**24), from the step, and from the place of an element in its tensor.",
+    ]
 
 
 def _limits(file: CFile) -> list[str]:

@@ -123,10 +123,7 @@ class Numbers:
         body = [line for v in segment.members for line in self._in_loop(v, index, place)]
         for value in segment.members:
             self.named.pop(value, None)  # a local of the loop
-        if segment.letters != "b" and any("[matrix]" in line for line in body):
-            side = "rows" if segment.letters == "bi" else "cols"
-            body.insert(0, f"const int64_t matrix = {variable} / {side};")
-        return loop(variable, "0", size, body)
+        return loop(variable, "0", size, placed(body, segment.letters))
 
     def _number(self, value: Node) -> str:
         text = self._text(value, "", defining=True)
@@ -203,6 +200,16 @@ class Numbers:
             return self.leaf(value, index)
         # A reduction of a number: there is nothing to reduce.
         return self._text(value.args[0], letters) if value.op.kind is Kind.REDUCE else None
+
+
+def placed(body: Sequence[str], letters: str) -> list[str]:
+    """The body of a loop over vectors of these letters, after the places that it names."""
+    variable, lines = LOOPS[letters][0], [*body]
+    if used(body, "origin"):
+        lines.insert(0, f"const int64_t position = {variable}, origin = {variable};")
+    if letters != "b" and any("[matrix]" in line for line in body):
+        lines.insert(0, f"const int64_t matrix = {variable} / {'rows' if letters == 'bi' else 'cols'};")
+    return lines
 
 
 def used(lines: Sequence[str], name: str) -> bool:

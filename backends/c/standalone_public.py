@@ -75,6 +75,7 @@ class Public:
         body = [
             *self._begin(["param"]), f"{self.name}_head *const head = state;", f"head->magic = {self.upper}_MAGIC;",
             "head->steps = 0;", f"head->count = {count};", *shape,
+            *(f"head->{p.name} = {p.name};" for p in self.file.words_of_bits),
             *(f"head->{self.states[n]} = 0.0;" for n in self.file.numbers() if len(self.file.family.cases) > 1),
         ]  # fmt: skip
         cases = [self._first_values(case) for case in self.file.family.cases]

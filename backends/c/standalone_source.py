@@ -77,7 +77,8 @@ class Source:
 
     def _structs(self) -> list[str]:
         shape = ["int64_t rows;", "int64_t cols;"] if self.file.shaped else []
-        numbers = [f"double {self.states[n]};" for n in self.file.numbers()]
+        numbers = [f"int64_t {p.name};" for p in self.file.words_of_bits]
+        numbers += [f"double {self.states[n]};" for n in self.file.numbers()]
         head = ["uint64_t magic;", "int64_t steps;", "int64_t count;", *shape, *numbers]
         lines = ["/* The beginning of a state block. */", *_struct(f"{self.name}_head", head)]
         if self.file.shaped:

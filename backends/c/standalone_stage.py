@@ -41,9 +41,18 @@ class StageText(ChunkLoops):
         #: The states in codes: the function gets their values.
         self.coded = coded_buffers(version.layout, self.write.printer.loads(), self.nest.stored)
 
+    @property
+    def _far(self) -> bool:
+        """Whether the function is told the place in its tensor of element 0, as its values are those of a chunk."""
+        return self.write.placed and bool(self.coded)
+
+    def chunk(self) -> list[str]:
+        """The arguments before those in `passed`, for a chunk of a tensor from `start` to `stop`."""
+        return ["0", "some", *["start"] * self._far] if self.coded else ["start", "stop"]
+
     def passed(self) -> list[Parameter]:
         """The parameters of the function after its range: buffers, vectors, scalars, and slots of reductions."""
-        return [p for p in self.write.parameters() if p.kind != "index"]
+        return [p for p in self.write.parameters() if p.kind not in ("index", "position")]
 
     def _declared(self, parameter: Parameter) -> str:
         """The declaration of a parameter. Vectors of rows, columns and matrices are arrays of doubles."""
@@ -55,7 +64,8 @@ class StageText(ChunkLoops):
 
     def text(self) -> str:
         """The printed function."""
-        declared = [*(_TILED if self.nest.shaped else _FLAT), *map(self._declared, self.passed())]
+        first = ["int64_t first"] * self._far
+        declared = [*(_TILED if self.nest.shaped else _FLAT), *first, *map(self._declared, self.passed())]
         lines = written(self.nest.levels_of_one_matrix(), self)
         return "\n".join([*signature(f"static void {self.name}", declared), *block(lines)]) + "\n"
 
@@ -69,14 +79,24 @@ class StageText(ChunkLoops):
         if level.place == ROW:
             return loop("k", "top", "bottom", body)
         ends = ("j", "left", "right") if self.nest.shaped else ("i", "start", "stop")
-        return [*self._simd(), *loop(*ends, body)]
+        origin = "line * width + left" if self.nest.shaped else "first" if self._far else "start"
+        origins = [f"const int64_t origin = {origin};"] * self.write.placed
+        return [*origins, *self._simd(), *loop(*ends, body)]
 
     def element(self) -> list[str]:
         """The statements for one element."""
+        position = ["const int64_t position = first + i;" if self._far else "const int64_t position = i;"]
+        position *= self.write.placed
         if not self.nest.shaped:
-            return self.write.body()
+            return [*position, *self.write.body()]
         column = ["const int64_t column = matrix * width + j;"] * self.nest.sees(COL)
-        return ["const int64_t i = line * width + j;", *column, *self._vectors("column", COL), *self.write.body()]
+        return [
+            "const int64_t i = line * width + j;",
+            *position,
+            *column,
+            *self._vectors("column", COL),
+            *self.write.body(),
+        ]
 
     def _vector(self, parameter: Parameter, index: str) -> str:
         cast = "(float)" if parameter.type == "float" else ""

@@ -17,7 +17,7 @@ from ..cstyle.element import Parameter
 from ..cstyle.format_words import CodedNames, function_name
 from .standalone import CFile
 from .standalone_matrix import WRITTEN, MatrixFunctions
-from .standalone_numbers import LOOPS, Numbers, used
+from .standalone_numbers import LOOPS, Numbers, placed, used
 from .standalone_stage import StageText
 from .standalone_text import block, branch, extents, loop, signature
 from .standalone_words import RESERVED, TYPES, narrowed, widened
@@ -195,7 +195,7 @@ class StepText:
             f"const int64_t start = chunk * {chunk};",
             f"const int64_t stop = start + {chunk} < count ? start + {chunk} : count;",
             *(self._coded_call(stage) if stage.coded else
-              signature(stage.name, ["start", "stop", *self._arguments(stage)], ";")),
+              signature(stage.name, [*stage.chunk(), *self._arguments(stage)], ";")),
         ]  # fmt: skip
         return [*_parallel("chunks"), *loop("chunk", "0", "chunks", body)]
 
@@ -204,7 +204,7 @@ class StepText:
         lines = ["const int64_t some = stop - start;"]
         lines += [f"float {self.values[buffer.name]}[{self.name.upper()}_CHUNK];" for buffer in stage.coded]
         lines += [self._moved("decode", buffer) for buffer in stage.coded if buffer.loaded]
-        lines += signature(stage.name, ["0", "some", *self._arguments(stage)], ";")
+        lines += signature(stage.name, [*stage.chunk(), *self._arguments(stage)], ";")
         return lines + [self._moved("encode", buffer) for buffer in stage.coded if buffer.stored]
 
     def _moved(self, way: str, buffer: CodedBuffer) -> str:
@@ -281,9 +281,7 @@ class StepText:
                 continue
             variable, size, _ = LOOPS[letters]
             text = narrowed(self.numbers.text(store.value, letters), self.layout.dtype(buffer.name))
-            body = [f"{self.pointers[buffer.name]}[{variable}] = {text};"]
-            if letters != "b" and "[matrix]" in text:
-                body.insert(0, f"const int64_t matrix = {variable} / {'rows' if letters == 'bi' else 'cols'};")
+            body = placed([f"{self.pointers[buffer.name]}[{variable}] = {text};"], letters)
             lines += loop(variable, "0", size, body)
         stores = self.program.scalars.stores
         return lines + [f"head->{self.states[s.buffer]} = {self.numbers.text(s.value)};" for s in stores]

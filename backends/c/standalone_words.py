@@ -19,7 +19,7 @@ _NAMES = """
     malloc calloc free t fold_sum fold_min fold_max newton_schulz dot room
     i j k line column matrix chunk chunks tile tiles start stop top bottom left right height width batch rows cols
     count ndim shape param grad state head found view hyper work status bytes blocks parts at base end block aside
-    below tall down across values element grad_scale
+    below tall down across values element grad_scale first position origin
 """
 
 #: Names that no value of a rule may have, with words of Fortran and Julia, where hyper-parameters are printed too.

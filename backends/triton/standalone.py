@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from rulec.compiler.ir import Buffer
 from rulec.compiler.layout import scale_name
 from rulec.formats import encode
-from rulec.language.node import Op
+from rulec.language.node import WORDS, Node, Op
 
 from ..array_print import Dialect
 from ..python_standalone import OneFile, Parts, call_lines, filled, number, words_in
@@ -100,6 +100,8 @@ class <class>(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         fired = {}
+        <seeded?>every = (p for group in self.param_groups for p in group["params"])
+        <seeded?>self.numbers = {p: i for i, p in enumerate(every)}
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
@@ -162,6 +164,9 @@ class <class>(torch.optim.Optimizer):
         <number?>def number(name):
         <number?>    return torch.tensor([float(self.state[p][name]) for p, _, _ in tensors], dtype=torch.float64)
         <number?>
+        <seeded?>seeds = torch.tensor([group["seed"] for _, _, group in tensors])
+        <seeded?>seed_low, seed_high = (seeds % 65536).double(), (seeds // 65536).double()
+        <seeded?>tensor_number = torch.tensor([float(self.numbers[p] % 2**24) for p, _, _ in tensors]).double()
         <t?>t = torch.tensor([float(self.state[p]["step"]) + 1 for p, _, _ in tensors], dtype=torch.float64)
         <reads>
         <scalars>
@@ -183,7 +188,8 @@ class TritonFile(OneFile):
     dialect, words = DIALECT, _WORDS
     locals = (
         "states", "torch", "triton", "tl", "closure", "loss", "group", "tensors", "table", "rows", "known", "moving",
-        "chunks", "counts", "key", "value", "Optimizer", "real",
+        "chunks", "counts", "key", "value", "Optimizer", "real", "seeds", "seed", "seed_low", "seed_high",
+        "tensor_number", "every",
     )  # fmt: skip
 
     def text(self) -> str:
@@ -218,6 +224,23 @@ class TritonFile(OneFile):
             lines = textwrap.wrap(numbers, 110, initial_indent=margin, subsequent_indent=margin)
             rows += [f'    "{name}": [', *lines, "    ],"]
         return ["\n".join(["#: The tables of codes, by state.", "WORDS = {", *rows, "}"])] * bool(rows)
+
+    def keywords(self) -> list[str]:
+        """The hyper-parameters, and the seed of random bits."""
+        return [*super().keywords(), *["seed=0"] * self.seeded]
+
+    def checks(self, conditions: Mapping[str, str] = {}) -> list[str]:
+        """As of all files, and of the seed."""
+        return super().checks(conditions) + self.seeded * [
+            "if not (isinstance(seed, int) and 0 <= seed < 2**32):",
+            '    raise ValueError(f"{seed=} must be a whole number from 0 to 2**32 - 1")',
+        ]
+
+    def leaf(self, value: Node, state: str) -> str | None:
+        """As of all files; the words of random bits are read for each tensor."""
+        if value.op is Op.FACT and value.arg in WORDS:
+            return "tensor_number" if value.arg == "number" else str(value.arg)
+        return super().leaf(value, state)
 
     def begun(self, param: str, array: str, number: str) -> list[str]:
         """As of all files; codes begin as those of one number."""
@@ -265,11 +288,12 @@ class TritonFile(OneFile):
         begun = self.begun(
             "p.double()", 'state["{state}"] = like(p, {value}, torch.{dtype})', 'state["{state}"] = float({value})'
         )
-        dtypes = self._dtypes()
+        dtypes, named = self._dtypes(), [*self.fields.values(), *["seed"] * self.seeded]
         stores = [s.buffer for s in self.program.scalars.stores]
         return {
             "coded": "yes" if self.layout.formats else "",
-            "defaults": call_lines("defaults = dict", [f"{x}={x}" for x in self.fields.values()], ""),
+            "defaults": call_lines("defaults = dict", [f"{x}={x}" for x in named], ""),
+            "seeded": "yes" if self.seeded else "",
             "others": ", ".join(f'"{name}": torch.{dtype}' for name, dtype in dtypes.items() if dtype != self.dtype),
             "begun": begun, "first": self.reads('group["{}"]', begun), "places": _listed([*places, "p.numel()"]),
             "launch": call_lines(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from rulec.compiler.fold import fold_node
 from rulec.compiler.ir import Program
@@ -13,7 +14,7 @@ from rulec.compiler.lower import decide
 from rulec.compiler.pipeline import compile, shape_conditions, static_defaults
 from rulec.compiler.view import matrix_view
 from rulec.errors import RulecError
-from rulec.language.node import FACTS, Kind, Node, Op, const, names_in, rewrite, walk
+from rulec.language.node import FACTS, WORDS, Kind, Node, Op, const, names_in, rewrite, walk
 from rulec.language.rule import Rule
 from rulec.language.text import expression_text
 from rulec.runtime.plan import Plan, needs_matrix
@@ -25,8 +26,8 @@ MOST_PREDICATES = 3
 #: Nodes with a name as their argument, such as a tag's.
 _NAMED = (Op.FACT, Op.NAME)
 
-#: Facts that depend on the number of elements alone, or on no shape.
-_OF_COUNT = frozenset({"numel", "machine_eps"})
+#: Facts that depend on the number of elements alone, or on no shape, as the words of random bits.
+_OF_COUNT = frozenset({"numel", "machine_eps", *WORDS})
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,12 @@ class Family:
     cases: tuple[Case, ...]
     shaped: bool
     static: Mapping[str, float]
+
+    @cached_property
+    def seeded(self) -> bool:
+        """Whether parameters or states are rounded at random, from a seed and the number of a tensor."""
+        programs = [v.program for case in self.cases for v in case.versions]
+        return any(value.op is Op.CHANCE for program in programs for value in values(program))
 
 
 def family(rule: Rule, dtype: str, storage: Storage, form: str, written: frozenset[Op] = frozenset()) -> Family:
@@ -227,7 +234,7 @@ def refuse_unwritten(program: Program, form: str, written: frozenset[Op] = froze
     for value in values(program):
         if value.op.kind is Kind.MATRIX and value.op not in written:
             raise CannotBuild(program.name, form, f"it needs the matrix function {value.op.symbol}")
-        if value.op.kind is Kind.RANDOM or value.op is Op.CHANCE:
+        if value.op.kind is Kind.RANDOM:
             raise CannotBuild(program.name, form, f"it draws random numbers ({value.op.symbol})")
 
 

@@ -84,14 +84,17 @@ class CRule:
 class CRun:
     """Tensors updated by the C functions of a rule."""
 
-    def __init__(self, rule: CRule, params: Sequence[Array], hyper: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self, rule: CRule, params: Sequence[Array], hyper: Mapping[str, float] | None = None, seed: int = 0
+    ) -> None:
         self.rule, self.arrays = rule, [np.array(p, numpy_dtype(rule.dtype), order="C") for p in params]
         self.states: list[Array] = []
-        for array in self.arrays:
+        for number, array in enumerate(self.arrays):
+            words = [ctypes.c_int64(word) for word in (seed, number)] * rule.file.family.seeded
             size = rule.size(array.shape)
             # More than is asked for, filled with a pattern: what is written beyond the block would show.
             block = np.full(rule.function("state_bytes")(*size) + 64, 0xA5, np.uint8)
-            status = rule.function("init")(address(block), address(array), *size, rule.hyper(hyper or {}))
+            status = rule.function("init")(address(block), address(array), *size, rule.hyper(hyper or {}), *words)
             assert status == 0, rule.function("message")(status)
             self.states.append(block)
 

@@ -46,7 +46,7 @@ def alike(run: CRun, params: Sequence[Any], optimizer: Any) -> None:
 def compared(rule: rulec.Rule, crule: CRule, steps: int = 4, **keywords: Any) -> None:
     params, grads = drawn(3, SHAPES, steps)
     arrays = [p.astype(numpy_dtype(crule.dtype)) for p in params]
-    run = CRun(crule, arrays)
+    run = CRun(crule, arrays, seed=keywords.get("seed", 0))
     twins = [a.copy() for a in arrays]
     optimizer = rulec.array.Optimizer(rule, twins, backend="numpy", **keywords)
     for number, each in enumerate(grads):
@@ -76,6 +76,43 @@ def test_weights_of_sixteen_bits_have_the_bits_of_the_definition(kind: str, word
     compared(rule, crule, weights=kind, **({"state_dtype": word} if word else {}))
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype", "kind", "word"),
+    [
+        ("adamw", "bfloat16", "stochastic", ""), ("adamw", "float32", "", "bfloat16_sr"),
+        ("adagrad", "bfloat16", "split", {"": "bfloat16_sr"}),
+        ("adamw", "bfloat16", "stochastic", {"m": "dynamic8", "v": "bfloat16_sr"}),
+        ("adamw", "bfloat16", "stochastic", "dynamic4"),
+    ],
+    ids=lambda x: text_of(x),
+)  # fmt: skip
+@pytest.mark.parametrize("flags", [(), FAST], ids=["plain", "fast"])
+def test_numbers_rounded_at_random_have_the_bits_of_the_definition(
+    name: str, dtype: str, kind: str, word: Any, flags: Sequence[str], tmp_path: Path
+) -> None:
+    """Whatever the threads, of tensors with numbers of their own, from a seed of more than 16 bits."""
+    rule = rulec.load(name)
+    crule = CRule(rule, tmp_path, dtype, word, "-fopenmp", *flags, weights=kind)
+    compared(rule, crule, weights=kind, seed=123456789, **({"state_dtype": word} if word else {}))
+
+
+@pytest.mark.parametrize("name", ["adafactor", "came"])
+def test_rows_and_columns_rounded_at_random(name: str, tmp_path: Path) -> None:
+    """Sums are in another order, so that a number may be rounded the other way here and there."""
+    rule, (params, grads) = rulec.load(name), drawn(5, ((65, 127),), 3)
+    run = CRun(CRule(rule, tmp_path, "float32", "bfloat16_sr"), params, seed=7)
+    twins = [np.array(p, np.float32) for p in params]
+    optimizer = rulec.array.Optimizer(rule, twins, backend="numpy", state_dtype="bfloat16_sr", seed=7)
+    plain = [np.array(p, np.float32) for p in params]
+    other = rulec.array.Optimizer(rule, plain, backend="numpy", state_dtype="bfloat16_sr", seed=8)
+    for each in grads:
+        rounded = [g.astype(np.float32) for g in each]
+        run.step(rounded)
+        optimizer.step(rounded)
+        other.step(rounded)
+    assert np.abs(run.arrays[0] - twins[0]).mean() < 0.02 * np.abs(plain[0] - twins[0]).mean()
+
+
 def test_a_master_copy_of_float16(tmp_path: Path) -> None:
     rule = rulec.load("lion")
     compared(rule, CRule(rule, tmp_path, "float16", "int8", weights="master"), weights="master", state_dtype="int8")
@@ -85,6 +122,14 @@ def test_the_header_tells_of_the_storage() -> None:
     header = written(rulec.load("adamw"), "c", dtype="bfloat16", storage=Storage({"v": "dynamic4"}, "split"))["adamw.h"]
     assert "v dynamic4/128" in header
     assert "Weights are stored as split" in header
+
+
+def test_fortran_and_julia_take_the_seed_and_the_number_of_a_tensor() -> None:
+    files = written(rulec.load("adamw"), "c", dtype="bfloat16", storage=Storage(weights="stochastic"))
+    assert "Rounded up or down at random: param." in files["adamw.h"]
+    assert "adamw_init(state, param, count, NULL, seed, number)" in files["adamw.h"]
+    assert "integer(c_int64_t), value :: seed" in files["adamw.f90"]
+    assert "function init(param::Array{UInt16}, hyper::Hyper, seed::Integer, number::Integer)" in files["adamw.jl"]
 
 
 def test_what_the_manual_says_to_compile_with_changes_no_bit(tmp_path: Path) -> None:
@@ -156,9 +201,11 @@ def _with_states(run: CRun, other: CRun) -> CRun:
 
 
 @pytest.mark.parametrize("backend", ["cupy", "jax", "numpy"])
-@pytest.mark.parametrize("storage", [Storage({"": "dynamic8"}), Storage(weights="split")], ids=["codes", "split"])
+@pytest.mark.parametrize(
+    "storage", [Storage({"": "dynamic8"}), Storage(weights="split"), Storage({"v": "bfloat16_sr"})], ids=str
+)
 def test_other_files_are_refused_in_a_sentence(backend: str, storage: Storage) -> None:
-    with pytest.raises(CannotBuild, match=r"states in codes|weights in parts"):
+    with pytest.raises(CannotBuild, match=r"states in codes|weights in parts|no numbers at random"):
         written(rulec.load("adamw"), backend, dtype="bfloat16", storage=storage)
 
 
@@ -168,7 +215,6 @@ def test_other_files_are_refused_in_a_sentence(backend: str, storage: Storage) -
         ("adamw", Storage({"w": "dynamic8"}), TensorError, "no state 'w'"),
         ("adamw", Storage({"v": "int7"}), TensorError, "int7"),
         ("prodigy", Storage({"x0": "int8"}), HyperError, "x0"),
-        ("adamw", Storage(weights="stochastic"), CannotBuild, "random numbers"),
         ("adamw", Storage(weights="splitt"), HyperError, "splitt"),
         ("came", Storage({"": "dynamic8"}), CannotBuild, "rows or columns"),
         ("transforms/orthogonalize", Storage(), CannotBuild, "reads the gradient in bfloat16"),

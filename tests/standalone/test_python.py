@@ -296,6 +296,7 @@ def test_the_cuda_source_is_compiled_by_nvrtc(rule: str) -> None:
 #: Parameters of sixteen bits come as their bits; the states are left beside the parameters.
 CODED = """
 import copy
+import inspect
 import numpy as np
 import torch
 import rule
@@ -308,7 +309,7 @@ def tensor(array):
 
 
 tensors = [torch.nn.Parameter(tensor(p)) for p in params]
-optimizer = kind(tensors)
+optimizer = kind(tensors, **{"seed": 123456789} if "seed" in inspect.signature(kind).parameters else {})
 for number, grads in enumerate(steps):
     for parameter, grad in zip(tensors, grads, strict=True):
         parameter.grad = tensor(grad)
@@ -326,7 +327,9 @@ CODED_CASES = (
     ("adamw", "float32", {"": "dynamic8"}, ""), ("adamw", "float32", {"m": "int8", "v": "dynamic8/64"}, ""),
     ("adamw", "float32", {"m": "dynamic4", "v": "softsign8"}, ""), ("lion", "float32", {"": "float8_e4m3/1024"}, ""),
     ("adamw", "bfloat16", {"": "dynamic8"}, "split"), ("lion", "bfloat16", {}, "master"),
-    ("lion", "bfloat16", {}, "kahan"),
+    ("lion", "bfloat16", {}, "kahan"), ("adamw", "bfloat16", {}, "stochastic"),
+    ("adamw", "float32", {"": "bfloat16_sr"}, ""),
+    ("adamw", "bfloat16", {"m": "dynamic8", "v": "bfloat16_sr"}, "stochastic"),
 )  # fmt: skip
 
 
@@ -341,7 +344,7 @@ def test_states_in_codes_and_weights_in_parts_have_the_bits_of_the_definition(tm
         bits = [arrays, *steps] if dtype == "float32" else [[a.view(np.uint16) for a in x] for x in (arrays, *steps)]
         copies = [[a.copy() for a in x] for x in bits]
         cases.append(Case(name, copies[0], copies[1:], dtype, storage=Storage(words, kind)))
-        options: dict[str, Any] = {"state_dtype": words or None, "weights": kind or None}
+        options: dict[str, Any] = {"state_dtype": words or None, "weights": kind or None, "seed": 123456789}
         optimizer = rulec.array.Optimizer(rulec.load(name), arrays, backend="numpy", **options)
         for each in steps:
             optimizer.step(each)
@@ -359,3 +362,15 @@ def test_a_file_for_torch_has_the_formats_functions_and_tables() -> None:
     assert 'state["v::scale"] = torch.full(\n                (-(-p.numel() // 2048),)' in text
     assert 'state["param::low"] = like(p, 0.0, torch.int16)' in text
     assert text.count("def encode_") == 2
+
+
+def test_a_file_for_torch_that_rounds_at_random_takes_a_seed() -> None:
+    ((_, text),) = written(
+        rulec.load("adamw"), "triton", dtype="bfloat16", storage=Storage({"v": "bfloat16_sr"}, "stochastic")
+    ).items()
+    compile(text, "adamw.py", "exec")
+    assert "seed=0" in text
+    assert 'state["v"] = like(p, 0.0, torch.bfloat16)' in text
+    assert text.count("def chance(") == 1
+    ((_, plain),) = written(rulec.load("adamw"), "triton", dtype="bfloat16").items()
+    assert "seed" not in plain
