@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 #: A float32 has so many bits: larger numbers of a part are two words.
 _BITS = 24
 
@@ -27,6 +29,22 @@ class Piece:
         numbers = {"start": self.start, "width": self.width, "gap": self.gap}
         low = {f"{name}_low": number % (1 << _BITS) for name, number in numbers.items()}
         return low | {f"{name}_high": number >> _BITS for name, number in numbers.items()}
+
+
+#: Ranges of indices, in order: of the rows of matrices, or of their columns.
+Runs = tuple[tuple[int, int], ...]
+
+
+def runs_of(shape: Sequence[int], indices: Sequence[Sequence[int]]) -> Runs:
+    """The places in a tensor of this shape, in C order, of the elements with these indices along each dimension."""
+    places = np.zeros(1, np.int64)
+    for size, along in zip(shape, indices, strict=True):
+        places = (places[:, None] * size + np.asarray(along, np.int64)).reshape(-1)
+    if not len(places):
+        return ()
+    ends = np.flatnonzero(np.diff(places) != 1)
+    starts, stops = [0, *(int(end) + 1 for end in ends)], [*(int(end) + 1 for end in ends), len(places)]
+    return tuple((int(places[a]), int(places[b - 1]) + 1) for a, b in zip(starts, stops, strict=True))
 
 
 def piece_of(whole: Sequence[int], part: Sequence[int], first: Sequence[int]) -> Piece | None:

@@ -114,6 +114,9 @@ class BucketStep:
     def share(self, i: int, matrices: Any) -> None:
         """None, as for `parted`."""
 
+    def lines(self, i: int) -> None:
+        """None, as for `parted`."""
+
     def view(self, i: int) -> MatrixView:
         """The view of a leaf as matrices."""
         return self.bucket.views[i]

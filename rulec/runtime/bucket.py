@@ -12,6 +12,7 @@ import numpy as np
 
 from rulec.arrays.bits import words_of
 from rulec.arrays.library import Library
+from rulec.arrays.piece import Runs, runs_of
 from rulec.backend.protocol import Backend, Call, Kernel
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout, is_shaped, scheduled
@@ -58,6 +59,18 @@ class Tensor:
     def cuts(self) -> tuple[tuple[str, Peers], ...]:
         """The axis of each cut, b, i or j, with the processes along it."""
         return () if self.whole is None else tuple((self.view.axis(d), peers) for d, peers in self.whole.cuts)
+
+    @cached_property
+    def lines(self) -> tuple[Runs, Runs] | None:
+        """The rows and the columns here, of the whole tensor's matrices; None where all are."""
+        if self.whole is None or not self.cuts:
+            return None
+        shape, indices = self.whole.shape, self.whole.indices
+        rows, cols = (
+            runs_of([shape[axis] for axis in axes], [indices[axis] for axis in axes])
+            for axes in (self.view.whole or self.view).axes
+        )
+        return rows, cols
 
     @property
     def halved(self) -> bool:

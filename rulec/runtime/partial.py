@@ -26,13 +26,14 @@ Array = np.ndarray[Any, Any]
 class Whole:
     """The tensor that an array is a part of: its shape, and for each cut the dimension and the processes along it.
 
-    `piece` says where the elements of the part lie in the whole, and `spread` where those of all parts do; None where
-    a part is no rectangle.
+    `piece` says where the elements of the part lie in the whole, and `indices` do so along each dimension. `spread`
+    says where those of all parts lie; None where a part is no rectangle.
     """
 
     shape: tuple[int, ...]
     cuts: tuple[tuple[int, Peers], ...]
     piece: Piece
+    indices: tuple[Sequence[int], ...]
     spread: Spread | None = None
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rulec.arrays.piece import Runs
 from rulec.backend.protocol import Rows
 from rulec.compiler.ir import Result
 from rulec.compiler.layout import ITEM_SIZE
@@ -112,6 +113,10 @@ class PortionValues:
         view = tensor.view
         work = (view.whole or view).work
         return Parcel(view.tensor(matrices), tensor.whole.shape, tensor.whole.spread, work)
+
+    def lines(self, i: int) -> tuple[Runs, Runs] | None:
+        """The rows and the columns of the whole matrices of tensor i that are here; None where all are."""
+        return self.portion.tensors[i].lines
 
     def tensor_number(self, i: int) -> int:
         """The number that makes a tensor's random numbers different from other tensors'."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from rulec.arrays import random
 from rulec.arrays.library import Library
+from rulec.arrays.piece import Runs
 from rulec.backend.noise import Noise
 from rulec.compiler.ir import Axes
 from rulec.compiler.scalars import evaluate_once
@@ -57,7 +58,7 @@ class Surroundings(Protocol):
 
     `column` gives a column of the scalar table. `known` gives a Python number where the host knows it, else the result
     of `Library.at`. `parted` has the places of parts, by the processes for completing a reduction.
-    `share` is for matrices of which only parts are here.
+    `share` is for matrices of which only parts are here, and `lines` has the rows and columns of these parts.
     `room` gives the bytes allowed on the way. `fill_noise` is the backend's, or None.
     """
 
@@ -85,6 +86,7 @@ class Surroundings(Protocol):
     def known(self, value: Node, numbers: Any, i: int) -> Any: ...
     def parted(self, axes: frozenset[str]) -> list[tuple[tuple[Peers, ...], Array]]: ...
     def share(self, i: int, matrices: Any) -> Parcel | None: ...
+    def lines(self, i: int) -> tuple[Runs, Runs] | None: ...
     def view(self, i: int) -> MatrixView: ...
 
 
@@ -141,11 +143,13 @@ class LaunchValues:
         position = {
             "seed": self.around.seed, "tensor": self.around.tensor_number(i), "draw": int(draw), "step": step
         }  # fmt: skip
-        first, last, _ = (rows or slice(None)).indices(height)
-        count = (last - first) * width
         around = self.around
         drawing = Drawing(self.library, value.op, position, around.compute, around.room(i), around.fill_noise)
-        return drawing.numbers(first * width, count).reshape(1, last - first, width)
+        lines = around.lines(i) if self.axes(value).elementwise else None
+        if lines is not None:
+            return drawing.matrix(*lines, width)
+        first, last, _ = (rows or slice(None)).indices(height)
+        return drawing.matrix(((first, last),), ((0, width),), width)
 
 
 #: Numbers in a block of the generator.
@@ -155,8 +159,8 @@ _BLOCK = 4
 #: library, with more values on the way.
 _BY_KERNEL, _BY_LIBRARY = 14, 64
 
-#: The least count of numbers in one piece.
-_LEAST = 4096
+#: The least count of numbers in one piece, and the count in some rows of which a few columns are taken.
+_LEAST, _BAND = 4096, 1 << 18
 
 _ONE = np.ones(1)
 _WORD = 0xFFFFFFFF
@@ -193,6 +197,29 @@ class Drawing:
         stop = first + count
         parts = [self._part(draw, at, min(at + size, stop)) for at in range(first, max(stop, first + 1), size)]
         return parts[0] if len(parts) == 1 else self.library.join(parts, 0)
+
+    def matrix(self, rows: Runs, cols: Runs, width: int) -> Any:
+        """The numbers in some rows and columns of a draw of a matrix `width` wide: `(1, rows, cols)`."""
+        height, wide = (sum(stop - first for first, stop in runs) for runs in (rows, cols))
+        if not height or not wide:
+            parts = [self.numbers(0, 0)]
+        elif cols == ((0, width),):
+            parts = [self.numbers(first * width, (stop - first) * width) for first, stop in rows]
+        elif height == 1 or wide >= _LEAST:
+            each = [row for first, stop in rows for row in range(first, stop)]
+            parts = [self.numbers(row * width + first, stop - first) for row in each for first, stop in cols]
+        else:
+            parts = [part for first, stop in rows for part in self._columns(first, stop, cols, width)]
+        return (parts[0] if len(parts) == 1 else self.library.join(parts, 0)).reshape(1, height, wide)
+
+    def _columns(self, first: int, stop: int, cols: Runs, width: int) -> Iterator[Any]:
+        """The numbers in some columns of a few whole rows at a time, row by row."""
+        band = max(1, _BAND // width)
+        for at in range(first, stop, band):
+            count = min(band, stop - at)
+            whole = self.numbers(at * width, count * width).reshape(count, width)
+            chosen = [whole[:, begin:end] for begin, end in cols]
+            yield (chosen[0] if len(chosen) == 1 else self.library.join(chosen, 1)).reshape(-1)
 
     def _draw(self) -> Draw | None:
         """The draw for the backend's kernel; None where it has no such kernel or the host does not know the step."""

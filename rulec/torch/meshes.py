@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rulec.arrays.piece import Piece
 from rulec.errors import HyperError, RulecError
 from rulec.language.node import Op
 from rulec.language.rule import Rule
@@ -22,7 +23,7 @@ from rulec.runtime.partial import Whole
 from rulec.runtime.peers import Peers
 from rulec.torch.communication import Traffic
 from rulec.torch.fake import is_fake
-from rulec.torch.placed import has_matrices, is_split, part_here, rectangles_of, sees_more
+from rulec.torch.placed import has_matrices, indices_here, is_split, place_of, rectangles_of, sees_more
 from rulec.torch.sections import Section
 from rulec.torch.tensors import DTYPES
 
@@ -117,7 +118,7 @@ def whole_of(param: Any, spread: bool, section: Section | None = None) -> Whole 
     cuts = tuple((param.placements[axis].dim, MeshPeers(mesh.get_group(axis), _name(mesh, [axis]))) for axis in axes)
     lies = _spread(param, section) if spread and axes else None
     shape = tuple(param.shape) if section is None else section.shape(param.shape)
-    return Whole(shape, cuts, part_here(param, section), lies)
+    return Whole(shape, cuts, place_of(param, section) or Piece(), indices_here(param, section), lies)
 
 
 def _spread(param: Any, section: Section | None) -> Spread | None:

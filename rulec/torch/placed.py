@@ -2,7 +2,7 @@
 
 Kernels see the part, and a state of its shape lies where its parameter does. A rule that looks at one element at a time
 gives the same as on a whole tensor. Reductions of parts are completed over the processes that have the other parts.
-Rules that need a whole matrix, or random numbers, are refused for split tensors.
+Random numbers are those of the whole tensor. Rules that need a whole matrix are refused for split tensors.
 """
 
 from __future__ import annotations
@@ -47,18 +47,20 @@ def is_split(tensor: Any) -> bool:
     return is_placed(tensor) and any(not placement.is_replicate() for placement in tensor.placements)
 
 
-def part_here(param: Any, section: Section | None = None) -> Piece:
-    """The part of a split parameter in this process; where no piece says its place, that of the whole."""
-    return place_of(param, section) or Piece()
+def indices_here(param: Any, section: Section | None = None) -> tuple[Sequence[int], ...]:
+    """The indices of a split parameter, or of a section of it, in this process, along each dimension."""
+    coordinate = param.device_mesh.get_coordinate()
+    if coordinate is None:
+        return tuple(range(0) for _ in range(param.dim()))
+    return tuple(_all_indices(param, coordinate, section))
 
 
 def place_of(param: Any, section: Section | None = None) -> Piece | None:
     """Where the part of a split parameter lies in the whole; None where it is no range and no rows with equal gaps."""
-    here = part_of(param) if section is None else section.of(part_of(param))
-    coordinate, part = param.device_mesh.get_coordinate(), here.shape
-    if coordinate is None or not all(part):
+    part = (part_of(param) if section is None else section.of(part_of(param))).shape
+    indices, whole = indices_here(param, section), param.shape
+    if not all(part):
         return Piece()
-    indices, whole = _all_indices(param, coordinate, section), param.shape
     ranges = all(len(chosen) == n and chosen[-1] - chosen[0] == n - 1 for chosen, n in zip(indices, part, strict=True))
     shape = tuple(whole) if section is None else section.shape(whole)
     return piece_of(shape, part, [chosen[0] for chosen in indices]) if ranges else None
@@ -117,13 +119,23 @@ def check_placed(param: Any, rule: Rule, name: str) -> None:
     if any(placement.is_partial() for placement in param.placements):
         raise TensorError(f"{name} is a DTensor of summands that were not added: redistribute it first")
     for part in walk(rule.expressions):
-        if part.op.kind in (Kind.MATRIX, Kind.RANDOM) and part.op is not Op.NEWTON_SCHULZ:
+        if part.op.kind is Kind.RANDOM and not _of_elements(part):
+            raise TensorError(
+                f"{name} is a DTensor of which each process has a part, and {rule.name} draws {part.op.symbol} of "
+                f"other extents: draw {part.op.symbol}([rows, cols]), or keep it whole on every process"
+            )
+        if part.op.kind is Kind.MATRIX and part.op is not Op.NEWTON_SCHULZ:
             raise TensorError(
                 f"{name} is a DTensor of which each process has a part, and {rule.name} needs the whole matrix for "
                 f"{part.op.symbol}: keep it whole on every process, or choose a rule of elements, rows and columns"
             )
     if any(state.per in ("row", "col") for state in rule.state.values()):
         _check_joined(param, rule, name)
+
+
+def _of_elements(draw: Node) -> bool:
+    """Whether a random draw has a number for each element of a matrix."""
+    return [(x.op, x.arg) for x in draw.args[-2:]] == [(Op.NAME, "rows"), (Op.NAME, "cols")]
 
 
 def _check_joined(param: Any, rule: Rule, name: str) -> None:

@@ -168,6 +168,55 @@ def unbiased_everywhere(rank: int) -> None:
     unbiased(rank, (fsdp, hsdp, columns, replicated, *four), ("cpu", "c"))
 
 
+#: Noise for every element, and elements left out at random; the second for each matrix of a stack.
+DRAWING = {
+    "noise": lambda: rulec.load("noise") >> rulec.load("adamw"),
+    "thinned": lambda: rulec.parse(
+        "name: Thinned\nsummary: A part of the elements at random.\nhyper: {lr: 0.1}\nstep: |\n"
+        "  kept = where(uniform([rows, cols], at=t) < 0.5, g, 0)\n  direction = kept + 0.1*normal([rows, cols], at=t)\n"
+    ),
+}
+
+
+def draws(rank: int, ways: Any = (fsdp, columns), backends: Any = ("cpu",)) -> None:
+    """Random numbers of a rule follow from the place of an element in its whole tensor."""
+    for backend, (name, rule) in product(backends, DRAWING.items()):
+        kind = rulec.torch.optimizer(rule())
+        alone = Model()
+        train(alone, kind(alone.named_parameters(), lr=0.1, seed=9, backend=backend), range(2))
+        for way in ways:
+            model = way(Model())
+            optimizer = kind(model.named_parameters(), lr=0.1, seed=9, backend=backend)
+            train(model, optimizer, range(2))
+            assert str(optimizer.communication()) == "a step sends nothing"
+            for (at, p), q in zip(alone.named_parameters(), model.parameters(), strict=True):
+                assert torch.equal(here(q), part(p, q)), (name, way.__name__, at, backend)
+
+
+def drawn(expression: str) -> Any:
+    text = f"name: Drawn\nsummary: One number.\nhyper: {{lr: 0.1}}\nstep: |\n  direction = {expression}\n"
+    return rulec.torch.optimizer(rulec.parse(text))
+
+
+def draws_of_others(rank: int) -> None:
+    """Sums of random numbers are those of the whole tensor, and other extents than a matrix's are refused."""
+    alone, mesh = Model(), init_device_mesh("cpu", (dist.get_world_size(),))
+    kind = drawn("g*sum(normal([rows, cols]))")
+    train(alone, kind(alone.named_parameters()), range(1))
+    for axis in (0, -1):
+        model = placed(Model(), mesh, lambda p, axis=axis: [Shard(axis % p.dim())])  # type: ignore[misc]
+        train(model, kind(model.named_parameters()), range(1))
+        for p, q in zip(alone.parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(here(q), part(p, q), rtol=1e-5, atol=1e-5)
+    with pytest.raises(TensorError, match=r"Drawn draws normal of other extents: draw normal\(\[rows, cols\]\)"):
+        drawn("g*sum(normal([8, 8]))")(model.named_parameters())
+
+
+def draws_everywhere(rank: int) -> None:
+    four = (both, twice, strided) if dist.get_world_size() > 2 else ()
+    draws(rank, (fsdp, hsdp, columns, replicated, *four), ("cpu", "c"))
+
+
 def stochastic_everywhere(rank: int) -> None:
     four = (both, twice, strided) if dist.get_world_size() > 2 else ()
     stochastic(rank, (fsdp, hsdp, columns, replicated, *four), ("cpu", "c"))
@@ -401,6 +450,8 @@ def everyday(rank: int, folder: str) -> None:
     kinds(rank)
     eager(rank)
     resumed(rank, folder)
+    draws(rank)
+    draws_of_others(rank)
 
 
 def test_shards_of_two_processes_are_those_of_whole_parameters(tmp_path: Path) -> None:
@@ -467,7 +518,7 @@ def test_a_file_of_shards_loads_on_another_number_of_processes(tmp_path: Path, c
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drawn", [stochastic_everywhere, unbiased_everywhere])
+@pytest.mark.parametrize("drawn", [stochastic_everywhere, unbiased_everywhere, draws_everywhere])
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_random_bits_of_all_shards_are_those_of_whole_parameters(count: int, drawn: Any) -> None:
     together(drawn, count)
