@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from operator import itemgetter
+from operator import is_, itemgetter
 from types import NoneType
 from typing import Any
 
@@ -53,10 +53,11 @@ class GroupValues:
         Afterwards `lists` are the groups' lists of parameters now; what is in them is not looked at.
         """
         now = [*map(self._get, groups)]
-        self.lists = [values[0] for values in now]
+        before, self.lists = self.lists, [values[0] for values in now]
         # A tensor may equal the number, or the other tensor, that it took the place of. What is live is not compared
-        # with anything either: that would be waited for.
-        return self._steady and self._kinds_of(now) == self._kinds and _equal(now, self._known)
+        # with anything either: that would be waited for. A list is equal to itself without a look at its tensors.
+        alike = len(before) == len(now) and all(map(is_, before, self.lists))
+        return self._steady and alike and self._kinds_of(now) == self._kinds and _equal(now, self._known)
 
     def _rate_types(self, known: Sequence[Any]) -> list[Any]:
         """The type of each learning rate: the schedulers of torch change tensors in place."""
