@@ -16,6 +16,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
@@ -193,6 +201,39 @@ def trainer_runs(folder: str, rank: int) -> None:
         trainer = Trainer(Model(), arguments, train_dataset=Rows(), optimizer_cls_and_kwargs=choice)
         trainer.train()
         is_as_by_hand(trainer.model_wrapped, name, 2)
+
+
+# torchtitan
+
+
+def flat_states_load(rank: int) -> None:
+    """States in the layout of torchtitan's checkpoints: `state.NAME.exp_avg` and `param_groups.NAME.lr`."""
+    flat = StateDictOptions(flatten_optimizer_state_dict=True)
+    mesh = init_device_mesh("cpu", (COUNT,))
+    for name in OPTIMIZERS:
+        trained, loaded = (fully_shard(Model(), mesh=mesh) for _ in range(2))
+        optimizer, other = optimizer_of(name, trained), optimizer_of(name, loaded)
+        steps = [(trained, optimizer), (loaded, other)]
+        _step(*steps[0])
+        states = get_optimizer_state_dict(trained, optimizer, options=flat)
+        assert all(key.startswith(("state.up.weight", "state.down.weight", "param_groups.")) for key in states)
+        set_model_state_dict(loaded, get_model_state_dict(trained))
+        set_optimizer_state_dict(loaded, other, states, options=flat)
+        for model, its in steps:
+            _step(model, its)
+        for one, same in zip(trained.parameters(), loaded.parameters(), strict=True):
+            assert torch.equal(one.data.full_tensor(), same.data.full_tensor())  # type: ignore[attr-defined]
+
+
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model(DATA)["loss"].backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@pytest.mark.slow
+def test_flat_states_load() -> None:
+    together(flat_states_load)
 
 
 @pytest.mark.slow
