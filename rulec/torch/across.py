@@ -40,7 +40,9 @@ def reaches_across(rules: Sequence[Rule]) -> bool:
 
 
 class Across:
-    """The processes of a group, that take their steps together; every element belongs to one of them.
+    """The processes of a group, that take their steps together; every tensor, or element, belongs to one of them.
+
+    A process of a mesh is in a group with one process of each other mesh: all take part in every total.
 
     `total` puts the float64 numbers of all together, in the order of processes, so that all have the same bits. Before
     that they `agree` on the step: RulecError, in all of them, where one would take another step.
@@ -63,6 +65,11 @@ class Across:
     def label(self) -> str:
         """The keyword with the number of processes."""
         return f"reduce_over ({self.size})"
+
+    @property
+    def ranks(self) -> list[int]:
+        """The processes, by their places among all."""
+        return torch.distributed.get_process_group_ranks(self._group)
 
     @property
     def rank(self) -> int:

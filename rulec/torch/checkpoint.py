@@ -25,7 +25,7 @@ from rulec.torch.machine import Machine
 from rulec.torch.optimizer import RuleOptimizer
 from rulec.torch.partitioned import Partitioned
 from rulec.torch.placed import check_whole
-from rulec.torch.routes import Route, Routes
+from rulec.torch.routes import Route, Routes, check_unsplit
 from rulec.torch.states import FORMATS
 from rulec.torch.tensors import STATE_DTYPES, dtype_name
 
@@ -68,6 +68,7 @@ def _run(optimizer: Any, verb: str) -> TorchRun:
         if param.is_complex():
             raise TensorError(f"{name} is complex, which other frameworks' rules are not: use state_dict()")
     check_whole(params, verb)
+    check_unsplit(optimizer.routing(), verb)
     return TorchRun(optimizer, optimizer._options.seed or int(optimizer.param_groups[0].get("seed", 0)))
 
 

@@ -94,7 +94,7 @@ _MEANINGS = {
     "weights": "kind of parameters of 16 bits in memory: split, split24, master, kahan or stochastic; by default plain",
     "backend": "name of the backend to run on; by default the device's own",
     "reduce_over": "process group over which values of groups and of the model are taken, where every process has its "
-    "own part of the parameters",
+    "own part of the parameters, or its own stage of a pipeline",
     "seed": "of its random numbers, if any, from 0 to 2**32 - 1, the same in all groups",
     "differentiable": "may only be False: autograd does not record what a fused kernel computes",
 }  # fmt: skip

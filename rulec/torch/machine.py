@@ -57,10 +57,10 @@ class Machine:
         self.interface = interface
         self.group_rules = group_rules_of(interface, groups)
         self.params: list[Tensor] = [p for group in groups for p in group["params"]]
-        options, together = fitting(options, self.params), options.across is not None
-        self.routes = routes_of(interface, self.group_rules, groups, together)
+        options = fitting(options, self.params)
+        self.routes = routes_of(interface, self.group_rules, groups, options.across is not None)
         routed = [(route.param, route.rule) for route in self.routes]
-        options = replace(options, meeting=meeting_of(routed, options.meeting, together))
+        options = replace(options, meeting=meeting_of(routed, options.meeting, options.across))
         self.options = options
         self.names = names_of(groups)
         check_parts(options, self.routes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,9 +21,10 @@ from rulec.runtime.launch import Launch
 from rulec.runtime.owners import Division, Schedule
 from rulec.runtime.partial import Whole
 from rulec.runtime.peers import Peers
+from rulec.torch.across import Across
 from rulec.torch.communication import Traffic
 from rulec.torch.fake import is_fake
-from rulec.torch.placed import has_matrices, indices_here, is_split, place_of, rectangles_of, sees_more
+from rulec.torch.placed import has_matrices, indices_here, is_placed, is_split, place_of, rectangles_of, sees_more
 from rulec.torch.sections import Section
 from rulec.torch.tensors import DTYPES
 
@@ -312,18 +313,32 @@ class Agreement:
         return self._crc
 
 
-def meeting_of(routed: Iterable[tuple[Any, Rule]], before: Agreement | None, across: bool) -> Agreement | None:
+def meeting_of(
+    routed: Sequence[tuple[Any, Rule]], before: Agreement | None, across: Across | None
+) -> Agreement | None:  # fmt: skip
     """The meeting for parameters with these rules: the one before, with all processes; None where none need to meet.
 
-    HyperError where `across`, which takes the values of groups and the model over processes, would count parts again.
+    HyperError where `across`, which takes the values of groups and the model over processes with other tensors, has
+    processes with the same ones.
     """
+    if across is not None:
+        for mesh in {param.device_mesh for param, _ in routed if is_placed(param)}:
+            _check_apart(mesh, across)
     peers = [peers for param, rule in routed if sees_more(rule) for peers in _meeting_peers(param, rule)]
-    if peers and across:
-        raise HyperError("reduce_over is for tensors of one process each, and DTensors need none: leave it out")
     if before is None:
         return Agreement(peers) if peers else None
     before.peers = [*dict.fromkeys([*before.peers, *peers])]
     return before
+
+
+def _check_apart(mesh: Any, across: Across) -> None:
+    """HyperError where processes of a mesh are among those with other tensors."""
+    both = {*across.ranks} & {*mesh.mesh.flatten().tolist()} - {torch.distributed.get_rank()}
+    if both:
+        raise HyperError(
+            f"process {min(both)} of reduce_over has the same DTensors, whose values would be counted again: give a "
+            f"group with one process of each stage of the pipeline, as mesh['pp'].get_group(), or leave it out"
+        )
 
 
 def _meeting_peers(param: Any, rule: Rule) -> list[Peers]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, ClassVar, overload
 
 import torch
@@ -20,7 +21,6 @@ from rulec.language.rule import Rule
 from rulec.runtime.device import Scaling
 from rulec.runtime.storage import Storage
 from rulec.runtime.turns import Turns, in_turn
-from rulec.torch.across import Across
 from rulec.torch.codes import all_saved
 from rulec.torch.communication import Communication
 from rulec.torch.engine import state_dtypes_of
@@ -31,7 +31,7 @@ from rulec.torch.interface import SPLITTING, Interface
 from rulec.torch.lost import watch_of
 from rulec.torch.machine import Machine
 from rulec.torch.memory import frame_callback, without_compiler
-from rulec.torch.meshes import Agreement, meeting_of
+from rulec.torch.meshes import meeting_of
 from rulec.torch.options import options_of
 from rulec.torch.peers.writing import written
 from rulec.torch.routes import Routes, names_of, routes_of, tag_all
@@ -110,7 +110,7 @@ class RuleOptimizer(Optimizer, Turns):
             self._storage(group_rule).check_weights([dtype_name(p.dtype) for p in params])
         routes = routes_of(self.interface, group_rules, self.param_groups, self._options.across is not None)
         routed = [(route.param, route.rule) for route in routes]
-        meeting = meeting_of(routed, self._options.meeting, self._options.across is not None)
+        meeting = meeting_of(routed, self._options.meeting, self._options.across)
         self._options = replace(self._options, meeting=meeting)
 
     def _storage(self, group_rule: GroupRule) -> Storage:
@@ -138,8 +138,9 @@ class RuleOptimizer(Optimizer, Turns):
 
         An optimizer of rules that look at one element at a time sends nothing.
         """
-        processes = self._options.across or self._options.meeting
-        return Communication() if processes is None else processes.traffic.record()
+        records = [processes.traffic.record() for processes in self._options.processes]
+        reductions, exchanges = [r.reductions for r in records], [r.exchanges for r in records]
+        return Communication(tuple(chain(*reductions)), tuple(chain(*exchanges)))
 
     # Steps
 
@@ -195,10 +196,8 @@ class RuleOptimizer(Optimizer, Turns):
         turn = self._turn
         turn.acquire()  # in half the time of a `with` block, which is more than 1 % of a small step
         try:
-            if self._options.across is not None:
-                self._update_together(step_inputs, self._options.across)
-            elif self._options.meeting is not None:
-                self._update_together(step_inputs, self._options.meeting)
+            if self._options.across is not None or self._options.meeting is not None:
+                self._update_together(step_inputs)
             else:
                 self._update_now(step_inputs)
         finally:
@@ -211,7 +210,7 @@ class RuleOptimizer(Optimizer, Turns):
         machine, scaling = self._current(), self._scaling()
         meeting = self._options.meeting
         if meeting is not None and meeting is not before:  # DTensors have come in the place of whole parameters
-            self._update_together(inputs, meeting)
+            self._update_together(inputs)
             return
         if self._lost is not None:
             self._lost.watched(lambda: self._step_of(machine, inputs, scaling))
@@ -223,23 +222,26 @@ class RuleOptimizer(Optimizer, Turns):
         if not machine.step(self.param_groups, inputs, scaling):
             self._build().step(self.param_groups, inputs, scaling)
 
-    def _update_together(self, inputs: Inputs | None, processes: Across | Agreement) -> None:
+    def _update_together(self, inputs: Inputs | None) -> None:
         """The same in every one of some processes, or an error in all of them."""
-        processes.open()
+        together = self._options.processes
+        for processes in together:
+            processes.open()
         try:
             self._update_now(inputs)
         except BaseException:
-            processes.refuse()
+            for processes in together:
+                processes.refuse()
             raise
 
     def refuse(self) -> None:
-        """Tells the processes with other parts of its DTensors, where there are any, that this one takes no step.
+        """Tells the processes that it takes steps with, where there are any, that this one takes no step.
 
         For an error before the step, that the others cannot know of; they would wait.
         """
-        if self._options.meeting is not None:
-            self._options.meeting.open()
-            self._options.meeting.refuse()
+        for processes in self._options.processes:
+            processes.open()
+            processes.refuse()
 
     def _check_trained(self) -> None:
         if self.interface.evaluates and not self.param_groups[0]["train_mode"]:

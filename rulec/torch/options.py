@@ -43,6 +43,11 @@ class Options:
     weights: str = ""
     seed: int = 0
 
+    @property
+    def processes(self) -> list[Across | Agreement]:
+        """The sets of processes that a step is taken with."""
+        return [processes for processes in (self.across, self.meeting) if processes is not None]
+
 
 def fitting(options: Options, params: Sequence[Tensor]) -> Options:
     """The options, with a backend that computes nothing where parameters are fake; TensorError where only some are."""

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from rulec.compiler.routing import Router, applies
-from rulec.errors import HyperError, TensorError
+from rulec.errors import HyperError, RulecError, TensorError
 from rulec.language.rule import Rule
 from rulec.torch.entries import GroupRule, sees_sections, sees_shapes
 from rulec.torch.group_rules import Groups
@@ -130,6 +130,13 @@ def _refusal(interface: Interface, route: Route) -> str:
         f"torch.optim.{interface.name}, or give its group tags, as rulec.torch.tagged_groups does, and "
         f"{route.rule.name} updates it with {keyword}{torch_words(interface.name, 'params')}"
     )
+
+
+def check_unsplit(routes: Sequence[Route], verb: str) -> None:
+    """RulecError where a fused parameter has states of its sections, for what takes those of parameters."""
+    for route in routes:
+        if route.section is not None:
+            raise RulecError(f"{verb} is for states of whole parameters, and {route.name} is split: use state_dict()")
 
 
 def names_of(groups: Groups) -> list[str]:

@@ -347,7 +347,7 @@ def models(rank: int, folder: str) -> None:
 
 def refusals() -> None:
     mesh = init_device_mesh("cpu", (2,))
-    with refused(HyperError, "reduce_over is for tensors of one process each"):
+    with refused(HyperError, "of reduce_over has the same DTensors, whose values would be counted again"):
         Twins("clip >> lamb", mesh, [Shard(0)], reduce_over=dist.group.WORLD)
     with refused(TensorError, "Shampoo needs the whole matrix for"):
         Twins("shampoo", mesh, [Shard(0)])

@@ -163,6 +163,12 @@ def test_a_split_that_does_not_fit_is_refused() -> None:
         sparse.optimizer.step()
     fused = Fused("muon", (12, 4), 3, 0)
     fused.step(1)
+    with pytest.raises(
+        RulecError, match=r"save is for states of whole parameters, and w\[0\] is split: use state_dict"
+    ):
+        rulec.torch.save(fused.optimizer, "fused.safetensors")
+    with pytest.raises(RulecError, match=r"layout='torchao' is for states of whole parameters, and w\[0\] is split"):
+        fused.optimizer.state_dict(layout="torchao")
     fused.param.grad = None
     saved = fused.optimizer.state_dict()
     saved["state"][0]["momentum_buffer"] = torch.ones(4, 12)

@@ -20,6 +20,7 @@ from rulec.torch.peers.layout import Layout, Numbers
 from rulec.torch.peers.state import HeldState
 from rulec.torch.peers.torchao import TorchAO
 from rulec.torch.placed import check_whole
+from rulec.torch.routes import check_unsplit
 
 #: The layouts by name.
 LAYOUTS: Mapping[str, Layout] = {"bitsandbytes": BitsAndBytes(), "torchao": TorchAO()}
@@ -41,6 +42,7 @@ def written(
         raise RulecError(f"there is no layout {name!r}{did_you_mean(name, LAYOUTS)}: layouts are {', '.join(LAYOUTS)}")
     layout, params = LAYOUTS[name], [route.param for route in machine.routes]
     check_whole(params, f"layout={name!r}")
+    check_unsplit(machine.routes, f"layout={name!r}")
     rules = [_rule(name, group_rule) for group_rule in machine.group_rules]
     packed = [{key: group[key] for key in _COMMON if key in group} for group in saved["param_groups"]]
     there = [
