@@ -195,7 +195,7 @@ class Machine:
         if self.options.across is not None:
             self.options.across.agree(launches, len(self._snapshot.sizes), bool(self.interface.shared))
         if self.options.meeting is not None:
-            self.options.meeting.begin(plan, launches)
+            self.options.meeting.begin(plan, launches, scaling)
         try:
             self.writer.write(launches, plan.written)
         finally:

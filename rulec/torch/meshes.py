@@ -16,6 +16,7 @@ from rulec.arrays.piece import Piece
 from rulec.errors import HyperError, RulecError
 from rulec.language.node import Op
 from rulec.language.rule import Rule
+from rulec.runtime.device import Scaling
 from rulec.runtime.exchange import Spread
 from rulec.runtime.launch import Launch
 from rulec.runtime.owners import Division, Schedule
@@ -191,9 +192,13 @@ class Agreement:
         self._words = np.array([0.0, 0.0, 1.0])
         self.traffic.begin()
 
-    def begin(self, plan: Any, launches: Sequence[Launch]) -> None:
-        """Begins the opened step with these launches; RulecError where another process takes another step."""
-        digest, self._before = self._digest_of(plan, launches), any(launch.version.exchanges for launch in launches)
+    def begin(self, plan: Any, launches: Sequence[Launch], scaling: Scaling | None) -> None:
+        """Begins the opened step with these launches; RulecError where another process takes another step.
+
+        It is another step where the scaled gradients of one process have an infinity, and those of another none.
+        """
+        digest = self._digest_of(plan, launches, scaling is not None and bool(scaling.found_inf))
+        self._before = any(launch.version.exchanges for launch in launches)
         if digest != self._digest:
             if self._digest is not None:
                 self._words[1] = 1.0
@@ -302,13 +307,13 @@ class Agreement:
         self.traffic.end_round()
         return -float(words[0]), float(words[1]), float(words[2])
 
-    def _digest_of(self, plan: Any, launches: Sequence[Launch]) -> int:
-        """A number for a step: of the updated parameters, and of the programs that update them."""
-        step = (plan, *(x for launch in launches for x in (launch.version, launch.part)))
+    def _digest_of(self, plan: Any, launches: Sequence[Launch], overflowed: bool) -> int:
+        """A number for a step: of the updated parameters, of the programs that update them, and of an overflow."""
+        step = (plan, overflowed, *(x for launch in launches for x in (launch.version, launch.part)))
         if len(step) != len(self._step) or any(a is not b for a, b in zip(step, self._step, strict=True)):
             programs = [(launch.version.program, launch.part.positions) for launch in launches]
             told = [(p.name, [r.name for s in p.stages for r in s.reduces], at) for p, at in programs]
-            self._crc = zlib.crc32(repr((plan.chosen, told)).encode())
+            self._crc = zlib.crc32(repr((plan.chosen, told, overflowed)).encode())
             self._step = step
         return self._crc
 
@@ -351,6 +356,6 @@ def _meeting_peers(param: Any, rule: Rule) -> list[Peers]:
 
 def _other_step() -> RulecError:
     return RulecError(
-        "the processes have gradients of other tensors, or other rules: give every process the gradients of the same "
-        "tensors; nothing was changed"
+        "the processes have gradients of other tensors, or other rules, or infinities in the scaled gradients of some: "
+        "give every process the gradients of the same tensors, and reduce GradScaler's findings; nothing was changed"
     )

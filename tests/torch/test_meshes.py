@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,10 +21,12 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 import rulec
 import rulec.torch
+from rulec.backend import registry
 from rulec.compiler.view import matrix_view
 from rulec.errors import HyperError, RulecError, RuleError, TensorError
 from rulec.runtime.owners import owners_of
 from rulec.torch.meshes import MeshPeers
+from tests.runtime.elsewhere import Elsewhere
 from tests.torch.eager.processes import together
 
 #: Uneven parts, a part that is empty, a vector, and several matrices.
@@ -275,8 +278,67 @@ def one_skips_or_fails(rank: int) -> None:
         both.step()
 
 
+def scaled(rank: int) -> None:
+    """An overflow in the part of one process is one of all: with numbers on the host, and on a device, as it were."""
+    plain, mesh = registry.get, init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+    with mock.patch.object(registry, "get", lambda name: Elsewhere() if name == "elsewhere" else plain(name)):
+        for words in ({}, {"backend": "elsewhere", "capturable": True}):
+            for name in ("clip >> lamb", "normuon", "skip >> lars"):
+                twins = Twins(name, mesh, [Shard(0)], **words)
+                scalers = [torch.amp.GradScaler("cpu", init_scale=64.0) for _ in range(2)]
+                for seed in (1, 2, 3):
+                    before, scale = memory(twins), scalers[1].get_scale() if seed > 1 else 64.0
+                    scaled_step(rank, twins, scalers, seed, scale)
+                    assert [s.get_scale() for s in scalers] == [64.0 if seed == 1 else 32.0] * 2
+                    assert seed != 2 or all(map(torch.equal, before, memory(twins)))
+                twins.check()
+        overflow_of_one(rank, mesh)
+
+
+def scaled_step(rank: int, twins: Twins, scalers: Sequence[Any], seed: int, scale: float) -> None:
+    """A step with gradients scaled, and in the second an infinity in the last process alone."""
+    twins.give(seed)
+    for grad in (p.grad for p in (*twins.whole.values(), *twins.parts.values())):
+        (grad.to_local() if isinstance(grad, DTensor) else grad).mul_(scale)  # type: ignore[union-attr]
+    if seed == 2:
+        twins.whole["tall"].grad[-1] = torch.inf  # type: ignore[index]
+        if rank == 1:
+            twins.parts["tall"].grad.to_local()[-1] = torch.inf  # type: ignore[union-attr]
+    for scaler, optimizer in zip(scalers, (twins.alone, twins.optimizer), strict=True):
+        scaler.scale(torch.ones(()))
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def overflow_of_one(rank: int, mesh: Any) -> None:
+    """torch reduces what GradScaler finds over the mesh dimensions that cut the first gradient: here over none."""
+    whole = nn.Parameter(distribute_tensor(torch.ones(4, 3), mesh, [Replicate()]))
+    part = nn.Parameter(distribute_tensor(torch.ones(4, 3), mesh, [Shard(0)]))
+    optimizer = kind_of("lamb")([whole, part], lr=0.1, backend="elsewhere", capturable=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    for overflows in (False, True):
+        for p in (whole, part):
+            p.grad = distribute_tensor(torch.ones(4, 3), mesh, p.placements)  # type: ignore[attr-defined]
+        scaler.scale(torch.ones(()))
+        if not overflows:
+            scaler.step(optimizer)
+            scaler.update()
+            continue
+        before = part.to_local().clone()  # type: ignore[attr-defined]
+        if rank:
+            part.grad.to_local()[0] = torch.inf  # type: ignore[union-attr]
+        with refused(RulecError, "infinities in the scaled gradients of some"):
+            scaler.step(optimizer)
+        assert torch.equal(part.to_local(), before)  # type: ignore[attr-defined]
+
+
+def skips_and_scales(rank: int) -> None:
+    one_skips_or_fails(rank)
+    scaled(rank)
+
+
 def test_one_process_that_skips_or_fails_is_all() -> None:
-    together(one_skips_or_fails)
+    together(skips_and_scales)
 
 
 def first_error(rank: int, name: str, mesh: Any) -> None:
