@@ -168,9 +168,7 @@ def _exact(flow: _Flow, key: str, hyper: Mapping[str, float]) -> str:
     state = flow.rule.state[key]
     if state.storage:
         return f"the rule says storage: {{{key}: {state.storage}}}"
-    if state.shape is not None:
-        return f"{key} has a shape of its own, not the parameter's"
-    if state.per in _NUMBERS:
+    if state.shape is None and state.per in _NUMBERS:
         return _per(flow, key)
     if _follows_parameter(flow, key, hyper):
         return f"{key} is a copy or a mean of the parameter, and small steps of it would be lost"
@@ -178,7 +176,9 @@ def _exact(flow: _Flow, key: str, hyper: Mapping[str, float]) -> str:
 
 
 def _narrow(flow: _Flow, key: str) -> str:
-    """Why a state of rows or columns has no codes, as a sentence; empty for others."""
+    """Why a state of rows or columns, or of a shape of its own, has no codes, as a sentence; empty for others."""
+    if flow.rule.state[key].shape is not None:
+        return f"{key} has a shape of its own, not the parameter's"
     return "" if flow.rule.state[key].per == "element" else _per(flow, key)
 
 

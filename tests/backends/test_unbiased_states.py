@@ -27,6 +27,7 @@ BACKENDS = [
     for name in ("numpy", "c", "cpu")
     for reason in [registry.get(name).unavailable_reason()]
 ]
+MATRICES = {"flat": (12, 20), "tall": (20, 12)}
 SHAPES = {"w": (24, 40), "b": (40,), "z": (3, 40, 9)}
 
 #: A mean of beta 0.999, beside one that is as fast as its gradient.
@@ -79,6 +80,29 @@ def test_a_step_is_one_in_floats_whose_states_are_rounded_afterwards(backend: st
             for state in states.keys() - {"step"}:
                 states[state][...] = rounded(states[state], 70000, number, step, order[state] + 1)
                 assert ours.state(name)[state].dtype == BRAIN
+                assert np.array_equal(ours.state(name)[state].astype(np.float32), states[state]), (step, name, state)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("rule", ["galore", "shampoo", "soap", "apollo"])
+def test_states_of_a_shape_of_their_own_are_rounded_too(backend: str, rule: str) -> None:
+    """Of matrices that a rule sees turned, too; where a step keeps a state, it stays as it is."""
+    draws, order = np.random.default_rng(0), {name: place for place, name in enumerate(rulec.load(rule).state)}
+    params = {name: draws.standard_normal(shape).astype(np.float32) for name, shape in MATRICES.items()}
+    floats = {name: p.copy() for name, p in params.items()}
+    ours = Optimizer(rule, params, backend, state_dtype="bfloat16_sr", seed=7)
+    theirs = Optimizer(rule, floats, backend, state_dtype="float32", seed=7)
+    for step in (1, 2, 3):
+        grads = {name: draws.standard_normal(shape).astype(np.float32) for name, shape in MATRICES.items()}
+        ours.step(grads)
+        theirs.step(grads)
+        for number, name in enumerate(params):
+            assert np.array_equal(params[name], floats[name]), (step, name)
+            states, words = theirs.state(name), ours.storage()[name]
+            unbiased = [state for state, word in words.items() if word == "bfloat16_sr"]
+            assert unbiased
+            for state in unbiased:
+                states[state][...] = rounded(states[state], 7, number, step, order[state] + 1)
                 assert np.array_equal(ours.state(name)[state].astype(np.float32), states[state]), (step, name, state)
 
 
@@ -259,7 +283,7 @@ def test_a_name_for_all_leaves_what_must_be_exact() -> None:
         ("prodigy", {"x0": "bfloat16_sr"}, "x0 is a copy or a mean of the parameter"),
         ("prodigy", {"d": "bfloat16_sr"}, "d is one number for the whole model"),
         ("muon", {"m": "bfloat16_sr"}, "m goes into a matrix decomposition"),
-        ("shampoo", {"l": "bfloat16_sr"}, "l has a shape of its own"),
+        ("shampoo", {"l": "bfloat16_sr"}, "l goes into a matrix decomposition"),
     ],
 )
 def test_a_state_that_must_be_exact_is_refused(rule: str, words: dict[str, str], message: str) -> None:

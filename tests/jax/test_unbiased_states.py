@@ -54,6 +54,29 @@ def test_a_step_has_the_bits_of_plain_arrays(rule: str, backend: str) -> None:
     check(state, on_arrays(rule))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["galore", "shampoo", "apollo"])
+def test_states_of_a_shape_of_their_own_are_those_of_floats_rounded(rule: str) -> None:
+    """A step in floats from the same states: a tensor in bfloat16 is one of the two neighbours of the new state."""
+    params = {"w": draws(0)["w"]}
+    state = rulec.jax.init(rule, params, state_dtype="bfloat16_sr")
+    for seed in (1, 2, 3):
+        grads = {"w": draws(seed)["w"]}
+        floats = jax.tree.map(
+            lambda x: x.values.astype(jnp.float32) if isinstance(x, Unbiased) else x, state,
+            is_leaf=lambda x: isinstance(x, Unbiased),
+        )  # fmt: skip
+        wanted, exact = rulec.jax.step(rule, params, grads, floats, seed=3, donate=False)
+        params, state = rulec.jax.step(rule, params, grads, state, seed=3)
+        np.testing.assert_allclose(params["w"], wanted["w"], rtol=1e-5, atol=1e-7)
+        unbiased = [name for name in rulec.load(rule).state if isinstance(getattr(state, name), dict)
+                    and isinstance(getattr(state, name)["w"], Unbiased)]  # fmt: skip
+        assert unbiased
+        for name in unbiased:
+            ours, theirs = getattr(state, name)["w"].values, getattr(exact, name)["w"]
+            np.testing.assert_allclose(np.asarray(ours, np.float32), theirs, rtol=2.0**-7, atol=1e-6)
+
+
 def test_a_transformation_has_them_too() -> None:
     params = draws(0)
     tx = rulec.jax.transform("adamw", 1e-3, state_dtype="bfloat16_sr", seed=3)
