@@ -79,8 +79,7 @@ def memory(
     """
     if importlib.util.find_spec("torch") is None:
         raise RulecError("rulec memory needs PyTorch, whose fake tensors it counts: pip install torch")
-    from rulec.torch.account.mesh import mesh_of, on_mesh
-    from rulec.torch.account.meter import Training, account
+    from rulec.torch.account.meter import Training
 
     make, inputs = _model(model, batch, length, recompute)
     known = make.func.__name__ != "Weights"
@@ -88,7 +87,14 @@ def memory(
         raise RulecError(f"which weights of {model} are of linear layers is not known: --epilogue needs a config.json")
     states = None if state_dtype is None else check_state_dtype(state_dtype)
     training = Training(make, inputs, find_rule(rule), numbers(hyper, "--hyper"), check_dtype(dtype), states, weights)
-    way: Way = "epilogue" if epilogue else "eager" if eager else "deferred"
+    _told(training, "epilogue" if epilogue else "eager" if eager else "deferred", known, mesh, rate, json)
+
+
+def _told(training: Training, way: Way, known: bool, mesh: str | None, rate: float, json: bool) -> None:
+    """Takes a step of a training, and prints what it keeps; `known` says that activations are."""
+    from rulec.torch.account.mesh import mesh_of, on_mesh
+    from rulec.torch.account.meter import account
+
     with progress() as shown:
         shown.add_task(f"a step of {training.rule.name}", total=None)
         measured = account(training, way, before=1)

@@ -1,8 +1,9 @@
-"""The increment of a parameter of 16 bits whose weight has more digits, for those who add increments, as optax does.
+"""The increment of a parameter of 16 bits, for users who add increments, as optax does.
 
-They add in float32 and round the sum to the parameter's dtype. A difference of two numbers of 16 bits is exact in
-float32 where the new one is not below 2**-16 of the old one (2**-13 in float16), and the sum is then the new parameter.
-Elsewhere the sum differs from it by less than an ulp of float32 of the old parameter.
+The weight has more digits than its parameter. Users add in float32 and round the sum to the parameter's dtype. A
+difference of two numbers of 16 bits is exact in float32 where the new one is not below 2**-16 of the old one (2**-13 in
+float16), and the sum is then the new parameter. Elsewhere the sum differs from it by less than an ulp of float32 of the
+old parameter.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ class Increment:
     missed: Any
 
     def part(self, name: str, new: Any, of: PureFunctions) -> Any:
-        """The memory of this name beside the parameter that comes of the update.
+        """The memory of this name beside the parameter after the update.
 
-        A loss or low places belong to one parameter alone; without them the weight is the parameter that came.
+        A loss or low places belong to one parameter alone. Without them the weight is the parameter itself.
         """
         return new if name == "param::master" else of.xp.where(self.missed, of.xp.zeros_like(new), new)
 

@@ -17,8 +17,8 @@ from rulec_backends.cupy.plan import kernel_name
 from tests.backends import cuda_stand_in
 from tests.backends.coded_training import Memory, check, signed, training, unsigned
 from tests.backends.cuda_assembly import kernels, missing
+from tests.backends.here import needs_compiler
 
-needs_compiler = pytest.mark.skipif(bool(cuda_stand_in.MISSING), reason=cuda_stand_in.MISSING or "g++ is here")
 needs_nvrtc = pytest.mark.skipif(bool(missing()), reason=missing() or "NVRTC is here")
 BACKEND = CupyBackend()
 GPU = Memory(cuda_stand_in.asarray, lambda array: np.asarray(array.get()))

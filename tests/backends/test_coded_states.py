@@ -10,12 +10,7 @@ from rulec.formats import NAMES, parse
 from rulec.runtime.coded import decodes
 from tests.backends.coded_training import Training, signed, training, unsigned
 from tests.backends.coded_training import check as check_bits
-
-BACKENDS = [
-    pytest.param(name, marks=pytest.mark.skipif(bool(reason), reason=str(reason)))
-    for name in ("numpy", "c", "cpu")
-    for reason in [registry.get(name).unavailable_reason()]
-]
+from tests.backends.here import BACKENDS
 
 
 def check(case: Training, backend: str) -> None:

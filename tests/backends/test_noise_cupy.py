@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +24,6 @@ from tests.backends.test_cuda_code import moved
 
 needs_gcc = pytest.mark.skipif(bool(cuda_stand_in.MISSING), reason=cuda_stand_in.MISSING or "g++ is here")
 needs_nvrtc = pytest.mark.skipif(bool(missing()), reason=missing() or "NVRTC is here")
-
-
-@pytest.fixture
-def cupy() -> Iterator[Any]:
-    """CuPy's stand-in."""
-    with cuda_stand_in.installed() as module:
-        yield module
-        cuda_stand_in.flush()
 
 
 def backend() -> CupyBackend:

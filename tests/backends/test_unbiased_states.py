@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -19,14 +18,9 @@ from rulec.compiler.pipeline import compile
 from rulec.compiler.view import matrix_view
 from rulec.errors import HyperError, TensorError
 from rulec.kernel.interpreter import Interpreter
+from tests.backends.here import BACKENDS, BRAIN
 
 Array = np.ndarray[Any, Any]
-BRAIN = np.dtype(ml_dtypes.bfloat16)
-BACKENDS = [
-    pytest.param(name, marks=pytest.mark.skipif(bool(reason), reason=str(reason)))
-    for name in ("numpy", "c", "cpu")
-    for reason in [registry.get(name).unavailable_reason()]
-]
 MATRICES = {"flat": (12, 20), "tall": (20, 12)}
 SHAPES = {"w": (24, 40), "b": (40,), "z": (3, 40, 9)}
 

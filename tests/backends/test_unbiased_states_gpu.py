@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 import rulec.torch
 from rulec.array import Optimizer
 from tests.backends import cuda_stand_in
+from tests.backends.here import BRAIN, needs_compiler
 from tests.backends.triton_process import in_the_interpreter
-
-BRAIN = np.dtype(ml_dtypes.bfloat16)
-needs_compiler = pytest.mark.skipif(bool(cuda_stand_in.MISSING), reason=cuda_stand_in.MISSING or "g++ is here")
 
 TRITON = """
 import torch
@@ -43,13 +39,6 @@ for rule, there in (("AdamW", {"capturable": True}), ("Adagrad", {}), ("Lion", {
 
 def test_triton_has_the_bits_of_the_cpu() -> None:
     in_the_interpreter(TRITON)
-
-
-@pytest.fixture
-def cupy() -> Iterator[Any]:
-    with cuda_stand_in.installed() as module:
-        yield module
-        cuda_stand_in.flush()
 
 
 def states(rule: str, backend: str, make: Any) -> list[np.ndarray[Any, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -13,14 +12,9 @@ from rulec.array import Optimizer
 from rulec.backend import registry
 from rulec.compiler.weights import DTYPES
 from rulec.errors import HyperError
+from tests.backends.here import BACKENDS, BRAIN
 
 Array = np.ndarray[Any, Any]
-BACKENDS = [
-    pytest.param(name, marks=pytest.mark.skipif(bool(reason), reason=str(reason)))
-    for name in ("numpy", "c", "cpu")
-    for reason in [registry.get(name).unavailable_reason()]
-]
-BRAIN = np.dtype(ml_dtypes.bfloat16)
 
 #: `m` is the weight before the step, and the gradient is the new weight.
 KEEP = rulec.parse(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -19,11 +17,9 @@ from rulec_backends.cupy import CupyBackend
 from rulec_backends.cupy.plan import kernel_name
 from tests.backends import cuda_stand_in
 from tests.backends.cuda_assembly import kernels, missing
+from tests.backends.here import BRAIN, needs_compiler
 from tests.backends.test_chance import KEPT, of_parts
 from tests.backends.triton_process import in_a_process, in_the_interpreter
-
-BRAIN = np.dtype(ml_dtypes.bfloat16)
-needs_compiler = pytest.mark.skipif(bool(cuda_stand_in.MISSING), reason=cuda_stand_in.MISSING or "g++ is here")
 
 TRITON = """
 import torch
@@ -73,13 +69,6 @@ for there, here in (({"capturable": True}, {}), (coded, coded)):
 
 def test_triton_has_the_bits_of_the_cpu() -> None:
     in_the_interpreter(TRITON)
-
-
-@pytest.fixture
-def cupy() -> Iterator[Any]:
-    with cuda_stand_in.installed() as module:
-        yield module
-        cuda_stand_in.flush()
 
 
 COMPILED = """

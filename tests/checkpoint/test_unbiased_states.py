@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -22,24 +21,16 @@ from rulec.checkpoint.codes import faults
 from rulec.checkpoint.content import Parameter
 from rulec.checkpoint.tensors import Stored, read_file
 from rulec.errors import StateMismatch
+from tests.checkpoint import narrow
+from tests.checkpoint.narrow import BRAIN, FIRST, GRADS, SHAPE, tensor
 
-BRAIN = np.dtype(ml_dtypes.bfloat16)
-SHAPE = (12, 20)
-DRAWS = np.random.default_rng(4)
-FIRST = DRAWS.standard_normal(SHAPE).astype(BRAIN)
-GRADS = [DRAWS.standard_normal(SHAPE).astype(BRAIN) for _ in range(9)]
 #: In bfloat16 the step of XLA's own code has the bits of the kernels.
 WORDS: dict[str, Any] = {"state_dtype": "bfloat16_sr"}
 SEED = 70000
 
 
 def in_arrays(params: Any, grads: Any, file: Path | None = None, **words: Any) -> Optimizer:
-    optimizer = Optimizer("adamw", params, "cpu", lr=1e-2, **{**WORDS, "seed": SEED, **words})
-    if file is not None:
-        of_arrays.load(optimizer, file, parameters=True)
-    for grad in grads:
-        optimizer.step({"w": grad})
-    return optimizer
+    return narrow.in_arrays(params, grads, file, **{"lr": 1e-2, "seed": SEED, **WORDS, **words})
 
 
 def test_a_run_goes_through_three_frameworks(tmp_path: Path) -> None:
@@ -51,7 +42,7 @@ def test_a_run_goes_through_three_frameworks(tmp_path: Path) -> None:
     there = rulec.torch.AdamW([("w", param)], lr=1e-2, seed=SEED, **WORDS)
     of_torch.load(there, tmp_path / "a", parameters=True)
     for grad in GRADS[3:6]:
-        param.grad = torch.from_numpy(grad.view(np.int16)).view(torch.bfloat16)
+        param.grad = tensor(grad)
         there.step()
     of_torch.save(there, tmp_path / "b", parameters=True)
 

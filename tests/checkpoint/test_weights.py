@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -18,25 +17,12 @@ import rulec.torch
 import rulec.torch.checkpoint as of_torch
 from rulec.array import Optimizer
 from rulec.compiler.weights import PARTS
-
-BRAIN = np.dtype(ml_dtypes.bfloat16)
-SHAPE = (12, 20)
-DRAWS = np.random.default_rng(4)
-FIRST = DRAWS.standard_normal(SHAPE).astype(BRAIN)
-GRADS = [DRAWS.standard_normal(SHAPE).astype(BRAIN) for _ in range(9)]
-
-
-def tensor(array: Any) -> torch.Tensor:
-    return torch.from_numpy(np.array(array).view(np.int16)).view(torch.bfloat16)
+from tests.checkpoint import narrow
+from tests.checkpoint.narrow import BRAIN, FIRST, GRADS, SHAPE, tensor
 
 
 def in_arrays(params: Any, kind: str, grads: Any, file: Path | None = None) -> Optimizer:
-    optimizer = Optimizer("adamw", params, "cpu", weights=kind, lr=1e-4)
-    if file is not None:
-        of_arrays.load(optimizer, file, parameters=True)
-    for grad in grads:
-        optimizer.step({"w": grad})
-    return optimizer
+    return narrow.in_arrays(params, grads, file, weights=kind, lr=1e-4)
 
 
 @pytest.mark.parametrize("kind", [*PARTS, "stochastic"])

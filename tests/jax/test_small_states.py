@@ -20,6 +20,7 @@ from rulec.formats.tables import table
 from rulec.jax.library import FUNCTIONS
 from rulec.jax.packing import Packed
 from rulec.pure import codes
+from tests.jax.narrow import drawn, same
 
 SHAPE = (72, 80)
 SIZES = {"large": SHAPE, "small": (8, 16)}
@@ -32,8 +33,7 @@ def form_of(name: str, signed: bool, floor: bool = False) -> Format:
 
 
 def draws(seed: int, sizes: Any = SIZES) -> dict[str, Any]:
-    numbers = np.random.default_rng(seed)
-    return {name: jnp.asarray(numbers.standard_normal(shape), jnp.float32) for name, shape in sizes.items()}
+    return drawn(seed, sizes)
 
 
 def encoded(form: Format, values: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -236,13 +236,6 @@ def test_packed_states_step_as_others_do(word: str, backend: str) -> None:
         params, whole = rulec.jax.step(rule, params, grads, whole, backend=backend, donate=False)
     assert isinstance(ours.m, Packed)
     assert same((first, rulec.jax.unpacked(ours)), (params, whole))
-
-
-def same(ours: Any, theirs: Any) -> bool:
-    """Whether two trees have one structure, and all their arrays the same bits."""
-    pairs = zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True)
-    alike = jax.tree.structure(ours) == jax.tree.structure(theirs)
-    return alike and all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs)
 
 
 def test_a_packed_state_of_codes_is_saved_by_leaves_and_loaded_packed(tmp_path: Path) -> None:

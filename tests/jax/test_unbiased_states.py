@@ -15,13 +15,13 @@ import rulec.jax
 from rulec.array import Optimizer
 from rulec.errors import HyperError
 from rulec.pure.codes import Unbiased
+from tests.jax.narrow import drawn
 
 SHAPES = {"b": (40,), "w": (24, 40), "z": (3, 40, 9)}
 
 
 def draws(seed: int) -> dict[str, Any]:
-    numbers = np.random.default_rng(seed)
-    return {name: jnp.asarray(numbers.standard_normal(shape), jnp.float32) for name, shape in SHAPES.items()}
+    return drawn(seed, SHAPES)
 
 
 def on_arrays(rule: str, steps: int = 3) -> Optimizer:

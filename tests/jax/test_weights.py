@@ -15,23 +15,14 @@ from rulec.compiler.weights import DTYPES, PARTS
 from rulec.errors import HyperError
 from rulec.jax.library import FUNCTIONS
 from rulec.pure.increment import increment
+from tests.jax.narrow import drawn, same
 
 SHAPES = {"b": (40,), "w": (24, 40)}
 EXACT = {"split": "param_low", "master": "param_master"}
 
 
-def draws(seed: int, dtype: Any = jnp.float32, scale: float = 1.0) -> dict[str, Any]:
-    numbers = np.random.default_rng(seed)
-    return {
-        name: jnp.asarray(scale * numbers.standard_normal(shape), jnp.float32).astype(dtype)
-        for name, shape in SHAPES.items()
-    }
-
-
-def same(ours: Any, theirs: Any) -> bool:
-    """Whether all arrays of two trees have the same bits."""
-    pairs = zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True)
-    return all(a.dtype == b.dtype and np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs)
+def draws(seed: int, dtype: Any = jnp.float32) -> dict[str, Any]:
+    return drawn(seed, SHAPES, dtype)
 
 
 def wide(params: Any, state: Any, kind: str) -> dict[str, Any]:

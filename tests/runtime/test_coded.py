@@ -10,19 +10,14 @@ import pytest
 
 import rulec
 from rulec.array import Optimizer
-from rulec.backend import registry
 from rulec.compiler.layout import scale_name
 from rulec.errors import HyperError, TensorError
 from rulec.formats import Format, decode, encode, parse
 from rulec.runtime.storage import FEWEST_CODED
+from tests.backends.here import BACKENDS
 
 Array = np.ndarray[Any, Any]
 SHAPE = (72, 80)
-BACKENDS = [
-    pytest.param(name, marks=pytest.mark.skipif(bool(reason), reason=str(reason)))
-    for name in ("numpy", "c", "cpu")
-    for reason in [registry.get(name).unavailable_reason()]
-]
 RULES = ["adamw", "lamb", "adam_mini", "adamp", "amsgrad", "adan", "lion", "momentum", "cautious_adamw"]
 
 

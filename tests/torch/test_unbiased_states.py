@@ -8,32 +8,19 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import rulec.torch
 import rulec.torch.checkpoint as files
 from rulec.errors import HyperError, StateMismatch, TensorError
 from rulec.torch.eager import EagerUpdate
 from rulec.torch.eager.epilogue_tiles import TILE
-
-BRAIN = torch.bfloat16
+from tests.torch.narrow import BRAIN, gradients, take
 
 
 def model() -> Any:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(16, 40), nn.Tanh(), nn.Linear(40, 8))
-
-
-def gradients(net: nn.Module, count: int) -> list[list[Tensor]]:
-    draws = torch.Generator().manual_seed(1)
-    return [[torch.randn(p.shape, generator=draws) for p in net.parameters()] for _ in range(count)]
-
-
-def take(net: nn.Module, optimizer: Any, steps: Any) -> None:
-    for grads in steps:
-        for p, g in zip(net.parameters(), grads, strict=True):
-            p.grad = g
-        optimizer.step()
 
 
 def adamw(net: nn.Module, state_dtype: Any = "bfloat16_sr", **words: Any) -> Any:
@@ -119,7 +106,7 @@ def test_torchs_own_states_are_taken() -> None:
 def test_a_safetensors_file_has_the_seed(words: dict[str, Any], tmp_path: Any) -> None:
     net, file = model().bfloat16(), tmp_path / "run.safetensors"
     optimizer = adamw(net, seed=70000, **words)
-    take(net, optimizer, [[g.bfloat16() for g in grads] for grads in gradients(net, 2)])
+    take(net, optimizer, gradients(net, 2))
     files.save(optimizer, file)
     with pytest.raises(StateMismatch, match="was saved with seed=70000, and the seed is 3 here: give the same"):
         files.load(adamw(net, seed=3, **words), file)

@@ -6,7 +6,6 @@ import copy
 import io
 import pickle
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,8 +17,8 @@ from rulec.compiler.weights import DTYPES, PARTS
 from rulec.errors import HyperError, StateMismatch
 from rulec.torch.eager import EagerUpdate
 from rulec.torch.eager.epilogue_tiles import TILE
-
-BRAIN = torch.bfloat16
+from tests.torch import narrow
+from tests.torch.narrow import BRAIN, take
 
 
 def model(dtype: torch.dtype = BRAIN) -> nn.Module:
@@ -28,17 +27,8 @@ def model(dtype: torch.dtype = BRAIN) -> nn.Module:
     return nn.Sequential(nn.Linear(64, 96), nn.Tanh(), nn.Conv2d(3, 8, 3)).to(dtype)
 
 
-def gradients(net: nn.Module, count: int, seed: int = 1) -> Iterator[list[Tensor]]:
-    draws = torch.Generator().manual_seed(seed)
-    for _ in range(count):
-        yield [torch.randn(p.shape, generator=draws).to(BRAIN) for p in net.parameters()]
-
-
-def take(net: nn.Module, optimizer: Any, steps: Any) -> None:
-    for grads in steps:
-        for p, g in zip(net.parameters(), grads, strict=True):
-            p.grad = g.to(p.dtype)
-        optimizer.step()
+def gradients(net: nn.Module, count: int, seed: int = 1) -> list[list[Tensor]]:
+    return narrow.gradients(net, count, seed, BRAIN)
 
 
 def adamw(net: nn.Module, **words: Any) -> Any:

@@ -19,6 +19,7 @@ from rulec.compiler.weights import DTYPES
 from rulec.errors import HyperError
 from rulec.formats import NAMES
 from rulec.pure.codes import Coded, Unbiased
+from tests.jax.narrow import same
 
 LAYERS, SHAPE = 3, (64, 80)
 
@@ -100,12 +101,6 @@ def eager(kind: str, dtype: Any, weights: str, words: Any, steps: int) -> tuple[
             again = made.listed(*made.stacked(copied(params), copied(state)))
             assert same((params, state), again)
     return params, state
-
-
-def same(ours: Any, theirs: Any) -> bool:
-    """Whether all arrays of two trees have the same bits."""
-    pairs = [*zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True)]
-    return all(a.dtype == b.dtype and np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs)
 
 
 @pytest.mark.slow
