@@ -12,7 +12,6 @@ import numpy as np
 
 from rulec.arrays.bits import words_of
 from rulec.compiler.scalars import evaluate_once
-from rulec.compiler.view import MatrixView
 from rulec.compiler.weights import part_dtypes
 from rulec.language.node import Node, Op
 from rulec.pure.codes import Coded, Unbiased, decode, encode
@@ -35,7 +34,7 @@ class Gaps(Between):
 
     def work_out(self, gap: Gap) -> Joining:
         """Computes all values of a gap that are read after it."""
-        yield from self._each(gap.values, gap)
+        yield from self.each(gap.values, gap.over)
 
     def _matrix_function(self, value: Node) -> Callable[..., Any]:
         function, on_device = super()._matrix_function(value), self.around.step.on_device  # type: ignore[attr-defined]
@@ -111,15 +110,8 @@ class BucketStep:
         """None: the framework's compiler reduces over devices."""
         return []
 
-    def share(self, i: int, matrices: Any) -> None:
-        """None, as for `parted`."""
-
     def lines(self, i: int) -> None:
         """None, as for `parted`."""
-
-    def view(self, i: int) -> MatrixView:
-        """The view of a leaf as matrices."""
-        return self.bucket.views[i]
 
     def room(self, i: int) -> int:
         """Any number of bytes: the framework's compiler decides how much is alive at once."""

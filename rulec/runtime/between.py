@@ -17,7 +17,6 @@ import numpy as np
 from rulec.compiler.ir import Result
 from rulec.compiler.matrix import MATRIX
 from rulec.language.node import Kind, Node, Op
-from rulec.runtime.exchange import Gathering
 from rulec.runtime.joins import Join, Joining, Waits
 from rulec.runtime.partial import Partial, Partials
 from rulec.runtime.plan import Gap
@@ -44,19 +43,24 @@ class Between(LaunchValues):
 
     reduced: dict[str, Any] = field(default_factory=dict)
 
+    def begin(self) -> Joining:
+        """Waits for what all gaps need: here for nothing."""
+        yield from ()
+
     def work_out(self, gap: Gap) -> Joining:
         """Computes the values of a gap, and drops each after its last use."""
         projection = gap.projection
-        yield from self._each(gap.values if projection is None else projection.before, gap)
+        yield from self.each(gap.values if projection is None else projection.before, gap.over)
         if projection is not None:
             self._project(projection)
-            yield from self._each(projection.after, gap)
+            yield from self.each(projection.after, gap.over)
 
-    def _each(self, values: Sequence[Node], gap: Gap) -> Joining:
+    def each(self, values: Sequence[Node], over: Mapping[Node, Sequence[Node]]) -> Joining:
+        """Computes values in turn; `over` has those to drop after each."""
         for value in values:
             self.values[value] = yield from self._value(value)
-            for over in gap.over.get(value, ()):
-                self.values.pop(over, None)
+            for last in over.get(value, ()):
+                self.values.pop(last, None)
 
     def _project(self, projection: Projection) -> None:
         """Computes a projection's reductions, and writes its states."""
@@ -74,7 +78,7 @@ class Between(LaunchValues):
         if kind is Kind.LEAF:
             return self._leaf(value)
         if kind is Kind.MATRIX:
-            return (yield from self._matrices(value))
+            return self._matrices(value)
         if kind is Kind.RANDOM:
             return [self.random(value, i) for i in range(self.count)]
         function = self.library.arithmetic[value.op]
@@ -108,28 +112,10 @@ class Between(LaunchValues):
     def _for_each(self, value: Node, function: Callable[..., Array]) -> list[Array]:
         return [self.rounded(value, function(*self._operands(value, i))) for i in range(self.count)]
 
-    def _matrices(self, value: Node) -> Generator[Waits, Any, list[Array]]:
-        """A matrix function of all tensors. Of matrices whose parts lie in several processes each is done by one."""
+    def _matrices(self, value: Node) -> list[Array]:
+        """A matrix function of all tensors."""
         function = self._matrix_function(value)
         operands = [self._operands(value, i) for i in range(self.count)]
-        shares = {i: share for i in range(self.count) if (share := self.around.share(i, operands[i][0])) is not None}
-        if not shares:
-            return self._applied(value, function, operands)
-        views, settings = [self.around.view(i) for i in shares], [operands[i][1:] for i in shares]
-
-        def work(tensors: Mapping[int, Any]) -> Mapping[int, Any]:
-            whole = {k: views[k].whole or views[k] for k in tensors}
-            matrices = [[whole[k].matrices(tensor), *settings[k]] for k, tensor in tensors.items()]
-            results = self._applied(value, function, matrices)
-            return {k: whole[k].tensor(result) for k, result in zip(tensors, results, strict=True)}
-
-        here = {i: operands[i] for i in range(self.count) if i not in shares}
-        done = dict(zip(here, self._applied(value, function, [*here.values()]), strict=True))
-        parts = yield Gathering([*shares.values()], self.library, str(value.arg or self.around.compute), work)
-        done |= {i: view.matrices(part) for i, view, part in zip(shares, views, parts, strict=True)}
-        return [done[i] for i in range(self.count)]
-
-    def _applied(self, value: Node, function: Callable[..., Array], operands: Sequence[list[Any]]) -> list[Array]:
         if value.op in _STACKED:
             return self._by_shape(value, function, operands)
         return [self.rounded(value, function(*each)) for each in operands]
@@ -209,24 +195,28 @@ class Between(LaunchValues):
         ]
 
     def _reduction(self, value: Node) -> Generator[Waits, Any, Any]:
-        (operand,) = value.args
-        letters, level = self.axes(value).letters, str(value.arg)
-        values = self.values[operand]
-        if not self.is_number(operand):
-            removed = frozenset(self.axes(operand).letters) - set(letters)
-            axes = tuple(i for i, letter in enumerate("bij") if letter in removed)
-            reduced = [self.library.reduce(value.op, x, axes) for x in values]
-            values = self.library.together(reduced) if set(letters) <= {"k", "n"} else reduced
-            (values,) = yield from self._completed([value.op], [values], [removed])
-            if not set(letters) <= {"k", "n"}:
-                return values
-        if "n" in letters:
+        values = yield from self.within(value)
+        if not self.is_number(value) or "n" in self.axes(value).letters:
             return values
         numbers = self.library.spread(self.library.cast(values, "float64"), (self.count,))
         groups = self.around.groups
-        per_group = "n" not in self.axes(operand).letters
+        per_group = "n" not in self.axes(value.args[0]).letters
         if per_group:
             _, first = np.unique(groups, return_index=True)
             numbers, groups = self.library.take(numbers, first), groups[first]
         site = self.plan.program.sites[value]
-        return (yield Join(site, value.op, level, numbers, groups, self.library, per_group, self.around.owner))
+        return (yield Join(site, value.op, str(value.arg), numbers, groups, self.library, per_group, self.around.owner))
+
+    def within(self, value: Node) -> Generator[Waits, Any, Any]:
+        """A reduction within each tensor: the whole of it, or what is then reduced over tensors."""
+        (operand,) = value.args
+        values = self.values[operand]
+        if self.is_number(operand):
+            return values
+        letters = set(self.axes(value).letters)
+        removed = frozenset(self.axes(operand).letters) - letters
+        axes = tuple(i for i, letter in enumerate("bij") if letter in removed)
+        reduced = [self.library.reduce(value.op, x, axes) for x in values]
+        values = self.library.together(reduced) if letters <= {"k", "n"} else reduced
+        (values,) = yield from self._completed([value.op], [values], [removed])
+        return values

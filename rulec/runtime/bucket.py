@@ -25,6 +25,7 @@ from rulec.runtime.coded import Decoded, kernel_of
 from rulec.runtime.counts import Counts, DeviceCounts
 from rulec.runtime.debug import LEVEL
 from rulec.runtime.device import DeviceScalarRows
+from rulec.runtime.halves import Halves
 from rulec.runtime.partial import Whole
 from rulec.runtime.peers import Peers
 from rulec.runtime.plan import Plan
@@ -36,7 +37,8 @@ class Tensor:
     """A parameter of the engine. It has no bucket and no state until its first gradient.
 
     `number` makes its random numbers different from other tensors'; `rule` is the rule after routing. Of a part of a
-    tensor, `whole` is what it is a part of.
+    tensor, `whole` is what it is a part of. `shapes` has the shapes of states with one of their own, of the whole
+    tensor, by name.
     """
 
     array: Any
@@ -49,6 +51,7 @@ class Tensor:
     whole: Whole | None = None
     bucket: Bucket | None = None
     position: int = 0
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def numel(self) -> int:
@@ -77,6 +80,14 @@ class Tensor:
         """Whether the matrices of a part are parts of matrices."""
         return any(letter in "ij" for letter, _ in self.cuts)
 
+    @cached_property
+    def halves(self) -> Halves | None:
+        """Where the parts of its arrays lie, where matrices are cut that the rule needs whole."""
+        spread = None if self.whole is None or not self.halved else self.whole.spread
+        if self.whole is None or spread is None:
+            return None
+        return Halves(self.view, self.whole.shape, spread, self.shapes)
+
     def beyond(self, letters: frozenset[str]) -> tuple[Peers, ...]:
         """The processes for completing a reduction without these axes."""
         return tuple(peers for letter, peers in self.cuts if letter in letters)
@@ -104,10 +115,10 @@ class Version:
 class Bucket:
     """Tensors that one kernel updates in one call: of one program, device and layout, and of any groups.
 
-    `library` computes the values between its stages; `decoded` gives memory for decoded states. Where
-    `parted`, tensors are parts of others: processes may refuse a step when they meet, so no state is written before.
-    Where `resident`, counts and scalars are on the device, and a branch on them has both arms in the kernel. Random
-    bits follow from `seed`.
+    `library` computes the values between its stages; `decoded` gives memory for decoded states. Where `parted`, tensors
+    are parts of others: processes may refuse a step when they meet, so no state is written before. Where `halved`, they
+    are parts of matrices. Where `resident`, counts and scalars are on the device, and a branch on them has both arms in
+    the kernel. Random bits follow from `seed`.
     """
 
     program: Program
@@ -118,6 +129,7 @@ class Bucket:
     library: Library
     decoded: Decoded
     parted: bool = False
+    halved: bool = False
     resident: bool = False
     seed: int = 0
     tensors: list[Tensor] = field(default_factory=list)
@@ -144,8 +156,8 @@ class Bucket:
             source, kernel = kernel_of(self.backend, program, layout, self.decoded, partial(self.library.join, axis=0))
             if LEVEL >= 4:
                 print(source, file=sys.stderr)
-            plan = Plan(program)
-            exchanges = self.parted and plan.whole_matrices
+            plan = Plan(program, self.halved)
+            exchanges = plan.delegations is not None and bool(plan.delegations.whole)
             waits = exchanges or not plan.alone or (self.parted and plan.reduces)
             version = self.versions[decided] = Version(program, layout, kernel, plan, waits, exchanges)
         return version

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from rulec.compiler.routing import Router
 from rulec.compiler.scalars import evaluate_once
 from rulec.compiler.view import matrix_view
 from rulec.errors import RuleError, TensorError
-from rulec.language.node import RANGE, ROWS, Kind, Op, walk
+from rulec.language.node import RANGE, ROWS, Kind, Node, Op, walk
 from rulec.runtime.bucket import Bucket, Tensor
 from rulec.runtime.common import Common
 from rulec.runtime.counts import Counts, DeviceCounts
@@ -30,7 +30,7 @@ from rulec.runtime.lost_changes import warn_of_lost_changes
 from rulec.runtime.partial import Whole
 from rulec.runtime.plan import needs_matrix
 from rulec.runtime.rows import Numbers
-from rulec.runtime.state import state_specs
+from rulec.runtime.state import StateSpec, state_specs
 from rulec.runtime.storage import Storage, check_single
 
 
@@ -48,7 +48,7 @@ class Extension:
         """The initialised array states of each tensor, by name."""
         specs = state_specs(self.bucket.program, self.bucket.layout)
         each = zip(self.tensors, self.hyper, self.facts, strict=True)
-        shapes = [[s.shape(t.view, h, f) for s in specs] for t, h, f in each]
+        shapes = [[_state_shape(s, t, h, f) for s in specs] for t, h, f in each]
         params = [t.array for t in self.tensors]
         return self.common.arrays.allocate(params, specs, shapes, self.hyper, self.facts)
 
@@ -96,6 +96,20 @@ class Extension:
         """A scalar state of the tensors already in the bucket, in float64."""
         have = self.bucket.scalar_states.get(state)
         return np.zeros(0) if have is None else self.common.host.numbers(have.numbers)
+
+
+def _state_shape(
+    spec: StateSpec, tensor: Tensor, hyper: Mapping[str, float], facts: Mapping[str, float]
+) -> tuple[int, ...]:  # fmt: skip
+    """The shape of a state here. Those with a shape of their own are noted, and cut where matrices are."""
+    view = tensor.view
+    if spec.axes.elementwise or not {"i", "j"} <= set(spec.axes.letters):
+        return spec.shape(view, hyper, facts)
+    shape = tensor.shapes[spec.name] = spec.shape(view.whole or view, hyper, facts)
+    if tensor.halves is not None:
+        part = tensor.halves.part(tensor.halves.state(spec.name))
+        return tuple(side.stop - side.start for side in part)
+    return (*view.shape[:-2], *shape[-2:]) if len(shape) == len(view.shape) else shape
 
 
 class Buckets:
@@ -182,7 +196,8 @@ class Buckets:
         return Extension(self.common, bucket, tensors, hyper, [self.facts(t) for t in tensors])
 
     def _new_bucket(
-        self, program: Program, layout: Layout, device: str, static: tuple[tuple[str, float], ...], parted: bool
+        self, program: Program, layout: Layout, device: str, static: tuple[tuple[str, float], ...], parted: bool,
+        halved: bool,
     ) -> Bucket:  # fmt: skip
         backend = registry.usable(self._backend or self.common.arrays.backend(device))
         there = getattr(backend, "on_device", False)
@@ -191,7 +206,9 @@ class Buckets:
         library = self.common.arrays.library(device, there)
         decoded = partial(self.common.decoded, device)
         seed = self.common.seed
-        bucket = Bucket(program, layout, device, backend, dict(static), library, decoded, parted, resident, seed)
+        bucket = Bucket(
+            program, layout, device, backend, dict(static), library, decoded, parted, halved, resident, seed
+        )
         if resident or not program.predicates:
             bucket.compiled()
         return bucket
@@ -214,7 +231,7 @@ class Buckets:
         dtype = self.common.arrays.dtype(tensor.array)
         program, static = self._program(tensor, table)
         check_counts(program, {**self.facts(tensor), **static})
-        self._check_fits(program, tensor)
+        self._check_fits(program, tensor, static)
         # Blocks are of neighbours in the order of the shape, for kernels and for files.
         coded = tensor.numel if self.common.arrays.plain(tensor.array) else 0
         states, formats = self.storage.of(program, dtype, coded)
@@ -222,9 +239,9 @@ class Buckets:
         layout = layout_for(program, dtype, grad_dtype, states, tensor.maximize, turned, formats)
         check_single(program, layout, tensor.name)
         device = self.common.arrays.device(tensor.array)
-        return program, layout, device, tuple(sorted(static.items())), bool(tensor.cuts)
+        return program, layout, device, tuple(sorted(static.items())), bool(tensor.cuts), tensor.halves is not None
 
-    def _check_fits(self, program: Program, tensor: Tensor) -> None:
+    def _check_fits(self, program: Program, tensor: Tensor, static: Mapping[str, float]) -> None:
         function = needs_matrix(program)
         if function and len(tensor.view.shape) < 2:
             raise RuleError(
@@ -232,7 +249,9 @@ class Buckets:
                 f"{tensor.rule.name} applies_to: ndim >= 2 and a rule for the others under otherwise"
             )
         if tensor.halved:
-            _check_halved(program, tensor)
+            _check_halved(program, tensor, static)
+        elif tensor.cuts:
+            _check_cut(program, tensor)
         if is_viewed(program) and not self.common.arrays.plain(tensor.array):
             raise TensorError(
                 f"{tensor.name} does not lie in memory in the order of its shape, as the rows and columns of "
@@ -240,19 +259,52 @@ class Buckets:
             )
 
 
-def _check_halved(program: Program, tensor: Tensor) -> None:
-    """TensorError where a matrix function of another kind than `newton_schulz` needs matrices that are cut."""
-    axes = AxisInference(program)
-    for value in walk(program.between):
-        if value.op.kind is not Kind.MATRIX:
-            continue
-        if value.op is not Op.NEWTON_SCHULZ or not axes.axes(value.args[0]).elementwise:
-            raise TensorError(
-                f"{tensor.name} is a part of a tensor whose matrices are cut, and {program.name} applies "
-                f"{value.op.symbol} to them: keep it whole on every process, or choose another rule"
-            )
-        if tensor.whole is None or tensor.whole.spread is None:
+def _check_halved(program: Program, tensor: Tensor, static: Mapping[str, float]) -> None:
+    """TensorError where the owner of a matrix could not compute for all, or its results have no place here."""
+    inference = AxisInference(program)
+    values = [*walk(program.between)]
+    if tensor.halves is None:
+        if any(_is_of_wholes(value, inference) for value in values):
             raise TensorError(
                 f"{tensor.name} is a part of a tensor that is no rectangle of it, and {program.name} needs its "
                 f"matrices whole: cut it in one piece for each process"
             )
+        return
+    for value in values:
+        if value.op is Op.QR:  # an error of one process, in the middle of a step, would be known to no other
+            axes = inference.axes(value.args[0])
+            rows, cols = (evaluate_once(x, static, tensor.view.facts, {}) for x in (axes.rows, axes.cols) if x)
+            if rows < cols:
+                raise TensorError(
+                    f"qr needs at least as many rows as columns, and {program.name} gives it {rows:g} by {cols:g} for "
+                    f"{tensor.name}: transpose the matrix"
+                )
+    for store in program.finish:
+        letters = {*inference.axes(store.value).letters} & {"i", "j"}
+        kept = program.buffer(store.buffer).axes
+        if len(letters) == 1 and {"i", "j"} <= {*kept.letters} and not kept.elementwise:
+            raise TensorError(
+                f"{store.buffer} of {program.name} has a shape of its own and is assigned one number for each row or "
+                f"column, where {tensor.name} is a part of a tensor: keep it whole on every process"
+            )
+
+
+def _check_cut(program: Program, tensor: Tensor) -> None:
+    """TensorError for a reduction of one matrix for all, which processes with other matrices would count again."""
+    inference, alike = AxisInference(program), set[Node]()
+    for value in walk(program.between):
+        arrays = [a for a in value.args if {"i", "j"} & {*inference.axes(a).letters}]
+        drawn = value.op.kind is Kind.RANDOM and not inference.axes(value).elementwise
+        if drawn or (arrays and alike.issuperset(arrays)):
+            alike.add(value)
+            if value.op.kind is Kind.REDUCE:
+                raise TensorError(
+                    f"{tensor.name} is cut between its matrices, and {program.name} reduces a random matrix for all of "
+                    f"them: cut another dimension"
+                )
+
+
+def _is_of_wholes(value: Node, inference: AxisInference) -> bool:
+    """Whether a value can be computed of whole matrices alone."""
+    drawn = value.op.kind is Kind.RANDOM and not inference.axes(value).elementwise
+    return value.op.kind is Kind.MATRIX or drawn

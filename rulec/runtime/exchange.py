@@ -1,71 +1,147 @@
 """Work on whole tensors of which every process has a part: one process, the owner, gets a tensor and does it.
 
-What all launches wait for travels together, in buckets. While an owner works on one bucket, the tensors of the next are
-on their way to it, and the results of the one before on their way back.
+Several arrays may go to the owner of a tensor, and other ones come back: gradients, states of shapes of their own,
+vectors, numbers. What all launches wait for travels together, in buckets. While an owner works on one bucket, the
+arrays of the next are on their way to it, and the results of the one before on their way back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from rulec.arrays.library import Library
-from rulec.compiler.layout import ITEM_SIZE
-from rulec.runtime.owners import Division, Schedule, schedule_of
+from rulec.runtime.owners import Division, Load, Schedule, owners_by_parts, schedule_of
 from rulec.runtime.peers import Meeting, Peers, Pending
 
-#: The bytes of whole tensors, in the dtype they travel in, that one owner gets in a bucket; at least one tensor. Among
-#: 64 processes a message then has a mebibyte for each, enough for a network's full rate, and a model of billions of
-#: parameters still has many buckets, so that nearly all messages travel behind work.
+#: The bytes of whole arrays, in the dtypes they travel in, that one owner gets in a bucket; at least those of one
+#: tensor. Among 64 processes a message then has a mebibyte for each, enough for a network's full rate, and a model of
+#: billions of parameters still has many buckets, so that nearly all messages travel behind work.
 BUCKET = 1 << 26
 
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """The processes among which a tensor is divided, and how. Every process that has a part is among them."""
+    """The processes among which a tensor is divided, and how. Every process that has a part is among them.
+
+    `coordinates` has for each rank its place along every cut of the tensor, and the number of places there.
+    """
 
     peers: Peers
     division: Division
+    coordinates: tuple[tuple[tuple[int, int], ...], ...]
+
+    def divided(self, shape: tuple[int, ...]) -> Division:
+        """The division of an array with a shape of its own: cut along its longest side as torch cuts a dimension."""
+        axis = longest(shape)
+        rectangles = []
+        for places in self.coordinates:
+            start, stop = 0, shape[axis]
+            for place, count in places:
+                size = -(-(stop - start) // count)
+                start, stop = min(start + place * size, stop), min(start + (place + 1) * size, stop)
+            sides = [slice(0, n) for n in shape]
+            sides[axis] = slice(start, stop)
+            rectangles.append(tuple(sides))
+        return Division(tuple(rectangles))
+
+
+@dataclass(eq=False)
+class Task:
+    """The work on one whole tensor, for the process `owner` once that is chosen; `cost` is in multiplications."""
+
+    spread: Spread
+    cost: float
+    owner: int = 0
+
+    @property
+    def here(self) -> bool:
+        """Whether it is this process's."""
+        return self.owner == self.spread.peers.rank
 
 
 @dataclass(frozen=True, eq=False)
 class Parcel:
-    """The part here of a tensor that is needed whole: its elements in the tensor's order, and the cost of its work."""
+    """An array on its way to the owner of a tensor, or a result on its way back.
 
-    elements: Any
+    `shape` is that of the whole array. `elements` are the part here of an array on its way there, and have the dtype
+    `computed`; they are rounded to `dtype` and travel in it.
+    """
+
+    division: Division
     shape: tuple[int, ...]
-    spread: Spread
-    cost: float
+    dtype: str
+    computed: str
+    elements: Any = None
+
+
+@dataclass(frozen=True, eq=False)
+class Cargo:
+    """The parcels of a task in one exchange, there and back."""
+
+    task: Task
+    there: Sequence[Parcel]
+    back: Sequence[Parcel]
+
+    @cached_property
+    def load(self) -> Load:
+        """How the parcels lie."""
+        there, back = ([(x.division, x.dtype) for x in parcels] for parcels in (self.there, self.back))
+        return Load(tuple(there), tuple(back))
+
+
+@dataclass(frozen=True, eq=False)
+class Assigning:
+    """A wait of a launch for the owners of its tasks, which the tasks know afterwards; it is sent nothing."""
+
+    tasks: Sequence[Task]
 
 
 @dataclass(frozen=True, eq=False)
 class Gathering:
-    """A wait of a launch for work on whole tensors; it is sent the part here of every result, in its share's shape.
+    """A wait of a launch for work on whole tensors; it is sent, for each tensor, the parts here of its results.
 
-    `work` maps whole tensors to results of the same shapes, by their places among the shares. It gets those that this
-    process owns, bucket by bucket. `dtype` is that of the work, which elements are rounded to first, and of its
-    results: so they travel in it.
+    `work` maps arrays of whole tensors to results, both in the order of the parcels, by the places of the tensors among
+    the cargo. It gets the tensors that this process owns, bucket by bucket.
     """
 
-    shares: Sequence[Parcel]
+    cargo: Sequence[Cargo]
     library: Library
-    dtype: str
-    work: Callable[[Mapping[int, Any]], Mapping[int, Any]]
+    work: Callable[[Mapping[int, Sequence[Any]]], Mapping[int, Sequence[Any]]]
 
 
-def worked(waiting: Sequence[Gathering], meeting: Meeting | None) -> list[list[Any]]:
-    """The part here of every result, for each launch."""
-    results: list[list[Any]] = [[None] * len(gathering.shares) for gathering in waiting]
-    buckets: list[_Bucket] = []
-    for (peers, dtype), entries in _by_peers(waiting).items():
-        divisions = tuple(entry.share.spread.division for entry in entries)
-        costs = tuple(entry.share.cost for entry in entries)
-        schedule = schedule_of(divisions, costs, peers.size, BUCKET // ITEM_SIZE[dtype])
+def longest(shape: Sequence[int]) -> int:
+    """The longest dimension of a shape, and the first of such."""
+    return [*shape].index(max(shape))
+
+
+def assign(waiting: Sequence[Assigning], meeting: Meeting | None) -> None:
+    """Chooses the owners of all tasks together."""
+    by_peers: dict[Peers, list[Task]] = {}
+    for task in (task for wait in waiting for task in wait.tasks):
+        by_peers.setdefault(task.spread.peers, []).append(task)
+    for peers, tasks in by_peers.items():
+        costs = tuple(task.cost for task in tasks)
+        owners = owners_by_parts(costs, peers.size, tuple(task.spread.division for task in tasks))
+        for task, owner in zip(tasks, owners, strict=True):
+            task.owner = owner
         if meeting is not None:
-            meeting.exchanged(peers, dtype, schedule)
+            meeting.assigned(peers, costs, owners)
+
+
+def worked(waiting: Sequence[Gathering], meeting: Meeting | None) -> list[list[list[Any]]]:
+    """The parts here of all results of each tensor, for each launch."""
+    results: list[list[list[Any]]] = [[[None] * len(c.back) for c in wait.cargo] for wait in waiting]
+    buckets: list[_Bucket] = []
+    for peers, entries in _by_peers(waiting).items():
+        loads, owners = tuple(e.cargo.load for e in entries), tuple(e.cargo.task.owner for e in entries)
+        schedule = schedule_of(loads, owners, peers.size, BUCKET)
+        if meeting is not None:
+            meeting.exchanged(peers, schedule)
         for places in schedule.buckets:
-            buckets.append(_Bucket(waiting, peers, dtype, schedule, [(i, entries[i]) for i in places]))
+            buckets.append(_Bucket(waiting, peers, schedule, [(i, entries[i]) for i in places]))
     buckets[0].gather()
     before: _Bucket | None = None
     for bucket, after in zip(buckets, [*buckets[1:], None], strict=True):
@@ -83,55 +159,64 @@ def worked(waiting: Sequence[Gathering], meeting: Meeting | None) -> list[list[A
 
 @dataclass(frozen=True, eq=False)
 class _Entry:
-    """A share, with its launch and its place there."""
+    """The cargo of one tensor, with its launch and its place there."""
 
     launch: int
     place: int
-    share: Parcel
+    cargo: Cargo
 
 
-def _by_peers(waiting: Sequence[Gathering]) -> dict[tuple[Peers, str], list[_Entry]]:
-    """The shares by the processes that exchange them, and the dtype they travel in."""
-    by_peers: dict[tuple[Peers, str], list[_Entry]] = {}
+def _by_peers(waiting: Sequence[Gathering]) -> dict[Peers, list[_Entry]]:
+    """The cargo by the processes that exchange it, the longest work first."""
+    by_peers: dict[Peers, list[_Entry]] = {}
     for launch, gathering in enumerate(waiting):
-        for place, share in enumerate(gathering.shares):
-            by_peers.setdefault((share.spread.peers, gathering.dtype), []).append(_Entry(launch, place, share))
-    return by_peers
+        for place, cargo in enumerate(gathering.cargo):
+            by_peers.setdefault(cargo.task.spread.peers, []).append(_Entry(launch, place, cargo))
+    return {peers: sorted(entries, key=lambda e: -e.cargo.task.cost) for peers, entries in by_peers.items()}
+
+
+#: An array in a message: the place of its tensor in the schedule, its place there, and the parcel.
+_Item = tuple[int, int, _Entry, Parcel]
+
+#: The dtypes of a message: in which elements travel, and which they have on both ends.
+_Dtypes = tuple[str, str]
 
 
 class _Bucket:
-    """The tensors that travel together, on their way there and back."""
+    """The tensors that travel together, on their way there and back: a message for each dtype."""
 
     def __init__(
-        self, waiting: Sequence[Gathering], peers: Peers, dtype: str, schedule: Schedule,
-        entries: Sequence[tuple[int, _Entry]],
-    ) -> None:  # fmt: skip
-        self.waiting, self.peers, self.dtype, self.schedule = waiting, peers, dtype, schedule
-        first = entries[0][1]
-        self.library, self.like = waiting[first.launch].library, first.share.elements
-        #: The tensors of each owner.
-        self.of_rank: list[list[tuple[int, _Entry]]] = [[] for _ in range(peers.size)]
-        for i, entry in entries:
-            self.of_rank[schedule.owners[i]].append((i, entry))
-        self.mine = self.of_rank[peers.rank]
-        self.pending: Pending | None = None
+        self, waiting: Sequence[Gathering], peers: Peers, schedule: Schedule, entries: Sequence[tuple[int, _Entry]]
+    ) -> None:
+        self.waiting, self.peers, self.schedule = waiting, peers, schedule
+        self.library = waiting[entries[0][1].launch].library
+        self._there = _by_owner([(i, k, e, x) for i, e in entries for k, x in enumerate(e.cargo.there)], peers.size)
+        self._back = _by_owner([(i, k, e, x) for i, e in entries for k, x in enumerate(e.cargo.back)], peers.size)
+        self._mine = [e for _, e in entries if e.cargo.task.here]
+        self._pending: dict[_Dtypes, Pending] = {}
+        #: Arrays of the tensors owned here, and then their results, by launch and tensor.
         self.wholes: dict[int, dict[int, Any]] = {}
 
     def gather(self) -> None:
         """Begins to send every owner the parts that are sent from here."""
-        here, senders = self.peers.rank, self.schedule.senders
-        sent = [[e.share.elements.reshape(-1) for i, e in theirs if here in senders[i]] for theirs in self.of_rank]
-        self.pending = self._begun(sent, self._counts_there())
+        here = self.peers.rank
+        for dtypes, of_rank in self._there.items():
+            sent = [[x.elements for i, k, _, x in theirs if self._sends(here, i, k)] for theirs in of_rank]
+            self._begin(dtypes, sent, self._counts_there(of_rank))
 
     def take(self) -> None:
-        """Puts the tensors owned here together."""
-        parts = self._arrived(self._counts_there())
-        for i, entry in self.mine:
-            whole = self.library.blank(entry.share.elements, entry.share.shape)
-            for rank in sorted(self.schedule.senders[i]):
-                rectangle = entry.share.spread.division.rectangles[rank]
-                whole[rectangle] = next(parts[rank]).reshape([side.stop - side.start for side in rectangle])
-            self.wholes.setdefault(entry.launch, {})[entry.place] = whole
+        """Puts the arrays of the tensors owned here together."""
+        for e in self._mine:
+            self.wholes.setdefault(e.launch, {})[e.place] = [None] * len(e.cargo.there)
+        for dtypes, of_rank in self._there.items():
+            parts = self._arrived(dtypes, self._counts_there(of_rank))
+            like = self._nothing(dtypes)
+            for i, k, e, parcel in of_rank[self.peers.rank]:
+                whole = self.library.blank(like, parcel.shape)
+                for rank in sorted(self.schedule.senders[i][k]):
+                    rectangle = parcel.division.rectangles[rank]
+                    whole[rectangle] = next(parts[rank]).reshape(_sides(rectangle))
+                self.wholes[e.launch][e.place][k] = whole
 
     def work(self) -> None:
         """Does the work on the tensors owned here."""
@@ -140,45 +225,64 @@ class _Bucket:
 
     def scatter(self) -> None:
         """Begins to send every process its parts of the results."""
-        sent = [
-            [self.wholes[e.launch][e.place][e.share.spread.division.rectangles[rank]].reshape(-1) for _, e in self.mine]
-            for rank in range(self.peers.size)
-        ]
+        for dtypes, of_rank in self._back.items():
+            mine = [(self.wholes[e.launch][e.place][k], x) for _, k, e, x in of_rank[self.peers.rank]]
+            sent = [[whole[x.division.rectangles[rank]] for whole, x in mine] for rank in range(self.peers.size)]
+            self._begin(dtypes, sent, self._counts_back(of_rank))
         self.wholes = {}
-        self.pending = self._begun(sent, self._counts_back())
 
-    def collect(self, results: Sequence[list[Any]]) -> None:
+    def collect(self, results: Sequence[list[list[Any]]]) -> None:
         """Puts the part here of every result in its place."""
-        parts = self._arrived(self._counts_back())
-        for theirs, received in zip(self.of_rank, parts, strict=True):
-            for _, entry in theirs:
-                results[entry.launch][entry.place] = next(received).reshape(entry.share.elements.shape)
+        for dtypes, of_rank in self._back.items():
+            parts = self._arrived(dtypes, self._counts_back(of_rank))
+            for theirs, received in zip(of_rank, parts, strict=True):
+                for _, k, e, parcel in theirs:
+                    sides = _sides(parcel.division.rectangles[self.peers.rank])
+                    results[e.launch][e.place][k] = next(received).reshape(sides)
 
-    def _counts_there(self) -> list[list[int]]:
+    def _sends(self, rank: int, tensor: int, array: int) -> bool:
+        return rank in self.schedule.senders[tensor][array]
+
+    def _counts_there(self, of_rank: Sequence[Sequence[_Item]]) -> list[list[int]]:
         """The elements of each part that comes from each process on the way there."""
+        mine = of_rank[self.peers.rank]
         return [
-            [int(e.share.spread.division.counts[rank]) for i, e in self.mine if rank in self.schedule.senders[i]]
+            [int(x.division.counts[rank]) for i, k, _, x in mine if self._sends(rank, i, k)]
             for rank in range(self.peers.size)
         ]
 
-    def _counts_back(self) -> list[list[int]]:
+    def _counts_back(self, of_rank: Sequence[Sequence[_Item]]) -> list[list[int]]:
         """The elements of each result's part that comes from each process on the way back."""
-        here = self.peers.rank
-        return [[int(e.share.spread.division.counts[here]) for _, e in theirs] for theirs in self.of_rank]
+        return [[int(x.division.counts[self.peers.rank]) for *_, x in theirs] for theirs in of_rank]
 
-    def _begun(self, sent: Sequence[Sequence[Any]], counts: Sequence[Sequence[int]]) -> Pending:
-        """Begins to send each process its vectors, and to take so many elements from each."""
-        vectors = [vector for theirs in sent for vector in theirs] or [self.library.blank(self.like, (0,))]
-        message = self.library.join(vectors, 0)
-        shares = [sum(len(vector) for vector in theirs) for theirs in sent]
-        return self.peers.exchange(message, shares, [sum(each) for each in counts], self.dtype)
+    def _nothing(self, dtypes: _Dtypes) -> Any:
+        return self.library.cast(self.library.empty(0), dtypes[1])
 
-    def _arrived(self, counts: Sequence[Sequence[int]]) -> list[Any]:
+    def _begin(self, dtypes: _Dtypes, sent: Sequence[Sequence[Any]], counts: Sequence[Sequence[int]]) -> None:
+        """Begins to send each process its arrays, and to take so many elements from each."""
+        vectors = [self.library.cast(array.reshape(-1), dtypes[1]) for theirs in sent for array in theirs]
+        message = self.library.join(vectors or [self._nothing(dtypes)], 0)
+        lengths = iter([len(vector) for vector in vectors])
+        shares = [sum(next(lengths) for _ in theirs) for theirs in sent]
+        self._pending[dtypes] = self.peers.exchange(message, shares, [sum(each) for each in counts], dtypes[0])
+
+    def _arrived(self, dtypes: _Dtypes, counts: Sequence[Sequence[int]]) -> list[Any]:
         """The vectors of each process, of so many elements, once they are here."""
-        assert self.pending is not None
-        received, begin = self.pending.wait(), 0
-        self.pending = None
+        received, begin = self._pending.pop(dtypes).wait(), 0
         parts: list[Any] = []
         for each in counts:
             parts.append(iter([received[begin : (begin := begin + count)] for count in each]))
         return parts
+
+
+def _by_owner(items: Sequence[_Item], size: int) -> dict[_Dtypes, list[list[_Item]]]:
+    """Arrays by their dtypes and the rank of their owner."""
+    by_owner: dict[_Dtypes, list[list[_Item]]] = {}
+    for item in items:
+        dtypes = item[3].dtype, item[3].computed
+        by_owner.setdefault(dtypes, [[] for _ in range(size)])[item[2].cargo.task.owner].append(item)
+    return by_owner
+
+
+def _sides(rectangle: Sequence[slice]) -> list[int]:
+    return [side.stop - side.start for side in rectangle]

@@ -12,7 +12,7 @@ from rulec.arrays.library import Library
 from rulec.arrays.reductions import REDUCTIONS
 from rulec.compiler.ir import Site
 from rulec.language.node import Op
-from rulec.runtime.exchange import Gathering
+from rulec.runtime.exchange import Assigning, Gathering
 from rulec.runtime.partial import Partials
 from rulec.runtime.peers import Meeting
 
@@ -61,7 +61,7 @@ class Join:
 
 #: A computation that yields where it needs values of other launches, and is sent the result for each of its tensors;
 #: or where it needs reductions of other parts of its tensors, or work on whole tensors, and is sent the results.
-Waits = Join | Partials | Gathering
+Waits = Join | Partials | Assigning | Gathering
 Joining = Generator[Waits, Any, None]
 
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from rulec.compiler.layout import ITEM_SIZE
+
 Rectangle = tuple[slice, ...]
 Counts = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -43,45 +45,74 @@ class Division:
         return int(self.counts[self.holders[:, 0]].sum()) if len(self.holders) else 0
 
 
+@dataclass(frozen=True)
+class Load:
+    """The arrays of one tensor on their way to its owner, and the results on theirs: how each lies, and its dtype."""
+
+    there: tuple[tuple[Division, str], ...]
+    back: tuple[tuple[Division, str], ...]
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of the whole arrays that go there; of one result where none does."""
+        return sum(ITEM_SIZE[dtype] * division.numel for division, dtype in self.there or self.back[:1])
+
+    @property
+    def held(self) -> Counts:
+        """The bytes of all arrays in each process, which it need not send or get where it is the owner."""
+        counts = [ITEM_SIZE[dtype] * division.counts for division, dtype in (*self.there, *self.back)]
+        return np.asarray(sum(counts), np.int64)
+
+    @property
+    def least(self) -> int:
+        """The bytes that all processes send where the tensor goes to the one with the largest parts."""
+        there = sum(ITEM_SIZE[dtype] * division.numel for division, dtype in self.there)
+        return there + sum(ITEM_SIZE[dtype] * int(d.counts.sum()) for d, dtype in self.back) - int(self.held.max())
+
+
 @dataclass(frozen=True, eq=False)
 class Schedule:
     """The ways of some tensors to their owners and back.
 
-    Tensors are told by their places. `owners` are the processes that work on them, by rank, and `costs` the work.
-    `senders` are the processes that send an owner its parts, one for each rectangle, the owner among them where it has
-    one. `buckets` are the tensors that travel together, one bucket after the other.
+    Tensors are told by their places. `owners` are the processes that work on them, by rank. `senders` are, for each
+    array of each tensor, the processes that send the owner its parts: one for each rectangle, the owner itself where it
+    has it. `buckets` are the tensors that travel together, one bucket after the other.
     """
 
-    divisions: tuple[Division, ...]
-    costs: tuple[float, ...]
+    loads: tuple[Load, ...]
     owners: tuple[int, ...]
-    senders: tuple[frozenset[int], ...]
+    senders: tuple[tuple[frozenset[int], ...], ...]
     buckets: tuple[tuple[int, ...], ...]
 
     def sent(self, size: int) -> list[int]:
-        """The elements that each of so many processes sends to others, there and back."""
+        """The bytes that each of so many processes sends to others, there and back."""
         sent = np.zeros(size, np.int64)
-        for division, owner, senders in zip(self.divisions, self.owners, self.senders, strict=True):
-            others = [rank for rank in senders if rank != owner]
-            sent[others] += division.counts[others]
-            sent[owner] += _back(division, owner)
+        for load, owner, senders in zip(self.loads, self.owners, self.senders, strict=True):
+            for (division, dtype), ranks in zip(load.there, senders, strict=True):
+                others = [rank for rank in ranks if rank != owner]
+                sent[others] += ITEM_SIZE[dtype] * division.counts[others]
+            sent[owner] += _back(load, owner)
         return [int(count) for count in sent]
 
     @property
     def least(self) -> int:
-        """The elements that all processes send where each tensor goes to the one with the largest part of it."""
-        return sum(d.numel + int(d.counts.sum()) - 2 * int(d.counts.max()) for d in self.divisions)
+        """The bytes that all processes send where each tensor goes to the one with the largest parts of it."""
+        return sum(load.least for load in self.loads)
 
 
 @functools.lru_cache(maxsize=32)
-def schedule_of(divisions: tuple[Division, ...], costs: tuple[float, ...], size: int, room: int) -> Schedule:
-    """The schedule of tensors among `size` processes, of which none gets more than `room` elements in a bucket.
+def schedule_of(loads: tuple[Load, ...], owners: tuple[int, ...], size: int, room: int) -> Schedule:
+    """The schedule of tensors among `size` processes, the longest work first, with `room` bytes in a bucket for each.
 
     A bucket has at least one tensor of every process that has tensors left.
     """
-    owners = owners_of(costs, size, [division.counts for division in divisions])
-    senders = _senders(divisions, owners, size)
-    return Schedule(divisions, costs, tuple(owners), senders, _buckets(divisions, costs, owners, room))
+    return Schedule(loads, owners, _senders(loads, owners, size), _buckets(loads, owners, room))
+
+
+@functools.lru_cache(maxsize=32)
+def owners_by_parts(costs: tuple[float, ...], size: int, parts: tuple[Division, ...]) -> tuple[int, ...]:
+    """The owners of tensors that lie so over processes; see `owners_of`."""
+    return tuple(owners_of(costs, size, [division.counts for division in parts]))
 
 
 def owners_of(costs: Sequence[float], size: int, parts: Sequence[Counts] = ()) -> list[int]:
@@ -105,43 +136,45 @@ def owners_of(costs: Sequence[float], size: int, parts: Sequence[Counts] = ()) -
     return chosen
 
 
-def _senders(divisions: Sequence[Division], owners: Sequence[int], size: int) -> tuple[frozenset[int], ...]:
-    """The processes that send the parts of each tensor: of replicas the owner, or the one that sends least so far."""
+def _senders(
+    loads: Sequence[Load], owners: Sequence[int], size: int
+) -> tuple[tuple[frozenset[int], ...], ...]:  # fmt: skip
+    """The senders of the parts of each array: of replicas the owner, or the one with the fewest bytes so far."""
     sent = np.zeros(size, np.int64)
-    for division, owner in zip(divisions, owners, strict=True):
-        sent[owner] += _back(division, owner)
+    for load, owner in zip(loads, owners, strict=True):
+        sent[owner] += _back(load, owner)
     senders = []
-    for division, owner in zip(divisions, owners, strict=True):
-        holders = division.holders
-        if not len(holders):
-            senders.append(frozenset[int]())
-            continue
-        chosen = holders[np.arange(len(holders)), sent[holders].argmin(axis=1)]
-        chosen[(holders == owner).any(axis=1)] = owner
-        others = chosen[chosen != owner]
-        sent[others] += division.counts[others]
-        senders.append(frozenset(chosen.tolist()))
+    for load, owner in zip(loads, owners, strict=True):
+        each = []
+        for division, dtype in load.there:
+            holders = division.holders
+            chosen = holders[np.arange(len(holders)), sent[holders].argmin(axis=1)] if len(holders) else holders[:, 0]
+            chosen[(holders == owner).any(axis=1)] = owner
+            others = chosen[chosen != owner]
+            sent[others] += ITEM_SIZE[dtype] * division.counts[others]
+            each.append(frozenset(chosen.tolist()))
+        senders.append(tuple(each))
     return tuple(senders)
 
 
-def _back(division: Division, owner: int) -> int:
-    """The elements of a result that an owner sends: every other process gets its part."""
-    return int(division.counts.sum() - division.counts[owner])
+def _back(load: Load, owner: int) -> int:
+    """The bytes of results that an owner sends: every other process gets its part."""
+    return sum(ITEM_SIZE[dtype] * int(d.counts.sum() - d.counts[owner]) for d, dtype in load.back)
 
 
-def _buckets(
-    divisions: Sequence[Division], costs: Sequence[float], owners: Sequence[int], room: int
-) -> tuple[tuple[int, ...], ...]:  # fmt: skip
-    """The tensors of each bucket, in order: every owner fills its share with the longest work left."""
+def _buckets(loads: Sequence[Load], owners: Sequence[int], room: int) -> tuple[tuple[int, ...], ...]:
+    """The tensors of each bucket, in order: every owner fills its share with the longest work left.
+
+    `loads` are sorted by their work, the longest first.
+    """
     buckets: list[list[int]] = []
     filled: dict[int, tuple[int, int]] = {}
-    for place in sorted(range(len(costs)), key=lambda i: -costs[i]):
-        owner, numel = owners[place], divisions[place].numel
-        number, elements = filled.get(owner, (0, 0))
-        if elements and elements + numel > room:
-            number, elements = number + 1, 0
+    for place, (load, owner) in enumerate(zip(loads, owners, strict=True)):
+        number, size = filled.get(owner, (0, 0))
+        if size and size + load.bytes > room:
+            number, size = number + 1, 0
         if number == len(buckets):
             buckets.append([])
         buckets[number].append(place)
-        filled[owner] = number, elements + numel
-    return tuple(tuple(sorted(bucket)) for bucket in buckets)
+        filled[owner] = number, size + load.bytes
+    return tuple(map(tuple, buckets))

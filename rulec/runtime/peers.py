@@ -43,7 +43,11 @@ class Meeting(Protocol):
         """`peers.reduce`, and what is to be said."""
         ...
 
-    def exchanged(self, peers: Peers, dtype: str, schedule: Schedule) -> None:
+    def assigned(self, peers: Peers, costs: Sequence[float], owners: Sequence[int]) -> None:
+        """Takes note of the owners of tensors, and of their work."""
+        ...
+
+    def exchanged(self, peers: Peers, schedule: Schedule) -> None:
         """Takes note of tensors that travel to their owners, and of results on their way back."""
         ...
 

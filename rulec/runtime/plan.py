@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from rulec.compiler.axes import AxisInference
 from rulec.compiler.ir import Axes, Program, Stage
 from rulec.language.node import Kind, Node, Op, walk
+from rulec.runtime.delegation import Delegation, Delegations
 from rulec.runtime.projection import Projection, Search
 
 #: Operations with a result in their operand's memory: it must be copied before the operand is written.
@@ -18,12 +19,14 @@ VIEWS = (Op.LOAD, Op.TRANSPOSE)
 class Gap:
     """The values computed before a stage, or after the last one, each after its operands.
 
-    `over` maps a value to the values with their last use in it. A `projection`, if any, is computed tile by tile.
+    `over` maps a value to the values with their last use in it. A `projection`, if any, is computed tile by tile. For
+    parts of matrices, `delegations` are the values of their owners.
     """
 
     values: tuple[Node, ...]
     over: Mapping[Node, tuple[Node, ...]] = field(default_factory=dict)
     projection: Projection | None = None
+    delegations: tuple[Delegation, ...] = ()
 
 
 class Plan:
@@ -34,9 +37,10 @@ class Plan:
     reductions and from operands computed before it. `held` are the operands that must be copied before the kernel runs.
 
     `alone` is True where no tensor's update needs another tensor's value; then a bucket can be updated part by part.
+    Where `halved`, matrices are in parts, and `delegations` has the values of whole ones; else it is None.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, halved: bool = False) -> None:
         self.program = program
         inference = AxisInference(program)
         done: set[Node] = set()
@@ -53,13 +57,12 @@ class Plan:
         self.after = frozenset(self.gaps[-1].values)
         self.held = [n for n in _before([s.value for s in program.finish], program.stages[-1]) if n.op in VIEWS]
         self.axes: dict[Node, Axes] = {value: inference.axes(value) for value in done}
-        self.gaps = self._followed()
+        self.delegations: Delegations | None = None
+        self.gaps = self._delegated() if halved else self._followed()
         #: The states that get their new values in a gap, and not at the end of the step.
         self.stored_early = frozenset(name for g in self.gaps if g.projection for name in g.projection.stored)
         self.joins = [n for gap in self.gaps for n in gap.values if n in program.joins]
         self.alone = not self.joins
-        #: Whether a function of whole matrices is applied.
-        self.whole_matrices = any(n.op.kind is Kind.MATRIX for n in done)
         #: Whether anything is reduced.
         self.reduces = any(stage.reduces for stage in program.stages) or any(n.op.kind is Kind.REDUCE for n in done)
         #: Whether late columns are of groups and the model: then tensors that share a row still do.
@@ -79,8 +82,7 @@ class Plan:
         for value in every:
             for operand in value.args:
                 users[operand].append(value)
-        roots = [program.columns[i].value for stage in program.stages for i in stage.columns]
-        roots += [v.value for v in program.vectors] + self.held + ([] if program.skip is None else [program.skip])
+        roots = self._roots() + self.held
         kept = {*roots, *(s.value for s in program.finish)}
         last = {v: users[v][-1] for v in every if users[v] and v not in kept}
         over: dict[Node, tuple[Node, ...]] = {}
@@ -88,6 +90,20 @@ class Plan:
             over[user] = (*over.get(user, ()), value)
         search = Search(program, self.axes, users, roots)
         return tuple(replace(gap, over=over, projection=search.find(gap.values)) for gap in self.gaps)
+
+    def _roots(self) -> list[Node]:
+        """The values that kernels use, and `skip`."""
+        program = self.program
+        roots = [program.columns[i].value for stage in program.stages for i in stage.columns]
+        return roots + [v.value for v in program.vectors] + ([] if program.skip is None else [program.skip])
+
+    def _delegated(self) -> tuple[Gap, ...]:
+        """The gaps with their delegations."""
+        kept = frozenset({*self._roots(), *(s.value for s in self.program.finish)})
+        self.delegations = Delegations(self.program, [gap.values for gap in self.gaps], self.axes, kept)
+        return tuple(
+            replace(gap, delegations=tuple(cuts)) for gap, cuts in zip(self.gaps, self.delegations.gaps, strict=True)
+        )
 
 
 def _before(roots: Sequence[Node], stage: Stage) -> list[Node]:

@@ -12,9 +12,8 @@ from rulec.arrays.piece import Runs
 from rulec.backend.protocol import Rows
 from rulec.compiler.ir import Result
 from rulec.compiler.layout import ITEM_SIZE
-from rulec.compiler.view import MatrixView
 from rulec.language.node import Node
-from rulec.runtime.exchange import Parcel
+from rulec.runtime.halves import Halves
 from rulec.runtime.launch import Launch
 from rulec.runtime.part import Portion
 from rulec.runtime.peers import Peers
@@ -99,20 +98,19 @@ class PortionValues:
         """The places of parts of tensors, by the processes for completing a reduction without these axes."""
         return self.portion.parted(axes)
 
-    def view(self, i: int) -> MatrixView:
-        """The view of a tensor as matrices."""
-        return self.portion.tensors[i].view
+    def halves(self, i: int) -> Halves:
+        """Where the parts of tensor i and of its states lie."""
+        halves = self.portion.tensors[i].halves
+        assert halves is not None
+        return halves
 
-    def share(self, i: int, matrices: Any) -> Parcel | None:
-        """The part here of matrices of tensor i; None where they are whole here."""
-        tensor = self.portion.tensors[i]
-        if not tensor.halved:
-            return None
-        assert tensor.whole is not None
-        assert tensor.whole.spread is not None
-        view = tensor.view
-        work = (view.whole or view).work
-        return Parcel(view.tensor(matrices), tensor.whole.shape, tensor.whole.spread, work)
+    def part(self, buffer: str, i: int) -> Any:
+        """The part here of a state of tensor i with a shape of its own."""
+        return self.library.cast(self._read(buffer, self._stored(buffer, i)), self.compute)
+
+    def stored_dtype(self, buffer: str) -> str:
+        """The dtype with all bits of a buffer's elements."""
+        return self.layout.dtype(buffer)
 
     def lines(self, i: int) -> tuple[Runs, Runs] | None:
         """The rows and the columns of the whole matrices of tensor i that are here; None where all are."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from rulec.compiler.ir import Stage
 from rulec.runtime.between import Between
+from rulec.runtime.delegated import Delegated
 from rulec.runtime.joins import Joining
 from rulec.runtime.launch import Launch
 from rulec.runtime.part import Portion
@@ -36,7 +37,8 @@ class Staged:
     def _portion(self, portion: Portion) -> Joining:
         launch, plan, stages = self.launch, self.plan, self.program.stages
         values = self._values(portion)
-        between = Between(plan, values)
+        between = Between(plan, values) if plan.delegations is None else Delegated(plan, values)
+        yield from between.begin()
         last = len(stages) - 1
         for index, stage in enumerate(stages):
             yield from between.work_out(plan.gaps[index])
@@ -47,7 +49,8 @@ class Staged:
         stays = self._stays(values, between)
         narrow = self._narrow(between, before=True)
         for value in plan.held:
-            between.values[value] = self._copied(between.values[value])
+            if value in between.values:  # else its owner alone has it
+                between.values[value] = self._copied(between.values[value])
         reduced = self._last(values, stays)
         if reduced:
             yield from between.take(reduced, stages[-1].reduces)
@@ -133,9 +136,12 @@ class Staged:
     @staticmethod
     def _stored_as(portion: Portion, i: int, buffer: str, value: Any) -> tuple[Any, Any]:
         """The state of a tensor, and its new value in the state's shape."""
-        state, view = portion.bucket.states[portion.positions[i]][buffer], portion.tensors[i].view
+        tensor, library = portion.tensors[i], portion.bucket.library
+        state = portion.bucket.states[portion.positions[i]][buffer]
         shape = tuple(state.shape)
-        return state, portion.bucket.library.spread(value, (view.batch, *shape[-2:])).reshape(shape)
+        if tensor.halves is not None and buffer in tensor.shapes:
+            return state, library.spread(value, shape)
+        return state, library.spread(value, (tensor.view.batch, *shape[-2:])).reshape(shape)
 
     def _keep_scalars(self, portion: Portion, stays: Any) -> None:
         """Keeps the new states of the scalar program, except for skipped tensors."""

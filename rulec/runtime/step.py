@@ -12,7 +12,7 @@ from rulec.compiler.layout import traffic
 from rulec.errors import PartialUpdate, RuleError
 from rulec.runtime.debug import LEVEL
 from rulec.runtime.device_staged import DeviceStaged
-from rulec.runtime.exchange import Gathering, worked
+from rulec.runtime.exchange import Assigning, Gathering, assign, worked
 from rulec.runtime.joins import Joining, Processes, Waits, joined
 from rulec.runtime.launch import Launch
 from rulec.runtime.partial import Partials, completed
@@ -113,6 +113,10 @@ def _run_together(launches: Sequence[Launch], done: list[Launch]) -> None:
 
 def _of_processes(processes: Processes, waiting: Sequence[Waits | None]) -> dict[int, Any]:
     """What launches wait for of processes with other parts of their tensors, of one kind; empty where none waits so."""
+    assigning = {i: wait for i, wait in enumerate(waiting) if isinstance(wait, Assigning)}
+    if assigning:
+        assign([*assigning.values()], processes.meeting)
+        return dict.fromkeys(assigning)
     partials = {i: wait for i, wait in enumerate(waiting) if isinstance(wait, Partials)}
     if partials:
         assert processes.meeting is not None

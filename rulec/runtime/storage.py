@@ -66,16 +66,16 @@ class Storage:
     def memory_of(self, rule: Rule, dtype: str, whole: bool = True) -> Memory:
         """The memory of a rule's program for a parameter of this dtype, and for a part of one where not `whole`.
 
-        TensorError for a state of rows or columns of a part: processes may have the same numbers, and must round them
+        TensorError for a state of another shape than the part: processes may have the same numbers, and must round them
         alike.
         """
         unbiased = {state for state in rule.state if self._is_unbiased(rule, state, dtype)}
-        narrow = {state for state in unbiased if rule.state[state].per != "element"}
+        narrow = {s for s in unbiased if rule.state[s].per != "element" or rule.state[s].shape is not None}
         named = narrow & self.words.keys()
         if named and not whole:
             raise TensorError(
-                f"{min(named)} of {rule.name} is a state of rows or columns, which has no {UNBIASED} where processes "
-                f"have parts of a tensor: give state_dtype={{{min(named)!r}: 'float32'}}"
+                f"{min(named)} of {rule.name} is a state of rows or columns, or of a shape of its own, which has no "
+                f"{UNBIASED} where processes have parts of a tensor: give state_dtype={{{min(named)!r}: 'float32'}}"
             )
         return Memory(self.weights_of(dtype), frozenset(unbiased if whole else unbiased - narrow))
 

@@ -14,9 +14,7 @@ from rulec.arrays.piece import Runs
 from rulec.backend.noise import Noise
 from rulec.compiler.ir import Axes
 from rulec.compiler.scalars import evaluate_once
-from rulec.compiler.view import MatrixView
 from rulec.language.node import Node, Op, is_boolean
-from rulec.runtime.exchange import Parcel
 from rulec.runtime.joins import Processes
 from rulec.runtime.peers import Peers
 from rulec.runtime.plan import Plan
@@ -58,7 +56,7 @@ class Surroundings(Protocol):
 
     `column` gives a column of the scalar table. `known` gives a Python number where the host knows it, else the result
     of `Library.at`. `parted` has the places of parts, by the processes for completing a reduction.
-    `share` is for matrices of which only parts are here, and `lines` has the rows and columns of these parts.
+    `lines` has the rows and columns of parts of matrices.
     `room` gives the bytes allowed on the way. `fill_noise` is the backend's, or None.
     """
 
@@ -85,9 +83,7 @@ class Surroundings(Protocol):
     def tensor_number(self, i: int) -> int: ...
     def known(self, value: Node, numbers: Any, i: int) -> Any: ...
     def parted(self, axes: frozenset[str]) -> list[tuple[tuple[Peers, ...], Array]]: ...
-    def share(self, i: int, matrices: Any) -> Parcel | None: ...
     def lines(self, i: int) -> tuple[Runs, Runs] | None: ...
-    def view(self, i: int) -> MatrixView: ...
 
 
 class InTiles(Surroundings, Protocol):

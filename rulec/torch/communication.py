@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 from rulec.errors import RulecError
 from rulec.runtime.owners import Schedule
-from rulec.torch.tensors import DTYPES
 
 #: Bytes of a number in a reduction: float64, or int64.
 _NUMBER = 8
@@ -41,12 +40,13 @@ class Reductions:
 
 @dataclass(frozen=True)
 class Exchange:
-    """The exchanges of matrices of one dtype in a step, between the processes of one group.
+    """The exchanges of matrices in a step, between the processes of one group.
 
-    `matrices`, `work` and `sent` have an entry for each process, by rank: its number of matrices, its share of the work
-    from 0 to 1, and the bytes it sends to others. `rank` is this process. `least` is the number of bytes that all
-    processes together send where every matrix goes to the process with the largest part of it, and one replica of each
-    part is sent there. `buckets` is the number of exchanges there, and of those back.
+    `dtype` names the dtypes in which arrays travel. `matrices`, `work` and `sent` have an entry for each process, by
+    rank: the number of tensors it owns, its share of the work from 0 to 1, and the bytes it sends to others. `rank` is
+    this process. `least` is the number of bytes that all processes together send where every tensor goes to the process
+    with the largest parts of its arrays, and one replica of each part is sent there. `buckets` is the number of times
+    that arrays travel there, and back.
     """
 
     processes: str
@@ -104,11 +104,12 @@ class Traffic:
         self._begun = False
         self._round = 0
         self._reduced: list[tuple[NamedGroup, int, int]] = []
-        self._moved: list[tuple[NamedGroup, str, Schedule]] = []
+        self._owners: list[tuple[NamedGroup, Sequence[float], Sequence[int]]] = []
+        self._moved: list[tuple[NamedGroup, Schedule]] = []
 
     def begin(self) -> None:
         """Begins the record of another step."""
-        self._begun, self._round, self._reduced, self._moved = True, 0, [], []
+        self._begun, self._round, self._reduced, self._owners, self._moved = True, 0, [], [], []
 
     def reduced(self, group: Any, numbers: int) -> None:
         """Records a message of so many numbers of 8 bytes."""
@@ -118,9 +119,13 @@ class Traffic:
         """What is reduced from here on has waited for the results so far."""
         self._round += 1
 
-    def exchanged(self, group: Any, dtype: str, schedule: Schedule) -> None:
-        """Records that matrices go to their owners, and results back."""
-        self._moved.append((group, dtype, schedule))
+    def assigned(self, group: Any, costs: Sequence[float], owners: Sequence[int]) -> None:
+        """Records the owners of tensors, and the work on each."""
+        self._owners.append((group, costs, owners))
+
+    def exchanged(self, group: Any, schedule: Schedule) -> None:
+        """Records that arrays go to their owners, and results back."""
+        self._moved.append((group, schedule))
 
     def record(self) -> Communication:
         """The messages so far. RulecError before the first step."""
@@ -129,32 +134,34 @@ class Traffic:
         by_group: dict[NamedGroup, list[tuple[int, int]]] = {}
         for group, place, numbers in self._reduced:
             by_group.setdefault(group, []).append((place, numbers))
-        by_owners: dict[tuple[NamedGroup, str], list[Schedule]] = {}
-        for group, dtype, schedule in self._moved:
-            by_owners.setdefault((group, dtype), []).append(schedule)
+        by_owners: dict[NamedGroup, list[Schedule]] = {}
+        for group, schedule in self._moved:
+            by_owners.setdefault(group, []).append(schedule)
         return Communication(
             tuple(_reductions(group, messages) for group, messages in by_group.items()),
-            tuple(_exchange(owners, dtype, moved) for (owners, dtype), moved in by_owners.items()),
+            tuple(self._exchange(owners, moved) for owners, moved in by_owners.items()),
+        )
+
+    def _exchange(self, group: NamedGroup, schedules: Sequence[Schedule]) -> Exchange:
+        sent, matrices, work = [0] * group.size, [0] * group.size, [0.0] * group.size
+        for costs, owners in [(costs, owners) for other, costs, owners in self._owners if other == group]:
+            for cost, owner in zip(costs, owners, strict=True):
+                matrices[owner] += 1
+                work[owner] += cost
+        for schedule in schedules:
+            sent = [a + b for a, b in zip(sent, schedule.sent(group.size), strict=True)]
+        least, buckets = sum(s.least for s in schedules), sum(len(s.buckets) for s in schedules)
+        dtypes = dict.fromkeys(dtype for s in schedules for x in s.loads for _, dtype in (*x.there, *x.back))
+        total = sum(work) or 1.0
+        shares = tuple(load / total for load in work)
+        return Exchange(
+            group.label, ", ".join(dtypes), group.rank, tuple(matrices), shares, tuple(sent), least, buckets
         )
 
 
 def _reductions(group: NamedGroup, messages: Sequence[tuple[int, int]]) -> Reductions:
     numbers = sum(count for _, count in messages)
     return Reductions(group.label, len({place for place, _ in messages}), numbers, numbers * _NUMBER)
-
-
-def _exchange(owners: NamedGroup, dtype: str, schedules: Sequence[Schedule]) -> Exchange:
-    sent, matrices, work = [0] * owners.size, [0] * owners.size, [0.0] * owners.size
-    item = DTYPES[dtype].itemsize
-    for schedule in schedules:
-        sent = [a + item * b for a, b in zip(sent, schedule.sent(owners.size), strict=True)]
-        for owner, cost in zip(schedule.owners, schedule.costs, strict=True):
-            matrices[owner] += 1
-            work[owner] += cost
-    least, buckets = sum(item * s.least for s in schedules), sum(len(s.buckets) for s in schedules)
-    total = sum(work) or 1.0
-    shares = tuple(load / total for load in work)
-    return Exchange(owners.label, dtype, owners.rank, tuple(matrices), shares, tuple(sent), least, buckets)
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

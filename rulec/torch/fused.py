@@ -32,11 +32,15 @@ def of_section(name: str, number: int) -> str:
 
 @dataclass(frozen=True)
 class SectionState:
-    """A state of a section: its tensor here, its axes (none for a shape of its own), and the view of the section."""
+    """A state of a section: its tensor here, its axes (none for a shape of its own), and the view of the section.
+
+    `shown` is the state as a checkpoint has it where it is not joined with those of other sections.
+    """
 
     here: Tensor
     letters: str
     view: MatrixView
+    shown: Tensor
 
     @property
     def is_like_parameter(self) -> bool:
@@ -95,7 +99,7 @@ def saved_of_sections(
             if name == "step" and not (section.number and skips):
                 saved.setdefault("step", state.here)
             elif name not in saved or name == "step":
-                saved[of_section(name, section.number)] = state.here
+                saved[of_section(name, section.number)] = state.shown
     return saved
 
 

@@ -126,8 +126,16 @@ def whole_of(param: Any, spread: bool, section: Section | None = None) -> Whole 
 def _spread(param: Any, section: Section | None) -> Spread | None:
     """The place of every part and replica of a DTensor, or of a section of it; None where one is no rectangle."""
     peers = _all_peers(param.device_mesh)
-    rectangles = rectangles_of(param, torch.distributed.get_process_group_ranks(peers.group), section)
-    return None if rectangles is None else Spread(peers, Division(rectangles))
+    ranks = torch.distributed.get_process_group_ranks(peers.group)
+    rectangles = rectangles_of(param, ranks, section)
+    if rectangles is None:
+        return None
+    mesh = param.device_mesh
+    cut = [axis for axis, placed in enumerate(param.placements) if not placed.is_replicate()]
+    places = [(mesh.mesh == rank).nonzero()[0].tolist() for rank in ranks]
+    return Spread(
+        peers, Division(rectangles), tuple(tuple((at[axis], mesh.size(axis)) for axis in cut) for at in places)
+    )
 
 
 def _all_peers(mesh: Any) -> MeshPeers:
@@ -252,9 +260,13 @@ class Agreement:
         if not self._agreed:
             self._check()
 
-    def exchanged(self, peers: Peers, dtype: str, schedule: Schedule) -> None:
+    def assigned(self, peers: Peers, costs: Sequence[float], owners: Sequence[int]) -> None:
+        """Takes note of the owners of tensors, and of their work."""
+        self.traffic.assigned(peers, costs, owners)
+
+    def exchanged(self, peers: Peers, schedule: Schedule) -> None:
         """Takes note of matrices that are exchanged."""
-        self.traffic.exchanged(peers, dtype, schedule)
+        self.traffic.exchanged(peers, schedule)
 
     def _send(self, op: Op, peers: Any, numbers: Any) -> Any:
         self.traffic.reduced(peers, len(numbers))

@@ -2,7 +2,7 @@
 
 Kernels see the part, and a state of its shape lies where its parameter does. A rule that looks at one element at a time
 gives the same as on a whole tensor. Reductions of parts are completed over the processes that have the other parts.
-Random numbers are those of the whole tensor. Rules that need a whole matrix are refused for split tensors.
+Random numbers are those of the whole tensor.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from rulec.compiler.view import MatrixView, matrix_view
 from rulec.errors import RulecError, StateMismatch, TensorError
 from rulec.language.node import Kind, Node, Op, walk
 from rulec.language.rule import Rule
+from rulec.runtime.exchange import longest
 from rulec.torch.fake import address_of as plain_address_of
 from rulec.torch.fake import real_memory
 from rulec.torch.sections import Section
@@ -118,17 +119,6 @@ def check_placed(param: Any, rule: Rule, name: str) -> None:
         return
     if any(placement.is_partial() for placement in param.placements):
         raise TensorError(f"{name} is a DTensor of summands that were not added: redistribute it first")
-    for part in walk(rule.expressions):
-        if part.op.kind is Kind.RANDOM and not _of_elements(part):
-            raise TensorError(
-                f"{name} is a DTensor of which each process has a part, and {rule.name} draws {part.op.symbol} of "
-                f"other extents: draw {part.op.symbol}([rows, cols]), or keep it whole on every process"
-            )
-        if part.op.kind is Kind.MATRIX and part.op is not Op.NEWTON_SCHULZ:
-            raise TensorError(
-                f"{name} is a DTensor of which each process has a part, and {rule.name} needs the whole matrix for "
-                f"{part.op.symbol}: keep it whole on every process, or choose a rule of elements, rows and columns"
-            )
     if any(state.per in ("row", "col") for state in rule.state.values()):
         _check_joined(param, rule, name)
 
@@ -158,8 +148,10 @@ def sees_more(rule: Rule) -> bool:
 
 
 def has_matrices(rule: Rule) -> bool:
-    """Whether a rule applies a function to whole matrices."""
-    return any(part.op.kind is Kind.MATRIX for part in walk(rule.expressions))
+    """Whether a rule has matrices beside its parameter: results of functions, random ones, states of other shapes."""
+    parts = [*walk(rule.expressions)]
+    values = any(x.op.kind is Kind.MATRIX or (x.op.kind is Kind.RANDOM and not _of_elements(x)) for x in parts)
+    return values or any(state.shape is not None for state in rule.state.values())
 
 
 def rectangles_of(
@@ -226,26 +218,34 @@ def check_gradient(grad: Any, param: Any, name: str) -> None:
         )
 
 
-def as_placed(state: Tensor, param: Any, view: MatrixView, letters: str) -> Tensor:
+def as_placed(
+    state: Tensor, param: Any, view: MatrixView, letters: str, shape: tuple[int, ...] | None = None
+) -> Tensor:  # fmt: skip
     """A state of a parameter's part here as a DTensor, cut as its parameter is along the axes that it has.
 
-    `view` is that of the part, and `letters` are the axes of the state, as `i` for a number of each row.
+    `view` is that of the part, and `letters` are the axes of the state, as `i` for a number of each row. `shape` is
+    that of the whole state where it has one of its own: it is then cut along its longest side, if not between matrices.
     """
     if not is_placed(param) or not state.dim():
         return state
+    if shape is not None:
+        return as_part(state, shape, _strides(shape), param, _kept_of_own(param, view, shape))
     if {"i", "j"} <= {*letters}:
         same = state.shape == part_of(param).shape
         return as_part(state, param.shape, param.stride(), param) if same else state
     whole = view.whole or view
     shape = whole.kept_shape(whole.rows if "i" in letters else 1, whole.cols if "j" in letters else 1)
-    stride = [math.prod(shape[place + 1 :]) for place in range(len(shape))]
     dims = len(shape)
     ends = {"i": dims - 2, "j": dims - 1}
     placements = [
         kept_placement(placement, view, letters, lambda dim: ends.get(view.axis(dim), dim))
         for placement in param.placements
     ]
-    return as_part(state, shape, stride, param, placements)
+    return as_part(state, shape, _strides(shape), param, placements)
+
+
+def _strides(shape: Sequence[int]) -> list[int]:
+    return [math.prod(shape[place + 1 :]) for place in range(len(shape))]
 
 
 def as_part(
@@ -261,6 +261,17 @@ def as_part(
     size, chosen = torch.Size(shape), tuple(placements) or param.placements
     placed: Tensor = kind.from_local(here, param.device_mesh, chosen, run_check=False, shape=size, stride=tuple(stride))
     return placed
+
+
+def _kept_of_own(param: Any, view: MatrixView, shape: tuple[int, ...]) -> list[Any]:
+    """The placements of a state with a shape of its own."""
+    mesh, shard = param.device_mesh, sys.modules[_MODULE].Shard
+    cuts = {axis: p.dim % param.dim() for axis, p in enumerate(param.placements) if not p.is_replicate()}
+    between = {view.axis(dim) for axis, dim in cuts.items() if mesh.size(axis) > 1} == {"b"}
+    return [
+        p if p.is_replicate() else shard(cuts[axis] if between and view.axis(cuts[axis]) == "b" else longest(shape))
+        for axis, p in enumerate(param.placements)
+    ]
 
 
 def kept_placement(placement: Any, view: MatrixView, letters: str, place: Callable[[int], int]) -> Any:

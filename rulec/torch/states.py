@@ -207,7 +207,9 @@ class Buffers:
             axes = {} if tensor.bucket is None else {b.name: b.axes for b in tensor.bucket.program.states}
             letters = {name: x.letters if x == axes_of_letters(x.letters) else "" for name, x in axes.items()}
             states.append({
-                entry.outside(name, route.routed): SectionState(value, letters.get(name, "bij"), tensor.view)
+                (outside := entry.outside(name, route.routed)): SectionState(
+                    value, letters.get(name, "bij"), tensor.view, self._shown(place, name, outside, value)
+                )
                 for name, value in self.written(place).items()
                 if name != "step" or self._counted(place)
             })  # fmt: skip
@@ -256,7 +258,9 @@ class Buffers:
         tensor = engine.tensors[tensor_id]
         axes = {} if tensor.bucket is None else {b.name: b.axes.letters for b in tensor.bucket.program.states}
         shown = torch.view_as_complex(state) if paired else state
-        return as_placed(shown, param, tensor.view, axes.get(name, "bij"))
+        shape = tensor.shapes.get(name)
+        where = param if shape is None else self._routes[place].param
+        return as_placed(shown, where, tensor.view, axes.get(name, "bij"), shape)
 
     def formats(self, place: int) -> dict[str, Format]:
         """The formats of a parameter's states in codes, under torch's names; empty before its first step."""

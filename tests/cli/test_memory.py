@@ -128,12 +128,12 @@ def test_a_mesh_on_paper_sends_what_processes_send() -> None:
     costs = [matrix_view(shape).work for shape in shapes]
     schedule = _schedule(shapes, costs, mesh_of("2"))
     assert schedule.owners == (0, 1, 1)
-    # Cut in 20 and 15 elements, 24 and 24, 3 and 0: the parts for others, and the results for their parts.
-    assert schedule.sent(2) == [24 + 3 + 15, 15 + 24 + 3]
+    # Cut in 20 and 15 elements, 24 and 24, 3 and 0: the parts for others, and results for their parts, in bfloat16.
+    assert schedule.sent(2) == [2 * (24 + 3 + 15), 2 * (15 + 24 + 3)]
     # Of two replicas one sends a part, and both get the result for theirs.
     replicas = _schedule(shapes, costs, mesh_of("2x2"))
     assert replicas.owners == (0, 1, 2)
-    assert sum(replicas.sent(4)) == (15 + 50) + (24 + 72) + (0 + 3)
+    assert sum(replicas.sent(4)) == 2 * ((15 + 50) + (24 + 72) + (0 + 3))
 
 
 def test_a_mesh_is_written_as_shards_or_replicas_and_shards(tmp_path: Path) -> None:

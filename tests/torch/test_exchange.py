@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 import rulec.torch
 from rulec.runtime import exchange
-from rulec.runtime.between import Between
+from rulec.runtime.delegated import Delegated
 from rulec.torch.meshes import MeshPeers, SentBytes
 from tests.torch.eager.processes import together
 from tests.torch.test_communication import check_true, everywhere, sent
@@ -52,7 +52,7 @@ def buckets_of(size: int) -> Iterator[None]:
 def noted() -> Iterator[list[str]]:
     """The calls of an exchange in order: where messages begin, where they are waited for, and work."""
     calls: list[str] = []
-    real = MeshPeers.exchange, SentBytes.wait, Between._applied
+    real = MeshPeers.exchange, SentBytes.wait, Delegated._worked
 
     def begin(self: MeshPeers, *words: Any) -> Any:
         calls.append("begin")
@@ -62,15 +62,15 @@ def noted() -> Iterator[list[str]]:
         calls.append("wait")
         return real[1](self)
 
-    def work(self: Between, value: Any, function: Any, operands: Any) -> Any:
-        if operands:
+    def work(self: Delegated, delegation: Any, arrays: Any) -> Any:
+        if arrays:
             calls.append("work")
-        return real[2](self, value, function, operands)
+        return real[2](self, delegation, arrays)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MeshPeers, "exchange", begin)
         patch.setattr(SentBytes, "wait", wait)
-        patch.setattr(Between, "_applied", work)
+        patch.setattr(Delegated, "_worked", work)
         yield calls
 
 
@@ -81,7 +81,7 @@ def held() -> Iterator[list[int]]:
     real = exchange._Bucket.take, exchange._Bucket.work
 
     def note(bucket: exchange._Bucket) -> None:
-        for array in (x for each in bucket.wholes.values() for x in each.values()):
+        for array in (x for each in bucket.wholes.values() for arrays in each.values() for x in arrays):
             now[0] += array.nbytes
             weakref.finalize(array, lambda size=array.nbytes: now.__setitem__(0, now[0] - size))
         peaks.append(now[0])

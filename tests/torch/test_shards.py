@@ -199,17 +199,19 @@ def drawn(expression: str) -> Any:
 
 
 def draws_of_others(rank: int) -> None:
-    """Sums of random numbers are those of the whole tensor, and other extents than a matrix's are refused."""
-    alone, mesh = Model(), init_device_mesh("cpu", (dist.get_world_size(),))
-    kind = drawn("g*sum(normal([rows, cols]))")
-    train(alone, kind(alone.named_parameters()), range(1))
-    for axis in (0, -1):
-        model = placed(Model(), mesh, lambda p, axis=axis: [Shard(axis % p.dim())])  # type: ignore[misc]
+    """Sums of random numbers are those of the whole tensor, or of a matrix of other extents."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for extents in ("rows, cols", "8, 8"):
+        alone, kind = Model(), drawn(f"g*sum(normal([{extents}]))")
+        train(alone, kind(alone.named_parameters()), range(1))
+        for axis in (0, -1) if "rows" in extents else (-1,):
+            model = placed(Model(), mesh, lambda p, axis=axis: [Shard(axis % p.dim())])  # type: ignore[misc]
+            train(model, kind(model.named_parameters()), range(1))
+            for p, q in zip(alone.parameters(), model.parameters(), strict=True):
+                torch.testing.assert_close(here(q), part(p, q), rtol=1e-5, atol=1e-5)
+    model = placed(Model(), mesh, lambda p: [Shard(0)])
+    with pytest.raises(TensorError, match="is cut between its matrices, and Drawn reduces a random matrix for all"):
         train(model, kind(model.named_parameters()), range(1))
-        for p, q in zip(alone.parameters(), model.parameters(), strict=True):
-            torch.testing.assert_close(here(q), part(p, q), rtol=1e-5, atol=1e-5)
-    with pytest.raises(TensorError, match=r"Drawn draws normal of other extents: draw normal\(\[rows, cols\]\)"):
-        drawn("g*sum(normal([8, 8]))")(model.named_parameters())
 
 
 def draws_everywhere(rank: int) -> None:

@@ -22,13 +22,13 @@ from rulec.language.node import Node, Op, walk
 from rulec.language.rule import Rule
 from rulec.memory.live import Account
 from rulec.runtime.exchange import BUCKET
-from rulec.runtime.owners import Division, Schedule, schedule_of
+from rulec.runtime.owners import Division, Load, Schedule, owners_by_parts, schedule_of
 from rulec.torch.account.meter import Training
 from rulec.torch.tags import tagged_groups
 from rulec.torch.tensors import DTYPES
 
-#: The bytes of an element on its way: bfloat16, in which `newton_schulz` works.
-_TRAVELS = 2
+#: The dtype of elements on their way, in which `newton_schulz` works.
+_TRAVELS = "bfloat16"
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def on_mesh(training: Training, measured: Account, mesh: Mesh) -> MeshAccount:
     sent, work = [0] * mesh.devices, [0.0] * mesh.devices
     if mesh.shards > 1:
         schedule = _schedule([view.shape for view, _ in exchanged], [view.work for view, _ in exchanged], mesh)
-        sent = [_TRAVELS * elements for elements in schedule.sent(mesh.devices)]
+        sent = schedule.sent(mesh.devices)
         for (view, steps), owner in zip(exchanged, schedule.owners, strict=True):
             work[owner] += 2 * steps * view.work
     else:
@@ -149,5 +149,7 @@ def _schedule(shapes: Sequence[tuple[int, ...]], costs: Sequence[float], mesh: M
             cuts = [slice(start, min(shape[0], start + rows)) for start in starts]
             others = tuple(slice(0, side) for side in shape[1:])
             divisions[shape] = Division(tuple((cut, *others) for cut in cuts) * mesh.replicas)
-    room = BUCKET // _TRAVELS
-    return schedule_of(tuple(divisions[shape] for shape in shapes), tuple(costs), mesh.devices, room)
+    parts = tuple(divisions[shape] for shape in shapes)
+    loads = {part: Load(((part, _TRAVELS),), ((part, _TRAVELS),)) for part in divisions.values()}
+    owners = owners_by_parts(tuple(costs), mesh.devices, parts)
+    return schedule_of(tuple(loads[part] for part in parts), owners, mesh.devices, BUCKET)
