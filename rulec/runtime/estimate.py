@@ -16,11 +16,16 @@ from rulec.runtime.launch import Launch
 _REMEMBERED = 64
 
 
-def takes_parts(version: Version | Bucket) -> bool:
-    """Whether a tensor can be updated piece by piece: one elementwise stage, without `skip`, inputs, codes, places."""
+def takes_blocks(version: Version | Bucket) -> bool:
+    """Whether a tensor can be updated block by block: one elementwise stage, without `skip`, inputs and places."""
     program = version.program
-    plain = program.elementwise and program.skip is None and not version.layout.formats
+    plain = program.elementwise and program.skip is None
     return plain and not program.rule.inputs and not has_chance(program)
+
+
+def takes_parts(version: Version | Bucket) -> bool:
+    """Whether a tensor can be updated piece by piece, wherever pieces begin: its states are in no codes, too."""
+    return takes_blocks(version) and not version.layout.formats
 
 
 class OtherCalls:

@@ -153,7 +153,8 @@ def make_part(tensor: Any, whole: tuple[int, ...], first: Sequence[int]) -> None
     shape = tensor.view.shape
     piece = piece_of(whole, shape, first)
     assert piece is not None
-    tensor.whole, tensor.view = Whole(whole, (), piece), matrix_view(shape, tensor.rule.view, whole)
+    indices = tuple(range(at, at + n) for at, n in zip(first, shape, strict=True))
+    tensor.whole, tensor.view = Whole(whole, (), piece, indices), matrix_view(shape, tensor.rule.view, whole)
 
 
 def of_parts(rule: rulec.Rule, backend: Any, make: Any = np.asarray, **words: Any) -> tuple[Any, Any]:

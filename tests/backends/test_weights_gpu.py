@@ -50,7 +50,8 @@ def moved(backend, cut):
     (tensor,) = optimizer._build().engines[0].tensors
     if cut != whole:
         piece = piece_of((70, 91), p.shape, [c.indices(n)[0] for c, n in zip(cut, (70, 91))])
-        tensor.whole = Whole((70, 91), (), piece)
+        indices = tuple(range(*c.indices(n)) for c, n in zip(cut, (70, 91)))
+        tensor.whole = Whole((70, 91), (), piece, indices)
     p.grad = -torch.ones_like(p)
     optimizer.step()
     return p > 1

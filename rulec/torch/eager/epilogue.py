@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from rulec.backend.product import Product
 from rulec.errors import HyperError, RulecError
-from rulec.runtime.estimate import takes_parts
+from rulec.runtime.estimate import takes_blocks
 from rulec.runtime.launch import Launch
 from rulec.torch.eager.epilogue_layers import Kept, make_gradient
 from rulec.torch.eager.epilogue_tiles import ProductCalls, Way
@@ -100,7 +100,7 @@ def _keeps(owner: Owner, weight: Tensor) -> bool:
         return False
     bucket = home[0].tensors[home[1]].bucket
     same = bucket is not None and bucket.layout.dtype("g") == dtype_name(weight.dtype)
-    return same and bucket is not None and takes_parts(bucket)
+    return same and bucket is not None and takes_blocks(bucket)
 
 
 def _completed(window: Window | None, weight: Tensor) -> Firing | None:
@@ -129,7 +129,7 @@ def _launch(machine: Machine, place: int) -> Launch | None:
     # Of the gradient only shape and dtype are looked at.
     shape = torch.empty_like(machine.params[place], device="meta", requires_grad=False)
     (launch,) = engine.ready((tensor_id,), [shape], engine.table)
-    return launch if takes_parts(launch.version) else None
+    return launch if takes_blocks(launch.version) else None
 
 
 def _is_distributed() -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -13,7 +14,9 @@ from torch import Tensor
 
 from rulec.backend.product import GradientRows, Product
 from rulec.backend.protocol import Kernel, Rows, Scratch, Written
+from rulec.compiler.layout import scale_name
 from rulec.errors import BackendUnsupported, PartialUpdate
+from rulec.formats import Format
 from rulec.runtime.bucket import Version
 from rulec.runtime.estimate import OtherCalls
 from rulec.runtime.launch import Launch
@@ -28,17 +31,24 @@ TILE = {"cpu": 2 << 20, "cuda": 16 << 20}
 _ROWS = 32
 
 
+#: States in codes by name, and their formats.
+Formats: TypeAlias = Sequence[tuple[str, Format]]
+
+
 class TiledCall:
     """A kernel of one elementwise stage, bound to some tensors tile by tile; `dtype` is our name for the gradients'.
 
     As in any call, `tensors` are positions among the tensors. The gradients are products of matrices, or whatever else
-    makes rows; a tensor of more dimensions is seen as a matrix that has a row for each index of its first.
+    makes rows; a tensor of more dimensions is seen as a matrix that has a row for each index of its first. `formats`
+    are those of states in codes, by name.
     """
 
     def __init__(
-        self, kernel: Kernel, params: Sequence[Tensor], states: Sequence[dict[str, Tensor]], dtype: str
-    ) -> None:
+        self, kernel: Kernel, params: Sequence[Tensor], states: Sequence[dict[str, Tensor]], dtype: str,
+        formats: Formats = (),
+    ) -> None:  # fmt: skip
         self._kernel, self._params, self._states, self._dtype = kernel, params, states, DTYPES[dtype]
+        self._formats = formats
         self._bound: dict[int, _Bound] = {}
 
     def __call__(
@@ -53,14 +63,15 @@ class TiledCall:
 
     def _of(self, position: int) -> _Bound:
         if position not in self._bound:
-            self._bound[position] = _Bound(self._kernel, self._params[position], self._states[position], self._dtype)
+            param, states = self._params[position], self._states[position]
+            self._bound[position] = _Bound(self._kernel, param, states, self._dtype, self._formats)
         return self._bound[position]
 
     def tile_bytes(self, position: int, gradient: Product | GradientRows) -> int:
         """The bytes of a tile for the tensor at a position, in the dtype of the rows made and in the gradient's."""
         param, dtype = self._params[position], source_of(gradient).dtype
         item = self._dtype.itemsize
-        rows = _highest(tile_spans(*_matrix(param), item, _room(param)))
+        rows = _highest(_spans(param, item, self._formats))
         return rows * _matrix(param)[1] * (item if dtype == self._dtype else item + dtype.itemsize)
 
 
@@ -93,9 +104,11 @@ def _matrix(param: Tensor) -> tuple[int, int]:
 class _Bound:
     """One tensor: the rows of its tiles, and the kernel bound to them as if each were a tensor."""
 
-    def __init__(self, kernel: Kernel, param: Tensor, states: dict[str, Tensor], dtype: torch.dtype) -> None:
-        self._spans = tile_spans(*_matrix(param), dtype.itemsize, _room(param))
-        tiles = [{name: state[span] for name, state in states.items()} for span in self._spans]
+    def __init__(
+        self, kernel: Kernel, param: Tensor, states: dict[str, Tensor], dtype: torch.dtype, formats: Formats
+    ) -> None:
+        self._spans = _spans(param, dtype.itemsize, formats)
+        tiles = [_tile(states, span, _matrix(param)[1], formats) for span in self._spans]
         self._param, self._dtype, self._height = param, dtype, _highest(self._spans)
         self._call = kernel.bind([param[span] for span in self._spans], tiles) if param.numel() else None
 
@@ -138,6 +151,24 @@ class _Tiles:
         return tile if self._cast is None else self._cast[:count].copy_(tile)
 
 
+def _tile(states: dict[str, Tensor], span: slice, width: int, formats: Formats) -> dict[str, Tensor]:
+    """The states of a tile: rows, or of codes the blocks and the pairs of these rows."""
+    tile = {name: state[span] for name, state in states.items()}
+    first, last = span.start * width, span.stop * width
+    for name, form in formats:
+        if form.bits == 4:
+            tile[name] = states[name][first // 2 : -(-last // 2)]
+        tile[scale_name(name)] = states[scale_name(name)][first // form.block : -(-last // form.block)]
+    return tile
+
+
+def _spans(param: Tensor, item: int, formats: Formats) -> list[slice]:
+    """The rows of the tiles of a tensor. Each begins at a block of every state in codes."""
+    height, width = _matrix(param)
+    step = math.lcm(*(form.block // math.gcd(form.block, max(1, width)) for _, form in formats))
+    return tile_spans(height, width, item, _room(param), step)
+
+
 def _room(tensor: Tensor) -> int:
     return TILE.get(tensor.device.type, TILE["cpu"])
 
@@ -146,12 +177,20 @@ def _highest(spans: Sequence[slice]) -> int:
     return max((span.stop - span.start for span in spans), default=0)
 
 
-def tile_spans(height: int, width: int, item: int, room: int) -> list[slice]:
-    """The rows of each tile of a matrix, as even as can be, of at most `room` bytes unless these are few rows."""
-    most = max(_ROWS, room // max(1, width * item))
-    count = -(-height // most)
-    ends = [height * i // count for i in range(count + 1)] if count else []
-    return [slice(first, last) for first, last in pairwise(ends)]
+def tile_spans(height: int, width: int, item: int, room: int, step: int = 1) -> list[slice]:
+    """The rows of each tile of a matrix, as even as can be, of at most `room` bytes unless these are few rows.
+
+    Tiles begin at multiples of `step` rows, and those of few rows are joined to others.
+    """
+    most = max(1, max(_ROWS, room // max(1, width * item)) // step)
+    steps = -(-height // step)
+    count = -(-steps // most)
+    ends = [0]
+    for i in range(1, count):
+        end = step * (steps * i // count)
+        if min(end - ends[-1], height - end) >= _ROWS // 2:
+            ends.append(end)
+    return [slice(first, last) for first, last in pairwise([*ends, height])] if height else []
 
 
 #: How a product becomes an update: in one kernel where the backend has one, tile by tile, or as is fastest there.
@@ -182,11 +221,12 @@ class ProductCalls:
         kernel = self._kernel(version, bucket.backend, factors) if factors else None
         if kernel is not None:
             return kernel.bind(bucket.params, bucket.states)
-        return TiledCall(version.kernel, bucket.params, bucket.states, version.layout.dtype("g"))
+        layout = version.layout
+        return TiledCall(version.kernel, bucket.params, bucket.states, layout.dtype("g"), layout.formats)
 
     def _kernel(self, version: Version, backend: Any, factors: str) -> Any:
         """The backend's kernel that makes the product; None where tiles are taken."""
-        if self._way == "tiles" or not hasattr(backend, "build_epilogue"):
+        if self._way == "tiles" or version.layout.formats or not hasattr(backend, "build_epilogue"):
             return None
         if self._way == "auto" and factors == "float32":
             return None  # products of float32 in full are faster by the library

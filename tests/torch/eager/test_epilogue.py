@@ -68,6 +68,46 @@ def trained(make: Callable[[], nn.Module], passes: Passes, rule: Any, steps: int
 # The same bits
 
 
+class Large(nn.Module):
+    """A layer whose tiles begin at blocks of codes in every eighth row, or in each, and whose last block is short."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.last = nn.Linear(WIDE, 103, bias=False), nn.Linear(103, 64, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.first(x)))
+
+
+@pytest.mark.parametrize(
+    ("words", "tiles"),
+    [
+        ({"state_dtype": "int8/16"}, 4 + 2),
+        ({"state_dtype": "dynamic4/32", "backend": "c"}, 4 + 2),
+        pytest.param({"state_dtype": "dynamic8"}, 4 + 1, marks=SLOW),
+        pytest.param({"state_dtype": "softsign8/64", "backend": "c"}, 4 + 1, marks=SLOW),
+        pytest.param({"state_dtype": {"exp_avg": "dynamic4/8", "exp_avg_sq": "int8/16"}}, 4 + 2, marks=SLOW),
+    ],
+)
+def test_tiles_begin_at_blocks_of_codes(
+    words: Any, tiles: int, updated: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, filled = [], epilogue_tiles._Tiles.filled
+    monkeypatch.setattr(epilogue_tiles._Tiles, "filled", lambda self, span: made.append(span) or filled(self, span))
+    assert same(trained(Large, plain, "adamw", epilogue="tiles", **words), trained(Large, plain, "adamw", **words))
+    assert updated == [(64, 103), (103, WIDE)] * 3
+    assert len(made) == 3 * tiles
+
+
+def test_the_rows_of_tiles_with_steps() -> None:
+    assert tile_spans(103, 48, 4, 1) == [slice(0, 25), slice(25, 51), slice(51, 77), slice(77, 103)]
+    assert tile_spans(103, 48, 4, 1, 16) == [slice(0, 16), slice(16, 48), slice(48, 80), slice(80, 103)]
+    assert tile_spans(97, 48, 4, 1, 32) == [slice(0, 32), slice(32, 64), slice(64, 97)]
+    assert tile_spans(40, 48, 4, 1, 256) == [slice(0, 40)]
+    assert tile_spans(0, 48, 4, 1, 16) == []
+
+
 @pytest.mark.parametrize(
     "rule", ["adamw", *(pytest.param(n, marks=SLOW) for n in ("lion", "sgd", "madgrad", "adan", "adagrad", "nadam"))]
 )
