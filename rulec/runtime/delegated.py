@@ -113,6 +113,8 @@ class Delegated(Between):
             return
         self.tasks = [Task(half.spread, self._work_of(i, half)) for i, half in enumerate(self.halves)]
         yield Assigning(self.tasks)
+        each = zip(self.tasks, self.halves, strict=True)
+        self.halves = [half if task.spread is half.spread else half.alone for task, half in each]
         self.remembered = {i: {} for i, task in enumerate(self.tasks) if task.here}
 
     def _work_of(self, i: int, half: Halves) -> float:

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from rulec.arrays.library import Library
-from rulec.runtime.owners import Division, Load, Schedule, owners_by_parts, schedule_of
+from rulec.runtime.owners import Division, Load, Schedule, owners_by_parts, schedule_of, share_pays
 from rulec.runtime.peers import Meeting, Peers, Pending
 
 #: The bytes of whole arrays, in the dtypes they travel in, that one owner gets in a bucket; at least those of one
@@ -26,12 +26,14 @@ BUCKET = 1 << 26
 class Spread:
     """The processes among which a tensor is divided, and how. Every process that has a part is among them.
 
-    `coordinates` has for each rank its place along every cut of the tensor, and the number of places there.
+    `coordinates` has for each rank its place along every cut of the tensor, and the number of places there. Where there
+    are replicas, `alone` is the same among the processes of this process's replica.
     """
 
     peers: Peers
     division: Division
     coordinates: tuple[tuple[tuple[int, int], ...], ...]
+    alone: Spread | None = None
 
     def divided(self, shape: tuple[int, ...]) -> Division:
         """The division of an array with a shape of its own: cut along its longest side as torch cuts a dimension."""
@@ -50,7 +52,10 @@ class Spread:
 
 @dataclass(eq=False)
 class Task:
-    """The work on one whole tensor, for the process `owner` once that is chosen; `cost` is in multiplications."""
+    """The work on one whole tensor, for the process `owner` once that is chosen; `cost` is in multiplications.
+
+    `spread` is among all replicas until then, and afterwards among those that share the work.
+    """
 
     spread: Spread
     cost: float
@@ -125,6 +130,13 @@ def assign(waiting: Sequence[Assigning], meeting: Meeting | None) -> None:
     for peers, tasks in by_peers.items():
         costs = tuple(task.cost for task in tasks)
         owners = owners_by_parts(costs, peers.size, tuple(task.spread.division for task in tasks))
+        alone = [task.spread.alone for task in tasks if task.spread.alone is not None]
+        if len(alone) == len(tasks) and len({spread.peers for spread in alone}) == 1:
+            few = owners_by_parts(costs, alone[0].peers.size, tuple(spread.division for spread in alone))
+            if not share_pays(costs, owners, few):
+                peers, owners = alone[0].peers, few
+                for task, spread in zip(tasks, alone, strict=True):
+                    task.spread = spread
         for task, owner in zip(tasks, owners, strict=True):
             task.owner = owner
         if meeting is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from rulec.compiler.view import MatrixView
@@ -24,6 +25,12 @@ class Halves:
     spread: Spread
     shapes: Mapping[str, tuple[int, ...]]
     _divisions: dict[Any, Division] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def alone(self) -> Halves:
+        """The same among the processes of one replica."""
+        assert self.spread.alone is not None
+        return Halves(self.view, self.shape, self.spread.alone, self.shapes)
 
     @property
     def whole(self) -> MatrixView:

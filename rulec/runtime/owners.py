@@ -115,6 +115,19 @@ def owners_by_parts(costs: tuple[float, ...], size: int, parts: tuple[Division, 
     return tuple(owners_of(costs, size, [division.counts for division in parts]))
 
 
+def share_pays(costs: Sequence[float], shared: Sequence[int], alone: Sequence[int]) -> bool:
+    """Whether the busiest owner among all replicas has less work than the busiest where each replica works alone.
+
+    Else, as where tensors are fewer than processes, a replica works alone: an owner would send its results to the
+    processes of all replicas, while most of these have nothing to do.
+    """
+    return _busiest(costs, shared) < _busiest(costs, alone) * (1 - 1e-9)
+
+
+def _busiest(costs: Sequence[float], owners: Sequence[int]) -> float:
+    return float(np.bincount(owners, weights=costs).max()) if owners else 0.0
+
+
 def owners_of(costs: Sequence[float], size: int, parts: Sequence[Counts] = ()) -> list[int]:
     """The process for each piece of work: the longest first, each to the process with the least so far.
 

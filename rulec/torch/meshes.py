@@ -125,22 +125,40 @@ def whole_of(param: Any, spread: bool, section: Section | None = None) -> Whole 
 
 def _spread(param: Any, section: Section | None) -> Spread | None:
     """The place of every part and replica of a DTensor, or of a section of it; None where one is no rectangle."""
-    peers = _all_peers(param.device_mesh)
+    mesh = param.device_mesh
+    every = _long_axes(mesh)
+    cut = tuple(axis for axis in every if not param.placements[axis].is_replicate())
+    alone = _spread_along(param, section, cut, None) if cut != every else None
+    return _spread_along(param, section, every, alone)
+
+
+def _spread_along(
+    param: Any, section: Section | None, axes: tuple[int, ...], alone: Spread | None
+) -> Spread | None:  # fmt: skip
+    """The same among this process and its neighbours along these dimensions of the mesh."""
+    mesh, peers = param.device_mesh, _peers_along(param.device_mesh, axes)
     ranks = torch.distributed.get_process_group_ranks(peers.group)
     rectangles = rectangles_of(param, ranks, section)
     if rectangles is None:
         return None
-    mesh = param.device_mesh
     cut = [axis for axis, placed in enumerate(param.placements) if not placed.is_replicate()]
     places = [(mesh.mesh == rank).nonzero()[0].tolist() for rank in ranks]
-    return Spread(
-        peers, Division(rectangles), tuple(tuple((at[axis], mesh.size(axis)) for axis in cut) for at in places)
-    )
+    coordinates = tuple(tuple((at[axis], mesh.size(axis)) for axis in cut) for at in places)
+    return Spread(peers, Division(rectangles), coordinates, alone)
+
+
+def _long_axes(mesh: Any) -> tuple[int, ...]:
+    """The dimensions of a mesh with several processes."""
+    return tuple(axis for axis in range(mesh.ndim) if mesh.size(axis) > 1)
 
 
 def _all_peers(mesh: Any) -> MeshPeers:
     """All processes of a mesh."""
-    axes = tuple(axis for axis in range(mesh.ndim) if mesh.size(axis) > 1)
+    return _peers_along(mesh, _long_axes(mesh))
+
+
+def _peers_along(mesh: Any, axes: tuple[int, ...]) -> MeshPeers:
+    """This process and its neighbours along these dimensions of a mesh."""
     one = mesh.get_group(axes[0]) if len(axes) == 1 else _joint_group(torch.distributed.group.WORLD, mesh, axes)
     return MeshPeers(one, _name(mesh, axes))
 

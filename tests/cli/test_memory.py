@@ -126,14 +126,17 @@ def test_matrices_on_a_mesh_are_shared_until_the_largest_counts(text: str, most:
 def test_a_mesh_on_paper_sends_what_processes_send() -> None:
     shapes = [(7, 5), (12, 4), (1, 3)]
     costs = [matrix_view(shape).work for shape in shapes]
-    schedule = _schedule(shapes, costs, mesh_of("2"))
+    schedule, _ = _schedule(shapes, costs, mesh_of("2"))
     assert schedule.owners == (0, 1, 1)
     # Cut in 20 and 15 elements, 24 and 24, 3 and 0: the parts for others, and results for their parts, in bfloat16.
     assert schedule.sent(2) == [2 * (24 + 3 + 15), 2 * (15 + 24 + 3)]
-    # Of two replicas one sends a part, and both get the result for theirs.
-    replicas = _schedule(shapes, costs, mesh_of("2x2"))
-    assert replicas.owners == (0, 1, 2)
-    assert sum(replicas.sent(4)) == 2 * ((15 + 50) + (24 + 72) + (0 + 3))
+    # The first matrix has half of the work: replicas would win nothing by sharing it.
+    alone, devices = _schedule(shapes, costs, mesh_of("2x2"))
+    assert (alone.sent(2), devices) == (schedule.sent(2), 2)
+    # Of four equal ones each process has one: one replica sends a part, and both get the result for theirs.
+    equal, devices = _schedule([(8, 4)] * 4, costs[:1] * 4, mesh_of("2x2"))
+    assert (sorted(equal.owners), devices) == ([0, 1, 2, 3], 4)
+    assert sum(equal.sent(4)) == 2 * 4 * (16 + 48)
 
 
 def test_a_mesh_is_written_as_shards_or_replicas_and_shards(tmp_path: Path) -> None:

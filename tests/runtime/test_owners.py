@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rulec.compiler.view import matrix_view
-from rulec.runtime.owners import Division, Load, Schedule, owners_by_parts, owners_of, schedule_of
+from rulec.runtime.owners import Division, Load, Schedule, owners_by_parts, owners_of, schedule_of, share_pays
 
 
 def division(shape: tuple[int, ...], shards: int, replicas: int = 1) -> Division:
@@ -92,6 +92,13 @@ def test_one_replica_sends_each_part(shards: int, replicas: int) -> None:
     sent_by = made.sent(size)
     assert sum(sent_by) >= made.least
     assert max(sent_by) <= 2 * sum(sent_by) / size
+
+
+def test_replicas_share_work_where_the_busiest_has_less_by_it() -> None:
+    assert share_pays([2.0, 1.0, 1.0], [0, 1, 2], [0, 1, 1]) is False  # the longest takes as long
+    assert share_pays([2.0, 1.0, 1.0, 1.0], [0, 1, 2, 3], [0, 1, 1, 1]) is True
+    assert share_pays([0.1] * 3, [0, 0, 0], [1, 1, 1]) is False
+    assert share_pays([], [], []) is False
 
 
 def test_buckets_are_bounded_for_every_owner() -> None:

@@ -22,7 +22,7 @@ from rulec.language.node import Node, Op, walk
 from rulec.language.rule import Rule
 from rulec.memory.live import Account
 from rulec.runtime.exchange import BUCKET
-from rulec.runtime.owners import Division, Load, Schedule, owners_by_parts, schedule_of
+from rulec.runtime.owners import Division, Load, Schedule, owners_by_parts, schedule_of, share_pays
 from rulec.torch.account.meter import Training
 from rulec.torch.tags import tagged_groups
 from rulec.torch.tensors import DTYPES
@@ -92,10 +92,11 @@ def on_mesh(training: Training, measured: Account, mesh: Mesh) -> MeshAccount:
     replicas = 2 * size * first * (mesh.replicas - 1) // mesh.replicas
     sent, work = [0] * mesh.devices, [0.0] * mesh.devices
     if mesh.shards > 1:
-        schedule = _schedule([view.shape for view, _ in exchanged], [view.work for view, _ in exchanged], mesh)
-        sent = schedule.sent(mesh.devices)
+        schedule, size = _schedule([view.shape for view, _ in exchanged], [view.work for view, _ in exchanged], mesh)
+        sent = schedule.sent(size) * (mesh.devices // size)
         for (view, steps), owner in zip(exchanged, schedule.owners, strict=True):
-            work[owner] += 2 * steps * view.work
+            for device in range(owner, mesh.devices, size):
+                work[device] += 2 * steps * view.work
     else:
         # Whole replicas exchange nothing.
         work = [sum(2 * steps * view.work for view, steps in exchanged)] * mesh.devices
@@ -139,17 +140,22 @@ def _part(shape: Sequence[int], shards: int, rank: int) -> int:
     return max(0, min(size, rows - rank * size)) * math.prod(shape[1:])
 
 
-def _schedule(shapes: Sequence[tuple[int, ...]], costs: Sequence[float], mesh: Mesh) -> Schedule:
-    """The ways of matrices to their owners, which are chosen among all replicas, and back."""
-    divisions: dict[tuple[int, ...], Division] = {}
-    for shape in shapes:
-        if shape not in divisions:
-            rows = -(-shape[0] // mesh.shards)
-            starts = [min(shape[0], rank * rows) for rank in range(mesh.shards)]
-            cuts = [slice(start, min(shape[0], start + rows)) for start in starts]
-            others = tuple(slice(0, side) for side in shape[1:])
-            divisions[shape] = Division(tuple((cut, *others) for cut in cuts) * mesh.replicas)
-    parts = tuple(divisions[shape] for shape in shapes)
-    loads = {part: Load(((part, _TRAVELS),), ((part, _TRAVELS),)) for part in divisions.values()}
-    owners = owners_by_parts(tuple(costs), mesh.devices, parts)
-    return schedule_of(tuple(loads[part] for part in parts), owners, mesh.devices, BUCKET)
+def _schedule(shapes: Sequence[tuple[int, ...]], costs: Sequence[float], mesh: Mesh) -> tuple[Schedule, int]:
+    """The ways of matrices to their owners and back, among so many devices: all, or those of each replica."""
+    known = {shape: _division(shape, mesh.shards) for shape in shapes}
+    alone = tuple(known[shape] for shape in shapes)
+    every = {shape: Division(division.rectangles * mesh.replicas) for shape, division in known.items()}
+    parts, size = tuple(every[shape] for shape in shapes), mesh.devices
+    owners, few = owners_by_parts(tuple(costs), size, parts), owners_by_parts(tuple(costs), mesh.shards, alone)
+    if not share_pays(costs, owners, few):
+        parts, size, owners = alone, mesh.shards, few
+    loads = {part: Load(((part, _TRAVELS),), ((part, _TRAVELS),)) for part in parts}
+    return schedule_of(tuple(loads[part] for part in parts), owners, size, BUCKET), size
+
+
+def _division(shape: Sequence[int], shards: int) -> Division:
+    """Rows as torch cuts them."""
+    rows = -(-shape[0] // shards)
+    starts = [min(shape[0], rank * rows) for rank in range(shards)]
+    others = tuple(slice(0, side) for side in shape[1:])
+    return Division(tuple((slice(start, min(shape[0], start + rows)), *others) for start in starts))
