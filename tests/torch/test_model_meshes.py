@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -28,6 +28,19 @@ RULES: dict[str, Any] = {
     "clip >> adamw": lambda: rulec.load("clip_by_global_norm") >> rulec.load("adamw"),
     "adafactor": "adafactor",
     "muon": "muon",
+    "soap": "soap",
+    "shampoo": "shampoo",
+    "galore": "galore",
+    "apollo": "apollo",
+}
+
+#: Settings for which a few steps make all branches run.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "clip >> adamw": {"max_norm": 0.5},
+    "soap": {"every": 2},
+    "shampoo": {"every": 2},
+    "galore": {"rank": 2, "gap": 2},
+    "apollo": {"rank": 2, "gap": 2},
 }
 
 
@@ -64,8 +77,7 @@ def data_and_tensor(model: Model) -> Model:
 
 def optimizer_of(name: str, model: Model) -> Any:
     rule = RULES[name]() if callable(RULES[name]) else RULES[name]
-    keywords = {"max_norm": 0.5} if "clip" in name else {}
-    return rulec.torch.optimizer(rule)(model.named_parameters(), lr=0.01, backend="c", **keywords)
+    return rulec.torch.optimizer(rule)(model.named_parameters(), lr=0.01, backend="c", **SETTINGS.get(name, {}))
 
 
 def train(model: Model, optimizer: Any, steps: Sequence[int]) -> None:
@@ -116,12 +128,25 @@ def test_models_on_meshes_of_four() -> None:
     together(partial(steps_of, ways=[hybrid, data_and_tensor], names=[*RULES], count=10), 4)
 
 
+def check_full_states(model: Model, optimizer: Any, whole: Model, reference: Any) -> None:
+    """States put together are those of one process; names hold no process."""
+    options = StateDictOptions(full_state_dict=True)
+    ours, theirs = get_optimizer_state_dict(model, optimizer, options=options), reference.state_dict()
+    for place, (name, _) in enumerate(whole.named_parameters()):
+        states = ours["state"].get(name, {})
+        assert states.keys() == (theirs["state"][place].keys() if not dist.get_rank() else states.keys())
+        for state, value in states.items():
+            torch.testing.assert_close(
+                value, theirs["state"][place][state], rtol=1e-6, atol=1e-7, msg=f"{name} {state}"
+            )
+
+
 def saved(rank: int, folder: str, way: Any, last: int, steps: Sequence[int]) -> None:
     """Goes on from the last steps, in another number of processes, and saves."""
     for name in RULES:
         whole, model = Model(name), way(Model(name))
-        train(whole, optimizer_of(name, whole), range(steps[-1] + 1))
-        optimizer = optimizer_of(name, model)
+        reference, optimizer = optimizer_of(name, whole), optimizer_of(name, model)
+        train(whole, reference, range(steps[-1] + 1))
         if last:
             train(model, optimizer, [99])
             read = {"model": model.state_dict(), "optim": get_optimizer_state_dict(model, optimizer)}
@@ -130,14 +155,16 @@ def saved(rank: int, folder: str, way: Any, last: int, steps: Sequence[int]) -> 
             set_optimizer_state_dict(model, optimizer, read["optim"])
         train(model, optimizer, steps)
         check(model, whole)
+        check_full_states(model, optimizer, whole, reference)
         state = {"model": model.state_dict(), "optim": get_optimizer_state_dict(model, optimizer)}
         dcp.save(state, checkpoint_id=f"{folder}/{name}{last + 1}")
 
 
 @pytest.mark.slow
-def test_checkpoints_of_four_two_and_one(tmp_path: Any) -> None:
+def test_checkpoints_of_four_two_one_and_four(tmp_path: Any) -> None:
     for way in (hybrid, data_and_tensor):
         folder = str(tmp_path / way.__name__)
         together(partial(saved, folder=folder, way=way, last=0, steps=range(2)), 4)
         together(partial(saved, folder=folder, way=way, last=1, steps=range(2, 4)), 2)
         together(partial(saved, folder=folder, way=alone, last=2, steps=range(4, 6)), 1)
+        together(partial(saved, folder=folder, way=way, last=3, steps=range(6, 8)), 4)
