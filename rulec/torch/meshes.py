@@ -25,7 +25,17 @@ from rulec.runtime.peers import Peers
 from rulec.torch.across import Across
 from rulec.torch.communication import Traffic
 from rulec.torch.fake import is_fake
-from rulec.torch.placed import has_matrices, indices_here, is_placed, is_split, place_of, rectangles_of, sees_more
+from rulec.torch.placed import (
+    flat_start,
+    has_matrices,
+    indices_here,
+    is_flat,
+    is_placed,
+    is_split,
+    place_of,
+    rectangles_of,
+    sees_more,
+)  # fmt: skip
 from rulec.torch.sections import Section
 from rulec.torch.tensors import DTYPES
 
@@ -109,10 +119,13 @@ class MeshPeers:
 
 
 def whole_of(param: Any, spread: bool, section: Section | None = None) -> Whole | None:
-    """The whole of a DTensor, or of a section of it; None where this process has all of it.
+    """The whole of a DTensor, a section of it or a flat parameter; None where this process has all of it.
 
     With `spread` it says where the other parts are.
     """
+    if is_flat(param):
+        start, length = flat_start(param), param.numel()
+        return None if start is None else Whole((length,), (), Piece(start), (range(start, start + length),))
     if not is_split(param):
         return None
     mesh = param.device_mesh

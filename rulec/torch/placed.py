@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -174,6 +175,24 @@ def rectangles_of(
 def is_flat(tensor: Any) -> bool:
     """Whether a tensor is a flat one of FullyShardedDataParallel, the part of it in this process, or a view in it."""
     return bool(getattr(tensor, "_fsdp_flattened", False) or getattr(tensor, "_is_flat_param", False))
+
+
+def flat_start(param: Any) -> int | None:
+    """The place in a flat parameter where the part of it in this process begins.
+
+    None where torch does not say it: of the original parameters, which are views in a flat one.
+    """
+    infos = getattr(param, "_shard_param_infos", None)
+    if infos is None or len(infos) != len(param._numels):
+        return None
+    sizes, padded = param._numels_with_padding, param._is_padding_mask
+    ends = [*accumulate(sizes)]
+    starts = [end - size for end, size, is_padding in zip(ends, sizes, padded, strict=True) if not is_padding]
+    here = [(start, info) for start, info in zip(starts, infos, strict=True) if info.in_shard]
+    if not here:
+        return int(ends[-1])  # padding alone
+    start, info = here[0]
+    return int(start + info.intra_param_start_idx - info.offset_in_shard)
 
 
 def check_flat(param: Any, rules: Sequence[Rule], name: str, together: bool) -> None:

@@ -21,7 +21,7 @@ import rulec.torch
 from rulec.errors import HyperError, RulecError, TensorError
 from rulec.torch.across import Across
 from rulec.torch.communication import Traffic
-from rulec.torch.placed import is_flat
+from rulec.torch.placed import flat_start, is_flat
 from tests.torch.eager.processes import COUNT, together
 
 STEPS = 3
@@ -105,6 +105,45 @@ def flat_parameters(rank: int) -> None:
             near(model.module, plain)
 
 
+def flat_bits(rank: int) -> None:
+    """Random bits follow from the place in the flat parameter; what torch does not say of one is refused."""
+    words = {"lr": 1e-3, "weights": "stochastic", "state_dtype": "bfloat16_sr", "seed": 70000, "backend": "c"}
+    alone = net().bfloat16()
+    flat = nn.Parameter(torch.cat([p.detach().flatten() for p in alone.parameters()]))
+    model = FullyShardedDataParallel(net().bfloat16(), use_orig_params=False, device_id=torch.device("cpu"))
+    theirs, ours = (rulec.torch.AdamW(params, **words) for params in ([flat], model.parameters()))
+    for step in range(STEPS):
+        nn.utils.vector_to_parameters(flat, alone.parameters())
+        grads = torch.autograd.grad(narrow_loss(alone, step), [*alone.parameters()])
+        flat.grad = torch.cat([grad.flatten() for grad in grads])
+        theirs.step()
+        ours.zero_grad()
+        narrow_loss(model, step).backward()
+        ours.step()
+    (part,) = model.parameters()
+    start, last = flat_start(part), flat.numel()
+    assert start == rank * part.numel()
+    for name in ("exp_avg", "exp_avg_sq"):
+        here, there = ours.state[part][name], theirs.state[flat][name][start : start + part.numel()]
+        assert here.dtype is torch.bfloat16
+        assert torch.equal(here[: last - start], there)
+    with FullyShardedDataParallel.summon_full_params(model):
+        assert torch.equal(torch.cat([p.flatten() for p in model.module.parameters()]), flat)
+    whole = FullyShardedDataParallel.optim_state_dict(model, ours)["state"]
+    assert torch.equal(whole["0.weight"]["exp_avg_sq"], theirs.state[flat]["exp_avg_sq"][:35].view(7, 5))
+    with refused(TensorError, "gathers states element by element, and a scale of state_dtype='int8' is of a block"):
+        rulec.torch.AdamW(model.parameters(), state_dtype="int8")
+    views = FullyShardedDataParallel(net().bfloat16(), use_orig_params=True, device_id=torch.device("cpu"))
+    for wrong in ({"weights": "stochastic"}, {"state_dtype": "bfloat16_sr"}):
+        with refused(TensorError, "torch does not tell the place of, for .*give FullyShardedDataParallel use_orig_p"):
+            rulec.torch.AdamW(views.parameters(), **wrong)
+
+
+def narrow_loss(model: Any, step: int) -> Any:
+    inputs = torch.randn(4, 5, generator=torch.Generator().manual_seed(step)).bfloat16()
+    return (model(inputs).float() - 1).square().mean()
+
+
 def whole_parameters(rank: int) -> None:
     """ZeroRedundancyOptimizer: each process has some of the parameters."""
     alone, model = net(), net()
@@ -158,6 +197,7 @@ def halves(rank: int, make: Make) -> None:
 
 def everything(rank: int) -> None:
     flat_parameters(rank)
+    flat_bits(rank)
     whole_parameters(rank)
     halves(rank, lambda kind, params, **keywords: kind(params, reduce_over=dist.group.WORLD, **keywords))
 
@@ -215,7 +255,7 @@ def test_a_flat_parameter_is_known_by_its_mark() -> None:
     for words in ({"state_dtype": "int8"}, {"weights": "stochastic"}):
         part = nn.Parameter(torch.zeros(6, dtype=torch.bfloat16))
         part._fsdp_flattened = True  # type: ignore[attr-defined]
-        with pytest.raises(TensorError, match=r"parameter 0 is a part of a flat .*: use fully_shard, whose parameters"):
+        with pytest.raises(TensorError, match=r"parameter 0 is a part of a flat .* use fully_shard, whose parameters"):
             rulec.torch.AdamW([part], **words).storage()
 
 
