@@ -22,7 +22,7 @@ from rulec.pure.plan import Bucket, Guard, StepPlan
 from rulec.pure.step import run_step
 from rulec.pure.step_values import StepValues
 from rulec.pure.values import Hypers, Values
-from rulec.runtime.between import shapes_of
+from rulec.runtime.between import STACKED, shapes_of
 from rulec.runtime.joins import Waits
 
 
@@ -42,31 +42,56 @@ class GuardedGaps(Gaps):
     """Computes matrix functions matrix by matrix, or where that is less work with whole matrices on each device.
 
     XLA would shard all matrices of a stack alike. A matrix function with a guard is computed only where the guard's
-    condition holds.
+    condition holds: for a stack where it holds for any of its matrices.
     """
 
     def _kind(self, arguments: Sequence[Any]) -> Any:
-        mesh = mesh_of(arguments[0])
+        mesh = self._mesh(arguments)
         return None if mesh is None else (mesh, *shapes_of(arguments))
 
+    def _mesh(self, arguments: Sequence[Any]) -> Any:
+        """The mesh of a matrix, or of the leaves that it comes from: a result of conditional code has none."""
+        around: Any = self.around
+        return mesh_of(arguments[0]) or mesh_of(around.step.grads[around.bucket.places[0]])
+
     def _stacked(self, value: Node, function: Callable[..., Any], operands: Sequence[list[Any]]) -> Sequence[Any]:
-        matrices = operands[0][0]
-        mesh = mesh_of(matrices)
-        if mesh is None or len(matrices) > 1 or not pays(value.op, len(operands), matrices.shape[1:], mesh.size):
+        mesh = self._shared_by(value, operands)
+        if mesh is None:
             return [self.rounded(value, function(*each)) for each in operands]
         return super()._stacked(value, by_whole_matrices(function, mesh), operands)
+
+    def _shared_by(self, value: Node, operands: Sequence[list[Any]]) -> Any:
+        """The mesh whose devices share equal matrices of a matrix function; None where each works on all."""
+        matrices = operands[0][0]
+        mesh = self._mesh(operands[0])
+        if mesh is None or value.op not in STACKED or len(matrices) > 1:
+            return None
+        return mesh if pays(value.op, len(operands), matrices.shape[1:], mesh.size) else None
 
     def _value(self, value: Node) -> Generator[Waits, Any, Any]:
         guard = self.around.bucket.guards.get(value)  # type: ignore[attr-defined]
         if guard is None or guard.condition not in self.values or not self.is_number(guard.condition):
             return (yield from super()._value(value))
-        function = self._matrix_function(value)
-        return [self._guarded(value, guard, function, i) for i in range(self.count)]
+        operands = [self._operands(value, i) for i in range(self.count)]
+        results: dict[int, Any] = {}
+        for places in self._alike(operands):
+            wanted = [self._wanted(guard, i) for i in places]
+            results |= zip(places, self._guarded(value, wanted, [operands[i] for i in places]), strict=True)
+        return [results[i] for i in range(self.count)]
 
-    def _guarded(self, value: Node, guard: Guard, function: Callable[..., Any], i: int) -> Any:
+    def _wanted(self, guard: Guard, i: int) -> Any:
+        """Whether a guarded value of tensor i is read."""
         holds = jnp.asarray(self.library.at(self.values[guard.condition], i)) != 0
-        result = where_wanted(holds == guard.truth, function, self._operands(value, i))
-        return self.rounded(value, result)
+        return holds == guard.truth
+
+    def _guarded(self, value: Node, wanted: Sequence[Any], operands: Sequence[list[Any]]) -> Sequence[Any]:
+        """A matrix function of equal matrices, where they are wanted."""
+        function, mesh = self._matrix_function(value), self._shared_by(value, operands)
+        if mesh is None:
+            pairs = zip(wanted, operands, strict=True)
+            return [self.rounded(value, where_wanted(holds, function, each)) for holds, each in pairs]
+        whole, any_wanted = by_whole_matrices(function, mesh), jnp.stack(wanted).any()
+        return super()._stacked(value, lambda *stack: where_wanted(any_wanted, whole, stack), operands)
 
 
 def one_step(

@@ -26,7 +26,7 @@ from rulec.runtime.tiles import Tiles
 
 #: Functions with the same bits for a matrix in a stack as for the matrix alone. Products differ: BLAS has a special
 #: routine for a matrix times its own transpose, and takes it only where both are the same memory.
-_STACKED = frozenset({Op.NEWTON_SCHULZ, Op.QR, Op.EIGH, Op.SINGULAR_VECTORS, Op.INVERSE_ROOT})
+STACKED = frozenset({Op.NEWTON_SCHULZ, Op.QR, Op.EIGH, Op.SINGULAR_VECTORS, Op.INVERSE_ROOT})
 
 #: Matrices of at most this many elements are worth stacking.
 _SMALL = 1 << 14
@@ -116,7 +116,7 @@ class Between(LaunchValues):
         """A matrix function of all tensors."""
         function = self._matrix_function(value)
         operands = [self._operands(value, i) for i in range(self.count)]
-        if value.op in _STACKED:
+        if value.op in STACKED:
             return self._by_shape(value, function, operands)
         return [self.rounded(value, function(*each)) for each in operands]
 

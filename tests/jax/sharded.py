@@ -7,7 +7,9 @@ import math
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
@@ -95,6 +97,37 @@ def equal_matrices(kind: str, count: int, way: str) -> dict[str, Any]:
         "lost": lost(params, grads) + lost_states(state, grads),
         "distance": max(float(np.abs(a - b).max()) for a, b in pairs),
     }
+
+
+#: The calls of LAPACK in compiled code: how many matrices each has, and its name.
+CALL = re.compile(r'= \(?f64\[(\d+),[^\n]*custom_call_target="lapack_(\w+)_ffi"')
+
+
+def whole_decompositions(kind: str, rule: str) -> dict[str, Any]:
+    """Steps of eight square matrices in float64: calls of LAPACK, collectives, shardings lost, the distance from one
+    device as a part of the way that parameters go."""
+    sides, spec = ((8,), P("x", None)) if kind == "Auto" else ((4, 2), P("x", "y"))
+    mesh = jax.make_mesh(sides, ("x", "y")[: len(sides)], axis_types=(AxisType[kind],) * len(sides))
+    layouts = {f"w{i}": ((32, 32), spec) for i in range(8)}
+
+    def wide(seed: int) -> Any:
+        return jax.tree.map(lambda x: x.astype("float64"), placed(seed, mesh, layouts))
+
+    with jax.enable_x64(True):
+        params, want = wide(0), alone(wide(0))
+        start, state, same = want, rulec.jax.init(rule, params), rulec.jax.init(rule, want)
+        step = partial(rulec.jax.step, rule, donate=False, backend="jax", **HYPER.get(rule, {}))
+        made, collectives = compiled(step, params, wide(1), state)
+        for seed in range(1, 5):
+            params, state = step(params, wide(seed), state)
+            want, same = step(want, alone(wide(seed)), same)
+        triples = [(np.asarray(params[name]), np.asarray(want[name]), np.asarray(start[name])) for name in layouts]
+        return {
+            "calls": dict(Counter(f"{name} of {count}" for count, name in CALL.findall(made.as_text()))),
+            "collectives": {name: len(found) for name, found in collectives.items()},
+            "lost": lost(params, wide(0)) + lost_states(state, wide(0)),
+            "distance": max(float(np.abs(a - b).max() / np.abs(b - c).max()) for a, b, c in triples),
+        }
 
 
 def rounding() -> dict[str, float]:
@@ -320,7 +353,7 @@ def share_unlike(codes: Any, others: Any) -> float:
 
 def main() -> None:
     """Prints everything that was asked for."""
-    nothing: dict[str, Any] = {key: [] for key in ("factors", "runs", "eager", "shard_map", "coded", "equal")}
+    nothing: dict[str, Any] = {key: [] for key in ("factors", "runs", "eager", "shard_map", "coded", "equal", "whole")}
     nothing |= {"rules": {}, "rounding": False, "unbiased": False}
     asked = nothing | json.loads(sys.argv[1])
     found: dict[str, Any] = {
@@ -334,6 +367,7 @@ def main() -> None:
         "coded": [coded(words) for words in asked["coded"]],
         "factors": {rule: factors(rule) for rule in asked["factors"]},
         "equal": [equal_matrices(*each) for each in asked["equal"]],
+        "whole": [whole_decompositions(kind, rule) for kind, rule, _ in asked["whole"]],
         "unbiased": unbiased() if asked["unbiased"] else {},
     }
     print(json.dumps(found))

@@ -61,6 +61,17 @@ def test_devices_of_a_mesh_orthogonalize_whole_matrices(kind: AxisType) -> None:
     assert asked(1, (8,)) == []
 
 
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_devices_of_a_mesh_decompose_whole_matrices_where_a_condition_holds(kind: AxisType) -> None:
+    """SOAP's two bases are made by two functions, at the first step and at some later ones."""
+
+    def asked(count: int) -> list[str]:
+        return [spec.replace("UNCONSTRAINED", "U") for spec in constraints("soap", count, (8,), kind, (16, 8))]
+
+    assert asked(8) == 4 * (LINE + LINE[::-1])
+    assert asked(1) == []
+
+
 def test_whole_matrices_pay_where_the_busiest_device_multiplies_no_more() -> None:
     """By products of a square of 64 for each iteration: 3 of a whole matrix; on 8 devices 2/8 and 1 of a part."""
     assert [pays(Op.NEWTON_SCHULZ, count, (64, 64), 8) for count in (1, 2, 3, 8)] == [False, False, True, True]
@@ -81,6 +92,14 @@ EQUAL = {
 }
 
 
+#: Each kind of mesh with a rule, and the calls of LAPACK in its step, each of one matrix.
+DECOMPOSED = (
+    ("Auto", "soap", {"dsyevd of 1": 2, "dgeqrf of 1": 2, "dorgqr of 1": 2}),
+    ("Explicit", "soap", {"dsyevd of 1": 2, "dgeqrf of 1": 2, "dorgqr of 1": 2}),
+    ("Auto", "shampoo", {"dsyevd of 1": 2}),
+)
+
+
 @pytest.mark.slow
 def test_a_stack_of_equal_matrices_is_exchanged_twice() -> None:
     """Of three products in each of five iterations a device does those of its own matrices."""
@@ -88,6 +107,16 @@ def test_a_stack_of_equal_matrices_is_exchanged_twice() -> None:
         assert (case, report["collectives"], report["lost"]) == (case, collectives, [])
         assert report["products"] == 15
         assert report["distance"] < 1e-6
+
+
+@pytest.mark.slow
+def test_equal_matrices_are_decomposed_by_one_device_each() -> None:
+    """Before, every device decomposed all eight: 32 times for SOAP, with 161 collectives in place of 57."""
+    for (kind, rule, calls), report in zip(DECOMPOSED, found_by_eight(whole=[*DECOMPOSED])["whole"], strict=True):
+        assert (kind, rule, report["calls"]) == (kind, rule, calls)
+        assert report["lost"] == []
+        assert report["distance"] < 1e-12  # of full rank, in float64
+        assert sum(report["collectives"].values()) <= (57 if kind == "Auto" and rule == "soap" else 140)
 
 
 #: What a rule keeps beside a matrix of 64 by 32 whose rows lie along x and whose columns lie along y.
