@@ -332,21 +332,23 @@ class Layers(nn.Sequential):
 
 
 def eager(rank: int) -> None:
-    """Updates in the backward pass of shards in codes have the bits of steps."""
-    one, other = fully_shard(Layers().to(BRAIN)), fully_shard(Layers().to(BRAIN))
-    words: dict[str, Any] = {"weights": "stochastic", "state_dtype": "dynamic8/32", "seed": 5}
-    plain, opt = adamw(one, **words), EagerUpdate(other, "adamw", lr=1e-3, **words)
-    for step in range(3):
-        inputs = torch.randn(4, 96, generator=torch.Generator().manual_seed(step)).to(BRAIN)
-        one(inputs).square().mean().backward()
-        plain.step()
-        plain.zero_grad()
-        with opt.backward():
-            other(inputs).square().mean().backward()
-        opt.step()
-    for p, q in zip(one.parameters(), other.parameters(), strict=True):
-        assert torch.equal(here(p), here(q))
-    assert "dynamic8/32" in plain.storage()["0.weight"].values()
+    """Updates in the backward pass of shards, in codes or with random numbers, have the bits of steps."""
+    codes: dict[str, Any] = {"weights": "stochastic", "state_dtype": "dynamic8/32", "seed": 5}
+    for rule, words in ((rulec.load("adamw"), codes), (DRAWING["noise"](), {"seed": 5})):
+        one, other = fully_shard(Layers().to(BRAIN)), fully_shard(Layers().to(BRAIN))
+        plain = rulec.torch.optimizer(rule)(one.named_parameters(), lr=1e-3, **words)
+        opt = EagerUpdate(other, rule, lr=1e-3, **words)
+        for step in range(3):
+            inputs = torch.randn(4, 96, generator=torch.Generator().manual_seed(step)).to(BRAIN)
+            one(inputs).square().mean().backward()
+            plain.step()
+            plain.zero_grad()
+            with opt.backward():
+                other(inputs).square().mean().backward()
+            opt.step()
+        for p, q in zip(one.parameters(), other.parameters(), strict=True):
+            assert torch.equal(here(p), here(q))
+        assert "state_dtype" not in words or "dynamic8/32" in plain.storage()["0.weight"].values()
 
 
 def reducing(rank: int) -> None:
