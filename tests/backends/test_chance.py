@@ -31,6 +31,7 @@ from rulec_backends.chance import chance_call
 from rulec_backends.cpu import machine as cpu_machine
 from tests.backends import c_functions
 from tests.backends.triton_process import in_the_interpreter
+from tests.pairs import paired
 
 Array = np.ndarray[Any, Any]
 BRAIN = np.dtype(ml_dtypes.bfloat16)
@@ -51,6 +52,8 @@ KEPT = rulec.parse(
 )
 
 #: First places of loops, seeds and numbers of tensors.
+STORAGE = [pytest.param({}, id="floats"), pytest.param({"state_dtype": {"m": "int8"}}, id="codes")]
+RULES = [pytest.param(FALL, id="elements"), pytest.param(ROW_MEANS, id="rows")]
 PLACES = [(0, 0, 0), (2**32 - 700, 7, 3), (2**33 - 1, 2**32 - 1, 2**24 + 5), (3 * 2**32 + 2**31, 2**16, 2**24 - 1)]
 
 
@@ -174,8 +177,13 @@ def of_parts(rule: rulec.Rule, backend: Any, make: Any = np.asarray, **words: An
     return {name: grown[0][name][cut] for name, cut in PARTS.items()}, grown[1]
 
 
-@pytest.mark.parametrize("words", [{}, {"state_dtype": {"m": "int8"}}], ids=["floats", "codes"])
-@pytest.mark.parametrize("backend", ["numpy", "cpu", pytest.param("c", marks=needs_c)])
+@pytest.mark.parametrize(
+    ("backend", "words"),
+    paired(
+        ["numpy", "cpu", pytest.param("c", marks=needs_c)],
+        STORAGE,
+    ),
+)
 def test_parts_have_the_bits_of_the_whole_tensor(backend: str, words: dict[str, Any]) -> None:
     whole, parts = of_parts(KEPT, backend, **words)
     assert all(np.array_equal(whole[name], parts[name]) for name in PARTS)
@@ -260,8 +268,13 @@ def test_triton_knows_parts_that_lie_far_in_their_tensors() -> None:
         assert np.array_equal(np.array(numbers, np.float32), far_numbers(piece))
 
 
-@pytest.mark.parametrize("rule", [FALL, ROW_MEANS], ids=["elements", "rows"])
-@pytest.mark.parametrize("backend", ["interpreter", "numpy", "cpu", pytest.param("c", marks=needs_c)])
+@pytest.mark.parametrize(
+    ("backend", "rule"),
+    paired(
+        ["interpreter", "numpy", "cpu", pytest.param("c", marks=needs_c)],
+        RULES,
+    ),
+)
 def test_the_bits_of_a_tensor_follow_from_its_number_the_step_and_the_seed(rule: rulec.Rule, backend: str) -> None:
     """And from nothing else: not from the shape, the order of memory that a rule sees, or the other tensors."""
     params = {"a": ones(33, 7), "b": ones(33, 7), "c": ones(11, 21)}

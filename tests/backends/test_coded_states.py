@@ -11,20 +11,19 @@ from rulec.runtime.coded import decodes
 from tests.backends.coded_training import Training, signed, training, unsigned
 from tests.backends.coded_training import check as check_bits
 from tests.backends.here import BACKENDS
+from tests.pairs import paired
 
 
 def check(case: Training, backend: str) -> None:
     check_bits(case, registry.get(backend))
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("backend", "name"), paired(BACKENDS, NAMES))
 def test_both_states_of_adamw_in_one_format(backend: str, name: str) -> None:
     check(training("adamw", {"m": signed(name), "v": unsigned(name)}, (5003,)), backend)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("backend", "name"), paired(BACKENDS, NAMES))
 def test_a_signed_state_with_a_floor(backend: str, name: str) -> None:
     check(training("adamw", {"m": parse(name).for_state(signed=True, floor=True)}, (5003,)), backend)
 

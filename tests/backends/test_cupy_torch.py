@@ -19,10 +19,12 @@ from rulec_backends.cupy import CupyBackend
 from rulec_backends.cupy import memory as cupy_memory
 from rulec_backends.cupy.call import CudaCall
 from tests.backends import cuda_stand_in
+from tests.pairs import paired
 
 pytestmark = pytest.mark.skipif(bool(cuda_stand_in.MISSING), reason=cuda_stand_in.MISSING or "g++ is here")
 
 BACKEND = CupyBackend(threads=64)
+STORAGE = [pytest.param({}, id="floats"), pytest.param({"state_dtype": "int8"}, id="codes")]
 
 
 @pytest.fixture(autouse=True)
@@ -118,8 +120,10 @@ def test_tensors_that_stay_keep_their_codes_and_scales(make: Any) -> None:
     assert all(bool(x.any()) for x in before)
 
 
-@pytest.mark.parametrize("more", [{}, {"state_dtype": "int8"}], ids=["floats", "codes"])
-@pytest.mark.parametrize("capturable", [False, True])
+@pytest.mark.parametrize(
+    ("capturable", "more"),
+    paired([False, True], STORAGE),
+)
 def test_stochastic_weights_have_the_bits_of_the_cpu(more: dict[str, Any], capturable: bool) -> None:
     def run(backend: str, **there: Any) -> list[torch.Tensor]:
         torch.manual_seed(0)

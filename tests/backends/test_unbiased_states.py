@@ -19,6 +19,7 @@ from rulec.compiler.view import matrix_view
 from rulec.errors import HyperError, TensorError
 from rulec.kernel.interpreter import Interpreter
 from tests.backends.here import BACKENDS, BRAIN
+from tests.pairs import paired
 
 Array = np.ndarray[Any, Any]
 MATRICES = {"flat": (12, 20), "tall": (20, 12)}
@@ -57,8 +58,7 @@ def rounded(values: Array, seed: int, number: int, step: int, draw: int) -> Arra
     return (bits & 0xFFFF0000).view(np.float32).reshape(values.shape)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("rule", ["adamw", "adagrad", "lion", "adafactor", "came"])
+@pytest.mark.parametrize(("rule", "backend"), paired(["adamw", "adagrad", "lion", "adafactor", "came"], BACKENDS))
 def test_a_step_is_one_in_floats_whose_states_are_rounded_afterwards(backend: str, rule: str) -> None:
     """Parameters take the step of the new states before they are rounded, bit for bit."""
     params, floats = parameters(), parameters()
@@ -100,8 +100,10 @@ def test_states_of_a_shape_of_their_own_are_rounded_too(backend: str, rule: str)
                 assert np.array_equal(ours.state(name)[state].astype(np.float32), states[state]), (step, name, state)
 
 
-@pytest.mark.parametrize("rule", ["adamw", "adagrad", "lion", "adafactor"])
-@pytest.mark.parametrize("dtype", [np.float32, BRAIN], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "rule"),
+    paired([np.float32, pytest.param(BRAIN, id="bfloat16")], ["adamw", "adagrad", "lion", "adafactor"]),
+)
 def test_every_backend_has_the_same_bits(rule: str, dtype: Any) -> None:
     names = [name for name in ("numpy", "c", "cpu") if not registry.get(name).unavailable_reason()]
     (first, one), *others = [trained(backend, rule, count=2, dtype=dtype) for backend in (Interpreter(), *names)]

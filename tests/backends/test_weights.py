@@ -13,6 +13,7 @@ from rulec.backend import registry
 from rulec.compiler.weights import DTYPES
 from rulec.errors import HyperError
 from tests.backends.here import BACKENDS, BRAIN
+from tests.pairs import paired
 
 Array = np.ndarray[Any, Any]
 
@@ -38,8 +39,7 @@ def kept(backend: str, kind: str, values: Array) -> tuple[Array, Array]:
     return np.array(optimizer.state("w")["m"]), stored
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("kind", ["split", "master"])
+@pytest.mark.parametrize(("kind", "backend"), paired(["split", "master"], BACKENDS))
 def test_every_float32_is_read_back_bit_for_bit(backend: str, kind: str) -> None:
     """All upper halves, with lower halves on both sides of every rounding. A NaN comes back as a NaN."""
     lows = np.array([0, 1, 2, 0x1234, 0x7FFF, 0x8000, 0x8001, 0xABCD, 0xFFFE, 0xFFFF])
@@ -91,8 +91,7 @@ def train(backend: str, kind: str, rule: str = "adamw", dtype: Any = BRAIN, shap
     return params["w"].astype(np.float32), optimizer
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("rule", ["adamw", "lamb", "adafactor", "muon", "lion"])
+@pytest.mark.parametrize(("rule", "backend"), paired(["adamw", "lamb", "adafactor", "muon", "lion"], BACKENDS))
 def test_a_split_weight_takes_the_steps_of_a_float32(backend: str, rule: str) -> None:
     """Bit for bit, with the states in float32 beside it; also with reductions and matrix functions."""
     exact, _ = train(backend, "", rule, np.float32)

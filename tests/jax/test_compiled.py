@@ -17,6 +17,7 @@ import rulec.jax
 from rulec_backends.jax import JaxKernel
 from tests.backends.elementwise import elementwise_rules
 from tests.jax.compiled import SIZE, Compiled, optax_in_jit, own_step, step_in_jit, update_in_jit
+from tests.pairs import paired
 
 #: How many buffers as large as a parameter a step needs for a while, where it needs any.
 KEPT = {
@@ -64,8 +65,7 @@ def test_steps_need_as_much_memory_as_is_known(rule: str) -> None:
         assert len(made.kernels()) <= len(jax.tree.leaves(stored_as_large(rule)))
 
 
-@pytest.mark.parametrize("compiled", [step_in_jit, update_in_jit])
-@pytest.mark.parametrize("rule", ["adamw", "lamb", "adafactor"])
+@pytest.mark.parametrize(("rule", "compiled"), paired(["adamw", "lamb", "adafactor"], [step_in_jit, update_in_jit]))
 def test_in_a_users_jit_a_step_needs_no_more_memory(rule: str, compiled: Callable[[str], Compiled]) -> None:
     check_memory(compiled(rule), 0)
 
