@@ -26,7 +26,7 @@ def _combination(choices: Sequence[Any], slow: bool) -> Any:
     # A parameter is no public class of pytest's: it is known by its three fields.
     parts = [choice if hasattr(choice, "marks") else pytest.param(choice) for choice in choices]
     marks = [mark for part in parts for mark in part.marks]
-    ids = [part.id or _id(part.values[0]) for part in parts]
+    ids = [part.id or "-".join(map(_id, part.values)) for part in parts]
     values = [value for part in parts for value in part.values]
     return pytest.param(*values, marks=[*marks, *([pytest.mark.slow] if slow else [])], id="-".join(ids))
 

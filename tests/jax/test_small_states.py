@@ -21,6 +21,7 @@ from rulec.jax.library import FUNCTIONS
 from rulec.jax.packing import Packed
 from rulec.pure import codes
 from tests.jax.narrow import drawn, same
+from tests.pairs import paired
 
 SHAPE = (72, 80)
 SIZES = {"large": SHAPE, "small": (8, 16)}
@@ -68,8 +69,9 @@ def rounded(state: Any, like: Any) -> Any:
 # The formats
 
 
-@pytest.mark.parametrize(("name", "signed"), KEYS)
-@pytest.mark.parametrize("shape", [(16, 512), (5001,)])
+@pytest.mark.parametrize(
+    ("name", "signed", "shape"), paired([pytest.param(*key) for key in KEYS], [(16, 512), (5001,)])
+)
 def test_codes_are_those_of_the_definition(name: str, signed: bool, shape: tuple[int, ...]) -> None:
     numbers = np.random.default_rng(3)
     form, values = form_of(name, signed, floor=True), numbers.standard_normal(shape).astype(np.float32)
@@ -116,8 +118,7 @@ def test_no_positive_value_becomes_zero_under_a_floor() -> None:
 # Steps
 
 
-@pytest.mark.parametrize("rule", ["adamw", "lion", "lamb", "adam_mini", "amsgrad"])
-@pytest.mark.parametrize("backend", ["jax", "cpu"])
+@pytest.mark.parametrize(("rule", "backend"), paired(["adamw", "lion", "lamb", "adam_mini", "amsgrad"], ["jax", "cpu"]))
 def test_a_run_in_codes_is_a_run_in_floats_rounded_after_each_step(rule: str, backend: str) -> None:
     start = draws(0)
     coded = rulec.jax.init(rule, start, state_dtype="dynamic8")

@@ -16,6 +16,7 @@ from rulec.array import Optimizer
 from rulec.errors import HyperError
 from rulec.pure.codes import Unbiased
 from tests.jax.narrow import drawn
+from tests.pairs import paired
 
 SHAPES = {"b": (40,), "w": (24, 40), "z": (3, 40, 9)}
 
@@ -43,8 +44,7 @@ def check(state: Any, optimizer: Optimizer) -> None:
                 assert np.array_equal(np.asarray(ours.values), expected), (name, key)
 
 
-@pytest.mark.parametrize("rule", ["adamw", "adagrad", "lion", "adafactor"])
-@pytest.mark.parametrize("backend", ["jax", "cpu"])
+@pytest.mark.parametrize(("rule", "backend"), paired(["adamw", "adagrad", "lion", "adafactor"], ["jax", "cpu"]))
 def test_a_step_has_the_bits_of_plain_arrays(rule: str, backend: str) -> None:
     """The state itself says that it is rounded at random: `step` is not told again."""
     params = draws(0)

@@ -16,6 +16,7 @@ from rulec.errors import HyperError, TensorError
 from rulec.runtime.storage import Storage
 from rulec.standalone.cases import CannotBuild
 from rulec.standalone.prose import written
+from tests.pairs import paired
 from tests.standalone.c_library import CRule, CRun, drawn
 from tests.standalone.test_c import FAST
 
@@ -68,8 +69,7 @@ def test_steps_in_codes_have_the_bits_of_the_definition(name: str, word: Any, tm
     compared(rule, CRule(rule, tmp_path, "float32", word), state_dtype=word)
 
 
-@pytest.mark.parametrize("kind", ["split", "split24", "master", "kahan"])
-@pytest.mark.parametrize("word", ["", "dynamic8"])
+@pytest.mark.parametrize(("kind", "word"), paired(["split", "split24", "master", "kahan"], ["", "dynamic8"]))
 def test_weights_of_sixteen_bits_have_the_bits_of_the_definition(kind: str, word: str, tmp_path: Path) -> None:
     rule = rulec.load("adamw")
     crule = CRule(rule, tmp_path, "bfloat16", word, weights=kind)
