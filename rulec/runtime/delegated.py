@@ -161,12 +161,7 @@ class Delegated(Between):
         return Parcel(half.along(letters), half.sides(letters), *self._dtypes(value), elements)
 
     def _dtypes(self, value: Node) -> tuple[str, str]:
-        """The dtype of a value on its way, and the dtype on both ends."""
-        if not {"i", "j"} <= set(self.axes(value).letters):
-            return "float64", "float64"
-        stored = self.delegations.stored_in(value)
-        narrow = self.delegations.rounded_to(value) or (stored and self.parts.stored_dtype(stored))
-        return narrow or self.parts.compute, self.parts.compute
+        return self.delegations.dtypes(value, self.parts.layout, self.parts.scaled)
 
     def _take(self, value: Node, parts: Sequence[Any]) -> None:
         """Keeps the parts here of a result. A state of a shape of its own has that of its part."""

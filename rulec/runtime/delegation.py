@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rulec.compiler.ir import Axes, Program
+from rulec.compiler.layout import Layout
 from rulec.compiler.scalars import evaluate_once
-from rulec.language.node import Kind, Node, Op
+from rulec.language.node import Kind, Node, Op, walk
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,10 @@ class Delegations:
     def is_number(self, value: Node) -> bool:
         """Whether a value is a number of each tensor, of each group or of the model."""
         return set(self._axes[value].letters) <= {"k", "n"}
+
+    def letters(self, value: Node) -> str:
+        """The axes of a value."""
+        return self._axes[value].letters
 
     def is_join(self, value: Node) -> bool:
         """Whether a value is reduced over several tensors."""
@@ -125,7 +130,15 @@ class Delegations:
         factor = self.is_factor(value)
         return next((s.buffer for s in self.program.finish if factor and s.value is value), "")
 
-    def rounded_to(self, value: Node) -> str:
+    def dtypes(self, value: Node, layout: Layout, scaled: bool = False) -> tuple[str, str]:
+        """The dtype of a value on its way, and on both ends. Where `scaled`, gradients are scaled as they are read."""
+        if not {"i", "j"} <= set(self._axes[value].letters):
+            return "float64", "float64"
+        stored = self.stored_in(value)
+        kept = layout.dtype(stored) if stored and not (scaled and stored == "g") else layout.compute
+        return self._rounded_to(value) or kept, layout.compute
+
+    def _rounded_to(self, value: Node) -> str:
         """The dtype that a value is rounded to wherever owners use it, or where it is made; empty without one."""
         places = [value] if value in self.whole else [u for u in self._users.get(value, ()) if u in self.whole]
         dtypes = {str(v.arg or "") if v.op is Op.NEWTON_SCHULZ else "" for v in places}
@@ -138,20 +151,33 @@ class Delegations:
             axes = self._axes[value]
             return tuple(1.0 if x is None else evaluate_once(x, hyper, facts, {}) for x in (axes.rows, axes.cols))  # type: ignore[return-value]
 
-        return matrices * sum(_work(value, [sides(a) for a in (value, *value.args)]) for value in self.whole)
+        return matrices * sum(
+            _work(value, [sides(a) for a in (value, *value.args)], self._iterations(value, hyper))
+            for value in self.whole
+        )
+
+    def _iterations(self, value: Node, hyper: Mapping[str, float]) -> float:
+        """The number of iterations of `newton_schulz`; five where only a step knows it."""
+        if value.op is not Op.NEWTON_SCHULZ:
+            return 0.0
+        steps = value.args[1]
+        if steps.op is Op.SCALAR:
+            steps = self.program.columns[int(steps.arg)].value  # type: ignore[call-overload]
+        known = all(n.op is not Op.HYPER or n.arg in hyper for n in walk([steps]))
+        return float(evaluate_once(steps, hyper, {}, {})) if known else 5.0
 
 
-def _work(value: Node, sides: Sequence[tuple[float, float]]) -> float:
+def _work(value: Node, sides: Sequence[tuple[float, float]], iterations: float) -> float:
     """About the multiplications of a value; `sides` are its rows and columns, and then the sides of its operands."""
     (rows, cols), *operands = sides
     if value.op.kind is not Kind.MATRIX:
-        return rows * cols
+        return 0.0
     first = operands[0]
     short, long = sorted(first)
     return {
         Op.MATMUL: rows * first[1] * cols,
         Op.TRANSPOSE: 0.0,
-        Op.NEWTON_SCHULZ: 5 * (2 * short * short * long + short**3),
+        Op.NEWTON_SCHULZ: iterations * (2 * short * short * long + short**3),
         Op.QR: 4 * short * short * long,
         Op.EIGH: 9 * rows**3,
         Op.SINGULAR_VECTORS: 4 * short * short * long + 8 * short**3,

@@ -143,11 +143,6 @@ class DeviceValues(PortionValues):
         matrices, stays = super().tiled(buffer, i), self.rows.stays
         return matrices if stays is None else replace(matrices, stays=self.library.at(stays, i))
 
-    def stored_dtype(self, buffer: str) -> str:
-        """The dtype with all bits of a buffer's elements; of scaled gradients, the dtype of the computation."""
-        scaled = buffer == "g" and self.rows.scale is not None
-        return self.compute if scaled else super().stored_dtype(buffer)
-
     def _copies(self, buffer: str) -> bool:
         return super()._copies(buffer) or (buffer == "g" and self.rows.scale is not None)
 

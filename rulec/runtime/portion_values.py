@@ -108,9 +108,10 @@ class PortionValues:
         """The part here of a state of tensor i with a shape of its own."""
         return self.library.cast(self._read(buffer, self._stored(buffer, i)), self.compute)
 
-    def stored_dtype(self, buffer: str) -> str:
-        """The dtype with all bits of a buffer's elements."""
-        return self.layout.dtype(buffer)
+    @property
+    def scaled(self) -> bool:
+        """Whether gradients are scaled as they are read."""
+        return self.rows.scale is not None
 
     def lines(self, i: int) -> tuple[Runs, Runs] | None:
         """The rows and the columns of the whole matrices of tensor i that are here; None where all are."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,10 @@ import torch
 from safetensors.torch import save_file
 
 import rulec
-from rulec.compiler.view import matrix_view
 from rulec.memory.live import KINDS, Account
 from rulec.memory.shape import shape_of
-from rulec.torch.account.mesh import _schedule, mesh_of, on_mesh
+from rulec.runtime.owners import Schedule
+from rulec.torch.account.mesh import _matrix, _owners, _schedules, mesh_of, on_mesh
 from rulec.torch.account.meter import Training
 from rulec.torch.account.models import Transformer
 from tests.cli.running import error, run, run_json
@@ -123,18 +124,26 @@ def test_matrices_on_a_mesh_are_shared_until_the_largest_counts(text: str, most:
     assert (spread.exchanged == 0) == (mesh.shards == 1)
 
 
+def on_paper(shapes: Sequence[tuple[int, int]], text: str, rule: str = "muon") -> tuple[Schedule, int]:
+    """The exchange of a usual step, and the devices that share the work."""
+    training = Training(Transformer, lambda _: (), rulec.load(rule))
+    known = {shape: _matrix(training.rule, shape, training) for shape in shapes}
+    matrices = [known[shape] for shape in shapes]
+    spreads, owners, devices = _owners(matrices, mesh_of(text))
+    (schedule,) = (s for s in _schedules(matrices, spreads, owners, devices) if s.least)
+    return schedule, devices
+
+
 def test_a_mesh_on_paper_sends_what_processes_send() -> None:
-    shapes = [(7, 5), (12, 4), (1, 3)]
-    costs = [matrix_view(shape).work for shape in shapes]
-    schedule, _ = _schedule(shapes, costs, mesh_of("2"))
+    schedule, _ = on_paper([(7, 5), (12, 4), (1, 3)], "2")
     assert schedule.owners == (0, 1, 1)
     # Cut in 20 and 15 elements, 24 and 24, 3 and 0: the parts for others, and results for their parts, in bfloat16.
     assert schedule.sent(2) == [2 * (24 + 3 + 15), 2 * (15 + 24 + 3)]
     # The first matrix has half of the work: replicas would win nothing by sharing it.
-    alone, devices = _schedule(shapes, costs, mesh_of("2x2"))
+    alone, devices = on_paper([(7, 5), (12, 4), (1, 3)], "2x2")
     assert (alone.sent(2), devices) == (schedule.sent(2), 2)
     # Of four equal ones each process has one: one replica sends a part, and both get the result for theirs.
-    equal, devices = _schedule([(8, 4)] * 4, costs[:1] * 4, mesh_of("2x2"))
+    equal, devices = on_paper([(8, 4)] * 4, "2x2")
     assert (sorted(equal.owners), devices) == ([0, 1, 2, 3], 4)
     assert sum(equal.sent(4)) == 2 * 4 * (16 + 48)
 

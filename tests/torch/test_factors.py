@@ -15,9 +15,12 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 import rulec
 import rulec.torch
 from rulec.errors import RulecError, TensorError
+from rulec.torch.account.mesh import _matrix, _owners, _schedules, mesh_of
+from rulec.torch.account.meter import Training
 from tests.torch.eager.processes import together
 from tests.torch.test_communication import check_true, sent
 from tests.torch.test_meshes import GRID, LINES, Twins, kind_of, memory, refused
+from tests.torch.test_model_meshes import Model
 
 #: Rules, with settings for which four steps make all branches run: bases and roots are refreshed.
 CASES: dict[str, dict[str, Any]] = {
@@ -108,6 +111,10 @@ def bytes_of(rank: int) -> None:
         # after one. SOAP sends g, m, ql, qr, later n, l, r; two vectors come back, then the direction, l and r.
         quiet = {"shampoo": 3 + 2 + 3, "soap": 4 + 2 + 3 + 3}[name]
         fresh = {"shampoo": 3 + 5, "soap": 4 + 2 + 3 + 5}[name]
+        training = Training(Model, lambda _: (), rulec.load(name), settings)
+        matrices = [_matrix(training.rule, (side, side), training)]
+        paper = [s.sent(2) for s in _schedules(matrices, *_owners(matrices, mesh_of("2")))]
+        assert sum(map(sum, paper)) == quiet * 4 * side * side // 2
         assert sums[1:] == [fresh if (step % 3 == 0 if name == "shampoo" else step % 3 == 1) else quiet
                             for step in range(2, 7)]  # fmt: skip
 

@@ -7,28 +7,37 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from rulec.arrays.matrix import iterations
-from rulec.compiler.layout import ITEM_SIZE
+from rulec.compiler.layout import ITEM_SIZE, Layout, layout_for, scheduled
+from rulec.compiler.pipeline import compile
 from rulec.compiler.routing import Router
+from rulec.compiler.scalars import ScalarTable
 from rulec.compiler.view import MatrixView, matrix_view
 from rulec.errors import HyperError
-from rulec.language.node import Node, Op, walk
+from rulec.language.node import Node
 from rulec.language.rule import Rule
 from rulec.memory.live import Account
-from rulec.runtime.exchange import BUCKET
+from rulec.runtime.delegation import Delegation, Delegations
+from rulec.runtime.exchange import BUCKET, Spread
+from rulec.runtime.halves import Halves
+from rulec.runtime.hyper import EPS
 from rulec.runtime.owners import Division, Load, Schedule, owners_by_parts, schedule_of, share_pays
+from rulec.runtime.plan import Plan
+from rulec.runtime.state import state_specs
 from rulec.torch.account.meter import Training
+from rulec.torch.placed import has_matrices
 from rulec.torch.tags import tagged_groups
 from rulec.torch.tensors import DTYPES
 
-#: The dtype of elements on their way, in which `newton_schulz` works.
-_TRAVELS = "bfloat16"
+#: The steps among which a usual one is looked for: late ones, with a hundred for branches of every so many.
+_LATE = np.arange(1001.0, 1101.0)
 
 
 @dataclass(frozen=True)
@@ -92,45 +101,69 @@ def on_mesh(training: Training, measured: Account, mesh: Mesh) -> MeshAccount:
     replicas = 2 * size * first * (mesh.replicas - 1) // mesh.replicas
     sent, work = [0] * mesh.devices, [0.0] * mesh.devices
     if mesh.shards > 1:
-        schedule, size = _schedule([view.shape for view, _ in exchanged], [view.work for view, _ in exchanged], mesh)
-        sent = schedule.sent(size) * (mesh.devices // size)
-        for (view, steps), owner in zip(exchanged, schedule.owners, strict=True):
-            for device in range(owner, mesh.devices, size):
-                work[device] += 2 * steps * view.work
+        spreads, owners, group = _owners(exchanged, mesh)
+        for schedule in _schedules(exchanged, spreads, owners, group):
+            each = schedule.sent(group) * (mesh.devices // group)
+            sent = [a + b for a, b in zip(sent, each, strict=True)]
+        for matrix, owner in zip(exchanged, owners, strict=True):
+            for device in range(owner, mesh.devices, group):
+                work[device] += 2 * matrix.work
     else:
         # Whole replicas exchange nothing.
-        work = [sum(2 * steps * view.work for view, steps in exchanged)] * mesh.devices
+        work = [sum(2 * matrix.work for matrix in exchanged)] * mesh.devices
     return MeshAccount(
         mesh, kept, others + replicas, max(sent), sum(sent) // mesh.devices, len(exchanged), max(work),
         sum(work) / mesh.devices,
     )  # fmt: skip
 
 
-def _shapes(training: Training) -> tuple[list[tuple[int, ...]], list[tuple[MatrixView, int]]]:
-    """The shapes of all parameters, and the views of those whose matrices are exchanged, with their iterations."""
-    rule = training.rule.standalone()
-    router = Router(rule)
+@dataclass(frozen=True, eq=False)
+class Matrix:
+    """A parameter whose matrices are exchanged: its view, and the values of its owner in a usual step.
+
+    `work` is in multiplications. `states` has the shapes of states with one of their own, by name.
+    """
+
+    view: MatrixView
+    delegations: Delegations
+    layout: Layout
+    work: float
+    states: Mapping[str, tuple[int, ...]]
+
+
+def _shapes(training: Training) -> tuple[list[tuple[int, ...]], list[Matrix]]:
+    """The shapes of all parameters, and those whose matrices are exchanged."""
+    router = Router(training.rule.standalone())
     with FakeTensorMode(allow_non_fake_inputs=True):
         groups = tagged_groups(training.model(dtype=DTYPES[training.dtype], device="cpu"))
         params = [(name, tuple(p.shape), frozenset(g["tags"])) for g in groups for name, p in g["params"]]
-    exchanged = []
-    for name, shape, tags in params:
-        chosen = router.choose(shape, tags, name)
-        steps = _iterations(chosen, training.hyper)
-        if steps:
-            exchanged.append((matrix_view(shape, chosen.view), steps))
-    return [shape for _, shape, _ in params], exchanged
+    chosen = [(shape, router.choose(shape, tags, name)) for name, shape, tags in params]
+    alike: dict[tuple[Rule, tuple[int, ...]], Matrix] = {}
+    for shape, rule in chosen:
+        if has_matrices(rule) and (rule, shape) not in alike:
+            alike[rule, shape] = _matrix(rule, shape, training)
+    matrices = [alike[rule, shape] for shape, rule in chosen if (rule, shape) in alike]
+    return [shape for shape, _ in chosen], [matrix for matrix in matrices if matrix.delegations.whole]
 
 
-def _iterations(rule: Rule, hyper: Mapping[str, Any]) -> int:
-    """The products of `newton_schulz` in a step of a rule, as iterations of it; 0 without."""
-    values = {name: hyper.get(name, known.default) for name, known in rule.hyper.items()}
-    calls = [part for part in walk(rule.expressions) if part.op is Op.NEWTON_SCHULZ]
-    return sum(iterations(_number(call.args[1], values)) for call in calls)
-
-
-def _number(value: Node, values: Mapping[str, Any]) -> float:
-    return float(values[str(value.arg)] if value.op in (Op.NAME, Op.HYPER) else value.arg)  # type: ignore[arg-type]
+def _matrix(rule: Rule, shape: tuple[int, ...], training: Training) -> Matrix:
+    """A parameter of this rule and shape. A usual step has the branches of most steps."""
+    view = matrix_view(shape, rule.view)
+    hyper = {name: float(training.hyper.get(name, known.default)) for name, known in rule.hyper.items()}
+    static = {name: hyper[name] for name, known in rule.hyper.items() if known.static}
+    facts = {**view.facts, "machine_eps": EPS[training.dtype]}
+    program = compile(rule, facts, static)
+    if program.predicates:
+        table, _ = ScalarTable.of([n for _, n in program.predicates]).evaluate(_LATE.shape, hyper, _LATE, facts, {})
+        ((outcome, _),) = Counter(map(tuple, (table != 0).tolist())).most_common(1)
+        assumed = {place: truth for (place, _), truth in zip(program.predicates, outcome, strict=True)}
+        program = compile(rule, facts, static, assumed)
+    program, layout = scheduled(program, layout_for(program, training.dtype))
+    delegations = Plan(program, halved=True).delegations
+    assert delegations is not None
+    specs = [s for s in state_specs(program, layout) if {"i", "j"} <= set(s.axes.letters) and not s.axes.elementwise]
+    shapes = {s.name: s.shape(view, hyper, facts) for s in specs}
+    return Matrix(view, delegations, layout, delegations.work(facts, static, view.batch), shapes)
 
 
 def _part(shape: Sequence[int], shards: int, rank: int) -> int:
@@ -140,17 +173,45 @@ def _part(shape: Sequence[int], shards: int, rank: int) -> int:
     return max(0, min(size, rows - rank * size)) * math.prod(shape[1:])
 
 
-def _schedule(shapes: Sequence[tuple[int, ...]], costs: Sequence[float], mesh: Mesh) -> tuple[Schedule, int]:
-    """The ways of matrices to their owners and back, among so many devices: all, or those of each replica."""
+def _owners(matrices: Sequence[Matrix], mesh: Mesh) -> tuple[list[Spread], tuple[int, ...], int]:
+    """How matrices lie, and their owners, among so many devices: all, or those of each replica."""
+    shapes, costs = [matrix.view.shape for matrix in matrices], tuple(matrix.work for matrix in matrices)
     known = {shape: _division(shape, mesh.shards) for shape in shapes}
     alone = tuple(known[shape] for shape in shapes)
     every = {shape: Division(division.rectangles * mesh.replicas) for shape, division in known.items()}
-    parts, size = tuple(every[shape] for shape in shapes), mesh.devices
-    owners, few = owners_by_parts(tuple(costs), size, parts), owners_by_parts(tuple(costs), mesh.shards, alone)
+    parts, group = tuple(every[shape] for shape in shapes), mesh.devices
+    owners, few = owners_by_parts(costs, group, parts), owners_by_parts(costs, mesh.shards, alone)
     if not share_pays(costs, owners, few):
-        parts, size, owners = alone, mesh.shards, few
-    loads = {part: Load(((part, _TRAVELS),), ((part, _TRAVELS),)) for part in parts}
-    return schedule_of(tuple(loads[part] for part in parts), owners, size, BUCKET), size
+        parts, group, owners = alone, mesh.shards, few
+    nobody: Any = None
+    places = tuple(((rank % mesh.shards, mesh.shards),) for rank in range(group))
+    spreads = {part: Spread(nobody, part, places) for part in parts}
+    return [spreads[part] for part in parts], owners, group
+
+
+def _schedules(
+    matrices: Sequence[Matrix], spreads: Sequence[Spread], owners: Sequence[int], group: int
+) -> Iterator[Schedule]:  # fmt: skip
+    """The ways of matrices to their owners and back, for one part of a step after the other."""
+    loads: dict[tuple[Matrix, Spread], list[Load]] = {}
+    for matrix, spread in dict.fromkeys(zip(matrices, spreads, strict=True)):
+        half = Halves(matrix.view, matrix.view.shape, spread, matrix.states)
+        loads[matrix, spread] = [_load(matrix, half, d) for gap in matrix.delegations.gaps for d in gap]
+    each = [loads[pair] for pair in zip(matrices, spreads, strict=True)]
+    for number in range(max(map(len, each), default=0)):
+        chosen = [(x[number], owner) for x, owner in zip(each, owners, strict=True) if number < len(x)]
+        yield schedule_of(tuple(x for x, _ in chosen), tuple(owner for _, owner in chosen), group, BUCKET)
+
+
+def _load(matrix: Matrix, half: Halves, delegation: Delegation) -> Load:
+    """How the arrays of a delegation lie."""
+    whole = matrix.delegations
+
+    def way(value: Node) -> tuple[Division, str]:
+        lies = half.state(whole.stored_in(value)) if whole.is_factor(value) else half.along(whole.letters(value))
+        return lies, whole.dtypes(value, matrix.layout)[0]
+
+    return Load(tuple(map(way, delegation.sent)), tuple(map(way, delegation.returned)))
 
 
 def _division(shape: Sequence[int], shards: int) -> Division:
