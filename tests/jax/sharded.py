@@ -7,12 +7,13 @@ import math
 import os
 import re
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
 
 import jax
 import jax.numpy as jnp
@@ -128,6 +129,43 @@ def whole_decompositions(kind: str, rule: str) -> dict[str, Any]:
             "lost": lost(params, wide(0)) + lost_states(state, wide(0)),
             "distance": max(float(np.abs(a - b).max() / np.abs(b - c).max()) for a, b, c in triples),
         }
+
+
+def resharded(rule: str) -> dict[str, Any]:
+    """A run that orbax saves on eight devices and loads on four, and from there on one: how far it is from the run that
+    stays, and how many devices its matrix lies on."""
+    import orbax.checkpoint as ocp
+
+    meshes = [Mesh(np.array(jax.devices()[:count]), ("x",)) for count in (8, 4, 1)]
+    layouts = {"w": ((16, 16), P("x", None)), "b": ((16,), P("x"))}
+    step = partial(rulec.jax.step, rule, donate=False, backend="jax")
+    params = stays = placed(0, meshes[0], layouts)
+    state = same = rulec.jax.init(rule, params)
+    devices = []
+    with tempfile.TemporaryDirectory() as folder, ocp.StandardCheckpointer() as checkpointer:
+        for number, mesh in enumerate(meshes):
+            if number:
+                checkpointer.save(f"{folder}/{number}", {"params": params, "state": state})
+                checkpointer.wait_until_finished()
+                like = placed(9, mesh, layouts)
+                target = {"params": like, "state": rulec.jax.init(rule, like)}
+                loaded = checkpointer.restore(f"{folder}/{number}", target)
+                params, state = loaded["params"], loaded["state"]
+            for seed in (2 * number, 2 * number + 1):
+                params, state = step(params, placed(seed, mesh, layouts), state)
+                stays, same = step(stays, placed(seed, meshes[0], layouts), same)
+            devices.append(len(params["w"].sharding.device_set))
+    return {"devices": devices, "apart": apart(params, stays) + apart(state, same)}
+
+
+def in_bfloat16() -> float:
+    """How far a step of eight equal matrices in bfloat16 is from one device."""
+    layouts = {f"w{i}": ((64, 32), P("x", None)) for i in range(8)}
+    step = jax.jit(partial(rulec.jax.step, "muon", lr=0.1, backend="jax"))
+    params, grads = placed(0, MESH, layouts), placed(1, MESH, layouts)
+    new, _ = step(params, grads, rulec.jax.init("muon", params))
+    want, _ = step(alone(params), alone(grads), rulec.jax.init("muon", alone(params)))
+    return max(float(np.abs(np.asarray(new[name]) - np.asarray(want[name])).max()) for name in layouts)
 
 
 def rounding() -> dict[str, float]:
@@ -353,8 +391,10 @@ def share_unlike(codes: Any, others: Any) -> float:
 
 def main() -> None:
     """Prints everything that was asked for."""
-    nothing: dict[str, Any] = {key: [] for key in ("factors", "runs", "eager", "shard_map", "coded", "equal", "whole")}
-    nothing |= {"rules": {}, "rounding": False, "unbiased": False}
+    nothing: dict[str, Any] = {
+        key: [] for key in ("factors", "runs", "eager", "shard_map", "coded", "equal", "whole", "orbax")
+    }
+    nothing |= {"rules": {}, "rounding": False, "unbiased": False, "bfloat16": False}
     asked = nothing | json.loads(sys.argv[1])
     found: dict[str, Any] = {
         "devices": jax.device_count(),
@@ -368,6 +408,8 @@ def main() -> None:
         "factors": {rule: factors(rule) for rule in asked["factors"]},
         "equal": [equal_matrices(*each) for each in asked["equal"]],
         "whole": [whole_decompositions(kind, rule) for kind, rule, _ in asked["whole"]],
+        "orbax": {rule: resharded(rule) for rule in asked["orbax"]},
+        "bfloat16": in_bfloat16() if asked["bfloat16"] else 0.0,
         "unbiased": unbiased() if asked["unbiased"] else {},
     }
     print(json.dumps(found))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -169,9 +170,23 @@ def test_steps_over_eight_devices() -> None:
         codes_are_those_of_one_device(report)
 
 
-def found_by_eight(**asked: Any) -> dict[str, Any]:
+@pytest.mark.slow
+def test_orbax_saves_on_eight_devices_and_loads_on_four_and_on_one() -> None:
+    rules = ["adamw", "adafactor", "soap"]
+    assert found_by_eight(orbax=rules)["orbax"] == {rule: {"devices": [8, 4, 1], "apart": []} for rule in rules}
+
+
+@pytest.mark.slow
+def test_whole_matrices_in_bfloat16_are_those_of_one_device_where_xla_rounds_as_it_is_told() -> None:
+    """Left to itself XLA leaves out other roundings on eight devices than on one."""
+    assert found_by_eight("--xla_allow_excess_precision=false", bfloat16=True)["bfloat16"] < 1e-6
+    assert found_by_eight("--xla_allow_excess_precision=true", bfloat16=True)["bfloat16"] < 2**-7
+
+
+def found_by_eight(flags: str = "", **asked: Any) -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.jax.sharded", json.dumps(asked)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    environment = {**os.environ, "XLA_FLAGS": flags}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
     assert found["devices"] == 8
