@@ -21,7 +21,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import rulec.torch
 from rulec.errors import TensorError
-from rulec.formats import decode, of_key
+from rulec.formats import decode, of_key, parse
+from rulec.formats.tables import table
 from rulec.torch.eager import EagerUpdate
 from tests.torch.eager.processes import together
 
@@ -447,6 +448,52 @@ def test_states_of_rows_of_a_part_are_not_rounded_at_random(four: Any) -> None:
         named.step()
 
 
+class Quantized(torch.Tensor):
+    """Codes with scales and a table in the place of a tensor of floats, as torchao's, for what loading does with it."""
+
+    def __new__(cls, codes: Tensor, scale: Tensor, qmap: Tensor) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32)  # type: ignore[attr-defined]
+
+    def __init__(self, codes: Tensor, scale: Tensor, qmap: Tensor) -> None:
+        self.codes, self.scale, self.qmap = codes, scale, qmap
+
+    def dequantize(self) -> Tensor:
+        numbers = self.qmap[self.codes.long()].view(self.scale.numel(), -1) * self.scale[:, None]
+        return numbers.view(self.codes.shape)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.name not in ("aten::view", "aten::view_as", "aten::detach", "aten::_to_copy", "aten::clone"):
+            raise NotImplementedError(f"{func} of a tensor in codes")
+        return cls(args[0].codes, args[0].scale, args[0].qmap)
+
+
+def quantized(rank: int) -> None:
+    """States that torchao keeps in the parts of DTensors load into the same codes, and into floats."""
+    form, model = parse("dynamic8"), fsdp(Model(names=["even"]))
+    (param,) = model.parameters()
+    first = adamw(model, state_dtype="dynamic8")
+    train(model, first, range(2))
+    saved = first.state_dict()
+    entry, states = saved["state"][0], first.state[param]
+    for name, signed in (("exp_avg", True), ("exp_avg_sq", False)):
+        del entry[f"{name}::codes"], entry[f"{name}::scale"]
+        numbers = torch.tensor(table(form.for_state(signed=signed, floor=False)))
+        entry[name] = _as_part(Quantized(here(states[name]), states[f"{name}::scale"].reshape(-1), numbers), param)
+    saved["param_groups"][0].pop("formats")
+    for word in ("dynamic8", "float32"):
+        second = adamw(model, state_dtype=word)
+        second.load_state_dict(saved)
+        for state, value in held(first, param).items():
+            assert torch.equal(held(second, param)[state], value), (word, state)
+
+
+def _as_part(own: Tensor, param: Any) -> Tensor:
+    return DTensor.from_local(
+        own, param.device_mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride()
+    )
+
+
 def everyday(rank: int, folder: str) -> None:
     stochastic(rank)
     unbiased(rank)
@@ -456,6 +503,7 @@ def everyday(rank: int, folder: str) -> None:
     resumed(rank, folder)
     draws(rank)
     draws_of_others(rank)
+    quantized(rank)
 
 
 def test_shards_of_two_processes_are_those_of_whole_parameters(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from rulec.formats import Format, table
 from rulec.torch.codes import CODES
 from rulec.torch.peers import flashoptim
 from rulec.torch.peers.decoded import DecodedState
+from rulec.torch.placed import is_placed, part_of
 
 #: The key under which bitsandbytes keeps its tensors apart from those that FSDP gathers.
 NESTED = "__bnb_optimizer_quant_state__"
@@ -71,7 +72,12 @@ def _is(coded: Any, form: Format) -> bool:
 
 
 def _of_torchao(value: Any) -> Any:
-    """A tensor of torchao in parts; any other value as it is."""
+    """A tensor of torchao in parts, or where it is the part of a DTensor its numbers; any other value as it is."""
+    part = part_of(value)
+    if is_placed(value) and hasattr(part, "codes") and hasattr(part, "scale"):
+        shape, stride = value.shape, value.stride()
+        numbers = part.dequantize()
+        return type(value).from_local(numbers, value.device_mesh, value.placements, shape=shape, stride=stride)
     if not hasattr(value, "codes") or not hasattr(value, "scale"):
         return value
     codes, scales, values = value.codes, value.scale, value.dequantize()
