@@ -134,9 +134,11 @@ class Delegations:
         """The dtype of a value on its way, and on both ends. Where `scaled`, gradients are scaled as they are read."""
         if not {"i", "j"} <= set(self._axes[value].letters):
             return "float64", "float64"
-        stored = self.stored_in(value)
-        kept = layout.dtype(stored) if stored and not (scaled and stored == "g") else layout.compute
-        return self._rounded_to(value) or kept, layout.compute
+        buffers = {str(value.arg)} if value.op is Op.LOAD else set()
+        if self.is_factor(value) and value in self.whole:
+            buffers |= {s.buffer for s in self.program.finish if s.value is value}
+        kept = {layout.compute if scaled and b == "g" else layout.dtype(b) for b in buffers}
+        return self._rounded_to(value) or (kept.pop() if len(kept) == 1 else layout.compute), layout.compute
 
     def _rounded_to(self, value: Node) -> str:
         """The dtype that a value is rounded to wherever owners use it, or where it is made; empty without one."""

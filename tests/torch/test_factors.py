@@ -119,6 +119,24 @@ def bytes_of(rank: int) -> None:
                             for step in range(2, 7)]  # fmt: skip
 
 
+def narrow(rank: int) -> None:
+    """Arrays in 16 bits travel in 16 bits, and the bits stay those of one process."""
+    mesh, weight = init_device_mesh("cpu", (2,)), torch.arange(35.0).reshape(7, 5).sin().bfloat16()
+    for name, dtypes in (("soap", {"bfloat16", "float32"}), ("galore", {"bfloat16", "float32"})):
+        params = [nn.Parameter(weight.clone()), nn.Parameter(distribute_tensor(weight.clone(), mesh, [Shard(0)]))]
+        optimizers = [kind_of(name)([("w", p)], lr=0.05, **CASES[name]) for p in params]
+        for seed in range(4):
+            grad = torch.randn(7, 5, generator=torch.Generator().manual_seed(seed)).bfloat16()
+            params[0].grad, params[1].grad = grad, distribute_tensor(grad, mesh, [Shard(0)])
+            for optimizer in optimizers:
+                optimizer.step()
+        assert torch.equal(params[1].full_tensor(), params[0].detach())  # type: ignore[attr-defined]
+        for state, value in optimizers[0].state[params[0]].items():
+            got = optimizers[1].state[params[1]][state]
+            assert torch.equal(got.full_tensor() if isinstance(got, DTensor) else got, value), (name, state)
+        assert {*optimizers[1].communication().exchanges[0].dtype.split(", ")} == dtypes
+
+
 def refusals(rank: int) -> None:
     rule = rulec.parse("name: Wide\nsummary: A wide matrix.\nhyper: {lr: 0.1}\nstep: |\n  direction = qr(g)\n")
     param = nn.Parameter(distribute_tensor(torch.ones(3, 5), init_device_mesh("cpu", (2,)), [Shard(0)]))
@@ -133,6 +151,7 @@ def everyday(rank: int) -> None:
     steps_of(rank, ["apollo", "shampoo"], LINES[1:2], (2,))
     disagreements(rank)
     bytes_of(rank)
+    narrow(rank)
     refusals(rank)
 
 
