@@ -23,12 +23,12 @@ def bench(
     what: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[WHAT]", help="rules, reductions, matrices, many, start, memory, states, es, jax, gpu; or all."
+            metavar="[WHAT]", help="rules, reductions, matrices, many, start, memory, mesh, states, es, jax, gpu; or all."
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Sizes too small to count: does it run?")] = False,
     rule: Annotated[
-        list[str] | None, typer.Option(help="Restrict all but many, start and states to this one; repeatable.")
+        list[str] | None, typer.Option(help="Restrict all but many, start, mesh and states to this one; repeatable.")
     ] = None,
     json: Annotated[
         Path | None,

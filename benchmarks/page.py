@@ -38,6 +38,8 @@ _TEXT = {
     "memory": "Bytes for each parameter are from the difference between a small and a large tensor. What training "
     "keeps is counted tensor by tensor, or by XLA: all that is there at the moment when most is, in units of the "
     "weights, with gradients kept until the step (deferred), used as they come (eager), or never made (epilogue).",
+    "mesh": "Counted on paper, of Llama with 70 billion weights: no GPU takes part. The page on "
+    "[several GPUs](several-gpus.md) has the same as a table.",
     "states": "A network of 26,000 weights on the handwritten digits; the distance is the largest of three seeds, in "
     "units of the way that the weights went. Steps are `rulec.torch.AdamW(...).step()` on one large tensor. "
     "bfloat16 weights are held against a master copy, and a transformer of characters against a change of 0.1 % of its "

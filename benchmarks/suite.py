@@ -17,6 +17,7 @@ MEASUREMENTS: dict[str, str] = {
     "many": "many tensors at once, and many groups, with all that a step does around its kernel",
     "start": "what importing costs, the first step of a process, and compiling",
     "memory": "what a step allocates, and what training keeps, by kind, with eager updates and without",
+    "mesh": "what a step of Muon costs on 8 to 10,240 GPUs, counted on paper",
     "states": "states in codes of eight and four bits: how far a run ends from one in floats, and what steps cost",
     "es": "evolution strategies: perturbed layers in one batch, steps without a gradient, and how near they come",
     "jax": "steps in JAX against optax under jit: large leaves, many leaves, and the first call",
@@ -80,6 +81,10 @@ def measurement(
         from benchmarks.memory import measure as memory
 
         return _restricted(name, memory.parts(only), only, lambda advance: memory.measure(quick, only, advance))
+    if name == "mesh":
+        from benchmarks import mesh
+
+        return Measurement(name, len(mesh.meshes(quick)), lambda advance: mesh.measure(quick, advance))
     if name == "states":
         from benchmarks import states
 

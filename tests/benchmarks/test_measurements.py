@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import rulec
-from benchmarks import many, rules, start
+from benchmarks import many, mesh, rules, start
 from benchmarks.kernels import Pool, as_storage, bound, pair, threads
 from benchmarks.memory import measure as memory
 from benchmarks.memory import steps as memory_steps
@@ -158,6 +158,7 @@ def test_names_of_measurements() -> None:
         "many",
         "start",
         "memory",
+        "mesh",
         "states",
         "es",
         "jax",
@@ -205,3 +206,15 @@ def test_mistakes_of_the_command(tmp_path: Path) -> None:
     assert "there is no library rule 'adamm'; did you mean 'adam'" in error("bench", "rules", "--rule", "adamm")
     for given in ((), ("--json", "-"), ("--json", str(tmp_path / "one.json"))):
         assert "--page needs the folder" in error("bench", "rules", "--page", str(tmp_path / "page.md"), *given)
+
+
+@pytest.mark.slow
+def test_the_work_of_meshes_is_that_of_one_device_in_parts() -> None:
+    """Five iterations of three products for each matrix of two layers, of 64 by 64, 32 or 160."""
+    rows = {(row.subject, row.measure): row.value for row in mesh.measure(True, lambda: None).rows}
+    product = {(64, 64): 2 * 64**3 + 64**3, (32, 64): 2 * 32**2 * 64 + 32**3, (64, 160): 2 * 64**2 * 160 + 64**3}
+    layer = 2 * product[64, 64] + 2 * product[32, 64] + 3 * product[64, 160]
+    assert rows["1 GPU", mesh.TIME] == pytest.approx(2 * 5 * 2 * layer / mesh.RATE * 1000)
+    shared = rows["8 GPUs, 2 x 4", mesh.TIME] / rows["8 GPUs, 2 x 4", mesh.WORK]
+    assert shared == pytest.approx(rows["1 GPU", mesh.TIME] / 8)
+    assert rows["1 GPU", mesh.MATRICES] == 0 < rows["8 GPUs, 2 x 4", mesh.MATRICES]
