@@ -23,7 +23,8 @@ def bench(
     what: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[WHAT]", help="rules, reductions, matrices, many, start, memory, mesh, states, es, jax, gpu; or all."
+            metavar="[WHAT]",
+            help="rules, reductions, matrices, many, start, memory, mesh, states, es, jax, gpu; or all.",
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Sizes too small to count: does it run?")] = False,
