@@ -374,9 +374,15 @@ def meeting_of(
             _check_apart(mesh, across)
     peers = [peers for param, rule in routed if sees_more(rule) for peers in _meeting_peers(param, rule)]
     if before is None:
-        return Agreement(peers) if peers else None
-    before.peers = [*dict.fromkeys([*before.peers, *peers])]
+        return Agreement(_outermost(peers)) if peers else None
+    before.peers = _outermost([*before.peers, *peers])
     return before
+
+
+def _outermost(peers: Sequence[Any]) -> list[Any]:
+    """The sets of processes, without those that others contain: who agrees with all agrees with some."""
+    ranks = {each: frozenset(torch.distributed.get_process_group_ranks(each.group)) for each in peers}
+    return [each for each in ranks if not any(ranks[each] < other for other in ranks.values())]
 
 
 def _check_apart(mesh: Any, across: Across) -> None:
@@ -390,11 +396,18 @@ def _check_apart(mesh: Any, across: Across) -> None:
 
 
 def _meeting_peers(param: Any, rule: Rule) -> list[Peers]:
-    """The processes that a parameter's step waits for: all of its mesh where matrices are exchanged."""
+    """The processes that a parameter's step is agreed on with, in as many sets as there are dimensions of its mesh.
+
+    They are all of the mesh. Replicas send one another nothing but their agreement; else one would step without others.
+    """
     whole = whole_of(param, spread=False)
     if whole is None or not whole.cuts:
         return []
-    return [_all_peers(param.device_mesh)] if has_matrices(rule) else [peers for _, peers in whole.cuts]
+    mesh = param.device_mesh
+    if has_matrices(rule):
+        return [_all_peers(mesh)]
+    replicated = [axis for axis in _long_axes(mesh) if param.placements[axis].is_replicate()]
+    return [*(peers for _, peers in whole.cuts), *(_peers_along(mesh, (axis,)) for axis in replicated)]
 
 
 def _other_step() -> RulecError:

@@ -15,13 +15,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import rulec.torch
+from rulec.errors import RulecError
 from rulec.runtime import exchange
 from rulec.runtime.delegated import Delegated
 from rulec.torch.meshes import MeshPeers, SentBytes
 from tests.torch import test_meshes
 from tests.torch.eager.processes import together
 from tests.torch.test_communication import check_true, everywhere, sent
-from tests.torch.test_meshes import Twins
+from tests.torch.test_meshes import Twins, refused
 
 
 def bits(twins: Twins) -> list[torch.Tensor]:
@@ -177,7 +178,31 @@ def of_buckets(rank: int) -> None:
     assert optimizer.communication().exchanges[0].buckets == 4
 
 
+def disagreements(rank: int) -> None:
+    """What goes wrong in one replica is an error in all processes, and nothing is written."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    for name in ("lamb", "muon"):
+        twins = Twins(name, mesh, [Replicate(), Shard(0)])
+        twins.step(1)
+        before = bits(twins)
+        twins.give(2)
+        kept = twins.parts["w"].grad
+        twins.parts["w"].grad = None if rank == 3 else kept
+        with refused(RulecError, "gradients of other tensors"):
+            twins.optimizer.step()
+        twins.parts["w"].grad = kept
+        twins.optimizer.param_groups[0]["lr"] = 0.01 if rank else -1.0
+        with refused(RulecError, "another process takes no step" if rank else "lr=-1.0"):
+            twins.optimizer.step()
+        assert all(map(torch.equal, before, bits(twins)))
+        twins.optimizer.param_groups[0]["lr"] = 0.01
+        twins.step(2)
+        twins.check()
+        check_replicas(twins)
+
+
 def all_of_four(rank: int) -> None:
+    disagreements(rank)
     of_replicas(rank)
     of_buckets(rank)
 
