@@ -15,6 +15,7 @@ from rulec.errors import HyperError, TensorError
 from rulec.formats import Format, decode, encode, parse
 from rulec.runtime.storage import FEWEST_CODED
 from tests.backends.here import BACKENDS
+from tests.pairs import paired
 
 Array = np.ndarray[Any, Any]
 SHAPE = (72, 80)
@@ -34,9 +35,9 @@ def rounded(optimizer: Optimizer, formats: Mapping[str, Format]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "name"), [*((rule, name) for rule in RULES for name in ("int8", "dynamic8")), ("came", "softsign8")]
+    ("rule", "name", "backend"),
+    [*paired(RULES, ["int8", "dynamic8"], BACKENDS), *paired(["came"], ["softsign8"], BACKENDS)],
 )
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_run_in_codes_is_a_run_in_floats_rounded_after_each_step(backend: str, rule: str, name: str) -> None:
     draws = np.random.default_rng(1)
     first = draws.standard_normal(SHAPE).astype(np.float32)
