@@ -178,7 +178,9 @@ class Machine:
             plan.scalings.add(scaling_kind(scaling))
         return True
 
-    def _write(self, plan: StepPlan, grads: list[Any], inputs: Inputs | None, scaling: Scaling | None) -> bool:
+    def _write(
+        self, plan: StepPlan, grads: list[Any], inputs: Inputs | None, scaling: Scaling | None, meets: bool = True
+    ) -> bool:  # fmt: skip
         """Updates a plan's parameters with these gradients. False, and nothing done, where one's dtype is new."""
         for place in plan.converted:
             check_gradient(grads[place], plan.written[place], self.names[plan.chosen[place]])
@@ -194,7 +196,7 @@ class Machine:
             return False
         if self.options.across is not None:
             self.options.across.agree(launches, len(self._snapshot.sizes), bool(self.interface.shared))
-        if self.options.meeting is not None:
+        if meets and self.options.meeting is not None:
             self.options.meeting.begin(plan, launches, scaling)
         try:
             self.writer.write(launches, plan.written)
@@ -258,14 +260,15 @@ class Machine:
         if self._group_states is not None:
             self._group_states.publish(groups)
 
-    def fire(self, places: tuple[int, ...], grads: Sequence[Tensor]) -> bool:
+    def fire(self, places: tuple[int, ...], grads: Sequence[Tensor], meets: bool = False) -> bool:
         """Updates the parameters at these places, in order, in the open step.
 
         False, and nothing done, where a gradient's dtype is new. The bits are those of one step of all parameters.
+        `meets` says that processes with other parts of the parameters do so too.
         """
         self.check_undisturbed(places)
         with self.plain():
-            return self._write(self.plans.of(places, grads), [*grads], None, None)
+            return self._write(self.plans.of(places, grads), [*grads], None, None, meets)
 
     def fire_part(
         self, places: tuple[int, ...], grads: Sequence[Tensor], way: Callable[[Rule], Rule], counts: bool

@@ -235,7 +235,7 @@ class RuleOptimizer(Optimizer, Turns):
             raise
 
     def refuse(self) -> None:
-        """Tells the processes that it takes steps with, where there are any, that this one takes no step.
+        """Refuses a step, to all processes of `reduce_over` and of its DTensors.
 
         For an error before the step, that the others cannot know of; they would wait.
         """

@@ -133,7 +133,7 @@ def _refusal(interface: Interface, route: Route) -> str:
 
 
 def check_unsplit(routes: Sequence[Route], verb: str) -> None:
-    """RulecError where a fused parameter has states of its sections, for what takes those of parameters."""
+    """RulecError where a fused parameter has states of its sections, for layouts of whole parameters."""
     for route in routes:
         if route.section is not None:
             raise RulecError(f"{verb} is for states of whole parameters, and {route.name} is split: use state_dict()")

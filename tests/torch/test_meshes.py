@@ -431,8 +431,17 @@ def refusals() -> None:
     weight = nn.Parameter(distribute_tensor(torch.ones(4, 3, 3, 3), mesh, [Shard(1)]))
     with refused(TensorError, "weight is a DTensor cut along dimension 1, which Adafactor joins with others"):
         rulec.torch.optimizer(flattened())([("weight", weight)])
-    with refused(RuleError, "LAMB reduces DTensors over their processes"):
-        rulec.torch.EagerUpdate(fully_shard(net()), "lamb")
+    with refused(RuleError, "needs a value of the whole model for the update of one tensor"):
+        rulec.torch.EagerUpdate(fully_shard(net()), COMPOSED["clip >> lamb"]())
+    plain, early = fully_shard(net()), fully_shard(net())
+    eager = rulec.torch.EagerUpdate(early, "lamb", lr=0.01, contributions=1)
+    with eager.backward():
+        early(torch.ones(4, 5)).square().mean().backward()
+    eager.step()
+    plain(torch.ones(4, 5)).square().mean().backward()
+    rulec.torch.LAMB(plain.parameters(), lr=0.01).step()
+    for p, q in zip(early.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(p.to_local(), q.to_local())  # type: ignore[attr-defined]
 
 
 def flattened() -> Any:

@@ -20,6 +20,10 @@ def check_folds(inner: Inner) -> None:
         raise RuleError(
             f"what {type(inner.optimizer).__name__} does with a gradient is not known here: use accumulate='sum'"
         )
+    if inner.late:
+        raise RuleError(
+            "gradients of DTensors are folded into states by rules of single elements alone: use accumulate='sum'"
+        )
     for rule in rules_of(inner.optimizer):
         accumulates = rule.analysis.accumulates
         if not (accumulates and accumulates.adds):

@@ -16,7 +16,7 @@ from rulec.errors import HyperError, RuleError, TensorError
 from rulec.language.partition import Partition
 from rulec.language.rule import Rule
 from rulec.torch.classes import optimizer as class_of
-from rulec.torch.eager.scope import Scope, check_declared, check_rules
+from rulec.torch.eager.scope import Scope, check_declared, check_rules, meeting_places
 from rulec.torch.group_rules import Groups
 from rulec.torch.machine import Machine
 from rulec.torch.optimizer import RuleOptimizer
@@ -33,6 +33,19 @@ class Inner(ABC):
     """An optimizer of which some parameters, given by their places among all groups', are stepped at a time."""
 
     optimizer: Any
+
+    @property
+    def late(self) -> frozenset[int]:
+        """The places of parameters that are stepped by `fire_last` alone: processes have to meet for them."""
+        return frozenset()
+
+    def fire_last(self, places: tuple[int, ...], grads: Sequence[Tensor]) -> None:
+        """As `fire`, at the end of a step, where all processes are: each calls it, also without parameters."""
+        if places:
+            self.fire(places, grads)
+
+    def refuse(self) -> None:  # noqa: B027 - most have nobody to tell
+        """Refuses a step, to processes in their `fire_last`."""
 
     @abstractmethod
     def open(self) -> None:
@@ -64,6 +77,11 @@ class RuleInner(Inner):
         self.optimizer: RuleOptimizer = optimizer
         self._checked: Machine | None = None
         check_rules(optimizer)
+        self._late = meeting_places(optimizer)
+
+    @property
+    def late(self) -> frozenset[int]:
+        return self._late
 
     def open(self) -> None:
         """Opens a step; RuleError where groups mean a rule now that cannot be run in parts."""
@@ -73,7 +91,7 @@ class RuleInner(Inner):
             optimizer._current().begin(optimizer.param_groups)
         if self.machine is not self._checked:
             check_rules(optimizer)
-            self._checked = self.machine
+            self._late, self._checked = meeting_places(optimizer), self.machine
 
     @property
     def machine(self) -> Machine:
@@ -83,9 +101,33 @@ class RuleInner(Inner):
 
     def fire(self, places: tuple[int, ...], grads: Sequence[Tensor]) -> None:
         """Steps these parameters; nothing is written where anything is wrong."""
+        if not self._late.isdisjoint(places):
+            raise RuleError(
+                f"{self.optimizer.interface.name} reduces DTensors over their processes, which meet once in a step: "
+                f"update all parameters at once"
+            )
+        self._fire(places, grads, meets=False)
+
+    def fire_last(self, places: tuple[int, ...], grads: Sequence[Tensor]) -> None:
+        meeting = self.optimizer._options.meeting
+        if not self._late or meeting is None:
+            super().fire_last(places, grads)
+            return
+        meeting.open()
+        try:
+            self._fire(places, grads, meets=True)
+        except BaseException:
+            meeting.refuse()
+            raise
+
+    def refuse(self) -> None:
+        if self._late:
+            self.optimizer.refuse()
+
+    def _fire(self, places: tuple[int, ...], grads: Sequence[Tensor], meets: bool) -> None:
         optimizer = self.optimizer
         with optimizer._turn:
-            if self.machine.fire(places, grads):
+            if self.machine.fire(places, grads, meets):
                 return
             if optimizer.interface.shared:
                 raise TensorError(
@@ -94,7 +136,7 @@ class RuleInner(Inner):
                 )
             machine = optimizer._build()
             machine.begin(optimizer.param_groups)
-            machine.fire(places, grads)
+            machine.fire(places, grads, meets)
 
     def fire_part(
         self, places: tuple[int, ...], grads: Sequence[Tensor], way: Callable[[Rule], Rule], counts: bool
@@ -122,9 +164,7 @@ class PartitionedInner(Inner):
     def open(self) -> None:
         """Opens a step of every rule."""
         self._inner += [RuleInner(each) for each in self.optimizer.optimizers[len(self._inner) :]]
-        ids_of = [[id(p) for g in each.param_groups for p in g["params"]] for each in self.optimizer.optimizers]
-        homes = {i: (number, place) for number, ids in enumerate(ids_of) for place, i in enumerate(ids)}
-        self._homes = [homes[id(p)] for group in self.optimizer.param_groups for p in group["params"]]
+        self._homes = self._places()
         for each in self._inner:
             each.open()
 
@@ -133,8 +173,34 @@ class PartitionedInner(Inner):
         for each, inner_places, chosen in self.split(places):
             each.fire(inner_places, [grads[i] for i in chosen])
 
+    @property
+    def late(self) -> frozenset[int]:
+        places = enumerate(self._places())
+        return frozenset(place for place, (number, inner) in places if inner in self._inner[number].late)
+
+    def fire_last(self, places: tuple[int, ...], grads: Sequence[Tensor]) -> None:
+        chosen = {each: (inner_places, mine) for each, inner_places, mine in self.split(places)}
+        for number, each in enumerate(self._inner):
+            inner_places, mine = chosen.get(each, ((), []))
+            try:
+                each.fire_last(inner_places, [grads[i] for i in mine])
+            except BaseException:
+                for later in self._inner[number + 1 :]:
+                    later.refuse()
+                raise
+
+    def refuse(self) -> None:
+        for each in self._inner:
+            each.refuse()
+
+    def _places(self) -> list[tuple[int, int]]:
+        """For each parameter the number of its optimizer, and its place there."""
+        ids_of = [[id(p) for g in each.param_groups for p in g["params"]] for each in self.optimizer.optimizers]
+        homes = {i: (number, place) for number, ids in enumerate(ids_of) for place, i in enumerate(ids)}
+        return [homes[id(p)] for group in self.optimizer.param_groups for p in group["params"]]
+
     def split(self, places: Sequence[int]) -> Iterator[tuple[RuleInner, tuple[int, ...], list[int]]]:
-        """Each optimizer with parameters at these places, their places in it, and their positions among these."""
+        """Each optimizer with parameters at these places, the places in it, and the positions among `places`."""
         for number, each in enumerate(self._inner):
             mine = [i for i, place in enumerate(places) if self._homes[place][0] == number]
             if mine:

@@ -72,14 +72,15 @@ class OpenStep:
 
     def fire(self, places: Sequence[int], inside: bool = True) -> None:
         """Updates parameters with the gradients they have, and frees these; `inside` a backward pass or after it."""
-        if not places:
+        if not places and (inside or not self.inner.late):
             return
+        update = self.inner.fire if inside else self.inner.fire_last
         params = [self.roster.params[i] for i in places]
         grads = [p.grad for p in params if p.grad is not None]
         if self.factor is not None and not self.factor.apply(grads):
             self.dropped.update(dict.fromkeys(places))
         else:
-            self._write(tuple(places), lambda: self.inner.fire(tuple(places), grads))
+            self._write(tuple(places), lambda: update(tuple(places), grads))
             self._launches += 1
         for param in params:
             param.grad = None

@@ -56,7 +56,7 @@ class Passes:
 
     def _reset(self) -> None:
         """Begins anew with the parameters that the groups have now."""
-        self.roster = Roster(self._groups, self.names, self.options.only)
+        self.roster = Roster(self._groups, self.names, self.options.only, self.inner.late)
         self.arrivals = Arrivals(self.options.contributions)
 
     @property
@@ -173,18 +173,14 @@ class Passes:
 
     def end_step(self) -> None:
         """Updates the parameters that have a gradient still, and closes the step."""
-        if self.window is not None:
-            raise RulecError("step() was called inside of opt.backward(): call it after the scope")
-        self.check_whole()
-        self.refresh()
-        self.roster.unrelease()
-        rest = [i for i, p in enumerate(self.roster.params) if p.grad is not None]
-        if self.step is None and not rest:
+        try:
+            ready = self._last_part()
+        except BaseException:
+            self.inner.refuse()
+            raise
+        if ready is None:
             return
-        step = self.step or self._new_step()
-        step.check_once(rest)
-        step.check_numbers()
-        step.open()
+        step, rest = ready
         try:
             self._update_rest(step, rest)
         except BaseException:
@@ -192,6 +188,22 @@ class Passes:
             self._fail()
             raise
         self.last, self.step = step.close(), None
+
+    def _last_part(self) -> tuple[OpenStep, list[int]] | None:
+        """The step before its end, and the places of gradients still here; None without any update."""
+        if self.window is not None:
+            raise RulecError("step() was called inside of opt.backward(): call it after the scope")
+        self.check_whole()
+        self.refresh()
+        self.roster.unrelease()
+        rest = [i for i, p in enumerate(self.roster.params) if p.grad is not None]
+        if self.step is None and not rest and not self.inner.late:
+            return None
+        step = self.step or self._new_step()
+        step.check_once(rest)
+        step.check_numbers()
+        step.open()
+        return step, rest
 
     def _update_rest(self, step: OpenStep, rest: Sequence[int]) -> None:
         """Updates the parameters at these places by the gradients of the backward pass."""

@@ -19,19 +19,20 @@ from rulec.torch.routes import names_of
 class Roster:
     """The parameters of some groups as they are now.
 
-    A parameter's place is its index among those of all groups, in order. `chosen` are the places that may be updated
-    inside the backward pass.
+    A parameter's place is its index among those of all groups, in order. `chosen` are the places of updates inside
+    the backward pass, without the `late` ones.
     """
 
     def __init__(
-        self, groups: Sequence[Mapping[str, Any]], names: Mapping[int, str], only: Sequence[str] | None
-    ) -> None:
+        self, groups: Sequence[Mapping[str, Any]], names: Mapping[int, str], only: Sequence[str] | None,
+        late: Collection[int] = (),
+    ) -> None:  # fmt: skip
         self.params: list[Tensor] = [p for group in groups for p in group["params"]]
         default_names = names_of(groups)
         self.names = [names.get(id(p), name) for p, name in zip(self.params, default_names, strict=True)]
         self.sizes = [part_of(p).nbytes for p in self.params]
         self.places = {id(p): i for i, p in enumerate(self.params)}
-        self.chosen = _chosen(self.names, only)
+        self.chosen = frozenset(_chosen(self.names, only)) - frozenset(late)
         self._released: dict[int, Released] = {}
 
     def release(self, places: Iterable[int]) -> None:

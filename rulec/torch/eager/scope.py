@@ -13,6 +13,7 @@ from rulec.errors import HyperError, RuleError
 from rulec.language.rule import Rule
 from rulec.torch.optimizer import RuleOptimizer
 from rulec.torch.partitioned import Partitioned
+from rulec.torch.placed import is_split, sees_more
 
 #: What a foreign optimizer may say that its update of one element depends on.
 Scope = Literal["elementwise", "tensor"]
@@ -32,11 +33,6 @@ def scope_of_rule(rule: Rule) -> str:
 
 def check_rules(optimizer: RuleOptimizer | Partitioned) -> None:
     """RuleError where a parameter's rule cannot be run inside the backward pass."""
-    if isinstance(optimizer, RuleOptimizer) and optimizer._options.meeting is not None:
-        raise RuleError(
-            f"{optimizer.interface.name} reduces DTensors over their processes, which would have to meet for each "
-            f"gradient: use the optimizer itself, or an elementwise rule"
-        )
     for rule in rules_of(optimizer):
         if rule.inputs:
             raise RuleError(
@@ -50,6 +46,14 @@ def check_rules(optimizer: RuleOptimizer | Partitioned) -> None:
                 f"pass other gradients are still to come: use the optimizer itself, or, where the value is the norm "
                 f"that gradients are clipped by, the rule without it and max_grad_norm="
             )
+
+
+def meeting_places(optimizer: RuleOptimizer) -> frozenset[int]:
+    """The places of parameters whose update waits for processes with other parts of them."""
+    if optimizer._options.meeting is None:
+        return frozenset()
+    routes = optimizer.routing()
+    return frozenset(route.place for route in routes if is_split(route.param) and sees_more(route.rule))
 
 
 def check_declared(optimizer: Optimizer, scope: Any) -> None:

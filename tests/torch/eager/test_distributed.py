@@ -288,11 +288,37 @@ def split_states(rank: int) -> None:
     refused("save needs whole tensors", lambda: rulec.torch.save(taken, "nowhere"))
 
 
+def split_that_meet(rank: int) -> None:
+    """What reduces DTensors waits for `step()`, where processes meet once; all else is updated in the backward pass."""
+    for rule in ("muon", "lamb", "soap"):
+        one, other = sharded(), sharded()
+        groups = [rulec.torch.tagged_groups(model) for model in (one, other)]
+        keywords = {"lr": LR, **({"adamw_lr": LR} if rule == "muon" else {})}
+        alone = rulec.torch.optimizer(rule)(groups[0], **keywords)
+        opt = EagerUpdate(groups[1], rule, contributions=1, **keywords)
+        assert same(parts(train(rank, other, opt)), parts(train(rank, one, alone)))
+        local = [p for p in other.parameters() if rule == "lamb" or p.dim() == 2]
+        sizes = [part.nbytes for part in parts(local)]
+        early = [part.nbytes for part in parts(p for p in other.parameters() if all(p is not q for q in local))]
+        report = opt.report()
+        assert (report.fired, report.deferred) == (len(early), len(local))
+        assert sum(sizes) <= report.peak_gradient_bytes <= sum(sizes) + max(early, default=0)
+        before = [part.clone() for part in parts(local)]
+        with opt.backward():
+            other(batch(rank, 9)).square().mean().backward()
+        opt.inner.param_groups[0]["lr"] = 1.0 if rank else LR
+        refused("'lr' of a parameter group was changed" if rank else "another process takes no step", opt.step)
+        assert same(parts(local), before)
+
+
 def split_that_cannot(rank: int) -> None:
-    for rule in ("lamb", "normuon", "adafactor"):
-        refused("reduces DTensors over their processes", lambda rule=rule: EagerUpdate(sharded(), rule))
-    refused("is a DTensor of which each process has a part, and", lambda: EagerUpdate(sharded(), "shampoo"))
+    store = rulec.torch.GradStore()
     mesh = init_device_mesh("cpu", (COUNT,))
+    weight = nn.Parameter(distribute_tensor(torch.ones(4, 3), mesh, [Shard(0)]))
+    opt = rulec.torch.LAMB([weight], lr=0.1)
+    weight.grad = distribute_tensor(torch.ones(4, 3), weight.device_mesh, [Shard(0)])
+    store.collect([weight])
+    refused("LAMB reduces DTensors over their processes, which meet once in a step", lambda: store.step(opt, weight))
     table = nn.Parameter(distribute_tensor(torch.ones(4, 3), mesh, [Replicate()]))
     plain_table = nn.Parameter(torch.ones(4, 3))
     for p in (table, plain_table):
@@ -316,6 +342,6 @@ def test_two_processes(work: Callable[[int], None]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("work", [replicas_that_cannot, split_states, split_that_cannot])
+@pytest.mark.parametrize("work", [replicas_that_cannot, split_states, split_that_meet, split_that_cannot])
 def test_two_processes_at_length(work: Callable[[int], None]) -> None:
     together(work)
