@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tests.docs import es_tables, mesh_table
+from tests.docs import es_tables, mesh_table, names_table
 from tests.docs.figures import benchmarks
 from tests.docs.language_tables import commands, functions, well_known_ranges
 from tests.docs.optax_table import optax_functions
@@ -22,4 +22,5 @@ MAKERS: Mapping[str, Callable[[], str]] = {
     "benchmarks": benchmarks,
     **es_tables.MAKERS,
     **mesh_table.MAKERS,
+    **names_table.MAKERS,
 }
