@@ -32,7 +32,7 @@ class Dialect:
     `functions` maps a function that libraries lack or compute badly to its line of import. `cast` is a format of an
     array and a dtype, `number` of a number and a dtype, `copy` of an array. Where `writes`, a step takes also the
     arrays only stored to. `others` maps operations to functions used in place of the module's. Rules with an operation
-    that the library `lacks` are refused.
+    that the library `lacks` are refused. Functions of bits take the library first, unless the file `prints_bits`.
     """
 
     backend: str
@@ -46,6 +46,7 @@ class Dialect:
     writes: bool = True
     others: Mapping[Op, str] = field(default_factory=dict)
     lacks: Collection[Op] = ()
+    prints_bits: bool = False
 
 
 #: Operators with the same meaning in every array library.
@@ -86,7 +87,8 @@ def operations(dialect: Dialect, compute: str) -> OpTable:
 
     functions = {op: call(f"{dialect.module}.{name}") for op, name in _FUNCTIONS.items()}
     others = {op: call(name) for op, name in {**_OTHERS, **dialect.others}.items()}
-    others |= {op: call(name, dialect.module) for op, name in _BITS.items()}
+    library = () if dialect.prints_bits else (dialect.module,)
+    others |= {op: call(name, *library) for op, name in _BITS.items()}
     composed = {Op.FLOORDIV: f"{dialect.module}.floor({{}} / {{}})", Op.RSQRT: f"(1.0 / {dialect.module}.sqrt({{}}))"}
     table = {**_OPERATORS, **functions, **others, **composed}
     return {op: text for op, text in table.items() if op not in dialect.lacks}

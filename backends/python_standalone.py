@@ -27,7 +27,9 @@ Parts: TypeAlias = dict[str, str | list[str]]
 
 
 #: Names in every printed file.
-LOCALS = ("p", "g", "t", "state", "inf", "nan", "step")
+LOCALS = (
+    "p", "g", "t", "state", "inf", "nan", "step", "seed", "seed_low", "seed_high", "tensor_number",
+)  # fmt: skip
 
 
 class OneFile(ABC):
@@ -70,6 +72,8 @@ class OneFile(ABC):
                 self.cannot(f"{self.lacking} {asked}")
         states, formats = storage.of(self.program, dtype, FEWEST_CODED)
         self.layout: Layout = layout_for(self.program, dtype, states=states, formats=formats)
+        #: The identifier of each state in codes, for its functions, with its format.
+        self.codes = {b: (name, form) for (b, form), name in zip(formats.items(), _identifiers(formats), strict=True)}
         #: The dtype of values outside of the kernel; and the printed name of each state.
         self.precise = "float64"
         self.states = {b.name: b.name for b in self.program.states}
@@ -147,7 +151,8 @@ class OneFile(ABC):
         return {
             "class": class_name(self.rule, self.name), "summary": f"{summary}.", "dtype": self.dtype,
             "init": call_lines("def __init__", ["self", "params", *self.keywords()], ":"), "checks": self.checks(),
-            "fields": [f"self.{x} = {x}" for x in self.fields.values()],
+            "fields": [f"self.{x} = {x}" for x in [*self.fields.values(), *["seed"] * self.seeded]],
+            "seeded": "yes" if self.seeded else "",
         }  # fmt: skip
 
     def floats(self, lines: Sequence[str]) -> list[str]:
@@ -160,11 +165,14 @@ class OneFile(ABC):
         return [f"{x} = {form.format(x)}" for x in self.fields.values() if self.named(x, lines)]
 
     def keywords(self) -> list[str]:
-        """The hyper-parameters as keywords with their defaults."""
-        return [f"{self.fields[key]}={number(value)}" for key, value in self.defaults.items()]
+        """The hyper-parameters as keywords with their defaults, and the seed of random bits."""
+        return [
+            *(f"{self.fields[key]}={number(value)}" for key, value in self.defaults.items()),
+            *["seed=0"] * self.seeded,
+        ]
 
     def checks(self, conditions: Mapping[str, str] = {}) -> list[str]:
-        """The statements that refuse hyper-parameters outside their ranges.
+        """The statements that refuse hyper-parameters outside their ranges, and seeds that are none.
 
         `conditions` has the text of a further condition for some hyper-parameters.
         """
@@ -175,7 +183,10 @@ class OneFile(ABC):
             if tests:
                 lines.append(f"if {conditions.get(key, '')}not ({' and '.join(tests)}):")
                 lines.append(f'    raise ValueError(f"{self.fields[key]}={{{field}}} must be {h.range_text()}")')
-        return lines
+        return lines + self.seeded * [
+            "if not (isinstance(seed, int) and 0 <= seed < 2**32):",
+            '    raise ValueError(f"{seed=} must be a whole number from 0 to 2**32 - 1")',
+        ]
 
     # Numbers
 
@@ -184,6 +195,8 @@ class OneFile(ABC):
         name = str(value.arg)
         if value.op is Op.STEP:
             return "t"
+        if value.op is Op.FACT and name in WORDS:  # random bits follow from these; `number` is a function's name
+            return "tensor_number" if name == "number" else name
         if value.op is Op.FACT:
             return number(EPS[self.dtype])
         if value.op is Op.LOAD:
@@ -213,10 +226,18 @@ class OneFile(ABC):
         printer, lines = self.printer(Stage(), param), []
         for b in self.program.states:
             assert b.init is not None
-            dtype = self.layout.dtype(b.name) if b.axes.elementwise else ""
-            form = array if b.axes.elementwise else number
-            lines += form.format(state=self.states[b.name], value=printer.text(b.init), dtype=dtype).split("\n")
+            value = printer.text(b.init)
+            text = (
+                self.first(b.name, value, array)
+                if b.axes.elementwise
+                else number.format(state=self.states[b.name], value=value)
+            )
+            lines += text.split("\n")
         return lines
+
+    def first(self, state: str, value: str, form: str) -> str:
+        """The statement for a state of the parameter's shape before the first step, in a format as of `begun`."""
+        return form.format(state=self.states[state], value=value, dtype=self.layout.dtype(state))
 
     def passed(self, function: StageFunction, arrays: Mapping[str, str], columns: list[str], form: str) -> list[str]:
         """The arguments of a function of arrays, with numbers of the scalar table in this form."""
@@ -300,6 +321,12 @@ def call_lines(head: str, arguments: Sequence[str], end: str) -> list[str]:
 def indented(lines: Sequence[str], depth: int = 1) -> list[str]:
     """Lines inside a block."""
     return ["    " * depth + line if line else line for line in lines]
+
+
+def _identifiers(names: Iterable[str]) -> list[str]:
+    """Names of rules as identifiers, all different."""
+    taken: set[str] = set()
+    return [unique_name(name, taken) for name in names]
 
 
 def field_names(buffers: Sequence[Buffer], reserved: Sequence[str]) -> dict[str, str]:

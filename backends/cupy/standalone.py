@@ -111,7 +111,8 @@ class CupyFile(OneFile):
         begun = [line for line in begun if not line.endswith("[...] = 0.0")]
         stores = [s.buffer for s in self.program.scalars.stores]
         return {
-            "arrays": f"{self.dtype} on one GPU", "bound": ", ".join(bound), "begun": begun,
+            "params": "list(params)", "native": "yes", "arrays": f"{self.dtype} on one GPU",
+            "bound": ", ".join(bound), "begun": begun,
             "options": ", ".join(f'"{option}"' for option in OPTIONS),
             "first": self.reads("self.{}", begun), "and_new": ", new" * bool(stores),
             "each": "i, (_, _, state) in enumerate(fired)" if stores else "_, _, state in fired",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rulec.backend.printer import StagePrinter
+from rulec.backend.printer import StagePrinter, unique_name
+from rulec.compiler.weights import part_name
 from rulec.language.node import Node, Op, node
 from rulec.language.rule import Rule
 from rulec.runtime.storage import Storage
 
+from ..array_codes import bit_words, code_functions
 from ..array_print import Dialect, StageFunction
 from ..python_standalone import OneFile, Parts, call_lines, field_names, filled, words_in
 from .sums import SumPrinter
@@ -32,6 +34,17 @@ def one_minus_power(base, t):
     """1 - base**t: written out in float32, 1 - 0.999**t would be wrong in the fifth digit."""
     return -jnp.expm1(t * jnp.log1p(base - 1.0))
 ''',
+    "change": '''\
+def change(new, p):
+    """The float32 change from an array of 16 bits to a new one, and where their sum, rounded, is another number."""
+    if p.dtype != new.dtype:
+        raise TypeError(f"a parameter is {p.dtype}, and was {new.dtype}: add updates with optax.apply_updates")
+    kind, before = jnp.finfo(p.dtype), p.astype(jnp.float32)
+    updates = jax.lax.reduce_precision(new, kind.nexp, kind.nmant).astype(jnp.float32) - before
+    sums = (before + updates).astype(p.dtype)
+    return updates, sums.view(jnp.uint16) != new.view(jnp.uint16)
+''',
+    **bit_words("jnp"),
 }
 
 DIALECT = Dialect(
@@ -44,6 +57,7 @@ DIALECT = Dialect(
     number="jnp.{1}({0})",
     copy="{}",
     writes=False,
+    prints_bits=True,
 )
 
 
@@ -66,6 +80,8 @@ class GradientTransformation(NamedTuple):
     """<summary>
 
     `update` gives what is to be added to the parameters, which are <dtype>, and the new state.
+    <kind?>Updates are float32, for optax.apply_updates: the state has the digits that a parameter lacks after exactly
+    <kind?>these, so nothing may change them before.
     <lr?>`lr` is a number, or a function of the number of steps before this one.
     """
     <checks>
@@ -80,6 +96,9 @@ class GradientTransformation(NamedTuple):
     def update(grads, state, params):
         <t?>t = (state.step + 1).astype(jnp.<real>)
         <rate>
+        <seeded?>seed_low, seed_high = seed % 65536, seed // 65536
+        <seeded?>leaves, tree = jax.tree.flatten(params)
+        <seeded?>places = tree.unflatten([place % 2**24 for place in range(len(leaves))])
         <scalars>
         <scalars?>
         def one(<arrays>):
@@ -116,16 +135,20 @@ class JaxFile(OneFile):
     """The text of the file."""
 
     form = "a file for JAX"
+    stores_parts = True
     dialect, words = DIALECT, _WORDS
     locals = (
         "grads", "params", "jnp", "jax", "init", "update", "one", "tree", "real", "rate", "State", "NamedTuple", "Any",
-        "GradientTransformation",
+        "GradientTransformation", "places", "place", "leaves", "math", "np", "new", "missed",
     )  # fmt: skip
     makes_function = True
 
     def __init__(self, rule: Rule, name: str, dtype: str, storage: Storage) -> None:
         super().__init__(rule, name, dtype, storage)
         self.states = field_names(self.program.states, ("step", "count", "index"))
+        taken = {*self.reserved, *self.states.values(), *self.fields.values(), "count", "index"}
+        #: The name of the scales of each state in codes, among the states.
+        self.scales = {b: unique_name(f"{self.states[b]}_scale", taken) for b in self.codes}
         # JAX may have no wider dtype.
         self.real = self.precise = self.layout.compute
 
@@ -136,8 +159,15 @@ class JaxFile(OneFile):
         class_lines = filled(_TYPES_AND_MAKER, self.parts() | self._maker() | self._update(function))
         wide = ["", 'jax.config.update("jax_enable_x64", True)'] * (self.real == "float64")
         types = ["from typing import Any, NamedTuple", "", "import jax", "import jax.numpy as jnp"]
+        codes = [code_functions(name, form, "jnp", flushes=True) for name, form in self.codes.values()]
+        if self.named("np", [line for lines in codes for line in lines]):
+            types.append("import numpy as np")
         return self.file(
-            [*self.floats(step), *types, *wide], words_in([*step, *class_lines], _WORDS), step, class_lines
+            [*["import math"] * bool(codes), *self.floats(step), *types, *wide],
+            words_in([*step, *class_lines], _WORDS),
+            *codes,
+            step,
+            class_lines,
         )
 
     def _step(self, function: StageFunction) -> list[str]:
@@ -157,33 +187,61 @@ class JaxFile(OneFile):
         return {
             "maker": call_lines(f"def {self.name}", self.keywords(), ":"), "real": self.real, "lr": lr,
             "checks": self.checks({"lr": f"not callable({lr}) and "}), "begun": begun,
-            "states": [f"{field}: Any" for field in self.states.values()], "first": self._rate("0", begun),
+            "states": [f"{field}: Any" for field in [*self.states.values(), *self.scales.values()]],
+            "first": self._rate("0", begun), "kind": self.program.memory.weights,
         }  # fmt: skip
+
+    def first(self, state: str, value: str, form: str) -> str:
+        """As of all files; codes are encoded."""
+        if state not in self.codes:
+            return super().first(state, value, form)
+        encoded = f"encode_{self.codes[state][0]}(jnp.full(p.shape, {value}, jnp.float32))"
+        return "\n".join(
+            f"{field}=jax.tree.map(lambda p: {encoded}[{place}], params),"
+            for place, field in enumerate((self.states[state], self.scales[state]))
+        )
 
     def _update(self, function: StageFunction) -> Parts:
         scalars = self.scalars("state.{}", _Printer)
         arrays = {b.name: self.states[b.name] for b in self.arrays}
-        buffers = {"p": "p", "g": "g"} | arrays
+        decoded = {b: f"decode_{name}({arrays[b]}, {self.scales[b]}, p.shape)" for b, (name, _) in self.codes.items()}
+        buffers = {"p": "p", "g": "g"} | arrays | decoded
         passed = self.passed(function, buffers, scalars.columns, f"jnp.asarray({{}}, jnp.{self.real})")
-        updated = {s.buffer for s in self.program.stages[0].stores}
-        changes = [
-            f"jnp.asarray({f'new[{chr(34)}{b}{chr(34)}]' if b in updated else buffers[b]}, {buffers[b]}.dtype)"
-            for b in ("p", *arrays)
-        ]
-        # Without states, it is a tuple too.
-        changes[0] += f" - p{',' * (not arrays)}"
-        one = [*call_lines("new = step", passed, ""), *call_lines("return ", changes, "")]
-        results = ["updates", *arrays.values()]
-        fields = ["step=state.step + 1", *(f"{x}={x}" for x in arrays.values())]
+        one = [*call_lines("new = step", passed, ""), *self._results(arrays)]
+        states = [y for b, x in arrays.items() for y in (x, *([self.scales[b]] if b in self.scales else []))]
+        results = ["updates", *states]
+        fields = ["step=state.step + 1", *(f"{x}={x}" for x in states)]
         fields += [f"{self.states[b]}={text}" for b, text in scalars.stores.items()]
         work = [*scalars.lines, *one, *scalars.stores.values()]
         return {
             "t": "t" * self.named("t", work), "rate": self._rate("state.step", work), "scalars": scalars.lines,
-            "arrays": ", ".join(buffers.values()), "one": one, "count": str(len(results)),
-            "trees": ", ".join(["params", "grads", *(f"state.{x}" for x in arrays.values())]),
+            "arrays": ", ".join([*["tensor_number"] * self.seeded, "p", "g", *states]),
+            "one": one, "count": str(len(results)),
+            "trees": ", ".join([*["places"] * self.seeded, "params", "grads", *(f"state.{x}" for x in states)]),
             "results": ", ".join(results) + "," * (not arrays),
             "updated": call_lines("return updates, State", fields, ""),
         }  # fmt: skip
+
+    def _results(self, arrays: Mapping[str, str]) -> list[str]:
+        """The statements that return the update and the new states of one array."""
+        weights, part = self.program.memory.weights, part_name(self.program.memory.weights, self.dtype)
+        updated = {s.buffer for s in self.program.stages[0].stores}
+        texts = []
+        for b, name in arrays.items():
+            new = f'new["{b}"]' if b in updated else name
+            if b in self.codes:
+                texts.append(f"*encode_{self.codes[b][0]}({new})" if b in updated else f"{name}, {self.scales[b]}")
+                continue
+            # A loss or low places belong to one parameter alone: without them the weight is the parameter.
+            new = f"jnp.where(missed, 0, {new})" if b == part and weights != "master" else new
+            texts.append(f"jnp.asarray({new}, {name}.dtype)")
+        comma = "," * (not arrays)  # a tuple too
+        if not weights:
+            param = 'jnp.asarray(new["p"], p.dtype) - p' if "p" in updated else "jnp.asarray(p, p.dtype) - p"
+            return call_lines("return ", [f"{param}{comma}", *texts], "")
+        param = f'new["p"].astype(jnp.{self.dtype})' if "p" in updated else "p"
+        lines = [f"updates, missed = change({param}, p)"]
+        return [*lines, *call_lines("return ", [f"updates{comma}", *texts], "")]
 
     def leaf(self, value: Node, state: str) -> str | None:
         """The text of a leaf, with the learning rate of this step for `lr`."""

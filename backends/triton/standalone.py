@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from rulec.compiler.ir import Buffer
 from rulec.compiler.layout import scale_name
 from rulec.formats import encode
-from rulec.language.node import WORDS, Node, Op
+from rulec.language.node import Op
 
 from ..array_print import Dialect
 from ..python_standalone import OneFile, Parts, call_lines, filled, number, words_in
@@ -188,8 +188,7 @@ class TritonFile(OneFile):
     dialect, words = DIALECT, _WORDS
     locals = (
         "states", "torch", "triton", "tl", "closure", "loss", "group", "tensors", "table", "rows", "known", "moving",
-        "chunks", "counts", "key", "value", "Optimizer", "real", "seeds", "seed", "seed_low", "seed_high",
-        "tensor_number", "every",
+        "chunks", "counts", "key", "value", "Optimizer", "real", "seeds", "every",
     )  # fmt: skip
 
     def text(self) -> str:
@@ -224,23 +223,6 @@ class TritonFile(OneFile):
             lines = textwrap.wrap(numbers, 110, initial_indent=margin, subsequent_indent=margin)
             rows += [f'    "{name}": [', *lines, "    ],"]
         return ["\n".join(["#: The tables of codes, by state.", "WORDS = {", *rows, "}"])] * bool(rows)
-
-    def keywords(self) -> list[str]:
-        """The hyper-parameters, and the seed of random bits."""
-        return [*super().keywords(), *["seed=0"] * self.seeded]
-
-    def checks(self, conditions: Mapping[str, str] = {}) -> list[str]:
-        """As of all files, and of the seed."""
-        return super().checks(conditions) + self.seeded * [
-            "if not (isinstance(seed, int) and 0 <= seed < 2**32):",
-            '    raise ValueError(f"{seed=} must be a whole number from 0 to 2**32 - 1")',
-        ]
-
-    def leaf(self, value: Node, state: str) -> str | None:
-        """As of all files; the words of random bits are read for each tensor."""
-        if value.op is Op.FACT and value.arg in WORDS:
-            return "tensor_number" if value.arg == "number" else str(value.arg)
-        return super().leaf(value, state)
 
     def begun(self, param: str, array: str, number: str) -> list[str]:
         """As of all files; codes begin as those of one number."""
@@ -293,7 +275,6 @@ class TritonFile(OneFile):
         return {
             "coded": "yes" if self.layout.formats else "",
             "defaults": call_lines("defaults = dict", [f"{x}={x}" for x in named], ""),
-            "seeded": "yes" if self.seeded else "",
             "others": ", ".join(f'"{name}": torch.{dtype}' for name, dtype in dtypes.items() if dtype != self.dtype),
             "begun": begun, "first": self.reads('group["{}"]', begun), "places": _listed([*places, "p.numel()"]),
             "launch": call_lines(

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ import torch
 
 import rulec
 import rulec.array
-from rulec.array.arrays import numpy_dtype
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.errors import RulecError
 from rulec.runtime.storage import Storage
@@ -250,11 +248,6 @@ def test_a_step_that_changes_nothing_has_no_such_form(backend: str) -> None:
         written(rulec.parse("name: Still\nstep: p = p\n"), backend)
 
 
-def test_dtypes_that_numpy_lacks() -> None:
-    with pytest.raises(CannotBuild, match="NumPy has no arithmetic of its own for bfloat16"):
-        written(rulec.load("adamw"), "numpy", dtype="bfloat16")
-
-
 @pytest.mark.parametrize("backend", PROGRAMS)
 def test_texts_are_tidy(backend: str) -> None:
     for rule in RULES:
@@ -291,86 +284,3 @@ def test_the_cuda_source_is_compiled_by_nvrtc(rule: str) -> None:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SOURCE"
     )  # fmt: skip
     assert len(cuda_assembly.compiled(ast.literal_eval(source), "sm_90")) > 1000
-
-
-#: Parameters of sixteen bits come as their bits; the states are left beside the parameters.
-CODED = """
-import copy
-import inspect
-import numpy as np
-import torch
-import rule
-kind = next(v for v in vars(rule).values() if isinstance(v, type) and v.__module__ == "rule")
-
-
-def tensor(array):
-    tensor = torch.from_numpy(array.copy())
-    return tensor.view(torch.bfloat16) if array.dtype == np.uint16 else tensor
-
-
-tensors = [torch.nn.Parameter(tensor(p)) for p in params]
-optimizer = kind(tensors, **{"seed": 123456789} if "seed" in inspect.signature(kind).parameters else {})
-for number, grads in enumerate(steps):
-    for parameter, grad in zip(tensors, grads, strict=True):
-        parameter.grad = tensor(grad)
-    if number == 1:
-        saved = copy.deepcopy(optimizer.state_dict())
-        optimizer = kind(tensors)
-        optimizer.load_state_dict(saved)
-    optimizer.step()
-arrays = [t.detach() for t in tensors]
-arrays += [optimizer.state[t][name] for t in tensors for name in sorted(optimizer.state[t]) if name != "step"]
-leave([(a.view(torch.uint16) if a.dtype is torch.bfloat16 else a).numpy() for a in arrays])
-"""
-
-CODED_CASES = (
-    ("adamw", "float32", {"": "dynamic8"}, ""), ("adamw", "float32", {"m": "int8", "v": "dynamic8/64"}, ""),
-    ("adamw", "float32", {"m": "dynamic4", "v": "softsign8"}, ""), ("lion", "float32", {"": "float8_e4m3/1024"}, ""),
-    ("adamw", "bfloat16", {"": "dynamic8"}, "split"), ("lion", "bfloat16", {}, "master"),
-    ("lion", "bfloat16", {}, "kahan"), ("adamw", "bfloat16", {}, "stochastic"),
-    ("adamw", "float32", {"": "bfloat16_sr"}, ""),
-    ("adamw", "bfloat16", {"m": "dynamic8", "v": "bfloat16_sr"}, "stochastic"),
-)  # fmt: skip
-
-
-@pytest.mark.slow
-def test_states_in_codes_and_weights_in_parts_have_the_bits_of_the_definition(tmp_path: Path) -> None:
-    shapes = ((4096 + 5,), (65, 127))
-    params, grads = drawn(3, shapes, 3)
-    cases, wanted = [], []
-    for name, dtype, words, kind in CODED_CASES:
-        arrays = [p.astype(numpy_dtype(dtype)) for p in params]
-        steps = [[g.astype(numpy_dtype(dtype)) for g in each] for each in grads]
-        bits = [arrays, *steps] if dtype == "float32" else [[a.view(np.uint16) for a in x] for x in (arrays, *steps)]
-        copies = [[a.copy() for a in x] for x in bits]
-        cases.append(Case(name, copies[0], copies[1:], dtype, storage=Storage(words, kind)))
-        options: dict[str, Any] = {"state_dtype": words or None, "weights": kind or None, "seed": 123456789}
-        optimizer = rulec.array.Optimizer(rulec.load(name), arrays, backend="numpy", **options)
-        for each in steps:
-            optimizer.step(each)
-        states = [optimizer.state(key) for key in optimizer.names]
-        wanted.append([*arrays, *(np.asarray(s[n]) for s in states for n in sorted(s) if n != "step")])
-    for case, found, expected in zip(CODED_CASES, ran(tmp_path, "triton", CODED, *cases), wanted, strict=True):
-        assert [x.tobytes() for x in found] == [x.tobytes() for x in expected], case
-
-
-def test_a_file_for_torch_has_the_formats_functions_and_tables() -> None:
-    storage = Storage({"m": "int8", "v": "dynamic8/2048"}, "split")
-    ((_, text),) = written(rulec.load("adamw"), "triton", dtype="bfloat16", storage=storage).items()
-    compile(text, "adamw.py", "exec")
-    assert "BLOCK = 4096" in text
-    assert 'state["v::scale"] = torch.full(\n                (-(-p.numel() // 2048),)' in text
-    assert 'state["param::low"] = like(p, 0.0, torch.int16)' in text
-    assert text.count("def encode_") == 2
-
-
-def test_a_file_for_torch_that_rounds_at_random_takes_a_seed() -> None:
-    ((_, text),) = written(
-        rulec.load("adamw"), "triton", dtype="bfloat16", storage=Storage({"v": "bfloat16_sr"}, "stochastic")
-    ).items()
-    compile(text, "adamw.py", "exec")
-    assert "seed=0" in text
-    assert 'state["v"] = like(p, 0.0, torch.bfloat16)' in text
-    assert text.count("def chance(") == 1
-    ((_, plain),) = written(rulec.load("adamw"), "triton", dtype="bfloat16").items()
-    assert "seed" not in plain
