@@ -10,7 +10,6 @@ from typing import NamedTuple, TypeAlias
 from rulec.backend.printer import StagePrinter, bare, identifier, unique_name
 from rulec.compiler.ir import Buffer, Stage
 from rulec.compiler.layout import Layout, layout_for
-from rulec.formats import UNBIASED
 from rulec.language.hyper import Hyper
 from rulec.language.node import WORDS, Node, Op, is_boolean
 from rulec.language.rule import Rule
@@ -45,31 +44,17 @@ class OneFile(ABC):
     words: Mapping[str, str]
     #: Names in the printed text, beside `LOCALS`.
     locals: tuple[str, ...]
-    #: The supported dtypes, and the words of an error before any other dtype.
-    dtypes: tuple[str, ...] = ("float32", "float64", "bfloat16", "float16")
-    lacking = ""
     #: Whether the file has a function of its name.
     makes_function = False
-    #: Whether states in codes, and weights in parts, can be stored.
-    stores_parts = False
 
     def __init__(self, rule: Rule, name: str, dtype: str, storage: Storage) -> None:
         self.rule, self.name, self.dtype = rule, name, dtype
-        if storage.formats and not self.stores_parts:
-            self.cannot(f"it keeps no states in codes, as {next(iter(storage.formats.values())).name} is")
-        if storage.weights and not self.stores_parts:
-            self.cannot(f"it keeps no weights in parts, as {storage.weights} does")
-        if storage.random and not self.stores_parts:
-            self.cannot(f"it rounds no numbers at random, as {UNBIASED} does")
         whole = family(rule, dtype, storage, self.form)
         #: Whether numbers are rounded at random, from a seed and the number of a tensor.
         self.seeded = whole.seeded
         self.static = whole.static
         self.program = whole.cases[0].program
         self._refuse(len(whole.cases) > 1 or whole.applies is not None)
-        for asked in (dtype, *(word for name, word in storage.words.items() if name not in storage.formats)):
-            if asked not in (*self.dtypes, UNBIASED):
-                self.cannot(f"{self.lacking} {asked}")
         states, formats = storage.of(self.program, dtype, FEWEST_CODED)
         self.layout: Layout = layout_for(self.program, dtype, states=states, formats=formats)
         #: The identifier of each state in codes, for its functions, with its format.

@@ -135,7 +135,6 @@ class JaxFile(OneFile):
     """The text of the file."""
 
     form = "a file for JAX"
-    stores_parts = True
     dialect, words = DIALECT, _WORDS
     locals = (
         "grads", "params", "jnp", "jax", "init", "update", "one", "tree", "real", "rate", "State", "NamedTuple", "Any",

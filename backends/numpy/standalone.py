@@ -127,7 +127,6 @@ class NumpyFile(OneFile):
     """The text of the file."""
 
     form = "a file for NumPy"
-    stores_parts = True
     dialect, words = DIALECT, WORDS
     locals = ("states", "grads", "np", "math", "update", "place", "params")
 

@@ -184,7 +184,6 @@ class TritonFile(OneFile):
     """The text of the file."""
 
     form = "a file for Triton"
-    stores_parts = True
     dialect, words = DIALECT, _WORDS
     locals = (
         "states", "torch", "triton", "tl", "closure", "loss", "group", "tensors", "table", "rows", "known", "moving",

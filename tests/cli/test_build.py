@@ -65,7 +65,7 @@ def test_mistakes(tmp_path: Path) -> None:
     assert "there is no state dtype 'half'" in error("build", "adamw", "--state-dtype", "half", *at)
     assert "give each state once" in error("build", "adamw", "--state-dtype", "v=int8,v=int8", *at)
     assert "no state 'w'" in error("build", "adamw", "--state-dtype", "w=int8", *at)
-    assert "it keeps no states in codes" in error("build", "adamw", "-b", "cupy", "--state-dtype", "dynamic8", *at)
+    assert "weights='split' is for parameters of bfloat16" in error("build", "adamw", "--weights", "split", *at)
     assert "it draws random numbers" in error("build", "noise >> sgd", "--name", "noisy", *at)
     assert "--name 'a b' is no name of a function" in error("build", "adamw", "--name", "a b", *at)
     assert "cannot write Prodigy as C: it takes a sum over all tensors" in error("build", "prodigy", *at)

@@ -19,6 +19,9 @@ from rulec.standalone.prose import written
 
 Array = NDArray[Any]
 
+#: What runs CUDA C on the CPU.
+STAND_IN = ("cuda_stand_in.py", "cuda_on_cpu.cpp", "cuda_on_cpu.h")
+
 _BLOCKED = """\
 import os
 import runpy

@@ -22,7 +22,7 @@ from rulec.standalone.cases import CannotBuild
 from rulec.standalone.prose import written
 from tests.backends import cuda_assembly
 from tests.standalone.c_library import drawn
-from tests.standalone.one_file import Array, Case, ran
+from tests.standalone.one_file import STAND_IN, Array, Case, ran
 
 SHAPES = ((5,), (7, 3), (), (1100,), (0,))
 RULES = (
@@ -98,9 +98,6 @@ leave([a.get() for a in arrays])
 """
 
 PROGRAMS = {"numpy": NUMPY, "jax": JAX, "triton": TORCH, "cupy": CUPY}
-
-#: What runs CUDA C on the CPU.
-STAND_IN = ("cuda_stand_in.py", "cuda_on_cpu.cpp", "cuda_on_cpu.h")
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from rulec.standalone.cases import CannotBuild
 from rulec.standalone.prose import written
 from rulec_backends.array_codes import code_functions
 from tests.standalone.c_library import drawn
-from tests.standalone.one_file import Array, Case, ran
+from tests.standalone.one_file import STAND_IN, Array, Case, ran
 
 #: Parameters of sixteen bits come as their bits; the states are left beside the parameters.
 TORCH = """
@@ -98,7 +99,22 @@ every = [*params, *(getattr(state, name)[i] for i in range(len(params)) for name
 leave([a.view(jnp.uint16) if a.dtype == jnp.bfloat16 else a for a in every])
 """
 
-PROGRAMS = {"numpy": NUMPY, "jax": JAX, "triton": TORCH}
+CUPY = """
+import inspect
+import sys
+import cuda_stand_in
+sys.modules["cupy"] = cuda_stand_in.CUPY
+import cupy
+import rule
+kind = next(v for v in vars(rule).values() if isinstance(v, type) and v.__module__ == "rule")
+arrays = [cupy.asarray(p) for p in params]
+optimizer = kind(arrays, **{"seed": 123456789} if "seed" in inspect.signature(kind).parameters else {})
+for grads in steps:
+    optimizer.step([cupy.asarray(g) for g in grads])
+leave([a.get() for a in arrays + [s[name] for s in optimizer.states for name in sorted(s) if name != "step"]])
+"""
+
+PROGRAMS = {"numpy": NUMPY, "jax": JAX, "triton": TORCH, "cupy": CUPY}
 
 #: A rule, the dtype of parameters, the words of states, and the kind of weights.
 CASES = (
@@ -141,7 +157,9 @@ def test_files_for_numpy_have_the_bits_of_the_definition(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("backend", "cases"), [("numpy", (*CASES, *OTHERS)), ("triton", CASES)])
+@pytest.mark.parametrize(
+    ("backend", "cases"), [("numpy", (*CASES, *OTHERS)), ("triton", CASES), ("cupy", (*CASES, *OTHERS))]
+)
 def test_every_storage_has_the_bits_of_the_definition(
     backend: str, cases: Sequence[tuple[str, str, dict[str, str], str]], tmp_path: Path
 ) -> None:
@@ -150,6 +168,9 @@ def test_every_storage_has_the_bits_of_the_definition(
 
 def check_bits(folder: Path, backend: str, cases: Sequence[tuple[str, str, dict[str, str], str]]) -> None:
     """Parameters and states of written files are those of the numpy backend, bit for bit."""
+    if backend == "cupy":
+        for name in STAND_IN:
+            shutil.copy(Path(__file__).parents[1] / "backends" / name, folder)
     runs, wanted = prepared(cases)
     for case, arrays, expected in zip(cases, ran(folder, backend, PROGRAMS[backend], *runs), wanted, strict=True):
         assert [x.tobytes() for x in arrays] == [x.tobytes() for x in expected], case
@@ -345,14 +366,29 @@ def test_a_file_for_torch_that_rounds_at_random_takes_a_seed() -> None:
     assert "seed" not in plain
 
 
+def test_a_file_for_cupy_decodes_and_encodes_in_its_kernel() -> None:
+    storage = Storage({"m": "int8", "v": "bfloat16_sr"}, "split")
+    ((_, text),) = written(rulec.load("adamw"), "cupy", dtype="bfloat16", storage=storage).items()
+    compile(text, "adamw.py", "exec")
+    assert 'state["m::scale"] = cupy.zeros(-(-p.size // 32), np.float32)' in text
+    assert 'state["param::low"] = cupy.zeros(p.shape, np.int16)' in text
+    assert text.count("void encode_") == text.count("void decode_") == 1
+    assert "seed=0" in text
+    ((_, plain),) = written(rulec.load("adamw"), "cupy").items()
+    assert "seed" not in plain
+
+
 @pytest.mark.parametrize(
-    ("words", "kind", "why"),
+    ("rule", "storage", "why"),
     [
-        ({"v": "dynamic8"}, "", "it keeps no states in codes, as dynamic8 is"),
-        ({}, "split", "it keeps no weights in parts, as split does"),
-        ({"v": "bfloat16_sr"}, "", "it rounds no numbers at random, as bfloat16_sr does"),
+        (
+            "lion",
+            Storage({"m": "int8/8"}, "split24"),
+            "a thread takes more neighbouring elements than a block of int8/8",
+        ),
+        ("adagrad", Storage({"": "float8_e4m3"}), "its state s, in float8_e4m3/256, begins with more than a number"),
     ],
 )
-def test_files_for_cupy_have_none_of_it(words: dict[str, str], kind: str, why: str) -> None:
-    with pytest.raises(CannotBuild, match=f"rulec build cannot write AdamW as a file for CuPy: {why}"):
-        written(rulec.load("adamw"), "cupy", dtype="bfloat16" if kind else "float32", storage=Storage(words, kind))
+def test_what_kernels_of_cupy_cannot_have(rule: str, storage: Storage, why: str) -> None:
+    with pytest.raises(CannotBuild, match=f"rulec build cannot write .* as a file for CuPy: {why}"):
+        written(rulec.load(rule), "cupy", dtype="bfloat16" if storage.weights else "float32", storage=storage)
