@@ -177,12 +177,12 @@ def check_bits(folder: Path, backend: str, cases: Sequence[tuple[str, str, dict[
 
 
 #: The most arrays' elements that may differ where XLA joins a product with a sum, and by how many units, by dtype.
-NEAR = {"uint8": (0.002, 16), "int8": (0.002, 1), "int16": (0.05, 256), "bfloat16": (0.004, 2), "float16": (0.002, 1)}
+NEAR = {"uint8": (0.002, 16), "int8": (0.002, 1), "int16": (0.05, 256), "bfloat16": (0.002, 1), "float16": (0.002, 1)}
 
 
 @pytest.mark.slow
 def test_files_for_jax_have_them_but_where_xla_rounds_in_other_ways(tmp_path: Path) -> None:
-    cases = (*CASES, *OTHERS)
+    cases = (*CASES, *OTHERS[:-2])  # updates of plain weights in 16 bits are rounded themselves
     runs, wanted = prepared(cases)
     for case, arrays, expected in zip(cases, ran(tmp_path, "jax", JAX, *runs), wanted, strict=True):
         assert len(arrays) == len(expected)
@@ -218,11 +218,6 @@ try:
     raise AssertionError("taken")
 except TypeError as error:
     assert "a parameter is float32, and was bfloat16: add updates with optax.apply_updates" in str(error), error
-try:
-    rule.rule(seed=-1)
-    raise AssertionError("taken")
-except TypeError as error:
-    assert "seed" in str(error)
 leave([])
 """
 
