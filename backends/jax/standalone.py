@@ -229,7 +229,8 @@ class JaxFile(OneFile):
         for b, name in arrays.items():
             new = f'new["{b}"]' if b in updated else name
             if b in self.codes:
-                texts.append(f"*encode_{self.codes[b][0]}({new})" if b in updated else f"{name}, {self.scales[b]}")
+                single = new if self.real == "float32" else f"{new}.astype(jnp.float32)"
+                texts.append(f"*encode_{self.codes[b][0]}({single})" if b in updated else f"{name}, {self.scales[b]}")
                 continue
             # A loss or low places belong to one parameter alone: without them the weight is the parameter.
             new = f"jnp.where(missed, 0, {new})" if b == part and weights != "master" else new
