@@ -132,11 +132,11 @@ def flat_bits(rank: int) -> None:
     whole = FullyShardedDataParallel.optim_state_dict(model, ours)["state"]
     assert torch.equal(whole["0.weight"]["exp_avg_sq"], theirs.state[flat]["exp_avg_sq"][:35].view(7, 5))
     with refused(TensorError, "gathers states element by element, and a scale of state_dtype='int8' is of a block"):
-        rulec.torch.AdamW(model.parameters(), state_dtype="int8")
+        rulec.torch.AdamW(model.parameters(), state_dtype="int8").storage()
     views = FullyShardedDataParallel(net().bfloat16(), use_orig_params=True, device_id=torch.device("cpu"))
     for wrong in ({"weights": "stochastic"}, {"state_dtype": "bfloat16_sr"}):
         with refused(TensorError, "torch does not tell the place of, for .*give FullyShardedDataParallel use_orig_p"):
-            rulec.torch.AdamW(views.parameters(), **wrong)
+            rulec.torch.AdamW(views.parameters(), **wrong).storage()
 
 
 def narrow_loss(model: Any, step: int) -> Any:
