@@ -94,8 +94,9 @@ def _field(name: str, fields: Mapping[str, Any], ours: Any, params: Any) -> Any:
 
 def _count(fields: Mapping[str, Any]) -> Any:
     """The number of steps taken: from the field with the count, and 1 where there is none."""
-    if "count" in fields:
-        return fields["count"]
+    for name in ("count", "t"):
+        if name in fields:
+            return fields[name]
     return fields["step_count"] - 1 if "step_count" in fields else 1
 
 
@@ -128,7 +129,9 @@ def _filled(like: Any, ours: Mapping[str, Any], params: Any) -> Any:
 def _back(name: str, like: Any, ours: Mapping[str, Any], params: Any) -> Any:
     """The value of a field of optax's."""
     count = jnp.max(ours["count"])
-    counts = {"count": count, "count_m2": count, "step_count": count + 1, "is_init_step": count == 0}
+    first = count == 0
+    counts = {"count": count, "count_m2": count, "t": count, "step_count": count + 1}
+    counts |= {"is_init_step": first, "is_initial_step": first}
     if name in counts:
         return jnp.asarray(counts[name], like.dtype)
     if name not in ours:

@@ -18,7 +18,7 @@ from tests.docs.markdown import ROOT
 
 if TYPE_CHECKING:
     from tests.rules.measure import Shapes
-    from tests.rules.peers import Peer
+    from tests.rules.peer import Peer
     from tests.rules.wrappers import WrapperPeer
 
 FILE = ROOT / "docs" / "data" / "peers.json"
@@ -40,7 +40,7 @@ def rows() -> list[Peer | WrapperPeer]:
 
 def digest(peer: Peer | WrapperPeer) -> str:
     """What a measured row depends on, beside the packages: the rules and the values compared."""
-    from tests.rules.peers import Peer
+    from tests.rules.peer import Peer
 
     found: rulec.Rule | None = peer.ours() if isinstance(peer, Peer) else rulec.load(peer.composed)
     parts = []
@@ -55,7 +55,8 @@ def digest(peer: Peer | WrapperPeer) -> str:
 def measured(peer: Peer | WrapperPeer) -> dict[str, Any]:
     """One row: the largest differences over the trial's steps, in float64 and for elementwise rules in float32."""
     from tests.rules.measure import against_peer
-    from tests.rules.peers import PEERS, Peer
+    from tests.rules.peer import Peer
+    from tests.rules.peers import PEERS
 
     row: dict[str, Any] = {"rule": peer.composed, "peer": peer.theirs, "digest": digest(peer)}
     if not isinstance(peer, Peer):

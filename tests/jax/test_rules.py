@@ -20,7 +20,8 @@ from rulec.jax.machine import is_wide
 from tests.jax.runs import WAYS, JaxRun
 from tests.rules.matrices import MATRICES
 from tests.rules.measure import Shapes, Trial, largest_difference
-from tests.rules.peers import PEERS, Peer
+from tests.rules.peer import Peer
+from tests.rules.peers import PEERS
 from tests.rules.reducing import REDUCING
 from tests.rules.runs import Array, OracleRun, OurRun
 from tests.rules.wrappers import WRAPPERS, StateRun, WrapperPeer

@@ -9,7 +9,8 @@ from functools import cached_property
 
 import numpy as np
 
-from tests.rules.peers import PEERS, Peer
+from tests.rules.peer import Peer
+from tests.rules.peers import PEERS
 from tests.rules.runs import Array, Hyper, OracleRun, OurRun, Run, our_run
 
 STEPS = 25

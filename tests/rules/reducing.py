@@ -15,7 +15,7 @@ import pytorch_optimizer
 import torch
 from torch.nn.utils import clip_grad_norm_
 
-from tests.rules.peers import Peer, adam_like, optax_peer, same, torch_peer
+from tests.rules.peer import Peer, adam_like, optax_peer, same, torch_peer
 from tests.rules.printed import CautiousAdamW, Larc, Lars, NoisySGD, Printed
 from tests.rules.runs import Array, Hyper, Run
 

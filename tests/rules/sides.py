@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from tests.rules.peers import Peer, Start
+from tests.rules.peer import Peer, Start
 from tests.rules.runs import Array, Hyper, Run
 
 Context = Callable[[], AbstractContextManager[Any]]

@@ -7,7 +7,8 @@ import pytest
 
 import rulec
 from tests.rules.measure import Trial, largest_difference
-from tests.rules.peers import FIRST, Peer
+from tests.rules.peer import Peer
+from tests.rules.peers import FIRST
 from tests.rules.runs import OurRun
 
 RULES = {
@@ -15,11 +16,15 @@ RULES = {
     "adamw", "amsgrad", "adamax", "nadam", "radam", "rprop", "asgd", "lion", "signum", "adabelief", "yogi", "adan",
     "ademamix", "qhadam", "laprop", "madgrad", "adopt", "lamb", "lars", "larc", "novograd", "stable_adamw", "adai",
     "adamp", "sgdp", "fromage", "mars_adamw", "grams", "schedule_free_sgd", "schedule_free_adamw", "cautious_adamw",
-    "dog", "dowg", "prodigy", "dadapt_adam",
+    "dog", "dowg", "prodigy", "dadapt_adam", "accsgd", "acprop", "adabound", "adamaxw", "adamc", "adamg", "adamod",
+    "adapnm", "aggmo", "amsbound", "ano", "cocob", "diffgrad", "exadam", "focus", "ftrl", "grokfast_adamw", "kate",
+    "msvag", "nadamw", "optimistic_adam", "optimistic_gradient_descent", "pid", "pnm", "qhm", "radamw", "sgdw",
+    "simplified_ademamix", "tiger", "vsgd",
 }  # fmt: skip
 TRANSFORMS = {
     "decay", "l2", "sign", "scale", "nesterov", "clip_by_value", "clip_by_norm", "clip_by_global_norm", "adaptive_clip",
     "trust_ratio", "cautious", "centralize", "normalize", "noise", "skip_not_finite", "projection", "mechanic",
+    "grokfast",
 }  # fmt: skip
 
 #: Hyper-parameters that may be any number.
@@ -83,6 +88,14 @@ RELATIONS = [
     ("lion", {"lr": 0.01, "beta1": 0.8, "beta2": 0.8}, "signum", {"lr": 0.01, "momentum": 0.8}),
     ("adan", {**_ADAM, "beta2": 0, "beta3": 0.95, "weight_decay": 0}, "adam", _ADAM),
     ("asgd", {"lr": 0.01, "lambd": 0}, "sgd", {"lr": 0.01}),
+    ("qhm", {"lr": 0.01, "nu": 0}, "sgd", {"lr": 0.01}),
+    ("pnm", {"lr": 0.01, "beta0": 0, "beta1": 0}, "sgd", {"lr": 0.01}),
+    ("pid", {"lr": 0.01, "momentum": 0.8, "integral": 0.8, "derivative": 0}, "nesterov", {"lr": 0.01, "momentum": 0.8}),
+    ("aggmo", {"lr": 0.01, "beta1": 0.8, "beta2": 0.8, "beta3": 0.8}, "momentum", {"lr": 0.01, "momentum": 0.8}),
+    ("adamc", {**_ADAM, "weight_decay": 0.1}, "adamw", {**_ADAM, "weight_decay": 0.1}),
+    ("grokfast_adamw", {**_ADAM, "grokfast_lamb": 0}, "adamw", _ADAM),
+    ("optimistic_adam", {**_ADAM, "beta": 0}, "adam", _ADAM),
+    ("simplified_ademamix", {**_ADAM, "beta1": 0}, "adam", {**_ADAM, "beta1": 0}),
 ]
 
 

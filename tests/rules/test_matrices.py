@@ -10,7 +10,7 @@ import rulec
 from rulec.compiler.reference import ReferenceOptimizer
 from tests.rules.matrices import MATRICES
 from tests.rules.measure import Trial, largest_difference
-from tests.rules.peers import Peer
+from tests.rules.peer import Peer
 from tests.rules.runs import OracleRun, OurRun, our_run
 
 pytestmark = pytest.mark.peer

@@ -10,7 +10,8 @@ import pytest
 import rulec
 from tests.rules.matrices import MATRICES
 from tests.rules.measure import STEPS, Trial, against_peer, against_reference, largest_difference
-from tests.rules.peers import FIRST, PEERS, Peer
+from tests.rules.peer import Peer
+from tests.rules.peers import FIRST, PEERS
 from tests.rules.reducing import REDUCING
 from tests.rules.runs import OracleRun
 

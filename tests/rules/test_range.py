@@ -19,9 +19,10 @@ LARGE = 2e19
 
 #: Rules whose second moment is a mean of squares, of an element's or of a tensor's.
 MEANS = (
-    "adabelief", "adadelta", "adam", "adam_mini", "adamw", "adan", "ademamix", "amsgrad", "cautious_adamw", "grams",
-    "lamb", "laprop", "madgrad", "nadam", "prodigy", "qhadam", "radam", "rmsprop", "rmsprop_centered",
-    "rmsprop_centered_momentum", "rmsprop_momentum", "schedule_free_adamw", "stable_adamw", "yogi",
+    "adabelief", "adadelta", "adam", "adam_mini", "adamc", "adamw", "adan", "adapnm", "ademamix", "amsgrad",
+    "cautious_adamw", "diffgrad", "grams", "lamb", "laprop", "madgrad", "nadam", "optimistic_adam", "prodigy", "qhadam",
+    "radam", "rmsprop", "rmsprop_centered", "rmsprop_centered_momentum", "rmsprop_momentum", "schedule_free_adamw",
+    "simplified_ademamix", "stable_adamw", "yogi",
 )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import rulec
 from tests.rules.measure import ALL_DIMENSIONS, STEPS, Trial, against_reference, largest_difference
-from tests.rules.peers import Peer
+from tests.rules.peer import Peer
 from tests.rules.reducing import REDUCING
 from tests.rules.runs import OracleRun, OurRun, our_run
 from tests.rules.trials import Drifting, SomeZero
