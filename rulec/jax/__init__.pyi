@@ -168,6 +168,27 @@ def novograd(
 ) -> GradientTransformationExtraArgs:
     """Momentum of gradients that are divided by their tensor's recent norm."""
 
+def optimistic_adam_v2(
+    learning_rate: ArrayLike | Callable[[Array], ArrayLike],
+    *,
+    alpha: ArrayLike = 1.0,
+    beta: ArrayLike = 1.0,
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.999,
+    eps: ArrayLike = 1e-08,
+    eps_root: ArrayLike = 0.0,
+    mu_dtype: Any = None,
+    nesterov: bool = True,
+) -> GradientTransformationExtraArgs:
+    """Adam that looks ahead by the last change of its direction."""
+
+def optimistic_gradient_descent(
+    learning_rate: ArrayLike | Callable[[Array], ArrayLike],
+    alpha: ArrayLike = 1.0,
+    beta: ArrayLike = 1.0,
+) -> GradientTransformationExtraArgs:
+    """Gradient descent that looks ahead by the last change of the gradient."""
+
 def radam(
     learning_rate: ArrayLike | Callable[[Array], ArrayLike],
     b1: ArrayLike = 0.9,
@@ -255,6 +276,12 @@ def scale_by_novograd(
     eps_root: ArrayLike = 0.0,
     weight_decay: ArrayLike | Callable[[Array], ArrayLike] = 0.0,
     mu_dtype: Any = None,
+) -> GradientTransformationExtraArgs:
+    """The direction of the rule alone, for a learning rate to follow."""
+
+def scale_by_optimistic_gradient(
+    alpha: ArrayLike = 1.0,
+    beta: ArrayLike = 1.0,
 ) -> GradientTransformationExtraArgs:
     """The direction of the rule alone, for a learning rate to follow."""
 

@@ -7,6 +7,17 @@ from jax import Array
 from jax.typing import ArrayLike
 from optax import GradientTransformationExtraArgs
 
+def acprop(
+    learning_rate: ArrayLike | Callable[[Array], ArrayLike],
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.999,
+    eps: ArrayLike = 1e-16,
+    eps_root: ArrayLike = 1e-16,
+    weight_decay: ArrayLike | Callable[[Array], ArrayLike] = 0.0,
+    mask: Any = None,
+) -> GradientTransformationExtraArgs:
+    """The gradient divided by the centered second moment of the steps before."""
+
 def ademamix(
     learning_rate: ArrayLike | Callable[[Array], ArrayLike],
     b1: ArrayLike = 0.9,
@@ -33,6 +44,15 @@ def adopt(
     clip_value_fn: Callable[[Array], Array] = ...,
 ) -> GradientTransformationExtraArgs:
     """Adam that divides by the second moment of the past alone, and clips before the momentum."""
+
+def cocob(
+    learning_rate: ArrayLike | Callable[[Array], ArrayLike] = 1.0,
+    alpha: ArrayLike = 100.0,
+    eps: ArrayLike = 1e-08,
+    weight_decay: ArrayLike | Callable[[Array], ArrayLike] = 0.0,
+    mask: Any = None,
+) -> GradientTransformationExtraArgs:
+    """Continuous coin betting on every element, without a learning rate."""
 
 def dadapt_adamw(
     learning_rate: ArrayLike | Callable[[Array], ArrayLike] = 1.0,
@@ -73,6 +93,14 @@ def prodigy(
 ) -> GradientTransformationExtraArgs:
     """AdamW that finds its learning rate from how far it has come, and weighs late gradients more."""
 
+def scale_by_acprop(
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.999,
+    eps: ArrayLike = 1e-16,
+    eps_root: ArrayLike = 1e-16,
+) -> GradientTransformationExtraArgs:
+    """The direction of the rule alone, for a learning rate to follow."""
+
 def scale_by_ademamix(
     b1: ArrayLike = 0.9,
     b2: ArrayLike = 0.999,
@@ -93,6 +121,15 @@ def scale_by_adopt(
     nesterov: bool = False,
     use_clipping: bool = True,
     clip_value_fn: Callable[[Array], Array] = ...,
+) -> GradientTransformationExtraArgs:
+    """The direction of the rule alone, for a learning rate to follow."""
+
+def scale_by_simplified_ademamix(
+    b1: ArrayLike = 0.99,
+    b2: ArrayLike = 0.95,
+    alpha: ArrayLike = 0.0,
+    eps: ArrayLike = 1e-08,
+    eps_root: ArrayLike = 0.0,
 ) -> GradientTransformationExtraArgs:
     """The direction of the rule alone, for a learning rate to follow."""
 
@@ -117,3 +154,15 @@ def schedule_free_sgd(
     state_dtype: Any = None,
 ) -> GradientTransformationExtraArgs:
     """Gradient descent with an average of its steps in place of a learning rate schedule."""
+
+def simplified_ademamix(
+    learning_rate: ArrayLike | Callable[[Array], ArrayLike],
+    b1: ArrayLike = 0.99,
+    b2: ArrayLike = 0.95,
+    alpha: ArrayLike = 0.0,
+    eps: ArrayLike = 1e-08,
+    eps_root: ArrayLike = 0.0,
+    weight_decay: ArrayLike | Callable[[Array], ArrayLike] = 0.0,
+    mask: Any = None,
+) -> GradientTransformationExtraArgs:
+    """Adam with one slow sum of gradients, and the gradient itself."""

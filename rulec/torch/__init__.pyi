@@ -22,6 +22,24 @@ from rulec.torch.tags import tagged_groups as tagged_groups
 def optimizer(rule: Rule | str | Path) -> type[RuleOptimizer]:
     """The optimizer class of a rule, a library name or the path of a rule file."""
 
+class ACProp(RuleOptimizer):
+    """The gradient divided by the centered second moment of the steps before."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-16,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class ADOPT(RuleOptimizer):
     """Adam that divides by the second moment of the past alone, and clips before the momentum."""
 
@@ -31,6 +49,27 @@ class ADOPT(RuleOptimizer):
         lr: float | torch.Tensor = 0.001,
         betas: tuple[float, float] = (0.9, 0.9999),
         eps: float = 1e-06,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class AMSBound(RuleOptimizer):
+    """AMSGrad whose step sizes are held within bounds that close in on one learning rate."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        final_lr: float = 0.1,
+        base_lr: float | None = None,
+        gamma: float = 0.001,
+        eps: float = 1e-08,
         *,
         maximize: bool = False,
         capturable: bool = False,
@@ -80,6 +119,25 @@ class ASGD(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class AccSGD(RuleOptimizer):
+    """Gradient descent that mixes a short step with the mean of long ones."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        kappa: float = 1000.0,
+        xi: float = 10.0,
+        c: float = 0.7,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class AdEMAMix(RuleOptimizer):
     """Adam with a second, slow mean of gradients, and decoupled weight decay."""
 
@@ -111,6 +169,65 @@ class AdaBelief(RuleOptimizer):
         lr: float | torch.Tensor = 0.001,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-16,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class AdaBound(RuleOptimizer):
+    """Adam whose step sizes are held within bounds that close in on one learning rate."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        final_lr: float = 0.1,
+        base_lr: float | None = None,
+        gamma: float = 0.001,
+        eps: float = 1e-08,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class AdaMod(RuleOptimizer):
+    """Adam whose step sizes are at most their own running mean."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float, float] = (0.9, 0.999, 0.999),
+        eps: float = 1e-08,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class AdaPNM(RuleOptimizer):
+    """AMSGrad with the positive and negative momentum of PNM."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        beta0: float = 1.0,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        eps: float = 1e-08,
         *,
         maximize: bool = False,
         capturable: bool = False,
@@ -249,6 +366,46 @@ class Adam(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class AdamC(RuleOptimizer):
+    """AdamW whose decay falls with the learning rate once more, so that weights and gradients stay level."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        weight_decay: float = 0.01,
+        max_lr: float | None = None,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class AdamG(RuleOptimizer):
+    """Adam whose gradients are scaled by a running mean of a power of the second moment."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 1.0,
+        betas: tuple[float, float, float] = (0.95, 0.999, 0.95),
+        scale: float = 0.2,
+        q: float = 0.24,
+        eps: float = 1e-08,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class AdamMini(RuleOptimizer):
     """Adam with one second moment for each row of a matrix, and one for any other tensor."""
 
@@ -332,6 +489,25 @@ class Adamax(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class AdamaxW(RuleOptimizer):
+    """Adamax with decoupled weight decay."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.002,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        weight_decay: float = 0.01,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class Adan(RuleOptimizer):
     """Nesterov momentum by the differences of gradients, adaptive, with proximal weight decay."""
 
@@ -342,6 +518,41 @@ class Adan(RuleOptimizer):
         betas: tuple[float, float, float] = (0.98, 0.92, 0.99),
         eps: float = 1e-08,
         weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class AggMo(RuleOptimizer):
+    """The mean of three momenta, from none to slow."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.1,
+        betas: tuple[float, float, float] = (0.0, 0.9, 0.99),
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class Ano(RuleOptimizer):
+    """The sign of the momentum with the size of the gradient, over a second moment as in Yogi."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.0001,
+        betas: tuple[float, float] = (0.92, 0.99),
+        eps: float = 1e-08,
         *,
         maximize: bool = False,
         capturable: bool = False,
@@ -405,6 +616,24 @@ class CAME(RuleOptimizer):
         eps1: float = 1e-30,
         eps2: float = 1e-16,
         d: float = 1.0,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class COCOB(RuleOptimizer):
+    """Continuous coin betting on every element, without a learning rate."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 1.0,
+        alpha: float = 100.0,
+        eps: float = 1e-08,
         *,
         maximize: bool = False,
         capturable: bool = False,
@@ -492,6 +721,62 @@ class DoWG(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class EXAdam(RuleOptimizer):
+    """Adam whose moments correct each other, with a step along the gradient itself."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class FOCUS(RuleOptimizer):
+    """The sign of the momentum, and a pull towards the running mean of the parameters."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.01,
+        betas: tuple[float, float] = (0.9, 0.999),
+        gamma: float = 0.1,
+        weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class FTRL(RuleOptimizer):
+    """Follow the regularized leader for each coordinate, with exact zeros where gradients are small."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.1,
+        beta: float = 1.0,
+        lambda_1: float = 0.0,
+        lambda_2: float = 0.0,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class Fromage(RuleOptimizer):
     """Steps of a fixed fraction of each tensor's norm, and the growth that they cause taken back."""
 
@@ -539,6 +824,45 @@ class Grams(RuleOptimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-08,
         weight_decay: float = 0.01,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class GrokfastAdamW(RuleOptimizer):
+    """AdamW on gradients whose slow part is amplified."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        grokfast_alpha: float = 0.98,
+        grokfast_lamb: float = 2.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        weight_decay: float = 0.01,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class KATE(RuleOptimizer):
+    """AdaGrad without its square root, and so free of the scale of the data."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        eta: float = 0.0,
+        eps: float = 1e-08,
         *,
         maximize: bool = False,
         capturable: bool = False,
@@ -633,6 +957,23 @@ class Lion(RuleOptimizer):
         lr: float | torch.Tensor = 0.0001,
         betas: tuple[float, float] = (0.9, 0.99),
         weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class M-SVAG(RuleOptimizer):
+    """Momentum with every element scaled down by the variance of its gradients."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.01,
+        beta: float = 0.9,
         *,
         maximize: bool = False,
         capturable: bool = False,
@@ -746,6 +1087,26 @@ class NAdam(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class NAdamW(RuleOptimizer):
+    """NAdam with decoupled weight decay."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.002,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        momentum_decay: float = 0.004,
+        weight_decay: float = 0.01,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class Nesterov(RuleOptimizer):
     """Gradient descent with Nesterov momentum."""
 
@@ -806,6 +1167,81 @@ class NovoGrad(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class OptimisticAdam(RuleOptimizer):
+    """Adam that looks ahead by the last change of its direction."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        alpha: float = 1.0,
+        beta: float = 1.0,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class OptimisticGradientDescent(RuleOptimizer):
+    """Gradient descent that looks ahead by the last change of the gradient."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        alpha: float = 1.0,
+        beta: float = 1.0,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class PID(RuleOptimizer):
+    """A controller of the gradient, its sum with momentum, and the mean of its changes."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        momentum: float = 0.9,
+        integral: float = 5.0,
+        derivative: float = 10.0,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class PNM(RuleOptimizer):
+    """Two momenta of every second gradient, the newer one with more than its weight and the other against it."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        beta0: float = 1.0,
+        beta1: float = 0.9,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class Prodigy(RuleOptimizer):
     """AdamW that finds its learning rate from how far it has come, and weighs late gradients more."""
 
@@ -848,6 +1284,24 @@ class QHAdam(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class QHM(RuleOptimizer):
+    """Gradient descent with a mix of the gradient and its running mean."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 1.0,
+        beta: float = 0.999,
+        nu: float = 0.7,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class RAdam(RuleOptimizer):
     """Adam whose adaptive part is rectified, and left out while its variance is unknown."""
 
@@ -864,6 +1318,25 @@ class RAdam(RuleOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class RAdamW(RuleOptimizer):
+    """RAdam with decoupled weight decay."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        weight_decay: float = 0.01,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
@@ -1013,6 +1486,25 @@ class SGDP(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class SGDW(RuleOptimizer):
+    """Gradient descent with momentum and decoupled weight decay."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        momentum: float = 0.9,
+        dampening: float = 0.0,
+        weight_decay: float = 0.01,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class SM3(RuleOptimizer):
     """Adagrad whose sums are the smaller of one for the row and one for the column."""
 
@@ -1131,6 +1623,25 @@ class Signum(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class SimplifiedAdEMAMix(RuleOptimizer):
+    """Adam with one slow sum of gradients, and the gradient itself."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.0001,
+        betas: tuple[float, float] = (0.99, 0.95),
+        alpha: float = 0.0,
+        eps: float = 1e-08,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class StableAdamW(RuleOptimizer):
     """AdamW whose step shrinks where gradients are larger than their recent size says."""
 
@@ -1150,6 +1661,45 @@ class StableAdamW(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class Tiger(RuleOptimizer):
+    """The sign of the momentum, with decoupled weight decay."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        momentum: float = 0.965,
+        weight_decay: float = 0.01,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class VSGD(RuleOptimizer):
+    """The posterior mean of a gradient that is seen with noise, over its root mean square."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.1,
+        ghattg: float = 30.0,
+        ps: float = 1e-08,
+        tau1: float = 0.81,
+        tau2: float = 0.9,
+        eps: float = 1e-08,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class Yogi(RuleOptimizer):
     """Adam whose second moment moves by at most the squared gradient, up or down."""
 
@@ -1160,6 +1710,24 @@ class Yogi(RuleOptimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 0.001,
         initial: float = 1e-06,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class diffGrad(RuleOptimizer):
+    """Adam with smaller steps where the gradient hardly changes."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
         *,
         maximize: bool = False,
         capturable: bool = False,

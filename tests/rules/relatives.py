@@ -109,7 +109,7 @@ _MOMENTA: tuple[Peer, ...] = (
     ),
     torch_peer(
         "vsgd + decay", pytorch_optimizer.VSGD, same("lr", "ghattg", "ps", "tau1", "tau2", "eps", "weight_decay"),
-        {"lr": 0.03, "ghattg": 7, "ps": 0.01, "tau1": 0.7, "tau2": 0.85, "eps": 1e-4, "weight_decay": 0.07},
+        {"lr": 0.05, "ghattg": 7, "ps": 0.01, "tau1": 0.7, "tau2": 0.85, "eps": 1e-4, "weight_decay": 0.07},
     ),
     torch_peer(
         "ftrl", pytorch_optimizer.FTRL, same("lr", "beta", "lambda_1", "lambda_2"),
@@ -155,7 +155,7 @@ _ADAMS: tuple[Peer, ...] = (
         lambda h: {
             **adam_like(h), "betas": (h["beta1"], h["beta2"], h["beta3"]), "p": h["scale"], "q": h["q"],
         },
-        {**_ADAM_DECAY, "lr": 0.3, "beta3": 0.7, "scale": 0.4, "q": 0.3},
+        {**_ADAM_DECAY, "lr": 0.3, "beta3": 0.7, "scale": 0.3, "q": 0.3},
     ),
     torch_peer("exadam + decay", pytorch_optimizer.EXAdam, adam_like, {**_ADAM_DECAY, "eps": 1e-3}),
 )  # fmt: skip
