@@ -147,7 +147,9 @@ class Fold:
         if test(self.regions):
             return True
         used = [str(n.arg) for n in walk([value]) if n.op is Op.NAME]
-        optional = [key for key in used if key in self.hyper and ZERO in self.names.get(key, _NOTHING) and _set(self.hyper[key])]
+        optional = [
+            key for key in used if key in self.hyper and ZERO in self.names.get(key, _NOTHING) and _set(self.hyper[key])
+        ]
         for chosen in (*([key] for key in optional), optional):
             narrowed = {**self.names, **{key: self.names[key] - {ZERO} for key in chosen}}
             if chosen and test(RegionsOf(narrowed)):

@@ -97,6 +97,8 @@ def _count(fields: Mapping[str, Any]) -> Any:
     for name in ("count", "t"):
         if name in fields:
             return fields[name]
+    if "is_initial_step" in fields:
+        return 1 - jnp.asarray(fields["is_initial_step"], jnp.int32)
     return fields["step_count"] - 1 if "step_count" in fields else 1
 
 

@@ -966,23 +966,6 @@ class Lion(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
-class M-SVAG(RuleOptimizer):
-    """Momentum with every element scaled down by the variance of its gradients."""
-
-    def __init__(
-        self,
-        params: ParamsT,
-        lr: float | torch.Tensor = 0.01,
-        beta: float = 0.9,
-        *,
-        maximize: bool = False,
-        capturable: bool = False,
-        state_dtype: StateDtype = None,
-        weights: str | None = None,
-        backend: str | None = None,
-        seed: int = 0,
-    ) -> None: ...
-
 class MADGRAD(RuleOptimizer):
     """Dual averaging with the cube root of summed squares, and momentum towards the averaged point."""
 
@@ -1012,6 +995,23 @@ class MARSAdamW(RuleOptimizer):
         betas: tuple[float, float] = (0.95, 0.99),
         eps: float = 1e-08,
         weight_decay: float = 0.01,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class MSVAG(RuleOptimizer):
+    """Momentum with every element scaled down by the variance of its gradients."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.01,
+        beta: float = 0.9,
         *,
         maximize: bool = False,
         capturable: bool = False,

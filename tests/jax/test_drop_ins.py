@@ -45,6 +45,8 @@ MORE = [
     ("trace", {"nesterov": True}), ("contrib.adopt", {"use_clipping": False}), ("contrib.dowg", {"eps": 1e-2}),
     ("contrib.dog", {"weight_decay": 0.1}), ("contrib.schedule_free_adamw", {"warmup_steps": 16}),
     ("contrib.schedule_free_sgd", {"warmup_steps": 16, "weight_decay": 0.1}), ("contrib.ademamix", {"eps_root": 1e-3}),
+    ("optimistic_adam_v2", {"nesterov": False, "alpha": 0.5, "beta": 0.25}), ("contrib.acprop", {"weight_decay": 0.1}),
+    ("contrib.cocob", {"weight_decay": 0.1}), ("contrib.simplified_ademamix", {"alpha": 3.0, "weight_decay": 0.1}),
 ]  # fmt: skip
 
 
@@ -166,6 +168,17 @@ def moved(name: str, more: dict[str, Any], bound: float, dtype: Any) -> None:
     plain = steps(before.params, before.states, second)
     for crossed, straight in zip(after.updates, plain.updates[::-1], strict=True):
         assert difference(crossed, straight, across=across).max() < 10 * bound
+
+
+def test_a_state_before_its_first_step_goes_over() -> None:
+    mine, other = pair("optimistic_gradient_descent", {"learning_rate": 0.1})
+    params, grads = trial(jnp.float32, 1)
+    first = other.init(params)
+    loaded = rulec.jax.from_optax(first, mine, params)
+    grad = jax.tree.map(lambda g: g[0], grads)
+    updates = mine.update(grad, loaded, params)[0], other.update(grad, first, params)[0]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), *updates)
+    assert bool(optax.tree.get(rulec.jax.to_optax(loaded, other, params), "is_initial_step"))
 
 
 def test_a_state_of_optax_goes_on() -> None:
