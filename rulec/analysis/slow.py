@@ -14,8 +14,9 @@ SPACING: Mapping[str, float] = {
     "float8_e4m3": 2.0**-3, "float8_e5m2": 2.0**-2, "dynamic4": 0.9 / 4,
 }  # fmt: skip
 
-#: The step to look at: decays that change with `t` are then those of a long run.
-LATE = 10_000.0
+#: The step to look at: decays that change with `t` are then those of a long run. It is prime, so that what a rule does
+#: every so many steps is not done in it.
+LATE = 10_007.0
 
 _ZERO, _ONE = const(0), const(1)
 _STEADY = (Op.SIGN, Op.FLOOR, Op.ISFINITE)

@@ -199,6 +199,30 @@ class AdaBound(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class AdaGC(RuleOptimizer):
+    """AdamW of gradients that are clipped, tensor by tensor, to a mean of their own past norms."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        lambda_abs: float = 1.0,
+        lambda_rel: float = 1.05,
+        beta: float = 0.98,
+        warmup: float = 100.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        weight_decay: float = 0.01,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        reduce_over: Any = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class AdaMod(RuleOptimizer):
     """Adam whose step sizes are at most their own running mean."""
 
@@ -207,6 +231,47 @@ class AdaMod(RuleOptimizer):
         params: ParamsT,
         lr: float | torch.Tensor = 0.001,
         betas: tuple[float, float, float] = (0.9, 0.999, 0.999),
+        eps: float = 1e-08,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class AdaMuon(RuleOptimizer):
+    """Muon with a second moment of the orthogonalized steps, scaled to the root mean square of Adam's."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.95, 0.95),
+        eps: float = 1e-08,
+        weight_decay: float = 0.1,
+        ns_steps: float = 5.0,
+        adamw_lr: float = 0.001,
+        adamw_eps: float = 1e-08,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class AdaNorm(RuleOptimizer):
+    """Adam whose momentum sums gradients that are lengthened to the mean of their past norms."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        gamma: float = 0.95,
         eps: float = 1e-08,
         *,
         maximize: bool = False,
@@ -445,6 +510,26 @@ class AdamP(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class AdamS(RuleOptimizer):
+    """Adam with a weight decay that is divided by the root mean square of the whole model's gradients."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        weight_decay: float = 0.0001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        reduce_over: Any = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class AdamW(RuleOptimizer):
     """Adam with decoupled weight decay."""
 
@@ -544,6 +629,45 @@ class AggMo(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class Aida(RuleOptimizer):
+    """Adam whose second moment measures how far gradient and momentum lie from each other once projected."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        xi: float = 1e-20,
+        eps: float = 1e-08,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class Amos(RuleOptimizer):
+    """Gradients over their root mean square, and a decay that weakens as it has worked, scaled to the model."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        beta: float = 0.999,
+        momentum: float = 0.0,
+        extra_l2: float = 0.0,
+        eps: float = 1e-18,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class Ano(RuleOptimizer):
     """The sign of the momentum with the size of the gradient, over a second moment as in Yogi."""
 
@@ -575,6 +699,25 @@ class Apollo(RuleOptimizer):
         growth: float = 1.01,
         rank: float = 4.0,
         gap: float = 200.0,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class ApolloDQN(RuleOptimizer):
+    """A diagonal quasi-Newton step, whose curvature follows the change of gradients along the last step."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.01,
+        beta: float = 0.9,
+        eps: float = 0.0001,
+        sigma: float = 0.01,
         *,
         maximize: bool = False,
         capturable: bool = False,
@@ -662,6 +805,47 @@ class CautiousAdamW(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class Conda(RuleOptimizer):
+    """Adam in the singular vectors of its momentum."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        scale: float = 1.0,
+        gap: float = 2000.0,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class DAdaptAdaGrad(RuleOptimizer):
+    """Adagrad by dual averaging that finds its learning rate from how gradients add up."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 1.0,
+        momentum: float = 0.0,
+        eps: float = 0.0,
+        initial: float = 1e-06,
+        d0: float = 1e-06,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        reduce_over: Any = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class DAdaptAdam(RuleOptimizer):
     """AdamW that finds its learning rate from how gradients add up."""
 
@@ -672,6 +856,45 @@ class DAdaptAdam(RuleOptimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-08,
         weight_decay: float = 0.0,
+        d0: float = 1e-06,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        reduce_over: Any = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class DAdaptLion(RuleOptimizer):
+    """Lion that finds its learning rate from how its steps add up."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 1.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 0.0,
+        d0: float = 1e-06,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        reduce_over: Any = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class DAdaptSGD(RuleOptimizer):
+    """Momentum that finds its learning rate from how gradients add up."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 1.0,
+        momentum: float = 0.9,
         d0: float = 1e-06,
         *,
         maximize: bool = False,
@@ -739,6 +962,28 @@ class EXAdam(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class FAdam(RuleOptimizer):
+    """Adam as natural gradient descent; gradients, and the weights that decay, are divided alike and clipped."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        eps2: float = 0.01,
+        c: float = 1.0,
+        rho: float = 0.5,
+        weight_decay: float = 0.001,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class FOCUS(RuleOptimizer):
     """The sign of the momentum, and a pull towards the running mean of the parameters."""
 
@@ -768,6 +1013,27 @@ class FTRL(RuleOptimizer):
         beta: float = 1.0,
         lambda_1: float = 0.0,
         lambda_2: float = 0.0,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class Fira(RuleOptimizer):
+    """GaLore that keeps what the projection leaves out, scaled column by column as Adam scales the rest."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.01,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-06,
+        growth: float = 1.01,
+        rank: float = 4.0,
+        gap: float = 200.0,
         *,
         maximize: bool = False,
         capturable: bool = False,
@@ -930,6 +1196,24 @@ class LARS(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class LDoG(RuleOptimizer):
+    """DoG with distances and sums of its own for every tensor."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 1.0,
+        r_rel: float = 1e-06,
+        eps: float = 1e-08,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class LaProp(RuleOptimizer):
     """Momentum of gradients that were already divided by their recent size."""
 
@@ -995,6 +1279,25 @@ class MARSAdamW(RuleOptimizer):
         betas: tuple[float, float] = (0.95, 0.99),
         eps: float = 1e-08,
         weight_decay: float = 0.01,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class MARSLion(RuleOptimizer):
+    """The sign of a momentum of gradients whose variance is reduced by their change since the last step."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.003,
+        beta: float = 0.95,
+        gamma: float = 0.025,
+        weight_decay: float = 0.0,
         *,
         maximize: bool = False,
         capturable: bool = False,
@@ -1098,6 +1401,24 @@ class NAdamW(RuleOptimizer):
         eps: float = 1e-08,
         momentum_decay: float = 0.004,
         weight_decay: float = 0.01,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class Nero(RuleOptimizer):
+    """Gradients over their norms, neuron by neuron, for weights that stay centred and of norm one."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.01,
+        beta: float = 0.999,
+        eps: float = 1e-08,
         *,
         maximize: bool = False,
         capturable: bool = False,
@@ -1486,6 +1807,25 @@ class SGDP(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class SGDSaI(RuleOptimizer):
+    """Momentum whose step is set, tensor by tensor, by how large the first gradient is to its spread."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.01,
+        momentum: float = 0.9,
+        weight_decay: float = 0.01,
+        eps: float = 1e-08,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class SGDW(RuleOptimizer):
     """Gradient descent with momentum and decoupled weight decay."""
 
@@ -1585,6 +1925,26 @@ class ScheduleFreeSGD(EvaluatedOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class Scion(RuleOptimizer):
+    """The steepest step in the spectral norm for matrices, and in the root mean square for vectors."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        alpha: float = 0.1,
+        scale: float = 1.0,
+        eps: float = 1e-08,
+        ns_steps: float = 5.0,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class Shampoo(RuleOptimizer):
     """A gradient matrix preconditioned on both sides by roots of its summed covariances."""
 
@@ -1652,6 +2012,28 @@ class StableAdamW(RuleOptimizer):
         betas: tuple[float, float] = (0.9, 0.99),
         eps: float = 1e-06,
         weight_decay: float = 0.01,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class StableSPAM(RuleOptimizer):
+    """Adam of gradients with their spikes cut and their norms levelled, whose moments begin anew every so often."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        gamma1: float = 0.7,
+        gamma2: float = 0.9,
+        gamma3: float = 0.999,
+        eps: float = 1e-08,
+        gap: float = 1000.0,
         *,
         maximize: bool = False,
         capturable: bool = False,

@@ -24,7 +24,7 @@ from tests.rules.peer import Peer, adam_like, optax_peer, same, torch_peer
 from tests.rules.printed_matrices import Apollo, ApolloMini
 from tests.rules.reducing import printed_peer
 from tests.rules.runs import Array, Hyper, Run, TorchRun
-from tests.rules.sides import Instead, flattened, inside, patched, routed
+from tests.rules.sides import Instead, flattened, inside, patched, routed, transposed
 
 
 class EveryGroup(TorchRun):
@@ -56,6 +56,10 @@ def _adam_mini(tensors: Sequence[torch.Tensor], foreach: bool, **keywords: Any) 
 
 def _torch_muon(tensors: Sequence[torch.Tensor], foreach: bool, **keywords: Any) -> Any:
     return torch.optim.Muon(tensors, **keywords)
+
+
+def _adamuon(tensors: Sequence[torch.Tensor], foreach: bool, **keywords: Any) -> Any:
+    return pytorch_optimizer.AdaMuon([{"params": tensors, **keywords}], foreach=foreach)
 
 
 def _normuon(tensors: Sequence[torch.Tensor], foreach: bool, **keywords: Any) -> Any:
@@ -102,12 +106,28 @@ class Projector(GaLoreProjector):
 
     def get_orthogonal_matrix(self, weights: torch.Tensor, projection_type: str, *_: Any, **__: Any) -> torch.Tensor:
         g = weights.numpy() if projection_type == "left" else weights.numpy().T
-        vectors = torch.from_numpy(MATRIX[Op.SINGULAR_VECTORS].compute(g[None], self.rank)[0].copy())
+        vectors = torch.from_numpy(MATRIX[Op.SINGULAR_VECTORS].compute(g[None], self.rank or len(g))[0].copy())
         return vectors if projection_type == "left" else vectors.T
+
+
+class StandardProjector(Projector):
+    """The same, which projects the columns of a square matrix as theirs does."""
+
+    def project(self, grad: torch.Tensor, num_steps: int, *args: Any, **keywords: Any) -> torch.Tensor:
+        projected: torch.Tensor = GaLoreProjector.project(self, grad, num_steps - 1, *args, **keywords)
+        return projected
+
+
+def _fira(tensors: Sequence[torch.Tensor], foreach: bool, **keywords: Any) -> Any:
+    return pytorch_optimizer.Fira([{"params": tensors, **keywords}], foreach=foreach)
 
 
 def _galore(tensors: Sequence[torch.Tensor], foreach: bool, **keywords: Any) -> Any:
     return pytorch_optimizer.GaLore([{"params": tensors, **keywords}], foreach=foreach)
+
+
+def _conda(tensors: Sequence[torch.Tensor], foreach: bool, **keywords: Any) -> Any:
+    return pytorch_optimizer.Conda(tensors, foreach=foreach, **keywords)
 
 
 def _named(peer: Peer, theirs: str) -> Peer:
@@ -160,6 +180,19 @@ def _normuon_keywords(h: Hyper) -> dict[str, Any]:
     return {**_muon(h), "beta2": h["beta"], "eps": h["eps"], **_NORMUON}
 
 
+def _adamuon_keywords(h: Hyper) -> dict[str, Any]:
+    return {
+        "lr": h["lr"], "betas": (h["beta1"], h["beta2"]), "eps": h["eps"], "weight_decay": h["weight_decay"],
+        "ns_steps": int(h["ns_steps"]), "use_muon": True,
+    }  # fmt: skip
+
+
+def _in_float64(module: str) -> Any:
+    """A context in which a module of pytorch_optimizer orthogonalizes in float64."""
+    exact = functools.partial(zero_power_via_newton_schulz_5, dtype=torch.float64)
+    return patched(**{f"pytorch_optimizer.optimizer.{module}.zero_power_via_newton_schulz_5": exact})
+
+
 def _orthogonalized(h: Hyper) -> dict[str, Any]:
     return {"lr": h["lr"], "ns_steps": int(h["ns_steps"]), "momentum": 0.0, "nesterov": False, "weight_decay": 0.0}
 
@@ -173,6 +206,7 @@ _MUON = {
     "lr": 0.02, "momentum": 0.8, "weight_decay": 0.07, "ns_steps": 4, "adamw_lr": 0.03, "adamw_eps": 1e-5,
     "beta1": 0.7, "beta2": 0.9,
 }  # fmt: skip
+_ADAMUON = {"eps": 1e-3, **{key: value for key, value in _MUON.items() if key != "momentum"}}
 
 _FACTORING: tuple[Peer, ...] = (
     torch_peer(
@@ -241,13 +275,34 @@ _ORTHOGONAL: tuple[Peer, ...] = (
                 _adam("adamw", "adamw_"),
             )
         ),
-        patched(
-            **{
-                "pytorch_optimizer.optimizer.muon.normuon.zero_power_via_newton_schulz_5": functools.partial(
-                    zero_power_via_newton_schulz_5, dtype=torch.float64
-                )
-            }
+        _in_float64("muon.normuon"),
+    ),
+    inside(
+        flattened(
+            routed(
+                _named(
+                    torch_peer(
+                        "adamuon", _adamuon, _adamuon_keywords, _ADAMUON,
+                        "theirs orthogonalizes in bfloat16", rounds=True,
+                    ),
+                    "pytorch_optimizer.AdaMuon",
+                ),
+                _adam("adamw", "adamw_"),
+            )
         ),
+        _in_float64("muon.adamuon"),
+    ),
+    inside(
+        flattened(
+            torch_peer(
+                "scion", pytorch_optimizer.SCION,
+                lambda h: {"lr": h["lr"], "momentum": h["alpha"], "scale": h["scale"]},
+                {"lr": 0.02, "alpha": 0.3, "scale": 1.7, "ns_steps": 5},
+                "theirs orthogonalizes in bfloat16; what has more than two dimensions is given as a matrix",
+                rounds=True,
+            )
+        ),
+        _in_float64("scion"),
     ),
     inside(
         flattened(
@@ -323,4 +378,40 @@ _LOW_RANK: tuple[Peer, ...] = (
     ),
 )  # fmt: skip
 
-MATRICES: tuple[Peer, ...] = (*_FACTORING, _MINI, *_ORTHOGONAL, *_PRECONDITIONED, *_LOW_RANK)
+_CONDA = inside(
+    routed(
+        _named(
+            torch_peer(
+                "conda", _conda,
+                lambda h: {**adam_like(h), "update_proj_gap": int(h["gap"]), "scale": h["scale"]},
+                {**_ADAM, "gap": 4, "scale": 0.4}, "with our singular vectors",
+            ),
+            "pytorch_optimizer.Conda",
+        ),
+        _adam("adam"),
+    ),
+    patched(**{"pytorch_optimizer.optimizer.conda.GaLoreProjector": Projector}),
+)  # fmt: skip
+
+_FIRA = inside(
+    routed(
+        transposed(
+            _named(
+                torch_peer(
+                    "fira", _fira,
+                    lambda h: {
+                        **adam_like(h), "rank": int(h["rank"]), "update_proj_gap": int(h["gap"]), "scale": 1.0,
+                        "projection_type": "std",
+                    },
+                    {**_ADAM, "rank": 2, "gap": 4, "growth": 1.01},
+                    "with our singular vectors, of matrices given transposed: theirs projects columns of square ones",
+                ),
+                "pytorch_optimizer.Fira",
+            )
+        ),
+        _adam("adam"),
+    ),
+    patched(**{"pytorch_optimizer.optimizer.fira.GaLoreProjector": StandardProjector}),
+)  # fmt: skip
+
+MATRICES: tuple[Peer, ...] = (*_FACTORING, _MINI, *_ORTHOGONAL, *_PRECONDITIONED, *_LOW_RANK, _CONDA, _FIRA)

@@ -7,7 +7,9 @@ is the algorithm as it is printed, in NumPy and in the order of the page: the cl
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import optax
@@ -18,6 +20,7 @@ from torch.nn.utils import clip_grad_norm_
 from tests.rules.peer import Peer, adam_like, optax_peer, same, torch_peer
 from tests.rules.printed import CautiousAdamW, Larc, Lars, NoisySGD, Printed
 from tests.rules.runs import Array, Hyper, Run
+from tests.rules.sides import flattened, inside, patched
 
 
 def printed_peer(composed: str, theirs: str, kind: type[Printed], hyper: Hyper, note: str = "") -> Peer:
@@ -41,6 +44,32 @@ def _clipped(clip: Callable[[list[torch.Tensor]], Any]) -> Callable[[Any], None]
 def _nothing_under_the_root(optimizer: Any) -> None:
     """pytorch_optimizer adds 1e-15 to some second moments: it adds nothing now."""
     optimizer.apply_ams_bound = functools.partial(optimizer.apply_ams_bound, exp_avg_sq_eps=0)
+
+
+def _late_eps(optimizer: Any) -> None:
+    """pytorch_optimizer's Aida adds 1e-15 under the root, and eps before it corrects the bias: it does neither now."""
+
+    def bound(*, exp_avg_sq: torch.Tensor, eps: float, **_: Any) -> torch.Tensor:
+        group = optimizer.param_groups[0]
+        return exp_avg_sq.sqrt() + eps * math.sqrt(1 - group["betas"][1] ** group["step"])
+
+    optimizer.apply_ams_bound = bound
+
+
+def _centred(optimizer: Any) -> None:
+    """pytorch_optimizer's Nero does not centre the weights it begins with, as the authors' code does."""
+    for p in optimizer.param_groups[0]["params"]:
+        if p.ndim > 1:
+            p.data -= p.data.mean(tuple(range(1, p.ndim)), keepdim=True)
+
+
+def _squares(groups: list[dict[str, Any]]) -> torch.Tensor:
+    """The sum of all squared gradients, which pytorch_optimizer takes in float32."""
+    return torch.stack([(p.grad**2).sum() for group in groups for p in group["params"]]).sum()
+
+
+def _orthograd(tensors: Sequence[torch.Tensor], foreach: bool, **keywords: Any) -> Any:
+    return pytorch_optimizer.OrthoGrad(torch.optim.SGD(tensors, foreach=foreach, **keywords), foreach=foreach)
 
 
 def _unit_clip(h: Hyper) -> Any:
@@ -141,6 +170,101 @@ _LAYERWISE: tuple[Peer, ...] = (
     ),
 )  # fmt: skip
 
+_LATER: tuple[Peer, ...] = (
+    torch_peer(
+        "fadam", pytorch_optimizer.FAdam,
+        lambda h: {
+            **adam_like(h), "eps_2": h["eps2"], "clip": h["c"], "p": h["rho"], "momentum_dtype": torch.float64,
+            "fim_dtype": torch.float64,
+        },
+        {**_ADAM_DECAY, "eps": 0.02, "eps2": 0.03, "c": 0.7, "rho": 0.4}, "its states are float32 where not told",
+    ),
+    inside(
+        torch_peer(
+            "adagc", pytorch_optimizer.AdaGC,
+            lambda h: {
+                **adam_like(h), "beta": h["beta"], "lambda_abs": h["lambda_abs"], "lambda_rel": h["lambda_rel"],
+                "warmup_steps": h["warmup"],
+            },
+            {**_ADAM_DECAY, "beta": 0.7, "lambda_abs": 3, "lambda_rel": 1.3, "warmup": 6},
+            "the model's norm is float32 there, and is given in float64", rounds=True,
+        ),
+        patched(**{"pytorch_optimizer.optimizer.adagc.get_global_gradient_norm": _squares}),
+    ),
+    flattened(
+        torch_peer(
+            "amos", pytorch_optimizer.Amos, same("lr", "beta", "momentum", "extra_l2", "eps"),
+            {"lr": 0.04, "beta": 0.9, "momentum": 0.6, "extra_l2": 0.03, "eps": 1e-6},
+            "what has more than two dimensions is given as a matrix",
+        )
+    ),
+    torch_peer(
+        "stable_spam", pytorch_optimizer.StableSPAM,
+        lambda h: {
+            **adam_like(h), "gamma1": h["gamma1"], "gamma2": h["gamma2"], "theta": h["gamma3"],
+            "update_proj_gap": int(h["gap"]),
+        },
+        {**_ADAM, "gamma1": 0.6, "gamma2": 0.8, "gamma3": 0.9, "gap": 9},
+    ),
+    torch_peer(
+        "adanorm + decay", pytorch_optimizer.AdaNorm, lambda h: {**adam_like(h), "r": h["gamma"]},
+        {**_ADAM_DECAY, **_TINY, "gamma": 0.8}, f"{_EPS_EARLY}; {_ROOT}", prepare=_nothing_under_the_root,
+    ),
+    torch_peer("adams", pytorch_optimizer.AdamS, adam_like, _ADAM_DECAY),
+    torch_peer(
+        "mars_lion", pytorch_optimizer.MARS,
+        lambda h: {
+            "lr": h["lr"], "betas": (h["beta"], 0.99), "gamma": h["gamma"], "weight_decay": h["weight_decay"],
+            "mars_type": "lion", "optimize_1d": True,
+        },
+        {"lr": 0.02, "beta": 0.8, "gamma": 0.1, "weight_decay": 0.3},
+    ),
+    torch_peer(
+        "l2 >> aida", pytorch_optimizer.Aida, lambda h: {**adam_like(h), "xi": h["xi"]},
+        {**_ADAM_DECAY, "eps": 1e-4, "xi": 1e-3}, f"{_EPS_EARLY.removesuffix(': eps is tiny here')}; {_ROOT}",
+        prepare=_late_eps,
+    ),
+    torch_peer(
+        "sgdsai", pytorch_optimizer.SGDSaI, same("lr", "momentum", "weight_decay", "eps"),
+        {"lr": 0.002, "momentum": 0.8, "weight_decay": 0.3, "eps": 0.1},
+    ),
+    optax_peer(
+        "ldog", "optax.scale_by_distance_over_gradients",
+        lambda h: optax.chain(
+            optax.scale_by_distance_over_gradients(h["r_rel"], h["eps"], global_scale=h["lr"]), optax.scale(-1),
+        ),
+        {"lr": 0.9, "r_rel": 0.02, "eps": 1e-3},
+    ),
+    torch_peer(
+        "l2 >> apollo_dqn", pytorch_optimizer.ApolloDQN,
+        same("lr", "beta", "eps", "weight_decay", warmup_steps=0),
+        {"lr": 0.01, "beta": 0.8, "eps": 1e-3, "weight_decay": 0.07},
+    ),
+    torch_peer(
+        "nero", pytorch_optimizer.Nero, same("lr", "beta", "eps"), {"lr": 0.05, "beta": 0.9, "eps": 1e-3},
+        "theirs, unlike the authors' code, does not centre the first weights: they are given centred", prepare=_centred,
+    ),
+    torch_peer(
+        "dadapt_adagrad", pytorch_optimizer.DAdaptAdaGrad, same("lr", "momentum", "eps", "d0"),
+        {"lr": 0.7, "momentum": 0.3, "eps": 1e-3, "d0": 0.003}, "theirs sums in float32",
+    ),
+    inside(
+        torch_peer(
+            "dadapt_sgd", pytorch_optimizer.DAdaptSGD, same("lr", "momentum", "d0"),
+            {"lr": 0.7, "momentum": 0.8, "d0": 0.01}, "theirs sums in float32", rounds=True,
+        ),
+        patched(**{"pytorch_optimizer.optimizer.dadapt.get_global_gradient_norm": _squares}),
+    ),
+    torch_peer(
+        "dadapt_lion", pytorch_optimizer.DAdaptLion,
+        lambda h: {
+            "lr": h["lr"], "betas": (h["beta1"], h["beta2"]), "d0": h["d0"], "weight_decay": h["weight_decay"],
+            "weight_decouple": True,
+        },
+        {"lr": 0.7, "beta1": 0.8, "beta2": 0.95, "d0": 0.01, "weight_decay": 0.07}, "theirs sums in float32",
+    ),
+)  # fmt: skip
+
 _MODEL_WIDE: tuple[Peer, ...] = (
     optax_peer(
         "l2 >> dog", "optax.contrib.dog",
@@ -193,6 +317,24 @@ _MODEL_WIDE: tuple[Peer, ...] = (
 )  # fmt: skip
 
 _TRANSFORMS: tuple[Peer, ...] = (
+    replace(
+        torch_peer(
+            "transforms/orthograd >> momentum", _orthograd, same("lr", "momentum"), {"lr": 0.05, "momentum": 0.8},
+        ),
+        theirs="pytorch_optimizer.OrthoGrad",
+    ),
+    optax_peer(
+        "transforms/clip_by_block_rms >> sgd", "optax.clip_by_block_rms",
+        _before_sgd(lambda h: optax.clip_by_block_rms(h["threshold"])), {"lr": 0.05, "threshold": 0.7},
+    ),
+    optax_peer(
+        "transforms/param_block_norm >> sgd", "optax.scale_by_param_block_norm",
+        _before_sgd(lambda h: optax.scale_by_param_block_norm(h["min_scale"])), {"lr": 0.05, "min_scale": 0.9},
+    ),
+    optax_peer(
+        "transforms/param_block_rms >> sgd", "optax.scale_by_param_block_rms",
+        _before_sgd(lambda h: optax.scale_by_param_block_rms(h["min_rms"])), {"lr": 0.05, "min_rms": 0.9},
+    ),
     torch_peer(
         "transforms/clip_by_norm >> momentum", torch.optim.SGD, same("lr", "momentum"),
         {"lr": 0.05, "momentum": 0.8, "max_norm": _MAX_NORM}, "after torch.nn.utils.clip_grad_norm_ of each tensor",
@@ -229,4 +371,4 @@ _TRANSFORMS: tuple[Peer, ...] = (
     ),
 )  # fmt: skip
 
-REDUCING: tuple[Peer, ...] = (*_LAYERWISE, *_MODEL_WIDE, *_TRANSFORMS)
+REDUCING: tuple[Peer, ...] = (*_LAYERWISE, *_LATER, *_MODEL_WIDE, *_TRANSFORMS)

@@ -56,6 +56,21 @@ def _matrix(array: Array) -> Array:
     return array.reshape(array.shape[0], -1) if array.ndim > 2 else array
 
 
+class Transposed:
+    """A side that sees matrices transposed."""
+
+    def __init__(self, start: Start, params: Sequence[Array], hyper: Hyper) -> None:
+        self.run = start([p.T.copy() for p in params], hyper)
+
+    def step(self, grads: Sequence[Array], hyper: Hyper) -> None:
+        """One update."""
+        self.run.step([g.T.copy() for g in grads], hyper)
+
+    def params(self) -> list[Array]:
+        """The parameters as they were given."""
+        return [p.T for p in self.run.params()]
+
+
 class Inside:
     """A side that is made, and steps, inside a context of its own."""
 
@@ -88,6 +103,15 @@ def flattened(peer: Peer) -> Peer:
 
     def start(params: Sequence[Array], hyper: Hyper, *, shipped: bool = False) -> Run:
         return Flattened(peer.start, params, hyper)
+
+    return replace(peer, start=start)
+
+
+def transposed(peer: Peer) -> Peer:
+    """The row whose other side sees matrices transposed."""
+
+    def start(params: Sequence[Array], hyper: Hyper, *, shipped: bool = False) -> Run:
+        return Transposed(peer.start, params, hyper)
 
     return replace(peer, start=start)
 

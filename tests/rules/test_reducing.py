@@ -22,6 +22,9 @@ RELATIVE_FLOAT64 = 1e-12
 #: Half an ulp a step, as for the elementwise rules.
 ULPS_FLOAT32 = STEPS / 2
 
+#: Rules whose first gradients set their step for good: a tensor whose are zero stays.
+SET_AT_FIRST = ("sgdsai",)
+
 #: One row for what is composed.
 FIRST = tuple({peer.composed: peer for peer in reversed(REDUCING)}.values())
 
@@ -63,7 +66,7 @@ def test_all_zero(peer: Peer, run: str) -> None:
         ours.step(grads, now)
     for p in ours.params():
         assert np.isfinite(p).all()
-        assert p.any()
+        assert p.any() != (peer.rule in SET_AT_FIRST)
 
 
 @pytest.mark.parametrize("name", ["prodigy", "dadapt_adam"])
