@@ -805,26 +805,6 @@ class CautiousAdamW(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
-class Conda(RuleOptimizer):
-    """Adam in the singular vectors of its momentum."""
-
-    def __init__(
-        self,
-        params: ParamsT,
-        lr: float | torch.Tensor = 0.001,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-08,
-        scale: float = 1.0,
-        gap: float = 2000.0,
-        *,
-        maximize: bool = False,
-        capturable: bool = False,
-        state_dtype: StateDtype = None,
-        weights: str | None = None,
-        backend: str | None = None,
-        seed: int = 0,
-    ) -> None: ...
-
 class DAdaptAdaGrad(RuleOptimizer):
     """Adagrad by dual averaging that finds its learning rate from how gradients add up."""
 

@@ -42,7 +42,7 @@ EVERYDAY = (
 )  # fmt: skip
 
 #: In which the iteration of the authors is made in bfloat16; what it decides is compared in `float64` here.
-ORTHOGONALIZING = ("muon", "normuon", "transforms/orthogonalize")
+ORTHOGONALIZING = ("adamuon", "muon", "normuon", "scion", "transforms/orthogonalize")
 
 #: Of whose matrices some have no definite singular vectors in float32, where rounding fills the null space.
 DECOMPOSING = ("soap", "shampoo")

@@ -106,7 +106,7 @@ class Projector(GaLoreProjector):
 
     def get_orthogonal_matrix(self, weights: torch.Tensor, projection_type: str, *_: Any, **__: Any) -> torch.Tensor:
         g = weights.numpy() if projection_type == "left" else weights.numpy().T
-        vectors = torch.from_numpy(MATRIX[Op.SINGULAR_VECTORS].compute(g[None], self.rank or len(g))[0].copy())
+        vectors = torch.from_numpy(MATRIX[Op.SINGULAR_VECTORS].compute(g[None], self.rank)[0].copy())
         return vectors if projection_type == "left" else vectors.T
 
 
@@ -124,10 +124,6 @@ def _fira(tensors: Sequence[torch.Tensor], foreach: bool, **keywords: Any) -> An
 
 def _galore(tensors: Sequence[torch.Tensor], foreach: bool, **keywords: Any) -> Any:
     return pytorch_optimizer.GaLore([{"params": tensors, **keywords}], foreach=foreach)
-
-
-def _conda(tensors: Sequence[torch.Tensor], foreach: bool, **keywords: Any) -> Any:
-    return pytorch_optimizer.Conda(tensors, foreach=foreach, **keywords)
 
 
 def _named(peer: Peer, theirs: str) -> Peer:
@@ -378,21 +374,6 @@ _LOW_RANK: tuple[Peer, ...] = (
     ),
 )  # fmt: skip
 
-_CONDA = inside(
-    routed(
-        _named(
-            torch_peer(
-                "conda", _conda,
-                lambda h: {**adam_like(h), "update_proj_gap": int(h["gap"]), "scale": h["scale"]},
-                {**_ADAM, "gap": 4, "scale": 0.4}, "with our singular vectors",
-            ),
-            "pytorch_optimizer.Conda",
-        ),
-        _adam("adam"),
-    ),
-    patched(**{"pytorch_optimizer.optimizer.conda.GaLoreProjector": Projector}),
-)  # fmt: skip
-
 _FIRA = inside(
     routed(
         transposed(
@@ -414,4 +395,4 @@ _FIRA = inside(
     patched(**{"pytorch_optimizer.optimizer.fira.GaLoreProjector": StandardProjector}),
 )  # fmt: skip
 
-MATRICES: tuple[Peer, ...] = (*_FACTORING, _MINI, *_ORTHOGONAL, *_PRECONDITIONED, *_LOW_RANK, _CONDA, _FIRA)
+MATRICES: tuple[Peer, ...] = (*_FACTORING, _MINI, *_ORTHOGONAL, *_PRECONDITIONED, *_LOW_RANK, _FIRA)
