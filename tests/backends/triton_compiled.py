@@ -140,8 +140,17 @@ def _facts(
 
 
 def approximate(text: str) -> list[str]:
-    """The instructions that are not IEEE's: but for the floor, whose faults with subnormal numbers `floor` mends."""
-    return re.findall(r"\S+\.approx\S*|div\.full\S*|(?!cvt\.rmi)\b\w+\.(?:\w+\.)*ftz\S*", text)
+    """The instructions that are not IEEE's.
+
+    Three are allowed: the floor, whose faults with subnormal numbers `floor` mends; float64's reciprocal, which only
+    begins the Newton steps of a logarithm's quotient; and the size of a float64's upper word, an exponential's range.
+    """
+    instructions = re.findall(r"(?<![\w.])[a-z]\w*(?:\.\w+)+", _UPPER_WORD.sub("", text))
+    loose = [x for x in instructions if {"approx", "full", "ftz"} & set(x.split("."))]
+    return [x for x in loose if not x.startswith(("cvt.rmi.", "rcp.approx.ftz.f64"))]
+
+
+_UPPER_WORD = re.compile(r"mov\.b64 \{tmp, (%r\d+)\}, %rd\d+; \}\s+abs\.ftz\.f32\s+%r\d+, \1;")
 
 
 def constants(program: Program, layout: Layout, index: int, block: Block) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from rulec.compiler.layout import Layout, layout_for
 from rulec.testing.cases import buckets_of, loaded
 from rulec_backends.triton import TritonBackend
 from rulec_backends.triton.product import Tile, tiles_for
-from tests.backends.triton_compiled import ROOT, memory
+from tests.backends.triton_compiled import ROOT, approximate, memory
 
 _SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
@@ -86,7 +86,7 @@ def _facts(name: str, made: Any) -> Product:
     stack, local = memory(made)
     return Product(
         name, instructions[0] if instructions else "", len(instructions), sum(bool(_WIDE.search(x)) for x in stores),
-        len(stores), stack, local, re.findall(r"\S+\.approx\S*|div\.full\S*", text),
+        len(stores), stack, local, approximate(text),
     )  # fmt: skip
 
 
