@@ -20,15 +20,13 @@ from .flat import FlatStage
 from .format_words import format_functions, words
 from .words import words_used
 
+#: Functions on the host that torch lacks. The kernels' own functions have other names.
 _WORDS = {
-    "cbrt": '''\
-def cbrt(x):
+    "cube_root": '''\
+def cube_root(x):
     """The cube root, with the sign of x."""
     return torch.sign(x) * torch.abs(x) ** (1 / 3)
 ''',
-    "power": "power = torch.pow\n",
-    "erf": "erf = torch.erf\n",
-    "sigmoid": "sigmoid = torch.sigmoid\n",
 }
 
 DIALECT = Dialect(
@@ -40,6 +38,7 @@ DIALECT = Dialect(
     cast="{}.to(torch.{})",
     number="torch.tensor({0}, dtype=torch.{1})",
     copy="{}",
+    others={Op.CBRT: "cube_root", Op.POW: "torch.pow", Op.ERF: "torch.erf", Op.SIGMOID: "torch.sigmoid"},
 )
 
 _TABLES = '''\

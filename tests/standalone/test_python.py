@@ -26,7 +26,7 @@ from tests.standalone.one_file import STAND_IN, Array, Case, ran
 
 SHAPES = ((5,), (7, 3), (), (1100,), (0,))
 RULES = (
-    "adamw", "nadam", "lion", "madgrad", "asgd", "rprop", "clip_by_value >> adan", "lookahead(adam, k=2)",
+    "adamw", "nadam", "lion", "madgrad", "asgd", "rprop", "adamg", "clip_by_value >> adan", "lookahead(adam, k=2)",
 )  # fmt: skip
 
 NUMPY = """
@@ -254,6 +254,10 @@ def test_texts_are_tidy(backend: str) -> None:
         assert not text.endswith("\n\n")
         assert not [line for line in text.splitlines() if line != line.rstrip() or "\t" in line]
         assert "MIT License" in text
+        body = ast.parse(text).body
+        named = [x.name for x in body if isinstance(x, ast.FunctionDef | ast.ClassDef)]
+        named += [ast.unparse(x.targets[0]) for x in body if isinstance(x, ast.Assign)]
+        assert len(named) == len(set(named)), "a name is defined twice"
         modules = {
             (node.names[0].name if isinstance(node, ast.Import) else str(node.module)).partition(".")[0]
             for node in ast.walk(ast.parse(text))
