@@ -18,9 +18,9 @@ from rulec.language.python import Value, operation, record
 
 __all__ = [
     "abs", "cbrt", "clip", "count_nonzero", "eigh", "erf", "exp", "floor", "inverse_root", "isfinite", "log",
-    "logical_and", "logical_not", "logical_or", "matmul", "max", "maximum", "mean", "min", "minimum", "newton_schulz",
-    "norm", "normal", "qr", "rms", "rsqrt", "sigmoid", "sign", "singular_vectors", "sqrt", "sum", "tanh", "transpose",
-    "uniform", "where",
+    "logical_and", "logical_not", "logical_or", "matmul", "max", "maximum", "mean", "median", "min", "minimum",
+    "newton_schulz", "norm", "normal", "qr", "rms", "round", "rsqrt", "sigmoid", "sign", "singular_vectors", "softmax",
+    "softplus", "sqrt", "std", "sum", "tanh", "transpose", "uniform", "variance", "where",
 ]  # fmt: skip
 
 #: The axes of an array that a reduction to each level removes; a vector is one row.
@@ -126,6 +126,23 @@ def clip(x: Any, low: Any, high: Any) -> Any:
     return np.minimum(np.maximum(x, low), high)
 
 
+def median(a: Any, b: Any, c: Any) -> Any:
+    """The middle one of three values, elementwise; NaN where one of them is NaN."""
+    if any(isinstance(x, Value) for x in (a, b, c)):
+        return record("median", a, b, c)
+    return np.maximum(np.minimum(a, b), np.minimum(np.maximum(a, b), c))
+
+
+def round(x: Any) -> Any:
+    """The nearest whole number, of two the even one, elementwise."""
+    return record("round", x) if isinstance(x, Value) else np.rint(x)
+
+
+def softplus(x: Any) -> Any:
+    """log(1 + exp(x)), elementwise, without overflow."""
+    return record("softplus", x) if isinstance(x, Value) else np.logaddexp(0, x)
+
+
 def where(condition: Any, a: Any, b: Any) -> Any:
     """`a` where the condition holds, `b` elsewhere, elementwise."""
     return _apply(Op.WHERE, condition, a, b)
@@ -179,6 +196,24 @@ def max(x: Any, per: str = "tensor") -> Any:
 def count_nonzero(x: Any, per: str = "tensor") -> Any:
     """The number of values other than zero, one count left per `per`."""
     return _reduce("count_nonzero", lambda x, **k: np.sum(np.not_equal(x, 0), **k), x, per)
+
+
+def variance(x: Any, per: str = "tensor") -> Any:
+    """Mean of the squared distances from the mean, one value left per `per`."""
+    return _reduce("variance", np.var, x, per)
+
+
+def std(x: Any, per: str = "tensor") -> Any:
+    """Root of the variance, one value left per `per`."""
+    return _reduce("std", np.std, x, per)
+
+
+def softmax(x: Any, per: str = "tensor") -> Any:
+    """exp(x) over its sum at `per`, of the shape of `x`, without overflow."""
+    if isinstance(x, Value):
+        return record("softmax", x, per=per)
+    grown = np.exp(x - max(x, per))
+    return grown / sum(grown, per)
 
 
 def matmul(a: Any, b: Any) -> Any:

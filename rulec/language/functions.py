@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from rulec.language import composed
 from rulec.language.counts import count_of
 from rulec.language.node import LEVELS, Kind, Node, Op, const, name, node
 
@@ -96,8 +97,15 @@ def _reduction(op: Op) -> Function:
     return Function(op.symbol, build, ("x",), {"per": "tensor"}, {"per": LEVELS[1:]})
 
 
-def _clip(x: Value, low: Value, high: Value) -> Node:
-    return node(Op.MINIMUM, node(Op.MAXIMUM, as_node(x), as_node(low)), as_node(high))
+def _composed(name: str, build: Callable[..., Node], *arguments: str) -> Function:
+    return Function(name, lambda *args: build(*map(as_node, args)), arguments)
+
+
+def _composed_reduction(name: str, build: Callable[[Node, str], Node]) -> Function:
+    def of_value(x: Value, per: str) -> Node:
+        return build(as_node(x), per)
+
+    return Function(name, of_value, ("x",), {"per": "tensor"}, {"per": LEVELS[1:]})
 
 
 def _random(op: Op) -> Function:
@@ -136,8 +144,14 @@ FUNCTIONS: dict[str, Function] = {
         *(_plain(op, "x") for op in (Op.SIGMOID, Op.ERF, Op.FLOOR, Op.ISFINITE)),
         *(_plain(op, "a", "b") for op in (Op.MINIMUM, Op.MAXIMUM)),
         _plain(Op.WHERE, "condition", "a", "b"),
-        Function("clip", _clip, ("x", "low", "high")),
+        _composed("clip", composed.clip, "x", "low", "high"),
+        _composed("median", composed.median, "a", "b", "c"),
+        _composed("round", composed.rounded, "x"),
+        _composed("softplus", composed.softplus, "x"),
         *(_reduction(op) for op in (Op.SUM, Op.MEAN, Op.NORM, Op.RMS, Op.MIN, Op.MAX, Op.COUNT_NONZERO)),
+        _composed_reduction("variance", composed.variance),
+        _composed_reduction("std", composed.deviation),
+        _composed_reduction("softmax", composed.softmax),
         Function("matmul", lambda a, b: node(Op.MATMUL, as_node(a), as_node(b)), ("a", "b")),
         _plain(Op.TRANSPOSE, "x"),
         Function("newton_schulz", _newton_schulz, ("x",), {"steps": 5, "dtype": "float32"}, {"dtype": _FLOATS}),
