@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from rulec.errors import HyperError
-from rulec.language.hyper import resolve_hyper
+from rulec.language.hyper import Hyper, resolve_hyper, well_known_range
 from rulec.language.names import BESIDE_STATES, RESERVED, declared_problem, name_problem, short
 from rulec.language.node import LEVELS, Kind, Node, Op, names_in, walk
 from rulec.language.rule import Assign, Branch, Rule, Statement, assignments, conditions
@@ -162,7 +163,27 @@ def _check_default(rule: Rule, keys: list[str], known: dict[str, float]) -> None
     try:
         resolve_hyper({k: rule.hyper[k] for k in (*known, *keys)}, known, 2.0**-52, rule.name)
     except HyperError as error:
-        raise rule_error(str(error), rule.hyper[keys[0]].span) from None
+        hyper = rule.hyper[keys[0]]
+        raise rule_error(f"{error}{_another_range(rule, keys[0], hyper)}", hyper.span) from None
+
+
+def _another_range(rule: Rule, key: str, hyper: Hyper) -> str:
+    """How a rule gives a hyper-parameter another range than that of its name, as the end of a sentence."""
+    value = hyper.default
+    if not isinstance(value, float) or not math.isfinite(value) or hyper.limits != well_known_range(key):
+        return ""
+    low = max(hyper.min, hyper.above)
+    ends = [
+        f"min: {min(low, value):g}" if math.isfinite(low) else "",
+        f"max: {value:g}" if value >= min(hyper.max, hyper.below) else f"below: {hyper.below:g}",
+    ]
+    said = ", ".join(end for end in ends if end and not end.endswith("inf"))
+    if hyper.span is not None:
+        advice = f"{key}: {{default: {value:g}, {said}}}"
+    else:
+        pairs = said.replace(": ", "=")
+        advice = f"hyper=dict({key}=dict({pairs}))" if rule.function else f"{key}: dict(default={value:g}, {pairs})"
+    return f", the range of this name: write {advice} for another"
 
 
 def check_direction_free_of_lr(rule: Rule) -> Rule:

@@ -13,6 +13,7 @@ from rulec.errors import RuleError
 from rulec.language import compose
 from rulec.language.bind import Binding, bind
 from rulec.language.check import (
+    check_defaults,
     check_direction_free_of_lr,
     check_elementwise,
     check_names,
@@ -93,16 +94,26 @@ class _RuleReader:
         """The composed rule with one hyper-parameter as in the file: its default, expression or range."""
         entry, span = self.file.hyper[key], self.document.span(("hyper", key), key=True)
         if not isinstance(entry, HyperEntry):
-            return self._placed(lambda: bind(rule, {key: self._binding(("hyper", key))}), span)
+            return self._with_default(rule, key, ("hyper", key))
+        if key in rule.hyper:
+            # The range first: the default belongs to it.
+            declared = rule.hyper[key]
+            limits = _limits(entry) or declared.limits
+            static, whole = entry.static or declared.static, entry.whole or declared.whole
+            changed = Hyper(declared.default, **limits, static=static, whole=whole, span=span)
+            rule = replace(rule, hyper={**rule.hyper, key: changed})
         if entry.default is not None:
-            rule = self._placed(lambda: bind(rule, {key: self._binding(("hyper", key, "default"))}), span)
+            rule = self._with_default(rule, key, ("hyper", key, "default"))
         if key not in rule.hyper:
             raise rule_error(f"{short(key)} is bound to an expression, so it has no range", span)
-        declared = rule.hyper[key]
-        limits = _limits(entry) or declared.limits
-        static, whole = entry.static or declared.static, entry.whole or declared.whole
-        changed = Hyper(declared.default, **limits, static=static, whole=whole, span=span)
-        return replace(rule, hyper={**rule.hyper, key: changed})
+        return rule
+
+    def _with_default(self, rule: Rule, key: str, place: Place) -> Rule:
+        """The composed rule with the default or the expression at `place` for one hyper-parameter."""
+        value, span = self._binding(place), self.document.span(("hyper", key), key=True)
+        if key in rule.hyper and isinstance(value, int | float):
+            check_defaults(replace(rule, hyper={key: replace(rule.hyper[key], default=float(value), span=span)}))
+        return self._placed(lambda: bind(rule, {key: value}), span)
 
     @staticmethod
     def _placed(make: Callable[[], Rule], span: Span) -> Rule:

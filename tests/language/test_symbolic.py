@@ -190,7 +190,9 @@ G = sympy.Symbol("g")
          "a Piecewise of a rule has a value everywhere: end it with (value, True)"),
         ({"direction": G, "hyper": {"k": "a"}}, "default of k of X is a number, not 'a'"),
         ({"direction": G, "hyper": {"k": {"minn": 1}}}, "k of X has no 'minn'; did you mean 'min'?"),
-        ({"direction": G, "hyper": {"beta1": 3}}, "beta1=3.0 of X must be at least 0 and below 1"),
+        ({"direction": G, "hyper": {"beta1": 3}},
+         "beta1=3.0 of X must be at least 0 and below 1, the range of this name: "
+         "write beta1: dict(default=3, min=0, max=3) for another"),
         ({"direction": G, "init": {"m": 1}}, "X has no state 'm' to begin"),
         ({"direction": G, "state": {"m": G}}, "state m is never used: read it in the step or remove it"),
         ({"direction": G, "state": {"m k": G}}, "'m k' is no name: use letters from a to z, digits and _, as in 'm_k'"),
