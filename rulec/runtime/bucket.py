@@ -191,6 +191,14 @@ class Bucket:
         held = self.counts if counts else self.counts.held()
         return replace(self, program=program, layout=self.layout.of(program), counts=held, versions={})
 
+    def of_rows(self, position: int, param: Any, states: Mapping[str, Any]) -> Bucket:
+        """The same tensors, where for one of them some rows of it and its states stand, copies of their own."""
+        self.compiled(next(iter(self.versions), ()))
+        params, all_states = [*self.params], [*self.states]
+        params[position], all_states[position] = param, dict(states)
+        versions = {decided: replace(v, rows=None, call=None) for decided, v in self.versions.items()}
+        return replace(self, params=params, states=all_states, versions=versions)
+
     def rebind(self) -> None:
         """Drops the bound calls: tensors moved, or joined."""
         for version in self.versions.values():

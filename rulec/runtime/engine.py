@@ -13,14 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from rulec.backend.protocol import Backend
-from rulec.compiler.layout import array_buffers
+from rulec.compiler.layout import array_buffers, is_shaped
 from rulec.compiler.pipeline import compile
 from rulec.compiler.routing import Router
-from rulec.errors import RuleError
+from rulec.errors import RuleError, TensorError
 from rulec.formats import UNBIASED, Format
 from rulec.language.hyper import checked_seed
 from rulec.language.rule import Rule, assignments
+from rulec.language.traits import draws
 from rulec.runtime.arrays import Arrays
 from rulec.runtime.bucket import Bucket
 from rulec.runtime.buckets import Buckets
@@ -212,8 +215,7 @@ class Engine:
         the rule's inputs by name, each a number or a list of one array for each tensor. `scaling` is the scale of the
         gradients, for resident tensors.
         """
-        if hyper is not self._values.table:
-            self._values.take(hyper, self.buckets.values())
+        self.take_table(hyper)
         before, parts = self._last
         if before is not ids:
             parts = self._parts(ids, grads)
@@ -235,6 +237,43 @@ class Engine:
             parts = self._partitions.cut(ids)
         return parts
 
+    def ready_rows(self, tensor_id: int, param: Any, states: Mapping[str, Any], grad: Any) -> list[Launch]:
+        """The launches of an update of some rows of a tensor: see `check_rows`. The tensor's step count advances.
+
+        `param`, `states` by name and `grad` are these rows, as arrays of their own, of one shape; the update is written
+        there. The hyper-parameters are those of the last step that was ready, or of `take_table`.
+        """
+        tensor = self.tensors[tensor_id]
+        assert tensor.bucket is not None
+        bucket = tensor.bucket.of_rows(tensor.position, param, states)
+        check = self.arrays.gradient_check([param], bucket.layout.dtype("g"), [tensor.name])
+        part = Part(bucket, [tensor.position], np.array([tensor.position]), None, check)
+        return [*self._launcher.launches(part, [grad], {})]
+
+    def take_table(self, hyper: Numbers) -> None:
+        """Takes over a table of hyper-parameters."""
+        if hyper is not self._values.table:
+            self._values.take(hyper, self.buckets.values())
+
+    def check_rows(self, tensor_id: int) -> None:
+        """TensorError where an update of some rows of a tensor is not the update of each element by itself."""
+        tensor = self.tensors[tensor_id]
+        bucket = tensor.bucket
+        assert bucket is not None
+        why = (
+            "reads more than one element at a time" if is_shaped(bucket.program) or len(bucket.program.stages) > 1
+            or any(stage.reduces for stage in bucket.program.stages)
+            else "draws random numbers" if draws(tensor.rule) or self.rounds(tensor_id)
+            else "keeps states in codes" if bucket.layout.formats
+            else "keeps step counts on the device" if bucket.resident
+            else "reads inputs" if tensor.rule.inputs
+            else ""
+        )  # fmt: skip
+        if why:
+            raise TensorError(
+                f"the gradient of {tensor.name} is sparse, and {self.rule.name} {why}: make its layer with sparse=False"
+            )
+
     # Steps of other rules
 
     def change(self, way: Callable[[Rule], Rule | None], hyper: Numbers) -> None:
@@ -243,8 +282,7 @@ class Engine:
         `way` maps the rule of a tensor to a rule of the same hyper-parameters and states; its `t` is the count of
         updates so far. None leaves the tensor as it is.
         """
-        if hyper is not self._values.table:
-            self._values.take(hyper, self.buckets.values())
+        self.take_table(hyper)
         launches: list[Launch] = []
         for bucket in self.buckets.values():
             key = way, id(bucket.program.rule)
@@ -263,8 +301,7 @@ class Engine:
 
         All parts have the `t` of the step; the part with `counts` advances it.
         """
-        if hyper is not self._values.table:
-            self._values.take(hyper, self.buckets.values())
+        self.take_table(hyper)
         launches: list[Launch] = []
         for part in self._parts(ids, grads):
             bucket = part.bucket

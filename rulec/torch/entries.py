@@ -87,7 +87,8 @@ class Entry:
 
     `when` are the keywords' values that choose it (`nonzero` is any number but 0). `places` has hyper-parameter ->
     keyword and position, `states` the rule's name of a state -> torch's, and `decays` flag -> the transform that
-    `weight_decay` stands for with it (`default` without a flag). `counted` says whether torch's state has a step count.
+    `weight_decay` stands for with it (`default` without a flag). `counted` says whether torch's state has a step count,
+    and `takes_rows` whether torch takes sparse gradients.
     """
 
     owner: str
@@ -97,6 +98,7 @@ class Entry:
     states: Mapping[str, str] = field(default_factory=dict)
     decays: Mapping[str, str] = field(default_factory=dict)
     counted: bool = True
+    takes_rows: bool = False
 
     @functools.cached_property
     def rules(self) -> Sequence[Rule]:

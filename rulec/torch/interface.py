@@ -94,6 +94,11 @@ class Interface:
         return any(map(sees_sections, self.rules))
 
     @functools.cached_property
+    def takes_rows(self) -> bool:
+        """Whether a rule takes sparse gradients."""
+        return any(entry.takes_rows for entry in self.entries)
+
+    @functools.cached_property
     def inputs(self) -> Mapping[str, str]:
         """What a step must be given beside gradients: `scalar` or `like p`."""
         return {name: kind for rule in self.rules for name, kind in rule.inputs.items()}

@@ -61,7 +61,8 @@ def rule_interface(rule: Rule, source: str = "") -> Interface:
     fields = next(iter(interop_entries(rule, "torch")), None)
     args = _betas(settings) if fields is None else fields.get("args", {})
     states = {} if fields is None else fields.get("state", {})
-    entry = Entry(rule.name, rule, places=_places(rule, settings, args), states=states)
+    rows = fields is not None and bool(fields.get("rows"))
+    entry = Entry(rule.name, rule, places=_places(rule, settings, args), states=states, takes_rows=rows)
     _check_free(entry, settings)
     parameters = [inspect.Parameter("params", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=ParamsT)]
     parameters += _keyword_parameters(entry, settings, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -142,6 +143,7 @@ def _entry(kind: str, rule: Rule, fields: Mapping[str, Any]) -> Entry:
     return Entry(
         kind, rule, fields.get("when", {}), _places(rule, settings, args | _betas(others)), fields.get("state", {}),
         {"default": decays} if isinstance(decays, str) else decays, fields.get("step") != "absent",
+        bool(fields.get("rows")),
     )  # fmt: skip
 
 

@@ -31,14 +31,15 @@ from rulec.torch.interface import Interface
 from rulec.torch.memory import plain_arithmetic, plain_memory
 from rulec.torch.meshes import meeting_of
 from rulec.torch.options import Options, fitting
-from rulec.torch.placed import check_gradient, part_of
+from rulec.torch.placed import check_gradient, is_placed, part_of
 from rulec.torch.plans import Plans, StepPlan, launches_of, part_launches_of, read_all, scaling_kind, write_all
 from rulec.torch.residence import NEW_NUMBERS, NEW_SCALING, NEW_TENSORS, residence_of
 from rulec.torch.routes import names_of, routes_of
 from rulec.torch.snapshot import Change, Snapshot
+from rulec.torch.sparse import SparseRows, check_takes_rows, is_sparse, sparse_rows
 from rulec.torch.states import Buffers, Store
 from rulec.torch.stored import check_parts, check_real
-from rulec.torch.tensors import OtherDtype, is_dense, real_view
+from rulec.torch.tensors import OtherDtype, dtype_name, is_dense, real_view
 from rulec.torch.writer import Writer
 
 _gradient = attrgetter("grad")
@@ -182,6 +183,8 @@ class Machine:
         self, plan: StepPlan, grads: list[Any], inputs: Inputs | None, scaling: Scaling | None, meets: bool = True
     ) -> bool:  # fmt: skip
         """Updates a plan's parameters with these gradients. False, and nothing done, where one's dtype is new."""
+        if self.interface.takes_rows and any(map(is_sparse, grads)):
+            return self._write_sparse(plan, grads, scaling)
         for place in plan.converted:
             check_gradient(grads[place], plan.written[place], self.names[plan.chosen[place]])
             grads[place] = real_view(grads[place])
@@ -206,6 +209,48 @@ class Machine:
         if [1 for engine in self.engines if engine.published != engine.extensions]:
             self.buffers.show()
         return True
+
+    def _write_sparse(self, plan: StepPlan, grads: Sequence[Tensor], scaling: Scaling | None) -> bool:
+        """The same, where some gradients are sparse: their rows are updated, the other rows stay as they are."""
+        sparse = [place for place, grad in enumerate(grads) if is_sparse(grad)]
+        dense = [place for place in range(len(grads)) if place not in set(sparse)]
+        chosen = [plan.chosen[place] for place in dense]
+        try:
+            rows = [self._rows(plan, place, grads[place], scaling) for place in sparse]
+            launches = [launch for home, each in rows for launch in each.launches(home)]
+            whole = self.plans.of(tuple(chosen), [grads[place] for place in dense]) if dense else None
+        except OtherDtype:
+            return False
+        if whole is not None:
+            if whole.converted or whole.copied or whole.sections:
+                raise TensorError("sparse gradients and complex, split or strided parameters cannot be in one step")
+            launches += launches_of(whole, [grads[place] for place in dense], None, scaling)
+        try:
+            self.writer.write(launches, plan.written)
+        finally:
+            for _, each in rows:
+                each.put_back()
+        self.buffers.show()
+        return True
+
+    def _rows(self, plan: StepPlan, place: int, grad: Tensor, scaling: Scaling | None) -> tuple[Home, SparseRows]:
+        """The rows of a sparse gradient, and the home of its parameter. TensorError where rows alone cannot be updated.
+
+        The parameter's states are allocated where they are not there yet.
+        """
+        param, chosen = plan.written[place], plan.chosen[place]
+        home, name = self.home(chosen), self.names[chosen]
+        route = next(route for route in self.routes if route.place == chosen)
+        if home is None or is_placed(param) or param.is_complex() or scaling is not None or self.options.processes:
+            raise TensorError(
+                f"the gradient of {name} is sparse, and its parameter is complex or split, its gradient scaled, or its "
+                f"step one with other processes: make its layer with sparse=False"
+            )
+        check_takes_rows(self.group_rules[route.group], name)
+        engine, tensor_id = home
+        engine.take_table(engine.table)
+        engine.prepare([tensor_id], [dtype_name(grad.dtype)], engine.table)
+        return home, sparse_rows(home, param, grad, name)
 
     def _check_shapes(self, plan: StepPlan, grads: Sequence[Tensor]) -> None:
         """TensorError where a gradient of a fused parameter cannot be cut as its parameter is."""

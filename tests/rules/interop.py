@@ -34,6 +34,7 @@ class Entry:
     start: Mapping[str, Any] = field(default_factory=dict)
     lines: Mapping[str, str] = field(default_factory=dict)
     dtypes: Mapping[str, Any] = field(default_factory=dict)
+    rows: bool = False
 
     @functools.cached_property
     def function(self) -> Any:

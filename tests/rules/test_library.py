@@ -19,7 +19,7 @@ RULES = {
     "dog", "dowg", "prodigy", "dadapt_adam", "accsgd", "acprop", "adabound", "adamaxw", "adamc", "adamg", "adamod",
     "adapnm", "aggmo", "amsbound", "ano", "cocob", "diffgrad", "exadam", "focus", "ftrl", "grokfast_adamw", "kate",
     "msvag", "nadamw", "optimistic_adam", "optimistic_gradient_descent", "pid", "pnm", "qhm", "radamw", "sgdw",
-    "simplified_ademamix", "tiger", "vsgd",
+    "simplified_ademamix", "sparse_adam", "tiger", "vsgd",
 }  # fmt: skip
 TRANSFORMS = {
     "decay", "l2", "sign", "scale", "nesterov", "clip_by_value", "clip_by_norm", "clip_by_global_norm", "adaptive_clip",
