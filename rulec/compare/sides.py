@@ -68,6 +68,13 @@ class ReferenceSide:
         return [{"p": p, **self.optimizer.state(i)} for i, p in enumerate(self.optimizer.params)]
 
 
+def sparse_of(grad: Any) -> Any:
+    """A tensor as a sparse one that names every element, zeros too, as torch's SparseAdam takes gradients."""
+    import torch
+
+    return torch.sparse_coo_tensor(torch.ones_like(grad).nonzero().t(), grad.flatten(), grad.shape)
+
+
 class TorchSide:
     """An optimizer of a subclass of torch.optim.Optimizer; its states have their own names."""
 
@@ -83,6 +90,8 @@ class TorchSide:
 
         for tensor, grad in zip(self.tensors, grads, strict=True):
             tensor.grad = torch.tensor(grad)
+            if isinstance(self.optimizer, torch.optim.SparseAdam):
+                tensor.grad = sparse_of(tensor.grad)
         self.optimizer.step()
 
     def values(self) -> list[dict[str, Array]]:

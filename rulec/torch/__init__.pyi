@@ -1982,6 +1982,24 @@ class SimplifiedAdEMAMix(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class SparseAdam(RuleOptimizer):
+    """Adam for embeddings; rows that have no gradient in a step keep their numbers and their states."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        maximize: bool = False,
+        *,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class StableAdamW(RuleOptimizer):
     """AdamW whose step shrinks where gradients are larger than their recent size says."""
 

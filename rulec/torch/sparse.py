@@ -88,8 +88,8 @@ def sparse_rows(home: Home, param: Tensor, grad: Tensor, name: str) -> SparseRow
         strides = [math.prod(param.shape[i + 1 : count]) for i in range(count)]
         index = sum((row * stride for row, stride in zip(indices, strides, strict=True)), torch.zeros_like(indices[0]))
         rows = {state: _as_rows(whole, count).index_select(0, index) for state, whole in states.items()}
-        own = _as_rows(param, count).index_select(0, index)
-        return SparseRows(param, states, index, summed._values().contiguous(), own, rows)
+        param_rows = _as_rows(param, count).index_select(0, index)
+        return SparseRows(param, states, index, summed._values().contiguous(), param_rows, rows)
 
 
 def _as_rows(tensor: Tensor, count: int) -> Tensor:

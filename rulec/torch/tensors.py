@@ -220,8 +220,8 @@ _is_contiguous = Tensor.is_contiguous
 def _conforming(grad: Tensor, param: Tensor, dtype: torch.dtype, name: str) -> Tensor:
     if grad.layout is not torch.strided:
         raise TensorError(
-            f"the gradient of {name} is sparse ({grad.layout}), which this rule does not take: use SparseAdam, make its "
-            f"layer with sparse=False, or give param.grad.to_dense()"
+            f"the gradient of {name} is sparse ({grad.layout}), which this rule does not take: use SparseAdam, make "
+            f"its layer with sparse=False, or give param.grad.to_dense()"
         )
     if grad.shape != param.shape:
         raise TensorError(f"the gradient of {name} has shape {tuple(grad.shape)}, its parameter {tuple(param.shape)}")

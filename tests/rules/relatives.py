@@ -53,27 +53,16 @@ _BESIDE = "pytorch_optimizer adds eps to sqrt(v) before its correction, and 1e-1
 _CLAMP = "pytorch_optimizer holds the denominator at eps at least, where AdamW adds it: eps is too small to matter here"
 _GROKFAST = {**_ADAM, "eps": 1e-30, "grokfast_alpha": 0.7, "grokfast_lamb": 1.5}
 
-class SparseAdam(torch.optim.SparseAdam):
-    """torch's, for dense gradients: they name every element."""
-
-    __module__ = "torch.optim"
-
-    def __init__(self, params: Any, *, foreach: bool, **keywords: Any) -> None:
-        super().__init__(params, **keywords)
-
-    def step(self, closure: Any = None) -> Any:
-        for param in self.param_groups[0]["params"]:
-            param.grad = param.grad.to_sparse()
-        return super().step(closure)
-
-
 _TORCH: tuple[Peer, ...] = (
     torch_peer(
         "nadamw", torch.optim.NAdam,
         lambda h: {**adam_like(h), "momentum_decay": h["momentum_decay"], "decoupled_weight_decay": True},
         {**_ADAM_DECAY, "momentum_decay": 0.02}, "torch keeps mu_product in float32", rounds=True,
     ),
-    torch_peer("sparse_adam", SparseAdam, adam_like, _ADAM),
+    torch_peer(
+        "sparse_adam", torch.optim.SparseAdam,
+        lambda h: {"lr": h["lr"], "betas": (h["beta1"], h["beta2"]), "eps": h["eps"]}, _ADAM,
+    ),
     torch_peer("radamw", torch.optim.RAdam, lambda h: {**adam_like(h), "decoupled_weight_decay": True}, _ADAM_DECAY),
 )  # fmt: skip
 

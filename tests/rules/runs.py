@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 import rulec
 from rulec.array import Optimizer
+from rulec.compare.sides import sparse_of
 from rulec.compiler.reference import ReferenceOptimizer
 
 Array = NDArray[Any]
@@ -108,7 +109,8 @@ class TorchRun:
     ) -> None:  # fmt: skip
         self.tensors = [torch.tensor(p, requires_grad=True) for p in params]
         self.keywords = keywords
-        self.optimizer = kind(self.tensors, foreach=False, **keywords(hyper))
+        plain = {} if kind is torch.optim.SparseAdam else {"foreach": False}
+        self.optimizer = kind(self.tensors, **plain, **keywords(hyper))
         self.before_first = [hook for hook in (prepare, None if shipped else widen) if hook is not None]
         self.shipped = shipped
 
@@ -116,6 +118,8 @@ class TorchRun:
         self.optimizer.param_groups[0].update(self.keywords(hyper))
         for tensor, grad in zip(self.tensors, grads, strict=True):
             tensor.grad = torch.tensor(grad)
+            if isinstance(self.optimizer, torch.optim.SparseAdam):
+                tensor.grad = sparse_of(tensor.grad)
         for hook in self.before_first:
             hook(self.optimizer)
         self.before_first = []
