@@ -215,7 +215,8 @@ class Engine:
         the rule's inputs by name, each a number or a list of one array for each tensor. `scaling` is the scale of the
         gradients, for resident tensors.
         """
-        self.take_table(hyper)
+        if hyper is not self._values.table:  # written out: a step counts its calls
+            self._values.take(hyper, self.buckets.values())
         before, parts = self._last
         if before is not ids:
             parts = self._parts(ids, grads)
