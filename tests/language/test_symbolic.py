@@ -96,6 +96,11 @@ def is_plain(rule: Rule) -> bool:
     return not (shaped or wide & {"group", "model"} or any(n.op.kind in (Kind.MATRIX, Kind.RANDOM) for n in parts))
 
 
+#: Rules that cannot be read back from sympy, and are refused: defaults that are expressions, conditions of conditions,
+#: and a reduction over the whole tensor, whose level sympy does not keep.
+NO_WAY_BACK = frozenset({"adabound", "adamc", "amsbound", "msvag", "stable_spam", "transforms/orthograd", "vsgd"})
+
+
 @pytest.mark.parametrize("rule_name", rulec.rules(wrappers=False))
 def test_every_state_has_a_new_value(rule_name: str) -> None:
     rule = rulec.load(rule_name)
@@ -107,6 +112,10 @@ def test_every_state_has_a_new_value(rule_name: str) -> None:
 )
 def test_there_and_back(rule_name: str) -> None:
     rule = rulec.load(rule_name)
+    if rule_name in NO_WAY_BACK:
+        with pytest.raises(RuleError):
+            there_and_back(rule)
+        return
     again = there_and_back(rule)
     assert (again.hyper, again.state.keys()) == (rule.hyper, rule.state.keys())
     assert rulec.parse(again.to_yaml()) == again
