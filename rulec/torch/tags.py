@@ -35,13 +35,18 @@ def tagged_groups(
 
     `names` has tag -> patterns of names, beside the tags from the model: `{"embedding": "*.codebook"}`. Further
     keywords are a tag's options of a group: `bias={"weight_decay": 0}`; where two tags of a parameter say different
-    things, the keyword written later holds. HyperError for options of a tag that there is not.
+    things, the keyword written later holds. HyperError for an unknown tag, and for options that are no mapping.
     """
     patterns = {tag: [p] if isinstance(p, str) else list(p) for tag, p in (names or {}).items()}
     known = [*TAGS, *patterns]
-    for tag in options:
+    for tag, entries in options.items():
         if tag not in known:
             raise HyperError(f"{tag!r} is none of the tags {', '.join(known)}{did_you_mean(tag, known)}")
+        if not isinstance(entries, Mapping):
+            raise HyperError(
+                f"{tag}= takes options of a group, as {tag}={{'weight_decay': 0.0}}, not {type(entries).__name__}: "
+                f"patterns of names go into names={{{tag!r}: [...]}}"
+            )
     groups: dict[tuple[str, ...], dict[str, Any]] = {}
     for name, param, tags in _tagged(model, patterns):
         chosen = {key: value for tag, entries in options.items() if tag in tags for key, value in entries.items()}

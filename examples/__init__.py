@@ -1,0 +1,1 @@
+"""Programs that use rulec, to read and to run from a checkout."""

@@ -1,0 +1,1 @@
+"""A GPT, trained on the sources of Python's standard library with optimizers of torch, optax and rulec."""
