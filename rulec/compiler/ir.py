@@ -186,6 +186,7 @@ class Program:
     counts: tuple[Count, ...] = ()
     memory: Memory = PLAIN
     decisions: tuple[str, ...] = ()
+    reduced: frozenset[str] = frozenset()
 
     def buffer(self, buffer_name: str) -> Buffer:
         """The buffer of this name."""

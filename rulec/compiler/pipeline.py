@@ -6,13 +6,13 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rulec.compiler.axes import infer_axes
 from rulec.compiler.ir import PLAIN, Memory, Program, verify
 from rulec.compiler.layout import Layout, scheduled
 from rulec.compiler.lower import check_counts, decide, lower
-from rulec.compiler.scalars import hoist_scalars
+from rulec.compiler.scalars import hoist_scalars, reduced_states
 from rulec.compiler.stages import split_stages
 from rulec.language.node import Node, names_in
 from rulec.language.rule import Rule, assignments, conditions
@@ -107,6 +107,9 @@ def passes(
     `layout` chooses the layout of a program; without it, the pass that depends on the layout is left out.
     """
     program = verify(lower(rule, facts, static, assumed, memory), "lower")
+    if assumed:
+        undecided = infer_axes(lower(rule, facts, static, memory=memory))
+        program = replace(program, reduced=reduced_states(undecided))
     yield "lower", program
     for name, run in WHOLE if whole else PASSES:
         program = verify(run(program), name)

@@ -83,8 +83,18 @@ class _ScalarSet:
         return elementwise and all(self.known[a] for a in value.args)
 
 
+def reduced_states(program: Program) -> frozenset[str]:
+    """The states narrower than the parameter that a program, not yet hoisted, makes of reductions."""
+    values = {s.buffer: s.value for s in program.stages[0].stores}
+    return frozenset(_narrow_states(program) - _scalar_states(program, values))
+
+
+def _narrow_states(program: Program) -> set[str]:
+    return {b.name for b in program.states if set(b.axes.letters) <= {"k", "n"}}
+
+
 def _scalar_states(program: Program, values: Mapping[str, Node]) -> set[str]:
-    narrow = {b.name for b in program.states if set(b.axes.letters) <= {"k", "n"}}
+    narrow = _narrow_states(program) - program.reduced
     while True:
         scalar = _ScalarSet(narrow)
         leaving = {s for s in narrow if s in values and not scalar.contains(values[s])}

@@ -127,5 +127,5 @@ def operation(op: Op, operands: list[Any], compute: str) -> Any:
     """One operation of NumPy in the precision of its operands; the cpu backend's where NumPy has ulps of its own."""
     if op not in INEXACT:
         return NUMPY[op](*operands)
-    arrays = [np.ascontiguousarray(a) for a in np.broadcast_arrays(*operands)]
-    return elementary(INEXACT[op], compute)(*arrays)
+    arrays = np.broadcast_arrays(*operands)
+    return elementary(INEXACT[op], compute)(*map(np.ascontiguousarray, arrays)).reshape(arrays[0].shape)

@@ -154,3 +154,17 @@ def test_a_long_rule_is_cut_in_no_time() -> None:
     program = program_of("\n".join([*lines, "direction = x30"]))
     assert len(program.stages) == 31
     assert all(len(s.reduces) == 2 for s in program.stages[:-1])
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_state_of_reductions_is_no_column_in_the_steps_that_only_read_it(first: bool) -> None:
+    """What is made of a reduction is on the device: a column of it would wait for the kernels of the step before."""
+    rule = rulec.parse(
+        "name: R\nstate: {s: {init: 0, per: tensor}, k: {init: 0, per: tensor}}\nstep: |\n"
+        "  if t == 1:\n    s = norm(g)\n  k = k + 1\n  direction = k*s*g\n"
+    )
+    place = compile_rule(rule).predicates[0][0]
+    program = compile_rule(rule, assumed={place: first})
+    read = {str(n.arg) for n in walk([c.value for c in program.scalars.columns]) if n.op is Op.LOAD}
+    assert read == {"k"}
+    assert program.late
