@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 from rulec_backends.c.compile import processor
 from tests import budget, ledger
@@ -17,6 +18,10 @@ from tests import budget, ledger
 settings.register_profile("fixed", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None)
 settings.load_profile("fixed")
+
+# Hypothesis would take numbers of all imported sources among its examples: they would be others after every change of
+# the project, and their collection takes a tenth of pytest's.
+providers.is_local_module_file = lambda file: False
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

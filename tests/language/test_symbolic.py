@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import rulec
 from rulec import Rule, RuleError
 from rulec.language.node import Kind, Node, Op, walk
 from rulec.language.rule import Assign, Hyper
+from tests.backends.kinds import BETWEEN, KINDS
 from tests.compiler.plain import PlainRun
 from tests.language.expressions import arithmetic
 from tests.language.test_compose import ADAMW, L2_ADAM, hyper_of, same_steps
@@ -96,9 +98,18 @@ def is_plain(rule: Rule) -> bool:
     return not (shaped or wide & {"group", "model"} or any(n.op.kind in (Kind.MATRIX, Kind.RANDOM) for n in parts))
 
 
-#: Rules that cannot be read back from sympy, and are refused: defaults that are expressions, conditions of conditions,
-#: and a reduction over the whole tensor, whose level sympy does not keep.
-NO_WAY_BACK = frozenset({"adabound", "adamc", "amsbound", "msvag", "stable_spam", "transforms/orthograd", "vsgd"})
+#: What sympy has no words for, and how it is refused: a default that is an expression, a condition of a condition, and
+#: a reduction over the whole tensor, whose level sympy does not keep.
+NO_WAY_BACK = "default of .* is a number, not|sympy's 'ITE' is not part of the rule language|unknown symbol 'None'"
+
+
+def refused(function: Callable[[Rule], object], rule: Rule) -> str:
+    """The words of its RuleError, where there is one."""
+    try:
+        function(rule)
+    except RuleError as error:
+        return str(error)
+    return ""
 
 
 @pytest.mark.parametrize("rule_name", rulec.rules(wrappers=False))
@@ -112,9 +123,9 @@ def test_every_state_has_a_new_value(rule_name: str) -> None:
 )
 def test_there_and_back(rule_name: str) -> None:
     rule = rulec.load(rule_name)
-    if rule_name in NO_WAY_BACK:
-        with pytest.raises(RuleError):
-            there_and_back(rule)
+    refusal = refused(there_and_back, rule)
+    if refusal and rule_name not in (*KINDS, *BETWEEN):
+        assert re.search(NO_WAY_BACK, refusal)
         return
     again = there_and_back(rule)
     assert (again.hyper, again.state.keys()) == (rule.hyper, rule.state.keys())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import shutil
 import subprocess
@@ -47,6 +48,7 @@ EXACT = {
 FAST = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp")
 
 
+@functools.cache
 def built() -> list[str]:
     """Every rule of the library that runs by itself, and some composed of them, that can be written as C."""
     names = []
