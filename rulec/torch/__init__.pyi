@@ -22,6 +22,58 @@ from rulec.torch.tags import tagged_groups as tagged_groups
 def optimizer(rule: Rule | str | Path) -> type[RuleOptimizer]:
     """The optimizer class of a rule, a library name or the path of a rule file."""
 
+class A2Grad(RuleOptimizer):
+    """Accelerated gradient descent whose steps shrink as gradients stray from their mean."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lips: float = 10.0,
+        beta: float = 10.0,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class A2GradExp(RuleOptimizer):
+    """A2Grad with the largest of a running mean of how far gradients stray."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lips: float = 10.0,
+        beta: float = 10.0,
+        rho: float = 0.5,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class A2GradInc(RuleOptimizer):
+    """A2Grad that forgets early strays of gradients slowly, and divides by more with every step."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lips: float = 10.0,
+        beta: float = 10.0,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class ACProp(RuleOptimizer):
     """The gradient divided by the centered second moment of the steps before."""
 
@@ -160,6 +212,23 @@ class AdEMAMix(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class AdGD(RuleOptimizer):
+    """Gradient descent that takes its step from how far parameters and gradients have moved."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr0: float = 1e-06,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        reduce_over: Any = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class AdaBelief(RuleOptimizer):
     """Adam that divides by how far gradients stray from their mean."""
 
@@ -292,6 +361,43 @@ class AdaPNM(RuleOptimizer):
         beta0: float = 1.0,
         beta1: float = 0.9,
         beta2: float = 0.999,
+        eps: float = 1e-08,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class AdaSmooth(RuleOptimizer):
+    """RMSprop whose mean is shorter the straighter a parameter has moved."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.5, 0.99),
+        eps: float = 1e-06,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class AdaTAM(RuleOptimizer):
+    """Adam with torque-aware momentum."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        gamma: float = 0.9,
         eps: float = 1e-08,
         *,
         maximize: bool = False,
@@ -612,6 +718,26 @@ class Adan(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class AdaptiveSGD(RuleOptimizer):
+    """Gradient descent that takes its step from how the norms of parameters and gradients change."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.01,
+        amplifier: float = 0.02,
+        dampening: float = 1.0,
+        eps: float = 1e-05,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        reduce_over: Any = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class AggMo(RuleOptimizer):
     """The mean of three momenta, from none to slow."""
 
@@ -748,6 +874,81 @@ class ApolloMini(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class AvaGrad(RuleOptimizer):
+    """Adam whose steps all together keep one length, whatever eps is."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.1,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 0.1,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        reduce_over: Any = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class BCOS(RuleOptimizer):
+    """A momentum divided by an estimate of its own size, which needs no state."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        beta: float = 0.9,
+        beta2: float | None = None,
+        eps: float = 1e-06,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class BCOSg(RuleOptimizer):
+    """Gradients divided by the root of a running mean of their squares that begins at the first."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        beta: float = 0.9,
+        eps: float = 1e-06,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class BCOSm(RuleOptimizer):
+    """A momentum divided by the root of the running mean of its own square."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        beta: float = 0.9,
+        beta2: float | None = None,
+        eps: float = 1e-06,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class CAME(RuleOptimizer):
     """Adafactor with a momentum that is trusted where it changes little."""
 
@@ -786,6 +987,25 @@ class COCOB(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class CautiousADOPT(RuleOptimizer):
+    """ADOPT that moves only the elements whose step agrees in sign with the gradient."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.9999),
+        eps: float = 1e-06,
+        weight_decay: float = 0.01,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class CautiousAdamW(RuleOptimizer):
     """AdamW that moves only the elements whose step agrees in sign with the gradient."""
 
@@ -795,6 +1015,140 @@ class CautiousAdamW(RuleOptimizer):
         lr: float | torch.Tensor = 0.001,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-08,
+        weight_decay: float = 0.01,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class CautiousAdan(RuleOptimizer):
+    """Adan that moves only the elements whose step agrees in sign with the gradient."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float, float] = (0.98, 0.92, 0.99),
+        eps: float = 1e-08,
+        weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class CautiousLAMB(RuleOptimizer):
+    """LAMB whose Adam moves only the elements whose step agrees in sign with the gradient."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-06,
+        weight_decay: float = 0.01,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class CautiousLaProp(RuleOptimizer):
+    """LaProp that moves only the elements whose step agrees in sign with the gradient."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.0004,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-15,
+        weight_decay: float = 0.01,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class CautiousLion(RuleOptimizer):
+    """Lion that moves only the elements whose step agrees in sign with the gradient."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.0001,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class CautiousMARS(RuleOptimizer):
+    """MARS that moves only the elements whose step agrees in sign with the gradient."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.003,
+        gamma: float = 0.025,
+        weight_decay: float = 0.01,
+        betas: tuple[float, float] = (0.95, 0.99),
+        eps: float = 1e-08,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class CautiousNAdamW(RuleOptimizer):
+    """NAdamW that moves only the elements whose step agrees in sign with the gradient."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.002,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        momentum_decay: float = 0.004,
+        weight_decay: float = 0.01,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class CautiousSGDW(RuleOptimizer):
+    """Momentum that moves only the elements whose step agrees in sign with the gradient."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        momentum: float = 0.9,
+        dampening: float = 0.0,
         weight_decay: float = 0.01,
         *,
         maximize: bool = False,
@@ -834,6 +1188,27 @@ class DAdaptAdam(RuleOptimizer):
         params: ParamsT,
         lr: float | torch.Tensor = 1.0,
         betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        weight_decay: float = 0.0,
+        d0: float = 1e-06,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        reduce_over: Any = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class DAdaptAdan(RuleOptimizer):
+    """Adan that finds its learning rate from how gradients add up."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 1.0,
+        betas: tuple[float, float, float] = (0.98, 0.92, 0.99),
         eps: float = 1e-08,
         weight_decay: float = 0.0,
         d0: float = 1e-06,
@@ -921,6 +1296,25 @@ class DoWG(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class DualAdam(RuleOptimizer):
+    """Begins with Adam that multiplies by its denominator, and goes over to Adam."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        switch_rate: float = 0.01,
+        eps: float = 1e-08,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
         seed: int = 0,
     ) -> None: ...
 
@@ -1070,6 +1464,24 @@ class Grams(RuleOptimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-08,
         weight_decay: float = 0.01,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class Gravity(RuleOptimizer):
+    """A running mean of gradients whose large elements are pressed down, begun at random."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.01,
+        alpha: float = 0.01,
+        beta: float = 0.9,
         *,
         maximize: bool = False,
         capturable: bool = False,
@@ -1506,6 +1918,25 @@ class OptimisticGradientDescent(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class PAdam(RuleOptimizer):
+    """AMSGrad that divides by a smaller power of the second moment."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.1,
+        betas: tuple[float, float] = (0.9, 0.999),
+        partial: float = 0.125,
+        eps: float = 1e-08,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class PID(RuleOptimizer):
     """A controller of the gradient, its sum with momentum, and the mean of its changes."""
 
@@ -1723,6 +2154,22 @@ class RMSpropMomentum(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class ROSE(RuleOptimizer):
+    """Centred gradients divided by their range in each row, with no state."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class Rprop(RuleOptimizer):
     """Steps of a size of their own for every element, grown while its gradient keeps its sign."""
 
@@ -1853,6 +2300,65 @@ class SOAP(RuleOptimizer):
         betas: tuple[float, float] = (0.95, 0.95),
         eps: float = 1e-08,
         every: float = 10.0,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class SRMM(RuleOptimizer):
+    """Minimizes a running mean of quadratic bounds, around a mean of the parameters."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.01,
+        beta: float = 0.5,
+        memory: float = 100.0,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class SWATS(RuleOptimizer):
+    """Adam until the step that gradient descent would have taken stops changing, and gradient descent from there."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-09,
+        tolerance: float = 1e-09,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        reduce_over: Any = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class SaRA(RuleOptimizer):
+    """AdamW of the weights that began near zero; all others stay as they are."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        weight_decay: float = 0.01,
+        threshold: float = 0.001,
+        progressive: float = 0.0,
         *,
         maximize: bool = False,
         capturable: bool = False,
@@ -2032,6 +2538,25 @@ class StableSPAM(RuleOptimizer):
         gamma3: float = 0.999,
         eps: float = 1e-08,
         gap: float = 1000.0,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class TAM(RuleOptimizer):
+    """Momentum of gradients that count more the better they agree with it."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        momentum: float = 0.9,
+        gamma: float = 0.9,
+        eps: float = 1e-08,
         *,
         maximize: bool = False,
         capturable: bool = False,

@@ -26,7 +26,8 @@ from tests.rules.peer import Peer
 from tests.rules.peers import PEERS
 from tests.rules.reducing import REDUCING
 from tests.rules.runs import Array, OracleRun, OurRun
-from tests.rules.wrappers import WRAPPERS, StateRun, WrapperPeer
+from tests.rules.wrapper_peer import StateRun, WrapperPeer
+from tests.rules.wrappers import WRAPPERS
 
 Row = Peer | WrapperPeer
 

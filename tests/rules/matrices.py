@@ -20,9 +20,8 @@ from pytorch_optimizer.optimizer.utils.matrix import zero_power_via_newton_schul
 
 from rulec.compiler.matrix import MATRIX
 from rulec.language.node import Op
-from tests.rules.peer import Peer, adam_like, optax_peer, same, torch_peer
+from tests.rules.peer import Peer, adam_like, optax_peer, printed_peer, same, torch_peer
 from tests.rules.printed_matrices import Apollo, ApolloMini
-from tests.rules.reducing import printed_peer
 from tests.rules.runs import Array, Hyper, Run, TorchRun
 from tests.rules.sides import Instead, flattened, inside, patched, routed, transposed
 

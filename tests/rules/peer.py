@@ -79,6 +79,17 @@ def optax_peer(
     return Peer(composed, theirs, hyper, start, note)
 
 
+def printed_peer(
+    composed: str, theirs: str, kind: Callable[[Sequence[Array]], Run], hyper: Hyper, note: str = ""
+) -> Peer:
+    """A row whose other side is an algorithm as it is printed."""
+
+    def start(params: Sequence[Array], hyper: Hyper, *, shipped: bool = False) -> Run:
+        return kind(params)
+
+    return Peer(composed, theirs, hyper, start, note)
+
+
 def adam_like(h: Hyper) -> dict[str, Any]:
     """The keywords that Adam and most of its kin share."""
     return {"lr": h["lr"], "betas": (h["beta1"], h["beta2"]), "eps": h["eps"], "weight_decay": h.get("weight_decay", 0)}
