@@ -15,6 +15,7 @@ from rulec.errors import RulecError, RuleError, TensorError
 from rulec.language.evaluation import to_evaluation, to_training
 from rulec.language.library import load
 from rulec.language.rule import Rule
+from rulec.language.sizes import sized
 from rulec.runtime.engine import EPS, default_hyper, run
 from rulec.runtime.rows import Numbers
 from rulec.runtime.storage import Storage
@@ -44,7 +45,7 @@ class Optimizer(Turns):
         state_dtype: str | Mapping[str, str] | None = None, weights: str = "", maximize: bool = False, seed: int = 0,
         tags: Mapping[str, Collection[str]] | None = None, **hyper: float,
     ) -> None:  # fmt: skip
-        self.rule = rule if isinstance(rule, Rule) else load(rule)
+        self.rule, hyper = sized(rule if isinstance(rule, Rule) else load(rule), hyper)
         default_hyper(self.rule, hyper)
         leaves = flatten(params)
         dtypes = {"": state_dtype} if isinstance(state_dtype, str) else state_dtype

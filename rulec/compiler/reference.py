@@ -22,6 +22,7 @@ from rulec.compiler.scalars import resolve_hyper
 from rulec.compiler.view import matrix_view
 from rulec.errors import HyperError, TensorError
 from rulec.language.rule import Rule
+from rulec.language.sizes import sized
 from rulec.language.source import did_you_mean
 
 
@@ -42,6 +43,8 @@ class ReferenceOptimizer:
     ) -> None:  # fmt: skip
         self.how = named_arithmetic(arithmetic)
         settings = [hyper or {}] if not isinstance(hyper, Sequence) else list(hyper)
+        for place, chosen in enumerate(settings):
+            rule, settings[place] = sized(rule, chosen)
         self.rule = rule
         self.seed = seed
         group_of = list(groups or [0] * len(params))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, cast
@@ -16,11 +17,13 @@ from rulec.language.located import Text
 from rulec.language.names import RESERVED, RESULTS, declared_problem, short
 from rulec.language.node import Node, Op, names_in
 from rulec.language.rule import Routing, Rule
-from rulec.language.source import Source, did_you_mean
+from rulec.language.sizes import Sizes, entries, entry, sized
+from rulec.language.source import Source, did_you_mean, rule_error
 from rulec.language.traits import all_hyper
 
-#: The value of a binding: a number or an expression. A Text is an expression with its place in a file.
-Binding = float | str | Text
+#: The value of a binding: a number or an expression, or a list of them. A Text is an expression with its place in a
+#: file.
+Binding = float | str | Text | list[Any]
 
 
 class _FreeNames:
@@ -54,6 +57,53 @@ def bind(rule: Rule, bindings: Mapping[str, Binding]) -> Rule:
     if "lr" in bindings and "lr" not in rule.hyper and not rule.assigns_parameter and not rule.wraps:
         rule = replace(rule, hyper={"lr": Hyper(DEFAULT_LR, **well_known_range("lr")), **rule.hyper})
     rule, bindings = _routed(rule, bindings)
+    if rule.sizes is not None and not bindings.keys().isdisjoint({**rule.sizes.lists, **rule.sizes.counts}):
+        return _bound_sizes(rule, rule.sizes, bindings)
+    bound = _bound(rule, bindings)
+    if bound.sizes is None or bound.sizes.make is None:
+        return bound
+    make = bound.sizes.make
+    return replace(bound, sizes=replace(bound.sizes, make=lambda values: bind(make(values), bindings)))
+
+
+def _bound_sizes(rule: Rule, sizes: Sizes, bindings: Mapping[str, Binding]) -> Rule:
+    """The rule for the lengths of bound lists and counts, with each entry of a list bound."""
+    lists = {key: _parts(rule, key, bound) for key, bound in bindings.items() if key in sizes.lists}
+    counts = {key: _whole(rule, key, bound) for key, bound in bindings.items() if key in sizes.counts}
+    others = {key: bound for key, bound in bindings.items() if key not in {*lists, *counts}}
+    # Of a list the length alone is for now: its entries may be expressions, and are bound below.
+    lengths = {key: [rule.hyper[entry(key, 0)].default] * len(parts) for key, parts in lists.items()}
+    try:
+        rule, _ = sized(rule, {**lengths, **counts})
+    except HyperError as error:
+        raise RuleError(str(error)) from None
+    for key, parts in lists.items():
+        others |= dict(zip(entries(key, len(parts)), parts, strict=True))
+    return bind(rule, others) if others else rule
+
+
+def _parts(rule: Rule, key: str, bound: Binding) -> list[Any]:
+    """The bindings of the entries of a list."""
+    if isinstance(bound, list | tuple):
+        return [*bound]
+    text = bound if isinstance(bound, Text) else Text(str(bound), Source(f"<binding of {key}>", str(bound)))
+    body = text.joined().parse()
+    if len(body) == 1 and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.List | ast.Tuple):
+        return [text.joined().part(part) for part in body[0].value.elts]
+    raise rule_error(f"{key} of {rule.name} is a list: bind it to one, as {key}=[0, 0.9]", text.start)
+
+
+def _whole(rule: Rule, key: str, bound: Binding) -> int:
+    """The number that a count is bound to."""
+    value = _expression(rule, key, bound) if isinstance(bound, str | Text) else bound
+    number = value.arg if isinstance(value, Node) and value.op is Op.CONST else value
+    if isinstance(number, Node):
+        raise RuleError(f"{key} of {rule.name} decides how many states or lines it has: bind it to a number")
+    return int(_checked(replace(rule, hyper={key: replace(rule.hyper[key], decides=False)}), key, number))
+
+
+def _bound(rule: Rule, bindings: Mapping[str, Binding]) -> Rule:
+    """The rule with some hyper-parameters bound, of the same lengths."""
     hyper = dict(rule.hyper)
     values: dict[str, Node] = {}
     for key, bound in bindings.items():
@@ -65,7 +115,17 @@ def bind(rule: Rule, bindings: Mapping[str, Binding]) -> Rule:
         else:
             number = value.arg if isinstance(value, Node) else value
             hyper[key] = replace(hyper[key], default=_checked(rule, key, number))
-    return _substituted(replace(rule, hyper=hyper), values) if values else replace(rule, hyper=hyper)
+    if not values:
+        return replace(rule, hyper=hyper)
+    return _whole_lists(_substituted(replace(rule, hyper=hyper), values))
+
+
+def _whole_lists(rule: Rule) -> Rule:
+    """The rule without the lists of which an entry is no hyper-parameter any more."""
+    if rule.sizes is None:
+        return rule
+    lists = {key: n for key, n in rule.sizes.lists.items() if rule.hyper.keys() >= {*entries(key, n)}}
+    return replace(rule, sizes=replace(rule.sizes, lists=lists))
 
 
 def _routed(rule: Rule, bindings: Mapping[str, Binding]) -> tuple[Rule, dict[str, Binding]]:

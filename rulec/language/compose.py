@@ -17,6 +17,7 @@ from rulec.language.hyper import Hyper
 from rulec.language.names import CONSTANTS, RESERVED
 from rulec.language.node import FACTS, Kind, Node, Op, name, names_in, node, rewrite, walk
 from rulec.language.rule import Assign, Branch, Routing, Rule, State, Statement, assignments
+from rulec.language.sizes import with_sizes
 
 #: Attributes of a rule as a whole: of several composed rules at most one may have each.
 _WHOLE = ("evaluate", "skip", "applies_to", "otherwise", "view")
@@ -152,7 +153,7 @@ def _tighter(a: Hyper, b: Hyper) -> Hyper:
     return Hyper(
         default=b.default if a.default is None else a.default,
         min=max(a.min, b.min), max=min(a.max, b.max), above=max(a.above, b.above), below=min(a.below, b.below),
-        static=a.static or b.static, whole=a.whole or b.whole, span=a.span or b.span,
+        static=a.static or b.static, whole=a.whole or b.whole, decides=a.decides or b.decides, span=a.span or b.span,
     )  # fmt: skip
 
 
@@ -190,7 +191,7 @@ def plus(rules: Sequence[Rule], rule_name: str | None = None) -> Rule:
         total = node(Op.ADD, total, name(f"{key}.direction"))
     inputs = [name("g")] * len(rules)
     joined = _join(rules, keys, inputs, [Assign("direction", total)], rule_name or joined_name("Plus", rules))
-    return _with_rest(joined, rules, plus)
+    return with_sizes(_with_rest(joined, rules, plus), rules, lambda parts: plus(parts, rule_name))
 
 
 def chain(rules: Sequence[Rule], rule_name: str | None = None) -> Rule:
@@ -213,7 +214,8 @@ def chain(rules: Sequence[Rule], rule_name: str | None = None) -> Rule:
     last: list[Statement] = []
     if not rules[-1].assigns_parameter:
         last = [Assign("direction", name(f"{keys[-1]}.direction"))]
-    return _with_rest(_join(rules, keys, inputs, last, rule_name or joined_name("Then", rules)), rules, chain)
+    joined = _join(rules, keys, inputs, last, rule_name or joined_name("Then", rules))
+    return with_sizes(_with_rest(joined, rules, chain), rules, lambda parts: chain(parts, rule_name))
 
 
 def _with_rest(joined: Rule, rules: Sequence[Rule], join: Callable[[Sequence[Rule]], Rule]) -> Rule:

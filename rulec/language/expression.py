@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, cast
 
-from rulec.language.arithmetic import NUMPY, ConstantError, constant
+from rulec.language.arithmetic import NUMPY, ConstantError, constant, number_known
 from rulec.language.functions import FUNCTIONS, CallError, numbered
 from rulec.language.located import Text
 from rulec.language.names import CONSTANTS, name_problem, short
-from rulec.language.node import Node, Op, const, name, node
+from rulec.language.node import Node, Op, const, name, names_in, node
+from rulec.language.sizes import entry
 from rulec.language.source import Span, did_you_mean, rule_error
 
 #: Deepest and largest expression, for people to read and for walks without a deep stack. The size counts a shared
@@ -31,7 +32,7 @@ _LOGIC = {ast.And: Op.AND, ast.Or: Op.OR}
 
 #: Constructs of Python without a meaning in rules -> their names in messages.
 _FOREIGN: dict[type[ast.AST], str] = {
-    ast.IfExp: "`a if c else b`", ast.Lambda: "lambda", ast.Subscript: "indexing", ast.List: "a list",
+    ast.IfExp: "`a if c else b`", ast.Lambda: "lambda", ast.Slice: "a slice", ast.List: "a list",
     ast.Tuple: "a comma between values", ast.Dict: "a dict", ast.Set: "a set", ast.JoinedStr: "an f-string",
     ast.NamedExpr: ":=", ast.Await: "await", ast.Starred: "*", ast.ListComp: "a comprehension",
     ast.SetComp: "a comprehension", ast.DictComp: "a comprehension", ast.GeneratorExp: "a comprehension",
@@ -68,6 +69,11 @@ class ExpressionParser:
         self.explain = explain
         #: The number of the next random draw: each call has its own, so that two of them are independent.
         self.next_draw = 0
+        #: The lists in reach, by name, and the values of loop variables and of counts: see `rulec.language.sizes`.
+        self.lists: dict[str, int] = {}
+        self.variables: dict[str, int] = {}
+        self.counts: Mapping[str, float] = {}
+        self.counts_read: set[str] = set()
         #: The values of the constant expressions read so far.
         self._constants: dict[Node, float] = {}
 
@@ -97,6 +103,8 @@ class ExpressionParser:
             return self._constant(tree)
         if isinstance(tree, ast.Name | ast.Attribute):
             return self._name(tree)
+        if isinstance(tree, ast.Subscript):
+            return name(self.indexed(tree))
         if isinstance(tree, ast.BinOp):
             return self._binary(tree, depth)
         if isinstance(tree, ast.UnaryOp):
@@ -124,10 +132,49 @@ class ExpressionParser:
             self.fail("this number is smaller than a float64 can hold: write 0", tree)
         return const(value)
 
+    def indexed(self, tree: ast.Subscript, new: bool = False) -> str:
+        """The name of an entry of a list, `s[i]`; where `new`, it may get its first value here."""
+        identifier = dotted(tree.value)
+        if identifier is None:
+            self.fail("only a list has entries: write its name and a number, as s[0]", tree)
+        index = self.count(tree.slice, f"the index of {short(identifier)}")
+        length = self.lists.get(identifier)
+        if length is not None and index not in range(length):
+            last = f"{identifier}[0] to {identifier}[{length - 1}]" if length > 1 else f"{identifier}[0] alone"
+            self.fail(f"there is no {identifier}[{index}]: {identifier} has {last}", tree)
+        if index < 0:
+            self.fail(f"there is no {identifier}[{index}]: the first entry is {identifier}[0]", tree)
+        if length is None and identifier in self.known:
+            self.fail(f"{identifier!r} is one value, not a list: write {identifier}", tree)
+        full = entry(identifier, index)
+        if length is None and not new and full not in self.known:
+            self.fail(f"there is no {identifier}[{index}]: declare the list {identifier}, or assign it first", tree)
+        return full
+
+    def count(self, tree: ast.expr, what: str) -> int:
+        """A whole number that is known when a rule is read: of numbers, loop variables, lengths and static counts."""
+        if isinstance(tree, ast.Slice):
+            self.fail("a slice is not part of the rule language: write one index", tree)
+        value = self._expression(tree, 0)
+        number = number_known(value, self.counts)
+        read = names_in([value])
+        if number is None:
+            loose = next((key for key in read if key not in self.counts), "")
+            hint = f": {loose} is not static" if loose else ""
+            self.fail(f"{what} must be known when the rule is made{hint}: use numbers, loop variables and len()", tree)
+        if not float(number).is_integer():
+            self.fail(f"{what} must be a whole number, not {number:g}", tree)
+        self.counts_read.update(read)
+        return int(number)
+
     def _name(self, tree: ast.expr) -> Node:
         identifier = dotted(tree)
         if identifier is None:
             self.fail("a dot may only join names", tree)
+        if identifier in self.variables:
+            return const(self.variables[identifier])
+        if identifier in self.lists:
+            self.fail(f"{identifier!r} is a list: write an entry of it, as {identifier}[0]", tree)
         if identifier in self.known:
             return name(identifier)
         if identifier in CONSTANTS:
@@ -185,6 +232,8 @@ class ExpressionParser:
         identifier = dotted(tree.func)
         if identifier is None:
             self.fail("only a function of the rule language can be called", tree)
+        if identifier == "len":
+            return self._length(tree)
         args = [self._argument(a, depth + 1) for a in tree.args]
         if self.other_call is not None and identifier not in FUNCTIONS:
             keywords = self._keywords({}, tree.keywords, depth + 1)
@@ -206,6 +255,13 @@ class ExpressionParser:
             self.fail(str(error), tree)
         value, self.next_draw = numbered(value, self.next_draw)
         return self._finite(value, tree)
+
+    def _length(self, tree: ast.Call) -> Node:
+        identifier = dotted(tree.args[0]) if len(tree.args) == 1 and not tree.keywords else None
+        if identifier is None or identifier not in self.lists:
+            lists = f": its lists are {', '.join(self.lists)}" if self.lists else ", and this rule has none"
+            self.fail(f"len is of a list{lists}", tree)
+        return const(self.lists[identifier])
 
     def _argument(self, tree: ast.expr, depth: int) -> Any:
         if isinstance(tree, ast.List):
@@ -244,8 +300,12 @@ def parse_expression(
     text: Text, known: Iterable[str], other_call: OtherCall | None = None, explain: Explain | None = None
 ) -> Node:
     """The node for a text that is one expression over the names `known`."""
-    joined = text.joined()
-    body = joined.parse()
+    return parse_whole(ExpressionParser(text.joined(), known, other_call, explain))
+
+
+def parse_whole(parser: ExpressionParser) -> Node:
+    """The node for the parser's text, which is one expression."""
+    body = parser.text.parse()
     if len(body) != 1 or not isinstance(body[0], ast.Expr):
-        raise rule_error("write one expression here, without a name and = before it", text.start)
-    return ExpressionParser(joined, known, other_call, explain).parse(body[0].value)
+        raise rule_error("write one expression here, without a name and = before it", parser.text.start)
+    return parser.parse(body[0].value)

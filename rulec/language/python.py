@@ -11,6 +11,7 @@ import linecache
 import math
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from numbers import Real
 from pathlib import Path
 from types import FunctionType
@@ -27,12 +28,14 @@ from rulec.language.check import (
     with_storage,
 )
 from rulec.language.expression import parse_expression
+from rulec.language.length import length_of
 from rulec.language.located import Text
 from rulec.language.names import RESERVED
 from rulec.language.node import FACTS, Node, const, name
 from rulec.language.rule import Hyper, Limits, Rule, State, well_known_range
+from rulec.language.sizes import MAX_LENGTH, entries
 from rulec.language.source import Source, Span, did_you_mean, rule_error
-from rulec.language.trace import Inner, Lines, States, Trace, call_rule
+from rulec.language.trace import Counted, CountValue, Inner, Lines, States, Trace, call_rule
 from rulec.language.value import Value, as_traced, current, operation, record
 
 __all__ = ["Value", "call_rule", "operation", "record", "rule"]
@@ -58,9 +61,9 @@ def rule(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     The function takes any of `g` (gradient), `grad`, `p` (parameter), `t` (step, from 1), `s` (states as
     attributes), and hyper-parameters with defaults as keyword-only arguments. It returns the direction, or the new
     parameter where `assigns="p"`. `state` gives each state's initial value (a number, or an expression such as "p"),
-    or a dict with `init` and `per`. `storage` names the states that stay float32: `storage=dict(x0="exact")`. `hyper`
-    gives ranges: `hyper=dict(clip=dict(above=0))`. `name` is the rule's name, by default the function's in camel case;
-    `paper` has any of `title`, `authors`, `year` and `url`.
+    or a dict with `init`, `per`, and `count` or `history`. `storage` names the states that stay float32:
+    `storage=dict(x0="exact")`. `hyper` gives ranges: `hyper=dict(clip=dict(above=0))`. `name` is the rule's name, by
+    default the function's in camel case; `paper` has any of `title`, `authors`, `year` and `url`.
 
     `wraps` makes the rule a wrapper: it names the argument for the wrapped rule. In the function, `inner(g)`, or
     `inner(g, t=t)`, is the wrapped rule's direction, and `inner.p` afterwards its new parameter.
@@ -73,12 +76,19 @@ def rule(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     return (lambda f: _placed(f, options)) if function is None else _placed(function, options)
 
 
-def _placed(function: Any, options: Mapping[str, Any]) -> Rule:
-    """The rule of a function; an error without a place gets the function's first line."""
+def _placed(function: Any, options: Mapping[str, Any], values: Mapping[str, Any] | None = None) -> Rule:
+    """The rule of a function; an error without a place gets the function's first line.
+
+    `values` has other lists and counts than the function's.
+    """
     if not inspect.isfunction(function):
         raise RuleError(f"rulec.rule makes a rule of a function, not of {function!r}")
     try:
-        return _trace_rule(function, **options)
+        traced = _trace_rule(function, values or {}, **options)
+        sizes = traced.sizes
+        if sizes is None:
+            return traced
+        return replace(traced, sizes=replace(sizes, make=lambda values: _placed(function, options, values)))
     except RuleError as error:
         if error.place:
             raise
@@ -97,9 +107,9 @@ def definition(function: FunctionType) -> Span:
 
 
 def _trace_rule(
-    function: FunctionType, *, state: Mapping[str, Any] | None = None, storage: Mapping[str, str] | None = None,
-    hyper: Mapping[str, Mapping[str, Any]] | None = None, name: str | None = None, assigns: str = "direction",
-    wraps: str = "", paper: Mapping[str, Any] | None = None,
+    function: FunctionType, others: Mapping[str, Any], *, state: Mapping[str, Any] | None = None,
+    storage: Mapping[str, str] | None = None, hyper: Mapping[str, Mapping[str, Any]] | None = None,
+    name: str | None = None, assigns: str = "direction", wraps: str = "", paper: Mapping[str, Any] | None = None,
 ) -> Rule:  # fmt: skip
     rule_name = name or "".join(part[:1].upper() + part[1:] for part in function.__name__.split("_"))
     if assigns not in ("direction", "p"):
@@ -113,18 +123,21 @@ def _trace_rule(
         wanted = int if key == "year" else str
         if not isinstance(value, wanted):
             raise RuleError(f"{key} of the paper of {rule_name} is of type {wanted.__name__}, not {value!r}")
-    positional, hypers = _signature(function, rule_name, hyper or {}, wraps)
+    positional, hypers, lists = _signature(function, rule_name, hyper or {}, wraps, others)
     if wraps and wraps not in positional:
         raise RuleError(f"{rule_name} wraps {wraps!r}, and its function has no such argument: add it before *")
-    states = {key: _state(rule_name, key, value, hypers) for key, value in (state or {}).items()}
+    read = Counted(lists, {k: h.default for k, h in hypers.items() if h.static and isinstance(h.default, float)})
+    states: dict[str, State] = {}
+    for key, entry in (state or {}).items():
+        states |= _states(rule_name, key, entry, hypers, read)
     check_names(Rule(rule_name, (), hypers, states, wraps=wraps))
-    trace = Trace(rule_name, states, hypers, wraps, function.__code__)
+    trace = Trace(rule_name, states, hypers, wraps, function.__code__, read)
     result = _run(function, trace, positional, hypers)
     trace.lines.append((assigns, _result(result, rule_name, assigns)))
     traced = Rule(
         rule_name,
         step=tuple(Lines(trace).statements()),
-        hyper=trace.hyper,
+        hyper={key: replace(h, decides=h.decides or key in read.counts_read) for key, h in trace.hyper.items()},
         state=trace.state,
         inputs=trace.inputs,
         summary=(inspect.getdoc(function) or "").partition("\n")[0],
@@ -133,16 +146,18 @@ def _trace_rule(
         wraps=wraps,
         path=Path(function.__code__.co_filename),
         function=function,
+        sizes=read.sizes,
     )
-    return _stored(check_direction_free_of_lr(check_rule(traced)), storage or {})
+    return _stored(check_direction_free_of_lr(check_rule(traced)), storage or {}, read.states)
 
 
-def _stored(rule: Rule, words: Mapping[str, str]) -> Rule:
+def _stored(rule: Rule, words: Mapping[str, str], lengths: Mapping[str, int]) -> Rule:
     """The rule with the states in `words` marked."""
     for key, word in words.items():
-        if problem := storage_problem(rule, str(key), word):
-            raise RuleError(problem)
-        rule = with_storage(rule, key, word)
+        for state in entries(key, lengths[key]) if key in lengths else [str(key)]:
+            if problem := storage_problem(rule, state, word):
+                raise RuleError(problem)
+            rule = with_storage(rule, state, word)
     return rule
 
 
@@ -156,14 +171,19 @@ def _result(result: Any, rule_name: str, assigns: str) -> Node:
 
 
 def _run(function: Callable[..., Any], trace: Trace, positional: list[str], hypers: Mapping[str, Hyper]) -> Any:
-    values: dict[str, Any] = {key: Value(name(key)) for key in (*positional, *hypers)}
+    counted = trace.counted
+    parts = {e for key, n in counted.lists.items() for e in entries(key, n)}
+    values: dict[str, Any] = {key: Value(name(key)) for key in (*positional, *hypers) if key not in parts}
+    values |= {key: CountValue(name(key), counted) for key in counted.counts}
+    values |= {key: tuple(Value(name(e)) for e in entries(key, n)) for key, n in counted.lists.items()}
     if "s" in values:
         values["s"] = States(trace)
     if trace.wraps:
         values[trace.wraps] = inner = Inner(trace)
     token = current.set(trace)
     try:
-        result = function(*(values[key] for key in positional), **{key: values[key] for key in hypers})
+        keywords = [*(key for key in hypers if key not in parts), *counted.lists]
+        result = function(*(values[key] for key in positional), **{key: values[key] for key in keywords})
         trace.name_locals()
         if trace.wraps and not inner.called:
             raise RuleError(
@@ -176,10 +196,29 @@ def _run(function: Callable[..., Any], trace: Trace, positional: list[str], hype
         current.reset(token)
 
 
-def _state(rule_name: str, key: str, entry: Any, hypers: Mapping[str, Hyper]) -> State:
+def _states(
+    rule_name: str, key: str, entry: Any, hypers: Mapping[str, Hyper], counted: Counted
+) -> dict[str, State]:  # fmt: skip
+    """A state, or the entries of a list or history, by name."""
     options = dict(entry) if isinstance(entry, Mapping) else {"init": entry}
+    words = [word for word in ("count", "history") if word in options]
+    if len(words) == 2:
+        raise RuleError(f"state {key} of {rule_name} has both count and history: keep one of them")
+    if not words:
+        return {key: _state(rule_name, key, options, hypers)}
+    (word,), length = words, options.pop(words[0])
+    value = Text(length, Source("", length)) if isinstance(length, str) else length
+    number, names = length_of(value, f"the {word} of {key} of {rule_name}", counted.lists, counted.counts)
+    counted.counts_read.update(names)
+    counted.states[key] = number
+    if word == "history":
+        counted.histories.add(key)
+    return dict.fromkeys(entries(key, number), _state(rule_name, key, options, hypers))
+
+
+def _state(rule_name: str, key: str, options: Mapping[str, Any], hypers: Mapping[str, Hyper]) -> State:
     if unknown := sorted(options.keys() - {"init", "per"}):
-        raise RuleError(f"state {key} of {rule_name} has no option {unknown[0]!r}: it has init and per")
+        raise RuleError(f"state {key} of {rule_name} has no option {unknown[0]!r}: it has init, per, count and history")
     init, per = options.get("init", 0), options.get("per", "element")
     if isinstance(init, str):
         return State(_initial(rule_name, key, init, [*hypers, "p", *FACTS]), per=str(per))
@@ -208,25 +247,35 @@ def _initial(rule_name: str, key: str, init: str, known: list[str]) -> Node:
 
 
 def _signature(
-    function: Callable[..., Any], rule_name: str, ranges: Mapping[str, Mapping[str, Any]], wraps: str
-) -> tuple[list[str], dict[str, Hyper]]:
-    positional, hypers = [], {}
+    function: Callable[..., Any], rule_name: str, ranges: Mapping[str, Mapping[str, Any]], wraps: str,
+    others: Mapping[str, Any],
+) -> tuple[list[str], dict[str, Hyper], dict[str, int]]:  # fmt: skip
+    """The positional arguments, the hyper-parameters with the entries of lists, and the lengths of lists."""
+    positional, hypers, lists, declared = list[str](), dict[str, Hyper](), dict[str, int](), set[str]()
     for key, parameter in inspect.signature(function).parameters.items():
+        default = others.get(key, parameter.default)
         if parameter.kind is parameter.KEYWORD_ONLY:
-            hypers[key] = _hyper(rule_name, key, parameter, ranges.get(key))
+            declared.add(key)
+            listed = isinstance(default, list | tuple)
+            if listed and not 1 <= len(default) <= MAX_LENGTH:
+                raise RuleError(f"the list {key} of {rule_name} has 1 to {MAX_LENGTH} values, not {len(default)}")
+            for entry, value in zip(entries(key, len(default)), default, strict=True) if listed else [(key, default)]:
+                hypers[entry] = _hyper(rule_name, key, value, ranges.get(key))
+            if listed:
+                lists[key] = len(default)
         elif key in (*_ARGUMENTS, *FACTS, wraps) and parameter.kind is not parameter.VAR_KEYWORD:
             positional.append(key)
         else:
             known = ", ".join(_ARGUMENTS)
             raise RuleError(f"the function of {rule_name} has an argument {key!r}: positional arguments are {known}, "
                             f"and hyper-parameters come after *")  # fmt: skip
-    if unknown := sorted(ranges.keys() - hypers.keys()):
-        hint = did_you_mean(unknown[0], hypers)
+    if unknown := sorted(ranges.keys() - declared):
+        hint = did_you_mean(unknown[0], declared)
         raise RuleError(f"{rule_name} has no hyper-parameter {unknown[0]!r} to give a range to{hint}")
-    return positional, hypers
+    return positional, hypers, lists
 
 
-def _hyper(rule_name: str, key: str, parameter: inspect.Parameter, entry: Any) -> Hyper:
+def _hyper(rule_name: str, key: str, default: Any, entry: Any) -> Hyper:
     if key in RESERVED:
         raise RuleError(f"{key!r} of {rule_name} is {RESERVED[key]}: it stands before *")
     if entry is not None and not isinstance(entry, Mapping):
@@ -242,8 +291,7 @@ def _hyper(rule_name: str, key: str, parameter: inspect.Parameter, entry: Any) -
     options = dict(entry or {})
     said = {flag: bool(options.pop(flag, False)) for flag in flags}
     limits = cast(Limits, {k: float(v) for k, v in options.items()}) or well_known_range(key)
-    default = parameter.default
-    if default is parameter.empty:
+    if default is inspect.Parameter.empty:
         return Hyper(None, **limits, static=said["static"], whole=said["whole"])
     number = _number(default)
     if number is None:

@@ -17,6 +17,7 @@ from rulec.language.source import Span
 
 if TYPE_CHECKING:
     from rulec.analysis import Analysis
+    from rulec.language.sizes import Sizes
 
 __all__ = [
     "DEFAULT_LR", "WELL_KNOWN", "Assign", "Branch", "Hyper", "Limits", "Routing", "Rule", "State", "Statement",
@@ -128,6 +129,7 @@ class Rule:
     interop: Mapping[str, Any] = field(default_factory=dict)
     path: Path | None = field(default=None, compare=False, repr=False)
     function: Any = field(default=None, compare=False, repr=False)
+    sizes: Sizes | None = field(default=None, compare=False, repr=False)
 
     def __repr__(self) -> str:
         hyper = ", ".join(f"{k}={v.default!r}" for k, v in self.hyper.items())
@@ -141,9 +143,10 @@ class Rule:
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        # The function of a Python rule cannot be pickled: its module knows it by the rule's name.
+        # Its module knows the function of a Python rule by the rule's name, so that it cannot be pickled. Nor can the
+        # way to other lengths.
         derived = ("names_read", "rest", "settings", "analysis")
-        return {k: v for k, v in self.__dict__.items() if k not in derived} | {"function": None}
+        return {k: v for k, v in self.__dict__.items() if k not in derived} | {"function": None, "sizes": None}
 
     @property
     def key(self) -> str:

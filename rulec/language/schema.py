@@ -11,11 +11,13 @@ from rulec.language.document import Document
 from rulec.language.document import Path as Place
 from rulec.language.names import short
 from rulec.language.node import LEVELS
+from rulec.language.sizes import MAX_LENGTH
 from rulec.language.source import did_you_mean, rule_error
 
 Number = int | float
 Expression = Annotated[str, Field(description="An expression of the rule language", min_length=1)]
-Bindings = dict[str, Number | Expression]
+List = Annotated[list[Number | Expression], Field(min_length=1, max_length=MAX_LENGTH)]
+Bindings = dict[str, Number | Expression | List]
 Component = Annotated[str, Field(min_length=1)] | Annotated[dict[str, Bindings], Field(min_length=1, max_length=1)]
 
 
@@ -51,13 +53,15 @@ class PaperEntry(_Strict):
 class HyperEntry(_Strict):
     """A hyper-parameter with a range of its own."""
 
-    default: Number | Expression | None = None
+    default: Number | Expression | List | None = None
+    length: int | None = Field(None, description="The number of values of a list, where another is refused", ge=1)
     min: Number | None = Field(None, description="Smallest value allowed")
     max: Number | None = Field(None, description="Largest value allowed")
     above: Number | None = Field(None, description="Values must be greater than this")
     below: Number | None = Field(None, description="Values must be less than this")
     static: bool = Field(False, description="Known when the kernel is made")
     whole: bool = Field(False, description="Only whole numbers are allowed")
+    decides: bool = Field(False, description="The rule is written out for its default, so another value is refused")
 
 
 class StateEntry(_Strict):
@@ -67,6 +71,8 @@ class StateEntry(_Strict):
     per: str = Field("element", description="The level one value is kept for", json_schema_extra={"enum": [*LEVELS]})
     shape: list[Number | Expression] | None = Field(None, description="Rows and columns", min_length=2, max_length=2)
     condition: Expression | None = Field(None, alias="if", description="Of shape facts: where false there is no state")
+    count: Number | Expression | None = Field(None, description="The number of states under this name, s[0] the first")
+    history: Number | Expression | None = Field(None, description="The number of values that are kept, s[0] the newest")
 
 
 class ViewEntry(_Strict):
@@ -88,7 +94,7 @@ class RuleFile(_Strict):
     name: str = Field(description="The rule's name as its authors write it", min_length=1, max_length=100)
     summary: str = Field("", description="One sentence")
     paper: PaperEntry | None = None
-    hyper: dict[str, Number | Expression | HyperEntry] = Field(default_factory=dict, description="Name: default")
+    hyper: dict[str, Number | Expression | List | HyperEntry] = Field(default_factory=dict, description="Name: default")
     state: dict[str, Number | Expression | StateEntry] = Field(default_factory=dict, description="Name: initial value")
     storage: dict[str, Literal["exact"]] = Field(default_factory=dict, description="States that stay float32: exact")
     inputs: dict[str, Literal["scalar", "like p"]] = Field(
@@ -129,18 +135,23 @@ WANTED: dict[tuple[str, ...], str] = {
     ("paper", "year"): "a whole number",
     ("paper", "*"): "a text, in quotes if it looks like a number",
     ("hyper",): "a mapping of names to defaults",
-    ("hyper", "*"): "a number, an expression, or a mapping with default and range",
-    ("hyper", "*", "default"): "a number or an expression",
+    ("hyper", "*"): "a number, an expression, a list of them, or a mapping with default and range",
+    ("hyper", "*", "default"): "a number, an expression, or a list of them",
+    ("hyper", "*", "length"): "a whole number from 1",
     ("hyper", "*", "static"): "true or false",
     ("hyper", "*", "whole"): "true or false",
+    ("hyper", "*", "decides"): "true or false",
     ("hyper", "*", "*"): "a number",
+    ("hyper", "*", "default", "*"): "a number or an expression",
     ("state",): "a mapping of names to initial values",
-    ("state", "*"): "a number, an expression, or a mapping with init, per, shape and if",
+    ("state", "*"): "a number, an expression, or a mapping with init, per, shape, if, count and history",
     ("state", "*", "init"): "a number or an expression",
     ("state", "*", "per"): f"a level, one of {', '.join(LEVELS)}",
     ("state", "*", "shape"): "a list of two extents, rows and columns",
     ("state", "*", "shape", "*"): "a number or an expression",
     ("state", "*", "if"): "an expression",
+    ("state", "*", "count"): "a number or an expression",
+    ("state", "*", "history"): "a number or an expression",
     ("storage",): "a mapping of states to exact",
     ("storage", "*"): "exact, the only word for the storage of a state",
     ("inputs",): "a mapping of names to scalar or like p",

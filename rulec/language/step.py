@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
-from rulec.language.check import target_problem
+from rulec.language.arithmetic import number_known
+from rulec.language.check import MAX_LINES, target_problem
+from rulec.language.compose import free_name
 from rulec.language.expression import ExpressionParser, dotted
 from rulec.language.located import Text
-from rulec.language.names import BASE_NAMES, short
-from rulec.language.node import Node, Op, name, node
+from rulec.language.names import BASE_NAMES, RESERVED, RESULTS, name_problem, short
+from rulec.language.node import Node, Op, name, names_in, node
 from rulec.language.rule import Assign, Branch, Rule, Statement
+from rulec.language.sizes import entries
 from rulec.language.source import Span, did_you_mean, rule_error
 from rulec.language.text import expression_text
 
@@ -24,12 +28,16 @@ MAX_BRANCHES = 20
 class Scope:
     """The names in reach of a step's lines.
 
-    `rule` has the hyper-parameters, states and inputs; `uses` the rules to call, by name. `called` has the place of
-    each call read so far.
+    `rule` has the hyper-parameters, states and inputs; `uses` the rules to call, by name. `lists` has the lengths of
+    lists, `histories` the names of histories, and `counts` the values of static hyper-parameters.
+    `called` has the place of each call read so far.
     """
 
     rule: Rule
     uses: Mapping[str, Rule] = field(default_factory=dict)
+    lists: Mapping[str, int] = field(default_factory=dict)
+    histories: Container[str] = ()
+    counts: Mapping[str, float] = field(default_factory=dict)
     called: dict[str, Span] = field(default_factory=dict)
 
 
@@ -44,6 +52,9 @@ class StepParser:
         self.seen: set[str] = set()
         self.blocks: list[list[Statement]] = [[]]
         self.expressions = ExpressionParser(text, self.known, self._inline_call, self._explain)
+        self.expressions.lists, self.expressions.counts = dict(scope.lists), scope.counts
+        #: The lines and passes of loops so far.
+        self.passes, self.looped = 0, False
 
     def parse(self) -> tuple[Statement, ...]:
         """The statements of the whole text."""
@@ -64,22 +75,96 @@ class StepParser:
                 self._assign(tree)
             elif isinstance(tree, ast.If):
                 self._branch(tree)
+            elif isinstance(tree, ast.For):
+                self._loop(tree)
             elif isinstance(tree, ast.Expr) and self._is_inner_call(tree.value):
                 self.expressions.parse(tree.value)
             else:
                 raise rule_error(_no_line(tree), self.text.span(tree))
 
     def _assign(self, tree: ast.Assign) -> None:
-        target = dotted(tree.targets[0]) if len(tree.targets) == 1 else None
-        if target is None:
-            raise rule_error("assign one name at a time", self.text.span(tree))
-        problem = target_problem(self.scope.rule, target)
-        if problem:
+        target = self._target(tree)
+        if problem := self._target_problem(target):
             raise rule_error(problem, self.text.span(tree.targets[0]))
         value = self.expressions.parse(tree.value)
-        self.blocks[-1].append(Assign(target, value, self.text.span(tree)))
+        if target in self.scope.histories:
+            self._push(target, value, self.text.span(tree))
+        else:
+            self._line(target, value, self.text.span(tree))
+
+    def _target(self, tree: ast.Assign) -> str:
+        left = tree.targets[0]
+        if len(tree.targets) == 1 and isinstance(left, ast.Subscript):
+            base = dotted(left.value)
+            if base in self.scope.histories:
+                message = f"{base!r} is a history: write {base} = ... to push a value, which is then {base}[0]"
+                raise rule_error(message, self.text.span(left))
+            return self.expressions.indexed(left, new=True)
+        target = dotted(left) if len(tree.targets) == 1 else None
+        if target is None:
+            raise rule_error("assign one name at a time", self.text.span(tree))
+        return target
+
+    def _target_problem(self, target: str) -> str:
+        """Why a line cannot assign this name, as a sentence; empty where it can."""
+        if target in self.expressions.variables:
+            return f"{target!r} is the variable of a loop and cannot be assigned: use another name"
+        if target in self.scope.lists and target not in self.scope.histories:
+            return f"{target!r} is a list: assign one entry of it, as {target}[0]"
+        return target_problem(self.scope.rule, target)
+
+    def _line(self, target: str, value: Node, span: Span) -> None:
+        self.blocks[-1].append(Assign(target, value, span))
         self.known.add(target)
         self.seen.add(target)
+        self._pass(span)
+
+    def _pass(self, span: Span) -> None:
+        """Counts a line, or a pass of a loop."""
+        self.passes += 1
+        if self.passes > MAX_LINES and self.looped:
+            raise rule_error(f"this step has over {MAX_LINES} lines, its loops written out", span)
+
+    def _push(self, history: str, value: Node, span: Span) -> None:
+        """The lines that push a value to a history: every entry moves one place up, from the oldest on."""
+        names = entries(history, self.scope.lists[history])
+        if not {*names[1:]}.isdisjoint(names_in([value])):
+            pushed = free_name(f"{history}_pushed", self.known)
+            self._line(pushed, value, span)
+            value = name(pushed)
+        for newer, older in reversed([*pairwise(names)]):
+            self._line(older, name(newer), span)
+        self._line(names[0], value, span)
+
+    def _loop(self, tree: ast.For) -> None:
+        variable = tree.target.id if isinstance(tree.target, ast.Name) else ""
+        problem = name_problem(variable) if variable else "a loop has one variable: write for i in range(3):"
+        if variable in self.known or variable in self.expressions.lists or variable in self.expressions.variables:
+            problem = f"{variable!r} has a value already: use another name for the variable of this loop"
+        if problem or variable in RESERVED or variable in RESULTS:
+            meaning = RESERVED.get(variable) or RESULTS.get(variable)
+            problem = problem or f"{variable!r} is {meaning}: use another name for the variable of this loop"
+            raise rule_error(problem, self.text.span(tree.target))
+        if tree.orelse:
+            raise rule_error("a loop has no else: leave it out", self.text.span(tree.orelse[0]))
+        self.looped = True
+        for number in self._range(tree.iter):
+            self._pass(self.text.span(tree.iter))
+            self.expressions.variables[variable] = number
+            self._statements(tree.body)
+        self.expressions.variables.pop(variable, None)
+
+    def _range(self, tree: ast.expr) -> range:
+        is_range = isinstance(tree, ast.Call) and dotted(tree.func) == "range" and not tree.keywords
+        if not is_range or not 1 <= len(tree.args) <= 3:  # type: ignore[attr-defined]
+            raise rule_error("a loop runs over a range: write for i in range(3):", self.text.span(tree))
+        ends = [self.expressions.count(end, "the end of a range") for end in tree.args]  # type: ignore[attr-defined]
+        if len(ends) == 3 and ends[2] == 0:
+            raise rule_error("the step of a range cannot be 0", self.text.span(tree))
+        numbers = range(*ends)
+        if max(map(abs, ends)) > MAX_LINES:
+            raise rule_error(f"a loop runs at most {MAX_LINES} times", self.text.span(tree))
+        return numbers
 
     def _is_inner_call(self, tree: ast.expr) -> bool:
         wraps = self.scope.rule.wraps
@@ -109,6 +194,10 @@ class StepParser:
         if len(self.blocks) > MAX_BRANCHES:
             raise rule_error(f"if is nested deeper than {MAX_BRANCHES} levels", self.text.span(tree.test))
         condition = self.expressions.parse(tree.test)
+        decided = number_known(condition, {}) if self.expressions.variables else None
+        if decided is not None:  # a condition on the variable of a loop
+            self._statements(tree.body if decided else tree.orelse)
+            return
         before = set(self.known)
         then, after_then = self._block(tree.body, before)
         otherwise, after_otherwise = self._block(tree.orelse, before)
@@ -162,7 +251,7 @@ def _targets(tree: ast.stmt) -> Iterable[str]:
     stack = [tree]
     while stack:
         current = stack.pop()
-        if isinstance(current, ast.If):
+        if isinstance(current, ast.If | ast.For):
             stack += [*current.body, *current.orelse]
         elif isinstance(current, ast.Assign):
             yield from (target for t in current.targets if (target := dotted(t)))

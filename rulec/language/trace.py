@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from types import CodeType, FrameType
 from typing import Any
 
@@ -13,6 +16,7 @@ from rulec.language.compose import free_name
 from rulec.language.names import BASE_NAMES, CONSTANTS, ascii_spelling, name_problem
 from rulec.language.node import Kind, Node, Op, name, node, rewrite, walk
 from rulec.language.rule import Assign, Hyper, Rule, State, Statement, assignments
+from rulec.language.sizes import Sizes, entries, entry
 from rulec.language.source import did_you_mean
 from rulec.language.value import Value, as_traced, current
 
@@ -26,9 +30,10 @@ class Trace:
 
     def __init__(
         self, rule_name: str, state: Mapping[str, State], hyper: Mapping[str, Hyper], wraps: str = "",
-        code: CodeType | None = None,
+        code: CodeType | None = None, counted: Counted | None = None,
     ) -> None:  # fmt: skip
         self.rule_name = rule_name
+        self.counted = counted or Counted({}, {})
         self.wraps = wraps
         self.state = dict(state)
         self.hyper = dict(hyper)
@@ -57,6 +62,13 @@ class Trace:
         """The state's new value."""
         self.version[state] += 1
         self.lines.append((f"{state}#{self.version[state]}", value))
+
+    def push(self, history: str, value: Node) -> None:
+        """A new value of a history: every entry moves one place up, from the oldest on."""
+        names = entries(history, self.counted.states[history])
+        for newer, older in reversed([*pairwise(names)]):
+            self.assign(older, self.read(newer).node)
+        self.assign(names[0], value)
 
     def call(self, rule: Rule, value: Any) -> Value:
         """The direction of `rule` for this input. Its states become states of this rule, prefixed by its key."""
@@ -120,6 +132,81 @@ def _after(step: Sequence[Statement], known: Mapping[str, Node]) -> dict[str, No
     return values
 
 
+@dataclass
+class Counted:
+    """The lists of a traced rule.
+
+    `lists` has the lengths of lists of hyper-parameters, `states` the lengths of lists of states, `histories` the names
+    of histories. `counts` has the values of static hyper-parameters, and `counts_read` the ones in lengths, loops and
+    indices.
+    """
+
+    lists: Mapping[str, int]
+    counts: Mapping[str, float]
+    states: dict[str, int] = field(default_factory=dict)
+    histories: set[str] = field(default_factory=set)
+    counts_read: set[str] = field(default_factory=set)
+
+    @property
+    def sizes(self) -> Sizes | None:
+        """The lengths that the rule is written out for; None where it has none."""
+        read = {key: int(self.counts[key]) for key in sorted(self.counts_read)}
+        return Sizes(self.lists, read) if self.lists or read else None
+
+
+class CountValue(Value):
+    """A static hyper-parameter: it may be the end of a range, or an index."""
+
+    __slots__ = ("_counted",)
+
+    def __init__(self, node: Node, counted: Counted) -> None:
+        super().__init__(node)
+        self._counted = counted
+
+    def __index__(self) -> int:
+        key = str(self.node.arg)
+        value = self._counted.counts[key]
+        if not value.is_integer():
+            raise author_error(f"{key} counts something here, so it must be a whole number, not {value:g}")
+        self._counted.counts_read.add(key)
+        return int(value)
+
+    __int__ = __index__
+
+
+class Entries:
+    """A list of states, or a history: `s.v[i]`."""
+
+    __slots__ = ("_list", "_trace")
+
+    def __init__(self, trace: Trace, name: str) -> None:
+        self._trace, self._list = trace, name
+
+    def __len__(self) -> int:
+        return self._trace.counted.states[self._list]
+
+    def __iter__(self) -> Iterator[Value]:
+        return iter([self[index] for index in range(len(self))])
+
+    def __getitem__(self, index: Any) -> Value:
+        return self._trace.read(self._entry(index))
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if self._list in self._trace.counted.histories:
+            raise author_error(f"s.{self._list} is a history: write s.{self._list} = ... to push a value")
+        self._trace.assign(self._entry(index), as_traced(value))
+
+    def _entry(self, index: Any) -> str:
+        try:
+            number = operator.index(index)
+        except TypeError:
+            raise author_error(f"s.{self._list} has whole numbers as indices: write s.{self._list}[0]") from None
+        if number not in range(len(self)):
+            message = f"there is no s.{self._list}[{number}]: its entries are 0 to {len(self) - 1}"
+            raise author_error(message)
+        return entry(self._list, number)
+
+
 class States:
     """The `s` of a traced rule: attributes are its states."""
 
@@ -128,11 +215,18 @@ class States:
     def __init__(self, trace: Trace) -> None:
         object.__setattr__(self, "_trace", trace)
 
-    def __getattr__(self, state: str) -> Value:
-        return _checked(self, state).read(state)
+    def __getattr__(self, state: str) -> Value | Entries:
+        trace = _checked(self, state)
+        return Entries(trace, state) if state in trace.counted.states else trace.read(state)
 
     def __setattr__(self, state: str, value: Any) -> None:
-        _checked(self, state).assign(state, as_traced(value))
+        trace = _checked(self, state)
+        if state not in trace.counted.states:
+            trace.assign(state, as_traced(value))
+        elif state in trace.counted.histories:
+            trace.push(state, as_traced(value))
+        else:
+            raise author_error(f"s.{state} is a list: assign one entry of it, as s.{state}[0] = ...")
 
 
 class Inner:
@@ -166,7 +260,7 @@ class Inner:
 def _checked(states: States, state: str) -> Trace:
     """The trace behind `s`; RuleError where it has no state of this name."""
     trace: Trace = object.__getattribute__(states, "_trace")
-    if state not in trace.version:
+    if state not in trace.version and state not in trace.counted.states:
         hint = did_you_mean(state, trace.version) or f": declare it as state=dict({state}=0)"
         raise author_error(f"{trace.rule_name} has no state {state!r}{hint}")
     return trace

@@ -13,6 +13,7 @@ from rulec.language.hyper import DEFAULT_LR, Hyper, well_known_range
 from rulec.language.names import RESERVED
 from rulec.language.node import Node, Op, name, names_in, node
 from rulec.language.rule import Assign, Branch, Rule, State, Statement, assignments, conditions
+from rulec.language.sizes import with_sizes
 from rulec.language.source import Span, rule_error
 
 
@@ -25,10 +26,10 @@ def wrap(wrapper: Rule, inner: Rule, rule_name: str | None = None) -> Rule:
         raise RuleError(f"{wrapper.name} wraps no rule: did you mean {wrapper.called} >> {inner.called}?")
     inner.check_whole()
     joined = _wrapped(wrapper, inner, rule_name or compose.joined_name("", [wrapper, inner]))
-    if joined.otherwise is None:
-        return joined
-    left = inner if wrapper.applies_to is None else wrapper
-    return compose.routed(joined, left, lambda: _rest(wrapper, inner))
+    if joined.otherwise is not None:
+        left = inner if wrapper.applies_to is None else wrapper
+        joined = compose.routed(joined, left, lambda: _rest(wrapper, inner))
+    return with_sizes(joined, [wrapper, inner], lambda parts: wrap(parts[0], parts[1], rule_name))
 
 
 def _rest(wrapper: Rule, inner: Rule) -> Rule:

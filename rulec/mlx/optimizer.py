@@ -19,6 +19,7 @@ from rulec.errors import BackendUnsupported, HyperError, StateMismatch, TensorEr
 from rulec.language.hyper import checked_seed
 from rulec.language.library import load
 from rulec.language.rule import Rule
+from rulec.language.sizes import sized
 from rulec.mlx.arrays import LIBRARY
 from rulec.mlx.entries import Entry, entry_of, hyper_of
 from rulec.pure import first
@@ -75,7 +76,7 @@ class RuleOptimizer(Optimizer):
         weights: str = "", **keywords: Any,
     ) -> None:  # fmt: skip
         super().__init__()  # type: ignore[no-untyped-call]
-        rule = self.entry.rule
+        rule, keywords = sized(self.entry.rule, keywords)
         if rule.inputs or rule.wraps:
             what = f"the input {min(rule.inputs)}" if rule.inputs else "a rule to wrap"
             raise HyperError(f"{rule.name} needs {what}, which an optimizer of MLX does not give: compose a rule first")

@@ -63,6 +63,11 @@ class RuleOptimizer(Optimizer, Turns):
 
     def __init__(self, params: ParamsT, *args: Any, **keywords: Any) -> None:
         values = self.interface.bind(args, keywords)
+        if any(entry.rule.sizes for entry in self.interface.entries):
+            params = params if isinstance(params, torch.Tensor) else [*_iterable(params)]
+            # All groups have lists of one length, and so have the defaults.
+            values |= {key: value for key, value in _first_group(params).items() if key in self.interface.lists}
+            self._size(values)
         self._options = options_of(self.interface, values)
         self._machine: Machine | None = None
         self._complete = False
@@ -77,6 +82,12 @@ class RuleOptimizer(Optimizer, Turns):
         self.state = Store(self.state)
         if self.interface.full_at_once:
             self._build()
+
+    def _size(self, values: Mapping[str, Any]) -> None:
+        """Takes the lengths of lists from a group's keywords; those of all groups are the same."""
+        interface = self.interface.sized(values)
+        if interface is not self.interface:
+            self.interface = interface  # type: ignore[misc]
 
     @in_turn
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -343,6 +354,7 @@ class RuleOptimizer(Optimizer, Turns):
         if "defaults" in state:
             self._machine, self._complete, self._lost = None, True, None
             super().__setstate__(state)
+            self._size({**self.defaults, **_first_group(self.param_groups)})
             self.state = Store(self.state)
             return
         # From load_state_dict: everything is checked before anything is taken over.
@@ -389,6 +401,12 @@ def _iterable(params: Any) -> Any:
         return params
     hint = "give it model.parameters()" if isinstance(params, torch.nn.Module) else "give tensors or groups of them"
     raise TensorError(f"an optimizer cannot be made of {type(params).__name__} {params!r:.40}: {hint}")
+
+
+def _first_group(params: Any) -> Mapping[str, Any]:
+    """The first parameter group; empty where there are parameters alone."""
+    first = params[0] if isinstance(params, list) and params else {}
+    return first if isinstance(first, Mapping) else {}
 
 
 def _saved_groups(saved: Any) -> Sequence[Mapping[str, Any]]:

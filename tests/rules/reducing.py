@@ -210,6 +210,16 @@ _LATER: tuple[Peer, ...] = (
         {"lr": 0.02, "beta": 0.8, "gamma": 0.1, "weight_decay": 0.3},
     ),
     torch_peer(
+        "adashift(keep=4)", pytorch_optimizer.AdaShift,
+        lambda h: {"lr": h["lr"], "betas": (h["beta1"], h["beta2"]), "eps": h["eps"], "keep_num": 4},
+        {"lr": 0.03, "beta1": 0.8, "beta2": 0.95, "eps": 1e-6},
+    ),
+    optax_peer(
+        "lbfgs_direction(memory=1)", "optax.scale_by_lbfgs",
+        lambda h: optax.chain(optax.scale_by_lbfgs(1), optax.scale(-h["lr"])), {"lr": 1.0},
+        "memories of several pairs are compared on a function: with random gradients, differences grow without bound",
+    ),
+    torch_peer(
         "l2 >> aida", pytorch_optimizer.Aida, lambda h: {**adam_like(h), "xi": h["xi"]},
         {**_ADAM_DECAY, "eps": 1e-4, "xi": 1e-3}, f"{_EPS_EARLY.removesuffix(': eps is tiny here')}; {_ROOT}",
         prepare=_late_eps,

@@ -28,6 +28,10 @@ SET_AT_FIRST = ("sgdsai",)
 #: Rules that move a tensor without a gradient.
 MOVED_BY_NOISE = ("transforms/noise", "gravity")
 
+#: Rules that divide by differences of parameters, whose rounding grows from step to step. `test_lbfgs` has them in
+#: float32 on a function.
+OF_DIFFERENCES = ("lbfgs_direction",)
+
 #: One row for what is composed.
 FIRST = tuple({peer.composed: peer for peer in reversed(REDUCING)}.values())
 
@@ -40,7 +44,7 @@ def test_float64(peer: Peer) -> None:
         assert largest_difference(ours, theirs, trial, peer.hyper).relative <= RELATIVE_FLOAT64, trial
 
 
-@pytest.mark.parametrize("peer", FIRST, ids=lambda peer: peer.composed)
+@pytest.mark.parametrize("peer", [p for p in FIRST if p.rule not in OF_DIFFERENCES], ids=lambda peer: peer.composed)
 def test_float32(peer: Peer) -> None:
     """In parts of the largest element: what a sum rounds reaches every element."""
     found = against_reference(peer, Trial("float32", shapes=ALL_DIMENSIONS))
