@@ -229,7 +229,8 @@ def lower(
         if extents is not None:
             counts.append(Count(f"an extent of state {key}", extents, bounded=True, span=state.span))
         buffers.append(Buffer(key, "state", _state_axes(rule, key, extents), _numeric(resolve.expression(state.init))))
-    for key, kind in rule.inputs.items():
+    read = {str(n.arg) for n in walk([s.value for s in stores] + ([] if skip is None else [skip])) if n.op is Op.LOAD}
+    for key, kind in ((key, kind) for key, kind in rule.inputs.items() if key in read):
         buffers.append(Buffer(key, "input", axes_of_letters("knbij" if kind == "like p" else "")))
     evaluate = resolve.expression(rule.evaluate) if rule.evaluate is not None else None
     program = Program(

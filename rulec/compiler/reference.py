@@ -6,7 +6,7 @@ Tests compare every backend and adapter with it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,12 +15,12 @@ import numpy as np
 from rulec.compiler.interpreter import Array, Key, Run, Tensor
 from rulec.compiler.interpreter import arithmetic as named_arithmetic
 from rulec.compiler.ir import Program
-from rulec.compiler.lower import check_counts
+from rulec.compiler.lower import check_counts, decide
 from rulec.compiler.pipeline import compile
 from rulec.compiler.routing import Router
 from rulec.compiler.scalars import resolve_hyper
 from rulec.compiler.view import matrix_view
-from rulec.errors import HyperError, TensorError
+from rulec.errors import HyperError, RuleError, TensorError
 from rulec.language.rule import Rule
 from rulec.language.sizes import sized
 from rulec.language.source import did_you_mean
@@ -119,20 +119,32 @@ class ReferenceOptimizer:
 
     def step(
         self, grads: Sequence[Any | None], hyper: Mapping[str, float] | None = None,
-        inputs: Mapping[str, Any] | None = None,
+        inputs: Mapping[str, Any] | None = None, gradient: Callable[[list[Array]], Sequence[Any | None]] | None = None,
     ) -> None:  # fmt: skip
         """One step with these gradients; None leaves a parameter as it is. `hyper` changes values from now on.
 
         `inputs` gives each of the rule's inputs: a number for a scalar, a list of one array per parameter for an input
-        like p. Raises TensorError for a missing input.
+        like p. `gradient` gives the gradients at other parameters, for a rule with passes. Raises TensorError for a
+        missing input.
         """
-        missing = [key for key in self.rule.inputs if key not in (inputs or {})]
+        inputs = dict(inputs or {})
+        missing = [key for key in self.rule.inputs if key not in inputs]
         if missing:
             raise TensorError(f"{self.rule.name} needs the input {missing[0]!r} at every step")
         for part in self._parts.values():
             for group in part.hyper if hyper else ():
                 group.update({k: v for k, v in (hyper or {}).items() if k in group})
-        runs = [run for part in self._parts.values() if (run := self._run(part, grads, inputs or {})).tensors]
+        for place in range(max((len(part.program.rule.moves) for part in self._parts.values()), default=0)):
+            inputs |= {part.program.rule.moves[place].gradient: grads for part in self._moving(place)}
+            if any(self._wants(place)):
+                if gradient is None:
+                    raise RuleError(f"{self.rule.name} evaluates the model again in a step: give step() a gradient=")
+                grads = gradient(self._at(place, grads, inputs))
+        self._advance(grads, inputs)
+
+    def _advance(self, grads: Sequence[Any | None], inputs: Mapping[str, Any]) -> None:
+        """The step of the rules as they are."""
+        runs = [run for part in self._parts.values() if (run := self._run(part, grads, inputs)).tensors]
         for run in runs:
             run.family = runs
         done = [run.execute() for run in runs]
@@ -143,6 +155,35 @@ class ReferenceOptimizer:
                 tensor.t -= tensor.index in skipped
         for (_, place), shared in advanced.items():
             shared[place] = np.asarray(shared.get(place, 0)) + 1
+
+    def _moving(self, place: int) -> list[_Part]:
+        """The parts whose rule has a pass at this place."""
+        return [part for part in self._parts.values() if place < len(part.program.rule.moves)]
+
+    def _wants(self, place: int) -> Iterator[bool]:
+        """Of each tensor whose rule has a pass at this place, whether it has it in the next step."""
+        for part in self._moving(place):
+            when = part.program.rule.moves[place].when
+            for t in part.tensors:
+                known = {**part.hyper[t.group], **t.view.facts, "machine_eps": t.machine_eps, "t": t.t + 1.0}
+                yield when is None or bool(decide(when, known))
+
+    def _at(self, place: int, grads: Sequence[Any | None], inputs: Mapping[str, Any]) -> list[Array]:
+        """The parameters at the point of a pass."""
+        twin = self.copy()
+        for part in twin._parts.values():
+            moves, program = part.program.rule.moves, part.program
+            if place < len(moves):
+                static = {k: v for k, v in part.hyper[part.tensors[0].group].items() if program.hyper[k].static}
+                facts = {**part.tensors[0].view.facts, "machine_eps": part.tensors[0].machine_eps}
+                part.program = compile(moves[place].rule, facts, static, whole=True)
+        moving = {t.index for part in twin._parts.values() if part.program not in self._programs for t in part.tensors}
+        twin._advance([g if i in moving else None for i, g in enumerate(grads)], inputs)
+        return twin.params
+
+    @property
+    def _programs(self) -> list[Program]:
+        return [part.program for part in self._parts.values()]
 
     def _run(self, part: _Part, grads: Sequence[Any | None], inputs: Mapping[str, Any]) -> Run:
         active = [t for t in part.tensors if grads[t.index] is not None]

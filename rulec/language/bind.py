@@ -179,4 +179,6 @@ def _substituted(rule: Rule, values: Mapping[str, Node]) -> Rule:
         return done
     # Lines with a bound lr belong behind a prefix, as a composed rule's do: see check_direction_free_of_lr.
     joined = plus([done])
-    return replace(done, step=joined.step, state=joined.state, evaluate=joined.evaluate, skip=joined.skip)
+    return replace(
+        done, step=joined.step, state=joined.state, evaluate=joined.evaluate, skip=joined.skip, passes=joined.passes
+    )

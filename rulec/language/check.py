@@ -10,6 +10,7 @@ from rulec.errors import HyperError
 from rulec.language.hyper import Hyper, resolve_hyper, well_known_range
 from rulec.language.names import BESIDE_STATES, RESERVED, declared_problem, name_problem, short
 from rulec.language.node import LEVELS, Kind, Node, Op, names_in, walk
+from rulec.language.passes import START, check_passes, gradient_of
 from rulec.language.rule import Assign, Branch, Rule, Statement, assignments, conditions
 from rulec.language.source import Span, did_you_mean, rule_error
 
@@ -33,6 +34,7 @@ def check_rule(rule: Rule) -> Rule:
     check_names(rule)
     _check_result(rule)
     _check_states(rule)
+    check_passes(rule)
     check_defaults(rule)
     return rule
 
@@ -52,6 +54,7 @@ def check_names(rule: Rule, input_places: Mapping[str, Span] | None = None) -> N
         *((key, "hyper-parameter", hyper.span) for key, hyper in rule.hyper.items()),
         *((key, "state", state.span) for key, state in rule.state.items()),
         *((key, "input", places.get(key)) for key in rule.inputs),
+        *((key, "pass", each.span) for key, each in rule.passes.items()),
     ]
     for key, kind, span in declared:
         problem = declared_problem(key)
@@ -59,6 +62,8 @@ def check_names(rule: Rule, input_places: Mapping[str, Span] | None = None) -> N
             problem = "'lr' is the learning rate: choose another name"
         if not problem and kind == "state" and key in BESIDE_STATES:
             problem = f"{key!r} is {BESIDE_STATES[key]}: choose another name"
+        if not problem and kind == "pass" and (key == START or "." in key):
+            problem = f"a pass cannot be called {key!r}: choose another name, such as 'climb'"
         if not problem and key == rule.wraps:
             problem = f"{key!r} is the rule that is wrapped: choose another name"
         if not problem and key in owners:
@@ -82,6 +87,9 @@ def target_problem(rule: Rule, target: str) -> str:
         return f"{target!r} is an input and cannot be assigned: use another name"
     if rule.wraps and target.partition(".")[0] == rule.wraps:
         return f"{target!r} belongs to the rule that is wrapped and cannot be assigned: use another name"
+    for key in rule.passes:
+        if target == gradient_of(key):
+            return f"{target!r} is the gradient at the pass {key!r} and cannot be assigned: use another name"
     if target == "lr":
         return "'lr' is the learning rate and cannot be assigned: use another name"
     return name_problem(target)
@@ -111,7 +119,7 @@ def assigned_always(step: Sequence[Statement]) -> set[str]:
 
 def _check_states(rule: Rule) -> None:
     read = set(rule.names_read)
-    for expression in (rule.evaluate, rule.skip):
+    for expression in (rule.evaluate, rule.skip, *(each.point for each in rule.passes.values())):
         read.update(names_in([expression]) if expression is not None else ())
     for key, state in rule.state.items():
         if problem := level_problem(key, state.per):

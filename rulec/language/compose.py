@@ -16,11 +16,12 @@ from rulec.language.check import MAX_TITLE, check_rule
 from rulec.language.hyper import Hyper
 from rulec.language.names import CONSTANTS, RESERVED
 from rulec.language.node import FACTS, Kind, Node, Op, name, names_in, node, rewrite, walk
-from rulec.language.rule import Assign, Branch, Routing, Rule, State, Statement, assignments
+from rulec.language.passes import gradient_of
+from rulec.language.rule import Assign, Branch, Pass, Routing, Rule, State, Statement, assignments
 from rulec.language.sizes import with_sizes
 
 #: Attributes of a rule as a whole: of several composed rules at most one may have each.
-_WHOLE = ("evaluate", "skip", "applies_to", "otherwise", "view")
+_WHOLE = ("evaluate", "skip", "applies_to", "otherwise", "view", "passes")
 
 
 def map_nodes(step: Sequence[Statement], change: Callable[[Node], Node]) -> tuple[Statement, ...]:
@@ -58,7 +59,16 @@ def rename_all(rule: Rule, rename: Mapping[str, str]) -> Rule:
     step = map_targets(map_nodes(rule.step, lambda n: replace_names(n, values)), rename)
     state = {rename.get(k, k): v for k, v in rule.state.items()}
     evaluate, skip = (None if x is None else replace_names(x, values) for x in (rule.evaluate, rule.skip))
-    return replace(rule, step=step, state=state, evaluate=evaluate, skip=skip)
+    passes = map_passes(rule.passes, lambda n: replace_names(n, values))
+    return replace(rule, step=step, state=state, evaluate=evaluate, skip=skip, passes=passes)
+
+
+def map_passes(passes: Mapping[str, Pass], change: Callable[[Node], Node]) -> dict[str, Pass]:
+    """The passes with every expression passed through `change`."""
+    return {
+        key: replace(each, point=change(each.point), when=None if each.when is None else change(each.when))
+        for key, each in passes.items()
+    }
 
 
 def own_names(rule: Rule) -> list[str]:
@@ -107,8 +117,8 @@ def shifted_draws(rule: Rule, by: int) -> Rule:
 def check_callable(rule: Rule) -> Rule:
     """The same rule, checked to be callable in the step of another; RuleError otherwise."""
     _require_direction(rule, "called")
-    for attribute in ("evaluate", "skip", "applies_to"):
-        if getattr(rule, attribute) is not None:
+    for attribute in ("evaluate", "skip", "applies_to", "passes"):
+        if getattr(rule, attribute) not in (None, {}):
             raise RuleError(f"{rule.name} says {attribute}, so it cannot be called: say it in the rule that calls it")
     return rule
 
@@ -204,6 +214,11 @@ def chain(rules: Sequence[Rule], rule_name: str | None = None) -> Rule:
         _require_direction(rule, "followed by another")
     rules[-1].check_whole()
     for before, rule in pairwise(rules):
+        if rule.passes:
+            raise RuleError(
+                f"{rule.name} evaluates the model again in a step, and {before.name} before it would see one of its "
+                f"gradients: put {before.called} inside of the wrapper with the passes"
+            )
         if not rule.reads("g"):
             raise RuleError(
                 f"{rule.name} never reads its input g, so {before.name} before it would have no effect: "
@@ -269,7 +284,7 @@ def _join(
         inputs=unify_inputs(rules),
         **single_attributes(parts),
     )
-    taken = {*joined.hyper, *joined.inputs, *RESERVED, *(f"{key}.g" for key in keys)}
+    taken = {*joined.hyper, *joined.inputs, *RESERVED, *(f"{key}.g" for key in keys), *map(gradient_of, joined.passes)}
     return check_rule(rename_all(joined, short_names(rules, keys, taken)))
 
 
@@ -341,7 +356,8 @@ def substitute_hyper(rule: Rule, values: Mapping[str, Node]) -> Rule:
         for key, state in rule.state.items()
     }
     optional: dict[str, Any] = {k: change(v) for k in ("evaluate", "skip", "applies_to") if (v := getattr(rule, k))}
-    return replace(rule, state=state, step=map_nodes(rule.step, change), **optional)
+    passes = map_passes(rule.passes, change)
+    return replace(rule, state=state, step=map_nodes(rule.step, change), passes=passes, **optional)
 
 
 def with_own_rate(rule: Rule) -> Rule:

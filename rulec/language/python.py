@@ -10,7 +10,7 @@ import inspect
 import linecache
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from numbers import Real
 from pathlib import Path
@@ -32,16 +32,17 @@ from rulec.language.length import length_of
 from rulec.language.located import Text
 from rulec.language.names import RESERVED
 from rulec.language.node import FACTS, Node, const, name
-from rulec.language.rule import Hyper, Limits, Rule, State, well_known_range
+from rulec.language.passes import check_point, gradient_of
+from rulec.language.rule import Hyper, Limits, Pass, Rule, State, well_known_range
 from rulec.language.sizes import MAX_LENGTH, entries
 from rulec.language.source import Source, Span, did_you_mean, rule_error
-from rulec.language.trace import Counted, CountValue, Inner, Lines, States, Trace, call_rule
+from rulec.language.trace import At, Counted, CountValue, Inner, Lines, States, Trace, call_rule
 from rulec.language.value import Value, as_traced, current, operation, record
 
 __all__ = ["Value", "call_rule", "operation", "record", "rule"]
 
 _ARGUMENTS = ("g", "grad", "p", "t", "s")
-_OPTIONS = ("state", "storage", "hyper", "name", "assigns", "wraps", "paper")
+_OPTIONS = ("state", "storage", "hyper", "name", "assigns", "wraps", "passes", "paper")
 _PAPER = ("title", "authors", "year", "url")
 
 
@@ -51,7 +52,7 @@ def rule(function: Callable[..., Any], /) -> Rule: ...
 def rule(
     *, state: Mapping[str, Any] | None = None, storage: Mapping[str, str] | None = None,
     hyper: Mapping[str, Mapping[str, Any]] | None = None, name: str | None = None, assigns: str = "direction",
-    wraps: str = "", paper: Mapping[str, Any] | None = None,
+    wraps: str = "", passes: Mapping[str, Any] | None = None, paper: Mapping[str, Any] | None = None,
 ) -> Callable[[Callable[..., Any]], Rule]: ...  # fmt: skip
 
 
@@ -66,7 +67,10 @@ def rule(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     default the function's in camel case; `paper` has any of `title`, `authors`, `year` and `url`.
 
     `wraps` makes the rule a wrapper: it names the argument for the wrapped rule. In the function, `inner(g)`, or
-    `inner(g, t=t)`, is the wrapped rule's direction, and `inner.p` afterwards its new parameter.
+    `inner(g, t=t, p=p)`, is the wrapped rule's direction, and `inner.p` afterwards its new parameter.
+
+    `passes` are points at which the model is evaluated again, by name: an expression such as "p + rho*g", or a dict
+    with `point` and `when`. The function takes an argument of each name, here `climb`: `climb.g` is the gradient there.
 
     The function itself stays at `.function` and runs on NumPy arrays. Raises RuleError at the line of a mistake.
     """
@@ -109,12 +113,19 @@ def definition(function: FunctionType) -> Span:
 def _trace_rule(
     function: FunctionType, others: Mapping[str, Any], *, state: Mapping[str, Any] | None = None,
     storage: Mapping[str, str] | None = None, hyper: Mapping[str, Mapping[str, Any]] | None = None,
-    name: str | None = None, assigns: str = "direction", wraps: str = "", paper: Mapping[str, Any] | None = None,
+    name: str | None = None, assigns: str = "direction", wraps: str = "", passes: Mapping[str, Any] | None = None,
+    paper: Mapping[str, Any] | None = None,
 ) -> Rule:  # fmt: skip
     rule_name = name or "".join(part[:1].upper() + part[1:] for part in function.__name__.split("_"))
     if assigns not in ("direction", "p"):
         raise RuleError(f"assigns is 'direction' or 'p', not {assigns!r}")
-    for option, value in (("state", state), ("storage", storage), ("hyper", hyper), ("paper", paper)):
+    for option, value in (
+        ("state", state),
+        ("storage", storage),
+        ("hyper", hyper),
+        ("passes", passes),
+        ("paper", paper),
+    ):
         if value is not None and not isinstance(value, Mapping):
             raise RuleError(f"{option} of {rule_name} is a dict, not {value!r}")
     if unknown := sorted(map(str, (paper or {}).keys() - set(_PAPER))):
@@ -123,15 +134,21 @@ def _trace_rule(
         wanted = int if key == "year" else str
         if not isinstance(value, wanted):
             raise RuleError(f"{key} of the paper of {rule_name} is of type {wanted.__name__}, not {value!r}")
-    positional, hypers, lists = _signature(function, rule_name, hyper or {}, wraps, others)
+    arguments = (*_ARGUMENTS, *FACTS, *([wraps] if wraps else []), *(passes or {}))
+    positional, hypers, lists = _signature(function, rule_name, hyper or {}, arguments, others)
     if wraps and wraps not in positional:
         raise RuleError(f"{rule_name} wraps {wraps!r}, and its function has no such argument: add it before *")
     read = Counted(lists, {k: h.default for k, h in hypers.items() if h.static and isinstance(h.default, float)})
     states: dict[str, State] = {}
     for key, entry in (state or {}).items():
         states |= _states(rule_name, key, entry, hypers, read)
-    check_names(Rule(rule_name, (), hypers, states, wraps=wraps))
-    trace = Trace(rule_name, states, hypers, wraps, function.__code__, read)
+    points: dict[str, Pass] = {}
+    for key, value in (passes or {}).items():
+        points[key] = _pass(rule_name, key, value, [*hypers, *FACTS], [*states, *map(gradient_of, points)])
+        if key not in positional:
+            raise RuleError(f"{rule_name} has a pass {key!r}, and its function has no such argument: add it before *")
+    check_names(Rule(rule_name, (), hypers, states, wraps=wraps, passes=points))
+    trace = Trace(rule_name, states, hypers, wraps, function.__code__, read, points)
     result = _run(function, trace, positional, hypers)
     trace.lines.append((assigns, _result(result, rule_name, assigns)))
     traced = Rule(
@@ -144,6 +161,7 @@ def _trace_rule(
         paper=paper or {},
         view=trace.view,
         wraps=wraps,
+        passes=points,
         path=Path(function.__code__.co_filename),
         function=function,
         sizes=read.sizes,
@@ -180,6 +198,7 @@ def _run(function: Callable[..., Any], trace: Trace, positional: list[str], hype
         values["s"] = States(trace)
     if trace.wraps:
         values[trace.wraps] = inner = Inner(trace)
+    values |= {key: At(key) for key in trace.passes}
     token = current.set(trace)
     try:
         keywords = [*(key for key in hypers if key not in parts), *counted.lists]
@@ -228,6 +247,24 @@ def _state(rule_name: str, key: str, options: Mapping[str, Any], hypers: Mapping
     return State(const(number), per=str(per))
 
 
+def _pass(rule_name: str, key: str, entry: Any, numbers: list[str], others: list[str]) -> Pass:
+    """The pass of an entry under `passes`; RuleError in one sentence."""
+    options = dict(entry) if isinstance(entry, Mapping) else {"point": entry}
+    if unknown := sorted(options.keys() - {"point", "when"}):
+        raise RuleError(f"pass {key} of {rule_name} has no option {unknown[0]!r}: it has point and when")
+    point, when = options.get("point"), options.get("when")
+    if not isinstance(point, str) or not isinstance(when, str | None):
+        raise RuleError(f"pass {key} of {rule_name} has a point and a condition in quotes, not {entry!r}")
+    known = ["g", "grad", "p", "t", *numbers]
+    try:
+        return Pass(
+            check_point(parse_expression(Text(point, Source("", point)), [*known, *others]), None),
+            None if when is None else parse_expression(Text(when, Source("", when)), ["t", *numbers]),
+        )
+    except RuleError as error:
+        raise RuleError(f"pass {key} of {rule_name} is {entry!r}: {error.message}") from None
+
+
 def _number(value: Any) -> float | None:
     """A plain number of any kind as a float; None for NaN, for a number too large for float64, and for all else."""
     if isinstance(value, bool) or not isinstance(value, Real):
@@ -247,7 +284,7 @@ def _initial(rule_name: str, key: str, init: str, known: list[str]) -> Node:
 
 
 def _signature(
-    function: Callable[..., Any], rule_name: str, ranges: Mapping[str, Mapping[str, Any]], wraps: str,
+    function: Callable[..., Any], rule_name: str, ranges: Mapping[str, Mapping[str, Any]], arguments: Collection[str],
     others: Mapping[str, Any],
 ) -> tuple[list[str], dict[str, Hyper], dict[str, int]]:  # fmt: skip
     """The positional arguments, the hyper-parameters with the entries of lists, and the lengths of lists."""
@@ -263,7 +300,7 @@ def _signature(
                 hypers[entry] = _hyper(rule_name, key, value, ranges.get(key))
             if listed:
                 lists[key] = len(default)
-        elif key in (*_ARGUMENTS, *FACTS, wraps) and parameter.kind is not parameter.VAR_KEYWORD:
+        elif key in arguments and parameter.kind is not parameter.VAR_KEYWORD:
             positional.append(key)
         else:
             known = ", ".join(_ARGUMENTS)

@@ -17,10 +17,11 @@ from rulec.language.source import Span
 
 if TYPE_CHECKING:
     from rulec.analysis import Analysis
+    from rulec.language.passes import Move
     from rulec.language.sizes import Sizes
 
 __all__ = [
-    "DEFAULT_LR", "WELL_KNOWN", "Assign", "Branch", "Hyper", "Limits", "Routing", "Rule", "State", "Statement",
+    "DEFAULT_LR", "WELL_KNOWN", "Assign", "Branch", "Hyper", "Limits", "Pass", "Routing", "Rule", "State", "Statement",
     "assignments", "conditions", "well_known_range",
 ]  # fmt: skip
 
@@ -85,6 +86,19 @@ def conditions(step: tuple[Statement, ...]) -> Iterator[Branch]:
 
 
 @dataclass(frozen=True)
+class Pass:
+    """A point at which the model is evaluated again in a step, an expression; `when` has the steps, None for all.
+
+    An expression of a point reads what a step reads: `g`, `p`, `t`, states, hyper-parameters, inputs, and gradients of
+    earlier passes. `when` is known before a step.
+    """
+
+    point: Node
+    when: Node | None = None
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
 class Routing:
     """The rule for tensors outside a rule's `applies_to`.
 
@@ -108,6 +122,9 @@ class Rule:
     assigns an `Op.CALL` to `inner`; later lines read `inner.direction` and `inner.p`. `wraps_shape` is rows and
     columns of the call's input; None for the parameter's shape.
 
+    `passes` are points at which the model is evaluated again; at a pass `climb` the gradient is `climb.g`. The rule as
+    it runs by itself has `moves` in their place: see `rulec.language.passes`.
+
     Rules are made by `rulec.load`, `rulec.parse`, `@rulec.rule` and by composing others: `a + b`, `a >> b`,
     `wrapper(a)`, `.bind`.
     """
@@ -126,6 +143,8 @@ class Rule:
     view: Mapping[str, str] = field(default_factory=dict)
     wraps: str = ""
     wraps_shape: tuple[Node, ...] | None = None
+    passes: Mapping[str, Pass] = field(default_factory=dict)
+    moves: tuple[Move, ...] = ()
     interop: Mapping[str, Any] = field(default_factory=dict)
     path: Path | None = field(default=None, compare=False, repr=False)
     function: Any = field(default=None, compare=False, repr=False)
@@ -179,6 +198,8 @@ class Rule:
         nodes += [h.default for h in self.hyper.values() if isinstance(h.default, Node)]
         nodes += [x for x in (self.evaluate, self.skip, self.applies_to) if x is not None]
         nodes += self.wraps_shape or ()
+        nodes += [x for each in self.passes.values() for x in (each.point, each.when) if x is not None]
+        nodes += [x for move in self.moves for x in move.rule.expressions]
         return nodes
 
     @cached_property
@@ -194,15 +215,19 @@ class Rule:
     def standalone(self) -> Rule:
         """The rule as it runs by itself: its step assigns `p`, and its learning rate has a default.
 
+        Of a rule with passes it is the end of a step, after `moves`.
+
         Raises RuleError for a hyper-parameter without a default, and for a wrapper around no rule.
         """
+        from rulec.language.passes import lowered
+
         rule = self.check_whole()
         if not self.assigns_parameter:
             rule = replace(self, hyper=self.hyper_with_rate, step=self.whole_step)
         for key, hyper_parameter in rule.hyper.items():
             if hyper_parameter.default is None:
                 raise RuleError(f"hyper-parameter {key!r} of {self.name} has no default: bind it to a number")
-        return rule
+        return lowered(rule)
 
     def check_whole(self) -> Rule:
         """The same rule; RuleError for a wrapper around no rule."""

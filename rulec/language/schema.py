@@ -75,6 +75,13 @@ class StateEntry(_Strict):
     history: Number | Expression | None = Field(None, description="The number of values that are kept, s[0] the newest")
 
 
+class PassEntry(_Strict):
+    """A point to evaluate the model at again, in some steps."""
+
+    point: Number | Expression
+    when: Expression | None = Field(None, description="Of hyper-parameters, t and shape facts: false for no pass")
+
+
 class ViewEntry(_Strict):
     """How a tensor is seen as a batch of matrices."""
 
@@ -104,6 +111,9 @@ class RuleFile(_Strict):
     wraps: str | Annotated[dict[str, WrapEntry], Field(min_length=1, max_length=1)] | None = Field(
         None, description="The step's name for the rule to put this wrapper around"
     )
+    passes: dict[str, Number | Expression | PassEntry] = Field(
+        default_factory=dict, description="Points to evaluate the model at again in a step"
+    )
     step: str | None = Field(None, description="The lines of one step")
     plus: Components | None = Field(None, description="Rules whose directions add")
     chain: Components | None = Field(None, description="Rules fed one into the next")
@@ -120,7 +130,7 @@ class RuleFile(_Strict):
         if len(bodies) != 1:
             several = f"this one has {' and '.join(bodies)}" if bodies else "this one has none"
             raise ValueError(f"a rule has exactly one of step, plus and chain, and {several}")
-        for key in ("state", "inputs", "uses", "wraps"):
+        for key in ("state", "inputs", "uses", "wraps", "passes"):
             if bodies != ["step"] and getattr(self, key):
                 raise ValueError(f"a rule made by {bodies[0]} has no {key} of its own: its parts have")
         if self.otherwise is not None and self.applies_to is None:
@@ -156,6 +166,10 @@ WANTED: dict[tuple[str, ...], str] = {
     ("storage", "*"): "exact, the only word for the storage of a state",
     ("inputs",): "a mapping of names to scalar or like p",
     ("inputs", "*"): "scalar or like p",
+    ("passes",): "a mapping of names to points",
+    ("passes", "*"): "an expression, or a mapping with point and when",
+    ("passes", "*", "point"): "an expression",
+    ("passes", "*", "when"): "an expression",
     ("uses",): f"a list of at most {MAX_COMPONENTS} rules, or a mapping of names to rules",
     ("wraps",): "a name, such as inner",
     ("wraps", "*"): "a mapping with shape",
@@ -202,11 +216,14 @@ def json_schema() -> dict[str, Any]:
         for key, value in model["properties"].items():
             # A key that is left out is left out: of all values only a default may be written as null.
             _tidy(value, null=(name, key) == ("HyperEntry", "default"))
-    for key in ("hyper", "state", "storage", "inputs"):
+    for key in ("hyper", "state", "storage", "inputs", "passes"):
         schema["properties"][key]["propertyNames"] = {"pattern": _NAME_PATTERN}
     schema["oneOf"] = [{"required": [key]} for key in ("step", "plus", "chain")]
     composed = {"anyOf": [{"required": ["plus"]}, {"required": ["chain"]}]}
-    schema["if"], schema["then"] = composed, {"properties": dict.fromkeys(("state", "inputs", "uses", "wraps"), False)}
+    schema["if"], schema["then"] = (
+        composed,
+        {"properties": dict.fromkeys(("state", "inputs", "uses", "wraps", "passes"), False)},
+    )
     schema["dependentRequired"] = {"otherwise": ["applies_to"]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "rulec rule"}
 
@@ -262,7 +279,7 @@ def _explain(document: Document, problem: Any) -> RuleError:
     if kind == "extra_forbidden":
         parts: dict[Any, type[BaseModel]] = {
             "paper": PaperEntry, "hyper": HyperEntry, "state": StateEntry, "view": ViewEntry,
-            "wraps": WrapEntry,
+            "wraps": WrapEntry, "passes": PassEntry,
         }  # fmt: skip
         model = parts.get(place[0], RuleFile) if len(place) > 1 else RuleFile
         known = [f.alias or k for k, f in model.model_fields.items()]

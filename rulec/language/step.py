@@ -15,6 +15,7 @@ from rulec.language.expression import ExpressionParser, dotted
 from rulec.language.located import Text
 from rulec.language.names import BASE_NAMES, RESERVED, RESULTS, name_problem, short
 from rulec.language.node import Node, Op, name, names_in, node
+from rulec.language.passes import gradient_of
 from rulec.language.rule import Assign, Branch, Rule, Statement
 from rulec.language.sizes import entries
 from rulec.language.source import Span, did_you_mean, rule_error
@@ -48,6 +49,7 @@ class StepParser:
         self.text = text
         self.scope = scope
         self.known = {*BASE_NAMES, *scope.rule.hyper, *scope.rule.state, *scope.rule.inputs}
+        self.known |= {*map(gradient_of, scope.rule.passes)}
         self.targets: set[str] = set()
         self.seen: set[str] = set()
         self.blocks: list[list[Statement]] = [[]]
@@ -182,6 +184,8 @@ class StepParser:
             return f"{identifier!r} has no value here: write {wraps}(g) {where}"
         if identifier in self.seen:
             return f"{identifier!r} is assigned in one branch only: assign it in the other too"
+        if identifier in self.scope.rule.passes:
+            return f"{identifier!r} is a pass: write {gradient_of(identifier)} for the gradient there"
         if identifier in self.scope.uses:
             return f"{identifier!r} is a rule: write {identifier}(g)"
         if identifier in self.targets:
@@ -233,12 +237,12 @@ class StepParser:
 
         self.scope.called[called] = span
         if rule is None:
-            count = keywords.pop("t", name("t"))
+            count, point = keywords.pop("t", name("t")), keywords.pop("p", name("p"))
             for keyword in keywords:
                 raise rule_error(
-                    f"{called} has no argument {keyword!r}: write {called}(g), or {called}(g, t=t/2)", span
+                    f"{called} has no argument {keyword!r}: write {called}(g), or {called}(g, t=t/2, p=p)", span
                 )
-            self.blocks[-1].append(Assign(called, node(Op.CALL, args[0], count, called), span))
+            self.blocks[-1].append(Assign(called, node(Op.CALL, args[0], count, point, called), span))
             self.known |= {f"{called}.direction"} | ({f"{called}.p"} if self.scope.rule.wraps_shape is None else set())
             return name(f"{called}.direction")
         self.blocks[-1].extend(inline(rule, called, args[0], self.expressions.next_draw))

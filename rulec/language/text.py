@@ -104,9 +104,10 @@ def _operator_text(value: Node, done: Mapping[Node, _Piece]) -> _Piece:
 
 
 def _called(value: Node, done: Mapping[Node, _Piece]) -> str:
-    """A wrapper's call of the rule it wraps: `inner(g)`, or `inner(g, t=t/2)` with a count other than `t`."""
-    argument, count = (done[a][0] for a in value.args)
-    return f"{value.arg}({argument})" if count == "t" else f"{value.arg}({argument}, t={count})"
+    """A wrapper's call of the rule it wraps: `inner(g)`, `inner(g, t=t/2)` or `inner(g, p=slow)`."""
+    argument, *others = (done[a][0] for a in value.args)
+    said = [f", {key}={text}" for key, text in zip(("t", "p"), others, strict=True) if text != key]
+    return f"{value.arg}({argument}{''.join(said)})"
 
 
 def _call_arguments(value: Node, done: Mapping[Node, _Piece]) -> str:

@@ -15,7 +15,8 @@ from rulec.language.author import author_error
 from rulec.language.compose import free_name
 from rulec.language.names import BASE_NAMES, CONSTANTS, ascii_spelling, name_problem
 from rulec.language.node import Kind, Node, Op, name, node, rewrite, walk
-from rulec.language.rule import Assign, Hyper, Rule, State, Statement, assignments
+from rulec.language.passes import gradient_of
+from rulec.language.rule import Assign, Hyper, Pass, Rule, State, Statement, assignments
 from rulec.language.sizes import Sizes, entries, entry
 from rulec.language.source import did_you_mean
 from rulec.language.value import Value, as_traced, current
@@ -30,11 +31,11 @@ class Trace:
 
     def __init__(
         self, rule_name: str, state: Mapping[str, State], hyper: Mapping[str, Hyper], wraps: str = "",
-        code: CodeType | None = None, counted: Counted | None = None,
+        code: CodeType | None = None, counted: Counted | None = None, passes: Mapping[str, Pass] | None = None,
     ) -> None:  # fmt: skip
         self.rule_name = rule_name
         self.counted = counted or Counted({}, {})
-        self.wraps = wraps
+        self.wraps, self.passes = wraps, dict(passes or {})
         self.state = dict(state)
         self.hyper = dict(hyper)
         self.inputs: dict[str, str] = {}
@@ -238,14 +239,14 @@ class Inner:
         self._trace = trace
         self.called = False
 
-    def __call__(self, value: Any, t: Any = None) -> Value:
-        """The rule's direction for this input, at its own count of updates `t`."""
+    def __call__(self, value: Any, t: Any = None, p: Any = None) -> Value:
+        """The rule's direction for this input, at its own count of updates `t` and its own parameter `p`."""
         wraps = self._trace.wraps
         if self.called:
             raise author_error(f"{wraps} is called a second time, and both calls would share its states: call it once")
         self.called = True
-        count = name("t") if t is None else as_traced(t)
-        self._trace.lines.append((wraps, node(Op.CALL, as_traced(value), count, wraps)))
+        count, point = (name(key) if given is None else as_traced(given) for key, given in (("t", t), ("p", p)))
+        self._trace.lines.append((wraps, node(Op.CALL, as_traced(value), count, point, wraps)))
         return Value(name(f"{wraps}.direction"))
 
     @property
@@ -255,6 +256,15 @@ class Inner:
             wraps = self._trace.wraps
             raise author_error(f"{wraps}.p has no value here: write {wraps}(g) above this line")
         return Value(name(f"{self._trace.wraps}.p"))
+
+
+class At:
+    """A pass in a traced rule: the gradient there is its attribute `g`."""
+
+    __slots__ = ("g",)
+
+    def __init__(self, key: str) -> None:
+        self.g = Value(name(gradient_of(key)))
 
 
 def _checked(states: States, state: str) -> Trace:
@@ -288,7 +298,7 @@ class Lines:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.taken = {*trace.state, *trace.hyper, *trace.inputs, *BASE_NAMES, *CONSTANTS, "s", "lr", "direction"}
-        self.taken |= {trace.wraps} - {""}
+        self.taken |= {trace.wraps, *trace.passes, *map(gradient_of, trace.passes)} - {""}
         self.local = {n: self._free(key) for n, key in trace.locals.items()}
         self._name_large([value for _, value in trace.lines])
         self.old: dict[Node, str] = {}

@@ -12,6 +12,7 @@ from rulec.language.check import check_rule
 from rulec.language.hyper import DEFAULT_LR, Hyper, well_known_range
 from rulec.language.names import RESERVED
 from rulec.language.node import Node, Op, name, names_in, node
+from rulec.language.passes import gradient_of
 from rulec.language.rule import Assign, Branch, Rule, State, Statement, assignments, conditions
 from rulec.language.sizes import with_sizes
 from rulec.language.source import Span, rule_error
@@ -53,7 +54,8 @@ def _wrapped(wrapper: Rule, inner: Rule, title: str) -> Rule:
         inputs=compose.unify_inputs([inner, wrapper]),
         **compose.single_attributes([called.wrapper, called.inner]),
     )
-    taken = {*joined.hyper, *joined.inputs, *RESERVED, *(f"{called.key}.{n}" for n in ("g", "t", "p"))}
+    taken = {*joined.hyper, *joined.inputs, *RESERVED, *(f"{called.key}.{n}" for n in ("g", "t", "p", "point"))}
+    taken |= {*map(gradient_of, joined.passes)}
     return check_rule(compose.rename_all(joined, compose.short_names([inner, wrapper], called.keys[::-1], taken)))
 
 
@@ -106,25 +108,27 @@ class _Called:
         """The wrapped rule's lines for one call, ending in its direction, its parameter, or both."""
         lines: list[Statement] = []
         values: dict[str, Node] = {}
-        for argument, value in zip(("g", "t"), call.args, strict=True):
+        for argument, key, value in zip(("g", "t", "p"), ("g", "t", "point"), call.args, strict=True):
             if value.args:
-                lines.append(Assign(f"{self.key}.{argument}", value))
-                value = name(f"{self.key}.{argument}")
+                lines.append(Assign(f"{self.key}.{key}", value))
+                value = name(f"{self.key}.{key}")
             values[argument] = value
+        point = values["p"]
         if call.args[0] is not name("g"):
             # The wrapper's input to the call is the wrapped rule's raw gradient too.
             values["grad"] = values["g"]
         self._keep_skip(values, top)
+        self._check_passes(values, top)
         body = self.inner.step
         parameter = f"{self.key}.p"
         if self.original.assigns_parameter:
-            lines.append(Assign(parameter, name("p")))
+            lines.append(Assign(parameter, point))
             values["p"] = name(parameter)
             body = compose.map_targets(body, {"p": parameter})
         lines += compose.map_nodes(body, lambda value: compose.replace_names(value, values))
         if f"{self.wraps}.p" in self.reads and not self.original.assigns_parameter:
             step = node(Op.MUL, name("lr"), name(f"{self.key}.direction"))
-            lines.append(Assign(parameter, node(Op.SUB, name("p"), step)))
+            lines.append(Assign(parameter, node(Op.SUB, point, step)))
         return lines
 
     def _keep_skip(self, values: dict[str, Node], top: bool) -> None:
@@ -138,6 +142,15 @@ class _Called:
                 f"with >>"
             )
         self.inner = replace(self.inner, skip=compose.replace_names(skip, values))
+
+    def _check_passes(self, values: dict[str, Node], top: bool) -> None:
+        """RuleError where the wrapped rule has passes, and its call is not the whole step: the model is evaluated once
+        a step for all of it."""
+        if self.inner.passes and not (top and all(value is name(key) for key, value in values.items())):
+            raise RuleError(
+                f"{self.original.name} evaluates the model again in a step, and {self.title} calls it at some steps, "
+                f"or with values of its own: put {self.title} inside of it"
+            )
 
 
 class _Shape:
@@ -161,6 +174,8 @@ class _Shape:
                 self._refuse(title, "assigns p", line.span)
         for branch in conditions(inner.step):
             self._check(title, [branch.condition], branch.span)
+        for each in inner.passes.values():
+            self._refuse(title, "evaluates the model again", each.span)
         for key, kind in inner.inputs.items():
             if kind != "scalar":
                 self._refuse(title, f"reads the input {key}", None)

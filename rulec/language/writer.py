@@ -9,7 +9,7 @@ import yaml
 from rulec.language.document import use_yaml_1_2
 from rulec.language.hyper import Hyper, well_known_range
 from rulec.language.node import Node, Op
-from rulec.language.rule import Rule, State
+from rulec.language.rule import Pass, Rule, State
 from rulec.language.sizes import entries, lists_of
 from rulec.language.step import step_text
 from rulec.language.text import expression_text
@@ -81,6 +81,11 @@ def _state_entry(state: State) -> Any:
     return entry["init"] if len(entry) == 1 else entry
 
 
+def _pass_entry(each: Pass) -> Any:
+    point = _plain(each.point)
+    return point if each.when is None else {"point": point, "when": _plain(each.when)}
+
+
 def rule_to_yaml(rule: Rule) -> str:
     """The rule as a rule file, composed rules written out in full."""
     return yaml.dump(
@@ -97,6 +102,7 @@ def _rule_data(rule: Rule) -> dict[str, Any]:
     data["state"] = {key: _state_entry(s) for key, s in rule.state.items()}
     data["storage"] = {key: s.storage for key, s in rule.state.items() if s.storage}
     data["inputs"] = dict(rule.inputs)
+    data["passes"] = {key: _pass_entry(each) for key, each in rule.passes.items()}
     data["step"] = step_text(rule.step) + "\n"
     for key in ("evaluate", "skip", "applies_to"):
         value = getattr(rule, key)

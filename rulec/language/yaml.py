@@ -34,8 +34,9 @@ from rulec.language.lengths import Lengths
 from rulec.language.located import Text
 from rulec.language.names import declared_problem, short
 from rulec.language.node import Node, Op, const, node
-from rulec.language.rule import Routing, Rule, State
-from rulec.language.schema import HyperEntry, RuleFile, StateEntry, is_rule_file, validated
+from rulec.language.passes import check_point, gradient_of
+from rulec.language.rule import Pass, Routing, Rule, State
+from rulec.language.schema import HyperEntry, PassEntry, RuleFile, StateEntry, is_rule_file, validated
 from rulec.language.sizes import Make, Sizes, entries, resized
 from rulec.language.source import Span, did_you_mean, rule_error
 from rulec.language.step import Scope, StepParser
@@ -98,7 +99,7 @@ class _RuleReader:
         """RuleError at the first key that cannot be a name."""
         if problem := title_problem(self.file.name):
             raise rule_error(problem, self.document.span(("name",)))
-        for section in ("hyper", "state", "inputs"):
+        for section in ("hyper", "state", "inputs", "passes"):
             for key in getattr(self.file, section):
                 problem = declared_problem(key)
                 if problem:
@@ -198,6 +199,7 @@ class _RuleReader:
         states = {name: state for key in self.file.state for name, state in self._states(key).items()}
         declared = replace(declared, state={**states, **declared.state})
         places = {key: self.document.span(("inputs", key), key=True) for key in self.file.inputs}
+        declared = replace(declared, passes=self._passes(declared))
         check_names(declared, places)
         scope = Scope(declared, uses, self.lengths.lists, self.lengths.histories, self.lengths.counts)
         step = self._step(scope)
@@ -240,6 +242,21 @@ class _RuleReader:
         known = [*self.file.hyper, *_SHAPE]
         extents = [("wraps", key, "shape", i) for i in range(2)]
         return key, tuple(self._expression(extent, known, "an extent") for extent in extents)
+
+    def _passes(self, declared: Rule) -> dict[str, Pass]:
+        """The passes, in order: a point may be made of the gradients of earlier ones."""
+        passes: dict[str, Pass] = {}
+        numbers = ["t", *_SHAPE, "machine_eps", *declared.hyper]
+        for key, entry in self.file.passes.items():
+            place: Place = ("passes", key)
+            known = ["g", "grad", "p", *numbers, *declared.state, *declared.inputs, *map(gradient_of, passes)]
+            at: Place = (*place, "point") if isinstance(entry, PassEntry) else place
+            point = check_point(self._expression(at, known), self.document.span(at))
+            when = None
+            if isinstance(entry, PassEntry) and entry.when is not None:
+                when = self._expression((*place, "when"), numbers, "a condition")
+            passes[key] = Pass(point, when, self.document.span(place, key=True))
+        return passes
 
     def _uses(self) -> dict[str, Rule]:
         entries = self.document.data.get("uses") or []

@@ -25,7 +25,7 @@ from rulec.formats import UNBIASED, Format, of_key
 from rulec.language.node import Kind, Node, Op, walk
 from rulec.language.rule import Rule
 from rulec.language.traits import sees_shape
-from rulec.pure.values import Leaf
+from rulec.pure.values import Leaf, Values
 from rulec.runtime.engine import EPS
 from rulec.runtime.plan import Plan
 from rulec.runtime.state import StateSpec, state_specs
@@ -34,12 +34,16 @@ from rulec.runtime.storage import Storage, check_single
 
 @dataclass(frozen=True, eq=False)
 class Route:
-    """The rule of a leaf before it is routed, and the leaf's group, tags and static hyper-parameters."""
+    """The rule of a leaf before it is routed, and the leaf's group, tags and static hyper-parameters.
+
+    Values of the model span the leaves of one `owner`, which is `rule` where it is None.
+    """
 
     rule: Rule
     group: int = 0
     tags: Collection[str] = ()
     static: Mapping[str, float] = field(default_factory=dict)
+    owner: Rule | None = None
 
 
 @dataclass(frozen=True)
@@ -168,7 +172,7 @@ class StepPlan:
         check_single(program, layout, leaf.name)
         key = id(route.rule), program, layout, tuple(sorted(static.items())), tuple(formats.items())
         if key not in known:
-            known[key] = self._bucket(route.rule, program, layout, static, formats)
+            known[key] = self._bucket(route.owner or route.rule, program, layout, static, formats)
             self.buckets.append(known[key])
         bucket = known[key]
         bucket.places.append(place)
@@ -265,6 +269,15 @@ def _reads_p(program: Program) -> bool:
     roots = [root for stage in program.stages for root in stage.roots]
     roots += program.between
     return any(n.op is Op.LOAD and n.arg == "p" for n in walk(roots + ([program.skip] if program.skip else [])))
+
+
+def values_of(plan: StepPlan, whole: StepPlan, values: Values) -> Values:
+    """The values for `plan`, whose rules move some of the leaves of `whole`; `values` has those of all leaves."""
+    numbers = dict(values.numbers)
+    for name, level in plan.numbers.items():
+        if level == "tensor":
+            numbers[name] = numbers[name][np.searchsorted(whole.having[name], plan.having[name])]
+    return Values(values.count, values.arrays, numbers)
 
 
 @dataclass(frozen=True)

@@ -183,7 +183,7 @@ class Entry:
         key = decay, unset
         if key not in self._composed:
             whole = decayed(self.rule, decay) if decay else self.rule
-            whole = _with_defaults(whole.standalone(), unset).renamed(self.owner, self.rule.summary)
+            whole = _with_defaults(whole, unset).standalone().renamed(self.owner, self.rule.summary)
             self._composed[key] = whole, whole.all_hyper
         return self._composed[key]
 

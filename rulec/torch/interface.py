@@ -18,6 +18,8 @@ from rulec.errors import HyperError
 from rulec.language.rule import Rule
 from rulec.language.sizes import lists_of
 from rulec.language.source import did_you_mean
+from rulec.runtime.launching import inputs_of
+from rulec.runtime.passes import PassNames
 from rulec.torch.entries import Entry, GroupRule, draws, sees_sections, shared_states
 
 #: Keywords of torch.optim that say how to run, not what to compute.
@@ -107,9 +109,14 @@ class Interface:
         return any(entry.takes_rows for entry in self.entries)
 
     @functools.cached_property
+    def passes(self) -> PassNames:
+        """The passes of a step beside the first gradient."""
+        return PassNames(self.rules)
+
+    @functools.cached_property
     def inputs(self) -> Mapping[str, str]:
         """What a step must be given beside gradients: `scalar` or `like p`."""
-        return {name: kind for rule in self.rules for name, kind in rule.inputs.items()}
+        return {name: kind for rule in self.rules for name, kind in inputs_of(rule).items()}
 
     @functools.cached_property
     def group_keywords(self) -> tuple[str, ...]:
