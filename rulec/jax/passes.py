@@ -45,9 +45,9 @@ class Moves(Machine):
         ended, values = self._begun(state, model, tree, False)
         routes = [self._moved(place, *pair) for pair in zip(ended.leaves, ended.routes, strict=True)]
         plan = StepPlan(ended.leaves, routes, ended.options, ended.groups)
-        given = {name: self._input(name, value, model) for name, value in inputs.items()}
+        arguments = {name: self._input(name, value, model) for name, value in inputs.items()}
         moved, _ = one_step(
-            plan, model.arrays, tree.arrays, values_of(plan, ended, values), self._hyper(numbers, plan), given
+            plan, model.arrays, tree.arrays, values_of(plan, ended, values), self._hyper(numbers, plan), arguments
         )
         return model.of(moved)
 
@@ -102,13 +102,13 @@ def passed(
             f"{recipe.title} evaluates the model again in a step: give step or update the parameters and gradient=, a "
             f"function from parameters to gradients"
         )
-    given = dict(inputs)
+    arguments = dict(inputs)
     for place in range(moves.passes.count):
         kept = jax.tree.map(lambda g: -g, grads) if options.maximize else grads
-        given |= dict.fromkeys(moves.passes.kept[place], kept)
+        arguments |= dict.fromkeys(moves.passes.kept[place], kept)
 
-        def again(grads: Any, place: int = place, given: Mapping[str, Any] = dict(given)) -> Any:
-            return gradient(call(functools.partial(moves.move, place), params, grads, state, numbers, given))
+        def again(grads: Any, place: int = place, arguments: Mapping[str, Any] = dict(arguments)) -> Any:
+            return gradient(call(functools.partial(moves.move, place), params, grads, state, numbers, arguments))
 
         if moves.always(place):
             grads = again(grads)
@@ -118,4 +118,4 @@ def passed(
             grads = jax.lax.cond(wanted, again, lambda same: same, grads)
         elif wanted:
             grads = again(grads)
-    return grads, given
+    return grads, arguments

@@ -245,7 +245,9 @@ class Inner:
         if self.called:
             raise author_error(f"{wraps} is called a second time, and both calls would share its states: call it once")
         self.called = True
-        count, point = (name(key) if given is None else as_traced(given) for key, given in (("t", t), ("p", p)))
+        count, point = (
+            name(key) if argument is None else as_traced(argument) for key, argument in (("t", t), ("p", p))
+        )
         self._trace.lines.append((wraps, node(Op.CALL, as_traced(value), count, point, wraps)))
         return Value(name(f"{wraps}.direction"))
 

@@ -122,11 +122,11 @@ def _adamw(h: Hyper) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _around(name: str, *own: str, **fixed: Any) -> Callable[[Hyper], TorchPeer]:
+def _around(name: str, *names: str, **fixed: Any) -> Callable[[Hyper], TorchPeer]:
     """pytorch_optimizer's wrapper of that name around torch's AdamW."""
     kind = getattr(pytorch_optimizer, name)
     return lambda h: TorchPeer(
-        lambda params: kind(params, torch.optim.AdamW, **{key: h[key] for key in own}, **fixed, **_adamw(h)), False
+        lambda params: kind(params, torch.optim.AdamW, **{key: h[key] for key in names}, **fixed, **_adamw(h)), False
     )
 
 
