@@ -15,12 +15,14 @@ from rulec.language.counts import Count
 from rulec.language.functions import FUNCTIONS, as_node
 from rulec.language.node import Op
 from rulec.language.python import Value, operation, record
+from rulec.language.value import current
 
 __all__ = [
-    "abs", "cbrt", "clip", "count_nonzero", "eigh", "erf", "exp", "floor", "inverse_root", "isfinite", "log",
-    "logical_and", "logical_not", "logical_or", "matmul", "max", "maximum", "mean", "median", "min", "minimum",
-    "newton_schulz", "norm", "normal", "qr", "rms", "round", "rsqrt", "sigmoid", "sign", "singular_vectors", "softmax",
-    "softplus", "sqrt", "std", "sum", "tanh", "transpose", "uniform", "variance", "where",
+    "abs", "cbrt", "cholesky", "clip", "concat", "count_nonzero", "diag", "eigh", "erf", "exp", "eye", "floor",
+    "inverse_root", "isfinite", "log", "logical_and", "logical_not", "logical_or", "matmul", "max", "maximum", "mean",
+    "median", "min", "minimum", "newton_schulz", "norm", "normal", "qr", "rms", "round", "rsqrt", "sigmoid", "sign",
+    "singular_vectors", "softmax", "softplus", "solve", "sqrt", "std", "sum", "tanh", "transpose", "tril", "triu",
+    "uniform", "variance", "where",
 ]  # fmt: skip
 
 #: The axes of an array that a reduction to each level removes; a vector is one row.
@@ -43,10 +45,11 @@ def _reduce(name: str, compute: Any, x: Any, per: str) -> Any:
     return compute(x, axis=axis, keepdims=axis is not None)
 
 
-def _matrix(op: Op, x: Any, *numbers: Any) -> Any:
+def _matrix(op: Op, x: Any, *numbers: Any, **keywords: Any) -> Any:
     from rulec.compiler.matrix import MATRIX
 
-    return MATRIX[op].compute(np.asarray(x), *numbers)
+    x = np.asarray(x)
+    return MATRIX[op].compute(x, *numbers, **keywords) if x.ndim == 3 else _matrix(op, x[None], *numbers, **keywords)[0]
 
 
 def sqrt(x: Any) -> Any:
@@ -226,15 +229,57 @@ def transpose(x: Any) -> Any:
     return record("transpose", x) if isinstance(x, Value) else np.swapaxes(x, -1, -2)
 
 
-def newton_schulz(x: Any, steps: Any = 5, dtype: str = "float32") -> Any:
-    """The nearest orthogonal matrix, roughly, by Muon's quintic iteration in `dtype`; on arrays in float64."""
+def eye(n: Any) -> Any:
+    """The identity matrix of `n` rows."""
+    return record("eye", n) if isinstance(n, Value) or current.get() is not None else np.eye(int(n))
+
+
+def diag(x: Any) -> Any:
+    """The diagonal of a square matrix, one value for each row; of a vector, the matrix with it on the diagonal."""
+    if isinstance(x, Value):
+        return record("diag", x)
+    return np.diag(x)
+
+
+def triu(x: Any) -> Any:
+    """The matrix with zeros below its diagonal."""
+    return record("triu", x) if isinstance(x, Value) else np.triu(x)
+
+
+def tril(x: Any) -> Any:
+    """The matrix with zeros above its diagonal."""
+    return record("tril", x) if isinstance(x, Value) else np.tril(x)
+
+
+def concat(a: Any, b: Any, axis: int = 0) -> Any:
+    """The rows of `b` below those of `a`; for axis 1, the columns of `b` beside those of `a`."""
+    if isinstance(a, Value) or isinstance(b, Value):
+        return record("concat", a, b, axis=axis)
+    return np.concatenate([a, b], axis - 2)
+
+
+def solve(a: Any, b: Any, kind: str = "full") -> Any:
+    """`x` with `a @ x = b`; `kind` "upper" or "lower" reads this triangle alone; NaN where `a` is singular."""
+    if isinstance(a, Value) or isinstance(b, Value):
+        return record("solve", a, b, kind=kind)
+    return _matrix(Op.SOLVE, a, np.asarray(b)[None] if np.ndim(b) == 2 else b, kind=kind)
+
+
+def cholesky(x: Any) -> Any:
+    """The lower triangular `l` with `l @ transpose(l) = x`; NaN where `x` is not positive definite."""
+    return record("cholesky", x) if isinstance(x, Value) else _matrix(Op.CHOLESKY, x)
+
+
+def newton_schulz(x: Any, steps: Any = 5, dtype: str = "float32", coefficients: Any = "muon") -> Any:
+    """The nearest orthogonal matrix, roughly, by Muon's iteration or another one in `dtype`; on arrays in float64."""
     if isinstance(x, Value) or isinstance(steps, Value):
-        return record("newton_schulz", x, steps=steps, dtype=dtype)
-    return _matrix(Op.NEWTON_SCHULZ, x, steps)
+        return record("newton_schulz", x, steps=steps, dtype=dtype, coefficients=coefficients)
+    rows = coefficients if isinstance(coefficients, str) else np.reshape(coefficients, (-1, 3)).tolist()
+    return _matrix(Op.NEWTON_SCHULZ, x, steps, coefficients=rows)
 
 
 def qr(x: Any) -> Any:
-    """The orthogonal factor of the QR decomposition; the triangular factor has no negative diagonal element."""
+    """The orthogonal factor of the QR decomposition; the triangular one has no negative diagonal: `q, r = qr(x)`."""
     return record("qr", x) if isinstance(x, Value) else _matrix(Op.QR, x)
 
 

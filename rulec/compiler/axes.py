@@ -9,7 +9,9 @@ from typing import cast
 from rulec.compiler.ir import AXES, COLS, LEVEL_AXES, ROWS, Axes, Program, Site, Stage, Store
 from rulec.compiler.matrix import matrix_axes
 from rulec.errors import RuleError
+from rulec.language.counts import Count
 from rulec.language.node import Kind, Node, Op, const, node, rewrite, walk
+from rulec.language.settings import settings
 from rulec.language.source import rule_error
 from rulec.language.text import short_text
 
@@ -142,8 +144,20 @@ def infer_axes(program: Program) -> Program:
             raise RuleError(
                 f"skip of {program.name} differs from element to element: reduce it, as in isfinite(sum(g))"
             )
+    counts = tuple(_within_extents(count, inference) for count in program.counts)
     labels = {memo.get(value, value): label for value, label in program.labels.items()}
-    return replace(program, stages=tuple(stages), labels=labels, skip=skip, sites=_written_sites(program, memo))
+    return replace(
+        program, stages=tuple(stages), labels=labels, skip=skip, sites=_written_sites(program, memo),
+        counts=counts,
+    )  # fmt: skip
+
+
+def _within_extents(count: Count, inference: AxisInference) -> Count:
+    """The count of a slice with the extent of its matrix as a limit; any other count as it is."""
+    if count.end is None:
+        return count
+    axes = inference.axes(count.end.args[0])
+    return replace(count, limit=axes.rows if settings(count.end)["axis"] == "rows" else axes.cols)
 
 
 def _written_sites(program: Program, memo: Mapping[Node, Node]) -> dict[Node, Site]:

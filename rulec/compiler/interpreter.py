@@ -23,6 +23,7 @@ from rulec.compiler.view import MatrixView
 from rulec.errors import HyperError, RuleError
 from rulec.language.arithmetic import NUMPY, Table, mpmath_context, mpmath_table
 from rulec.language.node import Kind, Node, Op, walk
+from rulec.language.settings import settings, statics
 
 Array = np.ndarray[Any, Any]
 
@@ -187,7 +188,7 @@ class Run:
         letters = self._letters(value)
         operands = [self._get(a, key, letters) for a in value.args]
         if value.op.kind is Kind.MATRIX:
-            return _matrix(value, operands, self.how)
+            return _matrix(value, [*operands, *self._statics(value, key)], self.how)
         if value.op.kind is Kind.RANDOM:
             return self._random(value, operands, key)
         if value.op is Op.CHANCE:
@@ -286,10 +287,14 @@ class Run:
     def _belongs(self, part: Key, have: str, key: Key) -> bool:
         return key is None or (self.by_index[part].group if "n" in have else part) == key  # type: ignore[index]
 
+    def _statics(self, value: Node, key: Key) -> list[float]:
+        """The static operands of an operation, for a tensor."""
+        operands = statics(value)
+        self._evaluate(operands)
+        return [float(self._get(x, key, "kn")) for x in operands]
+
     def _random(self, value: Node, operands: Sequence[Any], key: Key) -> Any:
-        draw, *sizes = cast(tuple[Any, ...], value.arg)
-        self._evaluate(sizes)
-        extents = [int(self._get(x, key, "kn")) for x in sizes]
+        draw, extents = settings(value)["draw"], [int(x) for x in self._statics(value, key)]
         count = int(np.prod(extents))
         position = {
             "seed": self.seed,
@@ -310,6 +315,8 @@ def _count(level: Any) -> str:
 
 def _matrix(value: Node, operands: Sequence[Any], how: Arithmetic) -> Any:
     function = MATRIX[value.op]
-    if how.exact and not function.exact:
+    compute = function.exact if how.exact else function.compute
+    if compute is None:
         raise RuleError(f"{value.op.symbol} has no 50-digit form: use the float64 reference")
-    return function.compute(*operands)
+    keywords = {key: setting for key, setting in settings(value).items() if key != "dtype"}
+    return how.array(compute(*operands, **keywords))

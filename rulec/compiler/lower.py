@@ -27,6 +27,7 @@ from rulec.language.arithmetic import NUMPY, number_known
 from rulec.language.counts import Count, count_of
 from rulec.language.node import FACTS, Kind, Node, Op, const, is_boolean, node, rewrite, walk
 from rulec.language.rule import Assign, Branch, Rule, Statement, conditions
+from rulec.language.settings import lowered
 from rulec.language.source import Span, rule_error
 from rulec.language.text import expression_text
 
@@ -66,7 +67,7 @@ class _Lowering:
         def change(n: Node) -> Node:
             if n.op is Op.NAME:
                 return self._name(str(n.arg))
-            return fold_node(_numeric_operands(_with_extents(n)))
+            return fold_node(_numeric_operands(lowered(n)))
 
         return rewrite([value], change)[0]
 
@@ -282,11 +283,3 @@ def _state_axes(rule: Rule, key: str, extents: tuple[Node, ...] | None) -> Axes:
         raise rule_error(message, rule.state[key].span)
     rows, cols = (x if x is not None else y for x, y in zip(extents, (ROWS, COLS), strict=True))
     return Axes("knbij", rows, cols)
-
-
-def _with_extents(value: Node) -> Node:
-    """A random draw with its extents beside its number: extents are static, and are not hoisted with the scalars."""
-    if value.op.kind is not Kind.RANDOM or len(value.args) == 1:
-        return value
-    at, *extents = value.args
-    return node(value.op, at, (value.arg, *extents))

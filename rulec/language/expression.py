@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, cast
 
 from rulec.language.arithmetic import NUMPY, ConstantError, constant, number_known
-from rulec.language.functions import FUNCTIONS, CallError, numbered
+from rulec.language.functions import FUNCTIONS, CallError, Function, numbered, part
 from rulec.language.located import Text
 from rulec.language.names import CONSTANTS, name_problem, short
 from rulec.language.node import Node, Op, const, name, names_in, node
@@ -104,7 +104,7 @@ class ExpressionParser:
         if isinstance(tree, ast.Name | ast.Attribute):
             return self._name(tree)
         if isinstance(tree, ast.Subscript):
-            return name(self.indexed(tree))
+            return self._part(tree, depth) if self._is_sliced(tree) else name(self.indexed(tree))
         if isinstance(tree, ast.BinOp):
             return self._binary(tree, depth)
         if isinstance(tree, ast.UnaryOp):
@@ -228,6 +228,24 @@ class ExpressionParser:
             parts.append(node(_COMPARE[type(op)], left, right))
         return _joined(Op.AND, parts)
 
+    def _is_sliced(self, tree: ast.Subscript) -> bool:
+        """Whether brackets stand for rows and columns of a matrix, and not for an entry of a list."""
+        return isinstance(tree.slice, ast.Slice | ast.Tuple) and dotted(tree.value) not in self.lists
+
+    def _part(self, tree: ast.Subscript, depth: int) -> Node:
+        """Rows and columns of a matrix: `x[a:b]`, `x[:, a:b]` or `x[a:b, c:d]`."""
+        value = self._expression(tree.value, depth + 1)
+        slices = tree.slice.elts if isinstance(tree.slice, ast.Tuple) else [tree.slice]
+        if len(slices) > 2 or not all(isinstance(s, ast.Slice) and s.step is None for s in slices):
+            self.fail("only rows and columns from a bound up to another are taken: write x[a:b] or x[:, a:b]", tree)
+        for axis, bounds in zip(("rows", "cols"), cast(list[ast.Slice], slices), strict=False):
+            ends = [None if e is None else self._expression(e, depth + 1) for e in (bounds.lower, bounds.upper)]
+            try:
+                value = value if ends == [None, None] else part(value, axis, *ends)
+            except CallError as error:
+                self.fail(str(error), tree)
+        return value
+
     def _call(self, tree: ast.Call, depth: int) -> Node:
         identifier = dotted(tree.func)
         if identifier is None:
@@ -236,7 +254,7 @@ class ExpressionParser:
             return self._length(tree)
         args = [self._argument(a, depth + 1) for a in tree.args]
         if self.other_call is not None and identifier not in FUNCTIONS:
-            keywords = self._keywords({}, tree.keywords, depth + 1)
+            keywords = self._keywords(None, tree.keywords, depth + 1)
             result = self.other_call(identifier, args, self.text.span(tree), keywords)
             if result is not None and keywords:
                 self.fail(f"{identifier} takes no keywords", tree.keywords[0].value)
@@ -250,7 +268,7 @@ class ExpressionParser:
             hint = f": write {known.signature()}" if known else did_you_mean(identifier, FUNCTIONS)
             self.fail(f"unknown function {short(identifier)}{hint}", tree.func)
         try:
-            value = function(*args, **self._keywords(function.choices, tree.keywords, depth + 1))
+            value = function(*args, **self._keywords(function, tree.keywords, depth + 1))
         except CallError as error:
             self.fail(str(error), tree)
         value, self.next_draw = numbered(value, self.next_draw)
@@ -270,23 +288,32 @@ class ExpressionParser:
             return tree.value
         return self._expression(tree, depth)
 
-    def _keywords(self, choices: Any, keywords: list[ast.keyword], depth: int) -> dict[str, Any]:
+    def _keywords(self, function: Function | None, keywords: list[ast.keyword], depth: int) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for keyword in keywords:
             if keyword.arg is None:
                 self.fail("** is not part of the rule language", keyword.value)
             if keyword.arg in values:
                 self.fail(f"{keyword.arg} is given twice", keyword.value)
-            values[keyword.arg] = self._keyword(choices, keyword, depth)
+            values[keyword.arg] = self._keyword(function, keyword, depth)
         return values
 
-    def _keyword(self, choices: Any, keyword: ast.keyword, depth: int) -> Any:
+    def _keyword(self, function: Function | None, keyword: ast.keyword, depth: int) -> Any:
+        if function is not None and keyword.arg in function.lists and isinstance(keyword.value, ast.List):
+            return self._list(keyword.value, depth)
+        choices: Any = {} if function is None else function.choices
         if keyword.arg not in choices:
             return self._expression(keyword.value, depth)
         if isinstance(keyword.value, ast.Constant) and isinstance(keyword.value.value, str):
             return keyword.value.value
         allowed = ", ".join(repr(c) for c in choices[keyword.arg])
         self.fail(f"{keyword.arg} is one of {allowed}, in quotes", keyword.value)
+
+    def _list(self, tree: ast.List, depth: int) -> list[Any]:
+        """A list of expressions, or of lists of them."""
+        return [
+            self._list(e, depth + 1) if isinstance(e, ast.List) else self._expression(e, depth + 1) for e in tree.elts
+        ]
 
 
 def _joined(op: Op, values: list[Node]) -> Node:

@@ -87,7 +87,15 @@ class Op(Enum):
 
     MATMUL = ("@", Kind.MATRIX)
     TRANSPOSE = ("transpose", Kind.MATRIX)
-    NEWTON_SCHULZ = ("newton_schulz", Kind.MATRIX)  # args: x, steps; arg: the dtype it is computed in
+    EYE = ("eye", Kind.MATRIX)  # args: n; the constants of operations are in `rulec.language.settings`
+    DIAG = ("diag", Kind.MATRIX)  # the diagonal of a square matrix, per row; the diagonal matrix of a vector
+    TRIU = ("triu", Kind.MATRIX)
+    TRIL = ("tril", Kind.MATRIX)
+    SLICE = ("slice", Kind.MATRIX)  # args: x, start, stop (infinity for the end); arg: "rows" or "cols"
+    CONCAT = ("concat", Kind.MATRIX)  # args: a, b; arg: the axis, 0 or 1
+    SOLVE = ("solve", Kind.MATRIX)  # args: a, b; arg: the kind of a
+    CHOLESKY = ("cholesky", Kind.MATRIX)  # the lower factor
+    NEWTON_SCHULZ = ("newton_schulz", Kind.MATRIX)  # args: x, steps; arg: the dtype it is computed in, coefficients
     QR = ("qr", Kind.MATRIX)  # the orthogonal factor
     EIGH = ("eigh", Kind.MATRIX)  # the eigenvectors, by ascending eigenvalue
     SINGULAR_VECTORS = ("singular_vectors", Kind.MATRIX)  # args: x, rank; left ones, by descending singular value

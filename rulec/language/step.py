@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -12,6 +12,7 @@ from rulec.language.arithmetic import number_known
 from rulec.language.check import MAX_LINES, target_problem
 from rulec.language.compose import free_name
 from rulec.language.expression import ExpressionParser, dotted
+from rulec.language.functions import PAIRS
 from rulec.language.located import Text
 from rulec.language.names import BASE_NAMES, RESERVED, RESULTS, name_problem, short
 from rulec.language.node import Node, Op, name, names_in, node
@@ -85,6 +86,9 @@ class StepParser:
                 raise rule_error(_no_line(tree), self.text.span(tree))
 
     def _assign(self, tree: ast.Assign) -> None:
+        if len(tree.targets) == 1 and isinstance(tree.targets[0], ast.Tuple):
+            self._assign_both(tree, tree.targets[0].elts)
+            return
         target = self._target(tree)
         if problem := self._target_problem(target):
             raise rule_error(problem, self.text.span(tree.targets[0]))
@@ -93,6 +97,27 @@ class StepParser:
             self._push(target, value, self.text.span(tree))
         else:
             self._line(target, value, self.text.span(tree))
+
+    def _assign_both(self, tree: ast.Assign, targets: Sequence[ast.expr]) -> None:
+        """The lines of a function with two results: `q, r = qr(x)`."""
+        span, names = self.text.span(tree), [dotted(target) for target in targets]
+        call = tree.value
+        is_pair = isinstance(call, ast.Call) and dotted(call.func) in {op.symbol for op in PAIRS}
+        if len(names) != 2 or None in names or not is_pair:
+            raise rule_error(
+                "assign one name at a time: two results have q, r = qr(x) and values, vectors = eigh(x) alone", span
+            )
+        for target, identifier in zip(targets, names, strict=True):
+            if problem := self._target_problem(str(identifier)):
+                raise rule_error(problem, self.text.span(target))
+        value = self.expressions.parse(call)
+        inside = names_in([value])
+        if {*names} <= {*inside}:
+            raise rule_error("both names stand in the matrix too: give it a name of its own first", span)
+        both = zip(names, PAIRS[value.op](value, value.args[0]), strict=True)
+        # A name in the matrix means its value before the line, and is assigned last.
+        for identifier, result in sorted(both, key=lambda each: each[0] in inside):
+            self._line(str(identifier), result, span)
 
     def _target(self, tree: ast.Assign) -> str:
         left = tree.targets[0]
@@ -250,6 +275,11 @@ class StepParser:
         return name(f"{called}.direction")
 
 
+def _parts(target: ast.expr) -> Sequence[ast.expr]:
+    """The names on the left of a line."""
+    return target.elts if isinstance(target, ast.Tuple) else [target]
+
+
 def _targets(tree: ast.stmt) -> Iterable[str]:
     """The targets of a statement, also inside its branches."""
     stack = [tree]
@@ -258,7 +288,7 @@ def _targets(tree: ast.stmt) -> Iterable[str]:
         if isinstance(current, ast.If | ast.For):
             stack += [*current.body, *current.orelse]
         elif isinstance(current, ast.Assign):
-            yield from (target for t in current.targets if (target := dotted(t)))
+            yield from (target for t in current.targets for x in _parts(t) if (target := dotted(x)))
 
 
 def _no_line(tree: ast.stmt) -> str:

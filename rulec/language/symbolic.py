@@ -11,9 +11,11 @@ from numbers import Real
 from typing import Any
 
 from rulec.errors import RuleError
-from rulec.language.functions import FUNCTIONS, MAX_DRAWS
+from rulec.language.functions import FUNCTIONS, KINDS, MAX_DRAWS
 from rulec.language.names import short
 from rulec.language.node import LEVELS, Kind, Node, Op, const, node, walk
+from rulec.language.schedules import SCHEDULES
+from rulec.language.settings import MUON
 from rulec.language.source import did_you_mean
 from rulec.language.text import number_text
 
@@ -103,12 +105,29 @@ class ToSympy:
 
 def _function_name(part: Node) -> str:
     """The name of the undefined function for an operation that sympy lacks: `mean` per row is `mean_row`."""
+    if isinstance(part.arg, tuple):
+        return _opaque_name(part.op, part.arg)
     called = "matmul" if part.op is Op.MATMUL else part.op.symbol
     return called if part.arg is None else f"{called}_{part.arg}"
 
 
+def _opaque_name(op: Op, constants: tuple[Any, ...]) -> str:
+    """The name of an operation with constants, without Muon's coefficients: `newton_schulz_float32`, `solve_upper`."""
+    return "_".join([op.symbol, *(str(constant) for constant in constants if constant != MUON)])
+
+
 #: Operations without a constant of their own that sympy lacks.
-_PLAIN_OPAQUE = (Op.TRANSPOSE, Op.QR, Op.EIGH, Op.SINGULAR_VECTORS, Op.INVERSE_ROOT, Op.CBRT, Op.ISFINITE)
+_PLAIN_OPAQUE = (
+    Op.TRANSPOSE, Op.EYE, Op.DIAG, Op.TRIU, Op.TRIL, Op.CHOLESKY, Op.QR, Op.EIGH, Op.SINGULAR_VECTORS, Op.INVERSE_ROOT,
+    Op.CBRT, Op.ISFINITE,
+)  # fmt: skip
+
+#: Operations that sympy lacks, with the constants that have a name there: others cannot be read back.
+_NAMED_OPAQUE: tuple[tuple[Op, tuple[Any, ...]], ...] = (
+    *((Op.NEWTON_SCHULZ, (dtype, name)) for dtype in FUNCTIONS["newton_schulz"].choices["dtype"] for name in SCHEDULES),
+    *((Op.SOLVE, (kind,)) for kind in KINDS), *((Op.CONCAT, (axis,)) for axis in (0, 1)),
+    *((Op.SLICE, (axis,)) for axis in ("rows", "cols")),
+)  # fmt: skip
 
 
 def _opaque() -> dict[str, Callable[..., Node]]:
@@ -123,8 +142,8 @@ def _opaque() -> dict[str, Callable[..., Node]]:
     for op in (Op.UNIFORM, Op.NORMAL):
         for draw in range(MAX_DRAWS):
             functions[f"{op.symbol}_{draw}"] = lambda at, i, j, *, op=op, draw=draw: node(op, at, i, j, draw)
-    for dtype in FUNCTIONS["newton_schulz"].choices["dtype"]:
-        functions[f"newton_schulz_{dtype}"] = lambda x, n, *, dtype=dtype: node(Op.NEWTON_SCHULZ, x, n, dtype)
+    for op, constants in _NAMED_OPAQUE:
+        functions[_opaque_name(op, constants)] = lambda *args, op=op, constants=constants: node(op, *args, constants)
     return functions | {"matmul": lambda a, b: node(Op.MATMUL, a, b)}
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy as np
 from rulec.compiler.ir import Result
 from rulec.compiler.matrix import MATRIX
 from rulec.language.node import Kind, Node, Op
+from rulec.language.settings import settings
 from rulec.runtime.joins import Join, Joining, Waits
 from rulec.runtime.partial import Partial, Partials
 from rulec.runtime.plan import Gap
@@ -26,7 +28,7 @@ from rulec.runtime.tiles import Tiles
 
 #: Functions with the same bits for a matrix in a stack as for the matrix alone. Products differ: BLAS has a special
 #: routine for a matrix times its own transpose, and takes it only where both are the same memory.
-STACKED = frozenset({Op.NEWTON_SCHULZ, Op.QR, Op.EIGH, Op.SINGULAR_VECTORS, Op.INVERSE_ROOT})
+STACKED = frozenset({Op.NEWTON_SCHULZ, Op.QR, Op.EIGH, Op.SINGULAR_VECTORS, Op.INVERSE_ROOT, Op.CHOLESKY})
 
 #: Matrices of at most this many elements are worth stacking.
 _SMALL = 1 << 14
@@ -101,7 +103,8 @@ class Between(LaunchValues):
     def _operands(self, value: Node, i: int) -> list[Any]:
         """The operands of a value for tensor i: arrays and numbers. Settings of matrix functions are known numbers."""
         matrices = MATRIX[value.op].matrices if value.op in MATRIX else len(value.args)
-        return [self._operand(a, i, known=place >= matrices) for place, a in enumerate(value.args)]
+        operands = [self._operand(a, i, known=place >= matrices) for place, a in enumerate(value.args)]
+        return [*operands, *self.statics(value, i)]
 
     def _operand(self, value: Node, i: int, known: bool) -> Any:
         operand = self.values[value]
@@ -114,6 +117,8 @@ class Between(LaunchValues):
 
     def _matrices(self, value: Node) -> list[Array]:
         """A matrix function of all tensors."""
+        if value.op is Op.EYE:
+            return [self.identity(value, i) for i in range(self.count)]
         function = self._matrix_function(value)
         operands = [self._operands(value, i) for i in range(self.count)]
         if value.op in STACKED:
@@ -155,13 +160,8 @@ class Between(LaunchValues):
 
     def _matrix_function(self, value: Node) -> Callable[..., Any]:
         function = self.library.matrix[value.op]
-        if value.arg is None:
-            return function
-
-        def in_dtype(*operands: Any) -> Any:
-            return function(*operands, dtype=value.arg)
-
-        return in_dtype
+        keywords = settings(value)
+        return partial(function, **keywords) if keywords else function
 
     # Reductions
 

@@ -15,6 +15,7 @@ from rulec.compiler.ir import Axes, Program
 from rulec.compiler.layout import Layout
 from rulec.compiler.scalars import evaluate_once
 from rulec.language.node import Kind, Node, Op, walk
+from rulec.language.settings import settings
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ class Delegations:
     def _rounded_to(self, value: Node) -> str:
         """The dtype that a value is rounded to wherever owners use it, or where it is made; empty without one."""
         places = [value] if value in self.whole else [u for u in self._users.get(value, ()) if u in self.whole]
-        dtypes = {str(v.arg or "") if v.op is Op.NEWTON_SCHULZ else "" for v in places}
+        dtypes = {str(settings(v).get("dtype", "")) for v in places}
         return dtypes.pop() if len(dtypes) == 1 else ""
 
     def work(self, facts: Mapping[str, float], hyper: Mapping[str, float], matrices: int) -> float:
@@ -174,14 +175,15 @@ def _work(value: Node, sides: Sequence[tuple[float, float]], iterations: float) 
     (rows, cols), *operands = sides
     if value.op.kind is not Kind.MATRIX:
         return 0.0
-    first = operands[0]
+    first = operands[0] if operands else (rows, cols)
     short, long = sorted(first)
     return {
+        Op.SOLVE: rows * rows * (cols + 2 * rows),
+        Op.CHOLESKY: 12 * rows**3,
         Op.MATMUL: rows * first[1] * cols,
-        Op.TRANSPOSE: 0.0,
         Op.NEWTON_SCHULZ: iterations * (2 * short * short * long + short**3),
         Op.QR: 4 * short * short * long,
         Op.EIGH: 9 * rows**3,
         Op.SINGULAR_VECTORS: 4 * short * short * long + 8 * short**3,
         Op.INVERSE_ROOT: 10 * rows**3,
-    }[value.op]
+    }.get(value.op, 0.0)
