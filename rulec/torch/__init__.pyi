@@ -293,6 +293,31 @@ class AdaGC(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class AdaGO(RuleOptimizer):
+    """Muon whose step is the gradient's norm over the root of the sum of its squares."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.05,
+        momentum: float = 0.95,
+        gamma: float = 10.0,
+        eps: float = 0.0005,
+        start: float = 1e-06,
+        ns_steps: float = 5.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 0.01,
+        adamw_lr: float = 0.001,
+        adamw_eps: float = 1e-08,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class AdaMod(RuleOptimizer):
     """Adam whose step sizes are at most their own running mean."""
 
@@ -530,6 +555,28 @@ class Adai(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class Adalite(RuleOptimizer):
+    """Adam with a momentum of rank one, a factored second moment, and steps scaled by the parameter's norm."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        least_norm: float = 1e-10,
+        least_ratio: float = 0.0001,
+        tau: float = 1.0,
+        eps1: float = 1e-06,
+        eps2: float = 1e-10,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
         seed: int = 0,
     ) -> None: ...
 
@@ -1180,6 +1227,46 @@ class CautiousSGDW(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class Conda(RuleOptimizer):
+    """Adam whose second moment is taken of the gradient in the basis of the momentum's singular vectors."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        scale: float = 1.0,
+        gap: float = 2000.0,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class DASH(RuleOptimizer):
+    """Shampoo with means of covariances and exact roots, scaled to the norm of Adam's step."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float, float | None] = (0.9, 0.95, None),
+        eps: float = 1e-08,
+        matrix_eps: float = 1e-10,
+        every: float = 10.0,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class DAdaptAdaGrad(RuleOptimizer):
     """Adagrad by dual averaging that finds its learning rate from how gradients add up."""
 
@@ -1279,6 +1366,28 @@ class DAdaptSGD(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class Dion(RuleOptimizer):
+    """Muon of low rank, by one step of power iteration; what the rank leaves out stays in the momentum."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.01,
+        mu: float = 0.95,
+        eps: float = 1e-08,
+        weight_decay: float = 0.1,
+        rank: float = 4.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        adamw_lr: float = 0.001,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
         seed: int = 0,
     ) -> None: ...
 
@@ -1542,6 +1651,27 @@ class KATE(RuleOptimizer):
         lr: float | torch.Tensor = 0.001,
         eta: float = 0.0,
         eps: float = 1e-08,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class Kron(RuleOptimizer):
+    """Momentum whitened by a product of triangular factors, which are fitted to it by relative gradient descent."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        momentum: float = 0.9,
+        fit: float = 0.1,
+        weight_decay: float = 0.0,
+        eps: float = 1.2e-38,
+        every: float = 1.0,
         *,
         maximize: bool = False,
         capturable: bool = False,
@@ -2073,6 +2203,27 @@ class QHM(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class RACS(RuleOptimizer):
+    """Gradients scaled by the root mean squares of their rows and of their columns, with limited growth of the norm."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        beta: float = 0.9,
+        alpha: float = 0.05,
+        gamma: float = 1.01,
+        eps: float = 1e-08,
+        betas: tuple[float, float] = (0.9, 0.999),
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class RAdam(RuleOptimizer):
     """Adam whose adaptive part is rectified, and left out while its variance is unknown."""
 
@@ -2348,6 +2499,26 @@ class SOAP(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class SPlus(EvaluatedOptimizer):
+    """The sign of the momentum in the eigenbasis of Shampoo's covariances, and an average of the parameters."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.1,
+        betas: tuple[float, float, float] = (0.9, 0.999, 0.999),
+        weight_decay: float = 0.01,
+        other: float = 0.001,
+        every: float = 100.0,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class SRMM(RuleOptimizer):
     """Minimizes a running mean of quadratic bounds, around a mean of the parameters."""
 
@@ -2407,6 +2578,26 @@ class SaRA(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class ScalableShampoo(RuleOptimizer):
+    """Shampoo with means of covariances, exact roots, Nesterov's momentum, and the norm of the gradient."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-06,
+        start: float = 25.0,
+        every: float = 1000.0,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class ScheduleFreeAdamW(EvaluatedOptimizer):
     """AdamW with an average of its steps in place of momentum and of a learning rate schedule."""
 
@@ -2452,6 +2643,66 @@ class ScheduleFreeSGD(EvaluatedOptimizer):
 
 class Scion(RuleOptimizer):
     """The steepest step in the spectral norm for matrices, and in the root mean square for vectors."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        alpha: float = 0.1,
+        scale: float = 1.0,
+        eps: float = 1e-08,
+        ns_steps: float = 5.0,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class ScionColumn(RuleOptimizer):
+    """The momentum with columns of equal norm: the steepest step in the largest norm of a column."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        alpha: float = 0.1,
+        scale: float = 1.0,
+        eps: float = 1e-08,
+        ns_steps: float = 5.0,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class ScionRow(RuleOptimizer):
+    """The momentum with rows of equal norm: the steepest step in the largest norm of a row."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        alpha: float = 0.1,
+        scale: float = 1.0,
+        eps: float = 1e-08,
+        ns_steps: float = 5.0,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class ScionSign(RuleOptimizer):
+    """The sign of the momentum, over the number of columns: the steepest step in the largest element of a matrix."""
 
     def __init__(
         self,
