@@ -10,6 +10,7 @@ from torch.optim.optimizer import ParamsT
 from rulec.language.rule import Rule
 from rulec.torch.checkpoint import load as load
 from rulec.torch.checkpoint import save as save
+from rulec.torch.curvature import hutchinson as hutchinson
 from rulec.torch.eager import EagerUpdate as EagerUpdate
 from rulec.torch.eager import GradStore as GradStore
 from rulec.torch.es import perturb as perturb
