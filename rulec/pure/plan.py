@@ -272,7 +272,7 @@ def _reads_p(program: Program) -> bool:
 
 
 def values_of(plan: StepPlan, whole: StepPlan, values: Values) -> Values:
-    """The values for `plan`, whose rules move some of the leaves of `whole`; `values` has those of all leaves."""
+    """The part of `values` for `plan`, a plan of some of the leaves of `whole`."""
     numbers = dict(values.numbers)
     for name, level in plan.numbers.items():
         if level == "tensor":

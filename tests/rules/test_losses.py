@@ -1,4 +1,4 @@
-"""Rules that read the loss, beside implementations that are not ours, in float64."""
+"""Rules that read the loss, compared in float64 with optax and pytorch_optimizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Diagonals of the Hessian, and rules that read them, beside implementations that are not ours."""
+"""Diagonals of the Hessian, and rules of the diagonal, compared with pytorch_optimizer."""
 
 from __future__ import annotations
 
