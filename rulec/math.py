@@ -10,19 +10,20 @@ from typing import Any
 import numpy as np
 
 from rulec.errors import RuleError
-from rulec.language.arithmetic import NUMPY
+from rulec.language.arithmetic import NUMPY, number_known
 from rulec.language.counts import Count
 from rulec.language.functions import FUNCTIONS, as_node
+from rulec.language.levels import Level
 from rulec.language.node import Op
 from rulec.language.python import Value, operation, record
-from rulec.language.value import current
+from rulec.language.value import as_traced, current
 
 __all__ = [
-    "abs", "cbrt", "cholesky", "clip", "concat", "count_nonzero", "diag", "eigh", "erf", "exp", "eye", "floor",
-    "inverse_root", "isfinite", "log", "logical_and", "logical_not", "logical_or", "matmul", "max", "maximum", "mean",
-    "median", "min", "minimum", "newton_schulz", "norm", "normal", "qr", "rms", "round", "rsqrt", "sigmoid", "sign",
-    "singular_vectors", "softmax", "softplus", "solve", "sqrt", "std", "sum", "tanh", "transpose", "tril", "triu",
-    "uniform", "variance", "where",
+    "abs", "axis", "block", "cbrt", "cholesky", "clip", "concat", "count_nonzero", "diag", "dim", "eigh", "erf", "exp",
+    "eye", "floor", "inverse_root", "isfinite", "log", "logical_and", "logical_not", "logical_or", "matmul", "max",
+    "maximum", "mean", "median", "min", "minimum", "newton_schulz", "norm", "normal", "qr", "rms", "round", "rsqrt",
+    "sigmoid", "sign", "singular_vectors", "softmax", "softplus", "solve", "sqrt", "std", "sum", "tanh", "transpose",
+    "tril", "triu", "uniform", "variance", "where",
 ]  # fmt: skip
 
 #: The axes of an array that a reduction to each level removes; a vector is one row.
@@ -37,12 +38,38 @@ def _apply(op: Op, *args: Any) -> Any:
     return NUMPY[op](*args)
 
 
-def _reduce(name: str, compute: Any, x: Any, per: str) -> Any:
+def _reduce(name: str, compute: Any, x: Any, per: str | Level) -> Any:
     if isinstance(x, Value):
         return record(name, x, per=per)
+    if isinstance(per, Level):
+        return _reduce_placed(compute, np.asarray(x), per)
     removed = _REMOVED[per]
     axis = None if removed is None else tuple(a for a in removed if np.ndim(x) + a >= 0)
     return compute(x, axis=axis, keepdims=axis is not None)
+
+
+def _reduce_placed(compute: Any, x: Any, per: Level) -> Any:
+    """A reduction of an array to an axis, with extents of 1 for the others, or to blocks, repeated for each element."""
+    number = int(number_known(per.number, {"ndim": x.ndim}) or 0)
+    if per.word == "axis":
+        return compute(x, axis=tuple(k for k in range(x.ndim) if k != number % x.ndim), keepdims=True)
+    blocks = compute(x.reshape(-1, number), axis=1, keepdims=True)
+    return np.broadcast_to(blocks, (x.size // number, number)).reshape(x.shape)
+
+
+def axis(i: Any) -> Level:
+    """The level of one value for each index of axis `i`, for `per=`; counted from the end where negative."""
+    return Level("axis", as_traced(i))
+
+
+def block(n: Any) -> Level:
+    """The level of one value for each block of `n` consecutive elements of a tensor, for `per=`."""
+    return Level("block", as_traced(n))
+
+
+def dim(i: Any) -> Any:
+    """The extent of dimension `i`, counted from the end where negative: in rules alone."""
+    return record("dim", i)
 
 
 def _matrix(op: Op, x: Any, *numbers: Any, **keywords: Any) -> Any:
@@ -166,52 +193,52 @@ def logical_not(a: Any) -> Any:
     return _apply(Op.NOT, a)
 
 
-def sum(x: Any, per: str = "tensor") -> Any:
-    """Sum, one value left per `per`: "row", "col", "matrix", "tensor", "group" or "model"."""
+def sum(x: Any, per: str | Level = "tensor") -> Any:
+    """Sum, one left per `per`: "row", "col", "matrix", "tensor", "group", "model", axis(i) or block(n)."""
     return _reduce("sum", np.sum, x, per)
 
 
-def mean(x: Any, per: str = "tensor") -> Any:
+def mean(x: Any, per: str | Level = "tensor") -> Any:
     """Arithmetic mean, one value left per `per`."""
     return _reduce("mean", np.mean, x, per)
 
 
-def norm(x: Any, per: str = "tensor") -> Any:
+def norm(x: Any, per: str | Level = "tensor") -> Any:
     """Euclidean norm, one value left per `per`."""
     return _reduce("norm", lambda x, **k: np.sqrt(np.sum(np.square(x), **k)), x, per)
 
 
-def rms(x: Any, per: str = "tensor") -> Any:
+def rms(x: Any, per: str | Level = "tensor") -> Any:
     """Root of the mean square, one value left per `per`."""
     return _reduce("rms", lambda x, **k: np.sqrt(np.mean(np.square(x), **k)), x, per)
 
 
-def min(x: Any, per: str = "tensor") -> Any:
+def min(x: Any, per: str | Level = "tensor") -> Any:
     """Smallest value, one left per `per`."""
     return _reduce("min", np.min, x, per)
 
 
-def max(x: Any, per: str = "tensor") -> Any:
+def max(x: Any, per: str | Level = "tensor") -> Any:
     """Largest value, one left per `per`."""
     return _reduce("max", np.max, x, per)
 
 
-def count_nonzero(x: Any, per: str = "tensor") -> Any:
+def count_nonzero(x: Any, per: str | Level = "tensor") -> Any:
     """The number of values other than zero, one count left per `per`."""
     return _reduce("count_nonzero", lambda x, **k: np.sum(np.not_equal(x, 0), **k), x, per)
 
 
-def variance(x: Any, per: str = "tensor") -> Any:
+def variance(x: Any, per: str | Level = "tensor") -> Any:
     """Mean of the squared distances from the mean, one value left per `per`."""
     return _reduce("variance", np.var, x, per)
 
 
-def std(x: Any, per: str = "tensor") -> Any:
+def std(x: Any, per: str | Level = "tensor") -> Any:
     """Root of the variance, one value left per `per`."""
     return _reduce("std", np.std, x, per)
 
 
-def softmax(x: Any, per: str = "tensor") -> Any:
+def softmax(x: Any, per: str | Level = "tensor") -> Any:
     """exp(x) over its sum at `per`, of the shape of `x`, without overflow."""
     if isinstance(x, Value):
         return record("softmax", x, per=per)

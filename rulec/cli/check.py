@@ -69,14 +69,14 @@ def _distinct(programs: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _program_facts(rule: Rule, shape: Sequence[int], dtype: str) -> dict[str, Any]:
     from rulec.compare.traffic import traffic
+    from rulec.compiler.grouping import view_of
     from rulec.compiler.layout import kernel_for
     from rulec.compiler.pipeline import compile
     from rulec.compiler.routing import route
-    from rulec.compiler.view import matrix_view
     from rulec.language.text import expression_text
 
     routed = route(rule, shape, set())
-    program = compile(routed, matrix_view(shape, routed.view).facts)
+    program = compile(routed, view_of(routed, shape).facts)
     program, layout = kernel_for(program, dtype)
     moved = traffic(program, layout)
     narrow = {b.name: _kept(routed.state[b.name]) for b in program.states if b.name not in moved.state}

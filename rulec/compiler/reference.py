@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from rulec.compiler.grouping import static_of, view_of
 from rulec.compiler.interpreter import Array, Key, Run, Tensor
 from rulec.compiler.interpreter import arithmetic as named_arithmetic
 from rulec.compiler.ir import Program
@@ -19,7 +20,6 @@ from rulec.compiler.lower import check_counts, decide
 from rulec.compiler.pipeline import compile
 from rulec.compiler.routing import Router
 from rulec.compiler.scalars import resolve_hyper
-from rulec.compiler.view import matrix_view
 from rulec.errors import HyperError, RuleError, TensorError
 from rulec.language.rule import Rule
 from rulec.language.sizes import sized
@@ -56,19 +56,18 @@ class ReferenceOptimizer:
         for index, (param, group) in enumerate(zip(params, group_of, strict=True)):
             eps = float(np.finfo(np.asarray(param).dtype).eps) if np.asarray(param).dtype.kind == "f" else 2.0**-52
             routed = router.choose(np.shape(param), words[index], f"parameter {index}")
-            view = matrix_view(np.shape(param), routed.view)
+            hyper_of = [resolve_hyper(routed.hyper, _settings_of(g, routed), eps, routed.name) for g in settings]
+            view = view_of(routed, np.shape(param), static_of(routed, hyper_of[group]))
             self.tensors.append(Tensor(view, view.matrices(self.how.array(param)).copy(), group, index, eps))
-            self._add(index, routed, [_settings_of(g, routed) for g in settings])
+            self._add(index, routed, hyper_of)
         known = rule.settings
         for key in (key for group in settings for key in group):
             if key not in known:
                 raise HyperError(f"{rule.name} has no hyper-parameter {key!r}{did_you_mean(key, known)}")
 
-    def _add(self, index: int, rule: Rule, settings: list[Mapping[str, float]]) -> None:
+    def _add(self, index: int, rule: Rule, hyper: list[dict[str, float]]) -> None:
         tensor = self.tensors[index]
-        hyper = [resolve_hyper(rule.hyper, g, tensor.machine_eps, rule.name) for g in settings]
-        static = {k: v for k, v in hyper[tensor.group].items() if rule.hyper[k].static}
-        program = compile(rule, tensor.view.facts, static, whole=True)
+        program = compile(rule, tensor.view.facts, static_of(rule, hyper[tensor.group]), whole=True)
         # A default may be the machine epsilon of the tensor's own dtype.
         values = tuple(tuple(group.items()) for group in hyper)
         shared = self._shared.setdefault(id(rule), {})
@@ -84,11 +83,15 @@ class ReferenceOptimizer:
         if "n" not in buffer.axes.letters:
             part.shared.setdefault((state, key), value)
             return
-        extent = {"b": tensor.view.batch, "i": 1, "j": 1}
+        # A state of one segment of the batch has its extent in place of the batch's.
+        parts = {str(k): n for k, n in enumerate(tensor.view.segments)}
+        batch = next((n for part, n in parts.items() if part in buffer.axes.letters), tensor.view.batch)
+        extent = {"b": batch, "i": 1, "j": 1}
         for letter, size in (("i", buffer.axes.rows), ("j", buffer.axes.cols)):
             if size is not None:
                 extent[letter] = int(run.one(size))
-        shape = tuple(extent[c] if c in buffer.axes.letters else 1 for c in "bij")
+        letters = {"b" if c in parts else c for c in buffer.axes.letters}
+        shape = tuple(extent[c] if c in letters else 1 for c in "bij")
         tensor.states[state] = np.broadcast_to(value, shape).copy()
 
     def copy(self) -> ReferenceOptimizer:

@@ -8,14 +8,20 @@ from dataclasses import replace
 
 from rulec.errors import HyperError
 from rulec.language.hyper import Hyper, resolve_hyper, well_known_range
+from rulec.language.levels import bare_problem, levels_text
 from rulec.language.names import BESIDE_STATES, RESERVED, declared_problem, name_problem, short
-from rulec.language.node import LEVELS, Kind, Node, Op, names_in, walk
+from rulec.language.node import LEVELS, PLACED, Kind, Node, Op, names_in, walk
 from rulec.language.passes import START, check_passes, gradient_of
 from rulec.language.rule import Assign, Branch, Rule, Statement, assignments, conditions
 from rulec.language.source import Span, did_you_mean, rule_error
+from rulec.language.traits import placed_level
 
 #: Most lines of a step: a rule is short, and one composed without end is stopped here.
 MAX_LINES = 1000
+
+#: The levels of matrices, and why none of them stands beside an axis or a block.
+_OF_MATRICES = ("row", "col", "matrix")
+_ONE_WAY = "a kernel sees a tensor in one way, so write axis(0), axis(-1) and dim(i) for rows, columns and their number"
 
 #: Longest name of a rule.
 MAX_TITLE = 100
@@ -36,6 +42,7 @@ def check_rule(rule: Rule) -> Rule:
     _check_states(rule)
     check_passes(rule)
     check_defaults(rule)
+    _check_placed(rule)
     return rule
 
 
@@ -122,7 +129,7 @@ def _check_states(rule: Rule) -> None:
     for expression in (rule.evaluate, rule.skip, *(each.point for each in rule.passes.values())):
         read.update(names_in([expression]) if expression is not None else ())
     for key, state in rule.state.items():
-        if problem := level_problem(key, state.per):
+        if problem := level_problem(key, state.per, state.number is not None):
             raise rule_error(problem, state.span)
         if state.per != "element" and state.shape is not None:
             raise rule_error(f"state {key} has both per and shape: keep one of them", state.span)
@@ -130,10 +137,44 @@ def _check_states(rule: Rule) -> None:
             raise rule_error(f"state {key} is never used: read it in the step or remove it", state.span)
 
 
-def level_problem(key: str, per: str) -> str:
-    """Why the state cannot be kept per this level, as a sentence; empty where it can."""
-    near = did_you_mean(per, LEVELS) or f": the levels are {', '.join(LEVELS)}"
+def level_problem(key: str, per: str, numbered: bool = False) -> str:
+    """Why the state cannot be kept per this level, as a sentence; empty where it can. `numbered`: it has a number."""
+    if per in PLACED:
+        return "" if numbered else f"state {key}: {bare_problem(per)}"
+    near = did_you_mean(per, LEVELS) or f": the levels are {levels_text()}"
     return "" if per in LEVELS else f"state {key} is kept per {short(per)}, which is no level{near}"
+
+
+def _check_placed(rule: Rule) -> None:
+    """RuleError for a rule with axes or blocks and also with matrices: a kernel sees a tensor in one way."""
+    placed = placed_level(rule)
+    if not placed:
+        return
+    for value, span in _values(rule):
+        for part in walk([value]):
+            other = ""
+            if part.op.kind is Kind.REDUCE and part.arg in _OF_MATRICES:
+                other = f'per="{part.arg}"'
+            elif part.op.kind in (Kind.MATRIX, Kind.RANDOM):
+                other = part.op.symbol
+            elif part.op is Op.NAME and part.arg in ("rows", "cols"):
+                other = str(part.arg)
+            if other:
+                raise rule_error(f"{rule.name} has {placed} and also {other}: {_ONE_WAY}", span)
+    for key, state in rule.state.items():
+        if state.per in _OF_MATRICES or state.shape is not None:
+            other = f"a state per {state.per}" if state.shape is None else f"{key} with a shape of its own"
+            raise rule_error(f"{rule.name} has {placed} and also {other}: {_ONE_WAY}", state.span)
+    if rule.view:
+        raise rule_error(f"{rule.name} has {placed} and also a view of tensors as matrices: {_ONE_WAY}")
+
+
+def _values(rule: Rule) -> list[tuple[Node, Span | None]]:
+    """The expressions of a rule's step and states, with their places."""
+    values = [(line.value, line.span) for line in assignments(rule.step)]
+    values += [(branch.condition, branch.span) for branch in conditions(rule.step)]
+    values += [(x, s.span) for s in rule.state.values() for x in (s.init, s.condition) if x is not None]
+    return values
 
 
 def storage_problem(rule: Rule, key: str, word: object) -> str:

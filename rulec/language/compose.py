@@ -352,6 +352,7 @@ def substitute_hyper(rule: Rule, values: Mapping[str, Node]) -> Rule:
             init=change(state.init),
             shape=None if state.shape is None else tuple(map(change, state.shape)),
             condition=None if state.condition is None else change(state.condition),
+            number=None if state.number is None else change(state.number),
         )
         for key, state in rule.state.items()
     }

@@ -12,9 +12,10 @@ from typing import Any, NoReturn, cast
 
 from rulec.language.arithmetic import NUMPY, ConstantError, constant, number_known
 from rulec.language.functions import FUNCTIONS, CallError, Function, numbered, part
+from rulec.language.levels import SIGNATURES, Level
 from rulec.language.located import Text
 from rulec.language.names import CONSTANTS, name_problem, short
-from rulec.language.node import Node, Op, const, name, names_in, node
+from rulec.language.node import PLACED, Node, Op, const, name, names_in, node
 from rulec.language.sizes import entry
 from rulec.language.source import Span, did_you_mean, rule_error
 
@@ -266,6 +267,11 @@ class ExpressionParser:
                 self.fail(f"{identifier!r} is a value, not a function: write * to multiply", tree)
             known = FUNCTIONS.get(identifier.rpartition(".")[2])
             hint = f": write {known.signature()}" if known else did_you_mean(identifier, FUNCTIONS)
+            if identifier in PLACED:
+                self.fail(
+                    f"{identifier} is a level: write it after per=, as in mean(g**2, per={SIGNATURES[identifier]})",
+                    tree,
+                )
             self.fail(f"unknown function {short(identifier)}{hint}", tree.func)
         try:
             value = function(*args, **self._keywords(function, tree.keywords, depth + 1))
@@ -306,8 +312,19 @@ class ExpressionParser:
             return self._expression(keyword.value, depth)
         if isinstance(keyword.value, ast.Constant) and isinstance(keyword.value.value, str):
             return keyword.value.value
+        if keyword.arg == "per" and (level := self.level(keyword.value, depth)) is not None:
+            return level
         allowed = ", ".join(repr(c) for c in choices[keyword.arg])
-        self.fail(f"{keyword.arg} is one of {allowed}, in quotes", keyword.value)
+        placed = f", or {' or '.join(SIGNATURES.values())} without them" if keyword.arg == "per" else ""
+        self.fail(f"{keyword.arg} is one of {allowed}, in quotes{placed}", keyword.value)
+
+    def level(self, tree: ast.expr, depth: int = 0) -> Level | None:
+        """The level that `axis(i)` or `block(n)` is; None for any other expression."""
+        if not isinstance(tree, ast.Call) or (word := dotted(tree.func)) not in PLACED:
+            return None
+        if len(tree.args) != 1 or tree.keywords:
+            self.fail(f"{word} takes one number: write {SIGNATURES[str(word)]}", tree)
+        return Level(str(word), self._expression(tree.args[0], depth))
 
     def _list(self, tree: ast.List, depth: int) -> list[Any]:
         """A list of expressions, or of lists of them."""
@@ -336,3 +353,14 @@ def parse_whole(parser: ExpressionParser) -> Node:
     if len(body) != 1 or not isinstance(body[0], ast.Expr):
         raise rule_error("write one expression here, without a name and = before it", parser.text.start)
     return parser.parse(body[0].value)
+
+
+def parse_level(text: Text, known: Iterable[str]) -> Level | None:
+    """The level that a text of the form `axis(i)` or `block(n)` is; None for any other text."""
+    joined = text.joined()
+    if "(" not in joined.text:
+        return None
+    body = joined.parse()
+    if len(body) != 1 or not isinstance(body[0], ast.Expr):
+        return None
+    return ExpressionParser(joined, known).level(body[0].value)

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from rulec.language import composed
 from rulec.language.counts import count_of
+from rulec.language.levels import SIGNATURES, Level, bare_problem, reduction
 from rulec.language.node import LEVELS, Kind, Node, Op, const, name, node
 from rulec.language.schedules import SCHEDULES, Coefficients
 from rulec.language.settings import MUON
@@ -52,6 +53,11 @@ class Function:
         words = [f"{k}={v}" for k, v in shown.items()]
         return f"{self.name}({', '.join([*self.arguments, *words])})"
 
+    def allowed(self, key: str) -> str:
+        """The values of a keyword that takes one of some words, as messages list them."""
+        words = [repr(c) for c in self.choices[key]]
+        return ", ".join([*words, *SIGNATURES.values()] if key == "per" else words)
+
     def _advice(self, count: int) -> str:
         other = _OF_TWO.get(self.name) if count == 2 else None
         return f"{other}, or {self.signature()} for a reduction" if other else self.signature()
@@ -71,9 +77,9 @@ class Function:
             if isinstance(value, list):
                 if key not in self.lists:
                     raise CallError(f"{key} of {self.name} is no list: write {self.signature()}")
-            elif key in self.choices and value not in self.choices[key]:
-                allowed = ", ".join(repr(c) for c in self.choices[key])
-                raise CallError(f"{key} of {self.name} is one of {allowed}, not {value!r}")
+            elif key in self.choices and value not in self.choices[key] and not isinstance(value, Level):
+                bare = bare_problem(value) if key == "per" else ""
+                raise CallError(bare or f"{key} of {self.name} is one of {self.allowed(key)}, not {value!r}")
         value = self.build(*args, **{**self.optional, **keywords})
         count = count_of(value)
         if count is not None and (problem := count.problem({})):
@@ -99,8 +105,8 @@ def _plain(op: Op, *arguments: str) -> Function:
 
 
 def _reduction(op: Op) -> Function:
-    def build(x: Value, per: str) -> Node:
-        return node(op, as_node(x), per)
+    def build(x: Value, per: str | Level) -> Node:
+        return reduction(op, as_node(x), per)
 
     return Function(op.symbol, build, ("x",), {"per": "tensor"}, {"per": LEVELS[1:]})
 
@@ -109,8 +115,8 @@ def _composed(name: str, build: Callable[..., Node], *arguments: str) -> Functio
     return Function(name, lambda *args: build(*map(as_node, args)), arguments)
 
 
-def _composed_reduction(name: str, build: Callable[[Node, str], Node]) -> Function:
-    def of_value(x: Value, per: str) -> Node:
+def _composed_reduction(name: str, build: Callable[[Node, str | Level], Node]) -> Function:
+    def of_value(x: Value, per: str | Level) -> Node:
         return build(as_node(x), per)
 
     return Function(name, of_value, ("x",), {"per": "tensor"}, {"per": LEVELS[1:]})
@@ -212,6 +218,7 @@ FUNCTIONS: dict[str, Function] = {
         _composed_reduction("variance", composed.variance),
         _composed_reduction("std", composed.deviation),
         _composed_reduction("softmax", composed.softmax),
+        _plain(Op.DIM, "i"),
         Function("matmul", lambda a, b: node(Op.MATMUL, as_node(a), as_node(b)), ("a", "b")),
         _plain(Op.TRANSPOSE, "x"),
         _plain(Op.EYE, "n"),

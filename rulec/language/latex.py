@@ -223,12 +223,18 @@ class _Printer:
         if value.op is Op.TRANSPOSE:
             return rf"{self._in(value.args[0], _ATOM)}^{{\top}}", _TALL
         if value.op is Op.NORM:
-            level = "" if value.arg == "tensor" else rf",\mathrm{{{value.arg}}}"
+            level = "" if value.arg == "tensor" else f",{_level(value, args)}"
             return rf"\left\lVert {args[0]}\right\rVert_{{2{level}}}", _ATOM
         called = _CALLED.get(value.op, rf"\operatorname{{{_escaped(value.op.symbol)}}}")
         if value.op.kind is Kind.REDUCE:
-            called += rf"_{{\mathrm{{{value.arg}}}}}"
+            called, args = f"{called}_{{{_level(value, args)}}}", args[:1]
         return rf"{called}\left({', '.join(args)}\right)", _ATOM
+
+
+def _level(value: Node, args: Sequence[str]) -> str:
+    """The level of a reduction, with its number."""
+    number = f"\\,{args[1]}" if len(args) > 1 else ""
+    return rf"\mathrm{{{value.arg}}}{number}"
 
 
 def _number(value: float) -> _Piece:

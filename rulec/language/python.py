@@ -29,6 +29,7 @@ from rulec.language.check import (
 )
 from rulec.language.expression import parse_expression
 from rulec.language.length import length_of
+from rulec.language.levels import Level
 from rulec.language.located import Text
 from rulec.language.names import RESERVED
 from rulec.language.node import FACTS, Node, const, name
@@ -239,12 +240,13 @@ def _state(rule_name: str, key: str, options: Mapping[str, Any], hypers: Mapping
     if unknown := sorted(options.keys() - {"init", "per"}):
         raise RuleError(f"state {key} of {rule_name} has no option {unknown[0]!r}: it has init, per, count and history")
     init, per = options.get("init", 0), options.get("per", "element")
+    word, level = (per.word, per.number) if isinstance(per, Level) else (str(per), None)
     if isinstance(init, str):
-        return State(_initial(rule_name, key, init, [*hypers, "p", *FACTS]), per=str(per))
+        return State(_initial(rule_name, key, init, [*hypers, "p", *FACTS]), per=word, number=level)
     number = _number(init)
     if number is None:
         raise RuleError(f"state {key} of {rule_name} begins as a number or an expression in quotes, not as {init!r}")
-    return State(const(number), per=str(per))
+    return State(const(number), per=word, number=level)
 
 
 def _pass(rule_name: str, key: str, entry: Any, numbers: list[str], others: list[str]) -> Pass:

@@ -31,9 +31,9 @@ class State:
     """A value that a rule keeps between steps.
 
     `init`, its first value, is an expression of hyper-parameters and `p`. `per` is a level: one value is kept for each
-    element, row, tensor and so on. `shape` is rows and columns in place of the parameter's shape. `condition` is an
-    expression of shape facts; tensors for which it is false have no such state. `storage` is `exact` for a state that
-    stays float32, whatever format is chosen for the others.
+    element, row, tensor and so on; `number` is that of a level with one, as in `axis(0)`. `shape` is rows and columns
+    in place of the parameter's shape. `condition` is an expression of shape facts; tensors for which it is false have
+    no such state. `storage` is `exact` for a state that stays float32, whatever format is chosen for the others.
     """
 
     init: Node
@@ -41,6 +41,7 @@ class State:
     shape: tuple[Node, ...] | None = None
     condition: Node | None = None
     storage: str = ""
+    number: Node | None = None
     span: Span | None = field(default=None, compare=False, repr=False)
 
 
@@ -194,7 +195,7 @@ class Rule:
         nodes = [line.value for line in assignments(self.step)]
         nodes += [branch.condition for branch in conditions(self.step)]
         for state in self.state.values():
-            nodes += [state.init, *(state.shape or ()), *([state.condition] if state.condition else [])]
+            nodes += [state.init, *(state.shape or ()), *(x for x in (state.condition, state.number) if x is not None)]
         nodes += [h.default for h in self.hyper.values() if isinstance(h.default, Node)]
         nodes += [x for x in (self.evaluate, self.skip, self.applies_to) if x is not None]
         nodes += self.wraps_shape or ()

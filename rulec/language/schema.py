@@ -9,8 +9,9 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, Validatio
 from rulec.errors import RuleError
 from rulec.language.document import Document
 from rulec.language.document import Path as Place
+from rulec.language.levels import levels_text
 from rulec.language.names import short
-from rulec.language.node import LEVELS
+from rulec.language.node import LEVELS, PLACED
 from rulec.language.sizes import MAX_LENGTH
 from rulec.language.source import did_you_mean, rule_error
 
@@ -68,7 +69,11 @@ class StateEntry(_Strict):
     """A state kept for something other than each element, or of a shape of its own."""
 
     init: Number | Expression = 0
-    per: str = Field("element", description="The level one value is kept for", json_schema_extra={"enum": [*LEVELS]})
+    per: str = Field(
+        "element",
+        description="The level one value is kept for",
+        json_schema_extra={"anyOf": [{"enum": [*LEVELS]}, {"pattern": rf"^\s*({'|'.join(PLACED)})\(.+\)\s*$"}]},
+    )
     shape: list[Number | Expression] | None = Field(None, description="Rows and columns", min_length=2, max_length=2)
     condition: Expression | None = Field(None, alias="if", description="Of shape facts: where false there is no state")
     count: Number | Expression | None = Field(None, description="The number of states under this name, s[0] the first")
@@ -156,7 +161,7 @@ WANTED: dict[tuple[str, ...], str] = {
     ("state",): "a mapping of names to initial values",
     ("state", "*"): "a number, an expression, or a mapping with init, per, shape, if, count and history",
     ("state", "*", "init"): "a number or an expression",
-    ("state", "*", "per"): f"a level, one of {', '.join(LEVELS)}",
+    ("state", "*", "per"): f"a level, one of {levels_text()}",
     ("state", "*", "shape"): "a list of two extents, rows and columns",
     ("state", "*", "shape", "*"): "a number or an expression",
     ("state", "*", "if"): "an expression",

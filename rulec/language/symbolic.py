@@ -13,7 +13,7 @@ from typing import Any
 from rulec.errors import RuleError
 from rulec.language.functions import FUNCTIONS, KINDS, MAX_DRAWS
 from rulec.language.names import short
-from rulec.language.node import LEVELS, Kind, Node, Op, const, node, walk
+from rulec.language.node import LEVELS, PLACED, Kind, Node, Op, const, node, walk
 from rulec.language.schedules import SCHEDULES
 from rulec.language.settings import MUON
 from rulec.language.source import did_you_mean
@@ -118,8 +118,8 @@ def _opaque_name(op: Op, constants: tuple[Any, ...]) -> str:
 
 #: Operations without a constant of their own that sympy lacks.
 _PLAIN_OPAQUE = (
-    Op.TRANSPOSE, Op.EYE, Op.DIAG, Op.TRIU, Op.TRIL, Op.CHOLESKY, Op.QR, Op.EIGH, Op.SINGULAR_VECTORS, Op.INVERSE_ROOT,
-    Op.CBRT, Op.ISFINITE,
+    Op.DIM, Op.TRANSPOSE, Op.EYE, Op.DIAG, Op.TRIU, Op.TRIL, Op.CHOLESKY, Op.QR, Op.EIGH, Op.SINGULAR_VECTORS,
+    Op.INVERSE_ROOT, Op.CBRT, Op.ISFINITE,
 )  # fmt: skip
 
 #: Operations that sympy lacks, with the constants that have a name there: others cannot be read back.
@@ -137,6 +137,8 @@ def _opaque() -> dict[str, Callable[..., Node]]:
         if op.kind is Kind.REDUCE:
             for level in LEVELS[1:]:
                 functions[f"{op.symbol}_{level}"] = lambda x, *, op=op, level=level: node(op, x, level)
+            for level in PLACED:
+                functions[f"{op.symbol}_{level}"] = lambda x, i, *, op=op, level=level: node(op, x, i, level)
         elif op in _PLAIN_OPAQUE:
             functions[op.symbol] = lambda *args, op=op: node(op, *args)
     for op in (Op.UNIFORM, Op.NORMAL):

@@ -114,7 +114,8 @@ def _called(value: Node, done: Mapping[Node, _Piece]) -> str:
 def _call_arguments(value: Node, done: Mapping[Node, _Piece]) -> str:
     parts = [done[a][0] for a in _operands(value)]
     if value.op.kind is Kind.REDUCE:
-        return f'{parts[0]}, per="{value.arg}"'
+        per = f'"{value.arg}"' if len(parts) == 1 else f"{value.arg}({parts[1]})"
+        return f"{parts[0]}, per={per}"
     if value.op.kind is Kind.RANDOM:
         at, *extents = parts
         return f"[{', '.join(extents)}], at={at}, draw={settings(value)['draw']}"

@@ -13,6 +13,7 @@ import numpy as np
 
 from rulec.language.author import author_error, running_frame
 from rulec.language.functions import FUNCTIONS, CallError, numbered, part
+from rulec.language.levels import Level
 from rulec.language.node import Node, Op, const, node
 from rulec.language.text import short_text
 
@@ -170,7 +171,7 @@ def _setting(value: Any) -> Any:
     """A keyword of a call: a word, a list, or a traced value."""
     if isinstance(value, list | tuple):
         return [_setting(x) for x in value]
-    return value if value is None or isinstance(value, str) else as_traced(value)
+    return value if value is None or isinstance(value, str | Level) else as_traced(value)
 
 
 def record(function: str, *args: Any, **keywords: Any) -> Value:

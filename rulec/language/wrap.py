@@ -10,8 +10,9 @@ from rulec.errors import RuleError
 from rulec.language import compose
 from rulec.language.check import check_rule
 from rulec.language.hyper import DEFAULT_LR, Hyper, well_known_range
+from rulec.language.levels import level_text
 from rulec.language.names import RESERVED
-from rulec.language.node import Node, Op, name, names_in, node
+from rulec.language.node import PLACED, Node, Op, name, names_in, node
 from rulec.language.passes import gradient_of
 from rulec.language.rule import Assign, Branch, Rule, State, Statement, assignments, conditions
 from rulec.language.sizes import with_sizes
@@ -203,6 +204,6 @@ class _Shape:
         )
         if state.shape is not None:
             return replace(moved, shape=tuple(compose.replace_names(x, change) for x in state.shape))
-        if state.per in ("row", "col"):
-            self._refuse(title, f"keeps a state per {state.per}", state.span)
+        if state.per in ("row", "col", *PLACED):
+            self._refuse(title, f"keeps a state per {level_text(state.per, state.number)}", state.span)
         return replace(moved, shape=(self.rows, self.cols)) if state.per == "element" else moved

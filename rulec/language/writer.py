@@ -8,6 +8,7 @@ import yaml
 
 from rulec.language.document import use_yaml_1_2
 from rulec.language.hyper import Hyper, well_known_range
+from rulec.language.levels import level_text
 from rulec.language.node import Node, Op
 from rulec.language.rule import Pass, Rule, State
 from rulec.language.sizes import entries, lists_of
@@ -73,7 +74,7 @@ def _hyper_data(rule: Rule) -> dict[str, Any]:
 def _state_entry(state: State) -> Any:
     entry: dict[str, Any] = {"init": _plain(state.init)}
     if state.per != "element":
-        entry["per"] = state.per
+        entry["per"] = level_text(state.per, state.number)
     if state.shape is not None:
         entry["shape"] = [_plain(x) for x in state.shape]
     if state.condition is not None:

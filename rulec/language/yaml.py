@@ -27,7 +27,7 @@ from rulec.language.composition import compose_text, is_composition
 from rulec.language.document import Document, read_document
 from rulec.language.document import Path as Place
 from rulec.language.evaluation import check_evaluation
-from rulec.language.expression import parse_expression
+from rulec.language.expression import parse_expression, parse_level
 from rulec.language.functions import FUNCTIONS
 from rulec.language.hyper import Hyper, Limits, well_known_range
 from rulec.language.lengths import Lengths
@@ -325,7 +325,8 @@ class _RuleReader:
         if not isinstance(entry, StateEntry):
             return State(self._expression(place, [*known, "p"], "an initial value"), span=span)
         data, shape = self.document.at(place), None
-        if problem := level_problem(key, entry.per):
+        level = parse_level(self.document.text((*place, "per")), known) if "per" in data else None
+        if level is None and (problem := level_problem(key, entry.per)):
             raise rule_error(problem, self.document.span((*place, "per")))
         if entry.shape is not None:
             extents = [(*place, "shape", i) for i in range(len(entry.shape))]
@@ -334,7 +335,8 @@ class _RuleReader:
         condition = None
         if entry.condition is not None:
             condition = self._expression((*place, "if"), [*_SHAPE, *self._static()], "a condition")
-        return State(init, entry.per, shape, condition, span=span)
+        per, number = (entry.per, None) if level is None else (level.word, level.number)
+        return State(init, per, shape, condition, span=span, number=number)
 
     def _stored(self, rule: Rule) -> Rule:
         """The rule with the states under `storage` marked."""

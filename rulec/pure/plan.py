@@ -12,6 +12,7 @@ import numpy as np
 
 from rulec.backend import registry
 from rulec.compiler.axes import AxisInference
+from rulec.compiler.grouping import view_of
 from rulec.compiler.ir import PLAIN, Buffer, Memory, Program
 from rulec.compiler.layout import PLAIN_STORAGE, Layout, layout_for, scheduled
 from rulec.compiler.lower import check_counts
@@ -19,7 +20,7 @@ from rulec.compiler.pipeline import compile
 from rulec.compiler.routing import Router
 from rulec.compiler.scalars import ScalarTable
 from rulec.compiler.update import as_update
-from rulec.compiler.view import MatrixView, matrix_view
+from rulec.compiler.view import MatrixView
 from rulec.errors import BackendUnsupported, RuleError, TensorError
 from rulec.formats import UNBIASED, Format, of_key
 from rulec.language.node import Kind, Node, Op, walk
@@ -163,9 +164,9 @@ class StepPlan:
         return router.choose(leaf.shape, route.tags, leaf.name)
 
     def _place(self, known: dict[Any, Bucket], place: int, leaf: Leaf, rule: Rule, route: Route) -> None:
-        view = matrix_view(leaf.shape, rule.view)
-        facts = {**view.facts, "machine_eps": EPS[leaf.dtype]}
         static = {name: route.static[name] for name, hyper in rule.hyper.items() if hyper.static}
+        view = view_of(rule, leaf.shape, static)
+        facts = {**view.facts, "machine_eps": EPS[leaf.dtype]}
         program = check_counts(compile(rule, facts, static, memory=self._memory(rule, leaf)), {**facts, **static})
         states, formats = self._stored(program, leaf)
         layout = layout_for(program, leaf.dtype, leaf.grad_dtype, states, self.options.maximize)
@@ -259,8 +260,8 @@ class StepPlan:
 
 
 def _level(buffer: Buffer) -> str:
-    letters = set(buffer.axes.letters)
-    if letters & {"b", "i", "j"}:
+    letters = buffer.axes.letters
+    if not buffer.axes.number:
         return "array"
     return "tensor" if "n" in letters else "group" if "k" in letters else "model"
 

@@ -11,11 +11,12 @@ import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from rulec.compiler.ir import Result
+from rulec.arrays.segments import reduced_to, segments_of, spread_from
+from rulec.compiler.ir import PARTS, Result
 from rulec.compiler.matrix import MATRIX
 from rulec.language.node import Kind, Node, Op
 from rulec.language.settings import settings
@@ -81,6 +82,8 @@ class Between(LaunchValues):
             return self._leaf(value)
         if kind is Kind.MATRIX:
             return self._matrices(value)
+        if kind is Kind.SHAPE:
+            return self._spread(value)
         if kind is Kind.RANDOM:
             return [self.random(value, i) for i in range(self.count)]
         function = self.library.arithmetic[value.op]
@@ -163,6 +166,19 @@ class Between(LaunchValues):
         keywords = settings(value)
         return partial(function, **keywords) if keywords else function
 
+    # Axes of the batch
+
+    def _spread(self, value: Node) -> list[Array]:
+        """Values of one axis of the batch, for each matrix."""
+        part, operands = int(str(value.arg)), self.values[value.args[0]]
+        facts = self.around.facts
+        return [spread_from(part, x, segments_of(facts(i)), self.library.spread) for i, x in enumerate(operands)]
+
+    def _reduced_to(self, part: int, op: Op, x: Array, i: int, axes: tuple[int, ...]) -> Array:
+        """A reduction within tensor i to an axis of its batch."""
+        extents = segments_of(self.around.facts(i))
+        return cast(Array, reduced_to(part, x, extents, axes, lambda array, over: self.library.reduce(op, array, over)))
+
     # Reductions
 
     def take(self, reduced: Mapping[str, Any], reduces: Sequence[Result]) -> Joining:
@@ -215,8 +231,12 @@ class Between(LaunchValues):
             return values
         letters = set(self.axes(value).letters)
         removed = frozenset(self.axes(operand).letters) - letters
-        axes = tuple(i for i, letter in enumerate("bij") if letter in removed)
-        reduced = [self.library.reduce(value.op, x, axes) for x in values]
+        axes = tuple(i for i, letter in enumerate("bij") if letter in removed or (letter == "b" and removed & {*PARTS}))
+        part = letters & {*PARTS} if "b" in removed else set()
+        if part:
+            reduced = [self._reduced_to(int(*part), value.op, x, i, axes) for i, x in enumerate(values)]
+        else:
+            reduced = [self.library.reduce(value.op, x, axes) for x in values]
         values = self.library.together(reduced) if letters <= {"k", "n"} else reduced
         (values,) = yield from self._completed([value.op], [values], [removed])
         return values

@@ -13,6 +13,7 @@ import numpy as np
 from rulec.backend import registry
 from rulec.backend.protocol import Backend
 from rulec.compiler.axes import AxisInference
+from rulec.compiler.grouping import view_of
 from rulec.compiler.ir import Memory, Program
 from rulec.compiler.layout import ITEM_SIZE, Layout, is_shaped, is_viewed, layout_for
 from rulec.compiler.lower import check_counts
@@ -22,6 +23,7 @@ from rulec.compiler.scalars import evaluate_once
 from rulec.compiler.view import matrix_view
 from rulec.errors import RuleError, TensorError
 from rulec.language.node import RANGE, ROWS, Kind, Node, Op, walk
+from rulec.language.traits import placed_level
 from rulec.runtime.bucket import Bucket, Tensor
 from rulec.runtime.common import Common
 from rulec.runtime.counts import Counts, DeviceCounts
@@ -77,7 +79,7 @@ class Extension:
         bucket = self.bucket
         for buffer in bucket.program.states:
             letters = buffer.axes.letters
-            if buffer.init is None or {"b", "i", "j"} & set(letters):
+            if buffer.init is None or not buffer.axes.number:
                 continue
             each = zip(self.hyper, self.facts, strict=True)
             initial = np.array([float(evaluate_once(buffer.init, h, f, {})) for h, f in each])
@@ -217,6 +219,9 @@ class Buckets:
         """The program of a tensor's rule for its shape and static hyper-parameters, and these hyper-parameters."""
         named = self.common.hyper.of_group(table, tensor.group)
         static = {k: named[k] for k, h in tensor.rule.hyper.items() if h.static}
+        if tensor.bucket is None and placed_level(tensor.rule):  # static hyper-parameters may be sizes of blocks
+            of_whole = None if tensor.whole is None else tensor.whole.shape
+            tensor.view = view_of(tensor.rule, tensor.view.shape, static, of_whole)
         return compile(tensor.rule, self.facts(tensor), static, memory=self.memory(tensor)), static
 
     def memory(self, tensor: Tensor) -> Memory:

@@ -59,7 +59,7 @@ class Delegations:
 
     def is_number(self, value: Node) -> bool:
         """Whether a value is a number of each tensor, of each group or of the model."""
-        return set(self._axes[value].letters) <= {"k", "n"}
+        return self._axes[value].number
 
     def letters(self, value: Node) -> str:
         """The axes of a value."""

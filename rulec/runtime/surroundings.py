@@ -120,7 +120,7 @@ class LaunchValues:
 
     def is_number(self, value: Node) -> bool:
         """Whether a value is a number of each tensor, of each group or of the model."""
-        return set(self.axes(value).letters) <= {"k", "n"}
+        return self.axes(value).number
 
     def rounded(self, value: Node, result: Any) -> Array:
         """A result in its dtype: the compute dtype for a matrix, float64 for a vector."""

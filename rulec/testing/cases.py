@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 import rulec
+from rulec.compiler.grouping import view_of
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import is_viewed
 from rulec.compiler.pipeline import compile
 from rulec.compiler.routing import Router
-from rulec.compiler.view import matrix_view
 from rulec.errors import HyperError, RuleError
 from rulec.language.node import Kind, Op
 from rulec.language.rule import Rule
@@ -60,7 +60,7 @@ def buckets_of(rule: Rule, shapes: Sequence[tuple[int, ...]]) -> list[Bucket]:
     for shape in shapes:
         try:
             routed = router.choose(shape, ())
-            view = matrix_view(shape, routed.view)
+            view = view_of(routed, shape)
             program = compile(routed, view.facts)
         except RuleError:
             continue
@@ -189,6 +189,28 @@ step: |
   n = norm(p)
   r = max(abs(p), per="row")
 """,
+    "Axes": """\
+state: {r: {init: 0, per: axis(0)}, c: {init: 0, per: axis(-1)}, b: {init: 0, per: axis(1), if: ndim > 2}}
+applies_to: ndim >= 1
+otherwise: sgd
+step: |
+  r = 0.5*r + mean(g*p, per=axis(0))
+  c = max(g, per=axis(-1)) - 0.5*c
+  s = r*c
+  if ndim > 2:
+    b = b + norm(g, per=axis(1))
+    s = s + b
+  direction = s + g*dim(-1) + max(abs(r))
+""",
+    "Blocks": """\
+state: {v: {init: 0, per: block(dim(-1))}, m: 0}
+applies_to: ndim >= 1 and numel > 0
+otherwise: sgd
+step: |
+  v = 0.5*v + norm(g, per=block(dim(-1)))
+  m = 0.5*m + g/(1 + v)
+  direction = m + min(p, per=block(dim(-1)))
+""",
     "Words": """\
 hyper: {lr: 0.1, xp: 2}
 state: {least: 0}
@@ -211,7 +233,7 @@ step: |
 }
 
 #: The rules among them without matrices.
-_PLAIN = ("Tensors", "Words", "Seldom")
+_PLAIN = ("Tensors", "Axes", "Blocks", "Words", "Seldom")
 
 _VIEWS = ("", "view: {flatten: rest}\n", "view: {short: first}\n")
 

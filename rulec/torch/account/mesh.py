@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from rulec.compiler.grouping import view_of
 from rulec.compiler.layout import ITEM_SIZE, Layout, layout_for, scheduled
 from rulec.compiler.pipeline import compile
 from rulec.compiler.routing import Router
 from rulec.compiler.scalars import ScalarTable
-from rulec.compiler.view import MatrixView, matrix_view
+from rulec.compiler.view import MatrixView
 from rulec.errors import HyperError
 from rulec.language.node import Node
 from rulec.language.rule import Rule
@@ -148,7 +149,7 @@ def _shapes(training: Training) -> tuple[list[tuple[int, ...]], list[Matrix]]:
 
 def _matrix(rule: Rule, shape: tuple[int, ...], training: Training) -> Matrix:
     """A parameter of this rule and shape. A usual step has the branches of most steps."""
-    view = matrix_view(shape, rule.view)
+    view = view_of(rule, shape)
     hyper = {name: float(training.hyper.get(name, known.default)) for name, known in rule.hyper.items()}
     static = {name: hyper[name] for name, known in rule.hyper.items() if known.static}
     facts = {**view.facts, "machine_eps": EPS[training.dtype]}
