@@ -50,7 +50,7 @@ def check(
 def _report_wrapper(wrapper: Rule, json: bool) -> None:
     """Reports a wrapper, which has no program of its own: its costs depend on the rule inside."""
     if json:
-        print_json({"rule": wrapper.name, "wraps": wrapper.wraps})
+        print_json({"rule": wrapper.name, "wraps": wrapper.wraps[0] if len(wrapper.wraps) == 1 else wrapper.wraps})
     else:
         typer.echo(f'{wrapper.name} is a valid wrapper: check "{wrapper.called}(adam)", or around another rule')
 

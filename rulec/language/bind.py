@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from rulec.errors import HyperError, RuleError
 from rulec.language.check import check_elementwise
-from rulec.language.compose import plus, replace_names, substitute_hyper, with_own_rate
+from rulec.language.compose import plus, replace_names, substitute_hyper
 from rulec.language.expression import parse_expression
 from rulec.language.functions import FUNCTIONS
 from rulec.language.hyper import DEFAULT_LR, Hyper, well_known_range
@@ -54,7 +54,7 @@ def bind(rule: Rule, bindings: Mapping[str, Binding]) -> Rule:
     A number sets the default. An expression (text) of hyper-parameters takes the hyper-parameter's place; a single
     new name renames it. Names unknown to the rule, such as `lr` in `2*lr`, are for another rule to supply.
     """
-    if "lr" in bindings and "lr" not in rule.hyper and not rule.assigns_parameter and not rule.wraps:
+    if "lr" in bindings and "lr" not in rule.hyper and rule.multiplies_lr:
         rule = replace(rule, hyper={"lr": Hyper(DEFAULT_LR, **well_known_range("lr")), **rule.hyper})
     rule, bindings = _routed(rule, bindings)
     if rule.sizes is not None and not bindings.keys().isdisjoint({**rule.sizes.lists, **rule.sizes.counts}):
@@ -162,8 +162,6 @@ def _checked(rule: Rule, key: str, value: Any) -> float:
 
 def _substituted(rule: Rule, values: Mapping[str, Node]) -> Rule:
     """The rule with expressions in place of hyper-parameters, and with the hyper-parameters in these expressions."""
-    if "lr" in values:
-        rule = with_own_rate(rule)
     hyper = {key: h for key, h in rule.hyper.items() if key not in values}
     for key, value in values.items():
         if value.op is Op.NAME:
@@ -175,7 +173,7 @@ def _substituted(rule: Rule, values: Mapping[str, Node]) -> Rule:
             hyper[key] = replace(h, default=replace_names(h.default, values))
     # Other libraries' names for its hyper-parameters are true of the rule as it was.
     done = replace(substitute_hyper(rule, values), hyper=hyper, interop={})
-    if "lr" not in names_in(values.values()) or done.assigns_parameter or done.wraps:
+    if "lr" not in names_in(values.values()) or not done.reads("lr") or done.assigns_parameter or done.wraps:
         return done
     # Lines with a bound lr belong behind a prefix, as a composed rule's do: see check_direction_free_of_lr.
     joined = plus([done])

@@ -71,7 +71,7 @@ def check_names(rule: Rule, input_places: Mapping[str, Span] | None = None) -> N
             problem = f"{key!r} is {BESIDE_STATES[key]}: choose another name"
         if not problem and kind == "pass" and (key == START or "." in key):
             problem = f"a pass cannot be called {key!r}: choose another name, such as 'climb'"
-        if not problem and key == rule.wraps:
+        if not problem and key in rule.wraps:
             problem = f"{key!r} is the rule that is wrapped: choose another name"
         if not problem and key in owners:
             problem = f"{key!r} is a {owners[key]} already: choose another name"
@@ -92,7 +92,7 @@ def target_problem(rule: Rule, target: str) -> str:
         return f"{target!r} is a hyper-parameter and cannot be assigned: use another name"
     if target in rule.inputs:
         return f"{target!r} is an input and cannot be assigned: use another name"
-    if rule.wraps and target.partition(".")[0] == rule.wraps:
+    if target.partition(".")[0] in rule.wraps:
         return f"{target!r} belongs to the rule that is wrapped and cannot be assigned: use another name"
     for key in rule.passes:
         if target == gradient_of(key):
@@ -238,26 +238,28 @@ def _another_range(rule: Rule, key: str, hyper: Hyper) -> str:
 def check_direction_free_of_lr(rule: Rule) -> Rule:
     """RuleError where `direction` depends on `lr` through lines of the author's own.
 
-    Lines with a dot in their target come from a called or composed rule. An `lr` in such a line was bound on purpose.
+    A rule with another name for its learning rate, under `rate`, is held to this name. Lines with a dot in their target
+    come from a called or composed rule. An `lr` in such a line was bound on purpose.
     """
-    _taint(rule.step, {"lr", f"{rule.wraps}.p"}, decided_by_lr=False)
+    rate = str(rule.rate.arg) if rule.rate.op is Op.NAME else "lr"
+    _taint(rule.step, {rate, *(f"{call}.p" for call in rule.wraps)}, rate, decided_by_rate=False)
     return rule
 
 
-def _taint(step: Sequence[Statement], tainted: set[str], decided_by_lr: bool) -> None:
-    """Updates `tainted`, the names of values with `lr` in them, by these lines."""
+def _taint(step: Sequence[Statement], tainted: set[str], rate: str, decided_by_rate: bool) -> None:
+    """Updates `tainted`, the names of values with the learning rate `rate` in them, by these lines."""
     for line in step:
         if isinstance(line, Branch):
-            depends = decided_by_lr or bool(tainted.intersection(names_in([line.condition])))
+            depends = decided_by_rate or bool(tainted.intersection(names_in([line.condition])))
             before = set(tainted)
-            _taint(line.then, tainted, depends)
-            _taint(line.otherwise, before, depends)
+            _taint(line.then, tainted, rate, depends)
+            _taint(line.otherwise, before, rate, depends)
             tainted |= before
-        elif "." not in line.target and (decided_by_lr or tainted.intersection(names_in([line.value]))):
+        elif "." not in line.target and (decided_by_rate or tainted.intersection(names_in([line.value]))):
             if line.target == "direction":
                 raise rule_error(
-                    "direction depends on lr, which is applied after it (p = p - lr*direction): "
-                    "leave lr out, or assign p instead of direction", line.span,
+                    f"direction depends on {rate}, which is applied after it (p = p - {rate}*direction): "
+                    f"leave {rate} out, or assign p instead of direction", line.span,
                 )  # fmt: skip
             tainted.add(line.target)
         else:

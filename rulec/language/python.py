@@ -10,7 +10,7 @@ import inspect
 import linecache
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
 from pathlib import Path
@@ -53,7 +53,7 @@ def rule(function: Callable[..., Any], /) -> Rule: ...
 def rule(
     *, state: Mapping[str, Any] | None = None, storage: Mapping[str, str] | None = None,
     hyper: Mapping[str, Mapping[str, Any]] | None = None, name: str | None = None, assigns: str = "direction",
-    wraps: str = "", passes: Mapping[str, Any] | None = None, paper: Mapping[str, Any] | None = None,
+    wraps: str | Sequence[str] = (), passes: Mapping[str, Any] | None = None, paper: Mapping[str, Any] | None = None,
 ) -> Callable[[Callable[..., Any]], Rule]: ...  # fmt: skip
 
 
@@ -114,8 +114,8 @@ def definition(function: FunctionType) -> Span:
 def _trace_rule(
     function: FunctionType, others: Mapping[str, Any], *, state: Mapping[str, Any] | None = None,
     storage: Mapping[str, str] | None = None, hyper: Mapping[str, Mapping[str, Any]] | None = None,
-    name: str | None = None, assigns: str = "direction", wraps: str = "", passes: Mapping[str, Any] | None = None,
-    paper: Mapping[str, Any] | None = None,
+    name: str | None = None, assigns: str = "direction", wraps: str | Sequence[str] = (),
+    passes: Mapping[str, Any] | None = None, paper: Mapping[str, Any] | None = None,
 ) -> Rule:  # fmt: skip
     rule_name = name or "".join(part[:1].upper() + part[1:] for part in function.__name__.split("_"))
     if assigns not in ("direction", "p"):
@@ -135,10 +135,12 @@ def _trace_rule(
         wanted = int if key == "year" else str
         if not isinstance(value, wanted):
             raise RuleError(f"{key} of the paper of {rule_name} is of type {wanted.__name__}, not {value!r}")
-    arguments = (*_ARGUMENTS, *FACTS, *([wraps] if wraps else []), *(passes or {}))
+    calls = (wraps,) if isinstance(wraps, str) else tuple(wraps)
+    arguments = (*_ARGUMENTS, *FACTS, *calls, *(passes or {}))
     positional, hypers, lists = _signature(function, rule_name, hyper or {}, arguments, others)
-    if wraps and wraps not in positional:
-        raise RuleError(f"{rule_name} wraps {wraps!r}, and its function has no such argument: add it before *")
+    for call in calls:
+        if call not in positional:
+            raise RuleError(f"{rule_name} wraps {call!r}, and its function has no such argument: add it before *")
     read = Counted(lists, {k: h.default for k, h in hypers.items() if h.static and isinstance(h.default, float)})
     states: dict[str, State] = {}
     for key, entry in (state or {}).items():
@@ -148,8 +150,8 @@ def _trace_rule(
         points[key] = _pass(rule_name, key, value, [*hypers, *FACTS], [*states, *map(gradient_of, points)])
         if key not in positional:
             raise RuleError(f"{rule_name} has a pass {key!r}, and its function has no such argument: add it before *")
-    check_names(Rule(rule_name, (), hypers, states, wraps=wraps, passes=points))
-    trace = Trace(rule_name, states, hypers, wraps, function.__code__, read, points)
+    check_names(Rule(rule_name, (), hypers, states, wraps=calls, passes=points))
+    trace = Trace(rule_name, states, hypers, calls, function.__code__, read, points)
     result = _run(function, trace, positional, hypers)
     trace.lines.append((assigns, _result(result, rule_name, assigns)))
     traced = Rule(
@@ -161,7 +163,7 @@ def _trace_rule(
         summary=(inspect.getdoc(function) or "").partition("\n")[0],
         paper=paper or {},
         view=trace.view,
-        wraps=wraps,
+        wraps=calls,
         passes=points,
         path=Path(function.__code__.co_filename),
         function=function,
@@ -197,18 +199,16 @@ def _run(function: Callable[..., Any], trace: Trace, positional: list[str], hype
     values |= {key: tuple(Value(name(e)) for e in entries(key, n)) for key, n in counted.lists.items()}
     if "s" in values:
         values["s"] = States(trace)
-    if trace.wraps:
-        values[trace.wraps] = inner = Inner(trace)
-    values |= {key: At(key) for key in trace.passes}
+    inner = {call: Inner(trace, call) for call in trace.wraps}
+    values |= {**inner, **{key: At(key) for key in trace.passes}}
     token = current.set(trace)
     try:
         keywords = [*(key for key in hypers if key not in parts), *counted.lists]
         result = function(*(values[key] for key in positional), **{key: values[key] for key in keywords})
         trace.name_locals()
-        if trace.wraps and not inner.called:
-            raise RuleError(
-                f"{trace.wraps} is never called: write {trace.wraps}(g) in the function of {trace.rule_name}"
-            )
+        for call in trace.wraps:
+            if not inner[call].called:
+                raise RuleError(f"{call} is never called: write {call}(g) in the function of {trace.rule_name}")
         return result
     except (TypeError, AttributeError, ArithmeticError) as error:
         raise foreign_error(error, function.__code__) or error from error

@@ -21,9 +21,14 @@ if TYPE_CHECKING:
     from rulec.language.sizes import Sizes
 
 __all__ = [
-    "DEFAULT_LR", "WELL_KNOWN", "Assign", "Branch", "Hyper", "Limits", "Pass", "Routing", "Rule", "State", "Statement",
+    "DEFAULT_LR", "RATE", "WELL_KNOWN", "Assign", "Branch", "Hyper", "Limits", "Pass", "Routing", "Rule", "State",
+    "Statement",
     "assignments", "conditions", "well_known_range",
 ]  # fmt: skip
+
+
+#: The learning rate of a rule that says nothing else.
+RATE = name("lr")
 
 
 @dataclass(frozen=True)
@@ -103,12 +108,16 @@ class Pass:
 class Routing:
     """The rule for tensors outside a rule's `applies_to`.
 
-    `rule` is None where a wrapper leaves these tensors to the rule it wraps. `text` is the rule's name in a file, such
-    as `adamw(lr=adamw_lr)`; empty for a composed rule without one.
+    `rule` is None where a wrapper leaves these tensors to the rule it wraps; `text` is then its name for this rule.
+    Otherwise `text` is the rule's name in a file, such as `adamw(lr=adamw_lr)`; empty for a composed rule without one.
     """
 
     rule: Rule | None
     text: str = ""
+
+
+def _kinds(*values: Any) -> str:
+    return " and ".join(f"a {type(value).__name__}" for value in values)
 
 
 @dataclass(frozen=True, repr=False)
@@ -117,11 +126,12 @@ class Rule:
 
     A step reads `g` (the gradient, or the input it was composed onto), `grad` (always the raw gradient), `p` (the
     parameter), `t` (this tensor's count of updates, from 1), hyper-parameters, states and inputs. It assigns
-    states, locals and either `direction` (then the step ends `p = p - lr*direction`) or `p` itself.
+    states, locals and either `direction` (then the step ends `p = p - lr*direction`) or `p` itself. `rate` is the
+    learning rate where this is not `lr`: an expression of hyper-parameters, such as `2*lr` or `adamw_lr`.
 
-    A rule with `wraps` is a wrapper, and `wraps` is its name for the rule to wrap, such as `inner`. A line of its step
-    assigns an `Op.CALL` to `inner`; later lines read `inner.direction` and `inner.p`. `wraps_shape` is rows and
-    columns of the call's input; None for the parameter's shape.
+    A rule with `wraps` is a wrapper, and `wraps` has its name for each rule to wrap, such as `inner`. A line of its
+    step assigns an `Op.CALL` to `inner`; later lines read `inner.direction` and `inner.p`. `wraps_shape` is rows and
+    columns of the input of a wrapper's only call; None for the parameter's shape.
 
     `passes` are points at which the model is evaluated again; at a pass `climb` the gradient is `climb.g`. The rule as
     it runs by itself has `moves` in their place: see `rulec.language.passes`.
@@ -137,12 +147,13 @@ class Rule:
     inputs: Mapping[str, str] = field(default_factory=dict)
     summary: str = ""
     paper: Mapping[str, Any] = field(default_factory=dict)
+    rate: Node = RATE
     evaluate: Node | None = None
     skip: Node | None = None
     applies_to: Node | None = None
     otherwise: Routing | None = None
     view: Mapping[str, str] = field(default_factory=dict)
-    wraps: str = ""
+    wraps: tuple[str, ...] = ()
     wraps_shape: tuple[Node, ...] | None = None
     passes: Mapping[str, Pass] = field(default_factory=dict)
     moves: tuple[Move, ...] = ()
@@ -185,6 +196,11 @@ class Rule:
         return self.path.stem if self.path.is_relative_to(library_folder()) else self.path.name
 
     @property
+    def example(self) -> str:
+        """A wrapper around rules, as it is written in text."""
+        return f"{self.called}({', '.join(('adam', 'sgd', *self.wraps)[: len(self.wraps)])})"
+
+    @property
     def assigns_parameter(self) -> bool:
         """Whether the step assigns `p` itself rather than a `direction`."""
         return any(line.target == "p" for line in assignments(self.step))
@@ -197,7 +213,7 @@ class Rule:
         for state in self.state.values():
             nodes += [state.init, *(state.shape or ()), *(x for x in (state.condition, state.number) if x is not None)]
         nodes += [h.default for h in self.hyper.values() if isinstance(h.default, Node)]
-        nodes += [x for x in (self.evaluate, self.skip, self.applies_to) if x is not None]
+        nodes += [x for x in (self.rate, self.evaluate, self.skip, self.applies_to) if x is not None]
         nodes += self.wraps_shape or ()
         nodes += [x for each in self.passes.values() for x in (each.point, each.when) if x is not None]
         nodes += [x for move in self.moves for x in move.rule.expressions]
@@ -233,25 +249,30 @@ class Rule:
     def check_whole(self) -> Rule:
         """The same rule; RuleError for a wrapper around no rule."""
         if self.wraps:
-            raise RuleError(
-                f"{self.name} wraps another rule and has none here: write {self.called}(adam), or another rule"
-            )
+            one = len(self.wraps) == 1
+            count, others = ("another rule", "another rule") if one else (f"{len(self.wraps)} other rules", "others")
+            raise RuleError(f"{self.name} wraps {count} and has none here: write {self.example}, or {others}")
         return self
 
     @property
     def hyper_with_rate(self) -> dict[str, Hyper]:
         """The hyper-parameters, with `lr` also where the rule does not declare it."""
         hyper = dict(self.hyper)
-        if not self.assigns_parameter and not self.wraps and hyper.get("lr", Hyper(None)).default is None:
+        if self.multiplies_lr and hyper.get("lr", Hyper(None)).default is None:
             hyper["lr"] = replace(hyper.get("lr", Hyper(None, **well_known_range("lr"))), default=DEFAULT_LR)
         return hyper
+
+    @property
+    def multiplies_lr(self) -> bool:
+        """Whether the step ends in a line of its own with `lr` in it, `p = p - lr*direction`."""
+        return not self.assigns_parameter and not self.wraps and "lr" in names_in([self.rate])
 
     @property
     def whole_step(self) -> tuple[Statement, ...]:
         """The lines of the step, ending in the line that assigns `p`: `p = p - lr*direction` where none does."""
         if self.assigns_parameter:
             return self.step
-        return (*self.step, Assign("p", node(Op.SUB, name("p"), node(Op.MUL, name("lr"), name("direction")))))
+        return (*self.step, Assign("p", node(Op.SUB, name("p"), node(Op.MUL, self.rate, name("direction")))))
 
     def __add__(self, other: Rule) -> Rule:
         from rulec.language.compose import plus
@@ -263,10 +284,11 @@ class Rule:
 
         return chain([self, other]) if isinstance(other, Rule) else NotImplemented
 
-    def __call__(self, value: Any, /, **bindings: float | str) -> Any:
+    def __call__(self, value: Any, /, *more: Any, **bindings: float | str) -> Any:
         """`wrapper(rule)`: the rule wrapped by this wrapper. `rule(g)` in a Python rule: this rule's direction for `g`.
 
-        `bindings` are bound first. Raises RuleError where the two rules do not fit, or where no rule is traced.
+        A wrapper of several rules takes as many. `bindings` are bound first. Raises RuleError where the rules do not
+        fit, or where no rule is traced.
         """
         from rulec.language.python import call_rule
         from rulec.language.wrap import wrap
@@ -274,7 +296,11 @@ class Rule:
         rule = self.bind(**bindings) if bindings else self
         if isinstance(value, str | Path) and self.wraps:
             raise RuleError(f"{self.name} wraps a rule, not a text: write rulec.load({f'{self.called}({value})'!r})")
-        return wrap(rule, value) if isinstance(value, Rule) else call_rule(rule, value)
+        if isinstance(value, Rule) and all(isinstance(other, Rule) for other in more):
+            return wrap(rule, value, *more)
+        if more:
+            raise RuleError(f"{self.name} is called with {_kinds(value, *more)}: give it rules, or one traced value")
+        return call_rule(rule, value)
 
     @cached_property
     def rest(self) -> Rule | None:

@@ -33,6 +33,9 @@ Written = Annotated[
     Discriminator(lambda value: "file" if is_rule_file(value) else "component"),
 ]
 
+#: Most rules that one wrapper goes around.
+MAX_WRAPPED = 10
+
 #: Most rules that one file may name as components.
 MAX_COMPONENTS = 50
 Components = Annotated[list[Component], Field(min_length=1, max_length=MAX_COMPONENTS)]
@@ -113,12 +116,16 @@ class RuleFile(_Strict):
         default_factory=dict, description="Inputs of a step besides the gradient"
     )
     uses: Components | dict[str, Component] = Field(default_factory=list, description="Rules the step calls")
-    wraps: str | Annotated[dict[str, WrapEntry], Field(min_length=1, max_length=1)] | None = Field(
-        None, description="The step's name for the rule to put this wrapper around"
-    )
+    wraps: (
+        str
+        | Annotated[list[str], Field(min_length=1, max_length=MAX_WRAPPED)]
+        | Annotated[dict[str, WrapEntry], Field(min_length=1, max_length=1)]
+        | None
+    ) = Field(None, description="The step's name for the rule to put this wrapper around, or for each of several")
     passes: dict[str, Number | Expression | PassEntry] = Field(
         default_factory=dict, description="Points to evaluate the model at again in a step"
     )
+    rate: Number | Expression | None = Field(None, description="The learning rate, where it is not lr")
     step: str | None = Field(None, description="The lines of one step")
     plus: Components | None = Field(None, description="Rules whose directions add")
     chain: Components | None = Field(None, description="Rules fed one into the next")
@@ -176,8 +183,9 @@ WANTED: dict[tuple[str, ...], str] = {
     ("passes", "*", "point"): "an expression",
     ("passes", "*", "when"): "an expression",
     ("uses",): f"a list of at most {MAX_COMPONENTS} rules, or a mapping of names to rules",
-    ("wraps",): "a name, such as inner",
-    ("wraps", "*"): "a mapping with shape",
+    ("wraps",): f"a name, such as inner, or a list of 1 to {MAX_WRAPPED} names",
+    ("wraps", "*"): "a name, or a mapping with shape",
+    ("rate",): "an expression of hyper-parameters, such as 2*lr",
     ("wraps", "*", "shape"): "a list of two extents, rows and columns",
     ("wraps", "*", "shape", "*"): "a number or an expression",
     ("plus",): f"a list of 1 to {MAX_COMPONENTS} rules",

@@ -66,10 +66,10 @@ class StepParser:
             raise rule_error("the step is empty: end it with direction = ...", self.text.start)
         self.targets = {target for tree in body for target in _targets(tree)}
         self._statements(body)
-        wraps = self.scope.rule.wraps
-        if wraps and wraps not in self.scope.called:
-            message = f"{wraps} is never called: write {wraps}(g), and {wraps}.p for the parameter it gives"
-            raise rule_error(message, self.text.start)
+        for call in self.scope.rule.wraps:
+            if call not in self.scope.called:
+                message = f"{call} is never called: write {call}(g), and {call}.p for the parameter it gives"
+                raise rule_error(message, self.text.start)
         return tuple(self.blocks[0])
 
     def _statements(self, body: list[ast.stmt]) -> None:
@@ -194,19 +194,19 @@ class StepParser:
         return numbers
 
     def _is_inner_call(self, tree: ast.expr) -> bool:
-        wraps = self.scope.rule.wraps
-        return bool(wraps) and isinstance(tree, ast.Call) and dotted(tree.func) == wraps
+        return isinstance(tree, ast.Call) and dotted(tree.func) in self.scope.rule.wraps
 
     def _explain(self, identifier: str) -> str:
         """The mistake behind a name without a value here, as a sentence; empty where a known name is similar."""
-        wraps = self.scope.rule.wraps
-        if identifier == wraps:
-            return f"{wraps!r} is the rule that is wrapped: write {wraps}(g)"
-        if wraps and identifier == f"{wraps}.p" and self.scope.rule.wraps_shape is not None:
-            return f"{identifier!r} has no value: {wraps} has a shape of its own, so use the direction, {wraps}(g)"
-        if wraps and identifier in (f"{wraps}.p", f"{wraps}.direction"):
-            where = "in the same branch" if wraps in self.scope.called else "above this line"
-            return f"{identifier!r} has no value here: write {wraps}(g) {where}"
+        call = identifier.partition(".")[0]
+        wrapped = call in self.scope.rule.wraps
+        if wrapped and identifier == call:
+            return f"{call!r} is the rule that is wrapped: write {call}(g)"
+        if wrapped and identifier == f"{call}.p" and self.scope.rule.wraps_shape is not None:
+            return f"{identifier!r} has no value: {call} has a shape of its own, so use the direction, {call}(g)"
+        if wrapped and identifier in (f"{call}.p", f"{call}.direction"):
+            where = "in the same branch" if call in self.scope.called else "above this line"
+            return f"{identifier!r} has no value here: write {call}(g) {where}"
         if identifier in self.seen:
             return f"{identifier!r} is assigned in one branch only: assign it in the other too"
         if identifier in self.scope.rule.passes:
@@ -243,7 +243,7 @@ class StepParser:
         return tuple(self.blocks.pop()), set(self.known)
 
     def _inline_call(self, called: str, args: list[Any], span: Span, keywords: dict[str, Node]) -> Node | None:
-        wrapped = bool(called) and called == self.scope.rule.wraps
+        wrapped = called in self.scope.rule.wraps
         rule = self.scope.uses.get(called)
         if rule is None and not wrapped:
             return None

@@ -12,6 +12,7 @@ from typing import Any
 from rulec.errors import RuleError
 from rulec.language import compose
 from rulec.language.author import author_error
+from rulec.language.cases import unify_inputs
 from rulec.language.compose import free_name
 from rulec.language.names import BASE_NAMES, CONSTANTS, ascii_spelling, name_problem
 from rulec.language.node import Kind, Node, Op, name, node, rewrite, walk
@@ -30,7 +31,7 @@ class Trace:
     """
 
     def __init__(
-        self, rule_name: str, state: Mapping[str, State], hyper: Mapping[str, Hyper], wraps: str = "",
+        self, rule_name: str, state: Mapping[str, State], hyper: Mapping[str, Hyper], wraps: tuple[str, ...] = (),
         code: CodeType | None = None, counted: Counted | None = None, passes: Mapping[str, Pass] | None = None,
     ) -> None:  # fmt: skip
         self.rule_name = rule_name
@@ -88,7 +89,7 @@ class Trace:
         if any(state.condition is not None for state in rule.state.values()):
             raise RuleError(f"{rule.name} keeps states for some shapes only: call it in a rule file, under uses")
         self.hyper = compose.unify_hyper([(self.rule_name, self.hyper), (rule.name, rule.hyper)])
-        self.inputs = compose.unify_inputs([Rule(self.rule_name, (), inputs=self.inputs), rule])
+        self.inputs = unify_inputs([Rule(self.rule_name, (), inputs=self.inputs), rule])
         if rule.view and self.view not in ({}, rule.view):
             raise RuleError(
                 f"{rule.name} sees tensors as other matrices than the rule called before it: their view differs"
@@ -231,17 +232,18 @@ class States:
 
 
 class Inner:
-    """The wrapped rule in a traced wrapper. It is called once, and then has a parameter `p`."""
+    """A wrapped rule in a traced wrapper. It is called once, and then has a parameter `p`."""
 
-    __slots__ = ("_trace", "called")
+    __slots__ = ("_name", "_trace", "called")
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, call: str) -> None:
         self._trace = trace
+        self._name = call
         self.called = False
 
     def __call__(self, value: Any, t: Any = None, p: Any = None) -> Value:
         """The rule's direction for this input, at its own count of updates `t` and its own parameter `p`."""
-        wraps = self._trace.wraps
+        wraps = self._name
         if self.called:
             raise author_error(f"{wraps} is called a second time, and both calls would share its states: call it once")
         self.called = True
@@ -255,9 +257,9 @@ class Inner:
     def p(self) -> Value:
         """The new parameter by the wrapped rule alone."""
         if not self.called:
-            wraps = self._trace.wraps
+            wraps = self._name
             raise author_error(f"{wraps}.p has no value here: write {wraps}(g) above this line")
-        return Value(name(f"{self._trace.wraps}.p"))
+        return Value(name(f"{self._name}.p"))
 
 
 class At:
@@ -300,7 +302,7 @@ class Lines:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.taken = {*trace.state, *trace.hyper, *trace.inputs, *BASE_NAMES, *CONSTANTS, "s", "lr", "direction"}
-        self.taken |= {trace.wraps, *trace.passes, *map(gradient_of, trace.passes)} - {""}
+        self.taken |= {*trace.wraps, *trace.passes, *map(gradient_of, trace.passes)}
         self.local = {n: self._free(key) for n, key in trace.locals.items()}
         self._name_large([value for _, value in trace.lines])
         self.old: dict[Node, str] = {}

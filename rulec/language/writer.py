@@ -10,7 +10,7 @@ from rulec.language.document import use_yaml_1_2
 from rulec.language.hyper import Hyper, well_known_range
 from rulec.language.levels import level_text
 from rulec.language.node import Node, Op
-from rulec.language.rule import Pass, Rule, State
+from rulec.language.rule import RATE, Pass, Rule, State
 from rulec.language.sizes import entries, lists_of
 from rulec.language.step import step_text
 from rulec.language.text import expression_text
@@ -98,13 +98,15 @@ def _rule_data(rule: Rule) -> dict[str, Any]:
     data: dict[str, Any] = {"name": rule.name, "summary": rule.summary, "paper": dict(rule.paper)}
     if rule.wraps:
         shape = rule.wraps_shape
-        data["wraps"] = {rule.wraps: {"shape": [_plain(x) for x in shape]}} if shape else rule.wraps
+        calls = rule.wraps[0] if len(rule.wraps) == 1 else [*rule.wraps]
+        data["wraps"] = {rule.wraps[0]: {"shape": [_plain(x) for x in shape]}} if shape else calls
     data["hyper"] = _hyper_data(rule)
     data["state"] = {key: _state_entry(s) for key, s in rule.state.items()}
     data["storage"] = {key: s.storage for key, s in rule.state.items() if s.storage}
     data["inputs"] = dict(rule.inputs)
     data["passes"] = {key: _pass_entry(each) for key, each in rule.passes.items()}
     data["step"] = step_text(rule.step) + "\n"
+    data["rate"] = None if rule.rate is RATE else _plain(rule.rate)
     for key in ("evaluate", "skip", "applies_to"):
         value = getattr(rule, key)
         data[key] = None if value is None else expression_text(value)

@@ -12,6 +12,7 @@ from typing import Any, cast
 from rulec.errors import RuleError
 from rulec.language import compose
 from rulec.language.bind import Binding, bind
+from rulec.language.cases import unify_inputs, with_inputs_of_rest
 from rulec.language.check import (
     check_defaults,
     check_direction_free_of_lr,
@@ -81,7 +82,9 @@ class _RuleReader:
         attributes = _plain_attributes(file)
         rule = replace(body, name=file.name, path=self.path, **attributes, **self._expressions(body))
         rule = self._stored(self._sized(rule))
-        rule = self._placed(lambda: compose.with_inputs_of_rest(rule), self.document.span(("otherwise",)))
+        rule = self._placed(lambda: with_inputs_of_rest(rule), self.document.span(("otherwise",)))
+        if file.rate is not None and file.step is not None:
+            check_direction_free_of_lr(rule)
         return check_evaluation(check_rule(rule), self.document.span(("evaluate",)))
 
     def _sized(self, rule: Rule) -> Rule:
@@ -224,24 +227,22 @@ class _RuleReader:
                 raise
             raise rule_error(error.message, span) from None
 
-    def _wraps(self) -> tuple[str, tuple[Node, ...] | None]:
-        """A wrapper's name for the rule it wraps, and the extents of the call's input; None for the parameter's."""
+    def _wraps(self) -> tuple[tuple[str, ...], tuple[Node, ...] | None]:
+        """A wrapper's names for what it wraps, and the extents of the call's input; None for the parameter's."""
         entry = self.file.wraps
         if entry is None:
-            return "", None
-        key = entry if isinstance(entry, str) else next(iter(entry))
-        problem = declared_problem(key)
-        if not problem and (key in FUNCTIONS or key == "tagged" or "." in key):
-            why = "has a dot" if "." in key else "is also a function"
-            problem = f"{short(key)} {why}: choose another name, such as inner"
-        if problem:
-            plain = isinstance(entry, str)
-            raise rule_error(problem, self.document.span(("wraps",) if plain else ("wraps", key), key=not plain))
-        if isinstance(entry, str):
-            return key, None
+            return (), None
+        keys = (entry,) if isinstance(entry, str) else tuple(entry)
+        for index, key in enumerate(keys):
+            if problem := _wrapped_problem(key, keys[:index]):
+                place: Place = ("wraps",) if isinstance(entry, str) else ("wraps", index)
+                in_key = isinstance(entry, dict)
+                raise rule_error(problem, self.document.span(("wraps", key) if in_key else place, key=in_key))
+        if not isinstance(entry, dict):
+            return keys, None
         known = [*self.file.hyper, *_SHAPE]
-        extents = [("wraps", key, "shape", i) for i in range(2)]
-        return key, tuple(self._expression(extent, known, "an extent") for extent in extents)
+        extents = [("wraps", keys[0], "shape", i) for i in range(2)]
+        return keys, tuple(self._expression(extent, known, "an extent") for extent in extents)
 
     def _passes(self, declared: Rule) -> dict[str, Pass]:
         """The passes, in order: a point may be made of the gradients of earlier ones."""
@@ -352,6 +353,8 @@ class _RuleReader:
 
     def _expressions(self, body: Rule) -> dict[str, Any]:
         expressions: dict[str, Any] = {}
+        if self.file.rate is not None:
+            expressions["rate"] = self._rate(body)
         if self.file.evaluate is not None:
             known = ["p", *_SHAPE, "machine_eps", *body.hyper, *body.state]
             expressions["evaluate"] = self._expression(("evaluate",), known, "an evaluation point")
@@ -364,6 +367,15 @@ class _RuleReader:
             expressions["otherwise"] = self._routing()
         return expressions
 
+    def _rate(self, body: Rule) -> Node:
+        """The learning rate of a rule with a direction."""
+        span = self.document.span(("rate",), key=True)
+        if body.wraps:
+            raise rule_error(f"{self.file.name} has the learning rate of the rule it wraps: leave rate out", span)
+        if body.assigns_parameter:
+            raise rule_error(f"{self.file.name} assigns p itself, so its rate has no meaning: leave it out", span)
+        return self._expression(("rate",), [*body.hyper, "lr"], "a learning rate")
+
     def _routing(self) -> Routing:
         """The entry under `otherwise`: the rule for tensors outside `applies_to`."""
         entry = self.document.data["otherwise"]
@@ -371,8 +383,8 @@ class _RuleReader:
             below, values = self.document.below(("otherwise",)), self.lengths.values
             return Routing(_RuleReader(below, self.resolve, self.path, values, self.make).rule())
         wraps, _ = self._wraps()
-        if wraps and entry == wraps:
-            return Routing(None, wraps)
+        if isinstance(entry, str) and entry in wraps:
+            return Routing(None, entry)
         rule = self._component(("otherwise",))
         text, bindings = (entry, {}) if isinstance(entry, str) else next(iter(entry.items()))
         if rule.wraps and not wraps:
@@ -384,6 +396,18 @@ class _RuleReader:
             text = f"({text})({arguments})" if is_composition(text) else f"{text}({arguments})"
         # A file's path means something only beside the file that names it.
         return Routing(rule, "" if re.search(r"\.ya?ml\b", text) else text)
+
+
+def _wrapped_problem(key: str, before: Sequence[str]) -> str:
+    """Why a wrapper cannot call a rule it wraps by this name, as a sentence; empty where it can."""
+    if problem := declared_problem(key):
+        return problem
+    if key in before:
+        return f"{short(key)} is named twice: choose a name for each rule"
+    if key in FUNCTIONS or key == "tagged" or "." in key:
+        why = "has a dot" if "." in key else "is also a function"
+        return f"{short(key)} {why}: choose another name, such as inner"
+    return ""
 
 
 def _call_problem(key: str, rules: dict[str, Rule]) -> str:
@@ -406,7 +430,7 @@ def _with_called(caller: Rule, uses: dict[str, Rule]) -> Rule:
         caller,
         hyper=compose.unify_hyper([(caller.name, caller.hyper), *((r.name, r.hyper) for r in uses.values())]),
         state={k: s for prefix, rule in uses.items() for k, s in compose.called_states(rule, prefix).items()},
-        inputs=compose.unify_inputs([caller, *uses.values()]),
+        inputs=unify_inputs([caller, *uses.values()]),
         view=views[0] if views else {},
     )
 

@@ -47,7 +47,7 @@ class Bucket:
 def loaded(name: str) -> Rule:
     """A rule of the library; a wrapper is put around Adam."""
     rule = rulec.load(name)
-    return rule(rulec.load("adam")) if rule.wraps else rule
+    return rule(*[rulec.load("adam")] * len(rule.wraps)) if rule.wraps else rule
 
 
 def buckets_of(rule: Rule, shapes: Sequence[tuple[int, ...]]) -> list[Bucket]:

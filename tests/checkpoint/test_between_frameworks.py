@@ -195,7 +195,7 @@ def test_flags_of_torch_name_the_rule(kind: str, flags: dict[str, Any], rule: st
 def test_every_rule_of_the_library_goes_over_and_back(name: str, tmp_path: Path) -> None:
     """Every tensor that torch saves comes back from JAX as it was, bit by bit."""
     rule = rulec.load(name)
-    rule = rule(rulec.load("adam")) if rule.wraps else rule
+    rule = rule(*[rulec.load("adam")] * len(rule.wraps)) if rule.wraps else rule
     if rule.inputs:
         return  # it is given more than gradients
     first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"

@@ -35,7 +35,7 @@ def whole(rule_name: str) -> Rule:
     rule = rulec.load(rule_name)
     if not rule.wraps:
         return rule
-    wrapped = rule(rulec.load("adam"))
+    wrapped = rule(*[rulec.load("adam")] * len(rule.wraps))
     return wrapped.bind(every=2) if "every" in wrapped.hyper else wrapped
 
 

@@ -65,7 +65,7 @@ def use(rule: Rule | None) -> None:
     assert rulec.parse(rule.to_yaml()) == rule
     if not rule.wraps:
         take(lambda: rulec.compile(rule))
-    wrapped = take(lambda: rule(rulec.load("adam"))) if rule.wraps else None
+    wrapped = take(lambda: rule(*[rulec.load("adam")] * len(rule.wraps))) if rule.wraps else None
     assert wrapped is None or rulec.parse(wrapped.to_yaml()) == wrapped
     rule.latex()
     repr(rule)

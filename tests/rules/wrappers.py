@@ -11,6 +11,7 @@ import optax
 import pytorch_optimizer
 import torch
 from pytorch_optimizer.optimizer.utils.galore import GaLoreProjector
+from pytorch_optimizer.optimizer.utils.graft import LayerWiseGrafting
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from rulec.arrays import random
@@ -160,6 +161,23 @@ class ProjectedAdam:
         return [p.copy() for p in self.now]
 
 
+def _grafted_shampoo(graft: LayerWiseGrafting) -> Start:
+    """pytorch_optimizer's Shampoo with grafts, its statistics sums: its own check of betas allows means alone."""
+
+    def kind(tensors: Any, foreach: bool, **keywords: Any) -> Any:
+        made = pytorch_optimizer.ScalableShampoo(
+            tensors, betas=(0.0, 0.9), graft_type=graft, start_preconditioning_step=1, preconditioning_compute_steps=1,
+            nesterov=False, use_svd=True, shape_interpretation=False, foreach=foreach, **keywords,
+        )  # fmt: skip
+        made.param_groups[0]["betas"] = (0.0, 1.0)
+        return made
+
+    def keywords(h: Hyper) -> dict[str, Any]:
+        return {"lr": h["lr"], "matrix_eps": h["shampoo_eps"], "diagonal_eps": h.get("eps", 0.0)}
+
+    return lambda params, hyper: TorchRun(kind, keywords, params, hyper)
+
+
 def _torch_adam(h: Hyper) -> dict[str, Any]:
     decay = {"weight_decay": h["weight_decay"]} if "weight_decay" in h else {}
     return {"lr": h["lr"], "betas": (h["beta1"], h["beta2"]), "eps": h["eps"], **decay}
@@ -242,6 +260,20 @@ WRAPPERS: tuple[WrapperPeer, ...] = (
         {**_LOW_RANK, "eps": 1e-300},
         GaLoreRun,
         shapes=((5,), (3, 4), (), (6, 2)),
+    ),
+    WrapperPeer(
+        "graft(shampoo(every=1, eps=shampoo_eps), sgd)",
+        "pytorch_optimizer.ScalableShampoo",
+        {"lr": 0.03, "shampoo_eps": 1e-3},
+        _grafted_shampoo(LayerWiseGrafting.SGD),
+        shapes=((5, 5), (3, 3)),
+    ),
+    WrapperPeer(
+        "graft(shampoo(every=1), adagrad)",
+        "pytorch_optimizer.ScalableShampoo",
+        {"lr": 0.03, "shampoo_eps": 1e-3, "eps": 1e-6},
+        _grafted_shampoo(LayerWiseGrafting.ADAGRAD),
+        shapes=((5, 5), (3, 3)),
     ),
     WrapperPeer("mechanic(adam)", "optax.contrib.mechanize", _MECHANIC, _optax(_mechanize)),
     *DECAYS,

@@ -24,7 +24,7 @@ WRAPPERS = [name for name in rulec.rules() if rulec.load(name).wraps]
 def rule_named(name: str) -> Rule:
     """A rule of the library; of a wrapper, what it makes of Adam, which all of them take."""
     rule = rulec.load(name)
-    return rule(rulec.load("adam")) if rule.wraps else rule  # type: ignore[no-any-return]
+    return rule(*[rulec.load("adam")] * len(rule.wraps)) if rule.wraps else rule  # type: ignore[no-any-return]
 
 
 def groups_of(params: list[Tensor], **options: Any) -> list[dict[str, Any]]:
