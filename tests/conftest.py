@@ -29,7 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--budget", action="store_true", help="fail everyday tests that take over a second of processor time"
     )
-    parser.addoption("--prove", action="store_true", help="prove anew what the ledger has, and write it")
+    parser.addoption("--prove", choices=("all", "new"), help="write the ledger; `all`: prove anew what it has")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -47,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
         # torch's threads wait awake: with two, small models take six times as long. Tests of threads set their number.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-        if config.getoption("--prove"):
+        if config.getoption("--prove") == "all":
             os.environ[ledger.ANEW] = "1"
     if config.getoption("--budget"):
         config.pluginmanager.register(budget.Budget(budget.processor_seconds, budget.compiled_since, budget.slowness))
