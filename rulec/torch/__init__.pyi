@@ -112,6 +112,25 @@ class ADOPT(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class ADOPTW(RuleOptimizer):
+    """ADOPT with decoupled weight decay."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.9999),
+        eps: float = 1e-06,
+        weight_decay: float = 0.01,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class AMSBound(RuleOptimizer):
     """AMSGrad whose step sizes are held within bounds that close in on one learning rate."""
 
@@ -142,6 +161,25 @@ class AMSGrad(RuleOptimizer):
         lr: float | torch.Tensor = 0.001,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-08,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class AMSGradW(RuleOptimizer):
+    """AMSGrad with decoupled weight decay."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        weight_decay: float = 0.01,
         *,
         maximize: bool = False,
         capturable: bool = False,
@@ -319,6 +357,45 @@ class AdaGO(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class AdaGradNorm(RuleOptimizer):
+    """Gradient descent whose step falls with the root of the sum of all squared norms of gradients."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 1.0,
+        b0: float = 0.1,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        reduce_over: Any = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class AdaLomo(RuleOptimizer):
+    """Gradients over factored second moments, bounded and scaled to the size of the parameter, without momentum."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        decay: float = 0.8,
+        eps1: float = 1e-30,
+        eps2: float = 0.001,
+        d: float = 1.0,
+        weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class AdaMod(RuleOptimizer):
     """Adam whose step sizes are at most their own running mean."""
 
@@ -327,6 +404,24 @@ class AdaMod(RuleOptimizer):
         params: ParamsT,
         lr: float | torch.Tensor = 0.001,
         betas: tuple[float, float, float] = (0.9, 0.999, 0.999),
+        eps: float = 1e-08,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class AdaMomentum(RuleOptimizer):
+    """Adam that divides by the running mean of its squared momentum."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-08,
         *,
         maximize: bool = False,
@@ -435,15 +530,14 @@ class AdaSmooth(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
-class AdaTAM(RuleOptimizer):
-    """Adam with torque-aware momentum."""
+class AdaX(RuleOptimizer):
+    """Adam whose second moment remembers the past the better the longer ago it is."""
 
     def __init__(
         self,
         params: ParamsT,
-        lr: float | torch.Tensor = 0.001,
-        betas: tuple[float, float] = (0.9, 0.999),
-        gamma: float = 0.9,
+        lr: float | torch.Tensor = 0.005,
+        betas: tuple[float, float] = (0.9, 0.0001),
         eps: float = 1e-08,
         *,
         maximize: bool = False,
@@ -614,6 +708,24 @@ class AdamC(RuleOptimizer):
         lr: float | torch.Tensor = 0.001,
         weight_decay: float = 0.01,
         max_lr: float | None = None,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class AdamD(RuleOptimizer):
+    """Adam without the correction of the momentum, so that its first steps are small."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-08,
         *,
@@ -1527,6 +1639,28 @@ class FTRL(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class FTRLProximal(RuleOptimizer):
+    """Follows the regularized leader with sparse parameters, as Keras and TensorFlow have it."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        lr_power: float = -0.5,
+        initial: float = 0.1,
+        lambda1: float = 0.0,
+        lambda2: float = 0.0,
+        shrinkage: float = 0.0,
+        beta: float = 0.0,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class Fira(RuleOptimizer):
     """GaLore that keeps what the projection leaves out, scaled column by column as Adam scales the rest."""
 
@@ -1643,6 +1777,25 @@ class GrokfastAdamW(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class HyperballAdam(RuleOptimizer):
+    """Adam that keeps every tensor at the norm it began with, by steps that are a fraction of that norm."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.0025,
+        betas: tuple[float, float] = (0.9, 0.99),
+        eps: float = 1e-08,
+        weight_decay: float = 0.01,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class KATE(RuleOptimizer):
     """AdaGrad without its square root, and so free of the scale of the data."""
 
@@ -1684,6 +1837,25 @@ class Kron(RuleOptimizer):
 
 class LAMB(RuleOptimizer):
     """AdamW with every tensor's step scaled to the norm of its parameter."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-06,
+        weight_decay: float = 0.01,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class LAMBC(RuleOptimizer):
+    """LAMB that shortens steps to the norm of the parameter and lengthens none."""
 
     def __init__(
         self,
@@ -1830,6 +2002,25 @@ class MADGRAD(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class MADGRADW(RuleOptimizer):
+    """MADGRAD with decoupled weight decay."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.01,
+        momentum: float = 0.9,
+        eps: float = 1e-06,
+        weight_decay: float = 0.01,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class MARSAdamW(RuleOptimizer):
     """AdamW of gradients whose variance is reduced by their change since the last step."""
 
@@ -1860,6 +2051,26 @@ class MARSLion(RuleOptimizer):
         beta: float = 0.95,
         gamma: float = 0.025,
         weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class MSAMLaProp(EvaluatedOptimizer):
+    """LaProp whose gradients are taken a fixed way down its momentum."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.0025,
+        betas: tuple[float, float] = (0.9, 0.99),
+        eps: float = 1e-08,
+        weight_decay: float = 0.0,
+        rho: float = 0.1,
         *,
         maximize: bool = False,
         capturable: bool = False,
@@ -2225,6 +2436,24 @@ class RACS(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class RAdaBelief(RuleOptimizer):
+    """AdaBelief whose adaptive part is rectified, and left out while its variance is unknown."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-16,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class RAdam(RuleOptimizer):
     """Adam whose adaptive part is rectified, and left out while its variance is unknown."""
 
@@ -2336,6 +2565,25 @@ class RMSpropMomentum(RuleOptimizer):
         alpha: float = 0.99,
         momentum: float = 0.9,
         eps: float = 1e-08,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class RMSpropTF(RuleOptimizer):
+    """RMSprop as TensorFlow has it, with eps under the root, a mean that begins at one, and lr in the momentum."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.01,
+        alpha: float = 0.9,
+        momentum: float = 0.9,
+        eps: float = 1e-10,
         *,
         maximize: bool = False,
         capturable: bool = False,
@@ -2568,7 +2816,7 @@ class SaRA(RuleOptimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-08,
         weight_decay: float = 0.01,
-        threshold: float = 0.001,
+        cutoff: float = 0.001,
         progressive: float = 0.0,
         *,
         maximize: bool = False,
@@ -2610,6 +2858,27 @@ class ScheduleFreeAdamW(EvaluatedOptimizer):
         eps: float = 1e-08,
         weight_decay: float = 0.0,
         warmup_steps: float = 0.0,
+        r: float = 0.0,
+        weight_lr_power: float = 2.0,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class ScheduleFreeRAdam(EvaluatedOptimizer):
+    """Schedule-free AdamW whose learning rate is rectified, and zero while the variance is unknown."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.0025,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        weight_decay: float = 0.0,
         r: float = 0.0,
         weight_lr_power: float = 2.0,
         *,
@@ -2743,6 +3012,24 @@ class Shampoo(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class SignLaProp(RuleOptimizer):
+    """The sign of LaProp's step."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.0004,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-15,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class Signum(RuleOptimizer):
     """The sign of the momentum."""
 
@@ -2865,6 +3152,25 @@ class Tiger(RuleOptimizer):
         params: ParamsT,
         lr: float | torch.Tensor = 0.001,
         momentum: float = 0.965,
+        weight_decay: float = 0.01,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class UnscaledAdamW(RuleOptimizer):
+    """LaProp whose momentum is given back the size of gradients, with decoupled weight decay."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.0025,
+        betas: tuple[float, float] = (0.9, 0.99),
+        eps: float = 1e-08,
         weight_decay: float = 0.01,
         *,
         maximize: bool = False,

@@ -1,4 +1,4 @@
-"""Rows of the wrappers that change what a step leaves of the parameter: weight decay of several kinds, and bounds."""
+"""Rows of wrappers that change what a step leaves of the parameter: decay of several kinds, bounds, lookahead."""
 
 from __future__ import annotations
 
@@ -32,6 +32,11 @@ def _nonnegative(params: Sequence[Array], hyper: Hyper) -> Run:
     return OptaxRun(make, params, hyper)
 
 
+def _ranger(tensors: Any, **keywords: Any) -> Any:
+    """Ranger that descends while its variance is unknown: as pytorch_optimizer ships it, it climbs there."""
+    return pytorch_optimizer.Ranger(tensors, degenerated_to_sgd=True, **keywords)
+
+
 #: torch's AdamW decays by lr times its weight decay, which is given anew before every step.
 DECAYS: tuple[WrapperPeer, ...] = (
     WrapperPeer(
@@ -51,6 +56,10 @@ DECAYS: tuple[WrapperPeer, ...] = (
                 "lr": h["lr"], "betas": (h["beta1"], h["beta2"]), "weight_decay": h["decay_rate"], "fixed_decay": True,
             },
         ),
+    ),
+    WrapperPeer(
+        "centralize >> lookahead(radam)", "pytorch_optimizer.Ranger", {**_ADAM, "k": 4, "alpha": 0.3},
+        _torch(_ranger, lambda h: {**_adam(h, 0), "k": int(h["k"]), "alpha": h["alpha"]}),
     ),
     WrapperPeer("nonnegative(adam)", "optax.keep_params_nonnegative", _ADAM, _nonnegative),
 )  # fmt: skip

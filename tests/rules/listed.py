@@ -94,8 +94,8 @@ LISTED: tuple[Peer, ...] = (
     ),
     torch_peer(
         "sara", pytorch_optimizer.SaRA,
-        lambda h: {**adam_like(h), "threshold": h["threshold"], "progressive_iter": int(h["progressive"])},
-        {**_ADAM_DECAY, "threshold": 0.9, "progressive": 7},
+        lambda h: {**adam_like(h), "threshold": h["cutoff"], "progressive_iter": int(h["progressive"])},
+        {**_ADAM_DECAY, "cutoff": 0.9, "progressive": 7},
     ),
 )  # fmt: skip
 
@@ -117,10 +117,6 @@ LISTED_REDUCING: tuple[Peer, ...] = (
         "tam + decay", pytorch_optimizer.TAM,
         lambda h: {**same("lr", "momentum", "eps", "weight_decay")(h), "decay_rate": h["gamma"]},
         {"lr": 0.02, "momentum": 0.8, "gamma": 0.7, "eps": 1e-3, "weight_decay": 0.07},
-    ),
-    torch_peer(
-        "adatam + decay", pytorch_optimizer.AdaTAM, lambda h: {**adam_like(h), "decay_rate": h["gamma"]},
-        {**_ADAM_DECAY, "gamma": 0.7, "eps": 1e-3},
     ),
     torch_peer("l2 >> rose", pytorch_optimizer.ROSE, same("lr", "weight_decay"), {"lr": 0.02, "weight_decay": 0.07}),
     torch_peer(

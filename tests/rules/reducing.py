@@ -18,6 +18,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 
 from tests.rules.caution import CAUTIOUS
+from tests.rules.kin import KIN_REDUCING
 from tests.rules.listed import LISTED_REDUCING, squares
 from tests.rules.peer import Peer, adam_like, optax_peer, printed_peer, same, torch_peer
 from tests.rules.printed import CautiousAdamW, CautiouslyDecayed, Larc, Lars, NoisySGD, SignDecay
@@ -389,4 +390,12 @@ _TRANSFORMS: tuple[Peer, ...] = (
     printed_peer("adam >> transforms/cautious_decay", "the paper's algorithm", CautiouslyDecayed, _ADAM_DECAY),
 )  # fmt: skip
 
-REDUCING: tuple[Peer, ...] = (*_LAYERWISE, *_LATER, *_MODEL_WIDE, *_TRANSFORMS, *LISTED_REDUCING, *CAUTIOUS)
+REDUCING: tuple[Peer, ...] = (
+    *_LAYERWISE,
+    *_LATER,
+    *_MODEL_WIDE,
+    *_TRANSFORMS,
+    *LISTED_REDUCING,
+    *CAUTIOUS,
+    *KIN_REDUCING,
+)
