@@ -180,6 +180,18 @@ step: |
   noise = normal([rows, cols], at=t)
   direction = o*max(o, per="row") + noise*h
 """,
+    "Linear": """\
+state: {s: {init: 0, shape: [rows, rows]}}
+applies_to: ndim >= 2
+otherwise: sgd
+step: |
+  s = s + 0.5*(g @ transpose(g)) + eye(rows)
+  l = cholesky(s)
+  x = solve(transpose(l), solve(l, g, kind="lower"), kind="upper")
+  q, r = qr(s + tril(s))
+  y = concat(x[:, :1], g[:, 1:], axis=1)
+  direction = solve(s, y + g) + q @ r @ g*diag(s)
+""",
     "Last": """\
 state: {n: {init: 0, per: tensor}, r: {init: 0, per: row}, a: p}
 step: |
@@ -232,14 +244,14 @@ step: |
 """,
 }
 
-#: The rules among them without matrices.
-_PLAIN = ("Tensors", "Axes", "Blocks", "Words", "Seldom")
+#: The rules among them without matrices, or whose matrices need one view.
+_PLAIN = ("Tensors", "Axes", "Blocks", "Words", "Seldom", "Linear")
 
 _VIEWS = ("", "view: {flatten: rest}\n", "view: {short: first}\n")
 
 
 def staged_rules() -> list[Rule]:
-    """Rules of several stages; rules with matrices come under every view."""
+    """Rules of several stages; rules with rows and columns come under every view."""
     viewed = [name for name in _STAGED if name not in _PLAIN]
     texts = [f"name: {name}\n{_STAGED[name]}" for name in _PLAIN]
     texts += [f"name: {name}{i}\n{view}{_STAGED[name]}" for name in viewed for i, view in enumerate(_VIEWS)]
