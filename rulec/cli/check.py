@@ -72,12 +72,13 @@ def _program_facts(rule: Rule, shape: Sequence[int], dtype: str) -> dict[str, An
     from rulec.compiler.grouping import view_of
     from rulec.compiler.layout import kernel_for
     from rulec.compiler.pipeline import compile
+    from rulec.compiler.rings import ringed
     from rulec.compiler.routing import route
     from rulec.language.text import expression_text
 
     routed = route(rule, shape, set())
     program = compile(routed, view_of(routed, shape).facts)
-    program, layout = kernel_for(program, dtype)
+    program, layout = kernel_for(ringed(program)[0] if program.skip is None else program, dtype)
     moved = traffic(program, layout)
     narrow = {b.name: _kept(routed.state[b.name]) for b in program.states if b.name not in moved.state}
     return {

@@ -61,7 +61,7 @@ class Lengths:
         return [float(x) for x in value] if isinstance(value, list | tuple) else [float(value)]
 
     def read(self, names: Iterable[str]) -> None:
-        """Notes that lengths, loops or indices read these counts."""
+        """Notes the counts read by lengths, loops or indices."""
         self.counts_read |= {name: self.counts[name] for name in names}
 
     def _check_names(self) -> None:

@@ -18,6 +18,7 @@ from rulec.compiler.ir import Memory, Program
 from rulec.compiler.layout import ITEM_SIZE, Layout, is_shaped, is_viewed, layout_for
 from rulec.compiler.lower import check_counts
 from rulec.compiler.pipeline import compile
+from rulec.compiler.rings import ringed
 from rulec.compiler.routing import Router
 from rulec.compiler.scalars import evaluate_once
 from rulec.compiler.view import matrix_view
@@ -65,6 +66,7 @@ class Extension:
         bucket.states += states
         bucket.facts += self.facts
         bucket.groups = np.array([t.group for t in bucket.tensors], np.int64)
+        bucket.turns = np.concatenate([bucket.turns, np.zeros(len(tensors), np.int64)])
         before = self.common.host.numbers(bucket.counts.numbers)
         counts = np.concatenate([before, np.zeros(len(tensors))]).astype(np.int64)
         if bucket.resident:
@@ -211,7 +213,10 @@ class Buckets:
         bucket = Bucket(
             program, layout, device, backend, dict(static), library, decoded, parted, halved, resident, seed
         )
-        if resident or not program.predicates:
+        if not (resident or parted or program.predicates or program.skip):
+            bucket.rings = ringed(program)[1]
+            bucket.turning = bool(bucket.rings)
+        if not bucket.turning and (resident or not program.predicates):
             bucket.compiled()
         return bucket
 

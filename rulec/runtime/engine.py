@@ -96,8 +96,8 @@ class Engine:
 
     @property
     def extensions(self) -> int:
-        """The number of times that tensors joined buckets."""
-        return self._homes.extensions
+        """The number of times that states got other arrays: tensors joined buckets, or histories turned."""
+        return self._homes.extensions + self._common.turned
 
     # Tensors and buckets
 
@@ -310,6 +310,7 @@ class Engine:
         for part in self._parts(ids, grads):
             bucket = part.bucket
             key = way, id(bucket)
+            bucket.stop_turning()
             if key not in self._within:
                 rule = way(bucket.program.rule)
                 self._within[key] = None

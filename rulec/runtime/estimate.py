@@ -36,6 +36,7 @@ class OtherCalls:
 
     def give(self, launch: Launch, kind: str, bind: Callable[[], Any]) -> Any:
         """Gives a launch the call of this kind, bound by `bind` at first, and returns the call."""
+        launch.stop_turning()
         version = launch.version
         key = id(version), kind
         entry = self._bound.get(key)

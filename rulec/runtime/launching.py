@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -51,7 +51,11 @@ class Launcher:
         if part.pick is not None and inputs:
             inputs = {k: part.pick(v) if self._kinds[k] == "like p" else v for k, v in inputs.items()}
         if bucket.program.predicates and not bucket.resident:
-            yield from self._decided(part, grads, inputs)
+            yield from self._each(part, grads, inputs, self._outcomes(part), bucket.version)
+            return
+        if bucket.turning and scaling is None:
+            turns = bucket.turns if fired is None else bucket.turns[fired]
+            yield from self._each(part, grads, inputs, turns.tolist(), bucket.turned)
             return
         inputs = self._inputs_of(part, bucket.program, inputs)
         if bucket.resident:
@@ -128,13 +132,16 @@ class Launcher:
             checked[name] = self.common.arrays.gradient_check([t.array for t in part.tensors], dtype, names)(value)
         return checked
 
-    def _decided(self, part: Part, grads: Sequence[Any], inputs: Mapping[str, Any]) -> Iterator[Launch]:
-        """A launch for each outcome of the program's predicates among the tensors."""
+    def _each(
+        self, part: Part, grads: Sequence[Any], inputs: Mapping[str, Any], outcomes: Sequence[Any],
+        version: Callable[[Any], Version],
+    ) -> Iterator[Launch]:  # fmt: skip
+        """A launch for each outcome among the tensors: of the program's predicates, or the turns of its rings."""
         bucket = part.bucket
-        outcomes = self._outcomes(part)
         if len(set(outcomes)) == 1:
-            version = bucket.version(outcomes[0])
-            yield self._separate(part, version, grads, self._inputs_of(part, version.program, inputs))
+            chosen_version = version(outcomes[0])
+            held = self._inputs_of(part, chosen_version.program, inputs)
+            yield self._separate(part, chosen_version, grads, held)
             return
         all_positions = part.positions or list(range(len(bucket.tensors)))
         for outcome in sorted(set(outcomes)):
@@ -143,9 +150,9 @@ class Launcher:
             smaller = Part(bucket, positions, np.array(positions), None, part.check)
             kinds = self._kinds
             chosen = {k: [v[i] for i in places] if kinds[k] == "like p" else v for k, v in inputs.items()}
-            version = bucket.version(outcome)
-            chosen = dict(self._inputs_of(smaller, version.program, chosen))
-            yield self._separate(smaller, version, [grads[i] for i in places], chosen)
+            chosen_version = version(outcome)
+            chosen = dict(self._inputs_of(smaller, chosen_version.program, chosen))
+            yield self._separate(smaller, chosen_version, [grads[i] for i in places], chosen)
 
     def _outcomes(self, part: Part) -> list[tuple[bool, ...]]:
         bucket = part.bucket
