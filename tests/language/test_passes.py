@@ -154,6 +154,11 @@ def test_compositions_that_fit() -> None:
             rule = rule.rest  # type: ignore[assignment]
 
 
+def test_the_analysis_sees_the_passes() -> None:
+    assert rulec.load("sam(adamw)").analysis.scope == "model"
+    assert rulec.parse(THREE).analysis.scope == "elementwise"
+
+
 def test_names_of_both_rules_stay_apart() -> None:
     rule = rulec.parse("""
 name: Outer
