@@ -233,3 +233,9 @@ def test_groups_of_one_rank_share_a_program() -> None:
     programs = [rulec.compile(rule, view_of(rule, shape).facts) for shape in ((2, 3, 4), (5, 6, 7), (2, 3, 4, 5))]
     assert programs[0] is programs[1]
     assert programs[0] is not programs[2]
+
+
+def test_analysis_knows_axes_and_blocks() -> None:
+    analysis = rulec.parse(EACH).analysis
+    assert analysis.scope == "tensor"
+    assert rulec.parse(BLOCKS).analysis.scope == "tensor"
