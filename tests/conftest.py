@@ -47,6 +47,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
         # torch's threads wait awake: with two, small models take six times as long. Tests of threads set their number.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
+        if config.getoption("--prove"):
+            os.environ[ledger.WHOLE] = "1"
         if config.getoption("--prove") == "all":
             os.environ[ledger.ANEW] = "1"
     if config.getoption("--budget"):

@@ -16,6 +16,7 @@ from rulec.compiler.pipeline import compile, shape_conditions
 from rulec.errors import RulecError
 from rulec.language.node import FACTS, WORDS, Kind, Node, Op, const, names_in, rewrite, walk
 from rulec.language.rule import Rule
+from rulec.language.settings import MUON, settings
 from rulec.language.text import expression_text
 from rulec.language.traits import counts_dimensions, placed_level
 from rulec.runtime.plan import Plan, needs_matrix
@@ -241,6 +242,8 @@ def refuse_unwritten(program: Program, form: str, written: frozenset[Op] = froze
     for value in values(program):
         if value.op.kind is Kind.MATRIX and value.op not in written:
             raise CannotBuild(program.name, form, f"it needs the matrix function {value.op.symbol}")
+        if value.op is Op.NEWTON_SCHULZ and settings(value)["coefficients"] != MUON:
+            raise CannotBuild(program.name, form, "it iterates newton_schulz with other coefficients than Muon's")
         if value.op.kind is Kind.RANDOM:
             raise CannotBuild(program.name, form, f"it draws random numbers ({value.op.symbol})")
 

@@ -13,12 +13,16 @@ from rulec_backends import triton as triton_backend
 from rulec_backends.triton import TritonBackend
 from rulec_backends.triton.ops import constant
 from rulec_backends.triton.words import WORDS, words_used
+from tests.backends import kinds
 from tests.backends.triton_process import in_the_interpreter
 
 # In the interpreter: the contract
 
 
 KINDS = "from tests.backends.kinds import *\n"
+
+#: Of the library: rules that check_backend runs with all that it asks of a backend.
+KINDS_AND_BETWEEN = [*kinds.KINDS, *kinds.BETWEEN]
 
 #: A scalar, nothing, and ends of a line and of a block.
 FEW = "((), (7,), (0,), (33, 65))"
@@ -58,9 +62,16 @@ def test_ascent_and_dtypes_that_mix_in_the_interpreter() -> None:
 
 @pytest.mark.slow
 def test_it_is_a_backend_in_the_interpreter() -> None:
-    program = "r = check_backend('triton', dtypes=['float32'])"
+    program = f"r = check_backend('triton', {KINDS_AND_BETWEEN!r}, dtypes=['float32'])"
     found = in_the_interpreter(program, "[r.rules, r.refused, r.unmet, r.stages]")
-    assert found == [rulec.rules(), [], [], True]
+    assert found == [KINDS_AND_BETWEEN, [], [], True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(8))
+def test_every_rule_in_the_interpreter(part: int) -> None:
+    names = [name for name in rulec.rules() if name not in KINDS_AND_BETWEEN][part::8]
+    in_the_interpreter(f"for name in {names!r}:\n    check_rule(subject, loaded(name), 'float32')")
 
 
 @pytest.mark.slow

@@ -422,6 +422,13 @@ def test_what_has_no_such_form(name: str, why: str) -> None:
         written(rulec.load(name), "c")
 
 
+def test_other_coefficients_than_muons_are_refused() -> None:
+    step = 'direction = newton_schulz(g, steps=3, coefficients="{}")'
+    assert written(rulec.parse(f"name: Known\nstep: |\n  {step.format('muon')}"), "c")
+    with pytest.raises(CannotBuild, match="other coefficients than Muon's"):
+        written(rulec.parse(f"name: Other\nstep: |\n  {step.format('polar_express')}"), "c")
+
+
 @pytest.mark.slow
 def test_the_same_rule_gives_the_same_bytes() -> None:
     program = (
