@@ -173,7 +173,7 @@ def test_inputs_are_keywords_of_a_step() -> None:
         ({"loss": 1.0, "h": {"a": np.ones(2), "c": np.ones(3)}}, "the input h has c, which is no parameter"),
         ({"loss": 1.0, "h": 2.0}, "the input h has param, which is no parameter"),
         ({"loss": None, "h": {"a": np.ones(2), "b": np.ones(3)}}, "the input 'loss' must be one number, not NoneType"),
-        ({"los": 1.0, "h": {"a": np.ones(2), "b": np.ones(3)}}, "needs the input 'loss'"),
+        ({"los": 1.0, "h": {"a": np.ones(2), "b": np.ones(3)}}, "has no input 'los'; did you mean 'loss'?"),
     ],
 )
 def test_inputs_that_do_not_fit(inputs: dict[str, Any], message: str) -> None:
