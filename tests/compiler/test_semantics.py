@@ -23,10 +23,11 @@ from rulec.language.rule import Assign, Rule
 from tests.compiler.plain import PlainRun
 from tests.compiler.rules import rules
 from tests.language import expressions
-from tests.library import by_kind
+from tests.library import by_kind, single
 
 EXAMPLES = sorted((Path(__file__).parent / "examples").glob("*.yaml"))
 ALL = [*rulec.rules(), *(str(path) for path in EXAMPLES)]
+STEPPED = [*single(), *(str(path) for path in EXAMPLES)]
 SHAPE = (2, 3, 4)
 
 
@@ -120,7 +121,7 @@ def stores(rule: Rule) -> list[Any]:
 SHAPES: list[tuple[int, ...]] = [(), (5,), (4, 3), (2, 3, 4), (2, 1, 3, 2), (0,), (3, 0), (1, 1)]
 
 
-@pytest.mark.parametrize("rule_name", ALL, ids=lambda n: Path(n).stem)
+@pytest.mark.parametrize("rule_name", STEPPED, ids=lambda n: Path(n).stem)
 def test_float64_against_50_digits(rule_name: str) -> None:
     rule = whole(rule_name)
     inexact = {op for op, function in MATRIX.items() if not function.exact}
@@ -141,7 +142,7 @@ def test_float64_against_50_digits(rule_name: str) -> None:
         assert a.size < 2 or (a != before).any()
 
 
-@pytest.mark.parametrize("rule_name", by_kind(ALL), ids=lambda n: Path(n).stem)
+@pytest.mark.parametrize("rule_name", by_kind(STEPPED), ids=lambda n: Path(n).stem)
 def test_tensors_do_not_meet(rule_name: str) -> None:
     """A rule without a level beyond the tensor gives each tensor what it would get alone."""
     rule = whole(rule_name)

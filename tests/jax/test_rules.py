@@ -20,6 +20,7 @@ from rulec.jax.machine import is_wide
 from rulec.language.node import Op, walk
 from rulec.testing.cases import loaded
 from tests.jax.runs import WAYS, JaxRun
+from tests.library import single
 from tests.rules.matrices import MATRICES
 from tests.rules.measure import Shapes, Trial, largest_difference
 from tests.rules.peer import Peer
@@ -108,9 +109,7 @@ def compared() -> list[Any]:
 
 def test_every_rule_is_compared() -> None:
     named = set().union(*(names_of(param.values[0]) for param in compared()))
-    assert {name.removeprefix("transforms/") for name in named} == {
-        n.removeprefix("transforms/") for n in rulec.rules()
-    }
+    assert {name.removeprefix("transforms/") for name in named} == {n.removeprefix("transforms/") for n in single()}
 
 
 @pytest.mark.parametrize(("row", "way"), compared())

@@ -12,7 +12,7 @@ from torch import Tensor
 import rulec
 import rulec.torch
 from rulec.language.rule import Rule
-from tests.library import by_kind
+from tests.library import by_kind, single
 from tests.torch.twins import QUICK, difference, give_gradients, parameters
 
 #: What models have: a matrix each way, a convolution, biases, a single number.
@@ -60,7 +60,7 @@ KINDS = ["adamw", "sgd", "lamb", "muon", "prodigy", "transforms/lookahead", "apo
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [*by_kind((name, torch.float32) for name in rulec.rules()), *((name, torch.bfloat16) for name in KINDS)],
+    [*by_kind((name, torch.float32) for name in single()), *((name, torch.bfloat16) for name in KINDS)],
 )
 def test_a_checkpoint_goes_on_bit_for_bit(name: str, dtype: torch.dtype) -> None:
     params = parameters(dtype, SHAPES)
