@@ -70,7 +70,14 @@ class _Lowering:
                 return self._name(str(n.arg))
             return fold_node(_numeric_operands(lowered(self._of_shape(n))))
 
+        if any(n.op is Op.NAME and str(n.arg) not in self.values for n in walk([value])):
+            value = rewrite([value], self._chosen)[0]  # the names of states that are of other shapes alone
         return rewrite([value], change)[0]
+
+    def _chosen(self, value: Node) -> Node:
+        """The operand that a `where` gives for all tensors of this shape."""
+        truth = decide(value.args[0], self.known) if value.op is Op.WHERE else None
+        return value if truth is None else value.args[1 if truth else 2]
 
     def _of_shape(self, value: Node) -> Node:
         """A level `axis(i)` or `block(n)` as a level of this tensor's matrices; `dim(i)` as a shape fact."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rulec.errors import RuleError
+from rulec.language.folder import library_folder
 from rulec.language.hyper import DEFAULT_LR, WELL_KNOWN, Hyper, Limits, well_known_range
 from rulec.language.node import Node, Op, name, names_in, node
 from rulec.language.source import Span
@@ -189,8 +190,6 @@ class Rule:
     @property
     def called(self) -> str:
         """The rule's name in text: its name in the library, the name of its file, or else its key."""
-        from rulec.language.library import library_folder
-
         if self.path is None or self.path.suffix not in (".yaml", ".yml"):
             return self.key
         return self.path.stem if self.path.is_relative_to(library_folder()) else self.path.name

@@ -38,8 +38,13 @@ class ToSympy:
         return self.sp.Symbol(identifier, real=True)
 
     def either(self, condition: Any, a: Any, b: Any) -> Any:
-        # Unevaluated: simplifying the branches may divide by zero under conditions that cannot hold.
-        return self.sp.Piecewise((a, condition), (b, True), evaluate=False)
+        # Unevaluated: simplifying the branches may divide by zero under conditions that cannot hold, and simplifying a
+        # condition on other conditions puts numbers for `t` that it never has.
+        if not condition.has(self.sp.Piecewise):
+            return self.sp.Piecewise((a, condition), (b, True), evaluate=False)
+        pair, basic = self.sp.functions.elementary.piecewise.ExprCondPair, self.sp.Basic
+        arms = [basic.__new__(pair, *arm) for arm in ((a, condition), (b, self.sp.true))]
+        return basic.__new__(self.sp.Piecewise, *arms)
 
     def number(self, value: Any) -> Any:
         """A truth value as 1 or 0."""

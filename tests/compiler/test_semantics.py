@@ -32,10 +32,13 @@ SHAPE = (2, 3, 4)
 
 
 def whole(rule_name: str) -> Rule:
-    """A rule of the library; a wrapper around Adam, which it lets move something in three steps."""
+    """A rule of the library; a wrapper around Adam, which it lets move something in three steps.
+
+    What moves only the weights that began near zero has some of them.
+    """
     rule = rulec.load(rule_name)
     if not rule.wraps:
-        return rule
+        return rule.bind(cutoff=1.0) if "cutoff" in rule.hyper else rule
     wrapped = rule(*[rulec.load("adam")] * len(rule.wraps))
     return wrapped.bind(every=2) if "every" in wrapped.hyper else wrapped
 
@@ -131,7 +134,9 @@ def test_float64_against_50_digits(rule_name: str) -> None:
     rng = np.random.default_rng(3)
     params = [rng.normal(size=shape) for shape in shapes]
     fast, exact = ReferenceOptimizer(rule, params), ReferenceOptimizer(rule, params, arithmetic="mpmath")
-    for _ in range(3):
+    for step in range(12):
+        if step >= 3 and (fast.params[1] != params[1]).any():
+            break  # some rules wait for several gradients
         grads = [rng.normal(size=shape) for shape in shapes]
         fast.step(grads)
         exact.step(grads)

@@ -16,9 +16,9 @@ from rulec import Rule, RuleError
 from rulec.errors import HyperError
 from rulec.language.bind import bind
 from rulec.language.expression import parse_expression
+from rulec.language.folder import library_folder
 from rulec.language.functions import FUNCTIONS
 from rulec.language.hyper import resolve_hyper
-from rulec.language.library import library_folder
 from rulec.language.located import Text
 from rulec.language.source import Source
 from tests.language.expressions import NAMES
