@@ -26,7 +26,7 @@ class Subject:
 
     def __init__(self, text: str) -> None:
         rule = rulec.load(text)
-        self.rule = rule.bind(keep=3) if "keep" in rule.sizes.counts else rule
+        self.rule = rule.bind(keep=3) if rule.sizes and "keep" in rule.sizes.counts else rule
         self.found = self.rule.analysis
         self.plain = Trial(self.rule, {}, 1)
         self._under: dict[tuple[str, ...], Trial] = {}
