@@ -32,10 +32,14 @@ def groups_of(params: list[Tensor], **options: Any) -> list[dict[str, Any]]:
     return [{"params": params[:3], "tags": []}, {"params": params[3:], "tags": ["embedding"], **options}]
 
 
+#: What rules are made with, so that every tensor moves in ten steps: small matrices, a short history, all weights.
+SMALL = {"rank": 2, "keep": 3, "cutoff": 10}
+
+
 def make(name: str, params: list[Tensor]) -> torch.optim.Optimizer:
     kind = rulec.torch.optimizer(name if name not in WRAPPERS else rule_named(name))
     whole = rule_named(name).standalone()
-    keywords = {"rank": 2} if "rank" in whole.all_hyper else {}
+    keywords = {key: value for key, value in SMALL.items() if key in whole.all_hyper}
     own = {"lr": 0.02} if "lr" in whole.hyper else {}
     return kind(groups_of(params, **own), backend=QUICK, **keywords)
 
