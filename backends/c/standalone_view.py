@@ -54,18 +54,20 @@ class View:
             lines += branch("ndim < 2", [f"return {self.upper}_BAD_SHAPE;"])
         for kind, case in enumerate(family.cases):
             ways = [
-                " && ".join(
-                    self._condition(c) if truth else f"!({self._condition(c)})"
-                    for c, truth in zip(family.conditions, truths, strict=True)
-                )
+                " && ".join(self._term(*pair) for pair in zip(family.conditions, truths, strict=True))
                 for truths in case.truths
-            ]  # fmt: skip
+            ]
             if len(family.cases) == 1:
                 lines.append("view->kind = 0;")
             else:
                 condition = " || ".join(f"({w})" for w in ways) if len(ways) > 1 else ways[0]
                 lines += branch(condition, [f"view->kind = {kind};", "return 0;"])
         return [*lines, "return 0;"] if len(family.cases) == 1 else [*lines, f"return {self.upper}_BAD_SHAPE;"]
+
+    def _term(self, value: Node, truth: bool) -> str:
+        """A condition, or that it does not hold, as a part of a conjunction."""
+        text = self._condition(value)
+        return f"!({text})" if not truth else f"({text})" if value.op is Op.OR else text
 
     def _condition(self, value: Node) -> str:
         def leaf(n: Node) -> str:
