@@ -38,13 +38,22 @@ class ToSympy:
         return self.sp.Symbol(identifier, real=True)
 
     def either(self, condition: Any, a: Any, b: Any) -> Any:
-        # Unevaluated: simplifying the branches may divide by zero under conditions that cannot hold, and simplifying a
-        # condition on other conditions puts numbers for `t` that it never has.
-        if not condition.has(self.sp.Piecewise):
+        # Unevaluated: simplifying the branches may divide by zero under conditions that cannot hold.
+        try:
             return self.sp.Piecewise((a, condition), (b, True), evaluate=False)
-        pair, basic = self.sp.functions.elementary.piecewise.ExprCondPair, self.sp.Basic
-        arms = [basic.__new__(pair, *arm) for arm in ((a, condition), (b, self.sp.true))]
-        return basic.__new__(self.sp.Piecewise, *arms)
+        except ValueError:  # simplifying a condition on a choice, sympy takes t as 0, where a root of t - 1 is not real
+            return self.sp.Piecewise((a, self._spread(condition)), (b, True), evaluate=False)
+
+    def _spread(self, condition: Any) -> Any:
+        """The condition with each choice of values in it as a choice of conditions."""
+        choice = min(condition.atoms(self.sp.Piecewise), key=self.sp.count_ops, default=None)
+        if choice is None:
+            return condition
+        result, others = self.sp.false, self.sp.true
+        for value, case in choice.args:
+            part = self._spread(condition.xreplace({choice: value}))
+            result, others = self.sp.Or(result, self.sp.And(others, case, part)), self.sp.And(others, self.sp.Not(case))
+        return result
 
     def number(self, value: Any) -> Any:
         """A truth value as 1 or 0."""

@@ -118,6 +118,16 @@ def refused(function: Callable[[Rule], object], rule: Rule) -> str:
     return ""
 
 
+def test_a_condition_on_a_choice_that_sympy_cannot_simplify() -> None:
+    """The root of t - 1 is real at every step, but not where sympy puts 0 for `t`."""
+    found = rulec.load("cautious_adopt").sympy()["direction"]
+    found = found.replace(sympy.Function("mean_tensor"), lambda *_: sympy.Integer(1))
+    fixed = {"beta1": sympy.Rational(1, 2), "adopt.v": 1, "eps": 1, "weight_decay": 0, "p": 1}
+    for t, g, m, value in ((1, 1, 0, 0), (1, 1, 4, 2), (1, 1, -1, 0), (2, 1, 1, 1), (2, 1, -3, 0), (2, -3, -1, -1)):
+        numbers = {**fixed, "t": t, "g": g, "grad": g, "adopt.m": m}
+        assert found.subs({s: numbers[s.name] for s in found.free_symbols}, simultaneous=True) == value
+
+
 @pytest.mark.parametrize("rule_name", rulec.rules(wrappers=False))
 def test_every_state_has_a_new_value(rule_name: str) -> None:
     rule = rulec.load(rule_name)
