@@ -414,6 +414,17 @@ def test_a_rule_that_does_not_apply(tmp_path: Path) -> None:
     assert rule.function("message")(status) == b"the rule does not apply to a tensor of this shape"
 
 
+def test_alternatives_of_a_shape_stand_beside_another_condition(tmp_path: Path) -> None:
+    """`a or b` beside `c` chose the case of `a or (b and c)`; the compiler's warnings are errors here."""
+    text = (
+        "name: Cases\nstep: |\n  if ndim < 2 or rows == 1:\n    x = g\n  else:\n    x = 2*g\n"
+        "  if cols > 4:\n    direction = x\n  else:\n    direction = 3*x\n"
+    )
+    source = written(rulec.parse(text), "c").values()
+    assert any("||" in line and "&& !(" in line for text in source for line in text.splitlines())
+    CRule(rulec.parse(text), tmp_path)
+
+
 @pytest.mark.parametrize(
     ("name", "why"),
     [
