@@ -56,13 +56,13 @@ EVERYDAY = {
 FACTORED = ("soap", "shampoo", "galore", "apollo", "apollo_mini")
 
 #: Hyper-parameters for matrices with one row.
-SETTINGS = {"galore": {"rank": 1}, "apollo": {"rank": 1}}
+SETTINGS = {"galore": {"rank": 1}, "apollo": {"rank": 1}, "fira": {"rank": 1}}
 
 #: Rules of matrices, that are not given vectors here.
 OF_MATRICES = ("muon", "normuon")
 
 #: Rules whose states are of columns that several dimensions are joined to.
-JOINING = ("sm3",)
+JOINING = ("nero", "sm3")
 
 
 def kind_of(name: str) -> Any:
