@@ -12,10 +12,9 @@ import rulec
 from benchmarks.kernels import Pool, limit_kernel
 from rulec.array import Optimizer
 from rulec.backend.protocol import Rows
-from rulec.compiler.grouping import view_of
 from rulec.compiler.ir import Program, Result
 from rulec.compiler.layout import ITEM_SIZE, Layout, is_shaped, kernel_buffers, layout_for, scheduled, traffic
-from rulec.compiler.view import MatrixView
+from rulec.compiler.view import MatrixView, matrix_view
 from rulec.language.rule import Rule
 
 Shape = tuple[int, int]
@@ -51,7 +50,7 @@ def staged(rule: Rule, shape: Shape, pool: Pool) -> Staged:
 
 def scheduled_for(rule: Rule, shape: Sequence[int]) -> tuple[Program, Layout, MatrixView]:
     """The engine's program for a float32 tensor of this shape, its layout, and its view of the tensor."""
-    view = view_of(rule, shape)
+    view = matrix_view(shape, rule.view)
     program = rulec.compile(rule, {**view.facts, "machine_eps": 2.0**-23})
     layout = layout_for(program, "float32", transposed=view.transposed and is_shaped(program))
     return *scheduled(program, layout), view

@@ -6,12 +6,11 @@ The owner of a tensor is the same in all gaps of a step, and keeps what it needs
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from rulec.arrays.matrix import iterations
 from rulec.language.node import Node
 from rulec.runtime.between import Between
 from rulec.runtime.delegation import Delegation, Delegations
@@ -21,7 +20,6 @@ from rulec.runtime.joins import Joining, Processes, Waits
 from rulec.runtime.peers import Peers
 from rulec.runtime.plan import Gap
 from rulec.runtime.portion_values import PortionValues
-from rulec.runtime.share import Share
 from rulec.runtime.surroundings import Array
 
 
@@ -113,23 +111,14 @@ class Delegated(Between):
         self.halves = [self.parts.halves(i) for i in range(self.count)]
         if not self.delegations.whole:
             return
-        works, layout = self.delegations.work, self.parts.layout
-        self.tasks = [
-            Task(half.spread, works(self.parts.facts(i), self.parts.hyper(i), half.whole, layout))
-            for i, half in enumerate(self.halves)
-        ]
+        self.tasks = [Task(half.spread, self._work_of(i, half)) for i, half in enumerate(self.halves)]
         yield Assigning(self.tasks)
         each = zip(self.tasks, self.halves, strict=True)
         self.halves = [half if task.spread is half.spread else half.alone for task, half in each]
         self.remembered = {i: {} for i, task in enumerate(self.tasks) if task.here}
 
-    def _share(self, value: Node, i: int) -> Share | None:
-        """The share of an owner of tensor i in `newton_schulz`, where it has several."""
-        share = self.tasks[i].work.share
-        if share is None or len(self.tasks[i].owners) == 1:
-            return None
-        steps = value.args[1]
-        return replace(share, steps=iterations(self.parts.known(steps, self.values[steps], i)))
+    def _work_of(self, i: int, half: Halves) -> float:
+        return self.delegations.work(self.parts.facts(i), self.parts.hyper(i), half.whole.batch)
 
     def work_out(self, gap: Gap) -> Joining:
         """Computes the values of a gap."""
@@ -148,7 +137,6 @@ class Delegated(Between):
             Cargo(
                 self.tasks[i], [self._sent(value, i) for value in delegation.sent],
                 [self._parcel(value, i) for value in delegation.returned],
-                self._share(delegation.whole[0], i) if delegation.whole else None, self.halves[i].long,
             )
             for i in range(self.count)
         ]  # fmt: skip

@@ -207,8 +207,7 @@ class Drawn:
         rule = reduce(rshift, inside)
         rule = rule if decay is None else rule + decay
         for name in reversed(self.wrappers):
-            wrapper = rulec.load(name)
-            rule = wrapper(*[rule] * len(wrapper.wraps))
+            rule = rulec.load(name)(rule)
         return reduce(rshift, [*before, rule])
 
     def by_hand(self, param: Array) -> Any:
@@ -310,7 +309,6 @@ any_composition = st.builds(
 #: Why a composition may be refused, in words of its error.
 REFUSED = (
     "only one of them may", "a rule sees tensors in one way", "assigns p itself", "has the parameter's shape",
-    "bind lr of both to the same", "both choose tensors by rows and cols",
     "skips steps", "both have a hyper-parameter",
 )  # fmt: skip
 
