@@ -98,7 +98,7 @@ def test_states_go_both_ways(name: str, keywords: Mapping[str, Any], allowed: fl
         assert difference(steps(after, params, first=7), whole) <= allowed
 
 
-#: What is iterated, in bfloat16 or to a root of a matrix, and so rounded another way by another library.
+#: Operations that iterate: another library rounds each iteration another way.
 ITERATED = {Op.NEWTON_SCHULZ, Op.INVERSE_ROOT}
 
 RULES = [
