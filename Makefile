@@ -23,7 +23,7 @@ help:
 	@echo 'make budget  the everyday tests once more, where one that takes over a second of processor time fails'
 	@echo 'make shape   print lines of each folder, how long functions are, circles of imports'
 	@echo 'make words   count sentences that point at something unnamed, and names that say nothing'
-	@echo 'make prove   look at the machine code of all GPU kernels anew, not only of changed ones (a quarter of an hour)'
+	@echo 'make prove   look at the machine code of all GPU kernels anew, not only of changed ones (ONLY=new)'
 	@echo 'make bench   measure, print ratios to the memory limit'
 	@echo 'make ci      everything continuous integration runs'
 	@echo 'make clean   remove .venv and everything built'
@@ -87,10 +87,14 @@ shape: setup
 words: setup
 	@$(BIN)/python -m tests.words
 
-# The tests whose proofs tests/ledger.py keeps; a pass writes tests/golden/proved.txt.
+# The tests whose proofs tests/ledger.py keeps; the ledger is written at the end. ONLY=new adds proofs that it lacks;
+# otherwise all are made anew, and those of texts that are no more are dropped.
 prove: setup
+ifneq ($(ONLY),new)
 	@rm -rf .pytest_cache/d/proved tests/golden/proved.txt
-	@$(BIN)/python -m pytest -n $(JOBS) --prove -m 'proof and not gpu' -o faulthandler_timeout=0 tests/backends
+endif
+	@$(BIN)/python -m pytest -n $(JOBS) --prove=$(or $(ONLY),all) -m 'proof and not gpu' -o faulthandler_timeout=0 \
+	  tests/backends $(ARGS)
 
 docs: setup
 	@$(BIN)/mkdocs build --strict --quiet

@@ -134,7 +134,7 @@ class StageFunction:
         """Whether the stage sees rows and columns of matrices; else arrays keep their own shapes."""
         read = [self.program.result(name).axes for name in self.vectors]
         axes = [*read, *(r.axes for r in self.stage.reduces)]
-        return any({"b", "i", "j"} & set(a.letters) and not a.elementwise for a in axes)
+        return any(not a.number and not a.elementwise for a in axes)
 
     def _is_converted(self, name: str) -> bool:
         if name in self.vectors:

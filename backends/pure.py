@@ -101,11 +101,15 @@ class PureKernel:
     ) -> Done:  # fmt: skip
         """A stage of one tensor of this shape, with the arrays of its function by name."""
         function = self.functions[index]
-        operands = [arrays[b] for b in function.buffers]
-        operands += [self._vector(name, arrays[name], shape, view) for name in function.vectors]
+        # Blocks are no dimension of the tensor.
+        seen = (view.rows, view.cols) if view is not None and view.blocks else shape
+        operands = [arrays[b] if seen is shape else arrays[b].reshape(seen) for b in function.buffers]
+        operands += [self._vector(name, arrays[name], seen, view) for name in function.vectors]
         axes = view.axes if view is not None and function.takes_axes else ()
         new, reduced = self.evaluated(index, axes, [*operands, *scalars])
-        stored = {b: self.stored(b, value, shape) for b, value in new.items()}
+        stored = {b: self.stored(b, value, seen) for b, value in new.items()}
+        if seen is not shape:
+            stored = {b: value.reshape(shape) for b, value in stored.items()}
         return stored, {name: self._reduced(name, value, view) for name, value in reduced.items()}
 
     def evaluated(self, index: int, axes: Sequence[Any], operands: Sequence[Any]) -> Done:
@@ -128,7 +132,7 @@ class PureKernel:
 
     def _reduced(self, name: str, value: Any, view: MatrixView | None) -> Any:
         axes = self.program.result(name).axes
-        if view is None or not {"b", "i", "j"} & set(axes.letters):
+        if view is None or axes.number:
             return value
         sides = view.batch, 1 if axes.rows is None else view.rows, 1 if axes.cols is None else view.cols
         return value.reshape(sides)

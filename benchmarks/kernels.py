@@ -13,10 +13,10 @@ import numpy as np
 
 from rulec.backend import registry
 from rulec.backend.protocol import Kernel, Rows
+from rulec.compiler.grouping import view_of
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout, kernel_buffers
 from rulec.compiler.scalars import ScalarTable, evaluate_once, resolve_hyper
-from rulec.compiler.view import matrix_view
 
 Array = np.ndarray[Any, Any]
 
@@ -40,7 +40,7 @@ class Pair:
 
     def rows(self, count: int, shape: tuple[int, ...]) -> Rows:
         """The scalar table for tensors of one group, all at step `STEP`, with default hyper-parameters."""
-        facts = {**matrix_view(shape, self.program.rule.view).facts, "machine_eps": 2.0**-23}
+        facts = {**view_of(self.program.rule, shape).facts, "machine_eps": 2.0**-23}
         hyper = resolve_hyper(self.program.hyper, {}, facts["machine_eps"], self.program.name)
         scalar = {s.buffer: self.program.buffer(s.buffer) for s in self.program.scalars.stores}
         states = {n: evaluate_once(b.init, hyper, facts, {}) for n, b in scalar.items() if b.init is not None}

@@ -22,6 +22,7 @@ RATE = 4e14
 
 TIME, WORK = "time of the busiest GPU for Muon's products", "its work, of the mean over all GPUs"
 MATRICES, MODEL = "matrices and results that the busiest GPU sends", "weights and gradients that a GPU sends"
+BETWEEN = "parts of products that the busiest GPU sends to other owners of its matrices"
 KEPT = "weights, gradients and momentum that a GPU keeps"
 
 #: Llama 3 of 70 billion weights.
@@ -50,12 +51,13 @@ def measure(quick: bool, advance: Callable[[], object]) -> Result:
 def _rows(text: str, counted: MeshAccount) -> list[Row]:
     devices = counted.mesh.devices
     subject = f"{devices:,} GPU{'s' * (devices > 1)}" + (f", {text.replace('x', ' x ')}" if "x" in text else "")
-    gib = [sum(counted.kept.values()), counted.model, counted.exchanged]
-    kept, model, matrices = (size / 2**30 for size in gib)
+    gib = [sum(counted.kept.values()), counted.model, counted.exchanged, counted.between]
+    kept, model, matrices, between = (size / 2**30 for size in gib)
     return [
         Row(subject, TIME, counted.work / RATE * 1000, unit="ms", detail=counted.data()),
         Row(subject, WORK, counted.work / counted.mean_work),
         Row(subject, MATRICES, matrices, unit="GiB"),
+        Row(subject, BETWEEN, between, unit="GiB"),
         Row(subject, MODEL, model, unit="GiB"),
         Row(subject, KEPT, kept, unit="GiB"),
     ]

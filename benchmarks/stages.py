@@ -12,9 +12,10 @@ import rulec
 from benchmarks.kernels import Pool, limit_kernel
 from rulec.array import Optimizer
 from rulec.backend.protocol import Rows
+from rulec.compiler.grouping import view_of
 from rulec.compiler.ir import Program, Result
 from rulec.compiler.layout import ITEM_SIZE, Layout, is_shaped, kernel_buffers, layout_for, scheduled, traffic
-from rulec.compiler.view import MatrixView, matrix_view
+from rulec.compiler.view import MatrixView
 from rulec.language.rule import Rule
 
 Shape = tuple[int, int]
@@ -50,7 +51,7 @@ def staged(rule: Rule, shape: Shape, pool: Pool) -> Staged:
 
 def scheduled_for(rule: Rule, shape: Sequence[int]) -> tuple[Program, Layout, MatrixView]:
     """The engine's program for a float32 tensor of this shape, its layout, and its view of the tensor."""
-    view = matrix_view(shape, rule.view)
+    view = view_of(rule, shape)
     program = rulec.compile(rule, {**view.facts, "machine_eps": 2.0**-23})
     layout = layout_for(program, "float32", transposed=view.transposed and is_shaped(program))
     return *scheduled(program, layout), view

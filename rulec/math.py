@@ -10,17 +10,20 @@ from typing import Any
 import numpy as np
 
 from rulec.errors import RuleError
-from rulec.language.arithmetic import NUMPY
+from rulec.language.arithmetic import NUMPY, number_known
 from rulec.language.counts import Count
 from rulec.language.functions import FUNCTIONS, as_node
+from rulec.language.levels import Level
 from rulec.language.node import Op
 from rulec.language.python import Value, operation, record
+from rulec.language.value import as_traced, current
 
 __all__ = [
-    "abs", "cbrt", "clip", "count_nonzero", "eigh", "erf", "exp", "floor", "inverse_root", "isfinite", "log",
-    "logical_and", "logical_not", "logical_or", "matmul", "max", "maximum", "mean", "median", "min", "minimum",
-    "newton_schulz", "norm", "normal", "qr", "rms", "round", "rsqrt", "sigmoid", "sign", "singular_vectors", "softmax",
-    "softplus", "sqrt", "std", "sum", "tanh", "transpose", "uniform", "variance", "where",
+    "abs", "axis", "block", "cbrt", "cholesky", "clip", "concat", "count_nonzero", "diag", "dim", "eigh", "erf", "exp",
+    "eye", "floor", "inverse_root", "isfinite", "log", "logical_and", "logical_not", "logical_or", "matmul", "max",
+    "maximum", "mean", "median", "min", "minimum", "newton_schulz", "norm", "normal", "qr", "rms", "round", "rsqrt",
+    "sigmoid", "sign", "singular_vectors", "softmax", "softplus", "solve", "sqrt", "std", "sum", "tanh", "transpose",
+    "tril", "triu", "uniform", "variance", "where",
 ]  # fmt: skip
 
 #: The axes of an array that a reduction to each level removes; a vector is one row.
@@ -35,18 +38,45 @@ def _apply(op: Op, *args: Any) -> Any:
     return NUMPY[op](*args)
 
 
-def _reduce(name: str, compute: Any, x: Any, per: str) -> Any:
+def _reduce(name: str, compute: Any, x: Any, per: str | Level) -> Any:
     if isinstance(x, Value):
         return record(name, x, per=per)
+    if isinstance(per, Level):
+        return _reduce_placed(compute, np.asarray(x), per)
     removed = _REMOVED[per]
     axis = None if removed is None else tuple(a for a in removed if np.ndim(x) + a >= 0)
     return compute(x, axis=axis, keepdims=axis is not None)
 
 
-def _matrix(op: Op, x: Any, *numbers: Any) -> Any:
+def _reduce_placed(compute: Any, x: Any, per: Level) -> Any:
+    """A reduction of an array to an axis, with extents of 1 for the others, or to blocks, repeated for each element."""
+    number = int(number_known(per.number, {"ndim": x.ndim}) or 0)
+    if per.word == "axis":
+        return compute(x, axis=tuple(k for k in range(x.ndim) if k != number % x.ndim), keepdims=True)
+    blocks = compute(x.reshape(-1, number), axis=1, keepdims=True)
+    return np.broadcast_to(blocks, (x.size // number, number)).reshape(x.shape)
+
+
+def axis(i: Any) -> Level:
+    """The level of one value for each index of axis `i`, for `per=`; counted from the end where negative."""
+    return Level("axis", as_traced(i))
+
+
+def block(n: Any) -> Level:
+    """The level of one value for each block of `n` consecutive elements of a tensor, for `per=`."""
+    return Level("block", as_traced(n))
+
+
+def dim(i: Any) -> Any:
+    """The extent of dimension `i`, counted from the end where negative: in rules alone."""
+    return record("dim", i)
+
+
+def _matrix(op: Op, x: Any, *numbers: Any, **keywords: Any) -> Any:
     from rulec.compiler.matrix import MATRIX
 
-    return MATRIX[op].compute(np.asarray(x), *numbers)
+    x = np.asarray(x)
+    return MATRIX[op].compute(x, *numbers, **keywords) if x.ndim == 3 else _matrix(op, x[None], *numbers, **keywords)[0]
 
 
 def sqrt(x: Any) -> Any:
@@ -163,52 +193,52 @@ def logical_not(a: Any) -> Any:
     return _apply(Op.NOT, a)
 
 
-def sum(x: Any, per: str = "tensor") -> Any:
-    """Sum, one value left per `per`: "row", "col", "matrix", "tensor", "group" or "model"."""
+def sum(x: Any, per: str | Level = "tensor") -> Any:
+    """Sum, one left per `per`: "row", "col", "matrix", "tensor", "group", "model", axis(i) or block(n)."""
     return _reduce("sum", np.sum, x, per)
 
 
-def mean(x: Any, per: str = "tensor") -> Any:
+def mean(x: Any, per: str | Level = "tensor") -> Any:
     """Arithmetic mean, one value left per `per`."""
     return _reduce("mean", np.mean, x, per)
 
 
-def norm(x: Any, per: str = "tensor") -> Any:
+def norm(x: Any, per: str | Level = "tensor") -> Any:
     """Euclidean norm, one value left per `per`."""
     return _reduce("norm", lambda x, **k: np.sqrt(np.sum(np.square(x), **k)), x, per)
 
 
-def rms(x: Any, per: str = "tensor") -> Any:
+def rms(x: Any, per: str | Level = "tensor") -> Any:
     """Root of the mean square, one value left per `per`."""
     return _reduce("rms", lambda x, **k: np.sqrt(np.mean(np.square(x), **k)), x, per)
 
 
-def min(x: Any, per: str = "tensor") -> Any:
+def min(x: Any, per: str | Level = "tensor") -> Any:
     """Smallest value, one left per `per`."""
     return _reduce("min", np.min, x, per)
 
 
-def max(x: Any, per: str = "tensor") -> Any:
+def max(x: Any, per: str | Level = "tensor") -> Any:
     """Largest value, one left per `per`."""
     return _reduce("max", np.max, x, per)
 
 
-def count_nonzero(x: Any, per: str = "tensor") -> Any:
+def count_nonzero(x: Any, per: str | Level = "tensor") -> Any:
     """The number of values other than zero, one count left per `per`."""
     return _reduce("count_nonzero", lambda x, **k: np.sum(np.not_equal(x, 0), **k), x, per)
 
 
-def variance(x: Any, per: str = "tensor") -> Any:
+def variance(x: Any, per: str | Level = "tensor") -> Any:
     """Mean of the squared distances from the mean, one value left per `per`."""
     return _reduce("variance", np.var, x, per)
 
 
-def std(x: Any, per: str = "tensor") -> Any:
+def std(x: Any, per: str | Level = "tensor") -> Any:
     """Root of the variance, one value left per `per`."""
     return _reduce("std", np.std, x, per)
 
 
-def softmax(x: Any, per: str = "tensor") -> Any:
+def softmax(x: Any, per: str | Level = "tensor") -> Any:
     """exp(x) over its sum at `per`, of the shape of `x`, without overflow."""
     if isinstance(x, Value):
         return record("softmax", x, per=per)
@@ -226,15 +256,57 @@ def transpose(x: Any) -> Any:
     return record("transpose", x) if isinstance(x, Value) else np.swapaxes(x, -1, -2)
 
 
-def newton_schulz(x: Any, steps: Any = 5, dtype: str = "float32") -> Any:
-    """The nearest orthogonal matrix, roughly, by Muon's quintic iteration in `dtype`; on arrays in float64."""
+def eye(n: Any) -> Any:
+    """The identity matrix of `n` rows."""
+    return record("eye", n) if isinstance(n, Value) or current.get() is not None else np.eye(int(n))
+
+
+def diag(x: Any) -> Any:
+    """The diagonal of a square matrix, one value for each row; of a vector, the matrix with it on the diagonal."""
+    if isinstance(x, Value):
+        return record("diag", x)
+    return np.diag(x)
+
+
+def triu(x: Any) -> Any:
+    """The matrix with zeros below its diagonal."""
+    return record("triu", x) if isinstance(x, Value) else np.triu(x)
+
+
+def tril(x: Any) -> Any:
+    """The matrix with zeros above its diagonal."""
+    return record("tril", x) if isinstance(x, Value) else np.tril(x)
+
+
+def concat(a: Any, b: Any, axis: int = 0) -> Any:
+    """The rows of `b` below those of `a`; for axis 1, the columns of `b` beside those of `a`."""
+    if isinstance(a, Value) or isinstance(b, Value):
+        return record("concat", a, b, axis=axis)
+    return np.concatenate([a, b], axis - 2)
+
+
+def solve(a: Any, b: Any, kind: str = "full") -> Any:
+    """`x` with `a @ x = b`; `kind` "upper" or "lower" reads this triangle alone; NaN where `a` is singular."""
+    if isinstance(a, Value) or isinstance(b, Value):
+        return record("solve", a, b, kind=kind)
+    return _matrix(Op.SOLVE, a, np.asarray(b)[None] if np.ndim(b) == 2 else b, kind=kind)
+
+
+def cholesky(x: Any) -> Any:
+    """The lower triangular `l` with `l @ transpose(l) = x`; NaN where `x` is not positive definite."""
+    return record("cholesky", x) if isinstance(x, Value) else _matrix(Op.CHOLESKY, x)
+
+
+def newton_schulz(x: Any, steps: Any = 5, dtype: str = "float32", coefficients: Any = "muon") -> Any:
+    """The nearest orthogonal matrix, roughly, by Muon's iteration or another one in `dtype`; on arrays in float64."""
     if isinstance(x, Value) or isinstance(steps, Value):
-        return record("newton_schulz", x, steps=steps, dtype=dtype)
-    return _matrix(Op.NEWTON_SCHULZ, x, steps)
+        return record("newton_schulz", x, steps=steps, dtype=dtype, coefficients=coefficients)
+    rows = coefficients if isinstance(coefficients, str) else np.reshape(coefficients, (-1, 3)).tolist()
+    return _matrix(Op.NEWTON_SCHULZ, x, steps, coefficients=rows)
 
 
 def qr(x: Any) -> Any:
-    """The orthogonal factor of the QR decomposition; the triangular factor has no negative diagonal element."""
+    """The orthogonal factor of the QR decomposition; the triangular one has no negative diagonal: `q, r = qr(x)`."""
     return record("qr", x) if isinstance(x, Value) else _matrix(Op.QR, x)
 
 

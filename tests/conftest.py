@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 from rulec_backends.c.compile import processor
 from tests import budget, ledger
@@ -18,13 +19,17 @@ settings.register_profile("fixed", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None)
 settings.load_profile("fixed")
 
+# Hypothesis would take numbers of all imported sources among its examples: they would be others after every change of
+# the project, and their collection takes a tenth of pytest's.
+providers.is_local_module_file = lambda file: False
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--refresh-golden", action="store_true", help="write the sources kept in tests/golden anew")
     parser.addoption(
         "--budget", action="store_true", help="fail everyday tests that take over a second of processor time"
     )
-    parser.addoption("--prove", action="store_true", help="prove anew what the ledger has, and write it")
+    parser.addoption("--prove", choices=("all", "new"), help="write the ledger; `all`: prove anew what it has")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -43,6 +48,8 @@ def pytest_configure(config: pytest.Config) -> None:
         # torch's threads wait awake: with two, small models take six times as long. Tests of threads set their number.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         if config.getoption("--prove"):
+            os.environ[ledger.WHOLE] = "1"
+        if config.getoption("--prove") == "all":
             os.environ[ledger.ANEW] = "1"
     if config.getoption("--budget"):
         config.pluginmanager.register(budget.Budget(budget.processor_seconds, budget.compiled_since, budget.slowness))

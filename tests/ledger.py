@@ -23,8 +23,9 @@ KERNEL = ("rulec/kernel/place.py", "rulec/kernel/nest.py")
 #: Whether the test that runs is marked `proof`, as conftest.py notes.
 marked = False
 
-#: The environment's names of the folder of this checkout's own digests, and of whether everything is proved anew.
-FOLDER, ANEW = "RULEC_PROVED_DIR", "RULEC_PROVE_ANEW"
+#: The environment's names of the folder of this checkout's own digests, of whether everything is proved anew, and of
+#: whether every rule is proved for every target.
+FOLDER, ANEW, WHOLE = "RULEC_PROVED_DIR", "RULEC_PROVE_ANEW", "RULEC_PROVE_WHOLE"
 
 
 def digest(*parts: str) -> str:
@@ -74,6 +75,11 @@ def prove(claims: Mapping[str, str], check: Callable[[list[str]], None]) -> None
     if open_claims:
         check(open_claims)
         record(claims[name] for name in open_claims)
+
+
+def selected(rules: Iterable[str], kinds: Iterable[str]) -> list[str]:
+    """The rules to prove for a target beside the first: `make prove` takes all, other runs take one of each kind."""
+    return [*(rules if os.environ.get(WHOLE) else kinds)]
 
 
 def is_proved(claim: str) -> bool:

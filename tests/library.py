@@ -15,6 +15,12 @@ import rulec
 from tests.backends.kinds import BETWEEN, KINDS
 
 
+@cache
+def single() -> list[str]:
+    """The rules with one gradient in a step; those with passes are stepped by the tests of passes."""
+    return [name for name in rulec.rules() if not rulec.load(name).passes]
+
+
 def by_kind(cases: Iterable[Any]) -> list[Any]:
     """Names of rules, or tuples that begin with one, as parameters: slow where another rule shows the same kind."""
     return [_parameter(case if isinstance(case, tuple) else (case,)) for case in cases]

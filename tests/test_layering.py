@@ -158,7 +158,7 @@ from rulec.compiler.layout import kernel_for
 for backend in map(registry.get, BUNDLED):
     for name in rulec.rules():
         rule = rulec.load(name)
-        program = rulec.compile(rule(rulec.load("adam")) if rule.wraps else rule)
+        program = rulec.compile(rule(*[rulec.load("adam")] * len(rule.wraps)) if rule.wraps else rule)
         if backend.name in ("jax", "mlx", "triton") and not program.elementwise:
             continue
         for dtype in DTYPES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rulec.backend.printer import unique_name
 from rulec.language.node import Node, Op
+from rulec.language.settings import settings
 from rulec.standalone.cases import Version
 
 from .standalone_text import loop, signature
@@ -123,13 +124,13 @@ class MatrixFunctions:
 
     def words(self) -> str:
         """The definitions of the called functions."""
-        dtypes = {str(v.arg) for v in self.values}
+        dtypes = {settings(v)["dtype"] for v in self.values}
         return "".join(_matrix_words(TYPES[self.compute], self._inner(dtype)) for dtype in sorted(dtypes))
 
     def rooms(self) -> list[tuple[str, str, str]]:
         """The room for a call: name, type, and size in doubles."""
         lesser = "(height < width ? height * height : width * width)"
-        kinds = {self._inner(str(v.arg)) for v in self.values}
+        kinds = {self._inner(settings(v)["dtype"]) for v in self.values}
         return [("room", kind, f"2 * (height * width + {lesser})") for kind in sorted(kinds)]
 
     def _inner(self, dtype: str) -> str:

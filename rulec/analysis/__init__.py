@@ -42,7 +42,7 @@ def analyse(rule: Rule) -> Analysis:
     exact = replace(proved, fact=_refuted(proved.fact, lambda: witness.accumulation_fails(proved.adds)))
     one, many = constant_scale(flow), changing_scale(flow)
     return Analysis(
-        name=rule.name, scope=scope_of(flow), matrices=uses_matrices(flow),
+        name=rule.name, scope=_scope(flow), matrices=uses_matrices(flow),
         linear={key: _linear(flow, forms, witness, key) for key in flow.rule.state}, accumulates=exact,
         constant_scale=_refuted(one, lambda: witness.scale_matters(changing=False)),
         changing_scale=_refuted(many, lambda: witness.scale_matters(changing=True)),
@@ -52,6 +52,12 @@ def analyse(rule: Rule) -> Analysis:
         skips=rule.skip is not None, state_bytes=state_bytes(flow.rule), state_text=bytes_text(flow.rule),
         cost=cost_of(rule), storage=storage_of(flow),
     )  # fmt: skip
+
+
+def _scope(flow: Flow) -> str:
+    """The widest level in the update of one element, its passes included."""
+    scopes = [scope_of(flow), *(scope_of(flow_of(move.rule)) for move in flow.rule.moves)]
+    return max(scopes, key=["elementwise", "tensor", "group", "model"].index)
 
 
 def _refuted(fact: Fact, counterexample: Callable[[], bool]) -> Fact:

@@ -26,7 +26,7 @@ from rulec.analysis.fact import Fact, Line
 from rulec.analysis.flow import Flow, flow_of, reads
 from rulec.analysis.linear import LinearForms
 from rulec.language.node import Node, Op, const, name, node, rewrite, walk
-from rulec.language.rule import Assign, Rule
+from rulec.language.rule import Assign, Branch, Rule, Statement
 
 #: The phases of a step with a gradient in parts.
 Phase = Literal["first", "more", "last"]
@@ -151,18 +151,17 @@ def accumulating(flow: Flow, adds: Mapping[str, Node]) -> Rule:
     computes `p` and the other states from the linear states.
     """
     now = {name("t"): name("step"), **{flow.taken[key]: name(key) for key in adds}}
-    lines, late = [], []
+    new = {}
     for key, value in flow.taken.items():
         if key in adds:
             first, more = (rewrite([x], lambda n: name("step") if n is name("t") else n)[0] for x in (value, adds[key]))
             added = node(Op.WHERE, _is(1), node(Op.ADD, name(key), more), name(key))
-            lines.append(Assign(f"{key}_now", node(Op.WHERE, _is(0), first, added)))
+            new[key] = node(Op.WHERE, _is(0), first, added)
         else:
             finished = rewrite([of_states(flow, key, list(adds))], lambda n: now.get(n, n), dict(now))[0]
-            late.append(Assign(f"{key}_now", node(Op.WHERE, _is(2), finished, name(key))))
-    stores = [Assign(line.target.removesuffix("_now"), name(line.target)) for line in (*lines, *late)]
+            new[key] = node(Op.WHERE, _is(2), finished, name(key))
     inputs = {**flow.rule.inputs, "phase": "scalar", "step": "scalar"}
-    return replace(flow.rule, step=(*lines, *late, *stores), inputs=inputs, skip=None, interop={})
+    return replace(flow.rule, step=at_once(flow.rule, new), inputs=inputs, skip=None, interop={})
 
 
 def phase_rule(rule: Rule, phase: Phase) -> Rule:
@@ -180,9 +179,15 @@ def phase_rule(rule: Rule, phase: Phase) -> Rule:
     else:
         changed = flow.taken if phase == "first" else {k: node(Op.ADD, name(k), more) for k, more in adds.items()}
         new = {**{k: changed[k] for k in adds}, "p": name("p")}
-    lines = [Assign(f"{key}_now", value) for key, value in new.items()]
-    stores = [Assign(key, name(f"{key}_now")) for key in new]
-    return replace(flow.rule, step=(*lines, *stores), skip=None, interop={})
+    return replace(flow.rule, step=at_once(flow.rule, new), skip=None, interop={})
+
+
+def at_once(rule: Rule, new: Mapping[str, Node]) -> tuple[Statement, ...]:
+    """The lines that set `p` and states to new values of the old ones, a state where the tensor's shape has it."""
+    lines = [(key, Assign(f"{key}_now", value)) for key, value in new.items()]
+    lines += [(key, Assign(key, name(f"{key}_now"))) for key in new]
+    exists = {key: state.condition for key, state in rule.state.items() if state.condition is not None}
+    return tuple(Branch(exists[key], (line,)) if key in exists else line for key, line in lines)
 
 
 def _is(phase: int) -> Node:

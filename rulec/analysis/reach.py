@@ -15,7 +15,7 @@ Way = frozenset[str]
 INVERSE, ROOT, SQUARE, DIFFERENCE = "inverse", "root", "square", "difference"
 NEGATIVE, SIGN, DECOMPOSED = "negative", "sign", "decomposed"
 
-_DECOMPOSITIONS = (Op.NEWTON_SCHULZ, Op.QR, Op.EIGH, Op.SINGULAR_VECTORS, Op.INVERSE_ROOT)
+_DECOMPOSITIONS = (Op.NEWTON_SCHULZ, Op.QR, Op.EIGH, Op.SINGULAR_VECTORS, Op.INVERSE_ROOT, Op.SOLVE, Op.CHOLESKY)
 _WIDE = LEVELS[LEVELS.index("tensor") :]
 
 

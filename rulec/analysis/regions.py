@@ -198,4 +198,5 @@ _BINARY: Mapping[Op, Callable[[Node, list[Regions]], Regions | None]] = {
     Op.MOD: lambda _, args: NOT_NEGATIVE if args[1] <= POSITIVE else None,
     Op.FLOORDIV: lambda _, args: ALL if ZERO not in args[1] else None,
     Op.MATMUL: lambda _, args: ALL, Op.INVERSE_ROOT: lambda _, args: None,
+    Op.SOLVE: lambda _, args: None, Op.CHOLESKY: lambda _, args: None,
 }  # fmt: skip

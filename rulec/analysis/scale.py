@@ -30,10 +30,11 @@ GRADIENT = "c"
 #: newton_schulz divides by the norm, or by 1e-7 where the norm is less.
 NORM_FLOOR = "no matrix given to newton_schulz has a norm below 1e-7"
 
-_SAME = (Op.NEG, Op.ABS, Op.SUM, Op.MEAN, Op.NORM, Op.RMS, Op.MIN, Op.MAX, Op.TRANSPOSE)
-_ROOTS = {Op.SQRT: Fraction(1, 2), Op.CBRT: Fraction(1, 3), Op.RSQRT: Fraction(-1, 2)}
-_ALIKE = (Op.ADD, Op.SUB, Op.MINIMUM, Op.MAXIMUM, Op.MOD)
-_UNSCALED = (Op.SIGN, Op.ISFINITE, Op.COUNT_NONZERO, Op.NOT, Op.AND, Op.OR)
+_PARTS = (Op.DIAG, Op.TRIU, Op.TRIL, Op.SLICE)
+_SAME = (Op.NEG, Op.ABS, Op.SUM, Op.MEAN, Op.NORM, Op.RMS, Op.MIN, Op.MAX, Op.TRANSPOSE, *_PARTS)
+_ROOTS = {Op.SQRT: Fraction(1, 2), Op.CHOLESKY: Fraction(1, 2), Op.CBRT: Fraction(1, 3), Op.RSQRT: Fraction(-1, 2)}
+_ALIKE = (Op.ADD, Op.SUB, Op.MINIMUM, Op.MAXIMUM, Op.MOD, Op.CONCAT)
+_UNSCALED = (Op.SIGN, Op.ISFINITE, Op.COUNT_NONZERO, Op.NOT, Op.AND, Op.OR, Op.EYE)
 _DIRECTIONS = (Op.NEWTON_SCHULZ, Op.QR, Op.EIGH, Op.SINGULAR_VECTORS)
 
 
@@ -112,6 +113,8 @@ class Degrees:
             return args[0].times(args[1])
         if op is Op.DIV:
             return args[0].times(args[1], Fraction(-1))
+        if op is Op.SOLVE:
+            return args[1].times(args[0], Fraction(-1))
         if op is Op.WHERE:
             return self._where(value, args)
         return self._power(value, args)

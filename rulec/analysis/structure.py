@@ -9,7 +9,8 @@ from rulec.analysis.flow import Flow
 from rulec.compiler.axes import AxisInference
 from rulec.compiler.ir import Program
 from rulec.compiler.pipeline import compile
-from rulec.language.node import LEVELS, Kind, Node, Op, const, name, node, walk
+from rulec.language.levels import level_text
+from rulec.language.node import LEVELS, PLACED, Kind, Node, Op, const, name, node, walk
 from rulec.language.rule import Rule, State
 from rulec.language.text import expression_text
 
@@ -25,7 +26,9 @@ _PER = {
 def scope_of(flow: Flow) -> str:
     """The widest level in the update of one element: `elementwise`, `tensor`, `group` or `model`."""
     parts = list(walk(flow.new.values()))
-    widest = max((LEVELS.index(str(n.arg)) for n in parts if n.op.kind is Kind.REDUCE), default=0)
+    placed = LEVELS.index("matrix")  # of axes and blocks
+    levels = [str(n.arg) for n in parts if n.op.kind is Kind.REDUCE]
+    widest = max((placed if level in PLACED else LEVELS.index(level) for level in levels), default=0)
     if widest > LEVELS.index("tensor"):
         return LEVELS[widest]
     return "tensor" if widest or any(n.op.kind is Kind.MATRIX for n in parts) else "elementwise"
@@ -85,6 +88,8 @@ def _formula(state: State, count: int = 1) -> str:
     if state.shape is not None:
         sides = [side for side in state.shape if side is not const(1)]
         return expression_text(reduce(lambda left, right: node(Op.MUL, left, right), sides, const(size)))
+    if state.number is not None:
+        return f"{size} for each index of {level_text(state.per, state.number)}"
     return f"{size}*{_PER[state.per]}" if state.per in ("row", "col") else f"{size} {_PER[state.per]}"
 
 
@@ -93,7 +98,7 @@ def bytes_text(rule: Rule) -> str:
     kinds: dict[str, dict[tuple[str, object], list[State]]] = {}
     for key, state in rule.state.items():
         same = kinds.setdefault(state_bytes(rule)[key].condition, {})
-        same.setdefault((state.per, state.shape), []).append(state)
+        same.setdefault((level_text(state.per, state.number), state.shape), []).append(state)
     parts = []
     for condition, alike in kinds.items():
         rows, cols = len(alike.get(("row", None), ())), len(alike.get(("col", None), ()))

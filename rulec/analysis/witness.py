@@ -14,11 +14,10 @@ import numpy as np
 
 from rulec.analysis.accumulate import accumulating
 from rulec.analysis.flow import Flow
+from rulec.compiler.grouping import static_defaults, view_of
 from rulec.compiler.lower import decide
-from rulec.compiler.pipeline import static_defaults
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.compiler.routing import applies
-from rulec.compiler.view import matrix_view
 from rulec.errors import RulecError
 from rulec.language.node import Node, Op, const, name, rewrite
 from rulec.language.rule import Assign, Branch, Rule, State, Statement
@@ -115,7 +114,7 @@ class Witness:
         return any(Witness(self.flow, (shape,))._accumulation_fails(adds) for shape in dict.fromkeys(self.shapes))
 
     def _accumulation_fails(self, adds: Mapping[str, Node]) -> bool:
-        facts = {**matrix_view(self.tried[0], self.rule.view).facts, **static_defaults(self.rule)}
+        facts = {**view_of(self.rule, self.tried[0]).facts, **static_defaults(self.rule)}
         apart = accumulating(*_decided(replace(self.flow, rule=self.rule), adds, facts))
 
         def fails(hyper: Mapping[str, float]) -> bool:

@@ -11,10 +11,13 @@ from rulec.array.checks import checked_hyper, checked_tags, flatten, matching_le
 from rulec.array.engine import ArrayEngine
 from rulec.array.loading import contents, loaded, restored
 from rulec.array.partial import PartialStep
+from rulec.array.passes import ArrayPasses
 from rulec.errors import RulecError, RuleError, TensorError
 from rulec.language.evaluation import to_evaluation, to_training
 from rulec.language.library import load
+from rulec.language.passes import check_single
 from rulec.language.rule import Rule
+from rulec.language.sizes import sized
 from rulec.runtime.engine import EPS, default_hyper, run
 from rulec.runtime.rows import Numbers
 from rulec.runtime.storage import Storage
@@ -44,7 +47,7 @@ class Optimizer(Turns):
         state_dtype: str | Mapping[str, str] | None = None, weights: str = "", maximize: bool = False, seed: int = 0,
         tags: Mapping[str, Collection[str]] | None = None, **hyper: float,
     ) -> None:  # fmt: skip
-        self.rule = rule if isinstance(rule, Rule) else load(rule)
+        self.rule, hyper = sized(rule if isinstance(rule, Rule) else load(rule), hyper)
         default_hyper(self.rule, hyper)
         leaves = flatten(params)
         dtypes = {"": state_dtype} if isinstance(state_dtype, str) else state_dtype
@@ -61,6 +64,7 @@ class Optimizer(Turns):
         """Begins over the arrays of an engine, with no step open."""
         self._engine, self.names = engine, [*engine.params]
         self._open: PartialStep | None = None
+        self._passes: ArrayPasses | None = None
         self._broken: PartialStep | None = None
 
     @in_turn
@@ -73,20 +77,77 @@ class Optimizer(Turns):
         self.rule, self.hyper, self._training = state["rule"], state["hyper"], state["training"]
         self._begin(restored(self.rule, self.hyper, state))
 
-    def step(self, grads: Any, **inputs: Any) -> None:
+    def step(self, grads: Any, *, gradient: Callable[[], Any] | None = None, **inputs: Any) -> None:
         """One step in place. `grads` has the structure of the parameters; None leaves an array as it is.
 
-        `inputs` gives what the rule names under `inputs`: a number, or arrays in the structure of the parameters.
+        `inputs` gives what the rule names under `inputs`: a number, or arrays in the structure of the parameters. Of a
+        rule that evaluates the model again in a step, `gradient` gives the gradients where the arrays are then. An
+        exception in it puts them back.
         """
         turn = self._turn
         turn.acquire()  # in half the time of a `with` block
         try:
+            if self._engine.passes.count:
+                self._step_by_passes(grads, gradient, inputs)
+                return
             self._check_closed("step()", "use update(layer, grad) there, or close it first")
             self._check_training()
             leaves = matching_leaves(grads, self.names, "the gradient")
             self._fire(leaves, self._inputs(inputs, leaves))
         finally:
             turn.release()
+
+    # Passes
+
+    @in_turn
+    def next_pass(self, grads: Any, **inputs: Any) -> bool:
+        """Moves the arrays to the next point of a rule that evaluates the model again in a step.
+
+        `grads` are the gradients where the arrays are now. True: give the gradients at the point to the next call.
+        False: the arrays are back, and `step(grads)` follows. Of any other rule, and in a step without passes, False at
+        once. An error puts the arrays back, as `put_back()` does.
+        """
+        if not self._engine.passes.count:
+            return False
+        try:
+            leaves = matching_leaves(grads, self.names, "the gradient")
+            if self._passes is None or self._passes.closed:
+                self._check_closed("next_pass()")
+                self._check_training()
+                self._passes = ArrayPasses(self._engine, self._hyper_table(), leaves)
+            return self._passes.next(leaves, self._inputs(inputs, leaves))
+        except BaseException:
+            self.put_back()
+            raise
+
+    @in_turn
+    def put_back(self) -> None:
+        """Ends the passes of a step without it: the arrays are where they were before the first."""
+        if self._passes is not None:
+            self._passes.put_back()
+            self._passes = None
+
+    def _step_by_passes(self, grads: Any, gradient: Callable[[], Any] | None, inputs: Mapping[str, Any]) -> None:
+        if gradient is not None:
+            self._check_closed("step(gradient=...)")
+            try:
+                while self.next_pass(grads, **inputs):
+                    grads = gradient()
+            except BaseException:
+                self.put_back()
+                raise
+        passes = self._passes
+        if passes is None or not passes.closed:
+            raise RulecError(
+                f"{self.rule.name} evaluates the model again in a step: give step() a function gradient= of the "
+                f"gradients where the arrays are then, or call next_pass(grads) before it until it is False"
+            )
+        leaves = matching_leaves(grads, self.names, "the gradient")
+        passes.check(leaves)
+        turned = self._engine.copies_for(passes.table)
+        kept = {key: turned.in_order(values) for key, values in passes.values.items()}
+        self._fire(leaves, {**self._inputs(inputs, leaves), **kept})
+        self._passes = None
 
     def _inputs(self, inputs: Mapping[str, Any], leaves: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         arguments: dict[str, Any] = {}
@@ -135,6 +196,7 @@ class Optimizer(Turns):
     @in_turn
     def _open_partial(self, journal: bool, uses: Mapping[str | int, int]) -> PartialStep:
         self._check_closed("partial()", "close the other first")
+        check_single(self.rule, "partial()")
         if self._engine.joins:
             raise RulecError(
                 f"{self.rule.name} has a value of all arrays together, so no layer can be updated alone: use step()"
@@ -219,6 +281,8 @@ class Optimizer(Turns):
             raise self._broken.broken()
         if self._open is not None:
             raise RulecError(f"{wanted} inside partial(), which is open: {remedy}")
+        if self._passes is not None and not self._passes.closed:
+            raise RulecError(f"{wanted} between the passes of a step: call put_back(), or finish the step first")
 
     def eval(self) -> None:
         """Moves the parameters to where the rule says that they are to be evaluated; once there, does nothing.

@@ -36,6 +36,10 @@ class Functions:
         """The diagonals `(batch, n)` of matrices."""
         return self.xp.diagonal(x, axis1=-2, axis2=-1)
 
+    def backwards(self, x: Any, axes: int) -> Any:
+        """The matrices with their rows backwards; for 2 axes, the columns too."""
+        return x[:, ::-1, ::-1] if axes == 2 else x[:, ::-1]
+
     def filled(self, condition: Any, x: Any, number: float) -> Any:
         """The array, with a number where the condition is false."""
         return self.xp.where(condition, x, number)
@@ -49,6 +53,10 @@ class Functions:
         return self.xp.take_along_axis(x, self.xp.argmax(self.xp.abs(x), axis=-2, keepdims=True), axis=-2)
 
     # Numbers beside arrays
+
+    def is_finite(self, x: Any) -> Any:
+        """Whether each element is neither infinite nor NaN."""
+        return self.xp.isfinite(x)
 
     def is_float(self, x: Any) -> bool:
         """Whether the array is of floating-point numbers."""
@@ -87,6 +95,10 @@ class Functions:
     def norm(self, x: Any, dtype: Any) -> Any:
         """The Frobenius norm `(batch, 1, 1)` of matrices; `dtype` is their dtype before any cast."""
         return self.xp.sqrt(self.xp.sum(x * x, axis=(-2, -1), keepdims=True))
+
+    def solve_upper(self, a: Any, b: Any) -> Any:
+        """`a**-1 @ b` of upper triangular matrices without a zero on their diagonals."""
+        return self.xp.linalg.solve(a, b)
 
     def qr(self, x: Any) -> Any:
         """The orthogonal factor, with as many columns as the matrix, and the triangular factor."""

@@ -123,6 +123,10 @@ class Library:
         into += product
         return into
 
+    def quintic(self, dtype: str) -> Any:
+        """The parts of `newton_schulz` for pieces of a matrix. InternalError where matrices are never in pieces."""
+        raise InternalError("matrices of this library are not orthogonalized in pieces")
+
     def random(self, op: Op, count: int, position: Mapping[str, Any], block: int = 0) -> Any:
         """Uniform or normal numbers of the language's stream, in float64, from the first of block `block` on.
 

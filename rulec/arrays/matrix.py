@@ -16,9 +16,8 @@ from rulec.arrays.functions import Functions
 from rulec.errors import RuleError, TensorError
 from rulec.language.counts import MAX_STEPS, count_problem, is_count
 from rulec.language.node import Op
-
-#: The coefficients of Muon's quintic iteration (Jordan, 2024).
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+from rulec.language.schedules import Coefficients, coefficients_of
+from rulec.language.settings import MUON
 
 
 def iterations(steps: Any) -> int:
@@ -46,6 +45,14 @@ def matrix_functions(of: Functions) -> Mapping[Op, Callable[..., Any]]:
     return {
         Op.MATMUL: of.matmul,
         Op.TRANSPOSE: of.transposed,
+        Op.EYE: functions.eye,
+        Op.DIAG: functions.diag,
+        Op.TRIU: of.xp.triu,
+        Op.TRIL: of.xp.tril,
+        Op.SLICE: functions.slice,
+        Op.CONCAT: functions.concat,
+        Op.SOLVE: functions.solve,
+        Op.CHOLESKY: functions.where_finite(functions.cholesky),
         Op.NEWTON_SCHULZ: functions.newton_schulz,
         Op.QR: functions.where_finite(functions.qr),
         Op.EIGH: functions.where_finite(functions.eigh),
@@ -63,17 +70,81 @@ class _MatrixFunctions:
         of = self.of
 
         def guarded(x: Any, *numbers: Any) -> Any:
-            finite = of.xp.isfinite(x).all(axis=(-2, -1), keepdims=True)
+            finite = of.is_finite(x).all(axis=(-2, -1), keepdims=True)
             return of.cast(of.filled(finite, compute(of.filled(finite, x, 0), *numbers), math.nan), x.dtype)
 
         return guarded
 
-    def newton_schulz(self, x: Any, steps: Any, dtype: str | None = None) -> Any:
+    def eye(self, n: Any) -> Any:
+        """The identity, with as many rows as this."""
+        return self.of.xp.eye(int(n))[None]
+
+    def diag(self, x: Any) -> Any:
+        """The diagonal of square matrices as `(batch, n, 1)`; the diagonal matrices of vectors."""
+        if x.shape[-2] == x.shape[-1]:
+            return self.of.diagonal(x)[..., None]
+        vector = x if x.shape[-1] == 1 else self.of.transposed(x)
+        return self.on_diagonal(vector)
+
+    def on_diagonal(self, vector: Any) -> Any:
+        """The diagonal matrices of vectors `(batch, n, 1)`, with zeros beside the diagonal."""
+        xp, (batch, n, _) = self.of.xp, vector.shape
+        return xp.triu(xp.tril(xp.broadcast_to(vector, (batch, n, n))))
+
+    def slice(self, x: Any, start: Any, stop: Any, axis: str = "rows") -> Any:
+        """The rows, or columns, from one place up to another."""
+        places = slice(int(start), None if stop == math.inf else int(stop))
+        return x[:, places] if axis == "rows" else x[:, :, places]
+
+    def concat(self, a: Any, b: Any, axis: int = 0) -> Any:
+        """The rows of `b` below those of `a`, or for axis 1 the columns beside them."""
+        batch = max(a.shape[0], b.shape[0])
+        whole = [x if x.shape[0] == batch else self.of.xp.broadcast_to(x, (batch, *x.shape[-2:])) for x in (a, b)]
+        return self.of.xp.concatenate(whole, axis - 2)
+
+    def solve(self, a: Any, b: Any, kind: str = "full") -> Any:
+        """`a**-1 @ b`; NaN for each matrix `a` with a zero on the diagonal, of itself or of its triangular factor.
+
+        A full matrix is decomposed by `qr`. The rows and columns of a lower one, backwards, are an upper one.
+        """
+        of = self.of
+        finite = of.is_finite(a).all(axis=(-2, -1), keepdims=True)
+        a = of.filled(finite, a, 0)
+        if kind == "full":
+            orthogonal, a = of.qr(a)
+            b = of.matmul(of.transposed(orthogonal), b)
+        elif kind == "lower":
+            a, b = of.backwards(a, 2), of.backwards(b, 1)
+        a = of.xp.triu(a)
+        diagonal = of.diagonal(a)[..., None]
+        regular = (diagonal != 0).all(axis=(-2, -1), keepdims=True)
+        # A matrix without a solution is the identity here: LAPACK's wrappers raise errors for it, or give any numbers.
+        result = of.solve_upper(of.xp.where(regular, a, self.on_diagonal(of.xp.ones_like(diagonal))), b)
+        result = of.backwards(result, 1) if kind == "lower" else result
+        return of.cast(of.filled(regular, result, math.nan), b.dtype)
+
+    def cholesky(self, x: Any) -> Any:
+        """The lower factor of symmetric matrices; NaN for each that is not positive definite.
+
+        With `x = v @ diag(w) @ v.T` it is the triangular factor of the root's QR decomposition: no library's Cholesky
+        says in the same way that there is none.
+        """
+        of = self.of
+        lambdas, vectors = of.eigh(x)
+        positive = (lambdas > 0).all(axis=-1)[..., None, None]
+        root = of.transposed(vectors * of.at_least(lambdas[..., None, :], 0) ** 0.5)
+        triangular = of.qr(root)[1]
+        signs = of.xp.where(of.diagonal(triangular)[..., None] < 0, -triangular, triangular)
+        return of.filled(positive, of.transposed(of.xp.triu(signs)), math.nan)
+
+    def newton_schulz(
+        self, x: Any, steps: Any, dtype: str | None = None, coefficients: str | Coefficients = MUON
+    ) -> Any:
         """The quintic iteration towards the nearest orthogonal matrix, in `dtype` or else in the matrix's own.
 
         A product and its addend are rounded together.
         """
-        of, (a, b, c) = self.of, COEFFICIENTS
+        of, count = self.of, iterations(self.of.known(steps, "the number of steps of newton_schulz"))
         made_in = None if dtype is None else of.product_dtype(x, dtype)
 
         def rounded(y: Any, dtype: Any = made_in) -> Any:
@@ -82,7 +153,7 @@ class _MatrixFunctions:
         tall = x.shape[-2] > x.shape[-1]
         y = of.transposed(rounded(x)) if tall else rounded(x)
         y = y / of.at_least(of.norm(y, x.dtype), 1e-7)
-        for _ in range(iterations(of.known(steps, "the number of steps of newton_schulz"))):
+        for a, b, c in coefficients_of(coefficients, count):
             gram = of.matmul(y, of.transposed(y))
             polynomial = rounded(b * of.wide(gram) + c * of.wide_matmul(gram, gram))
             y = rounded(a * of.wide(y) + of.wide_matmul(polynomial, y))

@@ -13,9 +13,9 @@ from rulec.checkpoint.meaning import meaning
 from rulec.checkpoint.reading import read
 from rulec.checkpoint.tensors import Stored
 from rulec.checkpoint.weights import reweighed
+from rulec.compiler.grouping import view_of
 from rulec.compiler.layout import scale_name
 from rulec.compiler.lower import decide
-from rulec.compiler.view import matrix_view
 from rulec.compiler.weights import is_part
 from rulec.errors import StateMismatch
 from rulec.language.source import did_you_mean
@@ -124,7 +124,7 @@ def _check_random(
 
 def _narrowed(file: str | Path, saved: Parameter, leaf: Leaf) -> Parameter:
     """The parameter with the states of the leaf's rule; StateMismatch where it was updated and lacks one."""
-    facts = matrix_view(leaf.shape, leaf.rule.view).facts
+    facts = view_of(leaf.rule, leaf.shape).facts
     conditions = {name: s.condition for name, s in leaf.rule.state.items() if s.per not in ("group", "model")}
     names = [
         name for name, condition in conditions.items() if condition is None or decide(condition, facts) is not False

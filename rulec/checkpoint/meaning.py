@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from rulec.language.levels import level_text
 from rulec.language.node import Node, Op, name, rewrite
 from rulec.language.rule import Assign, Branch, Rule, State, Statement, assignments
 from rulec.language.step import step_text
@@ -42,7 +43,7 @@ def _locals(rule: Rule) -> list[str]:
 
 def _state(state: State) -> list[Any]:
     shape = None if state.shape is None else [_text(x) for x in state.shape]
-    return [_text(state.init), state.per, shape, _text(state.condition)]
+    return [_text(state.init), level_text(state.per, state.number), shape, _text(state.condition)]
 
 
 def _text(value: Node | None, local: Mapping[str, Node] | None = None) -> str | None:

@@ -50,7 +50,7 @@ def check(
 def _report_wrapper(wrapper: Rule, json: bool) -> None:
     """Reports a wrapper, which has no program of its own: its costs depend on the rule inside."""
     if json:
-        print_json({"rule": wrapper.name, "wraps": wrapper.wraps})
+        print_json({"rule": wrapper.name, "wraps": wrapper.wraps[0] if len(wrapper.wraps) == 1 else wrapper.wraps})
     else:
         typer.echo(f'{wrapper.name} is a valid wrapper: check "{wrapper.called}(adam)", or around another rule')
 
@@ -69,15 +69,16 @@ def _distinct(programs: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _program_facts(rule: Rule, shape: Sequence[int], dtype: str) -> dict[str, Any]:
     from rulec.compare.traffic import traffic
+    from rulec.compiler.grouping import view_of
     from rulec.compiler.layout import kernel_for
     from rulec.compiler.pipeline import compile
+    from rulec.compiler.rings import ringed
     from rulec.compiler.routing import route
-    from rulec.compiler.view import matrix_view
     from rulec.language.text import expression_text
 
     routed = route(rule, shape, set())
-    program = compile(routed, matrix_view(shape, routed.view).facts)
-    program, layout = kernel_for(program, dtype)
+    program = compile(routed, view_of(routed, shape).facts)
+    program, layout = kernel_for(ringed(program)[0] if program.skip is None else program, dtype)
     moved = traffic(program, layout)
     narrow = {b.name: _kept(routed.state[b.name]) for b in program.states if b.name not in moved.state}
     return {

@@ -186,6 +186,11 @@ def _print_mesh(spread: MeshAccount, rate: float) -> None:
             f"{spread.matrices} matrices are worked on for {seconds * 1000:,.0f} ms at {rate:g} TFLOP/s, "
             f"{spread.work / spread.mean_work:.2f} of the mean"
         )
+    if spread.shared:
+        print(
+            f"{spread.shared} of them have several owners, who send {_in(size, spread.between)} GiB to one another for "
+            f"their products"
+        )
 
 
 def _in(unit: int, size: int) -> str:

@@ -149,7 +149,8 @@ def _floats(program: Program, dtype: str, state_dtype: str) -> Layout:
 
 
 def _passes(rule: Rule, dtype: str, state_dtype: str) -> str:
-    from rulec.compiler.pipeline import DEFAULT_FACTS, passes, static_defaults
+    from rulec.compiler.grouping import static_defaults
+    from rulec.compiler.pipeline import DEFAULT_FACTS, passes
     from rulec.compiler.show import program_text
 
     memory = _storage(state_dtype).memory_of(rule, dtype)

@@ -42,7 +42,7 @@ class Lines:
 
 def keep_lines(rule: Rule, shape: Sequence[int]) -> Lines:
     """The rule with extra states for the values of the lines, and the lines that run for a tensor of this shape."""
-    from rulec.compiler.view import matrix_view
+    from rulec.compiler.grouping import view_of
 
     rule = rule.standalone()
     prefix = "line"
@@ -51,7 +51,7 @@ def keep_lines(rule: Rule, shape: Sequence[int]) -> Lines:
     lines: list[Line] = []
     step = _with_copies(rule.step, prefix, lines)
     kept = {line.state: State(const(0)) for line in lines}
-    facts = {**DEFAULT_FACTS, **matrix_view(shape, rule.view).facts}
+    facts = {**DEFAULT_FACTS, **view_of(rule, shape).facts}
     static = {k: h.default for k, h in rule.hyper.items() if h.static and isinstance(h.default, float)}
     program = lower(replace(rule, step=step, state={**rule.state, **kept}), facts, static)
     inference = AxisInference(program)

@@ -6,10 +6,26 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import cast
 
-from rulec.compiler.ir import AXES, COLS, LEVEL_AXES, ROWS, Axes, Program, Site, Stage, Store
+from rulec.compiler.ir import (
+    AXES,
+    COLS,
+    LETTERS,
+    LEVEL_AXES,
+    PARTS,
+    ROWS,
+    Axes,
+    Program,
+    Site,
+    Stage,
+    Store,
+    part_extent,
+)
 from rulec.compiler.matrix import matrix_axes
 from rulec.errors import RuleError
+from rulec.language.counts import Count
+from rulec.language.levels import level_text
 from rulec.language.node import Kind, Node, Op, const, node, rewrite, walk
+from rulec.language.settings import settings
 from rulec.language.source import rule_error
 from rulec.language.text import short_text
 
@@ -43,6 +59,8 @@ class AxisInference:
         if value.op.kind is Kind.RANDOM:
             _, rows, cols = cast(tuple[int, Node, Node], value.arg)
             return Axes(AXES, rows, cols)
+        if value.op is Op.SPREAD:
+            return Axes(in_batch(operands[0].letters), operands[0].rows, operands[0].cols)
         return self._union(value, operands)
 
     def _unhoisted(self, value: Node) -> Node:
@@ -64,7 +82,9 @@ class AxisInference:
         return Axes("kn") if value.op is Op.FACT else Axes()
 
     def _union(self, value: Node, operands: list[Axes]) -> Axes:
-        letters = "".join(c for c in AXES if any(c in a.letters for a in operands))
+        letters = "".join(c for c in LETTERS if any(c in a.letters for a in operands))
+        if {"i", "j"} <= set(letters):
+            letters = AXES  # also where it is the same in all matrices
         extents: list[Node | None] = []
         for side, letter in (("rows", "i"), ("cols", "j")):
             having = [getattr(a, side) for a in operands if letter in a.letters]
@@ -75,15 +95,22 @@ class AxisInference:
         return Axes(letters, extents[0], extents[1])
 
 
+def in_batch(letters: str) -> str:
+    """The letters with the whole batch in place of a segment of it, and beside rows or columns of all matrices."""
+    return "".join(c for c in AXES if c in letters or (c == "b" and set(letters) & {*PARTS, "i", "j"}))
+
+
 def axes_of_level(level: str, operand: Axes) -> Axes:
     """The axes of a value with the axes `operand` after its reduction to a level."""
-    letters = "".join(c for c in operand.letters if c in LEVEL_AXES[level])
+    having = {*operand.letters, *(PARTS if "b" in operand.letters else "")}
+    letters = "".join(c for c in LETTERS if c in having and c in LEVEL_AXES[level])
     return Axes(letters, operand.rows if "i" in letters else None, operand.cols if "j" in letters else None)
 
 
 def _count(removed: str, operand: Axes, level: str) -> Node:
     """The number of values that a reduction joins, as an expression of shape facts."""
     factors = [x for letter, x in (("i", operand.rows), ("j", operand.cols)) if letter in removed and x is not None]
+    factors += [part_extent(letter) for letter in removed if letter in PARTS]
     if {"b", "i", "j"} <= set(removed) and operand.rows is ROWS and operand.cols is COLS:
         factors = [node(Op.FACT, "numel")]
     elif "b" in removed:
@@ -101,15 +128,38 @@ def _one_of_each(removed: str) -> Node:
     return node(Op.WHERE, node(Op.GE, each, const(0)), const(1), const(0))
 
 
+def _removed(operand: Axes, level: str, parts: int) -> str:
+    """The axes that a reduction to a level removes; of a batch of several segments, all but the one that remains."""
+    letters, kept = operand.letters, LEVEL_AXES[level]
+    if part := set(kept) & set(PARTS):
+        letters = letters.replace("b", "".join(c for c in PARTS[:parts] if c not in part))
+    return "".join(c for c in letters if c not in kept)
+
+
+def _spread(value: Node, inference: AxisInference) -> Node:
+    """A value of a segment of the batch, for each matrix of the batch; other values unchanged."""
+    part = set(inference.axes(value).letters) & set(PARTS)
+    return node(Op.SPREAD, value, part.pop()) if part else value
+
+
+def _joined(value: Node, inference: AxisInference) -> Node:
+    """An elementwise operation on values of the same axes of the batch."""
+    letters = [set(inference.axes(a).letters) for a in value.args]
+    batches = set[str]().union(*letters) & {*PARTS, "b"}
+    if not batches & set(PARTS) or (len(batches) == 1 and not any(x & {"i", "j"} for x in letters)):
+        return value
+    return node(value.op, *(_spread(a, inference) for a in value.args), value.arg)
+
+
 def _written_out(value: Node, inference: AxisInference) -> Node:
     """A mean, norm, rms or count as sums, and a reduction over no axis as its operand; other values unchanged."""
     if value.op.kind is not Kind.REDUCE:
-        return value
+        return _joined(value, inference) if value.args and inference.program.parts else value
     (x,), level = value.args, str(value.arg)
     if value.op is Op.COUNT_NONZERO:
         x = node(Op.WHERE, node(Op.NE, x, const(0)), const(1), const(0))
     operand = inference.axes(x)
-    removed = "".join(c for c in operand.letters if c not in LEVEL_AXES[level])
+    removed = _removed(operand, level, inference.program.parts)
     if not removed:
         return node(Op.ABS, x) if value.op in (Op.NORM, Op.RMS) else x
     if value.op in (Op.SUM, Op.MIN, Op.MAX):
@@ -132,18 +182,32 @@ def infer_axes(program: Program) -> Program:
         stores = []
         for store in stage.stores:
             value = rewrite([store.value], lambda n: _written_out(n, inference), memo)[0]
+            if program.parts and "b" in program.buffer(store.buffer).axes.letters:
+                value = _spread(value, inference)
             _check_store(program, store.buffer, value, inference)
             stores.append(Store(store.buffer, value))
         stages.append(Stage(tuple(stores)))
     skip = program.skip
     if skip is not None:
         skip = rewrite([skip], lambda n: _written_out(n, inference), memo)[0]
-        if not set(inference.axes(skip).letters) <= {"k", "n"}:
+        if not inference.axes(skip).number:
             raise RuleError(
                 f"skip of {program.name} differs from element to element: reduce it, as in isfinite(sum(g))"
             )
+    counts = tuple(_within_extents(count, inference) for count in program.counts)
     labels = {memo.get(value, value): label for value, label in program.labels.items()}
-    return replace(program, stages=tuple(stages), labels=labels, skip=skip, sites=_written_sites(program, memo))
+    return replace(
+        program, stages=tuple(stages), labels=labels, skip=skip, sites=_written_sites(program, memo),
+        counts=counts,
+    )  # fmt: skip
+
+
+def _within_extents(count: Count, inference: AxisInference) -> Count:
+    """The count of a slice with the extent of its matrix as a limit; any other count as it is."""
+    if count.end is None:
+        return count
+    axes = inference.axes(count.end.args[0])
+    return replace(count, limit=axes.rows if settings(count.end)["axis"] == "rows" else axes.cols)
 
 
 def _written_sites(program: Program, memo: Mapping[Node, Node]) -> dict[Node, Site]:
@@ -168,6 +232,13 @@ def _check_store(program: Program, buffer: str, value: Node, inference: AxisInfe
         if have is not None and keep is not None and have is not keep:
             raise rule_error(f"{buffer} is {_extents(kept)} but is assigned a value of {_extents(axes)}", span)
     wider = set(axes.letters) - set(kept.letters)
+    state = program.rule.state.get(buffer)
+    if wider and state is not None and state.number is not None:
+        level = level_text(state.per, state.number)
+        raise rule_error(
+            f"{buffer} is kept per {level} but is assigned a value that differs within it: reduce it with per={level}",
+            span,
+        )
     if wider:
         names = {v: k for k, v in LEVEL_AXES.items()}
         has, keeps = names.get(axes.letters, axes.letters), names[kept.letters]

@@ -15,14 +15,16 @@ import numpy as np
 
 from rulec.arrays import bits, random
 from rulec.arrays.reductions import REDUCTIONS
+from rulec.arrays.segments import reduced_to, spread_from
 from rulec.compiler.axes import AxisInference
-from rulec.compiler.ir import Program, Site, Store
+from rulec.compiler.ir import PARTS, Program, Site, Store
 from rulec.compiler.matrix import MATRIX
 from rulec.compiler.stages import joins
 from rulec.compiler.view import MatrixView
 from rulec.errors import HyperError, RuleError
 from rulec.language.arithmetic import NUMPY, Table, mpmath_context, mpmath_table
 from rulec.language.node import Kind, Node, Op, walk
+from rulec.language.settings import settings, statics
 
 Array = np.ndarray[Any, Any]
 
@@ -187,9 +189,12 @@ class Run:
         letters = self._letters(value)
         operands = [self._get(a, key, letters) for a in value.args]
         if value.op.kind is Kind.MATRIX:
-            return _matrix(value, operands, self.how)
+            return _matrix(value, [*operands, *self._statics(value, key)], self.how)
         if value.op.kind is Kind.RANDOM:
             return self._random(value, operands, key)
+        if value.op is Op.SPREAD:
+            extents = self.by_index[cast(int, key)].view.segments
+            return spread_from(int(str(value.arg)), operands[0], extents, np.broadcast_to)
         if value.op is Op.CHANCE:
             return self.how.array(bits.chance(np, *operands, turned=self.by_index[cast(int, key)].view.transposed))
         return self.how.table[value.op](*operands)
@@ -247,7 +252,7 @@ class Run:
     def _reduce(self, value: Node, key: Key) -> Any:
         have, keep = self._letters(value.args[0]), self._letters(value)
         if "n" in keep:
-            return self._within(value, np.asarray(self.values[value.args[0], key]))
+            return self._within(value, np.asarray(self.values[value.args[0], key]), key)
         parts: dict[Key, Any] = {}
         for run in self.family:
             if run.joins:
@@ -269,27 +274,38 @@ class Run:
         self._evaluate([operand])
         have = self._letters(operand)
         keys = [k for k in self._keys(have) if self._belongs(k, have, key)]
-        return {k: self._within(value, np.asarray(self.values[operand, k])) for k in keys}
+        return {k: self._within(value, np.asarray(self.values[operand, k]), k) for k in keys}
 
     def _combine(self, op: Op) -> Any:
         return {Op.SUM: np.add, Op.MIN: self.how.table[Op.MINIMUM], Op.MAX: self.how.table[Op.MAXIMUM]}[op]
 
-    def _within(self, value: Node, x: Array) -> Any:
+    def _within(self, value: Node, x: Array, key: Key) -> Any:
         """The operand of a reduction, reduced over the axes of one tensor."""
         removed = set(self._letters(value.args[0])) - set(self._letters(value))
-        start = self.how.array(REDUCTIONS[value.op].nothing)[()]
-        for axis, letter in enumerate("bij"):
-            if letter in removed and x.ndim == 3:
-                x = self._combine(value.op).reduce(x, axis=axis, keepdims=True, initial=start)
+        part = set(self._letters(value)) & {*PARTS} if "b" in removed else set()
+        axes = tuple(i for i, c in enumerate("bij") if c in removed or (c == "b" and removed & {*PARTS}))
+        if part:
+            extents = self.by_index[cast(int, key)].view.segments
+            return reduced_to(int(*part), x, extents, axes, lambda values, over: self._reduced(value.op, values, over))
+        return self._reduced(value.op, x, axes) if x.ndim == 3 else x
+
+    def _reduced(self, op: Op, x: Array, axes: Sequence[int]) -> Array:
+        start = self.how.array(REDUCTIONS[op].nothing)[()]
+        for axis in axes:
+            x = self._combine(op).reduce(x, axis=axis, keepdims=True, initial=start)
         return x
 
     def _belongs(self, part: Key, have: str, key: Key) -> bool:
         return key is None or (self.by_index[part].group if "n" in have else part) == key  # type: ignore[index]
 
+    def _statics(self, value: Node, key: Key) -> list[float]:
+        """The static operands of an operation, for a tensor."""
+        operands = statics(value)
+        self._evaluate(operands)
+        return [float(self._get(x, key, "kn")) for x in operands]
+
     def _random(self, value: Node, operands: Sequence[Any], key: Key) -> Any:
-        draw, *sizes = cast(tuple[Any, ...], value.arg)
-        self._evaluate(sizes)
-        extents = [int(self._get(x, key, "kn")) for x in sizes]
+        draw, extents = settings(value)["draw"], [int(x) for x in self._statics(value, key)]
         count = int(np.prod(extents))
         position = {
             "seed": self.seed,
@@ -310,6 +326,8 @@ def _count(level: Any) -> str:
 
 def _matrix(value: Node, operands: Sequence[Any], how: Arithmetic) -> Any:
     function = MATRIX[value.op]
-    if how.exact and not function.exact:
+    compute = function.exact if how.exact else function.compute
+    if compute is None:
         raise RuleError(f"{value.op.symbol} has no 50-digit form: use the float64 reference")
-    return function.compute(*operands)
+    keywords = {key: setting for key, setting in settings(value).items() if key != "dtype"}
+    return how.array(compute(*operands, **keywords))

@@ -17,13 +17,27 @@ from rulec.language.source import Span
 
 AXES = "knbij"
 
+#: The segments of a batch that is several axes of a tensor: a value of one of them has its letter in place of `b`.
+PARTS = "0123456789"
+
+#: The letters of axes in their order.
+LETTERS = f"kn{PARTS}bij"
+
 #: The line of a reduction over several tensors, and its number in that line: only to be compared.
 Site = tuple[str | int, ...]
 
 #: Level of the language -> axes of a value at this level.
 LEVEL_AXES: Mapping[str, str] = {
     "element": "knbij", "row": "knbi", "col": "knbj", "matrix": "knb", "tensor": "kn", "group": "k", "model": "",
+    # `axis(i)` of more than two segments of axes: rows or columns of all matrices, or a part of the batch.
+    "axis_i": "kni", "axis_j": "knj", **{f"axis_{part}": f"kn{part}" for part in PARTS},
 }  # fmt: skip
+
+
+def part_extent(part: str) -> Node:
+    """The fact of the extent of a segment of the batch: no rule can write it."""
+    return node(Op.FACT, f"part{part}")
+
 
 ROWS, COLS = node(Op.FACT, "rows"), node(Op.FACT, "cols")
 
@@ -42,6 +56,11 @@ class Axes:
 
     def __str__(self) -> str:
         return self.letters or "none"
+
+    @property
+    def number(self) -> bool:
+        """Whether the value is one number for a tensor, for a group or for the model."""
+        return set(self.letters) <= {"k", "n"}
 
     @property
     def elementwise(self) -> bool:
@@ -157,6 +176,8 @@ class Program:
     shape. `finish` are the stores of values narrower than the parameter, or of another shape, after the last stage.
     Kernels compute none of these: the runtime does, between the stages.
 
+    `parts` is the number of segments of the batch, where it has several.
+
     `labels` are the author's names for values, for readable output; `places` are the lines that last assigned each
     name, for errors. `skip` is true for a step that changes nothing. `predicates` are the conditions of branches known
     before a step, by their place among the rule's branches: this program has both arms, and a variant of it has one.
@@ -187,6 +208,7 @@ class Program:
     memory: Memory = PLAIN
     decisions: tuple[str, ...] = ()
     reduced: frozenset[str] = frozenset()
+    parts: int = 0
 
     def buffer(self, buffer_name: str) -> Buffer:
         """The buffer of this name."""

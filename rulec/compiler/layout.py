@@ -149,12 +149,12 @@ def array_buffers(program: Program) -> list[Buffer]:
 
     The other buffers are single numbers for a tensor, a group or the model.
     """
-    return [b for b in program.buffers if {"b", "i", "j"} & set(b.axes.letters)]
+    return [b for b in program.buffers if not b.axes.number]
 
 
 def is_viewed(program: Program) -> bool:
     """Whether a program sees tensors as matrices, or the places of elements: then they must be contiguous in memory."""
-    kept = any({"b", "i", "j"} & set(b.axes.letters) and not b.axes.elementwise for b in program.buffers)
+    kept = any(not b.axes.number and not b.axes.elementwise for b in program.buffers)
     scratch = any(b.role == "scratch" for b in program.buffers)
     return bool(kept or scratch or program.vectors) or is_shaped(program) or has_chance(program)
 
@@ -167,6 +167,6 @@ def has_chance(program: Program) -> bool:
 
 def is_shaped(program: Program) -> bool:
     """Whether a kernel must know the row and column of an element."""
-    reduced = [r.axes.letters for stage in program.stages for r in stage.reduces]
-    read = [v.axes.letters for v in program.vectors if not v.axes.elementwise]
-    return any({"b", "i", "j"} & set(letters) for letters in reduced + read)
+    reduced = [r.axes for stage in program.stages for r in stage.reduces]
+    read = [v.axes for v in program.vectors if not v.axes.elementwise]
+    return any(not axes.number for axes in reduced + read)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rulec.compiler.fold import fold_node
+from rulec.compiler.grouping import grouping, placed_as
 from rulec.compiler.ir import (
     COLS,
     LEVEL_AXES,
@@ -25,8 +26,9 @@ from rulec.compiler.ir import (
 from rulec.compiler.weights import stored, unbiased, weight, with_memory
 from rulec.language.arithmetic import NUMPY, number_known
 from rulec.language.counts import Count, count_of
-from rulec.language.node import FACTS, Kind, Node, Op, const, is_boolean, node, rewrite, walk
+from rulec.language.node import FACTS, PLACED, Kind, Node, Op, const, extent, is_boolean, node, rewrite, walk
 from rulec.language.rule import Assign, Branch, Rule, Statement, conditions
+from rulec.language.settings import lowered
 from rulec.language.source import Span, rule_error
 from rulec.language.text import expression_text
 
@@ -66,9 +68,38 @@ class _Lowering:
         def change(n: Node) -> Node:
             if n.op is Op.NAME:
                 return self._name(str(n.arg))
-            return fold_node(_numeric_operands(_with_extents(n)))
+            return fold_node(_numeric_operands(lowered(self._of_shape(n))))
 
+        if any(n.op is Op.NAME and str(n.arg) not in self.values for n in walk([value])):
+            value = rewrite([value], self._chosen)[0]  # the names of states that are of other shapes alone
         return rewrite([value], change)[0]
+
+    def _chosen(self, value: Node) -> Node:
+        """The operand that a `where` gives for all tensors of this shape."""
+        truth = decide(value.args[0], self.known) if value.op is Op.WHERE else None
+        return value if truth is None else value.args[1 if truth else 2]
+
+    def _of_shape(self, value: Node) -> Node:
+        """A level `axis(i)` or `block(n)` as a level of this tensor's matrices; `dim(i)` as a shape fact."""
+        if value.op is Op.DIM:
+            number = number_known(value.args[0], self.known)
+            count = int(self.known["ndim"])
+            if number is None:
+                raise rule_error(
+                    f"dim({expression_text(value.args[0])}) must be known when a kernel is made: make it of numbers "
+                    f"and shape facts", self.span,
+                )  # fmt: skip
+            if not float(number).is_integer() or not -count <= number < count:
+                said = expression_text(value.args[0])
+                raise rule_error(
+                    f"a tensor of {count} dimensions has no dim({said}): put it under a condition on ndim", self.span
+                )
+            return node(Op.FACT, extent(int(number) % count))
+        if value.op.kind is Kind.REDUCE and value.arg in PLACED:
+            return node(
+                value.op, value.args[0], placed_as(self.rule, str(value.arg), value.args[1], self.known, self.span)
+            )
+        return value
 
     def _name(self, identifier: str) -> Node:
         if identifier not in self.values:
@@ -228,14 +259,19 @@ def lower(
         extents = None if state.shape is None else tuple(resolve.expression(x) for x in state.shape)
         if extents is not None:
             counts.append(Count(f"an extent of state {key}", extents, bounded=True, span=state.span))
-        buffers.append(Buffer(key, "state", _state_axes(rule, key, extents), _numeric(resolve.expression(state.init))))
-    for key, kind in rule.inputs.items():
+        buffers.append(
+            Buffer(key, "state", _state_axes(rule, key, extents, known), _numeric(resolve.expression(state.init)))
+        )
+    read = {str(n.arg) for n in walk([s.value for s in stores] + ([] if skip is None else [skip])) if n.op is Op.LOAD}
+    for key, kind in ((key, kind) for key, kind in rule.inputs.items() if key in read):
         buffers.append(Buffer(key, "input", axes_of_letters("knbij" if kind == "like p" else "")))
+    grouped = grouping(rule, known)
+    parts = 0 if grouped is None else grouped.parts
     evaluate = resolve.expression(rule.evaluate) if rule.evaluate is not None else None
     program = Program(
         rule.name, rule, tuple(buffers), rule.hyper, (Stage(tuple(stores)),), labels=lowering.labels,
         skip=skip, evaluate=evaluate, places=lowering.places, predicates=tuple(lowering.predicates.items()),
-        sites=lowering.sites, counts=tuple(_foreseen(count, rule) for count in counts),
+        sites=lowering.sites, counts=tuple(_foreseen(count, rule) for count in counts), parts=parts,
     )  # fmt: skip
     return with_memory(program, memory)
 
@@ -273,19 +309,16 @@ def check_counts(program: Program, known: Mapping[str, float]) -> Program:
     return program
 
 
-def _state_axes(rule: Rule, key: str, extents: tuple[Node, ...] | None) -> Axes:
+def _state_axes(
+    rule: Rule, key: str, extents: tuple[Node, ...] | None, known: Mapping[str, float]
+) -> Axes:  # fmt: skip
+    state = rule.state[key]
+    if state.number is not None:
+        return axes_of_letters(LEVEL_AXES[placed_as(rule, state.per, state.number, known, state.span)])
     if extents is None:
-        return axes_of_letters(LEVEL_AXES[rule.state[key].per])
+        return axes_of_letters(LEVEL_AXES[state.per])
     if len(extents) != 2:
         message = f"state {key} has a shape of {len(extents)} extents: give two, rows and columns"
         raise rule_error(message, rule.state[key].span)
     rows, cols = (x if x is not None else y for x, y in zip(extents, (ROWS, COLS), strict=True))
     return Axes("knbij", rows, cols)
-
-
-def _with_extents(value: Node) -> Node:
-    """A random draw with its extents beside its number: extents are static, and are not hoisted with the scalars."""
-    if value.op.kind is not Kind.RANDOM or len(value.args) == 1:
-        return value
-    at, *extents = value.args
-    return node(value.op, at, (value.arg, *extents))

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from rulec.arrays.exact import EXACT_MATRIX
 from rulec.arrays.numpy import NUMPY_MATRIX
 from rulec.compiler.ir import AXES, Axes
 from rulec.errors import RuleError
-from rulec.language.node import Node, Op
+from rulec.language.counts import difference, simplified
+from rulec.language.node import Node, Op, const, node
+from rulec.language.settings import settings, statics
 from rulec.language.text import short_text
 
 Array = np.ndarray[Any, Any]
@@ -22,14 +26,14 @@ class MatrixFunction:
     """One row of the table.
 
     The first `matrices` operands are matrices, the others numbers. `axes` gives the result's axes from the node and
-    its operands' axes, or a RuleError; `compute` takes the operands' values. Where `exact` it also takes arrays of
-    50-digit numbers.
+    its operands' axes, or a RuleError; `compute` takes the operands' values, and `exact` does as arrays of 50-digit
+    numbers.
     """
 
     axes: Callable[[Node, Sequence[Axes]], Axes]
     compute: Callable[..., Array]
     matrices: int = 1
-    exact: bool = False
+    exact: Callable[..., Array] | None = None
 
 
 def matrix_axes(value: Node, operands: Sequence[Axes]) -> Axes:
@@ -60,17 +64,65 @@ def _square_axes(value: Node, operands: Sequence[Axes]) -> Axes:
     return Axes(AXES, first.rows, first.rows)
 
 
+def _diagonal_axes(value: Node, operands: Sequence[Axes]) -> Axes:
+    (first,) = operands
+    extent = first.rows if "i" in first.letters else first.cols
+    if not {"i", "j"} & set(first.letters):
+        raise RuleError(f"diag needs a matrix or a vector, and {short_text(value.args[0])!r} is neither")
+    if {"i", "j"} <= set(first.letters):
+        return Axes("knbi", _square_axes(value, operands).rows)
+    return Axes(AXES, extent, extent)
+
+
+def _slice_axes(value: Node, operands: Sequence[Axes]) -> Axes:
+    first, (start, stop) = operands[0], statics(value)
+    rows = settings(value)["axis"] == "rows"
+    end = (first.rows if rows else first.cols) if stop is const(math.inf) else stop
+    extent = difference(end or const(1), start)
+    return Axes(AXES, extent, first.cols) if rows else Axes(AXES, first.rows, extent)
+
+
+def _joined_axes(value: Node, operands: Sequence[Axes]) -> Axes:
+    first, second = operands
+    below = settings(value)["axis"] == 0
+    ends, sides = (("rows", "cols"), ("cols", "rows"))[not below]
+    if getattr(first, sides) is not getattr(second, sides):
+        raise RuleError(f"concat needs matrices with the same {sides}, and those of {short_text(value)!r} differ")
+    extents = [getattr(x, ends) or const(1) for x in operands]
+    total = simplified(node(Op.ADD, *extents))
+    return Axes(AXES, total, first.cols) if below else Axes(AXES, first.rows, total)
+
+
+def _solved_axes(value: Node, operands: Sequence[Axes]) -> Axes:
+    first, second = _square_axes(value, operands), operands[1]
+    if first.rows is not second.rows:
+        raise RuleError(
+            f"solve needs as many rows on the right as on the left, and those of {short_text(value)!r} differ"
+        )
+    return second
+
+
+#: Functions without a form in 50 digits: mpmath's eigenvectors and ours differ where eigenvalues are nearly equal.
+_WITHOUT_DIGITS = (Op.EIGH, Op.SINGULAR_VECTORS, Op.INVERSE_ROOT)
+
 #: Every matrix function. A backend's own table has the same keys.
 MATRIX: Mapping[Op, MatrixFunction] = {
-    Op.MATMUL: MatrixFunction(_product_axes, NUMPY_MATRIX[Op.MATMUL], matrices=2, exact=True),
-    Op.TRANSPOSE: MatrixFunction(
-        lambda _, operands: Axes(AXES, operands[0].cols, operands[0].rows), NUMPY_MATRIX[Op.TRANSPOSE], exact=True
-    ),
-    Op.NEWTON_SCHULZ: MatrixFunction(_same_axes, NUMPY_MATRIX[Op.NEWTON_SCHULZ], exact=True),
-    Op.QR: MatrixFunction(_same_axes, NUMPY_MATRIX[Op.QR]),
-    Op.EIGH: MatrixFunction(_square_axes, NUMPY_MATRIX[Op.EIGH]),
-    Op.SINGULAR_VECTORS: MatrixFunction(
-        lambda value, operands: Axes(AXES, operands[0].rows, value.args[1]), NUMPY_MATRIX[Op.SINGULAR_VECTORS]
-    ),
-    Op.INVERSE_ROOT: MatrixFunction(_square_axes, NUMPY_MATRIX[Op.INVERSE_ROOT]),
+    op: MatrixFunction(axes, NUMPY_MATRIX[op], matrices, None if op in _WITHOUT_DIGITS else EXACT_MATRIX[op])
+    for op, matrices, axes in (
+        (Op.MATMUL, 2, _product_axes),
+        (Op.TRANSPOSE, 1, lambda _, operands: Axes(AXES, operands[0].cols, operands[0].rows)),
+        (Op.EYE, 0, lambda value, _: Axes(AXES, *statics(value), *statics(value))),
+        (Op.DIAG, 0, _diagonal_axes),
+        (Op.TRIU, 1, _same_axes),
+        (Op.TRIL, 1, _same_axes),
+        (Op.SLICE, 1, _slice_axes),
+        (Op.CONCAT, 2, _joined_axes),
+        (Op.SOLVE, 2, _solved_axes),
+        (Op.CHOLESKY, 1, _square_axes),
+        (Op.NEWTON_SCHULZ, 1, _same_axes),
+        (Op.QR, 1, _same_axes),
+        (Op.EIGH, 1, _square_axes),
+        (Op.SINGULAR_VECTORS, 1, lambda value, operands: Axes(AXES, operands[0].rows, *statics(value))),
+        (Op.INVERSE_ROOT, 1, _square_axes),
+    )
 }

@@ -63,7 +63,7 @@ class _Words:
         if value.op.kind is Kind.REDUCE:
             return self._reduction(value)
         operands = [self.of(a) for a in value.args]
-        if not all(operands) or len(value.args) > 2:
+        if not operands or not all(operands) or len(operands) > 2:
             return ""
         return self._operation(value, operands)
 

@@ -9,13 +9,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from rulec.compiler.axes import infer_axes
+from rulec.compiler.grouping import grouping, static_defaults
 from rulec.compiler.ir import PLAIN, Memory, Program, verify
 from rulec.compiler.layout import Layout, scheduled
 from rulec.compiler.lower import check_counts, decide, lower
 from rulec.compiler.scalars import hoist_scalars, reduced_states
 from rulec.compiler.stages import split_stages
+from rulec.compiler.view import plain_facts
 from rulec.language.node import Node, names_in
 from rulec.language.rule import Rule, assignments, conditions
+from rulec.language.traits import counts_dimensions
 
 Pass = Callable[[Program], Program]
 
@@ -25,7 +28,7 @@ WHOLE: tuple[tuple[str, Pass], ...] = (("infer_axes", infer_axes), ("hoist_scala
 PASSES: tuple[tuple[str, Pass], ...] = (*WHOLE, ("split_stages", split_stages))
 
 #: The shape facts of an ordinary matrix: the default of `compile`.
-DEFAULT_FACTS: Mapping[str, float] = {"ndim": 2, "numel": 4096, "rows": 64, "cols": 64}
+DEFAULT_FACTS: Mapping[str, float] = {**plain_facts((64, 64)), "rows": 64, "cols": 64}
 
 
 def shape_conditions(rule: Rule) -> list[Node]:
@@ -57,14 +60,18 @@ def compile(
     if {line.target for line in assignments(rule.step)}.intersection(names_in(conditions)):
         # A local may stand for a shape fact: conditions on it are decided only when the lines are walked.
         decisions += tuple(sorted(facts.items()))
+    decisions += _rank(rule, known)
     key = id(rule), decisions, tuple(sorted(static.items())), tuple(sorted((assumed or {}).items())), whole, memory
     program = _compile(_Request(key, rule, facts, static, assumed, whole, memory))
     return check_counts(program, static) if shapeless else program
 
 
-def static_defaults(rule: Rule) -> dict[str, float]:
-    """Name -> default, for the static hyper-parameters with a number as their default."""
-    return {k: h.default for k, h in rule.hyper.items() if h.static and isinstance(h.default, float)}
+def _rank(rule: Rule, known: Mapping[str, float]) -> tuple[object, ...]:
+    """What the levels of axes and blocks, and `dim(i)`, mean for a tensor."""
+    if not counts_dimensions(rule):
+        return ()
+    grouped = grouping(rule, known)
+    return known["ndim"], *(() if grouped is None else (grouped.letters, grouped.block > 0))
 
 
 @dataclass(frozen=True)

@@ -6,22 +6,23 @@ Tests compare every backend and adapter with it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from rulec.compiler.grouping import static_of, view_of
 from rulec.compiler.interpreter import Array, Key, Run, Tensor
 from rulec.compiler.interpreter import arithmetic as named_arithmetic
 from rulec.compiler.ir import Program
-from rulec.compiler.lower import check_counts
+from rulec.compiler.lower import check_counts, decide
 from rulec.compiler.pipeline import compile
 from rulec.compiler.routing import Router
 from rulec.compiler.scalars import resolve_hyper
-from rulec.compiler.view import matrix_view
-from rulec.errors import HyperError, TensorError
+from rulec.errors import HyperError, RuleError, TensorError
 from rulec.language.rule import Rule
+from rulec.language.sizes import sized
 from rulec.language.source import did_you_mean
 
 
@@ -42,6 +43,8 @@ class ReferenceOptimizer:
     ) -> None:  # fmt: skip
         self.how = named_arithmetic(arithmetic)
         settings = [hyper or {}] if not isinstance(hyper, Sequence) else list(hyper)
+        for place, chosen in enumerate(settings):
+            rule, settings[place] = sized(rule, chosen)
         self.rule = rule
         self.seed = seed
         group_of = list(groups or [0] * len(params))
@@ -53,19 +56,18 @@ class ReferenceOptimizer:
         for index, (param, group) in enumerate(zip(params, group_of, strict=True)):
             eps = float(np.finfo(np.asarray(param).dtype).eps) if np.asarray(param).dtype.kind == "f" else 2.0**-52
             routed = router.choose(np.shape(param), words[index], f"parameter {index}")
-            view = matrix_view(np.shape(param), routed.view)
+            hyper_of = [resolve_hyper(routed.hyper, _settings_of(g, routed), eps, routed.name) for g in settings]
+            view = view_of(routed, np.shape(param), static_of(routed, hyper_of[group]))
             self.tensors.append(Tensor(view, view.matrices(self.how.array(param)).copy(), group, index, eps))
-            self._add(index, routed, [_settings_of(g, routed) for g in settings])
+            self._add(index, routed, hyper_of)
         known = rule.settings
         for key in (key for group in settings for key in group):
             if key not in known:
                 raise HyperError(f"{rule.name} has no hyper-parameter {key!r}{did_you_mean(key, known)}")
 
-    def _add(self, index: int, rule: Rule, settings: list[Mapping[str, float]]) -> None:
+    def _add(self, index: int, rule: Rule, hyper: list[dict[str, float]]) -> None:
         tensor = self.tensors[index]
-        hyper = [resolve_hyper(rule.hyper, g, tensor.machine_eps, rule.name) for g in settings]
-        static = {k: v for k, v in hyper[tensor.group].items() if rule.hyper[k].static}
-        program = compile(rule, tensor.view.facts, static, whole=True)
+        program = compile(rule, tensor.view.facts, static_of(rule, hyper[tensor.group]), whole=True)
         # A default may be the machine epsilon of the tensor's own dtype.
         values = tuple(tuple(group.items()) for group in hyper)
         shared = self._shared.setdefault(id(rule), {})
@@ -81,11 +83,15 @@ class ReferenceOptimizer:
         if "n" not in buffer.axes.letters:
             part.shared.setdefault((state, key), value)
             return
-        extent = {"b": tensor.view.batch, "i": 1, "j": 1}
+        # A state of one segment of the batch has its extent in place of the batch's.
+        parts = {str(k): n for k, n in enumerate(tensor.view.segments)}
+        batch = next((n for part, n in parts.items() if part in buffer.axes.letters), tensor.view.batch)
+        extent = {"b": batch, "i": 1, "j": 1}
         for letter, size in (("i", buffer.axes.rows), ("j", buffer.axes.cols)):
             if size is not None:
                 extent[letter] = int(run.one(size))
-        shape = tuple(extent[c] if c in buffer.axes.letters else 1 for c in "bij")
+        letters = {"b" if c in parts else c for c in buffer.axes.letters}
+        shape = tuple(extent[c] if c in letters else 1 for c in "bij")
         tensor.states[state] = np.broadcast_to(value, shape).copy()
 
     def copy(self) -> ReferenceOptimizer:
@@ -116,20 +122,32 @@ class ReferenceOptimizer:
 
     def step(
         self, grads: Sequence[Any | None], hyper: Mapping[str, float] | None = None,
-        inputs: Mapping[str, Any] | None = None,
+        inputs: Mapping[str, Any] | None = None, gradient: Callable[[list[Array]], Sequence[Any | None]] | None = None,
     ) -> None:  # fmt: skip
         """One step with these gradients; None leaves a parameter as it is. `hyper` changes values from now on.
 
         `inputs` gives each of the rule's inputs: a number for a scalar, a list of one array per parameter for an input
-        like p. Raises TensorError for a missing input.
+        like p. `gradient` gives the gradients at other parameters, for a rule with passes. Raises TensorError for a
+        missing input.
         """
-        missing = [key for key in self.rule.inputs if key not in (inputs or {})]
+        inputs = dict(inputs or {})
+        missing = [key for key in self.rule.inputs if key not in inputs]
         if missing:
             raise TensorError(f"{self.rule.name} needs the input {missing[0]!r} at every step")
         for part in self._parts.values():
             for group in part.hyper if hyper else ():
                 group.update({k: v for k, v in (hyper or {}).items() if k in group})
-        runs = [run for part in self._parts.values() if (run := self._run(part, grads, inputs or {})).tensors]
+        for place in range(max((len(part.program.rule.moves) for part in self._parts.values()), default=0)):
+            inputs |= {part.program.rule.moves[place].gradient: grads for part in self._moving(place)}
+            if any(self._wants(place)):
+                if gradient is None:
+                    raise RuleError(f"{self.rule.name} evaluates the model again in a step: give step() a gradient=")
+                grads = gradient(self._at(place, grads, inputs))
+        self._advance(grads, inputs)
+
+    def _advance(self, grads: Sequence[Any | None], inputs: Mapping[str, Any]) -> None:
+        """The step of the rules as they are."""
+        runs = [run for part in self._parts.values() if (run := self._run(part, grads, inputs)).tensors]
         for run in runs:
             run.family = runs
         done = [run.execute() for run in runs]
@@ -140,6 +158,35 @@ class ReferenceOptimizer:
                 tensor.t -= tensor.index in skipped
         for (_, place), shared in advanced.items():
             shared[place] = np.asarray(shared.get(place, 0)) + 1
+
+    def _moving(self, place: int) -> list[_Part]:
+        """The parts whose rule has a pass at this place."""
+        return [part for part in self._parts.values() if place < len(part.program.rule.moves)]
+
+    def _wants(self, place: int) -> Iterator[bool]:
+        """Of each tensor whose rule has a pass at this place, whether it has it in the next step."""
+        for part in self._moving(place):
+            when = part.program.rule.moves[place].when
+            for t in part.tensors:
+                known = {**part.hyper[t.group], **t.view.facts, "machine_eps": t.machine_eps, "t": t.t + 1.0}
+                yield when is None or bool(decide(when, known))
+
+    def _at(self, place: int, grads: Sequence[Any | None], inputs: Mapping[str, Any]) -> list[Array]:
+        """The parameters at the point of a pass."""
+        twin = self.copy()
+        for part in twin._parts.values():
+            moves, program = part.program.rule.moves, part.program
+            if place < len(moves):
+                static = {k: v for k, v in part.hyper[part.tensors[0].group].items() if program.hyper[k].static}
+                facts = {**part.tensors[0].view.facts, "machine_eps": part.tensors[0].machine_eps}
+                part.program = compile(moves[place].rule, facts, static, whole=True)
+        moving = {t.index for part in twin._parts.values() if part.program not in self._programs for t in part.tensors}
+        twin._advance([g if i in moving else None for i, g in enumerate(grads)], inputs)
+        return twin.params
+
+    @property
+    def _programs(self) -> list[Program]:
+        return [part.program for part in self._parts.values()]
 
     def _run(self, part: _Part, grads: Sequence[Any | None], inputs: Mapping[str, Any]) -> Run:
         active = [t for t in part.tensors if grads[t.index] is not None]

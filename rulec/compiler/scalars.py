@@ -90,7 +90,7 @@ def reduced_states(program: Program) -> frozenset[str]:
 
 
 def _narrow_states(program: Program) -> set[str]:
-    return {b.name for b in program.states if set(b.axes.letters) <= {"k", "n"}}
+    return {b.name for b in program.states if b.axes.number}
 
 
 def _scalar_states(program: Program, values: Mapping[str, Node]) -> set[str]:

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from rulec.compiler.axes import AxisInference, axes_of_level
-from rulec.compiler.ir import Axes, Buffer, Column, Program, Result, Stage, Store, axes_of_letters
+from rulec.compiler.axes import AxisInference, axes_of_level, in_batch
+from rulec.compiler.ir import PARTS, Axes, Buffer, Column, Program, Result, Stage, Store, axes_of_letters
 from rulec.compiler.names import value_name
 from rulec.language.node import Kind, Node, Op, node, walk
 
 #: Level of the language -> level of the reduction inside a kernel; the rest is summed between the stages.
 _KERNEL_LEVEL = {"row": "row", "col": "col", "matrix": "row", "tensor": "tensor", "group": "tensor", "model": "tensor"}
+_KERNEL_LEVEL |= {"axis_i": "row", "axis_j": "col", **{f"axis_{part}": "row" for part in PARTS}}
 
 ELEMENT = axes_of_letters("knbij")
 
@@ -196,5 +197,7 @@ class _Splitter:
         outside = self.between[value]
         if outside not in self.vectors:
             name = value_name(self.program, value, value.op.name.lower(), self.taken)
-            self.vectors[outside] = Result(name, outside, self._axes(value))
+            axes = self._axes(value)
+            # Kernels read a vector of rows or columns for each matrix.
+            self.vectors[outside] = Result(name, outside, replace(axes, letters=in_batch(axes.letters)))
         return node(Op.RESULT, self.vectors[outside].name)

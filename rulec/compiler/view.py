@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+
+from rulec.language.node import extent
 
 
 @dataclass(frozen=True)
@@ -17,6 +20,9 @@ class MatrixView:
     By default the last two dimensions are the matrix and the others the batch; a vector is one row.
     `flatten: rest` joins all but the first dimension into columns; `short: first` transposes tall matrices. Of a part
     of a tensor, `whole` is the view of the whole one, which the shape facts are of.
+
+    For rules with axes or blocks, `letters` has the axis of each dimension, and `segments` the extents of the axes that
+    the batch consists of, where it has several. With `blocks` the rows are blocks of consecutive elements.
     """
 
     shape: tuple[int, ...]
@@ -25,13 +31,19 @@ class MatrixView:
     cols: int
     transposed: bool = False
     whole: MatrixView | None = None
+    letters: str = ""
+    segments: tuple[int, ...] = ()
+    blocks: bool = False
 
-    @property
+    @cached_property
     def facts(self) -> dict[str, float]:
         """The shape facts of the rule language. `machine_eps` is not among them: it belongs to the dtype."""
         if self.whole is not None:
             return self.whole.facts
-        return {"ndim": len(self.shape), "numel": math.prod(self.shape), "rows": self.rows, "cols": self.cols}
+        return {
+            **plain_facts(self.shape), "rows": self.rows, "cols": self.cols,
+            **{f"part{k}": n for k, n in enumerate(self.segments)},
+        }  # fmt: skip
 
     @property
     def work(self) -> float:
@@ -41,6 +53,8 @@ class MatrixView:
 
     def axis(self, dimension: int) -> str:
         """The axis of the matrices that a dimension of the tensor is, or is joined into: b, i or j."""
+        if self.letters:
+            return self.letters[dimension]
         rows, cols = (self.whole or self).axes
         return "i" if dimension in rows else "j" if dimension in cols else "b"
 
@@ -48,6 +62,10 @@ class MatrixView:
     def axes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The axes of the tensor in its rows, and the axes in its columns."""
         count = len(self.shape)
+        if self.blocks:
+            return (0,), (1,)  # of the blocks
+        if self.letters:
+            return tuple(tuple(d for d in range(count) if self.letters[d] == letter) for letter in "ij")  # type: ignore[return-value]
         rows: tuple[int, ...] = ()
         cols: tuple[int, ...] = tuple(range(count))
         if count >= 2 and {self.rows, self.cols} == {*self.shape[-2:]} and self.batch == math.prod(self.shape[:-2]):
@@ -62,14 +80,38 @@ class MatrixView:
             return array.reshape(self.batch, self.cols, self.rows).swapaxes(1, 2)
         return array.reshape(self.batch, self.rows, self.cols)
 
-    def kept_shape(self, rows: int, cols: int) -> tuple[int, ...]:
-        """The shape of a kept array of `batch x rows x cols`: the tensor's, with these rows and columns at its end."""
+    def kept_shape(self, rows: int, cols: int, letters: str = "bij") -> tuple[int, ...]:
+        """The shape of a kept array of `batch x rows x cols`: the tensor's, with these rows and columns at its end.
+
+        With axes, it is the tensor's with 1 for each axis that is not in `letters`; with blocks, it is a vector.
+        """
+        if self.blocks:
+            return (rows,)
+        if self.letters:
+            return tuple(n if c in letters else 1 for n, c in zip(self.shape, self.letters, strict=True))
         of = self.whole or self
         return (*self.shape[:-2], rows, cols) if math.prod(of.shape[:-2]) == of.batch else (rows, cols)
+
+    def kept(self, array: Any, letters: str) -> Any:
+        """A kept array as `batch x rows x cols`, with 1 for each axis that is not in `letters`."""
+        return array.reshape(self.kept_extents(tuple(array.shape), letters))
+
+    def kept_extents(self, shape: tuple[int, ...], letters: str) -> tuple[int, int, int]:
+        """The matrices, rows and columns of a kept array of this shape."""
+        if not (self.blocks or self.letters):
+            return self.batch, shape[-2], shape[-1]
+        part = next((n for k, n in enumerate(self.segments) if str(k) in letters), 1)
+        batch = self.batch if "b" in letters else part
+        return batch, self.rows if "i" in letters else 1, self.cols if "j" in letters else 1
 
     def tensor(self, matrices: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """The inverse of `matrices`."""
         return (matrices.swapaxes(1, 2) if self.transposed else matrices).reshape(self.shape)
+
+
+def plain_facts(shape: Sequence[int]) -> dict[str, float]:
+    """The shape facts that do not depend on a rule's view: dimensions, elements, and the extent of each dimension."""
+    return {"ndim": len(shape), "numel": math.prod(shape), **{extent(d): n for d, n in enumerate(shape)}}
 
 
 def matrix_view(

@@ -138,6 +138,10 @@ def _lacking(axes: Axes, view: MatrixView) -> tuple[int, ...] | None:
     """The axes of a parameter that its state lacks; None where the state has none of the parameter's axes."""
     if axes.elementwise:
         return ()
+    if view.blocks:
+        return None
+    if view.letters:
+        return tuple(d for d, letter in enumerate(view.letters) if letter not in axes.letters)
     rows, cols = view.axes
     if (axes.rows is None) == (axes.cols is None):
         return None

@@ -9,21 +9,23 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from rulec.compiler.routing import Router
 from rulec.errors import HyperError, RuleError
 from rulec.jax import cpu
 from rulec.jax.machine import Machine, Renamed, call, machine, machine_of, numbered
 from rulec.jax.packing import packed as pack
+from rulec.jax.passes import Gradient, passed
 from rulec.jax.recipe import Given, Recipe, Rules, recipe, rules_of
 from rulec.jax.step import one_step
 from rulec.jax.transform import options
 from rulec.jax.xla import is_outermost
 from rulec.language.evaluation import to_evaluation
 from rulec.language.rule import Rule
-from rulec.pure.plan import Options, Route, StepPlan
-from rulec.pure.values import Leaf, Values
+from rulec.pure.plan import Options, Route, StepPlan, values_of
+from rulec.pure.values import Leaf
+from rulec.runtime.launching import inputs_of
+from rulec.runtime.passes import PassNames
 
 
 def init(
@@ -45,13 +47,15 @@ def init(
 
 def step(
     rule: Rules, params: Any, grads: Any, state: Any, *, weights: str = "", maximize: bool = False, seed: int = 0,
-    tags: Mapping[str, Collection[str]] | None = None, donate: bool = True, backend: str | None = None, **hyper: Given,
+    tags: Mapping[str, Collection[str]] | None = None, donate: bool = True, backend: str | None = None,
+    gradient: Gradient | None = None, **hyper: Given,
 ) -> tuple[Any, Any]:  # fmt: skip
     """New parameters and a new state, in one compiled call that reuses the memory of the old ones.
 
     `params` and `state` are donated: afterwards they cannot be used. With `donate=False`, and always inside of another
     jit, they can. Keywords are as for `rulec.jax.transform`, and the rule's `inputs` by name; a hyper-parameter with
     which a state begins must go to `init` as well. Neither another number nor another step compiles anything again.
+    Of a rule that evaluates the model again in a step, `gradient` is a function from parameters to gradients.
 
     On one CPU device the fused kernels of the cpu backend are called in place where they are faster than XLA's own
     code. `backend="jax"` leaves them out; with `backend="cpu"` they are used whatever the sizes, inside of another jit
@@ -62,11 +66,15 @@ def step(
     inputs = {name: hyper.pop(name) for name in _inputs(rule, hyper)}
     current, numbers = numbered(recipe(rule, hyper, tags), getattr(state, "count", None))
     chosen = cpu.chosen(backend, params, grads, state)
+    options_of = options(None, maximize, seed, weights)
+    if any(_passes(part).count for part in rules_of(rule)):
+        operands = params, grads, state, numbers
+        grads, inputs = passed(current, options_of, (), operands, inputs, gradient)
     # `either` means that all arrays are concrete: they lie on one CPU device.
     alone = is_outermost(numbers, inputs, *(() if chosen == "either" else (params, grads, state)))
     if not alone and chosen == "either":
         chosen = "jax"  # others differentiate or batch it, which they cannot a kernel
-    functions = machine(current, replace(options(None, maximize, seed, weights), backend=chosen))
+    functions = machine(current, replace(options_of, backend=chosen))
     function = functions.step if donate and alone else functions.step_keeping
     new_params, new_state = call(function, params, grads, state, numbers, inputs)
     return new_params, new_state
@@ -83,7 +91,13 @@ def _inputs(rule: Rules, keywords: Mapping[str, Any]) -> list[str]:
 @functools.lru_cache(maxsize=256)
 def _names(rule: Rule) -> list[str]:
     """The names of the inputs of a rule and of the rules to which it routes leaves."""
-    return [name for routed in Router(rule).rules for name in routed.inputs]
+    return [name for routed in Router(rule).rules for name in inputs_of(routed) if name not in _passes(rule).inputs]
+
+
+@functools.lru_cache(maxsize=256)
+def _passes(rule: Rule) -> PassNames:
+    """The passes of a rule and of the rules to which it routes leaves."""
+    return PassNames(Router(rule).rules)
 
 
 def eval_params(
@@ -120,7 +134,7 @@ class Evaluation(Machine):
         trained, values = self._begun(state, tree, None, False)
         plan = self._moving(trained)
         hyper = self._hyper(numbers, plan)
-        evaluated, _ = one_step(plan, tree.arrays, tree.arrays, _values_of(plan, trained, values), hyper, {})
+        evaluated, _ = one_step(plan, tree.arrays, tree.arrays, values_of(plan, trained, values), hyper, {})
         return tree.of(evaluated)
 
     def _moving(self, trained: StepPlan) -> StepPlan:
@@ -133,12 +147,3 @@ class Evaluation(Machine):
             return None
         way: Rule | None = self._to_evaluation(Router(route.rule).choose(leaf.shape, route.tags, leaf.name))
         return None if way is None else replace(route, rule=way)
-
-
-def _values_of(plan: StepPlan, trained: StepPlan, values: Values) -> Values:
-    """The values of the leaves that move."""
-    numbers = dict(values.numbers)
-    for name, level in plan.numbers.items():
-        if level == "tensor":
-            numbers[name] = numbers[name][np.searchsorted(trained.having[name], plan.having[name])]
-    return Values(values.count, values.arrays, numbers)

@@ -47,6 +47,10 @@ class JaxFunctions(PureFunctions):
         """A product that is not rounded to 16 bits."""
         return jnp.matmul(a, b, precision=_EXACT, preferred_element_type=jnp.promote_types(a.dtype, jnp.float32))
 
+    def solve_upper(self, a: Any, b: Any) -> Any:
+        """By XLA's triangular solve."""
+        return jax.lax.linalg.triangular_solve(a, b, left_side=True)
+
     def eigh(self, x: Any) -> Any:
         """Of the lower triangle, as NumPy's."""
         return jnp.linalg.eigh(x, symmetrize_input=False)

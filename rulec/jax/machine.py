@@ -30,6 +30,8 @@ from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
 from rulec.pure.plan import Options, Route, StepPlan
 from rulec.pure.values import Leaf, Values, leaves_of
+from rulec.runtime.launching import inputs_of
+from rulec.runtime.passes import PassNames
 from rulec.runtime.storage import Storage
 
 #: Plans are kept for this many sets of shapes of a recipe, and machines for this many recipes.
@@ -51,7 +53,8 @@ class Machine:
         self._storage.check(self.rules)
         parts = [PARTS[options.weights].name] if options.weights in PARTS else []
         self.fields: Fields = fields_of(self.rules, dict(renamed), parts)
-        self.inputs = {name: kind for rule in self.rules for name, kind in rule.inputs.items()}
+        self.inputs = {name: kind for rule in self.rules for name, kind in inputs_of(rule).items()}
+        self.passes = PassNames(self.rules)
         self._plan = functools.lru_cache(maxsize=_PLANS)(self._planned)
         self.init = jax.jit(self._init, inline=True)
         self.update = jax.jit(self._update, inline=True)

@@ -18,6 +18,7 @@ from rulec.language.hyper import Hyper
 from rulec.language.library import load
 from rulec.language.partition import Partition, places_of
 from rulec.language.rule import Rule, State
+from rulec.language.sizes import lists_of, sized
 from rulec.language.source import did_you_mean
 from rulec.pure.hyper import resolved
 from rulec.pure.values import Leaf
@@ -126,8 +127,8 @@ def recipe(rule: Rules, hyper: Mapping[str, Given], tags: Mapping[str, Collectio
     """
     if isinstance(rule, Partition):
         return _of_partition(rule, hyper, dict(tags or {}))
-    (single,) = rules_of(rule)
-    group = Group(single, dict(hyper))
+    single, hyper = sized(rules_of(rule)[0], hyper)
+    group = Group(single, hyper)
     group.check()
     return Recipe([group], _all_in_one, dict(tags or {}))
 
@@ -169,7 +170,7 @@ class _ByPath:
 def _of_partition(partition: Partition, hyper: Mapping[str, Given], tags: Mapping[str, Collection[str]]) -> Recipe:
     parts = partition.parts
     groups = [_group(part.rule, part.hyper, part.tags, hyper) for part in parts]
-    known = {name: None for group in groups for name in group.settings}
+    known = {name: None for group in groups for name in (*group.settings, *lists_of(group.rule))}
     for name in hyper:
         if name not in known:
             raise HyperError(f"no rule of the partition has a hyper-parameter {name!r}{did_you_mean(name, known)}")
@@ -182,8 +183,8 @@ def _of_partition(partition: Partition, hyper: Mapping[str, Given], tags: Mappin
 
 
 def _group(rule: Rule, hyper_of_part: Mapping[str, Given], tags: tuple[str, ...], hyper: Mapping[str, Given]) -> Group:
-    settings = Group(rule, {}).settings
-    group = Group(rule, {**{name: value for name, value in hyper.items() if name in settings}, **hyper_of_part}, tags)
+    shared = {name: value for name, value in hyper.items() if name in rule.settings or name in lists_of(rule)}
+    group = Group(*sized(rule, {**shared, **hyper_of_part}), tags)
     group.check()
     return group
 

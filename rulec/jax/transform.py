@@ -15,6 +15,7 @@ from rulec.errors import HyperError
 from rulec.formats import NAMES, parse
 from rulec.jax.injection import injectable
 from rulec.jax.machine import Machine, call, is_wide, machine, numbered
+from rulec.jax.passes import passed
 from rulec.jax.recipe import Given, Recipe, Rules, recipe
 from rulec.jax.xla import is_traced
 from rulec.language.hyper import checked_seed
@@ -37,7 +38,8 @@ def transform(
     elements or more then stands `codes` (int8 or uint8) and `scales` (float32) with their `format`; a format for all is
     for the states that it is proved safe for. A state in `bfloat16_sr` is bfloat16, as `values`, and rounded at random.
     `tags` is leaf path -> words, as in `{"embed/table": {"embedding"}}`, for rules that ask `tagged(...)`; `seed` is
-    for the rule's random numbers and for rounding. `update` takes the rule's `inputs` as keywords.
+    for the rule's random numbers and for rounding. `update` takes the rule's `inputs` as keywords, and for a rule that
+    evaluates the model again in a step `gradient`, a function from parameters to gradients.
 
     Updates are the change of each parameter, in its dtype, for `optax.apply_updates`. `weights` is the kind of leaves
     of 16 bits in memory, as for `rulec.jax.init`; their updates are float32, and the transformation must be the last
@@ -98,7 +100,11 @@ def of_recipe(
     def update(grads: Any, state: Any, params: Any = None, **extra: Any) -> Any:
         current, numbers = numbered(recipe, getattr(state, "count", None))
         functions = functions_of(current)
-        inputs = {name: _input(functions, name, extra) for name in functions.inputs}
+        passes = functions.passes
+        inputs = {name: _input(functions, name, extra) for name in functions.inputs if name not in passes.inputs}
+        if passes.count:
+            operands = params, grads, state, numbers
+            grads, inputs = passed(current, options, names, operands, inputs, extra.get("gradient"))
         return call(functions.update, grads, state, params, numbers, inputs)
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from rulec.language.node import Node, Op, walk
+from rulec.language.node import Node, Op, extent, walk
 
 Table = Mapping[Op, Callable[..., Any]]
 
@@ -196,6 +196,14 @@ def constant(op: Op, operands: Sequence[float]) -> float:
     return number
 
 
+def _extent(dimension: float | None, known: Mapping[str, float]) -> float | None:
+    """The extent of a dimension, counted from the end where negative; None where it is not known."""
+    count = known.get("ndim")
+    if dimension is None or count is None or not float(dimension).is_integer():
+        return None
+    return known.get(extent(int(dimension + count if dimension < 0 else dimension)))
+
+
 def number_known(value: Node, known: Mapping[str, float]) -> float | None:
     """The value of an expression in float64; None where a part of it is not known.
 
@@ -209,6 +217,8 @@ def number_known(value: Node, known: Mapping[str, float]) -> float | None:
                 values[part] = np.float64(cast(float, part.arg))
             elif part.op in _NAMED and part.arg in known:
                 values[part] = np.float64(known[str(part.arg)])
+            elif part.op is Op.DIM and (size := _extent(values.get(part.args[0]), known)) is not None:
+                values[part] = np.float64(size)
             elif part.op in NUMPY and all(a in values for a in part.args):
                 values[part] = np.float64(NUMPY[part.op](*(values[a] for a in part.args)))
     return float(values[value]) if value in values else None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
 from rulec.errors import HyperError, RuleError
 from rulec.language.check import check_elementwise
-from rulec.language.compose import plus, replace_names, substitute_hyper, with_own_rate
+from rulec.language.compose import plus, replace_names, substitute_hyper
 from rulec.language.expression import parse_expression
 from rulec.language.functions import FUNCTIONS
 from rulec.language.hyper import DEFAULT_LR, Hyper, well_known_range
@@ -16,11 +17,13 @@ from rulec.language.located import Text
 from rulec.language.names import RESERVED, RESULTS, declared_problem, short
 from rulec.language.node import Node, Op, names_in
 from rulec.language.rule import Routing, Rule
-from rulec.language.source import Source, did_you_mean
+from rulec.language.sizes import Sizes, entries, entry, sized
+from rulec.language.source import Source, did_you_mean, rule_error
 from rulec.language.traits import all_hyper
 
-#: The value of a binding: a number or an expression. A Text is an expression with its place in a file.
-Binding = float | str | Text
+#: The value of a binding: a number or an expression, or a list of them. A Text is an expression with its place in a
+#: file.
+Binding = float | str | Text | list[Any]
 
 
 class _FreeNames:
@@ -51,9 +54,56 @@ def bind(rule: Rule, bindings: Mapping[str, Binding]) -> Rule:
     A number sets the default. An expression (text) of hyper-parameters takes the hyper-parameter's place; a single
     new name renames it. Names unknown to the rule, such as `lr` in `2*lr`, are for another rule to supply.
     """
-    if "lr" in bindings and "lr" not in rule.hyper and not rule.assigns_parameter and not rule.wraps:
+    if "lr" in bindings and "lr" not in rule.hyper and rule.multiplies_lr:
         rule = replace(rule, hyper={"lr": Hyper(DEFAULT_LR, **well_known_range("lr")), **rule.hyper})
     rule, bindings = _routed(rule, bindings)
+    if rule.sizes is not None and not bindings.keys().isdisjoint({**rule.sizes.lists, **rule.sizes.counts}):
+        return _bound_sizes(rule, rule.sizes, bindings)
+    bound = _bound(rule, bindings)
+    if bound.sizes is None or bound.sizes.make is None:
+        return bound
+    make = bound.sizes.make
+    return replace(bound, sizes=replace(bound.sizes, make=lambda values: bind(make(values), bindings)))
+
+
+def _bound_sizes(rule: Rule, sizes: Sizes, bindings: Mapping[str, Binding]) -> Rule:
+    """The rule for the lengths of bound lists and counts, with each entry of a list bound."""
+    lists = {key: _parts(rule, key, bound) for key, bound in bindings.items() if key in sizes.lists}
+    counts = {key: _whole(rule, key, bound) for key, bound in bindings.items() if key in sizes.counts}
+    others = {key: bound for key, bound in bindings.items() if key not in {*lists, *counts}}
+    # Of a list the length alone is for now: its entries may be expressions, and are bound below.
+    lengths = {key: [rule.hyper[entry(key, 0)].default] * len(parts) for key, parts in lists.items()}
+    try:
+        rule, _ = sized(rule, {**lengths, **counts})
+    except HyperError as error:
+        raise RuleError(str(error)) from None
+    for key, parts in lists.items():
+        others |= dict(zip(entries(key, len(parts)), parts, strict=True))
+    return bind(rule, others) if others else rule
+
+
+def _parts(rule: Rule, key: str, bound: Binding) -> list[Any]:
+    """The bindings of the entries of a list."""
+    if isinstance(bound, list | tuple):
+        return [*bound]
+    text = bound if isinstance(bound, Text) else Text(str(bound), Source(f"<binding of {key}>", str(bound)))
+    body = text.joined().parse()
+    if len(body) == 1 and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.List | ast.Tuple):
+        return [text.joined().part(part) for part in body[0].value.elts]
+    raise rule_error(f"{key} of {rule.name} is a list: bind it to one, as {key}=[0, 0.9]", text.start)
+
+
+def _whole(rule: Rule, key: str, bound: Binding) -> int:
+    """The number that a count is bound to."""
+    value = _expression(rule, key, bound) if isinstance(bound, str | Text) else bound
+    number = value.arg if isinstance(value, Node) and value.op is Op.CONST else value
+    if isinstance(number, Node):
+        raise RuleError(f"{key} of {rule.name} decides how many states or lines it has: bind it to a number")
+    return int(_checked(replace(rule, hyper={key: replace(rule.hyper[key], decides=False)}), key, number))
+
+
+def _bound(rule: Rule, bindings: Mapping[str, Binding]) -> Rule:
+    """The rule with some hyper-parameters bound, of the same lengths."""
     hyper = dict(rule.hyper)
     values: dict[str, Node] = {}
     for key, bound in bindings.items():
@@ -65,7 +115,17 @@ def bind(rule: Rule, bindings: Mapping[str, Binding]) -> Rule:
         else:
             number = value.arg if isinstance(value, Node) else value
             hyper[key] = replace(hyper[key], default=_checked(rule, key, number))
-    return _substituted(replace(rule, hyper=hyper), values) if values else replace(rule, hyper=hyper)
+    if not values:
+        return replace(rule, hyper=hyper)
+    return _whole_lists(_substituted(replace(rule, hyper=hyper), values))
+
+
+def _whole_lists(rule: Rule) -> Rule:
+    """The rule without the lists of which an entry is no hyper-parameter any more."""
+    if rule.sizes is None:
+        return rule
+    lists = {key: n for key, n in rule.sizes.lists.items() if rule.hyper.keys() >= {*entries(key, n)}}
+    return replace(rule, sizes=replace(rule.sizes, lists=lists))
 
 
 def _routed(rule: Rule, bindings: Mapping[str, Binding]) -> tuple[Rule, dict[str, Binding]]:
@@ -102,8 +162,6 @@ def _checked(rule: Rule, key: str, value: Any) -> float:
 
 def _substituted(rule: Rule, values: Mapping[str, Node]) -> Rule:
     """The rule with expressions in place of hyper-parameters, and with the hyper-parameters in these expressions."""
-    if "lr" in values:
-        rule = with_own_rate(rule)
     hyper = {key: h for key, h in rule.hyper.items() if key not in values}
     for key, value in values.items():
         if value.op is Op.NAME:
@@ -115,8 +173,10 @@ def _substituted(rule: Rule, values: Mapping[str, Node]) -> Rule:
             hyper[key] = replace(h, default=replace_names(h.default, values))
     # Other libraries' names for its hyper-parameters are true of the rule as it was.
     done = replace(substitute_hyper(rule, values), hyper=hyper, interop={})
-    if "lr" not in names_in(values.values()) or done.assigns_parameter or done.wraps:
+    if "lr" not in names_in(values.values()) or not done.reads("lr") or done.assigns_parameter or done.wraps:
         return done
     # Lines with a bound lr belong behind a prefix, as a composed rule's do: see check_direction_free_of_lr.
     joined = plus([done])
-    return replace(done, step=joined.step, state=joined.state, evaluate=joined.evaluate, skip=joined.skip)
+    return replace(
+        done, step=joined.step, state=joined.state, evaluate=joined.evaluate, skip=joined.skip, passes=joined.passes
+    )

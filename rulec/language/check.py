@@ -8,13 +8,20 @@ from dataclasses import replace
 
 from rulec.errors import HyperError
 from rulec.language.hyper import Hyper, resolve_hyper, well_known_range
+from rulec.language.levels import bare_problem, levels_text
 from rulec.language.names import BESIDE_STATES, RESERVED, declared_problem, name_problem, short
-from rulec.language.node import LEVELS, Kind, Node, Op, names_in, walk
+from rulec.language.node import LEVELS, PLACED, Kind, Node, Op, names_in, walk
+from rulec.language.passes import START, check_passes, gradient_of
 from rulec.language.rule import Assign, Branch, Rule, Statement, assignments, conditions
 from rulec.language.source import Span, did_you_mean, rule_error
+from rulec.language.traits import placed_level
 
 #: Most lines of a step: a rule is short, and one composed without end is stopped here.
 MAX_LINES = 1000
+
+#: The levels of matrices, and why none of them stands beside an axis or a block.
+_OF_MATRICES = ("row", "col", "matrix")
+_ONE_WAY = "a kernel sees a tensor in one way, so write axis(0), axis(-1) and dim(i) for rows, columns and their number"
 
 #: Longest name of a rule.
 MAX_TITLE = 100
@@ -33,7 +40,9 @@ def check_rule(rule: Rule) -> Rule:
     check_names(rule)
     _check_result(rule)
     _check_states(rule)
+    check_passes(rule)
     check_defaults(rule)
+    _check_placed(rule)
     return rule
 
 
@@ -52,6 +61,7 @@ def check_names(rule: Rule, input_places: Mapping[str, Span] | None = None) -> N
         *((key, "hyper-parameter", hyper.span) for key, hyper in rule.hyper.items()),
         *((key, "state", state.span) for key, state in rule.state.items()),
         *((key, "input", places.get(key)) for key in rule.inputs),
+        *((key, "pass", each.span) for key, each in rule.passes.items()),
     ]
     for key, kind, span in declared:
         problem = declared_problem(key)
@@ -59,7 +69,9 @@ def check_names(rule: Rule, input_places: Mapping[str, Span] | None = None) -> N
             problem = "'lr' is the learning rate: choose another name"
         if not problem and kind == "state" and key in BESIDE_STATES:
             problem = f"{key!r} is {BESIDE_STATES[key]}: choose another name"
-        if not problem and key == rule.wraps:
+        if not problem and kind == "pass" and (key == START or "." in key):
+            problem = f"a pass cannot be called {key!r}: choose another name, such as 'climb'"
+        if not problem and key in rule.wraps:
             problem = f"{key!r} is the rule that is wrapped: choose another name"
         if not problem and key in owners:
             problem = f"{key!r} is a {owners[key]} already: choose another name"
@@ -80,8 +92,11 @@ def target_problem(rule: Rule, target: str) -> str:
         return f"{target!r} is a hyper-parameter and cannot be assigned: use another name"
     if target in rule.inputs:
         return f"{target!r} is an input and cannot be assigned: use another name"
-    if rule.wraps and target.partition(".")[0] == rule.wraps:
+    if target.partition(".")[0] in rule.wraps:
         return f"{target!r} belongs to the rule that is wrapped and cannot be assigned: use another name"
+    for key in rule.passes:
+        if target == gradient_of(key):
+            return f"{target!r} is the gradient at the pass {key!r} and cannot be assigned: use another name"
     if target == "lr":
         return "'lr' is the learning rate and cannot be assigned: use another name"
     return name_problem(target)
@@ -111,10 +126,10 @@ def assigned_always(step: Sequence[Statement]) -> set[str]:
 
 def _check_states(rule: Rule) -> None:
     read = set(rule.names_read)
-    for expression in (rule.evaluate, rule.skip):
+    for expression in (rule.evaluate, rule.skip, *(each.point for each in rule.passes.values())):
         read.update(names_in([expression]) if expression is not None else ())
     for key, state in rule.state.items():
-        if problem := level_problem(key, state.per):
+        if problem := level_problem(key, state.per, state.number is not None):
             raise rule_error(problem, state.span)
         if state.per != "element" and state.shape is not None:
             raise rule_error(f"state {key} has both per and shape: keep one of them", state.span)
@@ -122,10 +137,44 @@ def _check_states(rule: Rule) -> None:
             raise rule_error(f"state {key} is never used: read it in the step or remove it", state.span)
 
 
-def level_problem(key: str, per: str) -> str:
-    """Why the state cannot be kept per this level, as a sentence; empty where it can."""
-    near = did_you_mean(per, LEVELS) or f": the levels are {', '.join(LEVELS)}"
+def level_problem(key: str, per: str, numbered: bool = False) -> str:
+    """Why the state cannot be kept per this level, as a sentence; empty where it can. `numbered`: it has a number."""
+    if per in PLACED:
+        return "" if numbered else f"state {key}: {bare_problem(per)}"
+    near = did_you_mean(per, LEVELS) or f": the levels are {levels_text()}"
     return "" if per in LEVELS else f"state {key} is kept per {short(per)}, which is no level{near}"
+
+
+def _check_placed(rule: Rule) -> None:
+    """RuleError for a rule with axes or blocks and also with matrices: a kernel sees a tensor in one way."""
+    placed = placed_level(rule)
+    if not placed:
+        return
+    for value, span in _values(rule):
+        for part in walk([value]):
+            other = ""
+            if part.op.kind is Kind.REDUCE and part.arg in _OF_MATRICES:
+                other = f'per="{part.arg}"'
+            elif part.op.kind in (Kind.MATRIX, Kind.RANDOM):
+                other = part.op.symbol
+            elif part.op is Op.NAME and part.arg in ("rows", "cols"):
+                other = str(part.arg)
+            if other:
+                raise rule_error(f"{rule.name} has {placed} and also {other}: {_ONE_WAY}", span)
+    for key, state in rule.state.items():
+        if state.per in _OF_MATRICES or state.shape is not None:
+            other = f"a state per {state.per}" if state.shape is None else f"{key} with a shape of its own"
+            raise rule_error(f"{rule.name} has {placed} and also {other}: {_ONE_WAY}", state.span)
+    if rule.view:
+        raise rule_error(f"{rule.name} has {placed} and also a view of tensors as matrices: {_ONE_WAY}")
+
+
+def _values(rule: Rule) -> list[tuple[Node, Span | None]]:
+    """The expressions of a rule's step and states, with their places."""
+    values = [(line.value, line.span) for line in assignments(rule.step)]
+    values += [(branch.condition, branch.span) for branch in conditions(rule.step)]
+    values += [(x, s.span) for s in rule.state.values() for x in (s.init, s.condition) if x is not None]
+    return values
 
 
 def storage_problem(rule: Rule, key: str, word: object) -> str:
@@ -189,26 +238,28 @@ def _another_range(rule: Rule, key: str, hyper: Hyper) -> str:
 def check_direction_free_of_lr(rule: Rule) -> Rule:
     """RuleError where `direction` depends on `lr` through lines of the author's own.
 
-    Lines with a dot in their target come from a called or composed rule. An `lr` in such a line was bound on purpose.
+    A rule with another name for its learning rate, under `rate`, is held to this name. Lines with a dot in their target
+    come from a called or composed rule. An `lr` in such a line was bound on purpose.
     """
-    _taint(rule.step, {"lr", f"{rule.wraps}.p"}, decided_by_lr=False)
+    rate = str(rule.rate.arg) if rule.rate.op is Op.NAME else "lr"
+    _taint(rule.step, {rate, *(f"{call}.p" for call in rule.wraps)}, rate, decided_by_rate=False)
     return rule
 
 
-def _taint(step: Sequence[Statement], tainted: set[str], decided_by_lr: bool) -> None:
-    """Updates `tainted`, the names of values with `lr` in them, by these lines."""
+def _taint(step: Sequence[Statement], tainted: set[str], rate: str, decided_by_rate: bool) -> None:
+    """Updates `tainted`, the names of values with the learning rate `rate` in them, by these lines."""
     for line in step:
         if isinstance(line, Branch):
-            depends = decided_by_lr or bool(tainted.intersection(names_in([line.condition])))
+            depends = decided_by_rate or bool(tainted.intersection(names_in([line.condition])))
             before = set(tainted)
-            _taint(line.then, tainted, depends)
-            _taint(line.otherwise, before, depends)
+            _taint(line.then, tainted, rate, depends)
+            _taint(line.otherwise, before, rate, depends)
             tainted |= before
-        elif "." not in line.target and (decided_by_lr or tainted.intersection(names_in([line.value]))):
+        elif "." not in line.target and (decided_by_rate or tainted.intersection(names_in([line.value]))):
             if line.target == "direction":
                 raise rule_error(
-                    "direction depends on lr, which is applied after it (p = p - lr*direction): "
-                    "leave lr out, or assign p instead of direction", line.span,
+                    f"direction depends on {rate}, which is applied after it (p = p - {rate}*direction): "
+                    f"leave {rate} out, or assign p instead of direction", line.span,
                 )  # fmt: skip
             tainted.add(line.target)
         else:

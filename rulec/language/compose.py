@@ -12,14 +12,18 @@ from itertools import pairwise
 from typing import Any, cast
 
 from rulec.errors import RuleError
+from rulec.language.cases import composed, unify_inputs
 from rulec.language.check import MAX_TITLE, check_rule
 from rulec.language.hyper import Hyper
 from rulec.language.names import CONSTANTS, RESERVED
 from rulec.language.node import FACTS, Kind, Node, Op, name, names_in, node, rewrite, walk
-from rulec.language.rule import Assign, Branch, Routing, Rule, State, Statement, assignments
+from rulec.language.passes import gradient_of
+from rulec.language.rule import RATE, Assign, Branch, Pass, Rule, State, Statement, assignments
+from rulec.language.sizes import with_sizes
+from rulec.language.text import expression_text
 
 #: Attributes of a rule as a whole: of several composed rules at most one may have each.
-_WHOLE = ("evaluate", "skip", "applies_to", "otherwise", "view")
+_WHOLE = ("evaluate", "skip", "view", "passes")
 
 
 def map_nodes(step: Sequence[Statement], change: Callable[[Node], Node]) -> tuple[Statement, ...]:
@@ -57,7 +61,16 @@ def rename_all(rule: Rule, rename: Mapping[str, str]) -> Rule:
     step = map_targets(map_nodes(rule.step, lambda n: replace_names(n, values)), rename)
     state = {rename.get(k, k): v for k, v in rule.state.items()}
     evaluate, skip = (None if x is None else replace_names(x, values) for x in (rule.evaluate, rule.skip))
-    return replace(rule, step=step, state=state, evaluate=evaluate, skip=skip)
+    passes = map_passes(rule.passes, lambda n: replace_names(n, values))
+    return replace(rule, step=step, state=state, evaluate=evaluate, skip=skip, passes=passes)
+
+
+def map_passes(passes: Mapping[str, Pass], change: Callable[[Node], Node]) -> dict[str, Pass]:
+    """The passes with every expression passed through `change`."""
+    return {
+        key: replace(each, point=change(each.point), when=None if each.when is None else change(each.when))
+        for key, each in passes.items()
+    }
 
 
 def own_names(rule: Rule) -> list[str]:
@@ -106,8 +119,8 @@ def shifted_draws(rule: Rule, by: int) -> Rule:
 def check_callable(rule: Rule) -> Rule:
     """The same rule, checked to be callable in the step of another; RuleError otherwise."""
     _require_direction(rule, "called")
-    for attribute in ("evaluate", "skip", "applies_to"):
-        if getattr(rule, attribute) is not None:
+    for attribute in ("evaluate", "skip", "applies_to", "passes"):
+        if getattr(rule, attribute) not in (None, {}):
             raise RuleError(f"{rule.name} says {attribute}, so it cannot be called: say it in the rule that calls it")
     return rule
 
@@ -152,18 +165,21 @@ def _tighter(a: Hyper, b: Hyper) -> Hyper:
     return Hyper(
         default=b.default if a.default is None else a.default,
         min=max(a.min, b.min), max=min(a.max, b.max), above=max(a.above, b.above), below=min(a.below, b.below),
-        static=a.static or b.static, whole=a.whole or b.whole, span=a.span or b.span,
+        static=a.static or b.static, whole=a.whole or b.whole, decides=a.decides or b.decides, span=a.span or b.span,
     )  # fmt: skip
 
 
-def unify_inputs(rules: Sequence[Rule]) -> dict[str, str]:
-    """The inputs of several rules as one set. Same-named ones are one, and must be of one kind."""
-    merged: dict[str, str] = {}
-    for rule in rules:
-        for key, kind in rule.inputs.items():
-            if merged.setdefault(key, kind) != kind:
-                raise RuleError(f"the input {key!r} is {kind!r} for {rule.name} and {merged[key]!r} for another")
-    return merged
+def common_rate(rules: Sequence[Rule]) -> Node:
+    """The learning rate of composed rules. One that neither declares `lr` nor binds it takes that of the others.
+
+    RuleError where the rules have different ones.
+    """
+    having = [rule for rule in rules if not rule.assigns_parameter and (rule.rate is not RATE or "lr" in rule.hyper)]
+    for rule in having[1:]:
+        if rule.rate is not having[0].rate:
+            first, second = (f"{r.name} has the learning rate {expression_text(r.rate)}" for r in (having[0], rule))
+            raise RuleError(f"{first}, and {second}: bind lr of both to the same")
+    return having[0].rate if having else RATE
 
 
 def keys_of(rules: Sequence[Rule]) -> list[str]:
@@ -182,15 +198,18 @@ def plus(rules: Sequence[Rule], rule_name: str | None = None) -> Rule:
 
     Raises RuleError where a rule assigns `p` itself, or where their hyper-parameters, inputs or views disagree.
     """
+    total = composed(rules, lambda parts: _sum(parts, joined_name("Plus", parts)), rule_name)
+    return with_sizes(total, rules, lambda parts: plus(parts, rule_name))
+
+
+def _sum(rules: Sequence[Rule], title: str) -> Rule:
     for rule in rules:
         _require_direction(rule, "added")
     keys = keys_of(rules)
     total = name(f"{keys[0]}.direction")
     for key in keys[1:]:
         total = node(Op.ADD, total, name(f"{key}.direction"))
-    inputs = [name("g")] * len(rules)
-    joined = _join(rules, keys, inputs, [Assign("direction", total)], rule_name or joined_name("Plus", rules))
-    return _with_rest(joined, rules, plus)
+    return _join(rules, keys, [name("g")] * len(rules), [Assign("direction", total)], title)
 
 
 def chain(rules: Sequence[Rule], rule_name: str | None = None) -> Rule:
@@ -199,10 +218,20 @@ def chain(rules: Sequence[Rule], rule_name: str | None = None) -> Rule:
     Raises RuleError where a rule before the last assigns `p` itself, where a rule after the first never reads `g`, or
     where their hyper-parameters, inputs or views disagree.
     """
+    whole = composed(rules, lambda parts: _sequence(parts, joined_name("Then", parts)), rule_name)
+    return with_sizes(whole, rules, lambda parts: chain(parts, rule_name))
+
+
+def _sequence(rules: Sequence[Rule], title: str) -> Rule:
     for rule in rules[:-1]:
         _require_direction(rule, "followed by another")
     rules[-1].check_whole()
     for before, rule in pairwise(rules):
+        if rule.passes:
+            raise RuleError(
+                f"{rule.name} evaluates the model again in a step, and {before.name} before it would see one of its "
+                f"gradients: put {before.called} inside of the wrapper with the passes"
+            )
         if not rule.reads("g"):
             raise RuleError(
                 f"{rule.name} never reads its input g, so {before.name} before it would have no effect: "
@@ -213,30 +242,7 @@ def chain(rules: Sequence[Rule], rule_name: str | None = None) -> Rule:
     last: list[Statement] = []
     if not rules[-1].assigns_parameter:
         last = [Assign("direction", name(f"{keys[-1]}.direction"))]
-    return _with_rest(_join(rules, keys, inputs, last, rule_name or joined_name("Then", rules)), rules, chain)
-
-
-def _with_rest(joined: Rule, rules: Sequence[Rule], join: Callable[[Sequence[Rule]], Rule]) -> Rule:
-    """The joined rule with its `otherwise`: the same join, with the partial rule's own `otherwise` in its place."""
-    if joined.otherwise is None:
-        return joined
-    left = next(rule for rule in rules if rule.applies_to is not None)
-    parts = [cast(Rule, rule.rest) if rule is left else rule for rule in rules]
-    return routed(joined, left, lambda: join(parts))
-
-
-def routed(joined: Rule, left: Rule, make: Callable[[], Rule]) -> Rule:
-    """The joined rule, with the rule from `make` for the tensors that its part `left` leaves out."""
-    try:
-        return with_inputs_of_rest(replace(joined, otherwise=Routing(make())))
-    except RuleError as error:
-        raise RuleError(f"for the tensors that {left.name} leaves out: {error.message}") from None
-
-
-def with_inputs_of_rest(rule: Rule) -> Rule:
-    """The rule with the inputs of its `otherwise` too: the caller of a step passes the inputs of both at once."""
-    rest = None if rule.otherwise is None else rule.otherwise.rule
-    return rule if rest is None or not rest.inputs else replace(rule, inputs=unify_inputs([rule, rest]))
+    return _join(rules, keys, inputs, last, title)
 
 
 def joined_name(word: str, rules: Sequence[Rule]) -> str:
@@ -265,9 +271,10 @@ def _join(
         hyper=unify_hyper([(rule.name, rule.hyper) for rule in rules]),
         state={key: state for part in parts for key, state in part.state.items()},
         inputs=unify_inputs(rules),
+        rate=RATE if rules[-1].assigns_parameter else common_rate(rules),
         **single_attributes(parts),
     )
-    taken = {*joined.hyper, *joined.inputs, *RESERVED, *(f"{key}.g" for key in keys)}
+    taken = {*joined.hyper, *joined.inputs, *RESERVED, *(f"{key}.g" for key in keys), *map(gradient_of, joined.passes)}
     return check_rule(rename_all(joined, short_names(rules, keys, taken)))
 
 
@@ -287,7 +294,7 @@ def short_names(rules: Sequence[Rule], keys: Sequence[str], taken: set[str]) -> 
 
 
 def single_attributes(rules: Sequence[Rule]) -> dict[str, Any]:
-    """The evaluation point, skip, routing and view of several composed rules; RuleError where two rules have one.
+    """The evaluation point, skip and view of several composed rules; RuleError where two rules have one.
 
     Two rules may have equal views, and no two may have different ones.
     """
@@ -335,18 +342,13 @@ def substitute_hyper(rule: Rule, values: Mapping[str, Node]) -> Rule:
             init=change(state.init),
             shape=None if state.shape is None else tuple(map(change, state.shape)),
             condition=None if state.condition is None else change(state.condition),
+            number=None if state.number is None else change(state.number),
         )
         for key, state in rule.state.items()
     }
-    optional: dict[str, Any] = {k: change(v) for k in ("evaluate", "skip", "applies_to") if (v := getattr(rule, k))}
-    return replace(rule, state=state, step=map_nodes(rule.step, change), **optional)
-
-
-def with_own_rate(rule: Rule) -> Rule:
-    """The same rule with its last line written out, `p = p - lr*...`, so that `lr` can be bound in it."""
-    if rule.assigns_parameter:
-        return rule
-    update = free_name("update", {*own_names(rule), *rule.hyper, *rule.inputs})
-    renamed = rename_all(rule, {"direction": update})
-    last = Assign("p", node(Op.SUB, name("p"), node(Op.MUL, name("lr"), name(update))))
-    return replace(renamed, step=(*renamed.step, last))
+    kept = () if rule.assigns_parameter or rule.wraps else ("rate",)
+    optional: dict[str, Any] = {
+        k: change(v) for k in (*kept, "evaluate", "skip", "applies_to") if (v := getattr(rule, k))
+    }
+    passes = map_passes(rule.passes, change)
+    return replace(rule, state=state, step=map_nodes(rule.step, change), passes=passes, **optional)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rulec.language.levels import Level, reduction
 from rulec.language.node import Node, Op, const, node
 
 _ONE, _HALF = const(1), const(0.5)
@@ -41,18 +42,18 @@ def softplus(x: Node) -> Node:
     return node(Op.ADD, node(Op.MAXIMUM, x, const(0)), logarithm)
 
 
-def softmax(x: Node, per: str) -> Node:
+def softmax(x: Node, per: str | Level) -> Node:
     """Exponentials over their sum at a level; the largest exponent is 0."""
-    grown = node(Op.EXP, node(Op.SUB, x, node(Op.MAX, x, per)))
-    return node(Op.DIV, grown, node(Op.SUM, grown, per))
+    grown = node(Op.EXP, node(Op.SUB, x, reduction(Op.MAX, x, per)))
+    return node(Op.DIV, grown, reduction(Op.SUM, grown, per))
 
 
-def variance(x: Node, per: str) -> Node:
+def variance(x: Node, per: str | Level) -> Node:
     """The mean of the squared distances from the mean, at a level."""
-    distance = node(Op.SUB, x, node(Op.MEAN, x, per))
-    return node(Op.MEAN, node(Op.MUL, distance, distance), per)
+    distance = node(Op.SUB, x, reduction(Op.MEAN, x, per))
+    return reduction(Op.MEAN, node(Op.MUL, distance, distance), per)
 
 
-def deviation(x: Node, per: str) -> Node:
+def deviation(x: Node, per: str | Level) -> Node:
     """The root of the variance."""
     return node(Op.SQRT, variance(x, per))

@@ -92,8 +92,8 @@ class _Reader:
             bindings[keyword.arg] = self.text.part(keyword.value)
         if bindings:
             rule = bind(rule, bindings)
-        if len(tree.args) > 1:
+        if len(tree.args) > 1 and len(rule.wraps) == 1:
             self._fail(f"{rule.name} wraps one rule, not {len(tree.args)}: {_HOW}", tree.args[1])
         if tree.args:
-            return wrap(rule, self._rule(tree.args[0]))
+            return wrap(rule, *map(self._rule, tree.args))
         return rule if bindings else self._fail(f"there is nothing between these brackets: {_HOW}", tree)

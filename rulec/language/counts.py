@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 
 from rulec.language.arithmetic import number_known
-from rulec.language.node import Kind, Node, Op, walk
+from rulec.language.node import Node, Op, const, node, walk
+from rulec.language.settings import STATIC, settings, statics
 from rulec.language.source import Span
-from rulec.language.text import expression_text
+from rulec.language.text import expression_text, short_text
 
 #: Most steps of an iteration.
 MAX_STEPS = 100
@@ -24,7 +26,8 @@ class Count:
 
     Each of `values` lies between `least` and `most`, and their product is at most MAX_ELEMENTS. `what` names the
     count in messages. A `fixed` count does not change from step to step. Where `bounded`, a value with a
-    hyper-parameter in it lies between 1 and the shorter side of the matrix.
+    hyper-parameter in it lies between 1 and the shorter side of the matrix. For a slice, `end` is the operation, and
+    `limit` the extent that its last bound must not exceed.
     """
 
     what: str
@@ -34,6 +37,8 @@ class Count:
     fixed: bool = True
     bounded: bool = False
     span: Span | None = None
+    end: Node | None = None
+    limit: Node | None = None
 
     def problem(self, known: Mapping[str, float]) -> str:
         """Why these values are not allowed, as a sentence; empty where they are, and where they are not known yet.
@@ -47,11 +52,22 @@ class Count:
                 text = f"{number:g}" if value.op is Op.CONST else f"{expression_text(value)} = {number:g}"
                 advice = _advice(value) if most else ": leave a tensor without elements out"
                 return f"{count_problem(self.what, text, least, most)}{_matrix(known)}{advice}"
+        if self.end is not None:
+            return self._past_end(max((n for n in numbers if n is not None), default=0), known)
         size = math.prod(n for n in numbers if n is not None)
         if None in numbers or size <= MAX_ELEMENTS:
             return ""
         sides = " by ".join(f"{n:g}" for n in numbers)
         return f"{self.what} is too large: {sides} elements{_matrix(known)} are more than any memory holds"
+
+    def _past_end(self, last: float, known: Mapping[str, float]) -> str:
+        """Why a slice with this last bound does not fit; empty where it does, and where the extent is not known."""
+        most = None if self.limit is None else number_known(self.limit, known)
+        if self.end is None or most is None or last <= most:
+            return ""
+        sides = settings(self.end)["axis"]
+        advice = _advice(node(Op.ADD, self.values[0], self.values[-1]))
+        return f"{short_text(self.end)!r} ends at {last:g} of {most:g} {sides}{_matrix(known)}{advice}"
 
     def _range(self, value: Node, known: Mapping[str, float]) -> tuple[int, int]:
         if self.bounded and "rows" in known and any(n.op is Op.HYPER for n in walk([value])):
@@ -87,8 +103,43 @@ def count_of(value: Node) -> Count | None:
     if value.op is Op.NEWTON_SCHULZ:
         return Count("the number of steps of newton_schulz", value.args[1:], 0, MAX_STEPS, fixed=False)
     if value.op is Op.SINGULAR_VECTORS:
-        return Count("the rank of singular_vectors", value.args[1:], 1)
-    if value.op.kind is not Kind.RANDOM:
-        return None
-    extents: Sequence[Node] = value.args[1:] or value.arg[1:]  # type: ignore[index]
-    return Count(f"an extent of {value.op.symbol}", tuple(extents))
+        return Count("the rank of singular_vectors", statics(value), 1)
+    if value.op is Op.SLICE:
+        start, stop = statics(value)
+        bounds = (start,) if stop is const(math.inf) else (start, stop, difference(stop, start))
+        return Count(f"a bound or the extent of {short_text(value)!r}", bounds, end=value)
+    return Count(f"an extent of {value.op.symbol}", statics(value)) if value.op in STATIC else None
+
+
+def difference(stop: Node, start: Node) -> Node:
+    """The extent `stop - start`, in the form of `simplified`."""
+    return simplified(node(Op.SUB, stop, start))
+
+
+def simplified(extent: Node) -> Node:
+    """An extent as the sum of its terms, in their order, each once: `k + (cols - k)` is `cols`.
+
+    Extents are the same where their nodes are.
+    """
+    terms: dict[Node, float] = {}
+    _add_terms(extent, 1, terms)
+    number = terms.pop(const(1), 0.0)
+    total: Node | None = None
+    for term, count in sorted(terms.items(), key=lambda item: item[1] < 0):
+        if count:
+            size = term if abs(count) == 1 else node(Op.MUL, const(abs(count)), term)
+            sign = Op.ADD if count > 0 else Op.SUB
+            total = size if total is None and count > 0 else node(sign, total or const(0), size)
+    if total is None or number == 0:
+        return const(number) if total is None else total
+    return node(Op.ADD if number > 0 else Op.SUB, total, const(abs(number)))
+
+
+def _add_terms(value: Node, sign: float, terms: dict[Node, float]) -> None:
+    if value.op in (Op.ADD, Op.SUB):
+        _add_terms(value.args[0], sign, terms)
+        _add_terms(value.args[1], sign if value.op is Op.ADD else -sign, terms)
+    elif value.op is Op.CONST:
+        terms[const(1)] = terms.get(const(1), 0.0) + sign * cast(float, value.arg)
+    else:
+        terms[value] = terms.get(value, 0.0) + sign

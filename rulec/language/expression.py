@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, cast
 
-from rulec.language.arithmetic import NUMPY, ConstantError, constant
-from rulec.language.functions import FUNCTIONS, CallError, numbered
+from rulec.language.arithmetic import NUMPY, ConstantError, constant, number_known
+from rulec.language.functions import FUNCTIONS, CallError, Function, numbered, part
+from rulec.language.levels import SIGNATURES, Level
 from rulec.language.located import Text
 from rulec.language.names import CONSTANTS, name_problem, short
-from rulec.language.node import Node, Op, const, name, node
+from rulec.language.node import PLACED, Node, Op, const, name, names_in, node
+from rulec.language.sizes import entry
 from rulec.language.source import Span, did_you_mean, rule_error
 
 #: Deepest and largest expression, for people to read and for walks without a deep stack. The size counts a shared
@@ -31,7 +33,7 @@ _LOGIC = {ast.And: Op.AND, ast.Or: Op.OR}
 
 #: Constructs of Python without a meaning in rules -> their names in messages.
 _FOREIGN: dict[type[ast.AST], str] = {
-    ast.IfExp: "`a if c else b`", ast.Lambda: "lambda", ast.Subscript: "indexing", ast.List: "a list",
+    ast.IfExp: "`a if c else b`", ast.Lambda: "lambda", ast.Slice: "a slice", ast.List: "a list",
     ast.Tuple: "a comma between values", ast.Dict: "a dict", ast.Set: "a set", ast.JoinedStr: "an f-string",
     ast.NamedExpr: ":=", ast.Await: "await", ast.Starred: "*", ast.ListComp: "a comprehension",
     ast.SetComp: "a comprehension", ast.DictComp: "a comprehension", ast.GeneratorExp: "a comprehension",
@@ -68,6 +70,11 @@ class ExpressionParser:
         self.explain = explain
         #: The number of the next random draw: each call has its own, so that two of them are independent.
         self.next_draw = 0
+        #: The lists in reach, by name, and the values of loop variables and of counts: see `rulec.language.sizes`.
+        self.lists: dict[str, int] = {}
+        self.variables: dict[str, int] = {}
+        self.counts: Mapping[str, float] = {}
+        self.counts_read: set[str] = set()
         #: The values of the constant expressions read so far.
         self._constants: dict[Node, float] = {}
 
@@ -97,6 +104,8 @@ class ExpressionParser:
             return self._constant(tree)
         if isinstance(tree, ast.Name | ast.Attribute):
             return self._name(tree)
+        if isinstance(tree, ast.Subscript):
+            return self._part(tree, depth) if self._is_sliced(tree) else name(self.indexed(tree))
         if isinstance(tree, ast.BinOp):
             return self._binary(tree, depth)
         if isinstance(tree, ast.UnaryOp):
@@ -124,10 +133,49 @@ class ExpressionParser:
             self.fail("this number is smaller than a float64 can hold: write 0", tree)
         return const(value)
 
+    def indexed(self, tree: ast.Subscript, new: bool = False) -> str:
+        """The name of an entry of a list, `s[i]`; where `new`, it may get its first value here."""
+        identifier = dotted(tree.value)
+        if identifier is None:
+            self.fail("only a list has entries: write its name and a number, as s[0]", tree)
+        index = self.count(tree.slice, f"the index of {short(identifier)}")
+        length = self.lists.get(identifier)
+        if length is not None and index not in range(length):
+            last = f"{identifier}[0] to {identifier}[{length - 1}]" if length > 1 else f"{identifier}[0] alone"
+            self.fail(f"there is no {identifier}[{index}]: {identifier} has {last}", tree)
+        if index < 0:
+            self.fail(f"there is no {identifier}[{index}]: the first entry is {identifier}[0]", tree)
+        if length is None and identifier in self.known:
+            self.fail(f"{identifier!r} is one value, not a list: write {identifier}", tree)
+        full = entry(identifier, index)
+        if length is None and not new and full not in self.known:
+            self.fail(f"there is no {identifier}[{index}]: declare the list {identifier}, or assign it first", tree)
+        return full
+
+    def count(self, tree: ast.expr, what: str) -> int:
+        """A whole number that is known when a rule is read: of numbers, loop variables, lengths and static counts."""
+        if isinstance(tree, ast.Slice):
+            self.fail("a slice is not part of the rule language: write one index", tree)
+        value = self._expression(tree, 0)
+        number = number_known(value, self.counts)
+        read = names_in([value])
+        if number is None:
+            loose = next((key for key in read if key not in self.counts), "")
+            hint = f": {loose} is not static" if loose else ""
+            self.fail(f"{what} must be known when the rule is made{hint}: use numbers, loop variables and len()", tree)
+        if not float(number).is_integer():
+            self.fail(f"{what} must be a whole number, not {number:g}", tree)
+        self.counts_read.update(read)
+        return int(number)
+
     def _name(self, tree: ast.expr) -> Node:
         identifier = dotted(tree)
         if identifier is None:
             self.fail("a dot may only join names", tree)
+        if identifier in self.variables:
+            return const(self.variables[identifier])
+        if identifier in self.lists:
+            self.fail(f"{identifier!r} is a list: write an entry of it, as {identifier}[0]", tree)
         if identifier in self.known:
             return name(identifier)
         if identifier in CONSTANTS:
@@ -181,13 +229,33 @@ class ExpressionParser:
             parts.append(node(_COMPARE[type(op)], left, right))
         return _joined(Op.AND, parts)
 
+    def _is_sliced(self, tree: ast.Subscript) -> bool:
+        """Whether brackets stand for rows and columns of a matrix, and not for an entry of a list."""
+        return isinstance(tree.slice, ast.Slice | ast.Tuple) and dotted(tree.value) not in self.lists
+
+    def _part(self, tree: ast.Subscript, depth: int) -> Node:
+        """Rows and columns of a matrix: `x[a:b]`, `x[:, a:b]` or `x[a:b, c:d]`."""
+        value = self._expression(tree.value, depth + 1)
+        slices = tree.slice.elts if isinstance(tree.slice, ast.Tuple) else [tree.slice]
+        if len(slices) > 2 or not all(isinstance(s, ast.Slice) and s.step is None for s in slices):
+            self.fail("only rows and columns from a bound up to another are taken: write x[a:b] or x[:, a:b]", tree)
+        for axis, bounds in zip(("rows", "cols"), cast(list[ast.Slice], slices), strict=False):
+            ends = [None if e is None else self._expression(e, depth + 1) for e in (bounds.lower, bounds.upper)]
+            try:
+                value = value if ends == [None, None] else part(value, axis, *ends)
+            except CallError as error:
+                self.fail(str(error), tree)
+        return value
+
     def _call(self, tree: ast.Call, depth: int) -> Node:
         identifier = dotted(tree.func)
         if identifier is None:
             self.fail("only a function of the rule language can be called", tree)
+        if identifier == "len":
+            return self._length(tree)
         args = [self._argument(a, depth + 1) for a in tree.args]
         if self.other_call is not None and identifier not in FUNCTIONS:
-            keywords = self._keywords({}, tree.keywords, depth + 1)
+            keywords = self._keywords(None, tree.keywords, depth + 1)
             result = self.other_call(identifier, args, self.text.span(tree), keywords)
             if result is not None and keywords:
                 self.fail(f"{identifier} takes no keywords", tree.keywords[0].value)
@@ -199,13 +267,25 @@ class ExpressionParser:
                 self.fail(f"{identifier!r} is a value, not a function: write * to multiply", tree)
             known = FUNCTIONS.get(identifier.rpartition(".")[2])
             hint = f": write {known.signature()}" if known else did_you_mean(identifier, FUNCTIONS)
+            if identifier in PLACED:
+                self.fail(
+                    f"{identifier} is a level: write it after per=, as in mean(g**2, per={SIGNATURES[identifier]})",
+                    tree,
+                )
             self.fail(f"unknown function {short(identifier)}{hint}", tree.func)
         try:
-            value = function(*args, **self._keywords(function.choices, tree.keywords, depth + 1))
+            value = function(*args, **self._keywords(function, tree.keywords, depth + 1))
         except CallError as error:
             self.fail(str(error), tree)
         value, self.next_draw = numbered(value, self.next_draw)
         return self._finite(value, tree)
+
+    def _length(self, tree: ast.Call) -> Node:
+        identifier = dotted(tree.args[0]) if len(tree.args) == 1 and not tree.keywords else None
+        if identifier is None or identifier not in self.lists:
+            lists = f": its lists are {', '.join(self.lists)}" if self.lists else ", and this rule has none"
+            self.fail(f"len is of a list{lists}", tree)
+        return const(self.lists[identifier])
 
     def _argument(self, tree: ast.expr, depth: int) -> Any:
         if isinstance(tree, ast.List):
@@ -214,23 +294,43 @@ class ExpressionParser:
             return tree.value
         return self._expression(tree, depth)
 
-    def _keywords(self, choices: Any, keywords: list[ast.keyword], depth: int) -> dict[str, Any]:
+    def _keywords(self, function: Function | None, keywords: list[ast.keyword], depth: int) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for keyword in keywords:
             if keyword.arg is None:
                 self.fail("** is not part of the rule language", keyword.value)
             if keyword.arg in values:
                 self.fail(f"{keyword.arg} is given twice", keyword.value)
-            values[keyword.arg] = self._keyword(choices, keyword, depth)
+            values[keyword.arg] = self._keyword(function, keyword, depth)
         return values
 
-    def _keyword(self, choices: Any, keyword: ast.keyword, depth: int) -> Any:
+    def _keyword(self, function: Function | None, keyword: ast.keyword, depth: int) -> Any:
+        if function is not None and keyword.arg in function.lists and isinstance(keyword.value, ast.List):
+            return self._list(keyword.value, depth)
+        choices: Any = {} if function is None else function.choices
         if keyword.arg not in choices:
             return self._expression(keyword.value, depth)
         if isinstance(keyword.value, ast.Constant) and isinstance(keyword.value.value, str):
             return keyword.value.value
+        if keyword.arg == "per" and (level := self.level(keyword.value, depth)) is not None:
+            return level
         allowed = ", ".join(repr(c) for c in choices[keyword.arg])
-        self.fail(f"{keyword.arg} is one of {allowed}, in quotes", keyword.value)
+        placed = f", or {' or '.join(SIGNATURES.values())} without them" if keyword.arg == "per" else ""
+        self.fail(f"{keyword.arg} is one of {allowed}, in quotes{placed}", keyword.value)
+
+    def level(self, tree: ast.expr, depth: int = 0) -> Level | None:
+        """The level that `axis(i)` or `block(n)` is; None for any other expression."""
+        if not isinstance(tree, ast.Call) or (word := dotted(tree.func)) not in PLACED:
+            return None
+        if len(tree.args) != 1 or tree.keywords:
+            self.fail(f"{word} takes one number: write {SIGNATURES[str(word)]}", tree)
+        return Level(str(word), self._expression(tree.args[0], depth))
+
+    def _list(self, tree: ast.List, depth: int) -> list[Any]:
+        """A list of expressions, or of lists of them."""
+        return [
+            self._list(e, depth + 1) if isinstance(e, ast.List) else self._expression(e, depth + 1) for e in tree.elts
+        ]
 
 
 def _joined(op: Op, values: list[Node]) -> Node:
@@ -244,8 +344,23 @@ def parse_expression(
     text: Text, known: Iterable[str], other_call: OtherCall | None = None, explain: Explain | None = None
 ) -> Node:
     """The node for a text that is one expression over the names `known`."""
+    return parse_whole(ExpressionParser(text.joined(), known, other_call, explain))
+
+
+def parse_whole(parser: ExpressionParser) -> Node:
+    """The node for the parser's text, which is one expression."""
+    body = parser.text.parse()
+    if len(body) != 1 or not isinstance(body[0], ast.Expr):
+        raise rule_error("write one expression here, without a name and = before it", parser.text.start)
+    return parser.parse(body[0].value)
+
+
+def parse_level(text: Text, known: Iterable[str]) -> Level | None:
+    """The level that a text of the form `axis(i)` or `block(n)` is; None for any other text."""
     joined = text.joined()
+    if "(" not in joined.text:
+        return None
     body = joined.parse()
     if len(body) != 1 or not isinstance(body[0], ast.Expr):
-        raise rule_error("write one expression here, without a name and = before it", text.start)
-    return ExpressionParser(joined, known, other_call, explain).parse(body[0].value)
+        return None
+    return ExpressionParser(joined, known).level(body[0].value)

@@ -5,13 +5,17 @@ Text and Python both call through this one table, so they cannot differ.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from rulec.language import composed
 from rulec.language.counts import count_of
+from rulec.language.levels import SIGNATURES, Level, bare_problem, reduction
 from rulec.language.node import LEVELS, Kind, Node, Op, const, name, node
+from rulec.language.schedules import SCHEDULES, Coefficients
+from rulec.language.settings import MUON
 
 #: Most random draws of a rule.
 MAX_DRAWS = 1000
@@ -32,7 +36,8 @@ class Function:
     """One callable of the language.
 
     `arguments` are the names of its values (a name in `[...]` is a list of extents), `optional` the keywords
-    with their defaults: a value where the default is a number or None, a word where `choices` lists it.
+    with their defaults: a value where the default is a number or None, a word where `choices` lists it. The keywords in
+    `lists` may also be lists.
     """
 
     name: str
@@ -40,12 +45,18 @@ class Function:
     arguments: tuple[str, ...]
     optional: Mapping[str, Any] = field(default_factory=dict)
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    lists: tuple[str, ...] = ()
 
     def signature(self) -> str:
         """A call as messages show it: `clip(x, low, high)`."""
         shown = {k: "t" if k == "at" else repr(v) for k, v in self.optional.items() if k != "draw"}
         words = [f"{k}={v}" for k, v in shown.items()]
         return f"{self.name}({', '.join([*self.arguments, *words])})"
+
+    def allowed(self, key: str) -> str:
+        """The values of a keyword that takes one of some words, as messages list them."""
+        words = [repr(c) for c in self.choices[key]]
+        return ", ".join([*words, *SIGNATURES.values()] if key == "per" else words)
 
     def _advice(self, count: int) -> str:
         other = _OF_TWO.get(self.name) if count == 2 else None
@@ -63,9 +74,12 @@ class Function:
         for key, value in keywords.items():
             if key not in self.optional:
                 raise CallError(f"{self.name} has no argument {key!r}: write {self.signature()}")
-            if key in self.choices and value not in self.choices[key]:
-                allowed = ", ".join(repr(c) for c in self.choices[key])
-                raise CallError(f"{key} of {self.name} is one of {allowed}, not {value!r}")
+            if isinstance(value, list):
+                if key not in self.lists:
+                    raise CallError(f"{key} of {self.name} is no list: write {self.signature()}")
+            elif key in self.choices and value not in self.choices[key] and not isinstance(value, Level):
+                bare = bare_problem(value) if key == "per" else ""
+                raise CallError(bare or f"{key} of {self.name} is one of {self.allowed(key)}, not {value!r}")
         value = self.build(*args, **{**self.optional, **keywords})
         count = count_of(value)
         if count is not None and (problem := count.problem({})):
@@ -91,8 +105,8 @@ def _plain(op: Op, *arguments: str) -> Function:
 
 
 def _reduction(op: Op) -> Function:
-    def build(x: Value, per: str) -> Node:
-        return node(op, as_node(x), per)
+    def build(x: Value, per: str | Level) -> Node:
+        return reduction(op, as_node(x), per)
 
     return Function(op.symbol, build, ("x",), {"per": "tensor"}, {"per": LEVELS[1:]})
 
@@ -101,8 +115,8 @@ def _composed(name: str, build: Callable[..., Node], *arguments: str) -> Functio
     return Function(name, lambda *args: build(*map(as_node, args)), arguments)
 
 
-def _composed_reduction(name: str, build: Callable[[Node, str], Node]) -> Function:
-    def of_value(x: Value, per: str) -> Node:
+def _composed_reduction(name: str, build: Callable[[Node, str | Level], Node]) -> Function:
+    def of_value(x: Value, per: str | Level) -> Node:
         return build(as_node(x), per)
 
     return Function(name, of_value, ("x",), {"per": "tensor"}, {"per": LEVELS[1:]})
@@ -125,14 +139,66 @@ def _random(op: Op) -> Function:
     return Function(op.symbol, build, ("[rows, cols]",), {"at": None, "draw": None})
 
 
-def _newton_schulz(x: Value, steps: Value, dtype: str) -> Node:
-    return node(Op.NEWTON_SCHULZ, as_node(x), as_node(steps), dtype)
+def _newton_schulz(x: Value, steps: Value, dtype: str, coefficients: Any) -> Node:
+    schedule = coefficients if isinstance(coefficients, str) else _schedule(coefficients)
+    return node(Op.NEWTON_SCHULZ, as_node(x), as_node(steps), (dtype, schedule))
+
+
+def _schedule(rows: Sequence[Any]) -> Coefficients:
+    """Three numbers, or three for each iteration, as numbers."""
+    rows = rows if rows and all(isinstance(row, list) for row in rows) else [rows]
+    numbers = tuple(tuple(_number(x) for x in row) for row in rows)
+    if any(len(row) != 3 or None in row for row in numbers):
+        raise CallError(
+            "coefficients of newton_schulz are three numbers, or a list of three for each iteration: write "
+            "coefficients=[3.4445, -4.775, 2.0315]"
+        )
+    return cast(Coefficients, numbers)
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, Node):
+        return cast(float, value.arg) if value.op is Op.CONST else None
+    return None if isinstance(value, list | str) else float(value)
+
+
+def _concat(a: Value, b: Value, axis: Value) -> Node:
+    number = as_node(axis)
+    if number not in (const(0), const(1)):
+        raise CallError("axis of concat is 0 for rows below rows, or 1 for columns beside columns")
+    return node(Op.CONCAT, as_node(a), as_node(b), (int(cast(float, number.arg)),))
+
+
+def _solve(a: Value, b: Value, kind: str) -> Node:
+    return node(Op.SOLVE, as_node(a), as_node(b), (kind,))
+
+
+def part(x: Node, axis: str, start: Value | None, stop: Value | None) -> Node:
+    """Rows or columns of a matrix, from a bound up to another; None for the first and for the end."""
+    bounds = const(0) if start is None else as_node(start), const(math.inf) if stop is None else as_node(stop)
+    value = node(Op.SLICE, x, *bounds, (axis,))
+    count = count_of(value)
+    if count is not None and (problem := count.problem({})):
+        raise CallError(problem)
+    return value
+
+
+#: Function of two results -> the value of each, from the call and its matrix.
+PAIRS: Mapping[Op, Callable[[Node, Node], tuple[Node, Node]]] = {
+    Op.QR: lambda call, x: (call, node(Op.TRIU, node(Op.MATMUL, node(Op.TRANSPOSE, call), x))),
+    Op.EIGH: lambda call, x: (
+        node(Op.DIAG, node(Op.MATMUL, node(Op.MATMUL, node(Op.TRANSPOSE, call), x), call)), call
+    ),
+}  # fmt: skip
 
 
 def _inverse_root(x: Value, order: Value, eps: Value) -> Node:
     operands = [as_node(x), as_node(order), as_node(eps)]
     return node(Op.INVERSE_ROOT, *(operands[:2] if operands[2] is const(0) else operands))
 
+
+#: What a matrix given to `solve` is: its elements below or above the diagonal are not read where they are zero.
+KINDS = ("full", "upper", "lower")
 
 _FLOATS = ("float32", "float64", "bfloat16", "float16")
 
@@ -152,9 +218,22 @@ FUNCTIONS: dict[str, Function] = {
         _composed_reduction("variance", composed.variance),
         _composed_reduction("std", composed.deviation),
         _composed_reduction("softmax", composed.softmax),
+        _plain(Op.DIM, "i"),
         Function("matmul", lambda a, b: node(Op.MATMUL, as_node(a), as_node(b)), ("a", "b")),
         _plain(Op.TRANSPOSE, "x"),
-        Function("newton_schulz", _newton_schulz, ("x",), {"steps": 5, "dtype": "float32"}, {"dtype": _FLOATS}),
+        _plain(Op.EYE, "n"),
+        *(_plain(op, "x") for op in (Op.DIAG, Op.TRIU, Op.TRIL)),
+        Function("concat", _concat, ("a", "b"), {"axis": 0}),
+        Function("solve", _solve, ("a", "b"), {"kind": "full"}, {"kind": KINDS}),
+        _plain(Op.CHOLESKY, "x"),
+        Function(
+            "newton_schulz",
+            _newton_schulz,
+            ("x",),
+            {"steps": 5, "dtype": "float32", "coefficients": MUON},
+            {"dtype": _FLOATS, "coefficients": tuple(SCHEDULES)},
+            ("coefficients",),
+        ),
         _plain(Op.QR, "x"),
         _plain(Op.EIGH, "x"),
         _plain(Op.SINGULAR_VECTORS, "x", "rank"),

@@ -28,7 +28,7 @@ class Limits(TypedDict, total=False):
 #: Ranges of well-known hyper-parameters: (pattern of the whole name, keywords of `Hyper`).
 WELL_KNOWN: tuple[tuple[str, Limits], ...] = (
     (r"lr", {"min": 0.0}),
-    (r"beta\d*|momentum", {"min": 0.0, "below": 1.0}),
+    (r"beta\d*|betas(_\d+)?|momentum", {"min": 0.0, "below": 1.0}),
     (r"eps\d*", {"min": 0.0}),
     (r"weight_decay", {"min": 0.0}),
 )
@@ -51,7 +51,8 @@ class Hyper:
 
     `default` is a number, an expression of other hyper-parameters, or None where another rule must supply it.
     `min` and `max` belong to the range, `above` and `below` do not. A `whole` hyper-parameter has whole numbers as its
-    values. The value of a `static` one is known when a kernel is made.
+    values. The value of a `static` one is known when a kernel is made, and of one that `decides` how many states or
+    lines a rule has, when the rule is made.
     """
 
     default: float | Node | None
@@ -61,6 +62,7 @@ class Hyper:
     below: float = math.inf
     static: bool = False
     whole: bool = False
+    decides: bool = False
     span: Span | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -104,6 +106,11 @@ class Hyper:
         inside &= number.is_integer() or not self.whole
         if not inside:
             raise HyperError(f"{hyper_name}={value!r} of {owner} must be {self.range_text() or 'a number'}")
+        if self.decides and number != self.default:
+            raise HyperError(
+                f"{hyper_name}={value!r} of {owner} decides how many states or lines the rule has, and it was written "
+                f"out for {self.default:g}: load the rule for another, or make a new optimizer"
+            )
         return number
 
 

@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from rulec.language.node import Kind, Node, Op, const, node
+from rulec.language.node import Kind, Node, Op, const, name, node
+from rulec.language.passes import gradient_of
 from rulec.language.rule import Assign, Rule, Statement, assignments
 from rulec.language.text import number_text
 
@@ -47,7 +48,8 @@ _CALLED = {
 
 def rule_to_latex(rule: Rule) -> str:
     """The step as an aligned block: new states with subscript t, old states with t-1, and the update of p last."""
-    lines = _Lines(rule).block(rule.whole_step, ())
+    printed = _Lines(rule)
+    lines = [*printed.passes(), *printed.block(rule.whole_step, ())]
     if rule.evaluate is not None:
         last = {key: _name(key, "t") for key in (*rule.state, "p")}
         lines.append(rf"\text{{evaluated at}}\quad & {_Printer(last).latex(rule.evaluate)}")
@@ -60,7 +62,18 @@ class _Lines:
     def __init__(self, rule: Rule) -> None:
         self.names = {key: _name(key, "t-1") for key in (*rule.state, "p")}
         self.names |= {"g": "g_{t}", "grad": r"\nabla_{t}"}
+        self.names |= {gradient_of(key): rf"g_{{t}}^{{({_escaped(key)})}}" for key in rule.passes}
         self.count: dict[str, int] = {}
+        self.rule = rule
+
+    def passes(self) -> list[str]:
+        """A line for each point at which the model is evaluated again."""
+        lines = []
+        for key, each in self.rule.passes.items():
+            point = rf"p_{{t}}^{{({_escaped(key)})}} &= {_Printer(self.names).latex(each.point)}"
+            when = "" if each.when is None else rf"\quad\text{{if }} {_Printer(self.names).latex(each.when)}"
+            lines.append(point + when)
+        return lines
 
     def block(self, step: Sequence[Statement], after: Sequence[Statement]) -> list[str]:
         """The LaTeX lines of `step`; the statements `after` come behind it."""
@@ -200,7 +213,8 @@ class _Printer:
     def _call(self, value: Node) -> _Piece:
         args = [self.latex(a) for a in value.args]
         if value.op is Op.CALL:
-            arguments = args[:1] if args[1] == "t" else args
+            plain = (None, name("t"), name("p"))
+            arguments = [text for text, of, same in zip(args, value.args, plain, strict=True) if of is not same]
             return rf"\operatorname{{{_escaped(str(value.arg))}}}\left({', '.join(arguments)}\right)", _ATOM
         if value.op in _AROUND:
             return _AROUND[value.op] % args[0], _ATOM
@@ -209,12 +223,18 @@ class _Printer:
         if value.op is Op.TRANSPOSE:
             return rf"{self._in(value.args[0], _ATOM)}^{{\top}}", _TALL
         if value.op is Op.NORM:
-            level = "" if value.arg == "tensor" else rf",\mathrm{{{value.arg}}}"
+            level = "" if value.arg == "tensor" else f",{_level(value, args)}"
             return rf"\left\lVert {args[0]}\right\rVert_{{2{level}}}", _ATOM
         called = _CALLED.get(value.op, rf"\operatorname{{{_escaped(value.op.symbol)}}}")
         if value.op.kind is Kind.REDUCE:
-            called += rf"_{{\mathrm{{{value.arg}}}}}"
+            called, args = f"{called}_{{{_level(value, args)}}}", args[:1]
         return rf"{called}\left({', '.join(args)}\right)", _ATOM
+
+
+def _level(value: Node, args: Sequence[str]) -> str:
+    """The level of a reduction, with its number."""
+    number = f"\\,{args[1]}" if len(args) > 1 else ""
+    return rf"\mathrm{{{value.arg}}}{number}"
 
 
 def _number(value: float) -> _Piece:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from rulec.errors import RuleError
+from rulec.language.folder import library_folder
 from rulec.language.names import short
 from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
@@ -22,15 +22,6 @@ NOT_LOADED: dict[type, str] = {}
 
 #: Longest path of a rule file, in characters.
 MAX_PATH = 1000
-
-
-@functools.cache
-def library_folder() -> Path:
-    """The folder of the rules that ship with rulec."""
-    spec = find_spec("rulec_rules")
-    if spec is None or spec.origin is None:
-        raise RuleError("the rule library is not installed: install rulec again")
-    return Path(spec.origin).parent
 
 
 @functools.cache

@@ -25,6 +25,7 @@ class Kind(Enum):
     MATRIX = auto()
     RANDOM = auto()
     BITS = auto()
+    SHAPE = auto()
     CALL = auto()
 
 
@@ -77,7 +78,8 @@ class Op(Enum):
     MINIMUM = ("minimum", Kind.FUNCTION)
     MAXIMUM = ("maximum", Kind.FUNCTION)
 
-    SUM = ("sum", Kind.REDUCE)  # arg: the level that remains
+    # arg: the level that remains. In a rule's text, a level of `PLACED` has its number as a second operand.
+    SUM = ("sum", Kind.REDUCE)
     MEAN = ("mean", Kind.REDUCE)
     NORM = ("norm", Kind.REDUCE)
     RMS = ("rms", Kind.REDUCE)
@@ -87,7 +89,15 @@ class Op(Enum):
 
     MATMUL = ("@", Kind.MATRIX)
     TRANSPOSE = ("transpose", Kind.MATRIX)
-    NEWTON_SCHULZ = ("newton_schulz", Kind.MATRIX)  # args: x, steps; arg: the dtype it is computed in
+    EYE = ("eye", Kind.MATRIX)  # args: n; the constants of operations are in `rulec.language.settings`
+    DIAG = ("diag", Kind.MATRIX)  # the diagonal of a square matrix, per row; the diagonal matrix of a vector
+    TRIU = ("triu", Kind.MATRIX)
+    TRIL = ("tril", Kind.MATRIX)
+    SLICE = ("slice", Kind.MATRIX)  # args: x, start, stop (infinity for the end); arg: "rows" or "cols"
+    CONCAT = ("concat", Kind.MATRIX)  # args: a, b; arg: the axis, 0 or 1
+    SOLVE = ("solve", Kind.MATRIX)  # args: a, b; arg: the kind of a
+    CHOLESKY = ("cholesky", Kind.MATRIX)  # the lower factor
+    NEWTON_SCHULZ = ("newton_schulz", Kind.MATRIX)  # args: x, steps; arg: the dtype it is computed in, coefficients
     QR = ("qr", Kind.MATRIX)  # the orthogonal factor
     EIGH = ("eigh", Kind.MATRIX)  # the eigenvectors, by ascending eigenvalue
     SINGULAR_VECTORS = ("singular_vectors", Kind.MATRIX)  # args: x, rank; left ones, by descending singular value
@@ -106,6 +116,9 @@ class Op(Enum):
     # five words and the element's place in the whole tensor alone
     CHANCE = ("chance", Kind.BITS)
 
+    DIM = ("dim", Kind.SHAPE)  # args: a dimension, counted from the end where negative; gone after lowering
+    SPREAD = ("spread", Kind.SHAPE)  # arg: an axis of the batch, see `PARTS`; of no rule: a value of it for the batch
+
     CALL = ("call", Kind.CALL)  # args: input, t; arg: a wrapper's name for the inner rule; gone once there is one
 
     def __init__(self, symbol: str, kind: Kind) -> None:
@@ -119,8 +132,17 @@ class Op(Enum):
 #: A reduction `per=` a level leaves one value for each element, row, ...; a state `per:` a level has one for each.
 LEVELS = ("element", "row", "col", "matrix", "tensor", "group", "model")
 
+#: Levels with a number: `axis(i)` leaves one value for each index of axis i, `block(n)` one for each block of n.
+PLACED = ("axis", "block")
+
 #: Facts of a tensor, known when a kernel is made: its dimensions, its elements, the sides of its matrix view.
 FACTS = ("ndim", "numel", "rows", "cols", "machine_eps")
+
+
+def extent(dimension: int) -> str:
+    """The fact of a tensor's extent along a dimension: no rule can write it, but as `dim(i)`."""
+    return f"dim{dimension}"
+
 
 #: Facts of a tensor that its random bits follow from: the halves of the seed, of 16 bits, and the tensor's number.
 WORDS = ("seed_low", "seed_high", "number")

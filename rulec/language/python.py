@@ -10,7 +10,8 @@ import inspect
 import linecache
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from numbers import Real
 from pathlib import Path
 from types import FunctionType
@@ -27,18 +28,22 @@ from rulec.language.check import (
     with_storage,
 )
 from rulec.language.expression import parse_expression
+from rulec.language.length import length_of
+from rulec.language.levels import Level
 from rulec.language.located import Text
 from rulec.language.names import RESERVED
 from rulec.language.node import FACTS, Node, const, name
-from rulec.language.rule import Hyper, Limits, Rule, State, well_known_range
+from rulec.language.passes import check_point, gradient_of
+from rulec.language.rule import Hyper, Limits, Pass, Rule, State, well_known_range
+from rulec.language.sizes import MAX_LENGTH, entries
 from rulec.language.source import Source, Span, did_you_mean, rule_error
-from rulec.language.trace import Inner, Lines, States, Trace, call_rule
+from rulec.language.trace import At, Counted, CountValue, Inner, Lines, States, Trace, call_rule
 from rulec.language.value import Value, as_traced, current, operation, record
 
 __all__ = ["Value", "call_rule", "operation", "record", "rule"]
 
 _ARGUMENTS = ("g", "grad", "p", "t", "s")
-_OPTIONS = ("state", "storage", "hyper", "name", "assigns", "wraps", "paper")
+_OPTIONS = ("state", "storage", "hyper", "name", "assigns", "wraps", "passes", "paper")
 _PAPER = ("title", "authors", "year", "url")
 
 
@@ -48,7 +53,7 @@ def rule(function: Callable[..., Any], /) -> Rule: ...
 def rule(
     *, state: Mapping[str, Any] | None = None, storage: Mapping[str, str] | None = None,
     hyper: Mapping[str, Mapping[str, Any]] | None = None, name: str | None = None, assigns: str = "direction",
-    wraps: str = "", paper: Mapping[str, Any] | None = None,
+    wraps: str | Sequence[str] = (), passes: Mapping[str, Any] | None = None, paper: Mapping[str, Any] | None = None,
 ) -> Callable[[Callable[..., Any]], Rule]: ...  # fmt: skip
 
 
@@ -58,12 +63,15 @@ def rule(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     The function takes any of `g` (gradient), `grad`, `p` (parameter), `t` (step, from 1), `s` (states as
     attributes), and hyper-parameters with defaults as keyword-only arguments. It returns the direction, or the new
     parameter where `assigns="p"`. `state` gives each state's initial value (a number, or an expression such as "p"),
-    or a dict with `init` and `per`. `storage` names the states that stay float32: `storage=dict(x0="exact")`. `hyper`
-    gives ranges: `hyper=dict(clip=dict(above=0))`. `name` is the rule's name, by default the function's in camel case;
-    `paper` has any of `title`, `authors`, `year` and `url`.
+    or a dict with `init`, `per`, and `count` or `history`. `storage` names the states that stay float32:
+    `storage=dict(x0="exact")`. `hyper` gives ranges: `hyper=dict(clip=dict(above=0))`. `name` is the rule's name, by
+    default the function's in camel case; `paper` has any of `title`, `authors`, `year` and `url`.
 
     `wraps` makes the rule a wrapper: it names the argument for the wrapped rule. In the function, `inner(g)`, or
-    `inner(g, t=t)`, is the wrapped rule's direction, and `inner.p` afterwards its new parameter.
+    `inner(g, t=t, p=p)`, is the wrapped rule's direction, and `inner.p` afterwards its new parameter.
+
+    `passes` are points at which the model is evaluated again, by name: an expression such as "p + rho*g", or a dict
+    with `point` and `when`. The function takes an argument of each name, here `climb`: `climb.g` is the gradient there.
 
     The function itself stays at `.function` and runs on NumPy arrays. Raises RuleError at the line of a mistake.
     """
@@ -73,12 +81,19 @@ def rule(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     return (lambda f: _placed(f, options)) if function is None else _placed(function, options)
 
 
-def _placed(function: Any, options: Mapping[str, Any]) -> Rule:
-    """The rule of a function; an error without a place gets the function's first line."""
+def _placed(function: Any, options: Mapping[str, Any], values: Mapping[str, Any] | None = None) -> Rule:
+    """The rule of a function; an error without a place gets the function's first line.
+
+    `values` has other lists and counts than the function's.
+    """
     if not inspect.isfunction(function):
         raise RuleError(f"rulec.rule makes a rule of a function, not of {function!r}")
     try:
-        return _trace_rule(function, **options)
+        traced = _trace_rule(function, values or {}, **options)
+        sizes = traced.sizes
+        if sizes is None:
+            return traced
+        return replace(traced, sizes=replace(sizes, make=lambda values: _placed(function, options, values)))
     except RuleError as error:
         if error.place:
             raise
@@ -97,14 +112,21 @@ def definition(function: FunctionType) -> Span:
 
 
 def _trace_rule(
-    function: FunctionType, *, state: Mapping[str, Any] | None = None, storage: Mapping[str, str] | None = None,
-    hyper: Mapping[str, Mapping[str, Any]] | None = None, name: str | None = None, assigns: str = "direction",
-    wraps: str = "", paper: Mapping[str, Any] | None = None,
+    function: FunctionType, others: Mapping[str, Any], *, state: Mapping[str, Any] | None = None,
+    storage: Mapping[str, str] | None = None, hyper: Mapping[str, Mapping[str, Any]] | None = None,
+    name: str | None = None, assigns: str = "direction", wraps: str | Sequence[str] = (),
+    passes: Mapping[str, Any] | None = None, paper: Mapping[str, Any] | None = None,
 ) -> Rule:  # fmt: skip
     rule_name = name or "".join(part[:1].upper() + part[1:] for part in function.__name__.split("_"))
     if assigns not in ("direction", "p"):
         raise RuleError(f"assigns is 'direction' or 'p', not {assigns!r}")
-    for option, value in (("state", state), ("storage", storage), ("hyper", hyper), ("paper", paper)):
+    for option, value in (
+        ("state", state),
+        ("storage", storage),
+        ("hyper", hyper),
+        ("passes", passes),
+        ("paper", paper),
+    ):
         if value is not None and not isinstance(value, Mapping):
             raise RuleError(f"{option} of {rule_name} is a dict, not {value!r}")
     if unknown := sorted(map(str, (paper or {}).keys() - set(_PAPER))):
@@ -113,36 +135,50 @@ def _trace_rule(
         wanted = int if key == "year" else str
         if not isinstance(value, wanted):
             raise RuleError(f"{key} of the paper of {rule_name} is of type {wanted.__name__}, not {value!r}")
-    positional, hypers = _signature(function, rule_name, hyper or {}, wraps)
-    if wraps and wraps not in positional:
-        raise RuleError(f"{rule_name} wraps {wraps!r}, and its function has no such argument: add it before *")
-    states = {key: _state(rule_name, key, value, hypers) for key, value in (state or {}).items()}
-    check_names(Rule(rule_name, (), hypers, states, wraps=wraps))
-    trace = Trace(rule_name, states, hypers, wraps, function.__code__)
+    calls = (wraps,) if isinstance(wraps, str) else tuple(wraps)
+    arguments = (*_ARGUMENTS, *FACTS, *calls, *(passes or {}))
+    positional, hypers, lists = _signature(function, rule_name, hyper or {}, arguments, others)
+    for call in calls:
+        if call not in positional:
+            raise RuleError(f"{rule_name} wraps {call!r}, and its function has no such argument: add it before *")
+    read = Counted(lists, {k: h.default for k, h in hypers.items() if h.static and isinstance(h.default, float)})
+    states: dict[str, State] = {}
+    for key, entry in (state or {}).items():
+        states |= _states(rule_name, key, entry, hypers, read)
+    points: dict[str, Pass] = {}
+    for key, value in (passes or {}).items():
+        points[key] = _pass(rule_name, key, value, [*hypers, *FACTS], [*states, *map(gradient_of, points)])
+        if key not in positional:
+            raise RuleError(f"{rule_name} has a pass {key!r}, and its function has no such argument: add it before *")
+    check_names(Rule(rule_name, (), hypers, states, wraps=calls, passes=points))
+    trace = Trace(rule_name, states, hypers, calls, function.__code__, read, points)
     result = _run(function, trace, positional, hypers)
     trace.lines.append((assigns, _result(result, rule_name, assigns)))
     traced = Rule(
         rule_name,
         step=tuple(Lines(trace).statements()),
-        hyper=trace.hyper,
+        hyper={key: replace(h, decides=h.decides or key in read.counts_read) for key, h in trace.hyper.items()},
         state=trace.state,
         inputs=trace.inputs,
         summary=(inspect.getdoc(function) or "").partition("\n")[0],
         paper=paper or {},
         view=trace.view,
-        wraps=wraps,
+        wraps=calls,
+        passes=points,
         path=Path(function.__code__.co_filename),
         function=function,
+        sizes=read.sizes,
     )
-    return _stored(check_direction_free_of_lr(check_rule(traced)), storage or {})
+    return _stored(check_direction_free_of_lr(check_rule(traced)), storage or {}, read.states)
 
 
-def _stored(rule: Rule, words: Mapping[str, str]) -> Rule:
+def _stored(rule: Rule, words: Mapping[str, str], lengths: Mapping[str, int]) -> Rule:
     """The rule with the states in `words` marked."""
     for key, word in words.items():
-        if problem := storage_problem(rule, str(key), word):
-            raise RuleError(problem)
-        rule = with_storage(rule, key, word)
+        for state in entries(key, lengths[key]) if key in lengths else [str(key)]:
+            if problem := storage_problem(rule, state, word):
+                raise RuleError(problem)
+            rule = with_storage(rule, state, word)
     return rule
 
 
@@ -156,19 +192,23 @@ def _result(result: Any, rule_name: str, assigns: str) -> Node:
 
 
 def _run(function: Callable[..., Any], trace: Trace, positional: list[str], hypers: Mapping[str, Hyper]) -> Any:
-    values: dict[str, Any] = {key: Value(name(key)) for key in (*positional, *hypers)}
+    counted = trace.counted
+    parts = {e for key, n in counted.lists.items() for e in entries(key, n)}
+    values: dict[str, Any] = {key: Value(name(key)) for key in (*positional, *hypers) if key not in parts}
+    values |= {key: CountValue(name(key), counted) for key in counted.counts}
+    values |= {key: tuple(Value(name(e)) for e in entries(key, n)) for key, n in counted.lists.items()}
     if "s" in values:
         values["s"] = States(trace)
-    if trace.wraps:
-        values[trace.wraps] = inner = Inner(trace)
+    inner = {call: Inner(trace, call) for call in trace.wraps}
+    values |= {**inner, **{key: At(key) for key in trace.passes}}
     token = current.set(trace)
     try:
-        result = function(*(values[key] for key in positional), **{key: values[key] for key in hypers})
+        keywords = [*(key for key in hypers if key not in parts), *counted.lists]
+        result = function(*(values[key] for key in positional), **{key: values[key] for key in keywords})
         trace.name_locals()
-        if trace.wraps and not inner.called:
-            raise RuleError(
-                f"{trace.wraps} is never called: write {trace.wraps}(g) in the function of {trace.rule_name}"
-            )
+        for call in trace.wraps:
+            if not inner[call].called:
+                raise RuleError(f"{call} is never called: write {call}(g) in the function of {trace.rule_name}")
         return result
     except (TypeError, AttributeError, ArithmeticError) as error:
         raise foreign_error(error, function.__code__) or error from error
@@ -176,17 +216,55 @@ def _run(function: Callable[..., Any], trace: Trace, positional: list[str], hype
         current.reset(token)
 
 
-def _state(rule_name: str, key: str, entry: Any, hypers: Mapping[str, Hyper]) -> State:
+def _states(
+    rule_name: str, key: str, entry: Any, hypers: Mapping[str, Hyper], counted: Counted
+) -> dict[str, State]:  # fmt: skip
+    """A state, or the entries of a list or history, by name."""
     options = dict(entry) if isinstance(entry, Mapping) else {"init": entry}
+    words = [word for word in ("count", "history") if word in options]
+    if len(words) == 2:
+        raise RuleError(f"state {key} of {rule_name} has both count and history: keep one of them")
+    if not words:
+        return {key: _state(rule_name, key, options, hypers)}
+    (word,), length = words, options.pop(words[0])
+    value = Text(length, Source("", length)) if isinstance(length, str) else length
+    number, names = length_of(value, f"the {word} of {key} of {rule_name}", counted.lists, counted.counts)
+    counted.counts_read.update(names)
+    counted.states[key] = number
+    if word == "history":
+        counted.histories.add(key)
+    return dict.fromkeys(entries(key, number), _state(rule_name, key, options, hypers))
+
+
+def _state(rule_name: str, key: str, options: Mapping[str, Any], hypers: Mapping[str, Hyper]) -> State:
     if unknown := sorted(options.keys() - {"init", "per"}):
-        raise RuleError(f"state {key} of {rule_name} has no option {unknown[0]!r}: it has init and per")
+        raise RuleError(f"state {key} of {rule_name} has no option {unknown[0]!r}: it has init, per, count and history")
     init, per = options.get("init", 0), options.get("per", "element")
+    word, level = (per.word, per.number) if isinstance(per, Level) else (str(per), None)
     if isinstance(init, str):
-        return State(_initial(rule_name, key, init, [*hypers, "p", *FACTS]), per=str(per))
+        return State(_initial(rule_name, key, init, [*hypers, "p", *FACTS]), per=word, number=level)
     number = _number(init)
     if number is None:
         raise RuleError(f"state {key} of {rule_name} begins as a number or an expression in quotes, not as {init!r}")
-    return State(const(number), per=str(per))
+    return State(const(number), per=word, number=level)
+
+
+def _pass(rule_name: str, key: str, entry: Any, numbers: list[str], others: list[str]) -> Pass:
+    """The pass of an entry under `passes`; RuleError in one sentence."""
+    options = dict(entry) if isinstance(entry, Mapping) else {"point": entry}
+    if unknown := sorted(options.keys() - {"point", "when"}):
+        raise RuleError(f"pass {key} of {rule_name} has no option {unknown[0]!r}: it has point and when")
+    point, when = options.get("point"), options.get("when")
+    if not isinstance(point, str) or not isinstance(when, str | None):
+        raise RuleError(f"pass {key} of {rule_name} has a point and a condition in quotes, not {entry!r}")
+    known = ["g", "grad", "p", "t", *numbers]
+    try:
+        return Pass(
+            check_point(parse_expression(Text(point, Source("", point)), [*known, *others]), None),
+            None if when is None else parse_expression(Text(when, Source("", when)), ["t", *numbers]),
+        )
+    except RuleError as error:
+        raise RuleError(f"pass {key} of {rule_name} is {entry!r}: {error.message}") from None
 
 
 def _number(value: Any) -> float | None:
@@ -208,25 +286,35 @@ def _initial(rule_name: str, key: str, init: str, known: list[str]) -> Node:
 
 
 def _signature(
-    function: Callable[..., Any], rule_name: str, ranges: Mapping[str, Mapping[str, Any]], wraps: str
-) -> tuple[list[str], dict[str, Hyper]]:
-    positional, hypers = [], {}
+    function: Callable[..., Any], rule_name: str, ranges: Mapping[str, Mapping[str, Any]], arguments: Collection[str],
+    others: Mapping[str, Any],
+) -> tuple[list[str], dict[str, Hyper], dict[str, int]]:  # fmt: skip
+    """The positional arguments, the hyper-parameters with the entries of lists, and the lengths of lists."""
+    positional, hypers, lists, declared = list[str](), dict[str, Hyper](), dict[str, int](), set[str]()
     for key, parameter in inspect.signature(function).parameters.items():
+        default = others.get(key, parameter.default)
         if parameter.kind is parameter.KEYWORD_ONLY:
-            hypers[key] = _hyper(rule_name, key, parameter, ranges.get(key))
-        elif key in (*_ARGUMENTS, *FACTS, wraps) and parameter.kind is not parameter.VAR_KEYWORD:
+            declared.add(key)
+            listed = isinstance(default, list | tuple)
+            if listed and not 1 <= len(default) <= MAX_LENGTH:
+                raise RuleError(f"the list {key} of {rule_name} has 1 to {MAX_LENGTH} values, not {len(default)}")
+            for entry, value in zip(entries(key, len(default)), default, strict=True) if listed else [(key, default)]:
+                hypers[entry] = _hyper(rule_name, key, value, ranges.get(key))
+            if listed:
+                lists[key] = len(default)
+        elif key in arguments and parameter.kind is not parameter.VAR_KEYWORD:
             positional.append(key)
         else:
             known = ", ".join(_ARGUMENTS)
             raise RuleError(f"the function of {rule_name} has an argument {key!r}: positional arguments are {known}, "
                             f"and hyper-parameters come after *")  # fmt: skip
-    if unknown := sorted(ranges.keys() - hypers.keys()):
-        hint = did_you_mean(unknown[0], hypers)
+    if unknown := sorted(ranges.keys() - declared):
+        hint = did_you_mean(unknown[0], declared)
         raise RuleError(f"{rule_name} has no hyper-parameter {unknown[0]!r} to give a range to{hint}")
-    return positional, hypers
+    return positional, hypers, lists
 
 
-def _hyper(rule_name: str, key: str, parameter: inspect.Parameter, entry: Any) -> Hyper:
+def _hyper(rule_name: str, key: str, default: Any, entry: Any) -> Hyper:
     if key in RESERVED:
         raise RuleError(f"{key!r} of {rule_name} is {RESERVED[key]}: it stands before *")
     if entry is not None and not isinstance(entry, Mapping):
@@ -242,8 +330,7 @@ def _hyper(rule_name: str, key: str, parameter: inspect.Parameter, entry: Any) -
     options = dict(entry or {})
     said = {flag: bool(options.pop(flag, False)) for flag in flags}
     limits = cast(Limits, {k: float(v) for k, v in options.items()}) or well_known_range(key)
-    default = parameter.default
-    if default is parameter.empty:
+    if default is inspect.Parameter.empty:
         return Hyper(None, **limits, static=said["static"], whole=said["whole"])
     number = _number(default)
     if number is None:

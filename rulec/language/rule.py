@@ -11,17 +11,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rulec.errors import RuleError
+from rulec.language.folder import library_folder
 from rulec.language.hyper import DEFAULT_LR, WELL_KNOWN, Hyper, Limits, well_known_range
 from rulec.language.node import Node, Op, name, names_in, node
 from rulec.language.source import Span
 
 if TYPE_CHECKING:
     from rulec.analysis import Analysis
+    from rulec.language.passes import Move
+    from rulec.language.sizes import Sizes
 
 __all__ = [
-    "DEFAULT_LR", "WELL_KNOWN", "Assign", "Branch", "Hyper", "Limits", "Routing", "Rule", "State", "Statement",
+    "DEFAULT_LR", "RATE", "WELL_KNOWN", "Assign", "Branch", "Hyper", "Limits", "Pass", "Routing", "Rule", "State",
+    "Statement",
     "assignments", "conditions", "well_known_range",
 ]  # fmt: skip
+
+
+#: The learning rate of a rule that says nothing else.
+RATE = name("lr")
 
 
 @dataclass(frozen=True)
@@ -29,9 +37,9 @@ class State:
     """A value that a rule keeps between steps.
 
     `init`, its first value, is an expression of hyper-parameters and `p`. `per` is a level: one value is kept for each
-    element, row, tensor and so on. `shape` is rows and columns in place of the parameter's shape. `condition` is an
-    expression of shape facts; tensors for which it is false have no such state. `storage` is `exact` for a state that
-    stays float32, whatever format is chosen for the others.
+    element, row, tensor and so on; `number` is that of a level with one, as in `axis(0)`. `shape` is rows and columns
+    in place of the parameter's shape. `condition` is an expression of shape facts; tensors for which it is false have
+    no such state. `storage` is `exact` for a state that stays float32, whatever format is chosen for the others.
     """
 
     init: Node
@@ -39,6 +47,7 @@ class State:
     shape: tuple[Node, ...] | None = None
     condition: Node | None = None
     storage: str = ""
+    number: Node | None = None
     span: Span | None = field(default=None, compare=False, repr=False)
 
 
@@ -84,15 +93,32 @@ def conditions(step: tuple[Statement, ...]) -> Iterator[Branch]:
 
 
 @dataclass(frozen=True)
+class Pass:
+    """A point at which the model is evaluated again in a step, an expression; `when` has the steps, None for all.
+
+    An expression of a point reads what a step reads: `g`, `p`, `t`, states, hyper-parameters, inputs, and gradients of
+    earlier passes. `when` is known before a step.
+    """
+
+    point: Node
+    when: Node | None = None
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
 class Routing:
     """The rule for tensors outside a rule's `applies_to`.
 
-    `rule` is None where a wrapper leaves these tensors to the rule it wraps. `text` is the rule's name in a file, such
-    as `adamw(lr=adamw_lr)`; empty for a composed rule without one.
+    `rule` is None where a wrapper leaves these tensors to the rule it wraps; `text` is then its name for this rule.
+    Otherwise `text` is the rule's name in a file, such as `adamw(lr=adamw_lr)`; empty for a composed rule without one.
     """
 
     rule: Rule | None
     text: str = ""
+
+
+def _kinds(*values: Any) -> str:
+    return " and ".join(f"a {type(value).__name__}" for value in values)
 
 
 @dataclass(frozen=True, repr=False)
@@ -101,11 +127,15 @@ class Rule:
 
     A step reads `g` (the gradient, or the input it was composed onto), `grad` (always the raw gradient), `p` (the
     parameter), `t` (this tensor's count of updates, from 1), hyper-parameters, states and inputs. It assigns
-    states, locals and either `direction` (then the step ends `p = p - lr*direction`) or `p` itself.
+    states, locals and either `direction` (then the step ends `p = p - lr*direction`) or `p` itself. `rate` is the
+    learning rate where this is not `lr`: an expression of hyper-parameters, such as `2*lr` or `adamw_lr`.
 
-    A rule with `wraps` is a wrapper, and `wraps` is its name for the rule to wrap, such as `inner`. A line of its step
-    assigns an `Op.CALL` to `inner`; later lines read `inner.direction` and `inner.p`. `wraps_shape` is rows and
-    columns of the call's input; None for the parameter's shape.
+    A rule with `wraps` is a wrapper, and `wraps` has its name for each rule to wrap, such as `inner`. A line of its
+    step assigns an `Op.CALL` to `inner`; later lines read `inner.direction` and `inner.p`. `wraps_shape` is rows and
+    columns of the input of a wrapper's only call; None for the parameter's shape.
+
+    `passes` are points at which the model is evaluated again; at a pass `climb` the gradient is `climb.g`. The rule as
+    it runs by itself has `moves` in their place: see `rulec.language.passes`.
 
     Rules are made by `rulec.load`, `rulec.parse`, `@rulec.rule` and by composing others: `a + b`, `a >> b`,
     `wrapper(a)`, `.bind`.
@@ -118,16 +148,20 @@ class Rule:
     inputs: Mapping[str, str] = field(default_factory=dict)
     summary: str = ""
     paper: Mapping[str, Any] = field(default_factory=dict)
+    rate: Node = RATE
     evaluate: Node | None = None
     skip: Node | None = None
     applies_to: Node | None = None
     otherwise: Routing | None = None
     view: Mapping[str, str] = field(default_factory=dict)
-    wraps: str = ""
+    wraps: tuple[str, ...] = ()
     wraps_shape: tuple[Node, ...] | None = None
+    passes: Mapping[str, Pass] = field(default_factory=dict)
+    moves: tuple[Move, ...] = ()
     interop: Mapping[str, Any] = field(default_factory=dict)
     path: Path | None = field(default=None, compare=False, repr=False)
     function: Any = field(default=None, compare=False, repr=False)
+    sizes: Sizes | None = field(default=None, compare=False, repr=False)
 
     def __repr__(self) -> str:
         hyper = ", ".join(f"{k}={v.default!r}" for k, v in self.hyper.items())
@@ -141,9 +175,10 @@ class Rule:
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        # The function of a Python rule cannot be pickled: its module knows it by the rule's name.
+        # Its module knows the function of a Python rule by the rule's name, so that it cannot be pickled. Nor can the
+        # way to other lengths.
         derived = ("names_read", "rest", "settings", "analysis")
-        return {k: v for k, v in self.__dict__.items() if k not in derived} | {"function": None}
+        return {k: v for k, v in self.__dict__.items() if k not in derived} | {"function": None, "sizes": None}
 
     @property
     def key(self) -> str:
@@ -155,11 +190,14 @@ class Rule:
     @property
     def called(self) -> str:
         """The rule's name in text: its name in the library, the name of its file, or else its key."""
-        from rulec.language.library import library_folder
-
         if self.path is None or self.path.suffix not in (".yaml", ".yml"):
             return self.key
         return self.path.stem if self.path.is_relative_to(library_folder()) else self.path.name
+
+    @property
+    def example(self) -> str:
+        """A wrapper around rules, as it is written in text."""
+        return f"{self.called}({', '.join(('adam', 'sgd', *self.wraps)[: len(self.wraps)])})"
 
     @property
     def assigns_parameter(self) -> bool:
@@ -172,10 +210,12 @@ class Rule:
         nodes = [line.value for line in assignments(self.step)]
         nodes += [branch.condition for branch in conditions(self.step)]
         for state in self.state.values():
-            nodes += [state.init, *(state.shape or ()), *([state.condition] if state.condition else [])]
+            nodes += [state.init, *(state.shape or ()), *(x for x in (state.condition, state.number) if x is not None)]
         nodes += [h.default for h in self.hyper.values() if isinstance(h.default, Node)]
-        nodes += [x for x in (self.evaluate, self.skip, self.applies_to) if x is not None]
+        nodes += [x for x in (self.rate, self.evaluate, self.skip, self.applies_to) if x is not None]
         nodes += self.wraps_shape or ()
+        nodes += [x for each in self.passes.values() for x in (each.point, each.when) if x is not None]
+        nodes += [x for move in self.moves for x in move.rule.expressions]
         return nodes
 
     @cached_property
@@ -191,38 +231,47 @@ class Rule:
     def standalone(self) -> Rule:
         """The rule as it runs by itself: its step assigns `p`, and its learning rate has a default.
 
+        Of a rule with passes it is the end of a step, after `moves`.
+
         Raises RuleError for a hyper-parameter without a default, and for a wrapper around no rule.
         """
+        from rulec.language.passes import lowered
+
         rule = self.check_whole()
         if not self.assigns_parameter:
             rule = replace(self, hyper=self.hyper_with_rate, step=self.whole_step)
         for key, hyper_parameter in rule.hyper.items():
             if hyper_parameter.default is None:
                 raise RuleError(f"hyper-parameter {key!r} of {self.name} has no default: bind it to a number")
-        return rule
+        return lowered(rule)
 
     def check_whole(self) -> Rule:
         """The same rule; RuleError for a wrapper around no rule."""
         if self.wraps:
-            raise RuleError(
-                f"{self.name} wraps another rule and has none here: write {self.called}(adam), or another rule"
-            )
+            one = len(self.wraps) == 1
+            count, others = ("another rule", "another rule") if one else (f"{len(self.wraps)} other rules", "others")
+            raise RuleError(f"{self.name} wraps {count} and has none here: write {self.example}, or {others}")
         return self
 
     @property
     def hyper_with_rate(self) -> dict[str, Hyper]:
         """The hyper-parameters, with `lr` also where the rule does not declare it."""
         hyper = dict(self.hyper)
-        if not self.assigns_parameter and not self.wraps and hyper.get("lr", Hyper(None)).default is None:
+        if self.multiplies_lr and hyper.get("lr", Hyper(None)).default is None:
             hyper["lr"] = replace(hyper.get("lr", Hyper(None, **well_known_range("lr"))), default=DEFAULT_LR)
         return hyper
+
+    @property
+    def multiplies_lr(self) -> bool:
+        """Whether the step ends in a line of its own with `lr` in it, `p = p - lr*direction`."""
+        return not self.assigns_parameter and not self.wraps and "lr" in names_in([self.rate])
 
     @property
     def whole_step(self) -> tuple[Statement, ...]:
         """The lines of the step, ending in the line that assigns `p`: `p = p - lr*direction` where none does."""
         if self.assigns_parameter:
             return self.step
-        return (*self.step, Assign("p", node(Op.SUB, name("p"), node(Op.MUL, name("lr"), name("direction")))))
+        return (*self.step, Assign("p", node(Op.SUB, name("p"), node(Op.MUL, self.rate, name("direction")))))
 
     def __add__(self, other: Rule) -> Rule:
         from rulec.language.compose import plus
@@ -234,10 +283,11 @@ class Rule:
 
         return chain([self, other]) if isinstance(other, Rule) else NotImplemented
 
-    def __call__(self, value: Any, /, **bindings: float | str) -> Any:
+    def __call__(self, value: Any, /, *more: Any, **bindings: float | str) -> Any:
         """`wrapper(rule)`: the rule wrapped by this wrapper. `rule(g)` in a Python rule: this rule's direction for `g`.
 
-        `bindings` are bound first. Raises RuleError where the two rules do not fit, or where no rule is traced.
+        A wrapper of several rules takes as many. `bindings` are bound first. Raises RuleError where the rules do not
+        fit, or where no rule is traced.
         """
         from rulec.language.python import call_rule
         from rulec.language.wrap import wrap
@@ -245,7 +295,11 @@ class Rule:
         rule = self.bind(**bindings) if bindings else self
         if isinstance(value, str | Path) and self.wraps:
             raise RuleError(f"{self.name} wraps a rule, not a text: write rulec.load({f'{self.called}({value})'!r})")
-        return wrap(rule, value) if isinstance(value, Rule) else call_rule(rule, value)
+        if isinstance(value, Rule) and all(isinstance(other, Rule) for other in more):
+            return wrap(rule, value, *more)
+        if more:
+            raise RuleError(f"{self.name} is called with {_kinds(value, *more)}: give it rules, or one traced value")
+        return call_rule(rule, value)
 
     @cached_property
     def rest(self) -> Rule | None:

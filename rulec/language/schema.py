@@ -9,13 +9,16 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, Validatio
 from rulec.errors import RuleError
 from rulec.language.document import Document
 from rulec.language.document import Path as Place
+from rulec.language.levels import levels_text
 from rulec.language.names import short
-from rulec.language.node import LEVELS
+from rulec.language.node import LEVELS, PLACED
+from rulec.language.sizes import MAX_LENGTH
 from rulec.language.source import did_you_mean, rule_error
 
 Number = int | float
 Expression = Annotated[str, Field(description="An expression of the rule language", min_length=1)]
-Bindings = dict[str, Number | Expression]
+List = Annotated[list[Number | Expression], Field(min_length=1, max_length=MAX_LENGTH)]
+Bindings = dict[str, Number | Expression | List]
 Component = Annotated[str, Field(min_length=1)] | Annotated[dict[str, Bindings], Field(min_length=1, max_length=1)]
 
 
@@ -29,6 +32,9 @@ Written = Annotated[
     Annotated[Component, Tag("component")] | Annotated[dict[str, Any], Tag("file")],
     Discriminator(lambda value: "file" if is_rule_file(value) else "component"),
 ]
+
+#: Most rules that one wrapper goes around.
+MAX_WRAPPED = 10
 
 #: Most rules that one file may name as components.
 MAX_COMPONENTS = 50
@@ -51,22 +57,37 @@ class PaperEntry(_Strict):
 class HyperEntry(_Strict):
     """A hyper-parameter with a range of its own."""
 
-    default: Number | Expression | None = None
+    default: Number | Expression | List | None = None
+    length: int | None = Field(None, description="The number of values of a list, where another is refused", ge=1)
     min: Number | None = Field(None, description="Smallest value allowed")
     max: Number | None = Field(None, description="Largest value allowed")
     above: Number | None = Field(None, description="Values must be greater than this")
     below: Number | None = Field(None, description="Values must be less than this")
     static: bool = Field(False, description="Known when the kernel is made")
     whole: bool = Field(False, description="Only whole numbers are allowed")
+    decides: bool = Field(False, description="The rule is written out for its default, so another value is refused")
 
 
 class StateEntry(_Strict):
     """A state kept for something other than each element, or of a shape of its own."""
 
     init: Number | Expression = 0
-    per: str = Field("element", description="The level one value is kept for", json_schema_extra={"enum": [*LEVELS]})
+    per: str = Field(
+        "element",
+        description="The level one value is kept for",
+        json_schema_extra={"anyOf": [{"enum": [*LEVELS]}, {"pattern": rf"^\s*({'|'.join(PLACED)})\(.+\)\s*$"}]},
+    )
     shape: list[Number | Expression] | None = Field(None, description="Rows and columns", min_length=2, max_length=2)
     condition: Expression | None = Field(None, alias="if", description="Of shape facts: where false there is no state")
+    count: Number | Expression | None = Field(None, description="The number of states under this name, s[0] the first")
+    history: Number | Expression | None = Field(None, description="The number of values that are kept, s[0] the newest")
+
+
+class PassEntry(_Strict):
+    """A point to evaluate the model at again, in some steps."""
+
+    point: Number | Expression
+    when: Expression | None = Field(None, description="Of hyper-parameters, t and shape facts: false for no pass")
 
 
 class ViewEntry(_Strict):
@@ -88,16 +109,23 @@ class RuleFile(_Strict):
     name: str = Field(description="The rule's name as its authors write it", min_length=1, max_length=100)
     summary: str = Field("", description="One sentence")
     paper: PaperEntry | None = None
-    hyper: dict[str, Number | Expression | HyperEntry] = Field(default_factory=dict, description="Name: default")
+    hyper: dict[str, Number | Expression | List | HyperEntry] = Field(default_factory=dict, description="Name: default")
     state: dict[str, Number | Expression | StateEntry] = Field(default_factory=dict, description="Name: initial value")
     storage: dict[str, Literal["exact"]] = Field(default_factory=dict, description="States that stay float32: exact")
     inputs: dict[str, Literal["scalar", "like p"]] = Field(
         default_factory=dict, description="Inputs of a step besides the gradient"
     )
     uses: Components | dict[str, Component] = Field(default_factory=list, description="Rules the step calls")
-    wraps: str | Annotated[dict[str, WrapEntry], Field(min_length=1, max_length=1)] | None = Field(
-        None, description="The step's name for the rule to put this wrapper around"
+    wraps: (
+        str
+        | Annotated[list[str], Field(min_length=1, max_length=MAX_WRAPPED)]
+        | Annotated[dict[str, WrapEntry], Field(min_length=1, max_length=1)]
+        | None
+    ) = Field(None, description="The step's name for the rule to put this wrapper around, or for each of several")
+    passes: dict[str, Number | Expression | PassEntry] = Field(
+        default_factory=dict, description="Points to evaluate the model at again in a step"
     )
+    rate: Number | Expression | None = Field(None, description="The learning rate, where it is not lr")
     step: str | None = Field(None, description="The lines of one step")
     plus: Components | None = Field(None, description="Rules whose directions add")
     chain: Components | None = Field(None, description="Rules fed one into the next")
@@ -114,7 +142,7 @@ class RuleFile(_Strict):
         if len(bodies) != 1:
             several = f"this one has {' and '.join(bodies)}" if bodies else "this one has none"
             raise ValueError(f"a rule has exactly one of step, plus and chain, and {several}")
-        for key in ("state", "inputs", "uses", "wraps"):
+        for key in ("state", "inputs", "uses", "wraps", "passes"):
             if bodies != ["step"] and getattr(self, key):
                 raise ValueError(f"a rule made by {bodies[0]} has no {key} of its own: its parts have")
         if self.otherwise is not None and self.applies_to is None:
@@ -129,25 +157,35 @@ WANTED: dict[tuple[str, ...], str] = {
     ("paper", "year"): "a whole number",
     ("paper", "*"): "a text, in quotes if it looks like a number",
     ("hyper",): "a mapping of names to defaults",
-    ("hyper", "*"): "a number, an expression, or a mapping with default and range",
-    ("hyper", "*", "default"): "a number or an expression",
+    ("hyper", "*"): "a number, an expression, a list of them, or a mapping with default and range",
+    ("hyper", "*", "default"): "a number, an expression, or a list of them",
+    ("hyper", "*", "length"): "a whole number from 1",
     ("hyper", "*", "static"): "true or false",
     ("hyper", "*", "whole"): "true or false",
+    ("hyper", "*", "decides"): "true or false",
     ("hyper", "*", "*"): "a number",
+    ("hyper", "*", "default", "*"): "a number or an expression",
     ("state",): "a mapping of names to initial values",
-    ("state", "*"): "a number, an expression, or a mapping with init, per, shape and if",
+    ("state", "*"): "a number, an expression, or a mapping with init, per, shape, if, count and history",
     ("state", "*", "init"): "a number or an expression",
-    ("state", "*", "per"): f"a level, one of {', '.join(LEVELS)}",
+    ("state", "*", "per"): f"a level, one of {levels_text()}",
     ("state", "*", "shape"): "a list of two extents, rows and columns",
     ("state", "*", "shape", "*"): "a number or an expression",
     ("state", "*", "if"): "an expression",
+    ("state", "*", "count"): "a number or an expression",
+    ("state", "*", "history"): "a number or an expression",
     ("storage",): "a mapping of states to exact",
     ("storage", "*"): "exact, the only word for the storage of a state",
     ("inputs",): "a mapping of names to scalar or like p",
     ("inputs", "*"): "scalar or like p",
+    ("passes",): "a mapping of names to points",
+    ("passes", "*"): "an expression, or a mapping with point and when",
+    ("passes", "*", "point"): "an expression",
+    ("passes", "*", "when"): "an expression",
     ("uses",): f"a list of at most {MAX_COMPONENTS} rules, or a mapping of names to rules",
-    ("wraps",): "a name, such as inner",
-    ("wraps", "*"): "a mapping with shape",
+    ("wraps",): f"a name, such as inner, or a list of 1 to {MAX_WRAPPED} names",
+    ("wraps", "*"): "a name, or a mapping with shape",
+    ("rate",): "an expression of hyper-parameters, such as 2*lr",
     ("wraps", "*", "shape"): "a list of two extents, rows and columns",
     ("wraps", "*", "shape", "*"): "a number or an expression",
     ("plus",): f"a list of 1 to {MAX_COMPONENTS} rules",
@@ -191,11 +229,14 @@ def json_schema() -> dict[str, Any]:
         for key, value in model["properties"].items():
             # A key that is left out is left out: of all values only a default may be written as null.
             _tidy(value, null=(name, key) == ("HyperEntry", "default"))
-    for key in ("hyper", "state", "storage", "inputs"):
+    for key in ("hyper", "state", "storage", "inputs", "passes"):
         schema["properties"][key]["propertyNames"] = {"pattern": _NAME_PATTERN}
     schema["oneOf"] = [{"required": [key]} for key in ("step", "plus", "chain")]
     composed = {"anyOf": [{"required": ["plus"]}, {"required": ["chain"]}]}
-    schema["if"], schema["then"] = composed, {"properties": dict.fromkeys(("state", "inputs", "uses", "wraps"), False)}
+    schema["if"], schema["then"] = (
+        composed,
+        {"properties": dict.fromkeys(("state", "inputs", "uses", "wraps", "passes"), False)},
+    )
     schema["dependentRequired"] = {"otherwise": ["applies_to"]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "rulec rule"}
 
@@ -251,7 +292,7 @@ def _explain(document: Document, problem: Any) -> RuleError:
     if kind == "extra_forbidden":
         parts: dict[Any, type[BaseModel]] = {
             "paper": PaperEntry, "hyper": HyperEntry, "state": StateEntry, "view": ViewEntry,
-            "wraps": WrapEntry,
+            "wraps": WrapEntry, "passes": PassEntry,
         }  # fmt: skip
         model = parts.get(place[0], RuleFile) if len(place) > 1 else RuleFile
         known = [f.alias or k for k, f in model.model_fields.items()]

@@ -11,9 +11,11 @@ from numbers import Real
 from typing import Any
 
 from rulec.errors import RuleError
-from rulec.language.functions import FUNCTIONS, MAX_DRAWS
+from rulec.language.functions import FUNCTIONS, KINDS, MAX_DRAWS
 from rulec.language.names import short
-from rulec.language.node import LEVELS, Kind, Node, Op, const, node, walk
+from rulec.language.node import LEVELS, PLACED, Kind, Node, Op, const, node, walk
+from rulec.language.schedules import SCHEDULES
+from rulec.language.settings import MUON
 from rulec.language.source import did_you_mean
 from rulec.language.text import number_text
 
@@ -37,7 +39,21 @@ class ToSympy:
 
     def either(self, condition: Any, a: Any, b: Any) -> Any:
         # Unevaluated: simplifying the branches may divide by zero under conditions that cannot hold.
-        return self.sp.Piecewise((a, condition), (b, True), evaluate=False)
+        try:
+            return self.sp.Piecewise((a, condition), (b, True), evaluate=False)
+        except ValueError:  # simplifying a condition on a choice, sympy takes t as 0, where a root of t - 1 is not real
+            return self.sp.Piecewise((a, self._spread(condition)), (b, True), evaluate=False)
+
+    def _spread(self, condition: Any) -> Any:
+        """The condition with each choice of values in it as a choice of conditions."""
+        choice = min(condition.atoms(self.sp.Piecewise), key=self.sp.count_ops, default=None)
+        if choice is None:
+            return condition
+        result, others = self.sp.false, self.sp.true
+        for value, case in choice.args:
+            part = self._spread(condition.xreplace({choice: value}))
+            result, others = self.sp.Or(result, self.sp.And(others, case, part)), self.sp.And(others, self.sp.Not(case))
+        return result
 
     def number(self, value: Any) -> Any:
         """A truth value as 1 or 0."""
@@ -103,12 +119,29 @@ class ToSympy:
 
 def _function_name(part: Node) -> str:
     """The name of the undefined function for an operation that sympy lacks: `mean` per row is `mean_row`."""
+    if isinstance(part.arg, tuple):
+        return _opaque_name(part.op, part.arg)
     called = "matmul" if part.op is Op.MATMUL else part.op.symbol
     return called if part.arg is None else f"{called}_{part.arg}"
 
 
+def _opaque_name(op: Op, constants: tuple[Any, ...]) -> str:
+    """The name of an operation with constants, without Muon's coefficients: `newton_schulz_float32`, `solve_upper`."""
+    return "_".join([op.symbol, *(str(constant) for constant in constants if constant != MUON)])
+
+
 #: Operations without a constant of their own that sympy lacks.
-_PLAIN_OPAQUE = (Op.TRANSPOSE, Op.QR, Op.EIGH, Op.SINGULAR_VECTORS, Op.INVERSE_ROOT, Op.CBRT, Op.ISFINITE)
+_PLAIN_OPAQUE = (
+    Op.DIM, Op.TRANSPOSE, Op.EYE, Op.DIAG, Op.TRIU, Op.TRIL, Op.CHOLESKY, Op.QR, Op.EIGH, Op.SINGULAR_VECTORS,
+    Op.INVERSE_ROOT, Op.CBRT, Op.ISFINITE,
+)  # fmt: skip
+
+#: Operations that sympy lacks, with the constants that have a name there: others cannot be read back.
+_NAMED_OPAQUE: tuple[tuple[Op, tuple[Any, ...]], ...] = (
+    *((Op.NEWTON_SCHULZ, (dtype, name)) for dtype in FUNCTIONS["newton_schulz"].choices["dtype"] for name in SCHEDULES),
+    *((Op.SOLVE, (kind,)) for kind in KINDS), *((Op.CONCAT, (axis,)) for axis in (0, 1)),
+    *((Op.SLICE, (axis,)) for axis in ("rows", "cols")),
+)  # fmt: skip
 
 
 def _opaque() -> dict[str, Callable[..., Node]]:
@@ -118,13 +151,15 @@ def _opaque() -> dict[str, Callable[..., Node]]:
         if op.kind is Kind.REDUCE:
             for level in LEVELS[1:]:
                 functions[f"{op.symbol}_{level}"] = lambda x, *, op=op, level=level: node(op, x, level)
+            for level in PLACED:
+                functions[f"{op.symbol}_{level}"] = lambda x, i, *, op=op, level=level: node(op, x, i, level)
         elif op in _PLAIN_OPAQUE:
             functions[op.symbol] = lambda *args, op=op: node(op, *args)
     for op in (Op.UNIFORM, Op.NORMAL):
         for draw in range(MAX_DRAWS):
             functions[f"{op.symbol}_{draw}"] = lambda at, i, j, *, op=op, draw=draw: node(op, at, i, j, draw)
-    for dtype in FUNCTIONS["newton_schulz"].choices["dtype"]:
-        functions[f"newton_schulz_{dtype}"] = lambda x, n, *, dtype=dtype: node(Op.NEWTON_SCHULZ, x, n, dtype)
+    for op, constants in _NAMED_OPAQUE:
+        functions[_opaque_name(op, constants)] = lambda *args, op=op, constants=constants: node(op, *args, constants)
     return functions | {"matmul": lambda a, b: node(Op.MATMUL, a, b)}
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from rulec.language.node import Kind, Node, Op, walk
+from rulec.language.settings import MUON, is_lowered, settings, statics
 
 _PRECEDENCE = {
     Op.OR: 1, Op.AND: 2, Op.NOT: 3,
@@ -66,9 +67,7 @@ def short_text(value: Node, most: int = 30) -> str:
 
 def _operands(value: Node) -> tuple[Node, ...]:
     """The expressions in the text of `value`."""
-    if value.op.kind is Kind.RANDOM and isinstance(value.arg, tuple):
-        return (*value.args, *value.arg[1:])
-    return value.args
+    return (*value.args, *statics(value)) if is_lowered(value) else value.args
 
 
 def _text(value: Node, done: Mapping[Node, _Piece]) -> _Piece:
@@ -81,6 +80,8 @@ def _text(value: Node, done: Mapping[Node, _Piece]) -> _Piece:
         return str(value.arg), _ATOM
     if value.op is Op.CALL:
         return _called(value, done), _ATOM
+    if value.op is Op.SLICE:
+        return _slice_text(value, done), _ATOM
     if value.op not in _PRECEDENCE:
         return f"{value.op.symbol}({_call_arguments(value, done)})", _ATOM
     return _operator_text(value, done)
@@ -104,24 +105,49 @@ def _operator_text(value: Node, done: Mapping[Node, _Piece]) -> _Piece:
 
 
 def _called(value: Node, done: Mapping[Node, _Piece]) -> str:
-    """A wrapper's call of the rule it wraps: `inner(g)`, or `inner(g, t=t/2)` with a count other than `t`."""
-    argument, count = (done[a][0] for a in value.args)
-    return f"{value.arg}({argument})" if count == "t" else f"{value.arg}({argument}, t={count})"
+    """A wrapper's call of the rule it wraps: `inner(g)`, `inner(g, t=t/2)` or `inner(g, p=slow)`."""
+    argument, *others = (done[a][0] for a in value.args)
+    said = [f", {key}={text}" for key, text in zip(("t", "p"), others, strict=True) if text != key]
+    return f"{value.arg}({argument}{''.join(said)})"
 
 
 def _call_arguments(value: Node, done: Mapping[Node, _Piece]) -> str:
     parts = [done[a][0] for a in _operands(value)]
     if value.op.kind is Kind.REDUCE:
-        return f'{parts[0]}, per="{value.arg}"'
+        per = f'"{value.arg}"' if len(parts) == 1 else f"{value.arg}({parts[1]})"
+        return f"{parts[0]}, per={per}"
     if value.op.kind is Kind.RANDOM:
         at, *extents = parts
-        number = value.arg[0] if isinstance(value.arg, tuple) else value.arg
-        return f"[{', '.join(extents)}], at={at}, draw={number}"
+        return f"[{', '.join(extents)}], at={at}, draw={settings(value)['draw']}"
     if value.op is Op.NEWTON_SCHULZ:
-        return f'{parts[0]}, steps={parts[1]}, dtype="{value.arg}"'
+        return f"{parts[0]}, steps={parts[1]}, {_iteration_text(value)}"
+    if value.op in (Op.SOLVE, Op.CONCAT):
+        ((key, word),) = settings(value).items()
+        return ", ".join(parts) + ("" if word in ("full", 0) else f", {key}={_word(word)}")
     if value.op is Op.INVERSE_ROOT and len(parts) == 3:
         return f"{parts[0]}, {parts[1]}, eps={parts[2]}"
     return ", ".join(parts)
+
+
+def _slice_text(value: Node, done: Mapping[Node, _Piece]) -> str:
+    """Rows or columns of a matrix: `x[a:b]`, `x[:, a:]`."""
+    (matrix, level), (start, _), (stop, _) = (done[a] for a in _operands(value))
+    bounds = f"{start}:{'' if stop == 'inf' else stop}"
+    inside = bounds if settings(value)["axis"] == "rows" else f":, {bounds}"
+    return f"{matrix if level >= _ATOM else f'({matrix})'}[{inside}]"
+
+
+def _iteration_text(value: Node) -> str:
+    """The keywords of `newton_schulz` after its steps; Muon's coefficients are not written."""
+    dtype, coefficients = settings(value).values()
+    return f'dtype="{dtype}"' + ("" if coefficients == MUON else f", coefficients={_word(coefficients)}")
+
+
+def _word(setting: object) -> str:
+    """A constant of an operation: a word in quotes, a number, or a list of them."""
+    if isinstance(setting, tuple):
+        return f"[{', '.join(map(_word, setting))}]"
+    return f'"{setting}"' if isinstance(setting, str) else number_text(cast(float, setting))
 
 
 def shared(roots: Sequence[Node]) -> list[Node]:

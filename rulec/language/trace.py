@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from types import CodeType, FrameType
 from typing import Any
 
 from rulec.errors import RuleError
 from rulec.language import compose
 from rulec.language.author import author_error
+from rulec.language.cases import unify_inputs
 from rulec.language.compose import free_name
 from rulec.language.names import BASE_NAMES, CONSTANTS, ascii_spelling, name_problem
 from rulec.language.node import Kind, Node, Op, name, node, rewrite, walk
-from rulec.language.rule import Assign, Hyper, Rule, State, Statement, assignments
+from rulec.language.passes import gradient_of
+from rulec.language.rule import Assign, Hyper, Pass, Rule, State, Statement, assignments
+from rulec.language.sizes import Sizes, entries, entry
 from rulec.language.source import did_you_mean
 from rulec.language.value import Value, as_traced, current
 
@@ -25,11 +31,12 @@ class Trace:
     """
 
     def __init__(
-        self, rule_name: str, state: Mapping[str, State], hyper: Mapping[str, Hyper], wraps: str = "",
-        code: CodeType | None = None,
+        self, rule_name: str, state: Mapping[str, State], hyper: Mapping[str, Hyper], wraps: tuple[str, ...] = (),
+        code: CodeType | None = None, counted: Counted | None = None, passes: Mapping[str, Pass] | None = None,
     ) -> None:  # fmt: skip
         self.rule_name = rule_name
-        self.wraps = wraps
+        self.counted = counted or Counted({}, {})
+        self.wraps, self.passes = wraps, dict(passes or {})
         self.state = dict(state)
         self.hyper = dict(hyper)
         self.inputs: dict[str, str] = {}
@@ -58,6 +65,13 @@ class Trace:
         self.version[state] += 1
         self.lines.append((f"{state}#{self.version[state]}", value))
 
+    def push(self, history: str, value: Node) -> None:
+        """A new value of a history: every entry moves one place up, from the oldest on."""
+        names = entries(history, self.counted.states[history])
+        for newer, older in reversed([*pairwise(names)]):
+            self.assign(older, self.read(newer).node)
+        self.assign(names[0], value)
+
     def call(self, rule: Rule, value: Any) -> Value:
         """The direction of `rule` for this input. Its states become states of this rule, prefixed by its key."""
         try:
@@ -75,7 +89,7 @@ class Trace:
         if any(state.condition is not None for state in rule.state.values()):
             raise RuleError(f"{rule.name} keeps states for some shapes only: call it in a rule file, under uses")
         self.hyper = compose.unify_hyper([(self.rule_name, self.hyper), (rule.name, rule.hyper)])
-        self.inputs = compose.unify_inputs([Rule(self.rule_name, (), inputs=self.inputs), rule])
+        self.inputs = unify_inputs([Rule(self.rule_name, (), inputs=self.inputs), rule])
         if rule.view and self.view not in ({}, rule.view):
             raise RuleError(
                 f"{rule.name} sees tensors as other matrices than the rule called before it: their view differs"
@@ -120,6 +134,81 @@ def _after(step: Sequence[Statement], known: Mapping[str, Node]) -> dict[str, No
     return values
 
 
+@dataclass
+class Counted:
+    """The lists of a traced rule.
+
+    `lists` has the lengths of lists of hyper-parameters, `states` the lengths of lists of states, `histories` the names
+    of histories. `counts` has the values of static hyper-parameters, and `counts_read` the ones in lengths, loops and
+    indices.
+    """
+
+    lists: Mapping[str, int]
+    counts: Mapping[str, float]
+    states: dict[str, int] = field(default_factory=dict)
+    histories: set[str] = field(default_factory=set)
+    counts_read: set[str] = field(default_factory=set)
+
+    @property
+    def sizes(self) -> Sizes | None:
+        """The lengths that the rule is written out for; None where it has none."""
+        read = {key: int(self.counts[key]) for key in sorted(self.counts_read)}
+        return Sizes(self.lists, read) if self.lists or read else None
+
+
+class CountValue(Value):
+    """A static hyper-parameter: it may be the end of a range, or an index."""
+
+    __slots__ = ("_counted",)
+
+    def __init__(self, node: Node, counted: Counted) -> None:
+        super().__init__(node)
+        self._counted = counted
+
+    def __index__(self) -> int:
+        key = str(self.node.arg)
+        value = self._counted.counts[key]
+        if not value.is_integer():
+            raise author_error(f"{key} counts something here, so it must be a whole number, not {value:g}")
+        self._counted.counts_read.add(key)
+        return int(value)
+
+    __int__ = __index__
+
+
+class Entries:
+    """A list of states, or a history: `s.v[i]`."""
+
+    __slots__ = ("_list", "_trace")
+
+    def __init__(self, trace: Trace, name: str) -> None:
+        self._trace, self._list = trace, name
+
+    def __len__(self) -> int:
+        return self._trace.counted.states[self._list]
+
+    def __iter__(self) -> Iterator[Value]:
+        return iter([self[index] for index in range(len(self))])
+
+    def __getitem__(self, index: Any) -> Value:
+        return self._trace.read(self._entry(index))
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if self._list in self._trace.counted.histories:
+            raise author_error(f"s.{self._list} is a history: write s.{self._list} = ... to push a value")
+        self._trace.assign(self._entry(index), as_traced(value))
+
+    def _entry(self, index: Any) -> str:
+        try:
+            number = operator.index(index)
+        except TypeError:
+            raise author_error(f"s.{self._list} has whole numbers as indices: write s.{self._list}[0]") from None
+        if number not in range(len(self)):
+            message = f"there is no s.{self._list}[{number}]: its entries are 0 to {len(self) - 1}"
+            raise author_error(message)
+        return entry(self._list, number)
+
+
 class States:
     """The `s` of a traced rule: attributes are its states."""
 
@@ -128,45 +217,64 @@ class States:
     def __init__(self, trace: Trace) -> None:
         object.__setattr__(self, "_trace", trace)
 
-    def __getattr__(self, state: str) -> Value:
-        return _checked(self, state).read(state)
+    def __getattr__(self, state: str) -> Value | Entries:
+        trace = _checked(self, state)
+        return Entries(trace, state) if state in trace.counted.states else trace.read(state)
 
     def __setattr__(self, state: str, value: Any) -> None:
-        _checked(self, state).assign(state, as_traced(value))
+        trace = _checked(self, state)
+        if state not in trace.counted.states:
+            trace.assign(state, as_traced(value))
+        elif state in trace.counted.histories:
+            trace.push(state, as_traced(value))
+        else:
+            raise author_error(f"s.{state} is a list: assign one entry of it, as s.{state}[0] = ...")
 
 
 class Inner:
-    """The wrapped rule in a traced wrapper. It is called once, and then has a parameter `p`."""
+    """A wrapped rule in a traced wrapper. It is called once, and then has a parameter `p`."""
 
-    __slots__ = ("_trace", "called")
+    __slots__ = ("_name", "_trace", "called")
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, call: str) -> None:
         self._trace = trace
+        self._name = call
         self.called = False
 
-    def __call__(self, value: Any, t: Any = None) -> Value:
-        """The rule's direction for this input, at its own count of updates `t`."""
-        wraps = self._trace.wraps
+    def __call__(self, value: Any, t: Any = None, p: Any = None) -> Value:
+        """The rule's direction for this input, at its own count of updates `t` and its own parameter `p`."""
+        wraps = self._name
         if self.called:
             raise author_error(f"{wraps} is called a second time, and both calls would share its states: call it once")
         self.called = True
-        count = name("t") if t is None else as_traced(t)
-        self._trace.lines.append((wraps, node(Op.CALL, as_traced(value), count, wraps)))
+        count, point = (
+            name(key) if argument is None else as_traced(argument) for key, argument in (("t", t), ("p", p))
+        )
+        self._trace.lines.append((wraps, node(Op.CALL, as_traced(value), count, point, wraps)))
         return Value(name(f"{wraps}.direction"))
 
     @property
     def p(self) -> Value:
         """The new parameter by the wrapped rule alone."""
         if not self.called:
-            wraps = self._trace.wraps
+            wraps = self._name
             raise author_error(f"{wraps}.p has no value here: write {wraps}(g) above this line")
-        return Value(name(f"{self._trace.wraps}.p"))
+        return Value(name(f"{self._name}.p"))
+
+
+class At:
+    """A pass in a traced rule: the gradient there is its attribute `g`."""
+
+    __slots__ = ("g",)
+
+    def __init__(self, key: str) -> None:
+        self.g = Value(name(gradient_of(key)))
 
 
 def _checked(states: States, state: str) -> Trace:
     """The trace behind `s`; RuleError where it has no state of this name."""
     trace: Trace = object.__getattribute__(states, "_trace")
-    if state not in trace.version:
+    if state not in trace.version and state not in trace.counted.states:
         hint = did_you_mean(state, trace.version) or f": declare it as state=dict({state}=0)"
         raise author_error(f"{trace.rule_name} has no state {state!r}{hint}")
     return trace
@@ -194,7 +302,7 @@ class Lines:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.taken = {*trace.state, *trace.hyper, *trace.inputs, *BASE_NAMES, *CONSTANTS, "s", "lr", "direction"}
-        self.taken |= {trace.wraps} - {""}
+        self.taken |= {*trace.wraps, *trace.passes, *map(gradient_of, trace.passes)}
         self.local = {n: self._free(key) for n, key in trace.locals.items()}
         self._name_large([value for _, value in trace.lines])
         self.old: dict[Node, str] = {}

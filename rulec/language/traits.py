@@ -6,7 +6,8 @@ import functools
 from dataclasses import replace
 
 from rulec.language.hyper import Hyper
-from rulec.language.node import Kind, Node, Op, names_in, walk
+from rulec.language.levels import level_text
+from rulec.language.node import PLACED, Kind, Node, Op, names_in, walk
 from rulec.language.rule import Rule
 
 #: The levels that depend on the choice of rows and columns among the axes.
@@ -22,14 +23,34 @@ def draws(rule: Rule) -> bool:
 @functools.lru_cache(maxsize=256)
 def sees_shape(rule: Rule) -> bool:
     """Whether a rule depends on a tensor's dimensions, rows or columns, or on the order of its elements."""
+    if placed_level(rule):
+        return True
     if any(state.per in _OF_MATRICES or state.shape is not None for state in rule.state.values()):
         return True
     parts = [*walk(rule.expressions)]
     if {"ndim", "rows", "cols"} & {str(n.arg) for n in parts if n.op in (Op.NAME, Op.FACT)}:
         return True
-    if any(n.op.kind in (Kind.MATRIX, Kind.RANDOM) for n in parts):
+    if any(n.op.kind in (Kind.MATRIX, Kind.RANDOM, Kind.SHAPE) for n in parts):
         return True
     return any(n.op.kind is Kind.REDUCE and n.arg in _OF_MATRICES for n in parts)
+
+
+@functools.lru_cache(maxsize=256)
+def placed_level(rule: Rule) -> str:
+    """A level `axis(i)` or `block(n)` of a rule, as it is written; empty for a rule without one."""
+    for state in rule.state.values():
+        if state.number is not None:
+            return level_text(state.per, state.number)
+    for part in walk(rule.expressions):
+        if part.op.kind is Kind.REDUCE and part.arg in PLACED:
+            return level_text(str(part.arg), part.args[1])
+    return ""
+
+
+@functools.lru_cache(maxsize=256)
+def counts_dimensions(rule: Rule) -> bool:
+    """Whether a rule has a level `axis(i)` or `block(n)`, or reads `dim(i)`."""
+    return bool(placed_level(rule)) or any(n.op is Op.DIM for n in walk(rule.expressions))
 
 
 def rest_rule(rule: Rule) -> Rule | None:

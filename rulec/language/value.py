@@ -12,7 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from rulec.language.author import author_error, running_frame
-from rulec.language.functions import FUNCTIONS, CallError, numbered
+from rulec.language.functions import FUNCTIONS, CallError, numbered, part
+from rulec.language.levels import Level
 from rulec.language.node import Node, Op, const, node
 from rulec.language.text import short_text
 
@@ -71,7 +72,20 @@ class Value:
     def __repr__(self) -> str:
         return f"<traced {re.sub('#[0-9]+', '', short_text(self.node))}>"
 
-    __getitem__ = __setitem__ = __len__ = __iter__ = __contains__ = _no_sequence
+    def __getitem__(self, places: Any) -> Value:
+        slices = places if isinstance(places, tuple) else (places,)
+        if len(slices) > 2 or not all(isinstance(s, slice) and s.step is None for s in slices):
+            raise author_error("a traced value has rows and columns from a bound up to another: x[a:b] or x[:, a:b]")
+        value = self.node
+        for axis, bounds in zip(("rows", "cols"), slices, strict=False):
+            ends = [None if end is None else as_traced(end) for end in (bounds.start, bounds.stop)]
+            try:
+                value = value if ends == [None, None] else part(value, axis, *ends)
+            except CallError as error:
+                raise author_error(str(error)) from None
+        return Value(value)
+
+    __setitem__ = __len__ = __iter__ = __contains__ = _no_sequence
 
     def __getattr__(self, attribute: str) -> Any:
         if attribute.startswith("__"):  # Python and NumPy ask for these, and take no for an answer
@@ -153,10 +167,17 @@ def operation(op: Op, *args: Any) -> Value:
     return Value(node(op, *map(as_traced, args)))
 
 
+def _setting(value: Any) -> Any:
+    """A keyword of a call: a word, a list, or a traced value."""
+    if isinstance(value, list | tuple):
+        return [_setting(x) for x in value]
+    return value if value is None or isinstance(value, str | Level) else as_traced(value)
+
+
 def record(function: str, *args: Any, **keywords: Any) -> Value:
     """The traced call of a function of the language."""
     nodes = [[as_traced(x) for x in arg] if isinstance(arg, list) else as_traced(arg) for arg in args]
-    named = {k: v if v is None or isinstance(v, str) else as_traced(v) for k, v in keywords.items()}
+    named = {k: _setting(v) for k, v in keywords.items()}
     try:
         value = FUNCTIONS[function](*nodes, **named)
     except CallError as error:

@@ -1,91 +1,121 @@
-"""Wrappers: rules with a call of another rule in their step, as in `lookahead(adamw)`."""
+"""Wrappers: rules with calls of other rules in their step, as in `lookahead(adamw)` and `graft(shampoo, adam)`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
 from rulec.errors import RuleError
 from rulec.language import compose
+from rulec.language.bind import bind
+from rulec.language.cases import composed, unify_inputs
 from rulec.language.check import check_rule
 from rulec.language.hyper import DEFAULT_LR, Hyper, well_known_range
+from rulec.language.levels import level_text
 from rulec.language.names import RESERVED
-from rulec.language.node import Node, Op, name, names_in, node
-from rulec.language.rule import Assign, Branch, Rule, State, Statement, assignments, conditions
+from rulec.language.node import PLACED, Node, Op, name, names_in, node
+from rulec.language.passes import gradient_of
+from rulec.language.rule import RATE, Assign, Branch, Rule, State, Statement, assignments, conditions
+from rulec.language.sizes import with_sizes
 from rulec.language.source import Span, rule_error
 
 
-def wrap(wrapper: Rule, inner: Rule, rule_name: str | None = None) -> Rule:
-    """The rule `wrapper(inner)`: the wrapper's lines, with the lines of `inner` in place of its call.
+def wrap(wrapper: Rule, *wrapped: Rule) -> Rule:
+    """The rule `wrapper(wrapped)`: the wrapper's lines, with the lines of the wrapped rules in place of its calls.
 
-    Hyper-parameters and states of both are joined as in any composition. Raises RuleError where the two do not fit.
+    Hyper-parameters and states of all are joined as in any composition. Raises RuleError where they do not fit.
     """
-    if not wrapper.wraps:
-        raise RuleError(f"{wrapper.name} wraps no rule: did you mean {wrapper.called} >> {inner.called}?")
-    inner.check_whole()
-    joined = _wrapped(wrapper, inner, rule_name or compose.joined_name("", [wrapper, inner]))
-    if joined.otherwise is None:
-        return joined
-    left = inner if wrapper.applies_to is None else wrapper
-    return compose.routed(joined, left, lambda: _rest(wrapper, inner))
+    names = wrapper.wraps
+    if not names:
+        raise RuleError(f"{wrapper.name} wraps no rule: did you mean {wrapper.called} >> {wrapped[0].called}?")
+    if len(wrapped) != len(names):
+        count = "one rule" if len(names) == 1 else f"{len(names)} rules, {' and '.join(names)}"
+        raise RuleError(f"{wrapper.name} wraps {count}, not {len(wrapped)}: write {wrapper.example}")
+    for rule in wrapped:
+        rule.check_whole()
+
+    def join(parts: Sequence[Rule]) -> Rule:
+        first, *rules = parts
+        if not first.step:
+            return rules[names.index(first.wraps[0])]
+        return _wrapped(first, rules) if first.wraps else first
+
+    rules = [wrapper, *_apart(wrapper, wrapped)]
+    return with_sizes(composed(rules, join), rules, lambda parts: wrap(*parts))
 
 
-def _rest(wrapper: Rule, inner: Rule) -> Rule:
-    """The rule for the tensors left out by one of the two."""
-    if inner.rest is not None:
-        return wrap(wrapper, inner.rest)
-    assert wrapper.otherwise is not None  # one of the two has it
-    rest = wrapper.otherwise.rule
-    if rest is None:
-        return inner
-    return wrap(rest, inner) if rest.wraps else rest
+def _apart(wrapper: Rule, rules: Sequence[Rule]) -> list[Rule]:
+    """The rules with equal defaults for hyper-parameters of the same name: those of the last one.
+
+    The learning rate is that of the last rule, for the wrapper multiplies it by directions. Another hyper-parameter of
+    a rule before it is renamed, as `shampoo_eps`.
+    """
+    done = [rules[-1]]
+    for rule, call in zip(rules[-2::-1], wrapper.wraps[-2::-1], strict=True):
+        taken = {key: hyper for other in done for key, hyper in _settings(other).items()}
+        mine = _settings(rule)
+        bindings: dict[str, float | str] = {}
+        for key, hyper in mine.items():
+            theirs = taken[key].default if key in taken else hyper.default
+            if theirs == hyper.default or None in (theirs, hyper.default):
+                continue
+            if key == "lr" and isinstance(theirs, float) and not wrapper.reads(f"{call}.p"):
+                bindings[key] = theirs
+            elif key != "lr" and (new := f"{rule.key}_{key}") not in {*taken, *mine, *wrapper.hyper}:
+                bindings[key] = new
+        done.insert(0, bind(rule, bindings) if bindings else rule)
+    return done
 
 
-def _wrapped(wrapper: Rule, inner: Rule, title: str) -> Rule:
-    called = _Called(wrapper, inner)
+def _settings(rule: Rule) -> Mapping[str, Hyper]:
+    return rule.hyper_with_rate | rule.all_hyper
+
+
+def _wrapped(wrapper: Rule, rules: Sequence[Rule]) -> Rule:
+    """The wrapper around rules without routing."""
+    rate = compose.common_rate(rules)
+    if rate is not RATE and "lr" in wrapper.hyper:
+        hyper = {key: hyper for key, hyper in wrapper.hyper.items() if key != "lr"}
+        wrapper = replace(compose.substitute_hyper(wrapper, {"lr": rate}), hyper=hyper)
+    called = _Called(wrapper, rules)
+    inner = [each.rule for each in called.inner]
+    owners = [(rule.name, each.hyper) for rule, each in zip(rules, called.inner, strict=True)]
     joined = Rule(
-        name=title,
+        name=compose.joined_name("", [wrapper, *rules]),
         step=tuple(called.lines()),
-        hyper=compose.unify_hyper([(inner.name, called.hyper), (wrapper.name, wrapper.hyper)]),
-        state={**called.inner.state, **called.wrapper.state},
-        inputs=compose.unify_inputs([inner, wrapper]),
-        **compose.single_attributes([called.wrapper, called.inner]),
+        hyper=compose.unify_hyper([*owners, (wrapper.name, wrapper.hyper)]),
+        state={key: state for rule in (*inner, called.wrapper) for key, state in rule.state.items()},
+        inputs=unify_inputs([*rules, wrapper]),
+        rate=RATE if wrapper.assigns_parameter else rate,
+        **compose.single_attributes([called.wrapper, *(each.rule for each in called.inner)]),
     )
-    taken = {*joined.hyper, *joined.inputs, *RESERVED, *(f"{called.key}.{n}" for n in ("g", "t", "p"))}
-    return check_rule(compose.rename_all(joined, compose.short_names([inner, wrapper], called.keys[::-1], taken)))
+    kept = {f"{each.key}.{n}" for each in called.inner for n in ("g", "t", "p", "point")}
+    taken = {*joined.hyper, *joined.inputs, *RESERVED, *kept, *map(gradient_of, joined.passes)}
+    owned = [*rules, wrapper], [*called.keys[1:], called.keys[0]]
+    return check_rule(compose.rename_all(joined, compose.short_names(*owned, taken)))
 
 
 class _Called:
-    """A wrapper and the rule it wraps, their names kept apart by prefixes."""
+    """A wrapper and the rules it wraps, their names kept apart by prefixes."""
 
-    def __init__(self, wrapper: Rule, inner: Rule) -> None:
-        self.wraps, self.title = wrapper.wraps, wrapper.name
-        self.keys = compose.keys_of([wrapper, inner])
-        self.key = self.keys[1]
-        self.original = inner
-        self.reads = wrapper.names_read
+    def __init__(self, wrapper: Rule, rules: Sequence[Rule]) -> None:
+        self.keys = compose.keys_of([wrapper, *rules])
         # An lr in the direction was bound on purpose: behind a prefix it is not taken for a mistake.
         self.bound = not wrapper.assigns_parameter and wrapper.reads("lr")
         kept = () if self.bound else ("direction",)
         renames = {n: f"{self.keys[0]}.{n}" for n in compose.own_names(wrapper) if n not in kept}
-        renames |= {f"{self.wraps}.{n}": f"{self.key}.{n}" for n in ("p", "direction")}
+        calls = [*zip(wrapper.wraps, self.keys[1:], strict=True)]
+        renames |= {f"{call}.{n}": f"{key}.{n}" for call, key in calls for n in ("p", "direction")}
         self.wrapper = compose.rename_all(wrapper, renames)
-        if f"{self.wraps}.direction" in self.reads and inner.assigns_parameter:
-            line = next(line for line in assignments(inner.step) if line.target == "p")
-            raise rule_error(
-                f"{inner.name} assigns p itself, and {wrapper.name} needs the direction of the rule it wraps", line.span
-            )
-        inner = compose.shifted_draws(inner, compose.count_draws(wrapper))
-        self.inner = compose.prefixed(inner, self.key)
-        if wrapper.wraps_shape is not None:
-            self.inner = _Shape(wrapper, wrapper.wraps_shape).fitted(self.inner, inner.name)
-        self.hyper = dict(inner.hyper)
-        if f"{self.wraps}.p" in self.reads and not inner.assigns_parameter:
-            self.hyper.setdefault("lr", Hyper(DEFAULT_LR, **well_known_range("lr")))
+        self.inner: list[_Inner] = []
+        draws = compose.count_draws(wrapper)
+        for (call, key), rule in zip(calls, rules, strict=True):
+            self.inner.append(_Inner(wrapper, call, key, rule, draws))
+            draws += compose.count_draws(rule)
 
     def lines(self) -> list[Statement]:
-        """The wrapper's lines, with the wrapped rule's lines in place of its call."""
+        """The wrapper's lines, with the wrapped rules' lines in place of their calls."""
         lines = self._lines(self.wrapper.step, top=True)
         return [*lines, Assign("direction", name(f"{self.keys[0]}.direction"))] if self.bound else lines
 
@@ -96,39 +126,61 @@ class _Called:
                 then, otherwise = self._lines(line.then, False), self._lines(line.otherwise, False)
                 lines.append(replace(line, then=tuple(then), otherwise=tuple(otherwise)))
             elif line.value.op is Op.CALL:
-                lines.extend(self._inlined(line.value, top))
+                inner = next(inner for inner in self.inner if inner.call == line.value.arg)
+                lines.extend(inner.lines(line.value, top))
             else:
                 lines.append(line)
         return lines
 
-    def _inlined(self, call: Node, top: bool) -> list[Statement]:
-        """The wrapped rule's lines for one call, ending in its direction, its parameter, or both."""
+
+class _Inner:
+    """A rule that is wrapped, under the wrapper's name for it and with a prefix of its own."""
+
+    def __init__(self, wrapper: Rule, call: str, key: str, rule: Rule, draws: int) -> None:
+        self.title, self.call, self.key, self.original = wrapper.name, call, key, rule
+        self.reads_parameter = wrapper.reads(f"{call}.p")
+        if wrapper.reads(f"{call}.direction") and rule.assigns_parameter:
+            line = next(line for line in assignments(rule.step) if line.target == "p")
+            raise rule_error(
+                f"{rule.name} assigns p itself, and {wrapper.name} needs the direction of the rule it wraps", line.span
+            )
+        self.rule = compose.prefixed(compose.shifted_draws(rule, draws), key)
+        if wrapper.wraps_shape is not None:
+            self.rule = _Shape(wrapper, wrapper.wraps_shape).fitted(self.rule, rule.name)
+        self.hyper = dict(rule.hyper)
+        if self.reads_parameter and rule.multiplies_lr:
+            self.hyper.setdefault("lr", Hyper(DEFAULT_LR, **well_known_range("lr")))
+
+    def lines(self, call: Node, top: bool) -> list[Statement]:
+        """The rule's lines for one call, ending in its direction, its parameter, or both."""
         lines: list[Statement] = []
         values: dict[str, Node] = {}
-        for argument, value in zip(("g", "t"), call.args, strict=True):
+        for argument, key, value in zip(("g", "t", "p"), ("g", "t", "point"), call.args, strict=True):
             if value.args:
-                lines.append(Assign(f"{self.key}.{argument}", value))
-                value = name(f"{self.key}.{argument}")
+                lines.append(Assign(f"{self.key}.{key}", value))
+                value = name(f"{self.key}.{key}")
             values[argument] = value
+        point = values["p"]
         if call.args[0] is not name("g"):
             # The wrapper's input to the call is the wrapped rule's raw gradient too.
             values["grad"] = values["g"]
         self._keep_skip(values, top)
-        body = self.inner.step
+        self._check_passes(values, top)
+        body = self.rule.step
         parameter = f"{self.key}.p"
         if self.original.assigns_parameter:
-            lines.append(Assign(parameter, name("p")))
+            lines.append(Assign(parameter, point))
             values["p"] = name(parameter)
             body = compose.map_targets(body, {"p": parameter})
         lines += compose.map_nodes(body, lambda value: compose.replace_names(value, values))
-        if f"{self.wraps}.p" in self.reads and not self.original.assigns_parameter:
-            step = node(Op.MUL, name("lr"), name(f"{self.key}.direction"))
-            lines.append(Assign(parameter, node(Op.SUB, name("p"), step)))
+        if self.reads_parameter and not self.original.assigns_parameter:
+            step = node(Op.MUL, self.original.rate, name(f"{self.key}.direction"))
+            lines.append(Assign(parameter, node(Op.SUB, point, step)))
         return lines
 
     def _keep_skip(self, values: dict[str, Node], top: bool) -> None:
         """Makes the wrapped rule's skip a skip of the whole step."""
-        skip = self.inner.skip
+        skip = self.rule.skip
         if skip is None:
             return
         if not top:
@@ -136,7 +188,16 @@ class _Called:
                 f"{self.original.name} skips steps, and {self.title} calls it only at some: put what skips before it, "
                 f"with >>"
             )
-        self.inner = replace(self.inner, skip=compose.replace_names(skip, values))
+        self.rule = replace(self.rule, skip=compose.replace_names(skip, values))
+
+    def _check_passes(self, values: dict[str, Node], top: bool) -> None:
+        """RuleError where the wrapped rule has passes, and its call is not the whole step: the model is evaluated once
+        a step for all of it."""
+        if self.rule.passes and not (top and all(value is name(key) for key, value in values.items())):
+            raise RuleError(
+                f"{self.original.name} evaluates the model again in a step, and {self.title} calls it at some steps, "
+                f"or with values of its own: put {self.title} inside of it"
+            )
 
 
 class _Shape:
@@ -160,6 +221,8 @@ class _Shape:
                 self._refuse(title, "assigns p", line.span)
         for branch in conditions(inner.step):
             self._check(title, [branch.condition], branch.span)
+        for each in inner.passes.values():
+            self._refuse(title, "evaluates the model again", each.span)
         for key, kind in inner.inputs.items():
             if kind != "scalar":
                 self._refuse(title, f"reads the input {key}", None)
@@ -187,6 +250,6 @@ class _Shape:
         )
         if state.shape is not None:
             return replace(moved, shape=tuple(compose.replace_names(x, change) for x in state.shape))
-        if state.per in ("row", "col"):
-            self._refuse(title, f"keeps a state per {state.per}", state.span)
+        if state.per in ("row", "col", *PLACED):
+            self._refuse(title, f"keeps a state per {level_text(state.per, state.number)}", state.span)
         return replace(moved, shape=(self.rows, self.cols)) if state.per == "element" else moved

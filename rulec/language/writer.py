@@ -8,8 +8,10 @@ import yaml
 
 from rulec.language.document import use_yaml_1_2
 from rulec.language.hyper import Hyper, well_known_range
+from rulec.language.levels import level_text
 from rulec.language.node import Node, Op
-from rulec.language.rule import Rule, State
+from rulec.language.rule import RATE, Pass, Rule, State
+from rulec.language.sizes import entries, lists_of
 from rulec.language.step import step_text
 from rulec.language.text import expression_text
 
@@ -47,18 +49,42 @@ def _hyper_entry(key: str, hyper: Hyper) -> Any:
         entry["static"] = True
     if hyper.whole:
         entry["whole"] = True
+    if hyper.decides:
+        entry["decides"] = True
     return entry["default"] if len(entry) == 1 and entry["default"] is not None else entry
+
+
+def _hyper_data(rule: Rule) -> dict[str, Any]:
+    """The hyper-parameters; a list of them is one entry, with its length: the step is written out for it."""
+    data: dict[str, Any] = {}
+    lists = lists_of(rule)
+    list_of = {name: key for key, length in lists.items() for name in entries(key, length)}
+    for name, hyper in rule.hyper.items():
+        key = list_of.get(name)
+        if key is None:
+            data[name] = _hyper_entry(name, hyper)
+        elif key not in data:
+            defaults = [_plain(rule.hyper[part].default) for part in entries(key, lists[key])]
+            others = _hyper_entry(key, hyper)
+            others = others if isinstance(others, dict) else {}
+            data[key] = {**others, "default": defaults, "length": len(defaults)}
+    return data
 
 
 def _state_entry(state: State) -> Any:
     entry: dict[str, Any] = {"init": _plain(state.init)}
     if state.per != "element":
-        entry["per"] = state.per
+        entry["per"] = level_text(state.per, state.number)
     if state.shape is not None:
         entry["shape"] = [_plain(x) for x in state.shape]
     if state.condition is not None:
         entry["if"] = _plain(state.condition)
     return entry["init"] if len(entry) == 1 else entry
+
+
+def _pass_entry(each: Pass) -> Any:
+    point = _plain(each.point)
+    return point if each.when is None else {"point": point, "when": _plain(each.when)}
 
 
 def rule_to_yaml(rule: Rule) -> str:
@@ -72,12 +98,15 @@ def _rule_data(rule: Rule) -> dict[str, Any]:
     data: dict[str, Any] = {"name": rule.name, "summary": rule.summary, "paper": dict(rule.paper)}
     if rule.wraps:
         shape = rule.wraps_shape
-        data["wraps"] = {rule.wraps: {"shape": [_plain(x) for x in shape]}} if shape else rule.wraps
-    data["hyper"] = {key: _hyper_entry(key, h) for key, h in rule.hyper.items()}
+        calls = rule.wraps[0] if len(rule.wraps) == 1 else [*rule.wraps]
+        data["wraps"] = {rule.wraps[0]: {"shape": [_plain(x) for x in shape]}} if shape else calls
+    data["hyper"] = _hyper_data(rule)
     data["state"] = {key: _state_entry(s) for key, s in rule.state.items()}
     data["storage"] = {key: s.storage for key, s in rule.state.items() if s.storage}
     data["inputs"] = dict(rule.inputs)
+    data["passes"] = {key: _pass_entry(each) for key, each in rule.passes.items()}
     data["step"] = step_text(rule.step) + "\n"
+    data["rate"] = None if rule.rate is RATE else _plain(rule.rate)
     for key in ("evaluate", "skip", "applies_to"):
         value = getattr(rule, key)
         data[key] = None if value is None else expression_text(value)

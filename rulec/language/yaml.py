@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any, cast
 from rulec.errors import RuleError
 from rulec.language import compose
 from rulec.language.bind import Binding, bind
+from rulec.language.cases import unify_inputs, with_inputs_of_rest
 from rulec.language.check import (
     check_defaults,
     check_direction_free_of_lr,
@@ -27,14 +28,17 @@ from rulec.language.composition import compose_text, is_composition
 from rulec.language.document import Document, read_document
 from rulec.language.document import Path as Place
 from rulec.language.evaluation import check_evaluation
-from rulec.language.expression import parse_expression
+from rulec.language.expression import parse_expression, parse_level
 from rulec.language.functions import FUNCTIONS
 from rulec.language.hyper import Hyper, Limits, well_known_range
+from rulec.language.lengths import Lengths
 from rulec.language.located import Text
 from rulec.language.names import declared_problem, short
 from rulec.language.node import Node, Op, const, node
-from rulec.language.rule import Routing, Rule, State
-from rulec.language.schema import HyperEntry, RuleFile, StateEntry, is_rule_file, validated
+from rulec.language.passes import check_point, gradient_of
+from rulec.language.rule import Pass, Routing, Rule, State
+from rulec.language.schema import HyperEntry, PassEntry, RuleFile, StateEntry, is_rule_file, validated
+from rulec.language.sizes import Make, Sizes, entries, resized
 from rulec.language.source import Span, did_you_mean, rule_error
 from rulec.language.step import Scope, StepParser
 from rulec.language.text import number_text
@@ -46,21 +50,30 @@ Resolve = Callable[[str], Rule]
 _SHAPE = ("ndim", "numel", "rows", "cols")
 
 
-def parse_rule(text: str, name: str, resolve: Resolve, path: Path | None = None) -> Rule:
+def parse_rule(
+    text: str, name: str, resolve: Resolve, path: Path | None = None, values: Mapping[str, Any] | None = None
+) -> Rule:
     """The rule of a YAML text. `name` stands for it in errors, and `resolve` loads the rules named in it.
 
-    Raises RuleError at the place of a mistake.
+    `values` has other lists and counts than the text. Raises RuleError at the place of a mistake.
     """
-    return _RuleReader(read_document(text, name), resolve, path).rule()
+
+    def make(values: Mapping[str, Any]) -> Rule:
+        return parse_rule(text, name, resolve, path, values)
+
+    return _RuleReader(read_document(text, name), resolve, path, values or {}, make).rule()
 
 
 class _RuleReader:
     """Reads the parts of one rule file."""
 
-    def __init__(self, document: Document, resolve: Resolve, path: Path | None) -> None:
-        self.document, self.resolve, self.path = document, resolve, path
+    def __init__(
+        self, document: Document, resolve: Resolve, path: Path | None, values: Mapping[str, Any], make: Make
+    ) -> None:
+        self.document, self.resolve, self.path, self.make = document, resolve, path, make
         self.file = validated(document)
-        self.hyper_names: list[str] = list(self.file.hyper)
+        self.lengths = Lengths(document, self.file, values)
+        self.hyper_names: list[str] = self.lengths.hyper_names()
 
     def rule(self) -> Rule:
         file = self.file
@@ -68,15 +81,28 @@ class _RuleReader:
         body = self._step_rule() if file.step is not None else self._composed_rule()
         attributes = _plain_attributes(file)
         rule = replace(body, name=file.name, path=self.path, **attributes, **self._expressions(body))
-        rule = self._stored(rule)
-        rule = self._placed(lambda: compose.with_inputs_of_rest(rule), self.document.span(("otherwise",)))
+        rule = self._stored(self._sized(rule))
+        rule = self._placed(lambda: with_inputs_of_rest(rule), self.document.span(("otherwise",)))
+        if file.rate is not None and file.step is not None:
+            check_direction_free_of_lr(rule)
         return check_evaluation(check_rule(rule), self.document.span(("evaluate",)))
+
+    def _sized(self, rule: Rule) -> Rule:
+        """The rule with its lengths: those of its parts, and its own."""
+        lists, counts = self.lengths.hyper_lists(), self.lengths.counts_read
+        if rule.sizes is not None:
+            lists, counts = {**rule.sizes.lists, **lists}, {**rule.sizes.counts, **counts}
+        if not lists and not counts:
+            return rule
+        hyper = {key: replace(h, decides=h.decides or key in counts) for key, h in rule.hyper.items()}
+        make = None if self.lengths.fixed else self.make
+        return replace(rule, hyper=hyper, sizes=Sizes(lists, {k: int(v) for k, v in counts.items()}, make))
 
     def _check_keys(self) -> None:
         """RuleError at the first key that cannot be a name."""
         if problem := title_problem(self.file.name):
             raise rule_error(problem, self.document.span(("name",)))
-        for section in ("hyper", "state", "inputs"):
+        for section in ("hyper", "state", "inputs", "passes"):
             for key in getattr(self.file, section):
                 problem = declared_problem(key)
                 if problem:
@@ -100,17 +126,26 @@ class _RuleReader:
             declared = rule.hyper[key]
             limits = _limits(entry) or declared.limits
             static, whole = entry.static or declared.static, entry.whole or declared.whole
-            changed = Hyper(declared.default, **limits, static=static, whole=whole, span=span)
+            flags = {"static": static, "whole": whole, "decides": declared.decides}
+            changed = Hyper(declared.default, **limits, **flags, span=span)
             rule = replace(rule, hyper={**rule.hyper, key: changed})
         if entry.default is not None:
             rule = self._with_default(rule, key, ("hyper", key, "default"))
+        if isinstance(entry.default, list):
+            if _limits(entry) or entry.static or entry.whole:
+                message = f"the range of the list {key} belongs into the rule's own file: give a list alone"
+                raise rule_error(message, span)
+            return rule
         if key not in rule.hyper:
             raise rule_error(f"{short(key)} is bound to an expression, so it has no range", span)
         return rule
 
     def _with_default(self, rule: Rule, key: str, place: Place) -> Rule:
         """The composed rule with the default or the expression at `place` for one hyper-parameter."""
-        value, span = self._binding(place), self.document.span(("hyper", key), key=True)
+        value: Binding = self._binding(place)
+        span = self.document.span(("hyper", key), key=True)
+        if isinstance(value, list):
+            value = self.lengths.chosen(key) or value
         if key in rule.hyper and isinstance(value, int | float):
             check_defaults(replace(rule, hyper={key: replace(rule.hyper[key], default=float(value), span=span)}))
         return self._placed(lambda: bind(rule, {key: value}), span)
@@ -144,25 +179,32 @@ class _RuleReader:
         return replace(bound_rule, hyper=ours)
 
     def _named(self, text: Text) -> Rule:
-        return compose_text(text, self.resolve) if is_composition(text.text) else self.resolve(text.text)
+        rule = compose_text(text, self.resolve) if is_composition(text.text) else self.resolve(text.text)
+        return resized(rule, self.lengths.values)
 
     def _binding(self, place: Place) -> Binding:
         value = self.document.at(place)
+        if isinstance(value, list):
+            return [self._binding((*place, index)) for index in range(len(value))]
         return self.document.text(place) if isinstance(value, str) else cast(float, value)
 
     def _step_rule(self) -> Rule:
         uses = self._uses()
-        self.hyper_names = list(dict.fromkeys([*self.file.hyper, *(key for r in uses.values() for key in r.hyper)]))
+        names = self.lengths.hyper_names()
+        self.hyper_names = list(dict.fromkeys([*names, *(key for r in uses.values() for key in r.hyper)]))
         wraps, shape = self._wraps()
+        hyper = {name: h for key in self.file.hyper for name, h in self._hyper(key).items()}
         declared = Rule(
-            self.file.name, (), hyper={key: self._hyper(key) for key in self.file.hyper}, inputs=dict(self.file.inputs),
+            self.file.name, (), hyper=hyper, inputs=dict(self.file.inputs),
             view=_view(self.file), wraps=wraps, wraps_shape=shape,
         )  # fmt: skip
         declared = self._placed(lambda: _with_called(declared, uses), self.document.span(("uses",), key=True))
-        declared = replace(declared, state={**{key: self._state(key) for key in self.file.state}, **declared.state})
+        states = {name: state for key in self.file.state for name, state in self._states(key).items()}
+        declared = replace(declared, state={**states, **declared.state})
         places = {key: self.document.span(("inputs", key), key=True) for key in self.file.inputs}
+        declared = replace(declared, passes=self._passes(declared))
         check_names(declared, places)
-        scope = Scope(declared, uses)
+        scope = Scope(declared, uses, self.lengths.lists, self.lengths.histories, self.lengths.counts)
         step = self._step(scope)
         unused = [key for key in uses if key not in scope.called]
         if unused:
@@ -175,31 +217,47 @@ class _RuleReader:
         span, style = self.document.span(("step",)), getattr(at, "style", None)
         if style != "|" and at.start_mark and at.end_mark and at.start_mark.line != at.end_mark.line:
             raise rule_error("the lines of this step are joined into one: begin it with step: |", span)
+        parser = StepParser(self.document.text(("step",)), scope)
         try:
-            return StepParser(self.document.text(("step",)), scope).parse()
+            step = parser.parse()
+            self.lengths.read(parser.expressions.counts_read)
+            return step
         except RuleError as error:
             if error.place:
                 raise
             raise rule_error(error.message, span) from None
 
-    def _wraps(self) -> tuple[str, tuple[Node, ...] | None]:
-        """A wrapper's name for the rule it wraps, and the extents of the call's input; None for the parameter's."""
+    def _wraps(self) -> tuple[tuple[str, ...], tuple[Node, ...] | None]:
+        """A wrapper's names for what it wraps, and the extents of the call's input; None for the parameter's."""
         entry = self.file.wraps
         if entry is None:
-            return "", None
-        key = entry if isinstance(entry, str) else next(iter(entry))
-        problem = declared_problem(key)
-        if not problem and (key in FUNCTIONS or key == "tagged" or "." in key):
-            why = "has a dot" if "." in key else "is also a function"
-            problem = f"{short(key)} {why}: choose another name, such as inner"
-        if problem:
-            plain = isinstance(entry, str)
-            raise rule_error(problem, self.document.span(("wraps",) if plain else ("wraps", key), key=not plain))
-        if isinstance(entry, str):
-            return key, None
+            return (), None
+        keys = (entry,) if isinstance(entry, str) else tuple(entry)
+        for index, key in enumerate(keys):
+            if problem := _wrapped_problem(key, keys[:index]):
+                place: Place = ("wraps",) if isinstance(entry, str) else ("wraps", index)
+                in_key = isinstance(entry, dict)
+                raise rule_error(problem, self.document.span(("wraps", key) if in_key else place, key=in_key))
+        if not isinstance(entry, dict):
+            return keys, None
         known = [*self.file.hyper, *_SHAPE]
-        extents = [("wraps", key, "shape", i) for i in range(2)]
-        return key, tuple(self._expression(extent, known, "an extent") for extent in extents)
+        extents = [("wraps", keys[0], "shape", i) for i in range(2)]
+        return keys, tuple(self._expression(extent, known, "an extent") for extent in extents)
+
+    def _passes(self, declared: Rule) -> dict[str, Pass]:
+        """The passes, in order: a point may be made of the gradients of earlier ones."""
+        passes: dict[str, Pass] = {}
+        numbers = ["t", *_SHAPE, "machine_eps", *declared.hyper]
+        for key, entry in self.file.passes.items():
+            place: Place = ("passes", key)
+            known = ["g", "grad", "p", *numbers, *declared.state, *declared.inputs, *map(gradient_of, passes)]
+            at: Place = (*place, "point") if isinstance(entry, PassEntry) else place
+            point = check_point(self._expression(at, known), self.document.span(at))
+            when = None
+            if isinstance(entry, PassEntry) and entry.when is not None:
+                when = self._expression((*place, "when"), numbers, "a condition")
+            passes[key] = Pass(point, when, self.document.span(place, key=True))
+        return passes
 
     def _uses(self) -> dict[str, Rule]:
         entries = self.document.data.get("uses") or []
@@ -229,21 +287,37 @@ class _RuleReader:
         parsed = parse_expression(self.document.text(place), names, _tagged if tags else None, explain)
         return check_elementwise(parsed, what, self.document.span(place)) if what else parsed
 
-    def _hyper(self, key: str) -> Hyper:
+    def _hyper(self, key: str) -> dict[str, Hyper]:
+        """A hyper-parameter, or the entries of a list, by name."""
         place: Place = ("hyper", key)
         entry = self.file.hyper[key]
         span = self.document.span(place, key=True)
-        if not isinstance(entry, HyperEntry):
-            return Hyper(self._default(place), **well_known_range(key), span=span)
-        limits = _limits(entry) or well_known_range(key)
+        limits, static, whole, decides = well_known_range(key), False, False, False
+        if isinstance(entry, HyperEntry):
+            limits, static, whole = _limits(entry) or limits, entry.static, entry.whole
+            decides = entry.decides
+            place = place if entry.default is None else (*place, "default")
         if any(value != value for value in limits.values()):
             raise rule_error(f"a range ends in a number, and one end of that of {key} is none", span)
-        default = None if entry.default is None else self._default((*place, "default"))
-        return Hyper(default, **limits, static=entry.static, whole=entry.whole, span=span)
+        without = isinstance(entry, HyperEntry) and entry.default is None
+        listed = isinstance(self.document.at(place), list)
+        places = [(*place, index) for index in range(len(self.document.at(place)))] if listed else [place]
+        defaults: Sequence[float | Node | None] = [None]
+        if not without:
+            defaults = self.lengths.chosen(key) or [self._default(place) for place in places]
+        names = entries(key, len(defaults)) if listed else [key]
+        values = zip(names, defaults, strict=True)
+        flags = {"static": static, "whole": whole, "decides": decides}
+        return {name: Hyper(value, **limits, **flags, span=span) for name, value in values}
 
     def _default(self, place: Place) -> float | Node:
         value = self._expression(place, [*self.hyper_names, "machine_eps"], "a default")
         return float(value.arg) if value.op is Op.CONST else value  # type: ignore[arg-type]
+
+    def _states(self, key: str) -> dict[str, State]:
+        """A state, or the entries of a list or history, by name."""
+        state, length = self._state(key), self.lengths.lists.get(key)
+        return {key: state} if length is None else dict.fromkeys(entries(key, length), state)
 
     def _state(self, key: str) -> State:
         place: Place = ("state", key)
@@ -252,7 +326,8 @@ class _RuleReader:
         if not isinstance(entry, StateEntry):
             return State(self._expression(place, [*known, "p"], "an initial value"), span=span)
         data, shape = self.document.at(place), None
-        if problem := level_problem(key, entry.per):
+        level = parse_level(self.document.text((*place, "per")), known) if "per" in data else None
+        if level is None and (problem := level_problem(key, entry.per)):
             raise rule_error(problem, self.document.span((*place, "per")))
         if entry.shape is not None:
             extents = [(*place, "shape", i) for i in range(len(entry.shape))]
@@ -261,14 +336,16 @@ class _RuleReader:
         condition = None
         if entry.condition is not None:
             condition = self._expression((*place, "if"), [*_SHAPE, *self._static()], "a condition")
-        return State(init, entry.per, shape, condition, span=span)
+        per, number = (entry.per, None) if level is None else (level.word, level.number)
+        return State(init, per, shape, condition, span=span, number=number)
 
     def _stored(self, rule: Rule) -> Rule:
         """The rule with the states under `storage` marked."""
         for key, word in self.file.storage.items():
-            if problem := storage_problem(rule, key, word):
-                raise rule_error(problem, self.document.span(("storage", key), key=True))
-            rule = with_storage(rule, key, word)
+            for name in entries(key, self.lengths.lists[key]) if key in self.lengths.lists else [key]:
+                if problem := storage_problem(rule, name, word):
+                    raise rule_error(problem, self.document.span(("storage", key), key=True))
+                rule = with_storage(rule, name, word)
         return rule
 
     def _static(self) -> list[str]:
@@ -276,6 +353,8 @@ class _RuleReader:
 
     def _expressions(self, body: Rule) -> dict[str, Any]:
         expressions: dict[str, Any] = {}
+        if self.file.rate is not None:
+            expressions["rate"] = self._rate(body)
         if self.file.evaluate is not None:
             known = ["p", *_SHAPE, "machine_eps", *body.hyper, *body.state]
             expressions["evaluate"] = self._expression(("evaluate",), known, "an evaluation point")
@@ -288,14 +367,24 @@ class _RuleReader:
             expressions["otherwise"] = self._routing()
         return expressions
 
+    def _rate(self, body: Rule) -> Node:
+        """The learning rate of a rule with a direction."""
+        span = self.document.span(("rate",), key=True)
+        if body.wraps:
+            raise rule_error(f"{self.file.name} has the learning rate of the rule it wraps: leave rate out", span)
+        if body.assigns_parameter:
+            raise rule_error(f"{self.file.name} assigns p itself, so its rate has no meaning: leave it out", span)
+        return self._expression(("rate",), [*body.hyper, "lr"], "a learning rate")
+
     def _routing(self) -> Routing:
         """The entry under `otherwise`: the rule for tensors outside `applies_to`."""
         entry = self.document.data["otherwise"]
         if is_rule_file(entry):
-            return Routing(_RuleReader(self.document.below(("otherwise",)), self.resolve, self.path).rule())
+            below, values = self.document.below(("otherwise",)), self.lengths.values
+            return Routing(_RuleReader(below, self.resolve, self.path, values, self.make).rule())
         wraps, _ = self._wraps()
-        if wraps and entry == wraps:
-            return Routing(None, wraps)
+        if isinstance(entry, str) and entry in wraps:
+            return Routing(None, entry)
         rule = self._component(("otherwise",))
         text, bindings = (entry, {}) if isinstance(entry, str) else next(iter(entry.items()))
         if rule.wraps and not wraps:
@@ -307,6 +396,18 @@ class _RuleReader:
             text = f"({text})({arguments})" if is_composition(text) else f"{text}({arguments})"
         # A file's path means something only beside the file that names it.
         return Routing(rule, "" if re.search(r"\.ya?ml\b", text) else text)
+
+
+def _wrapped_problem(key: str, before: Sequence[str]) -> str:
+    """Why a wrapper cannot call a rule it wraps by this name, as a sentence; empty where it can."""
+    if problem := declared_problem(key):
+        return problem
+    if key in before:
+        return f"{short(key)} is named twice: choose a name for each rule"
+    if key in FUNCTIONS or key == "tagged" or "." in key:
+        why = "has a dot" if "." in key else "is also a function"
+        return f"{short(key)} {why}: choose another name, such as inner"
+    return ""
 
 
 def _call_problem(key: str, rules: dict[str, Rule]) -> str:
@@ -329,7 +430,7 @@ def _with_called(caller: Rule, uses: dict[str, Rule]) -> Rule:
         caller,
         hyper=compose.unify_hyper([(caller.name, caller.hyper), *((r.name, r.hyper) for r in uses.values())]),
         state={k: s for prefix, rule in uses.items() for k, s in compose.called_states(rule, prefix).items()},
-        inputs=compose.unify_inputs([caller, *uses.values()]),
+        inputs=unify_inputs([caller, *uses.values()]),
         view=views[0] if views else {},
     )
 

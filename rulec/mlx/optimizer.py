@@ -18,7 +18,9 @@ from rulec.compiler.weights import PARTS
 from rulec.errors import BackendUnsupported, HyperError, StateMismatch, TensorError
 from rulec.language.hyper import checked_seed
 from rulec.language.library import load
+from rulec.language.passes import check_single
 from rulec.language.rule import Rule
+from rulec.language.sizes import sized
 from rulec.mlx.arrays import LIBRARY
 from rulec.mlx.entries import Entry, entry_of, hyper_of
 from rulec.pure import first
@@ -75,10 +77,11 @@ class RuleOptimizer(Optimizer):
         weights: str = "", **keywords: Any,
     ) -> None:  # fmt: skip
         super().__init__()  # type: ignore[no-untyped-call]
-        rule = self.entry.rule
+        rule, keywords = sized(self.entry.rule, keywords)
         if rule.inputs or rule.wraps:
             what = f"the input {min(rule.inputs)}" if rule.inputs else "a rule to wrap"
             raise HyperError(f"{rule.name} needs {what}, which an optimizer of MLX does not give: compose a rule first")
+        check_single(rule, "an optimizer of MLX")
         rules = Router(rule).rules
         dtypes = _dtypes(state_dtype, rules)
         self._storage = Storage(dict(dtypes), weights)

@@ -149,7 +149,7 @@ class BucketStep:
         view, axes = self.bucket.views[i], self.program.buffer(buffer).axes
         array = self.library.read(self.stored(buffer, i))
         array = -array if buffer == "g" and self.bucket.layout.maximize else array
-        array = view.matrices(array) if axes.elementwise else array.reshape(view.batch, *array.shape[-2:])
+        array = view.matrices(array) if axes.elementwise else view.kept(array, axes.letters)
         return self.library.cast(array, self.compute if {"i", "j"} <= set(axes.letters) else "float64")
 
     def stored(self, buffer: str, i: int) -> Any:
@@ -217,7 +217,7 @@ class BucketStep:
                 self.keep(buffer, i, value, stays)
         for reduction in self.program.stages[index].reduces:
             each = [reductions[reduction.name] for reductions in reduced]
-            per_tensor = set(reduction.axes.letters) <= {"k", "n"}
+            per_tensor = reduction.axes.number
             self.between.reduced[reduction.name] = self.library.together(each) if per_tensor else each
 
     def arrays(self, i: int) -> dict[str, Any]:
@@ -311,7 +311,8 @@ class BucketStep:
     def _keep_narrow(self, buffer: str, value: Sequence[Any], stays: Sequence[Any] | None) -> None:
         for i, place in enumerate(self.bucket.places):
             old, view = self.states[buffer][place], self.bucket.views[i]
-            new = self.library.spread(value[i], (view.batch, *old.shape[-2:])).reshape(old.shape).astype(old.dtype)
+            extents = view.kept_extents(old.shape, self.program.buffer(buffer).axes.letters)
+            new = self.library.spread(value[i], extents).reshape(old.shape).astype(old.dtype)
             self.step.new.arrays[buffer][place] = self._unless(stays, i, old, new)
 
     def _keep_numbers(self, buffer: str, value: Any, stays: Sequence[Any] | None) -> None:

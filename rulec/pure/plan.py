@@ -12,6 +12,7 @@ import numpy as np
 
 from rulec.backend import registry
 from rulec.compiler.axes import AxisInference
+from rulec.compiler.grouping import view_of
 from rulec.compiler.ir import PLAIN, Buffer, Memory, Program
 from rulec.compiler.layout import PLAIN_STORAGE, Layout, layout_for, scheduled
 from rulec.compiler.lower import check_counts
@@ -19,13 +20,13 @@ from rulec.compiler.pipeline import compile
 from rulec.compiler.routing import Router
 from rulec.compiler.scalars import ScalarTable
 from rulec.compiler.update import as_update
-from rulec.compiler.view import MatrixView, matrix_view
+from rulec.compiler.view import MatrixView
 from rulec.errors import BackendUnsupported, RuleError, TensorError
 from rulec.formats import UNBIASED, Format, of_key
 from rulec.language.node import Kind, Node, Op, walk
 from rulec.language.rule import Rule
 from rulec.language.traits import sees_shape
-from rulec.pure.values import Leaf
+from rulec.pure.values import Leaf, Values
 from rulec.runtime.engine import EPS
 from rulec.runtime.plan import Plan
 from rulec.runtime.state import StateSpec, state_specs
@@ -34,12 +35,16 @@ from rulec.runtime.storage import Storage, check_single
 
 @dataclass(frozen=True, eq=False)
 class Route:
-    """The rule of a leaf before it is routed, and the leaf's group, tags and static hyper-parameters."""
+    """The rule of a leaf before it is routed, and the leaf's group, tags and static hyper-parameters.
+
+    Values of the model span the leaves of one `owner`, which is `rule` where it is None.
+    """
 
     rule: Rule
     group: int = 0
     tags: Collection[str] = ()
     static: Mapping[str, float] = field(default_factory=dict)
+    owner: Rule | None = None
 
 
 @dataclass(frozen=True)
@@ -159,16 +164,16 @@ class StepPlan:
         return router.choose(leaf.shape, route.tags, leaf.name)
 
     def _place(self, known: dict[Any, Bucket], place: int, leaf: Leaf, rule: Rule, route: Route) -> None:
-        view = matrix_view(leaf.shape, rule.view)
-        facts = {**view.facts, "machine_eps": EPS[leaf.dtype]}
         static = {name: route.static[name] for name, hyper in rule.hyper.items() if hyper.static}
+        view = view_of(rule, leaf.shape, static)
+        facts = {**view.facts, "machine_eps": EPS[leaf.dtype]}
         program = check_counts(compile(rule, facts, static, memory=self._memory(rule, leaf)), {**facts, **static})
         states, formats = self._stored(program, leaf)
         layout = layout_for(program, leaf.dtype, leaf.grad_dtype, states, self.options.maximize)
         check_single(program, layout, leaf.name)
         key = id(route.rule), program, layout, tuple(sorted(static.items())), tuple(formats.items())
         if key not in known:
-            known[key] = self._bucket(route.rule, program, layout, static, formats)
+            known[key] = self._bucket(route.owner or route.rule, program, layout, static, formats)
             self.buckets.append(known[key])
         bucket = known[key]
         bucket.places.append(place)
@@ -255,8 +260,8 @@ class StepPlan:
 
 
 def _level(buffer: Buffer) -> str:
-    letters = set(buffer.axes.letters)
-    if letters & {"b", "i", "j"}:
+    letters = buffer.axes.letters
+    if not buffer.axes.number:
         return "array"
     return "tensor" if "n" in letters else "group" if "k" in letters else "model"
 
@@ -265,6 +270,15 @@ def _reads_p(program: Program) -> bool:
     roots = [root for stage in program.stages for root in stage.roots]
     roots += program.between
     return any(n.op is Op.LOAD and n.arg == "p" for n in walk(roots + ([program.skip] if program.skip else [])))
+
+
+def values_of(plan: StepPlan, whole: StepPlan, values: Values) -> Values:
+    """The part of `values` for `plan`, a plan of some of the leaves of `whole`."""
+    numbers = dict(values.numbers)
+    for name, level in plan.numbers.items():
+        if level == "tensor":
+            numbers[name] = numbers[name][np.searchsorted(whole.having[name], plan.having[name])]
+    return Values(values.count, values.arrays, numbers)
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
 
-from rulec.compiler.ir import Result
+from rulec.arrays.segments import reduced_to, segments_of, spread_from
+from rulec.compiler.ir import PARTS, Result
 from rulec.compiler.matrix import MATRIX
 from rulec.language.node import Kind, Node, Op
+from rulec.language.settings import settings
 from rulec.runtime.joins import Join, Joining, Waits
 from rulec.runtime.partial import Partial, Partials
 from rulec.runtime.plan import Gap
@@ -26,7 +29,7 @@ from rulec.runtime.tiles import Tiles
 
 #: Functions with the same bits for a matrix in a stack as for the matrix alone. Products differ: BLAS has a special
 #: routine for a matrix times its own transpose, and takes it only where both are the same memory.
-STACKED = frozenset({Op.NEWTON_SCHULZ, Op.QR, Op.EIGH, Op.SINGULAR_VECTORS, Op.INVERSE_ROOT})
+STACKED = frozenset({Op.NEWTON_SCHULZ, Op.QR, Op.EIGH, Op.SINGULAR_VECTORS, Op.INVERSE_ROOT, Op.CHOLESKY})
 
 #: Matrices of at most this many elements are worth stacking.
 _SMALL = 1 << 14
@@ -79,6 +82,8 @@ class Between(LaunchValues):
             return self._leaf(value)
         if kind is Kind.MATRIX:
             return self._matrices(value)
+        if kind is Kind.SHAPE:
+            return self._spread(value)
         if kind is Kind.RANDOM:
             return [self.random(value, i) for i in range(self.count)]
         function = self.library.arithmetic[value.op]
@@ -101,7 +106,8 @@ class Between(LaunchValues):
     def _operands(self, value: Node, i: int) -> list[Any]:
         """The operands of a value for tensor i: arrays and numbers. Settings of matrix functions are known numbers."""
         matrices = MATRIX[value.op].matrices if value.op in MATRIX else len(value.args)
-        return [self._operand(a, i, known=place >= matrices) for place, a in enumerate(value.args)]
+        operands = [self._operand(a, i, known=place >= matrices) for place, a in enumerate(value.args)]
+        return [*operands, *self.statics(value, i)]
 
     def _operand(self, value: Node, i: int, known: bool) -> Any:
         operand = self.values[value]
@@ -114,6 +120,8 @@ class Between(LaunchValues):
 
     def _matrices(self, value: Node) -> list[Array]:
         """A matrix function of all tensors."""
+        if value.op is Op.EYE:
+            return [self.identity(value, i) for i in range(self.count)]
         function = self._matrix_function(value)
         operands = [self._operands(value, i) for i in range(self.count)]
         if value.op in STACKED:
@@ -155,13 +163,21 @@ class Between(LaunchValues):
 
     def _matrix_function(self, value: Node) -> Callable[..., Any]:
         function = self.library.matrix[value.op]
-        if value.arg is None:
-            return function
+        keywords = settings(value)
+        return partial(function, **keywords) if keywords else function
 
-        def in_dtype(*operands: Any) -> Any:
-            return function(*operands, dtype=value.arg)
+    # Axes of the batch
 
-        return in_dtype
+    def _spread(self, value: Node) -> list[Array]:
+        """Values of one axis of the batch, for each matrix."""
+        part, operands = int(str(value.arg)), self.values[value.args[0]]
+        facts = self.around.facts
+        return [spread_from(part, x, segments_of(facts(i)), self.library.spread) for i, x in enumerate(operands)]
+
+    def _reduced_to(self, part: int, op: Op, x: Array, i: int, axes: tuple[int, ...]) -> Array:
+        """A reduction within tensor i to an axis of its batch."""
+        extents = segments_of(self.around.facts(i))
+        return cast(Array, reduced_to(part, x, extents, axes, lambda array, over: self.library.reduce(op, array, over)))
 
     # Reductions
 
@@ -215,8 +231,12 @@ class Between(LaunchValues):
             return values
         letters = set(self.axes(value).letters)
         removed = frozenset(self.axes(operand).letters) - letters
-        axes = tuple(i for i, letter in enumerate("bij") if letter in removed)
-        reduced = [self.library.reduce(value.op, x, axes) for x in values]
+        axes = tuple(i for i, letter in enumerate("bij") if letter in removed or (letter == "b" and removed & {*PARTS}))
+        part = letters & {*PARTS} if "b" in removed else set()
+        if part:
+            reduced = [self._reduced_to(int(*part), value.op, x, i, axes) for i, x in enumerate(values)]
+        else:
+            reduced = [self.library.reduce(value.op, x, axes) for x in values]
         values = self.library.together(reduced) if letters <= {"k", "n"} else reduced
         (values,) = yield from self._completed([value.op], [values], [removed])
         return values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from rulec.backend.protocol import Backend, Call, Kernel
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout, is_shaped, scheduled
 from rulec.compiler.pipeline import compile
+from rulec.compiler.rings import Ring, ringed, turned
 from rulec.compiler.view import MatrixView
 from rulec.language.node import Kind, walk
 from rulec.language.rule import Rule
@@ -30,6 +32,9 @@ from rulec.runtime.partial import Whole
 from rulec.runtime.peers import Peers
 from rulec.runtime.plan import Plan
 from rulec.runtime.rows import ScalarRows
+
+#: Most bound calls that a bucket keeps for turns of its rings.
+MAX_TURNS = 256
 
 
 @dataclass
@@ -98,7 +103,7 @@ class Version:
     """A program of a bucket for one outcome of its predicates, its kernel, and the kernel bound to the tensors.
 
     A launch of it `waits` where it needs values of other launches or of other processes, and `exchanges` where it needs
-    matrices whole of which parts are here.
+    matrices whole of which parts are here. After one that `turns`, entries of histories change their arrays.
     """
 
     program: Program
@@ -107,6 +112,7 @@ class Version:
     plan: Plan
     waits: bool
     exchanges: bool
+    turns: bool = False
     rows: ScalarRows | DeviceScalarRows | None = None
     call: Call | None = None
 
@@ -139,6 +145,12 @@ class Bucket:
     scalar_states: dict[str, Vector] = field(default_factory=dict)
     facts: list[dict[str, float]] = field(default_factory=list)
     versions: dict[tuple[bool, ...], Version] = field(default_factory=dict)
+    #: The histories, whether their entries change arrays in place of copies, and how far those of each tensor have.
+    rings: tuple[Ring, ...] = ()
+    turning: bool = False
+    turns: np.ndarray[Any, np.dtype[np.int64]] = field(default_factory=lambda: np.zeros(0, np.int64))
+    ringed: Version | None = None
+    at_turn: dict[int, Version] = field(default_factory=dict)
     #: The groups of the tensors, in order.
     groups: np.ndarray[Any, np.dtype[np.int64]] = field(default_factory=lambda: np.zeros(0, np.int64))
 
@@ -150,31 +162,64 @@ class Bucket:
             if decided:
                 assumed = {place: truth for (place, _), truth in zip(program.predicates, decided, strict=True)}
                 program = compile(program.rule, self.facts[0], self.static, assumed, memory=program.memory)
-            # Steps of whole matrices are agreed on before they begin.
-            early = not self.parted or any(n.op.kind is Kind.MATRIX for n in walk(program.between))
-            program, layout = scheduled(program, self.layout.of(program), early)
-            source, kernel = kernel_of(self.backend, program, layout, self.decoded, partial(self.library.join, axis=0))
-            if LEVEL >= 4:
-                print(source, file=sys.stderr)
-            plan = Plan(program, self.halved)
-            exchanges = plan.delegations is not None and bool(plan.delegations.whole)
-            waits = exchanges or not plan.alone or (self.parted and plan.reduces)
-            version = self.versions[decided] = Version(program, layout, kernel, plan, waits, exchanges)
+            version = self.versions[decided] = self._compiled(program)
         return version
+
+    def _compiled(self, program: Program) -> Version:
+        # Steps of whole matrices are agreed on before they begin.
+        early = not self.parted or any(n.op.kind is Kind.MATRIX for n in walk(program.between))
+        program, layout = scheduled(program, self.layout.of(program), early)
+        source, kernel = kernel_of(self.backend, program, layout, self.decoded, partial(self.library.join, axis=0))
+        if LEVEL >= 4:
+            print(source, file=sys.stderr)
+        plan = Plan(program, self.halved)
+        exchanges = plan.delegations is not None and bool(plan.delegations.whole)
+        waits = exchanges or not plan.alone or (self.parted and plan.reduces)
+        return Version(program, layout, kernel, plan, waits, exchanges)
 
     def version(self, decided: tuple[bool, ...] = ()) -> Version:
         """The compiled version for this outcome, bound to the tensors."""
         version = self.versions.get(decided) or self.compiled(decided)
         if version.call is None:
-            views = [[t.view for t in self.tensors]] if is_shaped(version.program) else []
-            version.call = version.kernel.bind(self.params, self.states, *views)
-            words = [words_of(self.seed, t.number, None if t.whole is None else t.whole.piece) for t in self.tensors]
-            facts = [{**of_shape, **of_bits} for of_shape, of_bits in zip(self.facts, words, strict=True)]
-            if self.resident:
-                version.rows = DeviceScalarRows(version.program, self.groups, facts, self.library)
-            else:
-                version.rows = ScalarRows(version.program, self.groups, facts)
+            self._bind(version, self.states)
         return version
+
+    def turned(self, turns: int) -> Version:
+        """The compiled version for tensors whose rings have turned so far, bound to their arrays."""
+        version = self.at_turn.get(turns)
+        if version is None:
+            if len(self.at_turn) >= MAX_TURNS:
+                self.at_turn.clear()
+            if self.ringed is None:
+                self.ringed = self._compiled(ringed(self.program)[0])
+            version = self.at_turn[turns] = replace(self.ringed, turns=True)
+            ahead = [turns - int(now) for now in self.turns]
+            states = [turned(s, self.rings, self.layout, n) for s, n in zip(self.states, ahead, strict=True)]
+            self._bind(version, states)
+        return version
+
+    def turn(self, fired: Any) -> None:
+        """Turns the rings of the tensors at the positions `fired`, None for all, after an update of theirs."""
+        for position in range(len(self.states)) if fired is None else fired:
+            self.states[position].update(turned(self.states[position], self.rings, self.layout, 1))
+        chosen = slice(None) if fired is None else fired
+        self.turns[chosen] = (self.turns[chosen] + 1) % math.lcm(*map(len, self.rings))
+        for version in self.versions.values():
+            version.call = None
+
+    def stop_turning(self) -> None:
+        """From now on a step copies the entries of histories: another kernel will know their arrays."""
+        self.turning = False
+
+    def _bind(self, version: Version, all_states: list[dict[str, Any]]) -> None:
+        views = [[t.view for t in self.tensors]] if is_shaped(version.program) else []
+        version.call = version.kernel.bind(self.params, all_states, *views)
+        words = [words_of(self.seed, t.number, None if t.whole is None else t.whole.piece) for t in self.tensors]
+        facts = [{**of_shape, **of_bits} for of_shape, of_bits in zip(self.facts, words, strict=True)]
+        if self.resident:
+            version.rows = DeviceScalarRows(version.program, self.groups, facts, self.library)
+        else:
+            version.rows = ScalarRows(version.program, self.groups, facts)
 
     def knows_only_there(self, state: str) -> bool:
         """Whether a scalar state is kept on the device, because it follows from reductions of kernels there."""
@@ -184,12 +229,12 @@ class Bucket:
     def under(self, program: Program) -> Bucket:
         """The same tensors and states under another program; its `t` in the next step is the count so far."""
         counts = self.counts.over(Vector(self.counts.numbers - 1, []))
-        return replace(self, program=program, layout=self.layout.of(program), counts=counts, versions={})
+        return replace(self, program=program, layout=self.layout.of(program), counts=counts, versions={}, turning=False)
 
     def within(self, program: Program, counts: bool) -> Bucket:
         """The same tensors and states under a program for one part of a step; the part advances `t` where `counts`."""
         held = self.counts if counts else self.counts.held()
-        return replace(self, program=program, layout=self.layout.of(program), counts=held, versions={})
+        return replace(self, program=program, layout=self.layout.of(program), counts=held, versions={}, turning=False)
 
     def of_rows(self, position: int, param: Any, states: Mapping[str, Any]) -> Bucket:
         """The same tensors, where for one of them some rows of it and its states stand, copies of their own."""
@@ -197,9 +242,10 @@ class Bucket:
         params, all_states = [*self.params], [*self.states]
         params[position], all_states[position] = param, dict(states)
         versions = {decided: replace(v, rows=None, call=None) for decided, v in self.versions.items()}
-        return replace(self, params=params, states=all_states, versions=versions)
+        return replace(self, params=params, states=all_states, versions=versions, turning=False)
 
     def rebind(self) -> None:
         """Drops the bound calls: tensors moved, or joined."""
+        self.at_turn.clear()
         for version in self.versions.values():
             version.call = None

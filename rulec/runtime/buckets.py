@@ -13,15 +13,18 @@ import numpy as np
 from rulec.backend import registry
 from rulec.backend.protocol import Backend
 from rulec.compiler.axes import AxisInference
+from rulec.compiler.grouping import view_of
 from rulec.compiler.ir import Memory, Program
 from rulec.compiler.layout import ITEM_SIZE, Layout, is_shaped, is_viewed, layout_for
 from rulec.compiler.lower import check_counts
 from rulec.compiler.pipeline import compile
+from rulec.compiler.rings import ringed
 from rulec.compiler.routing import Router
 from rulec.compiler.scalars import evaluate_once
 from rulec.compiler.view import matrix_view
 from rulec.errors import RuleError, TensorError
 from rulec.language.node import RANGE, ROWS, Kind, Node, Op, walk
+from rulec.language.traits import placed_level
 from rulec.runtime.bucket import Bucket, Tensor
 from rulec.runtime.common import Common
 from rulec.runtime.counts import Counts, DeviceCounts
@@ -63,6 +66,7 @@ class Extension:
         bucket.states += states
         bucket.facts += self.facts
         bucket.groups = np.array([t.group for t in bucket.tensors], np.int64)
+        bucket.turns = np.concatenate([bucket.turns, np.zeros(len(tensors), np.int64)])
         before = self.common.host.numbers(bucket.counts.numbers)
         counts = np.concatenate([before, np.zeros(len(tensors))]).astype(np.int64)
         if bucket.resident:
@@ -77,7 +81,7 @@ class Extension:
         bucket = self.bucket
         for buffer in bucket.program.states:
             letters = buffer.axes.letters
-            if buffer.init is None or {"b", "i", "j"} & set(letters):
+            if buffer.init is None or not buffer.axes.number:
                 continue
             each = zip(self.hyper, self.facts, strict=True)
             initial = np.array([float(evaluate_once(buffer.init, h, f, {})) for h, f in each])
@@ -209,7 +213,10 @@ class Buckets:
         bucket = Bucket(
             program, layout, device, backend, dict(static), library, decoded, parted, halved, resident, seed
         )
-        if resident or not program.predicates:
+        if not (resident or parted or program.predicates or program.skip):
+            bucket.rings = ringed(program)[1]
+            bucket.turning = bool(bucket.rings)
+        if not bucket.turning and (resident or not program.predicates):
             bucket.compiled()
         return bucket
 
@@ -217,6 +224,9 @@ class Buckets:
         """The program of a tensor's rule for its shape and static hyper-parameters, and these hyper-parameters."""
         named = self.common.hyper.of_group(table, tensor.group)
         static = {k: named[k] for k, h in tensor.rule.hyper.items() if h.static}
+        if tensor.bucket is None and placed_level(tensor.rule):  # static hyper-parameters may be sizes of blocks
+            of_whole = None if tensor.whole is None else tensor.whole.shape
+            tensor.view = view_of(tensor.rule, tensor.view.shape, static, of_whole)
         return compile(tensor.rule, self.facts(tensor), static, memory=self.memory(tensor)), static
 
     def memory(self, tensor: Tensor) -> Memory:

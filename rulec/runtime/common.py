@@ -48,15 +48,15 @@ class SkippedThere:
 class Common:
     """The numbers and the memory that launches of one engine share, beside the tensors of each.
 
-    `largest` is the size of the largest parameter in bytes. `skipped` counts the updates of tensors that the rule's
-    `skip` prevented so far, as far as the host knows.
+    `largest` is the size of the largest parameter in bytes. `skipped` counts the updates of tensors prevented by
+    the rule's `skip` so far, as far as the host knows. `turned` counts the launches with a change of states' arrays.
     """
 
     def __init__(self, arrays: Arrays, hyper: HyperValues, processes: Processes, seed: int) -> None:
         self.arrays, self.hyper, self.processes, self.seed = arrays, hyper, processes, seed
         self.host = arrays.library("cpu", False)
         self.shared = SharedNumbers()
-        self.largest = self.skipped = 0
+        self.largest = self.skipped = self.turned = 0
         self.skipped_there = SkippedThere()
         self._scratch: dict[Any, Any] = {}
 

@@ -6,11 +6,12 @@ The owner of a tensor is the same in all gaps of a step, and keeps what it needs
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from rulec.arrays.matrix import iterations
 from rulec.language.node import Node
 from rulec.runtime.between import Between
 from rulec.runtime.delegation import Delegation, Delegations
@@ -20,6 +21,7 @@ from rulec.runtime.joins import Joining, Processes, Waits
 from rulec.runtime.peers import Peers
 from rulec.runtime.plan import Gap
 from rulec.runtime.portion_values import PortionValues
+from rulec.runtime.share import Share
 from rulec.runtime.surroundings import Array
 
 
@@ -111,14 +113,23 @@ class Delegated(Between):
         self.halves = [self.parts.halves(i) for i in range(self.count)]
         if not self.delegations.whole:
             return
-        self.tasks = [Task(half.spread, self._work_of(i, half)) for i, half in enumerate(self.halves)]
+        works, layout = self.delegations.work, self.parts.layout
+        self.tasks = [
+            Task(half.spread, works(self.parts.facts(i), self.parts.hyper(i), half.whole, layout))
+            for i, half in enumerate(self.halves)
+        ]
         yield Assigning(self.tasks)
         each = zip(self.tasks, self.halves, strict=True)
         self.halves = [half if task.spread is half.spread else half.alone for task, half in each]
         self.remembered = {i: {} for i, task in enumerate(self.tasks) if task.here}
 
-    def _work_of(self, i: int, half: Halves) -> float:
-        return self.delegations.work(self.parts.facts(i), self.parts.hyper(i), half.whole.batch)
+    def _share(self, value: Node, i: int) -> Share | None:
+        """The share of an owner of tensor i in `newton_schulz`, where it has several."""
+        share = self.tasks[i].work.share
+        if share is None or len(self.tasks[i].owners) == 1:
+            return None
+        steps = value.args[1]
+        return replace(share, steps=iterations(self.parts.known(steps, self.values[steps], i)))
 
     def work_out(self, gap: Gap) -> Joining:
         """Computes the values of a gap."""
@@ -137,6 +148,7 @@ class Delegated(Between):
             Cargo(
                 self.tasks[i], [self._sent(value, i) for value in delegation.sent],
                 [self._parcel(value, i) for value in delegation.returned],
+                self._share(delegation.whole[0], i) if delegation.whole else None, self.halves[i].long,
             )
             for i in range(self.count)
         ]  # fmt: skip

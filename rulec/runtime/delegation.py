@@ -10,11 +10,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from rulec.compiler.ir import Axes, Program
-from rulec.compiler.layout import Layout
+from rulec.compiler.layout import ITEM_SIZE, Layout
 from rulec.compiler.scalars import evaluate_once
+from rulec.compiler.view import MatrixView
 from rulec.language.node import Kind, Node, Op, walk
+from rulec.language.settings import settings
+from rulec.runtime.share import Share
+from rulec.runtime.sharing import Work
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,7 @@ class Delegations:
 
     def is_number(self, value: Node) -> bool:
         """Whether a value is a number of each tensor, of each group or of the model."""
-        return set(self._axes[value].letters) <= {"k", "n"}
+        return self._axes[value].number
 
     def letters(self, value: Node) -> str:
         """The axes of a value."""
@@ -130,6 +135,33 @@ class Delegations:
         factor = self.is_factor(value)
         return next((s.buffer for s in self.program.finish if factor and s.value is value), "")
 
+    @cached_property
+    def shared(self) -> Node | None:
+        """The `newton_schulz` of a matrix, where owners compute nothing else: several may share its work. Else None."""
+        working = [d for gap in self.gaps for d in gap if d.sent or d.whole or d.returned]
+        if len(working) != 1 or len(working[0].whole) != 1:
+            return None
+        ((value,), (d,)) = working[0].whole, working
+        plain = value.op is Op.NEWTON_SCHULZ and d.sent == value.args[:1] and d.returned == (value,)
+        return value if plain else None
+
+    def share(self, hyper: Mapping[str, float], view: MatrixView, layout: Layout) -> Share | None:
+        """The share of a single owner in the work on a tensor with this view; None where several may not share it."""
+        if self.shared is None or view.batch != 1 or len(view.shape) != 2:
+            return None
+        keywords, steps = settings(self.shared), int(self._iterations(self.shared, hyper))
+        return Share(min(view.rows, view.cols), steps, keywords["dtype"], coefficients=keywords["coefficients"])
+
+    def moved(self, layout: Layout) -> tuple[int, int]:
+        """The bytes of an element of a tensor, and of one of its results, on their ways to the owner and back."""
+        every = [d for gap in self.gaps for d in gap]
+
+        def size(values: Sequence[Node]) -> int:
+            plain = [v for v in values if {"i", "j"} <= set(self.letters(v)) and not self.is_factor(v)]
+            return sum(ITEM_SIZE[self.dtypes(v, layout)[0]] for v in plain)
+
+        return sum(size(d.sent) for d in every), sum(size(d.returned) for d in every)
+
     def dtypes(self, value: Node, layout: Layout, scaled: bool = False) -> tuple[str, str]:
         """The dtype of a value on its way, and on both ends. Where `scaled`, gradients are scaled as they are read."""
         if not {"i", "j"} <= set(self._axes[value].letters):
@@ -143,11 +175,16 @@ class Delegations:
     def _rounded_to(self, value: Node) -> str:
         """The dtype that a value is rounded to wherever owners use it, or where it is made; empty without one."""
         places = [value] if value in self.whole else [u for u in self._users.get(value, ()) if u in self.whole]
-        dtypes = {str(v.arg or "") if v.op is Op.NEWTON_SCHULZ else "" for v in places}
+        dtypes = {str(settings(v).get("dtype", "")) for v in places}
         return dtypes.pop() if len(dtypes) == 1 else ""
 
-    def work(self, facts: Mapping[str, float], hyper: Mapping[str, float], matrices: int) -> float:
-        """The multiplications of all whole values of a tensor with these facts, static numbers and matrices."""
+    def work(self, facts: Mapping[str, float], hyper: Mapping[str, float], view: MatrixView, layout: Layout) -> Work:
+        """The work on a tensor with these facts, static numbers and view."""
+        cost = self._multiplications(facts, hyper, view.batch)
+        return Work(cost, *self.moved(layout), self.share(hyper, view, layout))
+
+    def _multiplications(self, facts: Mapping[str, float], hyper: Mapping[str, float], matrices: int) -> float:
+        """Those of all whole values of a tensor."""
 
         def sides(value: Node) -> tuple[float, float]:
             axes = self._axes[value]
@@ -174,14 +211,15 @@ def _work(value: Node, sides: Sequence[tuple[float, float]], iterations: float) 
     (rows, cols), *operands = sides
     if value.op.kind is not Kind.MATRIX:
         return 0.0
-    first = operands[0]
+    first = operands[0] if operands else (rows, cols)
     short, long = sorted(first)
     return {
+        Op.SOLVE: rows * rows * (cols + 2 * rows),
+        Op.CHOLESKY: 12 * rows**3,
         Op.MATMUL: rows * first[1] * cols,
-        Op.TRANSPOSE: 0.0,
         Op.NEWTON_SCHULZ: iterations * (2 * short * short * long + short**3),
         Op.QR: 4 * short * short * long,
         Op.EIGH: 9 * rows**3,
         Op.SINGULAR_VECTORS: 4 * short * short * long + 8 * short**3,
         Op.INVERSE_ROOT: 10 * rows**3,
-    }[value.op]
+    }.get(value.op, 0.0)

@@ -35,6 +35,7 @@ from rulec.runtime.launch import Launch
 from rulec.runtime.launching import Launcher
 from rulec.runtime.part import Part, Partitions
 from rulec.runtime.partial import Whole
+from rulec.runtime.passes import PassNames, wants
 from rulec.runtime.rows import Numbers
 from rulec.runtime.step import run
 from rulec.runtime.storage import Storage
@@ -70,13 +71,14 @@ class Engine:
         self._common = Common(arrays, self._values, processes or Processes(), self.seed)
         self._homes = Buckets(router, self._common, backend, storage, resident)
         self._partitions = Partitions(self._homes.tensors, arrays)
-        self._launcher = Launcher(self.rule, self._common)
+        self._launcher = Launcher(self.rule, self._common, router.rules)
         self.hyper, self.hyper_names = self._values.known, self._values.names
         self.tensors, self.buckets = self._homes.tensors, self._homes.by_key
         self.host, self.shared, self.skipped_there = self._common.host, self._common.shared, self._common.skipped_there
         self._last: tuple[tuple[int, ...], list[Part]] = ((), [])
         self._ways: dict[Any, Rule | None] = {}
-        self._within: dict[Any, Bucket] = {}
+        self._within: dict[Any, Bucket | None] = {}
+        self.passes = PassNames(router.rules)
 
     @property
     def live(self) -> dict[tuple[str, int], Any]:
@@ -94,8 +96,8 @@ class Engine:
 
     @property
     def extensions(self) -> int:
-        """The number of times that tensors joined buckets."""
-        return self._homes.extensions
+        """The number of times that states got other arrays: tensors joined buckets, or histories turned."""
+        return self._homes.extensions + self._common.turned
 
     # Tensors and buckets
 
@@ -221,8 +223,8 @@ class Engine:
         if before is not ids:
             parts = self._parts(ids, grads)
             self._last = (ids, parts)
-        if self.rule.inputs or inputs:
-            self._launcher.check_inputs(inputs or {}, len(ids))
+        if inputs:
+            self._launcher.check_inputs(inputs, len(ids))
         launches = self._launcher.launches
         return [
             launch
@@ -296,24 +298,36 @@ class Engine:
         run(launches)
 
     def ready_part(
-        self, ids: tuple[int, ...], grads: Sequence[Any], hyper: Numbers, way: Callable[[Rule], Rule], counts: bool
+        self, ids: tuple[int, ...], grads: Sequence[Any], hyper: Numbers, way: Callable[[Rule], Rule | None],
+        counts: bool, inputs: Mapping[str, Any] | None = None,
     ) -> list[Launch]:  # fmt: skip
         """As `ready`, for one part of a step: `way` maps the rule of a tensor to the part's rule, of the same states.
 
-        All parts have the `t` of the step; the part with `counts` advances it.
+        All parts have the `t` of the step; the part with `counts` advances it. None leaves a tensor as it is.
         """
         self.take_table(hyper)
         launches: list[Launch] = []
         for part in self._parts(ids, grads):
             bucket = part.bucket
             key = way, id(bucket)
+            bucket.stop_turning()
             if key not in self._within:
                 rule = way(bucket.program.rule)
-                program = compile(rule, bucket.facts[0], bucket.static, memory=bucket.program.memory)
-                self._within[key] = bucket.within(program, counts)
-            chosen = replace(part, bucket=self._within[key], pick=None)
-            launches += self._launcher.launches(chosen, grads if part.pick is None else part.pick(grads), {})
+                self._within[key] = None
+                if rule is not None:
+                    program = compile(rule, bucket.facts[0], bucket.static, memory=bucket.program.memory)
+                    self._within[key] = bucket.within(program, counts)
+            within = self._within[key]
+            if within is not None:
+                chosen = replace(part, bucket=within, _portions={})
+                launches += self._launcher.launches(
+                    chosen, grads if part.pick is None else part.pick(grads), inputs or {}
+                )
         return launches
+
+    def wants(self, ids: Sequence[int], place: int, hyper: Numbers) -> bool:
+        """Whether any of these tensors has the pass at this place in its next step."""
+        return wants([self.tensors[i] for i in ids], place, lambda t: self._values.of_group(hyper, t.group))
 
 
 def _check_shared(rules: Sequence[Rule]) -> None:

@@ -20,7 +20,7 @@ def takes_blocks(version: Version | Bucket) -> bool:
     """Whether a tensor can be updated block by block: one elementwise stage, without `skip`, inputs and places."""
     program = version.program
     plain = program.elementwise and program.skip is None
-    return plain and not program.rule.inputs and not has_chance(program)
+    return plain and not (program.rule.inputs or program.rule.moves) and not has_chance(program)
 
 
 def takes_parts(version: Version | Bucket) -> bool:
@@ -36,6 +36,7 @@ class OtherCalls:
 
     def give(self, launch: Launch, kind: str, bind: Callable[[], Any]) -> Any:
         """Gives a launch the call of this kind, bound by `bind` at first, and returns the call."""
+        launch.stop_turning()
         version = launch.version
         key = id(version), kind
         entry = self._bound.get(key)

@@ -7,14 +7,18 @@ arrays of the next are on their way to it, and the results of the one before on 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from rulec.arrays.library import Library
-from rulec.runtime.owners import Division, Load, Schedule, owners_by_parts, schedule_of, share_pays
+from rulec.runtime.owners import Division, Load, Schedule, schedule_of
 from rulec.runtime.peers import Meeting, Peers, Pending
+from rulec.runtime.share import Share
+from rulec.runtime.sharing import Work, assignment, share_pays
+from rulec.runtime.teams import Piece, Team
 
 #: The bytes of whole arrays, in the dtypes they travel in, that one owner gets in a bucket; at least those of one
 #: tensor. Among 64 processes a message then has a mebibyte for each, enough for a network's full rate, and a model of
@@ -52,19 +56,24 @@ class Spread:
 
 @dataclass(eq=False)
 class Task:
-    """The work on one whole tensor, for the process `owner` once that is chosen; `cost` is in multiplications.
+    """The work on one whole tensor, for the process `owner` once that is chosen, or for several `owners` of pieces.
 
-    `spread` is among all replicas until then, and afterwards among those that share the work.
+    `spread` is among all replicas until then, and afterwards among the processes with a part in the work.
     """
 
     spread: Spread
-    cost: float
-    owner: int = 0
+    work: Work
+    owners: tuple[int, ...] = (0,)
+
+    @property
+    def owner(self) -> int:
+        """The process that works on it, the first of several."""
+        return self.owners[0]
 
     @property
     def here(self) -> bool:
-        """Whether it is this process's."""
-        return self.owner == self.spread.peers.rank
+        """Whether it is this process's, and no other one's."""
+        return self.owners == (self.spread.peers.rank,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,20 +90,53 @@ class Parcel:
     computed: str
     elements: Any = None
 
+    def piece(self, axis: int, start: int, stop: int, rank: int) -> Parcel:
+        """What lies from `start` to `stop` along an axis, for the process of this rank."""
+        shape = (*self.shape[:axis], stop - start, *self.shape[axis + 1 :])
+        elements = self.elements
+        if elements is not None:
+            here = self.division.rectangles[rank][axis]
+            inside = slice(max(start - here.start, 0), max(stop - here.start, 0))
+            elements = elements[(slice(None),) * axis + (inside,)]
+        return Parcel(self.division.piece(axis, start, stop), shape, self.dtype, self.computed, elements)
+
 
 @dataclass(frozen=True, eq=False)
 class Cargo:
-    """The parcels of a task in one exchange, there and back."""
+    """The parcels of a task in one exchange, there and back.
+
+    Where several owners work on it, it is `newton_schulz` of one matrix; `share` has its numbers, and `axis` is the
+    dimension along which owners have pieces.
+    """
 
     task: Task
     there: Sequence[Parcel]
     back: Sequence[Parcel]
+    share: Share | None = None
+    axis: int = 0
 
     @cached_property
     def load(self) -> Load:
         """How the parcels lie."""
         there, back = ([(x.division, x.dtype) for x in parcels] for parcels in (self.there, self.back))
-        return Load(tuple(there), tuple(back))
+        return Load(tuple(there), tuple(back), self.share)
+
+    def pieces(self) -> list[Cargo]:
+        """The cargo of each owner."""
+        owners, spread, work = self.task.owners, self.task.spread, self.task.work
+        count, rank = len(owners), spread.peers.rank
+        if count == 1 or self.share is None:
+            return [self]
+        part = Work(work.cost / count)
+        bounds = cuts(self.there[0].shape[self.axis], count)
+        return [
+            Cargo(
+                Task(spread, part, (owner,)), [x.piece(self.axis, *bounds[k], rank) for x in self.there],
+                [x.piece(self.axis, *bounds[k], rank) for x in self.back], replace(self.share, place=k, count=count),
+                self.axis,
+            )
+            for k, owner in enumerate(owners)
+        ]  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,19 +170,24 @@ def assign(waiting: Sequence[Assigning], meeting: Meeting | None) -> None:
     for task in (task for wait in waiting for task in wait.tasks):
         by_peers.setdefault(task.spread.peers, []).append(task)
     for peers, tasks in by_peers.items():
-        costs = tuple(task.cost for task in tasks)
-        owners = owners_by_parts(costs, peers.size, tuple(task.spread.division for task in tasks))
+        works = tuple(task.work for task in tasks)
+        chosen = assignment(works, peers.size, tuple(task.spread.division for task in tasks))
         alone = [task.spread.alone for task in tasks if task.spread.alone is not None]
         if len(alone) == len(tasks) and len({spread.peers for spread in alone}) == 1:
-            few = owners_by_parts(costs, alone[0].peers.size, tuple(spread.division for spread in alone))
-            if not share_pays(costs, owners, few):
-                peers, owners = alone[0].peers, few
+            few = assignment(works, alone[0].peers.size, tuple(spread.division for spread in alone))
+            if not share_pays(chosen, few, peers.size):
+                peers, chosen = alone[0].peers, few
                 for task, spread in zip(tasks, alone, strict=True):
                     task.spread = spread
-        for task, owner in zip(tasks, owners, strict=True):
-            task.owner = owner
+        for task, owners in zip(tasks, chosen.owners, strict=True):
+            task.owners = owners
         if meeting is not None:
-            meeting.assigned(peers, costs, owners)
+            meeting.assigned(peers, works, chosen)
+
+
+def cuts(side: int, count: int) -> list[tuple[int, int]]:
+    """A side in as many parts, as equal as can be: where each begins and ends."""
+    return [(side * k // count, side * (k + 1) // count) for k in range(count)]
 
 
 def worked(waiting: Sequence[Gathering], meeting: Meeting | None) -> list[list[list[Any]]]:
@@ -171,7 +218,7 @@ def worked(waiting: Sequence[Gathering], meeting: Meeting | None) -> list[list[l
 
 @dataclass(frozen=True, eq=False)
 class _Entry:
-    """The cargo of one tensor, with its launch and its place there."""
+    """The cargo of one tensor, or of a piece of it, with its launch and its place there."""
 
     launch: int
     place: int
@@ -183,8 +230,9 @@ def _by_peers(waiting: Sequence[Gathering]) -> dict[Peers, list[_Entry]]:
     by_peers: dict[Peers, list[_Entry]] = {}
     for launch, gathering in enumerate(waiting):
         for place, cargo in enumerate(gathering.cargo):
-            by_peers.setdefault(cargo.task.spread.peers, []).append(_Entry(launch, place, cargo))
-    return {peers: sorted(entries, key=lambda e: -e.cargo.task.cost) for peers, entries in by_peers.items()}
+            entries = [_Entry(launch, place, piece) for piece in cargo.pieces()]
+            by_peers.setdefault(cargo.task.spread.peers, []).extend(entries)
+    return {peers: sorted(entries, key=lambda e: -e.cargo.task.work.cost) for peers, entries in by_peers.items()}
 
 
 #: An array in a message: the place of its tensor in the schedule, its place there, and the parcel.
@@ -205,6 +253,8 @@ class _Bucket:
         self._there = _by_owner([(i, k, e, x) for i, e in entries for k, x in enumerate(e.cargo.there)], peers.size)
         self._back = _by_owner([(i, k, e, x) for i, e in entries for k, x in enumerate(e.cargo.back)], peers.size)
         self._mine = [e for _, e in entries if e.cargo.task.here]
+        #: Matrices with several owners are worked on together where these numbers are equal.
+        self._kinds = {e.cargo.share.kind: e.cargo.share for _, e in entries if e.cargo.share is not None}
         self._pending: dict[_Dtypes, Pending] = {}
         #: Arrays of the tensors owned here, and then their results, by launch and tensor.
         self.wholes: dict[int, dict[int, Any]] = {}
@@ -231,9 +281,24 @@ class _Bucket:
                 self.wholes[e.launch][e.place][k] = whole
 
     def work(self) -> None:
-        """Does the work on the tensors owned here."""
-        for launch in [*self.wholes]:
-            self.wholes[launch] = dict(self.waiting[launch].work(self.wholes[launch]))
+        """Does the work on the tensors owned here, and then on the pieces."""
+        shared = {(e.launch, e.place) for e in self._mine if e.cargo.share is not None}
+        for launch, wholes in self.wholes.items():
+            alone = {place: arrays for place, arrays in wholes.items() if (launch, place) not in shared}
+            wholes.update(self.waiting[launch].work(alone) if alone else {})
+        for like in self._kinds.values():
+            self._work_together(like)
+
+    def _work_together(self, like: Share) -> None:
+        """Does the work on pieces, with the owners of the others."""
+        pieces, mine = [], [e for e in self._mine if e.cargo.share and e.cargo.share.kind == like.kind]
+        for e in mine:
+            (piece,), share = self.wholes[e.launch][e.place], e.cargo.share
+            assert share is not None
+            pieces.append(Piece(share, e.cargo.task.owner - share.place, _long(piece, e.cargo.axis)))
+        team = Team(self.peers, self.library.quintic(like.dtype), pieces, self.library.empty(0))
+        for e, result in zip(mine, team.orthogonalized(like), strict=True):
+            self.wholes[e.launch][e.place] = [_long(result, e.cargo.axis)]
 
     def scatter(self) -> None:
         """Begins to send every process its parts of the results."""
@@ -249,8 +314,12 @@ class _Bucket:
             parts = self._arrived(dtypes, self._counts_back(of_rank))
             for theirs, received in zip(of_rank, parts, strict=True):
                 for _, k, e, parcel in theirs:
-                    sides = _sides(parcel.division.rectangles[self.peers.rank])
-                    results[e.launch][e.place][k] = next(received).reshape(sides)
+                    part = next(received).reshape(_sides(parcel.division.rectangles[self.peers.rank]))
+                    before = results[e.launch][e.place][k]
+                    if before is None or not math.prod(before.shape):
+                        results[e.launch][e.place][k] = part
+                    elif math.prod(part.shape):
+                        results[e.launch][e.place][k] = self.library.join([before, part], e.cargo.axis)
 
     def _sends(self, rank: int, tensor: int, array: int) -> bool:
         return rank in self.schedule.senders[tensor][array]
@@ -298,3 +367,8 @@ def _by_owner(items: Sequence[_Item], size: int) -> dict[_Dtypes, list[list[_Ite
 
 def _sides(rectangle: Sequence[slice]) -> list[int]:
     return [side.stop - side.start for side in rectangle]
+
+
+def _long(piece: Any, axis: int) -> Any:
+    """A piece of a matrix cut along an axis, with that axis last; and back."""
+    return piece if axis else piece.swapaxes(0, 1)

@@ -37,6 +37,12 @@ class Halves:
         """The view of the whole tensor."""
         return self.view.whole or self.view
 
+    @property
+    def long(self) -> int:
+        """The dimension of the longer side of the matrices, along which several owners have pieces of one."""
+        letter = "i" if self.whole.rows > self.whole.cols else "j"
+        return next((d for d in range(len(self.shape)) if self.view.axis(d) == letter), 0)
+
     def sides(self, letters: str) -> tuple[int, ...]:
         """The shape of a whole array with these axes of the matrices, b, i and j, of one number along the others."""
         return tuple(n if self.view.axis(d) in letters else 1 for d, n in enumerate(self.shape))

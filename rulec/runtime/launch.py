@@ -34,6 +34,12 @@ class Launch:
     wrote: bool = False
     skipped: list[str] = field(default_factory=list)
 
+    def stop_turning(self) -> None:
+        """Takes the version that copies the entries of histories, now and from now on."""
+        if self.version.turns:
+            self.part.bucket.stop_turning()
+            self.version = self.part.bucket.version()
+
     @property
     def name(self) -> str:
         """The rule's name."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from rulec.backend.protocol import Rows
+from rulec.compiler.ir import Program
 from rulec.compiler.scalars import ScalarTable
 from rulec.errors import TensorError
 from rulec.language.rule import Rule
@@ -25,22 +26,21 @@ from rulec.runtime.rows import ScalarRows
 class Launcher:
     """Makes the launches of one engine's steps."""
 
-    def __init__(self, rule: Rule, common: Common) -> None:
+    def __init__(self, rule: Rule, common: Common, rules: Sequence[Rule]) -> None:
         self.rule, self.common = rule, common
+        #: The inputs of the rules of tensors, and those of their passes.
+        self._kinds = {k: kind for each in rules for k, kind in inputs_of(each).items()}
 
     def check_inputs(self, inputs: Mapping[str, Any], count: int) -> None:
         """Checks the names of a step's inputs, and that each input like `p` has one array for each of `count` tensors.
 
-        TensorError where an input of the rule is missing, an input is not of the rule, or the number of arrays differs.
+        TensorError where an input is not of the rule, or the number of arrays differs.
         """
-        for name, kind in self.rule.inputs.items():
-            if name not in inputs:
-                raise TensorError(f"{self.rule.name} needs the input {name!r} at every step")
-            if kind == "like p" and len(inputs[name]) != count:
-                raise TensorError(f"the input {name!r} has {len(inputs[name])} arrays for {count} parameters")
         for name in inputs:
-            if name not in self.rule.inputs:
-                raise TensorError(f"{self.rule.name} has no input {name!r}{did_you_mean(name, self.rule.inputs)}")
+            if name not in self._kinds:
+                raise TensorError(f"{self.rule.name} has no input {name!r}{did_you_mean(name, self._kinds)}")
+            if self._kinds[name] == "like p" and len(inputs[name]) != count:
+                raise TensorError(f"the input {name!r} has {len(inputs[name])} arrays for {count} parameters")
 
     def launches(
         self, part: Part, grads: Sequence[Any], inputs: Mapping[str, Any], scaling: Scaling | None = None
@@ -48,7 +48,16 @@ class Launcher:
         """The launches that update the tensors of a part. Everything is checked, and nothing written."""
         bucket, fired = part.bucket, part.fired
         grads = part.check(grads)
-        inputs = self._inputs_of(part, inputs) if inputs else {}
+        if part.pick is not None and inputs:
+            inputs = {k: part.pick(v) if self._kinds[k] == "like p" else v for k, v in inputs.items()}
+        if bucket.program.predicates and not bucket.resident:
+            yield from self._each(part, grads, inputs, self._outcomes(part), bucket.version)
+            return
+        if bucket.turning and scaling is None:
+            turns = bucket.turns if fired is None else bucket.turns[fired]
+            yield from self._each(part, grads, inputs, turns.tolist(), bucket.turned)
+            return
+        inputs = self._inputs_of(part, bucket.program, inputs)
         if bucket.resident:
             yield self._resident(part, grads, inputs, scaling)
             return
@@ -56,9 +65,6 @@ class Launcher:
             raise TensorError(
                 f"{self.rule.name} cannot take scaled gradients on {bucket.device}: unscale them before the step"
             )
-        if bucket.program.predicates:
-            yield from self._decided(part, grads, inputs)
-            return
         version = bucket.version()
         rows = version.rows
         assert isinstance(rows, ScalarRows)
@@ -103,35 +109,50 @@ class Launcher:
         table, stored = rows.separate(t, fired, common.hyper.named, states, levels)
         return Launch(common, part, version, grads, table, stored, inputs)
 
-    def _inputs_of(self, part: Part, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The inputs for the tensors of a part. Arrays like `p` are checked as gradients are."""
+    def _inputs_of(self, part: Part, program: Program, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The inputs that a program reads, for the tensors of a part. Arrays like `p` are checked as gradients are.
+
+        TensorError where one is missing. What the program does not read may be missing.
+        """
         checked: dict[str, Any] = {}
-        used = {b.name for b in part.bucket.program.buffers if b.role == "input"}
-        for name, value in ((k, v) for k, v in inputs.items() if k in used):
-            if self.rule.inputs[name] != "like p":
+        for buffer in program.buffers:
+            name = buffer.name
+            if buffer.role != "input":
+                continue
+            if name not in inputs:
+                when = "in this step" if part.bucket.program.predicates else "at every step"
+                raise TensorError(f"{self.rule.name} needs the input {name!r} {when}")
+            value = inputs[name]
+            if not buffer.axes.elementwise:
                 there = getattr(part.bucket.backend, "on_device", False) and hasattr(value, "device")
                 checked[name] = value if there else _number(value, name)
                 continue
-            chosen = value if part.pick is None else part.pick(value)
             names = [f"{t.name} (its {name})" for t in part.tensors]
             dtype = part.bucket.layout.dtype(name)
-            checked[name] = self.common.arrays.gradient_check([t.array for t in part.tensors], dtype, names)(chosen)
+            checked[name] = self.common.arrays.gradient_check([t.array for t in part.tensors], dtype, names)(value)
         return checked
 
-    def _decided(self, part: Part, grads: Sequence[Any], inputs: Mapping[str, Any]) -> Iterator[Launch]:
-        """A launch for each outcome of the program's predicates among the tensors."""
+    def _each(
+        self, part: Part, grads: Sequence[Any], inputs: Mapping[str, Any], outcomes: Sequence[Any],
+        version: Callable[[Any], Version],
+    ) -> Iterator[Launch]:  # fmt: skip
+        """A launch for each outcome among the tensors: of the program's predicates, or the turns of its rings."""
         bucket = part.bucket
-        outcomes = self._outcomes(part)
         if len(set(outcomes)) == 1:
-            yield self._separate(part, bucket.version(outcomes[0]), grads, inputs)
+            chosen_version = version(outcomes[0])
+            held = self._inputs_of(part, chosen_version.program, inputs)
+            yield self._separate(part, chosen_version, grads, held)
             return
         all_positions = part.positions or list(range(len(bucket.tensors)))
         for outcome in sorted(set(outcomes)):
             places = [i for i, other in enumerate(outcomes) if other == outcome]
             positions = [all_positions[i] for i in places]
             smaller = Part(bucket, positions, np.array(positions), None, part.check)
-            chosen = {k: v if isinstance(v, float) else [v[i] for i in places] for k, v in inputs.items()}
-            yield self._separate(smaller, bucket.version(outcome), [grads[i] for i in places], chosen)
+            kinds = self._kinds
+            chosen = {k: [v[i] for i in places] if kinds[k] == "like p" else v for k, v in inputs.items()}
+            chosen_version = version(outcome)
+            chosen = dict(self._inputs_of(smaller, chosen_version.program, chosen))
+            yield self._separate(smaller, chosen_version, [grads[i] for i in places], chosen)
 
     def _outcomes(self, part: Part) -> list[tuple[bool, ...]]:
         bucket = part.bucket
@@ -143,6 +164,11 @@ class Launcher:
         t = np.asarray(_next_counts(part), np.float64)
         values, _ = table.evaluate((len(groups),), chosen, t, known, {})
         return [tuple(row) for row in (values != 0).tolist()]
+
+
+def inputs_of(rule: Rule) -> dict[str, str]:
+    """The inputs of a rule and of its passes."""
+    return {**rule.inputs, **{k: kind for move in rule.moves for k, kind in move.rule.inputs.items()}}
 
 
 def _next_counts(part: Part) -> Any:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from rulec.compiler.layout import ITEM_SIZE
+from rulec.runtime.share import Share
 
 Rectangle = tuple[slice, ...]
 Counts = np.ndarray[Any, np.dtype[np.int64]]
@@ -25,6 +26,16 @@ class Division:
     """How a tensor lies over processes: a rectangle of it in each, by rank. Replicas have the same one."""
 
     rectangles: tuple[Rectangle, ...]
+    _pieces: dict[Any, Division] = field(default_factory=dict, repr=False)
+
+    def piece(self, axis: int, start: int, stop: int) -> Division:
+        """The division of a piece of the tensor: of what lies from `start` to `stop` along an axis."""
+        key = axis, start, stop
+        if key not in self._pieces:
+            nowhere = tuple(slice(0, 0) for _ in self.rectangles[0])
+            cut = [(*r[:axis], _within(r[axis], start, stop), *r[axis + 1 :]) for r in self.rectangles]
+            self._pieces[key] = Division(tuple(r if r[axis].stop > r[axis].start else nowhere for r in cut))
+        return self._pieces[key]
 
     @cached_property
     def counts(self) -> Counts:
@@ -47,15 +58,20 @@ class Division:
 
 @dataclass(frozen=True)
 class Load:
-    """The arrays of one tensor on their way to its owner, and the results on theirs: how each lies, and its dtype."""
+    """The arrays of one tensor on their way to its owner, and the results on theirs: how each lies, and its dtype.
+
+    Of a piece of a tensor with several owners, `share` is its owner's share of the work.
+    """
 
     there: tuple[tuple[Division, str], ...]
     back: tuple[tuple[Division, str], ...]
+    share: Share | None = None
 
     @property
     def bytes(self) -> int:
-        """The bytes of the whole arrays that go there; of one result where none does."""
-        return sum(ITEM_SIZE[dtype] * division.numel for division, dtype in self.there or self.back[:1])
+        """The bytes of the whole arrays that go there, or of one result where none does, and of work on a share."""
+        whole = sum(ITEM_SIZE[dtype] * division.numel for division, dtype in self.there or self.back[:1])
+        return whole + (0 if self.share is None else self.share.room)
 
     @property
     def held(self) -> Counts:
@@ -94,6 +110,19 @@ class Schedule:
             sent[owner] += _back(load, owner)
         return [int(count) for count in sent]
 
+    def between(self, size: int) -> list[int]:
+        """The bytes that each of so many processes sends to other owners of the same matrices."""
+        sent = [0] * size
+        for load, owner in zip(self.loads, self.owners, strict=True):
+            sent[owner] += 0 if load.share is None else load.share.sent
+        return sent
+
+    @property
+    def exchanges(self) -> int:
+        """The exchanges between owners that share work: matrices of a bucket with equal steps go together."""
+        kinds = [{s.kind: s for i in b if (s := self.loads[i].share) is not None} for b in self.buckets]
+        return sum(share.exchanges for each in kinds for share in each.values())
+
     @property
     def least(self) -> int:
         """The bytes that all processes send where each tensor goes to the one with the largest parts of it."""
@@ -109,37 +138,27 @@ def schedule_of(loads: tuple[Load, ...], owners: tuple[int, ...], size: int, roo
     return Schedule(loads, owners, _senders(loads, owners, size), _buckets(loads, owners, room))
 
 
-@functools.lru_cache(maxsize=32)
-def owners_by_parts(costs: tuple[float, ...], size: int, parts: tuple[Division, ...]) -> tuple[int, ...]:
-    """The owners of tensors that lie so over processes; see `owners_of`."""
-    return tuple(owners_of(costs, size, [division.counts for division in parts]))
-
-
-def share_pays(costs: Sequence[float], shared: Sequence[int], alone: Sequence[int]) -> bool:
-    """Whether the busiest owner among all replicas has less work than the busiest where each replica works alone.
-
-    Else, as where tensors are fewer than processes, a replica works alone: an owner would send its results to the
-    processes of all replicas, while most of these have nothing to do.
-    """
-    return _busiest(costs, shared) < _busiest(costs, alone) * (1 - 1e-9)
-
-
-def _busiest(costs: Sequence[float], owners: Sequence[int]) -> float:
-    return float(np.bincount(owners, weights=costs).max()) if owners else 0.0
-
-
-def owners_of(costs: Sequence[float], size: int, parts: Sequence[Counts] = ()) -> list[int]:
+def owners_of(
+    costs: Sequence[float], size: int, parts: Sequence[Counts] = (), teams: Sequence[int] = ()
+) -> list[int]:  # fmt: skip
     """The process for each piece of work: the longest first, each to the process with the least so far.
 
     Among processes with equal loads it is the one with the largest of the `parts`, then the first. Afterwards a piece
-    moves to a process with a larger part where the busiest process gets no more work by it.
+    moves to a process with a larger part where the busiest process gets no more work by it. `teams` are the numbers of
+    processes with a piece of such a cost each. They follow one another, and the result has the first of them.
     """
     loads, chosen = np.zeros(size), [0] * len(costs)
     for place in sorted(range(len(costs)), key=lambda i: -costs[i]):
-        idle = np.flatnonzero(loads == loads.min())
-        chosen[place] = int(idle[parts[place][idle].argmax()] if len(parts) else idle[0])
-        loads[chosen[place]] += costs[place]
-    for place in sorted(range(len(parts)), key=lambda i: int(parts[i][chosen[i]] - parts[i].max())):
+        team = teams[place] if len(teams) else 1
+        if team > 1:
+            most = loads[: size // team * team].reshape(-1, team).max(axis=1)
+            chosen[place] = int(most.argmin()) * team
+        else:
+            idle = np.flatnonzero(loads == loads.min())
+            chosen[place] = int(idle[parts[place][idle].argmax()] if len(parts) else idle[0])
+        loads[chosen[place] : chosen[place] + team] += costs[place]
+    alone = [place for place in range(len(parts)) if not len(teams) or teams[place] == 1]
+    for place in sorted(alone, key=lambda i: int(parts[i][chosen[i]] - parts[i].max())):
         part, most = parts[place], loads.max()
         able = np.flatnonzero((part > part[chosen[place]]) & (loads + costs[place] <= most))
         if len(able):
@@ -178,16 +197,28 @@ def _back(load: Load, owner: int) -> int:
 def _buckets(loads: Sequence[Load], owners: Sequence[int], room: int) -> tuple[tuple[int, ...], ...]:
     """The tensors of each bucket, in order: every owner fills its share with the longest work left.
 
-    `loads` are sorted by their work, the longest first.
+    `loads` are sorted by their work, the longest first. The pieces of a matrix follow one another in one bucket.
     """
     buckets: list[list[int]] = []
     filled: dict[int, tuple[int, int]] = {}
-    for place, (load, owner) in enumerate(zip(loads, owners, strict=True)):
-        number, size = filled.get(owner, (0, 0))
-        if size and size + load.bytes > room:
-            number, size = number + 1, 0
+    place = 0
+    while place < len(loads):
+        share = loads[place].share
+        pieces = range(place, place + (1 if share is None else share.count))
+        each = [filled.get(owners[i], (0, 0)) for i in pieces]
+        number = max(
+            at + (size > 0 and size + loads[i].bytes > room) for i, (at, size) in zip(pieces, each, strict=True)
+        )
         if number == len(buckets):
             buckets.append([])
-        buckets[number].append(place)
-        filled[owner] = number, size + load.bytes
+        buckets[number] += pieces
+        for i, (at, size) in zip(pieces, each, strict=True):
+            filled[owners[i]] = number, loads[i].bytes + (size if at == number else 0)
+        place = pieces.stop
     return tuple(map(tuple, buckets))
+
+
+def _within(side: slice, start: int, stop: int) -> slice:
+    """What a side has from `start` to `stop`, counted from `start`."""
+    begin = min(max(side.start, start), stop)
+    return slice(begin - start, max(begin, min(side.stop, stop)) - start)

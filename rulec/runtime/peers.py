@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from rulec.language.node import Op
 from rulec.runtime.owners import Schedule
+from rulec.runtime.sharing import Assignment, Work
 
 
 class Pending(Protocol):
@@ -43,7 +44,7 @@ class Meeting(Protocol):
         """`peers.reduce`, and what is to be said."""
         ...
 
-    def assigned(self, peers: Peers, costs: Sequence[float], owners: Sequence[int]) -> None:
+    def assigned(self, peers: Peers, works: Sequence[Work], chosen: Assignment) -> None:
         """Takes note of the owners of tensors, and of their work."""
         ...
 

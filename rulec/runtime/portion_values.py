@@ -138,7 +138,7 @@ class PortionValues:
         if axes.elementwise:
             elements = tensor.view.matrices(elements)
         else:
-            elements = elements.reshape(tensor.view.batch, *elements.shape[-2:])
+            elements = tensor.view.kept(elements, axes.letters)
         return self.library.cast(elements, self.compute if {"i", "j"} <= set(axes.letters) else "float64")
 
     def _read(self, buffer: str, array: Any) -> Any:
@@ -157,7 +157,7 @@ class PortionValues:
         if self.program.buffer(buffer).axes.elementwise:
             whole = view.matrices(stored)
         else:
-            whole = stored.reshape(view.batch, *stored.shape[-2:])
+            whole = view.kept(stored, self.program.buffer(buffer).axes.letters)
         if self._copies(buffer):
             return Tiled(whole, self.library, self.compute, partial(self._read, buffer))
         return Tiled(self.library.read(whole), self.library, self.compute, None)

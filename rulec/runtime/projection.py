@@ -112,7 +112,7 @@ class Search:
 
     def _of_numbers(self, value: Node, parts: Sequence[Node]) -> bool:
         """Whether all operands of a value are numbers or among `parts`."""
-        return all(a in parts or set(self.axes[a].letters) <= {"k", "n"} for a in value.args)
+        return all(a in parts or self.axes[a].number for a in value.args)
 
     def _stay_inside(self, parts: set[Node], inside: set[Node]) -> bool:
         """Whether only values `inside` use the parts, and the states stored from them are read nowhere else."""

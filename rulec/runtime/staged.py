@@ -141,7 +141,8 @@ class Staged:
         shape = tuple(state.shape)
         if tensor.halves is not None and buffer in tensor.shapes:
             return state, library.spread(value, shape)
-        return state, library.spread(value, (tensor.view.batch, *shape[-2:])).reshape(shape)
+        letters = portion.bucket.program.buffer(buffer).axes.letters
+        return state, library.spread(value, tensor.view.kept_extents(shape, letters)).reshape(shape)
 
     def _keep_scalars(self, portion: Portion, stays: Any) -> None:
         """Keeps the new states of the scalar program, except for skipped tensors."""

@@ -40,7 +40,7 @@ class StateSpec:
             return view.shape
         sides, here = (self.axes.rows, self.axes.cols), {**facts, "rows": view.rows, "cols": view.cols}
         rows, cols = (1 if x is None else int(evaluate_once(x, hyper, here, {})) for x in sides)
-        return view.kept_shape(rows, cols)
+        return view.kept_shape(rows, cols, self.axes.letters)
 
     @property
     def like_parameter(self) -> bool:

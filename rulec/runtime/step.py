@@ -82,6 +82,9 @@ def _written(launch: Launch) -> Joining:
         launch.wrote = True
         for state, values in launch.scalar_states.items():
             launch.keep_number(state, slice(None) if part.fired is None else part.fired, values)
+    if launch.version.turns:
+        bucket.turn(part.fired)
+        launch.common.turned += 1
     if LEVEL:
         _report(launch, time.perf_counter() - begin)
 

@@ -15,6 +15,7 @@ from rulec.backend.noise import Noise
 from rulec.compiler.ir import Axes
 from rulec.compiler.scalars import evaluate_once
 from rulec.language.node import Node, Op, is_boolean
+from rulec.language.settings import settings, statics
 from rulec.runtime.joins import Processes
 from rulec.runtime.peers import Peers
 from rulec.runtime.plan import Plan
@@ -119,7 +120,7 @@ class LaunchValues:
 
     def is_number(self, value: Node) -> bool:
         """Whether a value is a number of each tensor, of each group or of the model."""
-        return set(self.axes(value).letters) <= {"k", "n"}
+        return self.axes(value).number
 
     def rounded(self, value: Node, result: Any) -> Array:
         """A result in its dtype: the compute dtype for a matrix, float64 for a vector."""
@@ -129,11 +130,19 @@ class LaunchValues:
         """Whether a result is in the compute dtype."""
         return {"i", "j"} <= set(self.axes(value).letters) and not is_boolean(value)
 
+    def statics(self, value: Node, i: int) -> list[float]:
+        """The static operands of an operation, for tensor i."""
+        facts, hyper = self.around.facts(i), self.around.hyper(i)
+        return [float(evaluate_once(x, hyper, facts, {})) for x in statics(value)]
+
+    def identity(self, value: Node, i: int) -> Any:
+        """An identity matrix in the compute dtype, made where the arrays are."""
+        places = self.library.counted(0, int(self.statics(value, i)[0]))
+        return self.library.cast((places[:, None] == places[None, :])[None], self.around.compute)
+
     def random(self, value: Node, i: int, rows: slice | None = None) -> Any:
         """Random numbers of tensor i: a matrix, or some rows of it."""
-        draw, *sizes = cast(tuple[Any, ...], value.arg)
-        facts, hyper = self.around.facts(i), self.around.hyper(i)
-        height, width = (int(evaluate_once(x, hyper, facts, {})) for x in sizes)
+        draw, (height, width) = settings(value)["draw"], map(int, self.statics(value, i))
         step = self.around.known(value.args[0], self.values[value.args[0]], i)
         step = random.draw_number(step) if isinstance(step, int | float) else step
         position = {

@@ -8,15 +8,17 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from rulec.compiler.fold import fold_node
+from rulec.compiler.grouping import static_defaults, view_of
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout, array_buffers, is_shaped, is_viewed, layout_for, scheduled
 from rulec.compiler.lower import decide
-from rulec.compiler.pipeline import compile, shape_conditions, static_defaults
-from rulec.compiler.view import matrix_view
+from rulec.compiler.pipeline import compile, shape_conditions
 from rulec.errors import RulecError
 from rulec.language.node import FACTS, WORDS, Kind, Node, Op, const, names_in, rewrite, walk
 from rulec.language.rule import Rule
+from rulec.language.settings import MUON, settings
 from rulec.language.text import expression_text
+from rulec.language.traits import counts_dimensions, placed_level
 from rulec.runtime.plan import Plan, needs_matrix
 from rulec.runtime.storage import FEWEST_CODED, Storage
 
@@ -76,6 +78,12 @@ def family(rule: Rule, dtype: str, storage: Storage, form: str, written: frozens
     """
     rule = rule.standalone()
     static = static_defaults(rule)
+    if counts_dimensions(rule):
+        level = placed_level(rule) or "dim(i)"
+        raise CannotBuild(
+            rule.name, form, f"{level} depends on the number of dimensions, and what is written sees matrices: "
+            f"write per row and per column",
+        )  # fmt: skip
     storage.check([rule])
     storage.check_weights([dtype])
     conditions, groups = _fewest(_conditions(rule, static), _by_truth(rule, static, storage, dtype, form, written))
@@ -110,7 +118,7 @@ def _by_truth(
     programs: dict[tuple[bool, ...], tuple[Program, Mapping[str, float]]] = {}
     applies = None if rule.applies_to is None else _untagged(rule.applies_to)
     for shape in _shapes([*conditions, *([] if applies is None else [applies])]):
-        facts = matrix_view(shape, rule.view).facts
+        facts = view_of(rule, shape, static).facts
         if applies is not None and not decide(applies, facts):
             continue
         truths = tuple(bool(decide(c, {**facts, **static})) for c in conditions)
@@ -234,6 +242,8 @@ def refuse_unwritten(program: Program, form: str, written: frozenset[Op] = froze
     for value in values(program):
         if value.op.kind is Kind.MATRIX and value.op not in written:
             raise CannotBuild(program.name, form, f"it needs the matrix function {value.op.symbol}")
+        if value.op is Op.NEWTON_SCHULZ and settings(value)["coefficients"] != MUON:
+            raise CannotBuild(program.name, form, "it iterates newton_schulz with other coefficients than Muon's")
         if value.op.kind is Kind.RANDOM:
             raise CannotBuild(program.name, form, f"it draws random numbers ({value.op.symbol})")
 

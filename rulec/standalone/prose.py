@@ -10,6 +10,7 @@ from keyword import iskeyword
 from typing import cast
 
 from rulec.errors import RulecError
+from rulec.language.passes import check_single
 from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
 from rulec.runtime.storage import Storage
@@ -104,5 +105,6 @@ def written(
     if backend not in WRITTEN:
         known = ", ".join(WRITTEN)
         raise RulecError(f"rulec build writes nothing for {backend!r}{did_you_mean(backend, WRITTEN)}: choose {known}")
+    check_single(rule, "what rulec build writes")
     writer = importlib.import_module(f"rulec_backends.{backend}.standalone")
     return cast(Mapping[str, str], writer.files(rule, file_name(rule, name), dtype, storage or Storage()))

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 import rulec
+from rulec.compiler.grouping import view_of
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import is_viewed
 from rulec.compiler.pipeline import compile
 from rulec.compiler.routing import Router
-from rulec.compiler.view import matrix_view
 from rulec.errors import HyperError, RuleError
 from rulec.language.node import Kind, Op
 from rulec.language.rule import Rule
@@ -47,7 +47,7 @@ class Bucket:
 def loaded(name: str) -> Rule:
     """A rule of the library; a wrapper is put around Adam."""
     rule = rulec.load(name)
-    return rule(rulec.load("adam")) if rule.wraps else rule
+    return rule(*[rulec.load("adam")] * len(rule.wraps)) if rule.wraps else rule
 
 
 def buckets_of(rule: Rule, shapes: Sequence[tuple[int, ...]]) -> list[Bucket]:
@@ -60,7 +60,7 @@ def buckets_of(rule: Rule, shapes: Sequence[tuple[int, ...]]) -> list[Bucket]:
     for shape in shapes:
         try:
             routed = router.choose(shape, ())
-            view = matrix_view(shape, routed.view)
+            view = view_of(routed, shape)
             program = compile(routed, view.facts)
         except RuleError:
             continue
@@ -180,6 +180,18 @@ step: |
   noise = normal([rows, cols], at=t)
   direction = o*max(o, per="row") + noise*h
 """,
+    "Linear": """\
+state: {s: {init: 0, shape: [rows, rows]}}
+applies_to: ndim >= 2
+otherwise: sgd
+step: |
+  s = s + 0.5*(g @ transpose(g)) + eye(rows)
+  l = cholesky(s)
+  x = solve(transpose(l), solve(l, g, kind="lower"), kind="upper")
+  q, r = qr(s + tril(s))
+  y = concat(x[:, :1], g[:, 1:], axis=1)
+  direction = solve(s, y + g) + q @ r @ g*diag(s)
+""",
     "Last": """\
 state: {n: {init: 0, per: tensor}, r: {init: 0, per: row}, a: p}
 step: |
@@ -188,6 +200,28 @@ step: |
   a = old
   n = norm(p)
   r = max(abs(p), per="row")
+""",
+    "Axes": """\
+state: {r: {init: 0, per: axis(0)}, c: {init: 0, per: axis(-1)}, b: {init: 0, per: axis(1), if: ndim > 2}}
+applies_to: ndim >= 1
+otherwise: sgd
+step: |
+  r = 0.5*r + mean(g*p, per=axis(0))
+  c = max(g, per=axis(-1)) - 0.5*c
+  s = r*c
+  if ndim > 2:
+    b = b + norm(g, per=axis(1))
+    s = s + b
+  direction = s + g*dim(-1) + max(abs(r))
+""",
+    "Blocks": """\
+state: {v: {init: 0, per: block(dim(-1))}, m: 0}
+applies_to: ndim >= 1 and numel > 0
+otherwise: sgd
+step: |
+  v = 0.5*v + norm(g, per=block(dim(-1)))
+  m = 0.5*m + g/(1 + v)
+  direction = m + min(p, per=block(dim(-1)))
 """,
     "Words": """\
 hyper: {lr: 0.1, xp: 2}
@@ -210,14 +244,14 @@ step: |
 """,
 }
 
-#: The rules among them without matrices.
-_PLAIN = ("Tensors", "Words", "Seldom")
+#: The rules among them without matrices, or whose matrices need one view.
+_PLAIN = ("Tensors", "Axes", "Blocks", "Words", "Seldom", "Linear")
 
 _VIEWS = ("", "view: {flatten: rest}\n", "view: {short: first}\n")
 
 
 def staged_rules() -> list[Rule]:
-    """Rules of several stages; rules with matrices come under every view."""
+    """Rules of several stages; rules with rows and columns come under every view."""
     viewed = [name for name in _STAGED if name not in _PLAIN]
     texts = [f"name: {name}\n{_STAGED[name]}" for name in _PLAIN]
     texts += [f"name: {name}{i}\n{view}{_STAGED[name]}" for name in viewed for i, view in enumerate(_VIEWS)]

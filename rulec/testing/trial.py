@@ -15,10 +15,10 @@ import numpy as np
 
 from rulec.array.arrays import numpy_dtype
 from rulec.backend.protocol import Backend, Kernel
+from rulec.compiler.grouping import view_of
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout, is_shaped, kernel_buffers
 from rulec.compiler.scalars import evaluate_once, resolve_hyper
-from rulec.compiler.view import matrix_view
 from rulec.errors import InternalError
 from rulec.language.rule import Rule
 from rulec.testing.drawn import Drawn, Draws, OnDevice, ScalarRows
@@ -55,7 +55,7 @@ class Trial:
         self.subject, self.program, self.layout = subject, program, layout
         self.name = rule.name
         self.shapes = [p.shape for p in params]
-        views = [matrix_view(shape, rule.view) for shape in self.shapes]
+        views = [view_of(rule, shape) for shape in self.shapes]
         eps = EPS[layout.dtype("p")]
         facts = [{**view.facts, "machine_eps": eps} for view in views]
         resolved = [resolve_hyper(program.hyper, h, eps, rule.name) for h in hyper]

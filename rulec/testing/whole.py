@@ -10,8 +10,9 @@ import numpy as np
 from rulec.array.arrays import NumpyArrays
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.errors import RulecError
-from rulec.language.node import Kind, Op, walk
+from rulec.language.node import Op, walk
 from rulec.language.rule import Rule, assignments
+from rulec.language.settings import settings
 from rulec.runtime.arrays import Arrays
 from rulec.runtime.engine import Engine, default_hyper
 from rulec.testing.cases import gradients, hyper_values, parameters
@@ -35,7 +36,7 @@ TOLERANCE = 2.0**-32
 def tolerance(rule: Rule) -> float:
     """The tolerance of a rule: larger for matrix functions in fewer digits, by a few units of their last place."""
     values = walk([line.value for line in assignments(rule.step)])
-    narrow = [EPS[str(n.arg)] for n in values if n.op.kind is Kind.MATRIX and n.arg in EPS]
+    narrow = [EPS[settings(n)["dtype"]] for n in values if n.op is Op.NEWTON_SCHULZ]
     return max([TOLERANCE, *(8 * eps for eps in narrow if eps > EPS["float64"])])
 
 

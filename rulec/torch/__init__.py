@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from rulec.torch.checkpoint import load, save
 from rulec.torch.classes import class_named, class_names, optimizer
+from rulec.torch.curvature import hutchinson
 from rulec.torch.eager import EagerUpdate, GradStore
 from rulec.torch.es import perturb
 from rulec.torch.optimizer import EvaluatedOptimizer, RuleOptimizer
@@ -15,8 +16,8 @@ from rulec.torch.partitioned import Partitioned
 from rulec.torch.tags import tagged_groups
 
 __all__ = [
-    "EagerUpdate", "EvaluatedOptimizer", "GradStore", "Partitioned", "RuleOptimizer", "load", "optimizer",
-    "partitioned_groups", "perturb", "save", "tagged_groups", *class_names(),
+    "EagerUpdate", "EvaluatedOptimizer", "GradStore", "Partitioned", "RuleOptimizer", "hutchinson", "load",
+    "optimizer", "partitioned_groups", "perturb", "save", "tagged_groups", *class_names(),
 ]  # fmt: skip
 
 

@@ -15,8 +15,10 @@ from torch import Tensor
 
 from rulec.arrays import bits
 from rulec.arrays.functions import Functions, arithmetic
-from rulec.arrays.matrix import COEFFICIENTS, iterations, matrix_functions
+from rulec.arrays.matrix import iterations, matrix_functions
 from rulec.language.node import Op
+from rulec.language.schedules import Coefficients, coefficients_of
+from rulec.language.settings import MUON
 
 
 class TorchFunctions(Functions):
@@ -29,6 +31,14 @@ class TorchFunctions(Functions):
     def diagonal(self, x: Tensor) -> Tensor:
         """By other keywords."""
         return torch.diagonal(x, dim1=-2, dim2=-1)
+
+    def backwards(self, x: Tensor, axes: int) -> Tensor:
+        """By `flip`: torch has no negative strides."""
+        return torch.flip(x, (1, 2)[:axes])
+
+    def solve_upper(self, a: Tensor, b: Tensor) -> Tensor:
+        """By torch's own function for triangular matrices, which does not wait for a device."""
+        return cast(Tensor, torch.linalg.solve_triangular(a, b, upper=True))
 
     def filled(self, condition: Tensor, x: Tensor, number: float) -> Tensor:
         """With memory that is filled on the device."""
@@ -92,14 +102,13 @@ def _chance(like: Tensor, *words: Tensor) -> Tensor:
         return cast(Tensor, bits.chance(torch, like, *words, word=torch.int64))
 
 
-def _newton_schulz(x: Tensor, steps: float, dtype: str) -> Tensor:
+def _newton_schulz(x: Tensor, steps: float, dtype: str, coefficients: str | Coefficients = MUON) -> Tensor:
     """The quintic iteration in the dtype asked for, by the operations of torch.optim.Muon, on the whole stack."""
-    a, b, c = COEFFICIENTS
     tall = x.shape[-2] > x.shape[-1]
     y = x.to(getattr(torch, dtype))
     y = y.mT if tall else y
     y = y / torch.linalg.vector_norm(y, dim=(-2, -1), keepdim=True).clamp(min=1e-7)
-    for _ in range(iterations(steps)):
+    for a, b, c in coefficients_of(coefficients, iterations(steps)):
         gram = torch.bmm(y, y.mT)
         y = torch.baddbmm(y, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), y, beta=a)
     return (y.mT if tall else y).to(x.dtype)

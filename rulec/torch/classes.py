@@ -78,7 +78,7 @@ def _make(interface: Interface) -> type[RuleOptimizer]:
 
 def _reduce(self: RuleOptimizer, protocol: Any) -> Any:
     """Pickles an optimizer whose class cannot be imported, by the text of its rule."""
-    return _empty, (type(self).interface.source,), self.__getstate__()
+    return _empty, (self.interface.source,), self.__getstate__()
 
 
 def _empty(text: str) -> RuleOptimizer:

@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from rulec.errors import RulecError
 from rulec.runtime.owners import Schedule
+from rulec.runtime.sharing import Assignment, Work
 
 #: Bytes of a number in a reduction: float64, or int64.
 _NUMBER = 8
@@ -42,21 +45,28 @@ class Reductions:
 class Exchange:
     """The exchanges of matrices in a step, between the processes of one group.
 
-    `dtype` names the dtypes in which arrays travel. `matrices`, `work` and `sent` have an entry for each process, by
-    rank: the number of tensors it owns, its share of the work from 0 to 1, and the bytes it sends to others. `rank` is
-    this process. `least` is the number of bytes that all processes together send where every tensor goes to the process
-    with the largest parts of its arrays, and one replica of each part is sent there. `buckets` is the number of times
-    that arrays travel there, and back.
+    `dtype` names the dtypes in which `count` tensors travel. `matrices`, `work` and `sent` have an entry for each
+    process, by rank: the number of tensors it works on, its share of the work from 0 to 1, and the bytes it sends to
+    others. `rank` is this process. `least` is the number of bytes that all processes together send where every tensor
+    goes to the process with the largest parts of its arrays, and one replica of each part is sent there. `buckets` is
+    the number of times that arrays travel there, and back.
+
+    `shared` of the matrices have several owners, who are all counted; `between` are the bytes that each process sends
+    to such others, in so many `rounds`.
     """
 
     processes: str
     dtype: str
     rank: int
+    count: int
     matrices: tuple[int, ...]
     work: tuple[float, ...]
     sent: tuple[int, ...]
     least: int
     buckets: int
+    shared: int = 0
+    rounds: int = 0
+    between: tuple[int, ...] = ()
 
     @property
     def here(self) -> int:
@@ -79,7 +89,7 @@ class Communication:
             rows = [(r.processes, r.rounds, r.numbers, r.bytes) for r in self.reductions]
             tables.append(_table(("reductions over", "rounds", "numbers", "bytes"), rows))
         for e in self.exchanges:
-            row = (e.processes, e.dtype, sum(e.matrices), e.buckets, e.here, max(e.sent), sum(e.sent), e.least)
+            row = (e.processes, e.dtype, e.count, e.buckets, e.here, max(e.sent), sum(e.sent), e.least)
             header = (
                 "exchanges over",
                 "dtype",
@@ -94,6 +104,10 @@ class Communication:
             owners = enumerate(zip(e.matrices, e.work, e.sent, strict=True))
             of_owner = [(f"process {rank}", count, f"{work:.1%}", sent) for rank, (count, work, sent) in owners]
             tables.append(_table(("owner", "matrices", "work", "bytes sent"), of_owner))
+            if e.shared:
+                between = ("between owners", "matrices", "exchanges", "bytes sent here", "by the busiest", "by all")
+                several = (e.processes, e.shared, e.rounds, e.between[e.rank], max(e.between), sum(e.between))
+                tables.append(_table(between, [several]))
         return "\n\n".join(tables)
 
 
@@ -104,7 +118,7 @@ class Traffic:
         self._begun = False
         self._round = 0
         self._reduced: list[tuple[NamedGroup, int, int]] = []
-        self._owners: list[tuple[NamedGroup, Sequence[float], Sequence[int]]] = []
+        self._owners: list[tuple[NamedGroup, Sequence[Work], Assignment]] = []
         self._moved: list[tuple[NamedGroup, Schedule]] = []
 
     def begin(self) -> None:
@@ -119,9 +133,9 @@ class Traffic:
         """What is reduced from here on has waited for the results so far."""
         self._round += 1
 
-    def assigned(self, group: Any, costs: Sequence[float], owners: Sequence[int]) -> None:
+    def assigned(self, group: Any, works: Sequence[Work], chosen: Assignment) -> None:
         """Records the owners of tensors, and the work on each."""
-        self._owners.append((group, costs, owners))
+        self._owners.append((group, works, chosen))
 
     def exchanged(self, group: Any, schedule: Schedule) -> None:
         """Records that arrays go to their owners, and results back."""
@@ -143,20 +157,24 @@ class Traffic:
         )
 
     def _exchange(self, group: NamedGroup, schedules: Sequence[Schedule]) -> Exchange:
-        sent, matrices, work = [0] * group.size, [0] * group.size, [0.0] * group.size
-        for costs, owners in [(costs, owners) for other, costs, owners in self._owners if other == group]:
-            for cost, owner in zip(costs, owners, strict=True):
-                matrices[owner] += 1
-                work[owner] += cost
+        size = group.size
+        sent, between, work = np.zeros(size, np.int64), np.zeros(size, np.int64), np.zeros(size)
+        teams: list[tuple[int, ...]] = []
+        for works, chosen in [(works, chosen) for other, works, chosen in self._owners if other == group]:
+            teams += chosen.owners
+            work += chosen.load(works, size)
         for schedule in schedules:
-            sent = [a + b for a, b in zip(sent, schedule.sent(group.size), strict=True)]
+            sent += schedule.sent(size)
+            between += schedule.between(size)
+        matrices = np.bincount([rank for team in teams for rank in team], minlength=size)
         least, buckets = sum(s.least for s in schedules), sum(len(s.buckets) for s in schedules)
         dtypes = dict.fromkeys(dtype for s in schedules for x in s.loads for _, dtype in (*x.there, *x.back))
-        total = sum(work) or 1.0
-        shares = tuple(load / total for load in work)
+        shares = work / (work.sum() or 1.0)
         return Exchange(
-            group.label, ", ".join(dtypes), group.rank, tuple(matrices), shares, tuple(sent), least, buckets
-        )
+            group.label, ", ".join(dtypes), group.rank, len(teams), tuple(matrices.tolist()), tuple(shares.tolist()),
+            tuple(sent.tolist()), least, buckets, sum(len(team) > 1 for team in teams),
+            sum(s.exchanges for s in schedules), tuple(between.tolist()),
+        )  # fmt: skip
 
 
 def _reductions(group: NamedGroup, messages: Sequence[tuple[int, int]]) -> Reductions:

@@ -18,6 +18,7 @@ from rulec.language.hyper import Hyper
 from rulec.language.library import decayed
 from rulec.language.node import Kind, Node, Op, names_in, walk
 from rulec.language.rule import Rule
+from rulec.language.sizes import entries, lists_of, sized
 
 #: Where a hyper-parameter's value is: a keyword, and the place in it where that is a tuple.
 Place = tuple[str, int | None]
@@ -66,6 +67,8 @@ class GroupRule:
         try:
             if derived and position is not None and position == len(argument):
                 return None  # the last of a tuple may be left out
+            if position is not None and len(argument) > sum(k == keyword for k, _ in self.entry.places.values()):
+                raise ValueError
             value = argument if position is None else argument[position]
             if value is None and derived:
                 return None
@@ -99,6 +102,15 @@ class Entry:
     decays: Mapping[str, str] = field(default_factory=dict)
     counted: bool = True
     takes_rows: bool = False
+
+    def sized(self, values: Mapping[str, Any]) -> Entry:
+        """The entry for the lengths in a group's keywords; the same object where its rule has these lengths."""
+        lengths = {} if self.rule.sizes is None else {**self.rule.sizes.lists, **self.rule.sizes.counts}
+        rule, _ = sized(self.rule, {key: value for key, value in values.items() if key in lengths})
+        if rule is self.rule:
+            return self
+        places = {name: place for name, place in self.places.items() if place[0] not in lengths}
+        return replace(self, rule=rule, places=places | list_places(rule))
 
     @functools.cached_property
     def rules(self) -> Sequence[Rule]:
@@ -171,9 +183,15 @@ class Entry:
         key = decay, unset
         if key not in self._composed:
             whole = decayed(self.rule, decay) if decay else self.rule
-            whole = _with_defaults(whole.standalone(), unset).renamed(self.owner, self.rule.summary)
+            whole = _with_defaults(whole, unset).standalone().renamed(self.owner, self.rule.summary)
             self._composed[key] = whole, whole.all_hyper
         return self._composed[key]
+
+
+def list_places(rule: Rule) -> dict[str, Place]:
+    """The places of the entries of lists: the list is the keyword."""
+    lists = lists_of(rule)
+    return {name: (key, index) for key, length in lists.items() for index, name in enumerate(entries(key, length))}
 
 
 def _with_defaults(rule: Rule, unset: frozenset[str]) -> Rule:

@@ -94,7 +94,7 @@ class ShapesKernel:
 
 def _results(axes: Axes, params: Sequence[Tensor], views: Sequence[MatrixView]) -> Any:
     """A reduction's results: a number for each tensor, or an array of its rows or columns for each."""
-    if not {"b", "i", "j"} & set(axes.letters):
+    if axes.number:
         return params[0].new_zeros(len(params), dtype=torch.float64)
     shapes = [(v.batch, 1 if axes.rows is None else v.rows, 1 if axes.cols is None else v.cols) for v in views]
     return [p.new_zeros(shape, dtype=torch.float64) for p, shape in zip(params, shapes, strict=True)]

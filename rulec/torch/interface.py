@@ -9,14 +9,17 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from rulec.errors import HyperError
 from rulec.language.rule import Rule
+from rulec.language.sizes import lists_of
 from rulec.language.source import did_you_mean
+from rulec.runtime.launching import inputs_of
+from rulec.runtime.passes import PassNames
 from rulec.torch.entries import Entry, GroupRule, draws, sees_sections, shared_states
 
 #: Keywords of torch.optim that say how to run, not what to compute.
@@ -68,6 +71,13 @@ class Interface:
     refuses: bool = False
     asks_once: bool = False
 
+    def sized(self, values: Mapping[str, Any]) -> Interface:
+        """The interface for the lengths in a group's keywords."""
+        entries = [entry.sized(values) for entry in self.entries]
+        if all(new is old for new, old in zip(entries, self.entries, strict=True)):
+            return self
+        return replace(self, entries=entries, source=entries[0].rule.to_yaml() if self.source else "")
+
     @functools.cached_property
     def rules(self) -> Sequence[Rule]:
         """Every rule that a tensor may go to."""
@@ -99,9 +109,14 @@ class Interface:
         return any(entry.takes_rows for entry in self.entries)
 
     @functools.cached_property
+    def passes(self) -> PassNames:
+        """The passes of a step beside the first gradient."""
+        return PassNames(self.rules)
+
+    @functools.cached_property
     def inputs(self) -> Mapping[str, str]:
         """What a step must be given beside gradients: `scalar` or `like p`."""
-        return {name: kind for rule in self.rules for name, kind in rule.inputs.items()}
+        return {name: kind for rule in self.rules for name, kind in inputs_of(rule).items()}
 
     @functools.cached_property
     def group_keywords(self) -> tuple[str, ...]:
@@ -143,8 +158,16 @@ class Interface:
             raise HyperError(f"{self.name}: {error}") from None
         bound.apply_defaults()
         del bound.arguments["params"]
+        for key in self.lists & bound.arguments.keys():
+            if isinstance(bound.arguments[key], list):
+                bound.arguments[key] = tuple(bound.arguments[key])
         self._check_unnamed(bound.arguments)
         return dict(bound.arguments)
+
+    @functools.cached_property
+    def lists(self) -> set[str]:
+        """The keywords that are lists."""
+        return {key for entry in self.entries for key in lists_of(entry.rule)}
 
     def _check_unnamed(self, values: Mapping[str, Any]) -> None:
         """A keyword that torch has and no rule knows may only keep its default: it could mean anything."""

@@ -17,6 +17,7 @@ from rulec.torch.arrays import ARITHMETIC, DEVICE_MATRIX, FUNCTIONS
 from rulec.torch.fake import is_fake
 from rulec.torch.matrix import TORCH_MATRIX
 from rulec.torch.memory import plain_memory
+from rulec.torch.quintic import TorchQuintic
 
 
 class HostLibrary(NumpyLibrary):
@@ -44,6 +45,9 @@ class HostLibrary(NumpyLibrary):
         with plain_memory():
             product = accumulated(_tensor(a), _tensor(b), None if into is None else torch.from_numpy(into))
             return product.numpy()
+
+    def quintic(self, dtype: str) -> TorchQuintic:
+        return TorchQuintic(dtype)
 
     def numbers(self, values: Any) -> np.ndarray[Any, Any]:
         """The same array; what is on a device is waited for, and of a fake one the numbers are not known: zeros."""
@@ -83,6 +87,9 @@ class DeviceLibrary(Library):
         self.device = torch.device(device)
         self._places: dict[bytes, Tensor] = {}
         self._held: list[Any] = []
+
+    def quintic(self, dtype: str) -> TorchQuintic:
+        return TorchQuintic(dtype)
 
     def constant(self, value: float) -> Tensor:
         """A number on the CPU."""

@@ -17,8 +17,9 @@ from rulec.language.hyper import Hyper
 from rulec.language.library import interop_entries, interop_index, load
 from rulec.language.node import Node
 from rulec.language.rule import Rule
+from rulec.language.sizes import lists_of
 from rulec.torch.across import reaches_across
-from rulec.torch.entries import Entry, Place, reads_tags, shared_states
+from rulec.torch.entries import Entry, Place, list_places, reads_tags, shared_states
 from rulec.torch.interface import OWN, TAKEN, Interface, StateDtype
 from rulec.torch.memory import without_compiler
 
@@ -62,7 +63,8 @@ def rule_interface(rule: Rule, source: str = "") -> Interface:
     args = _betas(settings) if fields is None else fields.get("args", {})
     states = {} if fields is None else fields.get("state", {})
     rows = fields is not None and bool(fields.get("rows"))
-    entry = Entry(rule.name, rule, places=_places(rule, settings, args), states=states, takes_rows=rows)
+    places = _places(rule, settings, args) | list_places(rule)
+    entry = Entry(rule.name, rule, places=places, states=states, takes_rows=rows)
     _check_free(entry, settings)
     parameters = [inspect.Parameter("params", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=ParamsT)]
     parameters += _keyword_parameters(entry, settings, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -116,7 +118,9 @@ def _keyword_parameters(entry: Entry, settings: Mapping[str, Hyper], kind: Any) 
         default = settings[name].default
         default = None if isinstance(default, Node) else default
         keywords[keyword] = default if position is None else (*keywords.get(keyword, ()), default)
-    return [inspect.Parameter(k, kind, default=v, annotation=_type(k, v)) for k, v in keywords.items()]
+    lists = lists_of(entry.rule)
+    types = {k: Sequence[float] if k in lists else _type(k, v) for k, v in keywords.items()}
+    return [inspect.Parameter(k, kind, default=v, annotation=types[k]) for k, v in keywords.items()]
 
 
 def _type(keyword: str, default: Any) -> Any:
@@ -140,8 +144,9 @@ def _entry(kind: str, rule: Rule, fields: Mapping[str, Any]) -> Entry:
     settings = rule.settings
     args = fields.get("args", {})
     others = {name: hyper for name, hyper in settings.items() if name not in rule.standalone().hyper}
+    places = _places(rule, settings, args | _betas(others)) | list_places(rule)
     return Entry(
-        kind, rule, fields.get("when", {}), _places(rule, settings, args | _betas(others)), fields.get("state", {}),
+        kind, rule, fields.get("when", {}), places, fields.get("state", {}),
         {"default": decays} if isinstance(decays, str) else decays, fields.get("step") != "absent",
         bool(fields.get("rows")),
     )  # fmt: skip

@@ -22,6 +22,7 @@ from rulec.errors import RulecError, TensorError
 from rulec.language.rule import Rule
 from rulec.runtime.device import Scaling
 from rulec.runtime.launch import Launch
+from rulec.runtime.passes import written
 from rulec.torch.engine import Home, add_parameters, engines_of
 from rulec.torch.entries import shared_states
 from rulec.torch.group_rules import Groups, group_rules_of
@@ -276,6 +277,47 @@ class Machine:
             NEW_TENSORS if plan is None else NEW_NUMBERS if changed else
             "" if scaling_kind(scaling) in plan.scalings else NEW_SCALING
         )  # fmt: skip
+
+    # Passes of a step
+
+    def wants(self, params: Collection[Tensor], place: int) -> bool:
+        """Whether any of these parameters has the pass at this place in its next step."""
+        chosen = {*params}
+        ids: dict[int, list[int]] = {}
+        for route, (engine, tensor_id) in zip(self.routes, self.homes, strict=True):
+            if route.param in chosen:
+                ids.setdefault(id(engine), []).append(tensor_id)
+        return any(engine.wants(ids.get(id(engine), ()), place, engine.table) for engine in self.engines)
+
+    def maximized(self) -> set[Tensor]:
+        """The parameters whose gradient is gone up."""
+        return {route.param for route in self.routes if self.group_rules[route.group].maximize}
+
+    def move(
+        self, way: Callable[[Rule], Rule | None], inputs: Inputs
+    ) -> tuple[list[tuple[Tensor, Tensor]], Callable[[], None]]:
+        """Moves the parameters with gradients to the point of a pass: see `Engine.ready_part`.
+
+        Pairs of a tensor and its copy of before the move, and a call for the end of the way back. OtherDtype, and
+        nothing done, where a gradient's dtype is new.
+        """
+        grads = [p.grad for p in self.params if p.grad is not None]
+        places = tuple(i for i, p in enumerate(self.params) if p.grad is not None)
+        with self.plain():
+            plan = self.plans.of(places, grads)
+            for place in plan.converted:
+                check_gradient(grads[place], plan.written[place], self.names[plan.chosen[place]])
+            self._check_shapes(plan, grads)
+            read_all(plan.copied)
+            seen = plan.seen([real_view(grad) for grad in grads])
+            launches = part_launches_of(plan, seen, way, False, inputs)
+            with plain_memory():
+                tensors = [share.engine.tensors[i] for share in plan.shares for i in share.ids]
+                start = [(array, array.clone()) for array in written(tensors)]
+            self.writer.write(launches, plan.written)
+            write_all(plan.copied)
+        self.buffers.show()
+        return start, lambda: write_all(plan.copied)
 
     def change(self, way: Callable[[Rule], Rule | None]) -> None:
         """One step of another rule on the same parameters and states; parameters without states stay as they are."""

@@ -10,9 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rulec.arrays.matrix import COEFFICIENTS, iterations
+from rulec.arrays.matrix import iterations
 from rulec.arrays.numpy import NUMPY_MATRIX
 from rulec.language.node import Op
+from rulec.language.schedules import Coefficients, coefficients_of
+from rulec.language.settings import MUON
 
 Array = np.ndarray[Any, Any]
 
@@ -29,22 +31,21 @@ def _tensor(x: Array) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(x))
 
 
-def _newton_schulz(x: Array, steps: float, dtype: str) -> Array:
+def _newton_schulz(x: Array, steps: float, dtype: str, coefficients: str | Coefficients = MUON) -> Array:
     """The quintic iteration in the dtype asked for, matrix by matrix, operation by operation as in torch.optim.Muon."""
-    matrices = _tensor(x)
+    matrices, rows = _tensor(x), coefficients_of(coefficients, iterations(steps))
     results = torch.empty_like(matrices)
     for matrix, into in zip(matrices, results, strict=True):
-        into.copy_(_orthogonalized(matrix.to(getattr(torch, dtype)), iterations(steps)))
+        into.copy_(_orthogonalized(matrix.to(getattr(torch, dtype)), rows))
     array: Array = results.numpy()
     return array
 
 
-def _orthogonalized(y: Tensor, steps: int) -> Tensor:
-    a, b, c = COEFFICIENTS
+def _orthogonalized(y: Tensor, coefficients: Coefficients) -> Tensor:
     tall = y.shape[0] > y.shape[1]
     y = y.T if tall else y
     y = y / y.norm().clamp(min=1e-7)
-    for _ in range(steps):
+    for a, b, c in coefficients:
         y = torch.addmm(y, polynomial(gram(y), b, c), y, beta=a)
     return y.T if tall else y
 

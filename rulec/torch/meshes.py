@@ -22,6 +22,7 @@ from rulec.runtime.launch import Launch
 from rulec.runtime.owners import Division, Schedule
 from rulec.runtime.partial import Whole
 from rulec.runtime.peers import Peers
+from rulec.runtime.sharing import Assignment, Work
 from rulec.torch.across import Across
 from rulec.torch.communication import Traffic
 from rulec.torch.fake import is_fake
@@ -291,9 +292,9 @@ class Agreement:
         if not self._agreed:
             self._check()
 
-    def assigned(self, peers: Peers, costs: Sequence[float], owners: Sequence[int]) -> None:
+    def assigned(self, peers: Peers, works: Sequence[Work], chosen: Assignment) -> None:
         """Takes note of the owners of tensors, and of their work."""
-        self.traffic.assigned(peers, costs, owners)
+        self.traffic.assigned(peers, works, chosen)
 
     def exchanged(self, peers: Peers, schedule: Schedule) -> None:
         """Takes note of matrices that are exchanged."""

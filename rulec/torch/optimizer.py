@@ -33,6 +33,7 @@ from rulec.torch.machine import Machine
 from rulec.torch.memory import frame_callback, without_compiler
 from rulec.torch.meshes import meeting_of
 from rulec.torch.options import options_of
+from rulec.torch.passes import TorchPasses, check_passes
 from rulec.torch.peers.writing import written
 from rulec.torch.routes import Routes, names_of, routes_of, tag_all
 from rulec.torch.states import Store
@@ -63,8 +64,14 @@ class RuleOptimizer(Optimizer, Turns):
 
     def __init__(self, params: ParamsT, *args: Any, **keywords: Any) -> None:
         values = self.interface.bind(args, keywords)
+        if any(entry.rule.sizes for entry in self.interface.entries):
+            params = params if isinstance(params, torch.Tensor) else [*_iterable(params)]
+            # All groups have lists of one length, and so have the defaults.
+            values |= {key: value for key, value in _first_group(params).items() if key in self.interface.lists}
+            self._size(values)
         self._options = options_of(self.interface, values)
         self._machine: Machine | None = None
+        self._passes: TorchPasses | None = None
         self._complete = False
         self._skipped = 0
         defaults = {**values, **self.interface.fixed}
@@ -78,9 +85,16 @@ class RuleOptimizer(Optimizer, Turns):
         if self.interface.full_at_once:
             self._build()
 
+    def _size(self, values: Mapping[str, Any]) -> None:
+        """Takes the lengths of lists from a group's keywords; those of all groups are the same."""
+        interface = self.interface.sized(values)
+        if interface is not self.interface:
+            self.interface = interface  # type: ignore[misc]
+
     @in_turn
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a parameter group, with hyper-parameters of its own; without them it has the optimizer's."""
+        self._check_closed("add_param_group()")
         try:
             _add_param_group(self, param_group)
         except Exception:  # values come before parameters, so that the first mistake named is the same for both
@@ -186,13 +200,15 @@ class RuleOptimizer(Optimizer, Turns):
     ) -> float | None:
         loss = None
         if closure is not None:
+            self._check_closed("step(closure)")
             self._check_trained()
             with torch.enable_grad():
                 loss = closure()
+        if self.interface.passes.count:
+            inputs = self._passed(closure, inputs, loss)
         step_inputs = None
         if self.interface.inputs or inputs:
-            params = [p for group in self.param_groups for p in group["params"]]
-            step_inputs = Inputs(self.interface.inputs, inputs or {}, params, loss)
+            step_inputs = self._inputs(inputs, loss)
         turn = self._turn
         turn.acquire()  # in half the time of a `with` block, which is more than 1 % of a small step
         try:
@@ -203,6 +219,68 @@ class RuleOptimizer(Optimizer, Turns):
         finally:
             turn.release()
         return loss
+
+    def _inputs(self, inputs: Mapping[str, Any] | None, loss: Any = None) -> Inputs:
+        params = [p for group in self.param_groups for p in group["params"]]
+        return Inputs(self.interface.inputs, inputs or {}, params, loss)
+
+    # Passes
+
+    def next_pass(self, *, inputs: Mapping[str, Any] | None = None) -> bool:
+        """Moves the parameters to the next point of a rule that evaluates the model again in a step.
+
+        The gradients are those where the parameters are now, and are taken away. True: compute them anew, and call it
+        again. False: the parameters are back, and `step()` follows. Of any other rule, and in a step without passes,
+        False at once. An error puts the parameters back, as `put_back()` does.
+        """
+        return bool(self.interface.passes.count) and bool(_untraced_pass(self, inputs))
+
+    @in_turn
+    def _next_pass(self, inputs: Mapping[str, Any] | None, loss: Any = None) -> bool:
+        try:
+            if self._passes is None or self._passes.closed:
+                self._check_trained()
+                check_passes(self._current(), self.interface.name)
+                params = [p for group in self.param_groups for p in group["params"]]
+                self._passes = TorchPasses(self.interface.name, params)
+            make = lambda values: self._inputs({**(inputs or {}), **values}, loss)  # noqa: E731
+            return self._passes.next(self._current(), make, self._build)
+        except BaseException:
+            self.put_back()
+            raise
+
+    @in_turn
+    def put_back(self) -> None:
+        """Ends the passes of a step without it: the parameters are where they were before the first."""
+        if self._passes is not None:
+            self._passes.put_back()
+            self._passes = None
+
+    def _passed(
+        self, closure: Callable[[], float] | None, inputs: Mapping[str, Any] | None, loss: Any
+    ) -> Mapping[str, Any]:
+        """The inputs of the end of a step, after its passes: with the gradients of earlier points."""
+        if closure is not None:
+            try:
+                while self._next_pass(inputs, loss):
+                    with torch.enable_grad():
+                        closure()
+            except BaseException:
+                self.put_back()
+                raise
+        passes = self._passes
+        if passes is None or not passes.closed:
+            raise RulecError(
+                f"{self.interface.name} evaluates the model again in a step: give step() a closure that does "
+                f"zero_grad(), the forward and the backward pass, or call next_pass() before it until it is False"
+            )
+        passes.check([p for group in self.param_groups for p in group["params"] if p.grad is not None])
+        self._passes = None
+        return {**(inputs or {}), **passes.values}
+
+    def _check_closed(self, wanted: str) -> None:
+        if self._passes is not None and not self._passes.closed:
+            raise RulecError(f"{wanted} between the passes of a step: call put_back(), or finish the step first")
 
     def _update_now(self, inputs: Inputs | None) -> None:
         self._check_trained()
@@ -251,6 +329,11 @@ class RuleOptimizer(Optimizer, Turns):
     def _step_supports_amp_scaling(self) -> bool:
         """What torch's GradScaler asks: whether it may leave unscaling, and skipping where there is an infinity, to
         the step. Else it does both itself, and waits for the device."""
+        if self.interface.passes.count:
+            raise RulecError(
+                f"{self.interface.name} evaluates the model again in a step, and GradScaler scales one gradient: train "
+                f"in bfloat16 without it"
+            )
         return self._current().residence.scales
 
     def _scaling(self) -> Scaling | None:
@@ -306,6 +389,7 @@ class RuleOptimizer(Optimizer, Turns):
         goes on from it, with the same codes where it has their format. StateMismatch where the library has no optimizer
         that computes the same.
         """
+        self._check_closed("state_dict()")
         if layout:
             machine = self._current()
             return written(layout, super().state_dict(), machine, self.param_groups)
@@ -326,6 +410,7 @@ class RuleOptimizer(Optimizer, Turns):
 
         Values are copied into this optimizer's buffers, which keep their own dtypes.
         """
+        self._check_closed("load_state_dict()")
         check_groups_match(self.param_groups, _saved_groups(state_dict), "optimizer's", "groups")
         handle = self.register_load_state_dict_pre_hook(_as_saved)
         try:
@@ -335,14 +420,16 @@ class RuleOptimizer(Optimizer, Turns):
 
     @in_turn
     def __getstate__(self) -> dict[str, Any]:
+        self._check_closed("a copy")
         state = super().__getstate__()
         states = self.state.plain() if isinstance(self.state, Store) else self.state
         return {**state, "state": states, "_options": self._options, "_skipped": self.skipped_steps}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "defaults" in state:
-            self._machine, self._complete, self._lost = None, True, None
+            self._machine, self._complete, self._lost, self._passes = None, True, None, None
             super().__setstate__(state)
+            self._size({**self.defaults, **_first_group(self.param_groups)})
             self.state = Store(self.state)
             return
         # From load_state_dict: everything is checked before anything is taken over.
@@ -376,6 +463,7 @@ class EvaluatedOptimizer(RuleOptimizer):
 
     @in_turn
     def _move(self, way: Callable[[Rule], Rule | None], training: bool) -> None:
+        self._check_closed("train()" if training else "eval()")
         if self.param_groups[0]["train_mode"] is training:
             return
         self._current().change(way)
@@ -389,6 +477,12 @@ def _iterable(params: Any) -> Any:
         return params
     hint = "give it model.parameters()" if isinstance(params, torch.nn.Module) else "give tensors or groups of them"
     raise TensorError(f"an optimizer cannot be made of {type(params).__name__} {params!r:.40}: {hint}")
+
+
+def _first_group(params: Any) -> Mapping[str, Any]:
+    """The first parameter group; empty where there are parameters alone."""
+    first = params[0] if isinstance(params, list) and params else {}
+    return first if isinstance(first, Mapping) else {}
 
 
 def _saved_groups(saved: Any) -> Sequence[Mapping[str, Any]]:
@@ -418,6 +512,7 @@ def check_groups_match(
 _add_param_group = without_compiler(Optimizer.add_param_group)
 _zero_grad = without_compiler(Optimizer.zero_grad)
 _untraced_step = _disable_dynamo(RuleOptimizer._step)
+_untraced_pass = _disable_dynamo(RuleOptimizer._next_pass)
 _hooked_update: Any = Optimizer.profile_hook_step(RuleOptimizer._update)
 
 

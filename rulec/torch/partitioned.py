@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from rulec.errors import HyperError, PartialUpdate, TensorError
 from rulec.language.partition import Part, Partition
+from rulec.language.passes import check_single
 from rulec.language.source import did_you_mean
 from rulec.runtime.turns import Turns, in_turn
 from rulec.torch.classes import optimizer
@@ -47,6 +48,8 @@ class Partitioned(Optimizer, Turns):
         taken = parts_taken(partition, named_pairs(named_parameters))
         if not taken:
             raise TensorError("the partition trains no parameter: give one of them a rule")
+        for part, _ in taken:
+            check_single(part.rule, "Partitioned")
         kinds = list(dict.fromkeys(optimizer(part.origin) for part, _ in taken))
         check_keywords([kind.interface for kind in kinds], keywords)
         groups: list[list[dict[str, Any]]] = [[] for _ in kinds]

@@ -17,10 +17,12 @@ import torch
 from torch import Tensor
 
 from rulec.arrays.piece import Piece, piece_of
-from rulec.compiler.view import MatrixView, matrix_view
+from rulec.compiler.grouping import view_of
+from rulec.compiler.view import MatrixView
 from rulec.errors import RulecError, StateMismatch, TensorError
 from rulec.language.node import Kind, Node, Op, walk
 from rulec.language.rule import Rule
+from rulec.language.traits import placed_level
 from rulec.runtime.exchange import longest
 from rulec.torch.fake import address_of as plain_address_of
 from rulec.torch.fake import real_memory
@@ -120,8 +122,22 @@ def check_placed(param: Any, rule: Rule, name: str) -> None:
         return
     if any(placement.is_partial() for placement in param.placements):
         raise TensorError(f"{name} is a DTensor of summands that were not added: redistribute it first")
-    if any(state.per in ("row", "col") for state in rule.state.values()):
+    if placed_level(rule):
+        _check_grouped(param, rule, name)
+    if any(state.per in ("row", "col", "axis") for state in rule.state.values()):
         _check_joined(param, rule, name)
+
+
+def _check_grouped(param: Any, rule: Rule, name: str) -> None:
+    """TensorError for a split parameter with blocks, or with so many axes apart that they are segments of a batch."""
+    view = view_of(rule, tuple(param.shape))
+    if view.blocks or view.segments or "b" in view.letters:
+        what = f"{placed_level(rule)} of {rule.name}"
+        why = "blocks may lie in several parts" if view.blocks else f"{param.dim()} dimensions have more than two apart"
+        raise TensorError(
+            f"{name} is a DTensor cut over processes, and {what} is not computed of its parts, since {why}: keep "
+            f"it whole on every process"
+        )
 
 
 def _of_elements(draw: Node) -> bool:
@@ -131,7 +147,7 @@ def _of_elements(draw: Node) -> bool:
 
 def _check_joined(param: Any, rule: Rule, name: str) -> None:
     """TensorError where states of rows or columns that the rule joins of several dimensions would be no even parts."""
-    view, mesh = matrix_view(tuple(param.shape), rule.view), param.device_mesh
+    view, mesh = view_of(rule, tuple(param.shape)), param.device_mesh
     for axis, placement in enumerate(param.placements):
         cut = None if placement.is_replicate() else placement.dim % param.dim()
         for joined in view.axes:
@@ -253,9 +269,9 @@ def as_placed(
         same = state.shape == part_of(param).shape
         return as_part(state, param.shape, param.stride(), param) if same else state
     whole = view.whole or view
-    shape = whole.kept_shape(whole.rows if "i" in letters else 1, whole.cols if "j" in letters else 1)
+    shape = whole.kept_shape(whole.rows if "i" in letters else 1, whole.cols if "j" in letters else 1, letters)
     dims = len(shape)
-    ends = {"i": dims - 2, "j": dims - 1}
+    ends = {} if view.letters else {"i": dims - 2, "j": dims - 1}
     placements = [
         kept_placement(placement, view, letters, lambda dim: ends.get(view.axis(dim), dim))
         for placement in param.placements

@@ -128,13 +128,15 @@ def launches_of(
 
 
 def part_launches_of(
-    plan: StepPlan, grads: Sequence[Tensor], way: Callable[[Rule], Rule], counts: bool
+    plan: StepPlan, grads: Sequence[Tensor], way: Callable[[Rule], Rule | None], counts: bool,
+    inputs: Inputs | None = None,
 ) -> list[Launch]:  # fmt: skip
     """Every engine's launches for a part of a step: see `Engine.ready_part`."""
     launches: list[Launch] = []
     for share in plan.shares:
         chosen = grads if share.places is None else [grads[i] for i in share.places]
-        launches += share.engine.ready_part(share.ids, chosen, share.engine.table, way, counts)
+        arguments = None if inputs is None else inputs.of(plan.updated, share.places)
+        launches += share.engine.ready_part(share.ids, chosen, share.engine.table, way, counts, arguments)
     return launches
 
 

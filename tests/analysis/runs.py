@@ -45,12 +45,16 @@ def names() -> list[str]:
 
 @dataclass(frozen=True)
 class Trial:
-    """One rule, hyper-parameters and drawn numbers: everything follows from the seed."""
+    """One rule, hyper-parameters and drawn numbers: everything follows from the seed.
+
+    `blank` makes the first parameter zero. Where the trial is `steady`, all steps have the same gradients.
+    """
 
     rule: Rule
     hyper: Mapping[str, float]
     seed: int = 0
     blank: bool = False
+    steady: bool = False
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
@@ -59,13 +63,13 @@ class Trial:
 
     @property
     def params(self) -> Values:
-        """Where the parameters begin; the first is zero where `blank` says so."""
+        """Where the parameters begin."""
         rng = np.random.default_rng([self.seed, 1])
         return [rng.normal(size=s) * (i > 0 or not self.blank) for i, s in enumerate(self.shapes)]
 
     def grads(self, step: int) -> Values:
         """Gradients of several sizes, none of them zero."""
-        rng = np.random.default_rng([self.seed, 2, step])
+        rng = np.random.default_rng([self.seed, 2, 0 if self.steady else step])
         return [rng.normal(size=s) * 10 ** rng.uniform(-1, 1) for s in self.shapes]
 
     def optimizer(self, rule: Rule | None = None, params: Values | None = None) -> ReferenceOptimizer:
@@ -141,7 +145,8 @@ def lifted(rule: Rule) -> dict[str, float]:
     small = resolve_hyper(alone.hyper, {}, 2.0**-52, rule.name)
     found = {}
     for key, hyper in alone.hyper.items():
-        value = 0.4 if hyper.max >= 0.4 and hyper.below > 0.4 else hyper.max
+        felt = 1.0 if hyper.whole else 0.4
+        value = felt if hyper.max >= felt and hyper.below > felt else hyper.max
         if key != "lr" and not hyper.static and abs(small[key]) <= SMALL and value >= max(hyper.min, hyper.above):
             found[key] = value
     return found

@@ -25,7 +25,8 @@ class Subject:
     """A rule, its analysis, and the trials that it is held against: one is enough for all claims under a condition."""
 
     def __init__(self, text: str) -> None:
-        self.rule = rulec.load(text)
+        rule = rulec.load(text)
+        self.rule = rule.bind(keep=3) if rule.sizes and "keep" in rule.sizes.counts else rule
         self.found = self.rule.analysis
         self.plain = Trial(self.rule, {}, 1)
         self._under: dict[tuple[str, ...], Trial] = {}
@@ -39,7 +40,8 @@ class Subject:
     def doubts(self) -> list[Trial]:
         """Trials of which one shows what is denied: at the defaults, and at values far enough from 0 to be felt."""
         values: list[dict[str, float]] = [{}, lifted(self.rule)]
-        return [Trial(self.rule, hyper, seed, seed == 4) for seed in (3, 4) for hyper in values]
+        drawn = [Trial(self.rule, hyper, seed, seed == 4) for seed in (3, 4) for hyper in values]
+        return [*drawn, Trial(self.rule, {}, 5, steady=True)]
 
     def refuted(self, differs: Callable[[Trial], bool]) -> bool:
         """Whether some trial shows a difference."""
@@ -134,9 +136,9 @@ def gradients_of_zeros(subject: Subject) -> None:
 
 
 def scope(subject: Subject) -> None:
-    """One element's gradient reaches no other element of an elementwise rule, no other tensor but of a model's."""
+    """One element's gradient reaches no other element of an elementwise rule, no other tensor but of a shared level."""
     trial, scope = subject.plain, subject.found.scope
-    if scope == "model" or not trial.shapes:
+    if scope in ("group", "model") or not trial.shapes:
         return
     grads = [trial.grads(k) for k in range(4)]
     other = [[g.copy() for g in each] for each in grads]

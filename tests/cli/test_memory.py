@@ -111,9 +111,9 @@ LARGE = {
 NOTHING = dict.fromkeys(KINDS, 0)
 
 
-@pytest.mark.parametrize(("text", "most"), [("1", 33059), ("64", 523), ("8x64", 111), ("300", 124), ("1024", 111)])
-def test_matrices_on_a_mesh_are_shared_until_the_largest_counts(text: str, most: float) -> None:
-    """Llama of 70 billion weights: 33 s of products at 400 TFLOP/s on one device, and 110 ms for its largest matrix."""
+@pytest.mark.parametrize(("text", "most"), [("1", 33059), ("64", 523), ("8x64", 97), ("300", 124), ("1024", 49)])
+def test_matrices_on_a_mesh_are_shared_even_the_largest(text: str, most: float) -> None:
+    """Llama of 70 billion weights: 33 s of products at 400 TFLOP/s on one device; the largest matrix takes 110 ms."""
     make = partial(Transformer, shape_of(LARGE, "config.json"), False)
     training = Training(make, lambda _: (), rulec.load("muon"))
     spread, mesh = on_mesh(training, Account(NOTHING, NOTHING, NOTHING, 0), mesh_of(text)), mesh_of(text)
@@ -122,6 +122,8 @@ def test_matrices_on_a_mesh_are_shared_until_the_largest_counts(text: str, most:
     assert most - 10 < spread.work / 400e9 < most
     assert spread.least <= spread.exchanged
     assert (spread.exchanged == 0) == (mesh.shards == 1)
+    # A matrix has several owners where one would work for longer than the mean.
+    assert (spread.shared > 0) == (spread.between > 0) == (spread.mean_work / 400e9 < 110)
 
 
 def on_paper(shapes: Sequence[tuple[int, int]], text: str, rule: str = "muon") -> tuple[Schedule, int]:
@@ -129,14 +131,14 @@ def on_paper(shapes: Sequence[tuple[int, int]], text: str, rule: str = "muon") -
     training = Training(Transformer, lambda _: (), rulec.load(rule))
     known = {shape: _matrix(training.rule, shape, training) for shape in shapes}
     matrices = [known[shape] for shape in shapes]
-    spreads, owners, devices = _owners(matrices, mesh_of(text))
-    (schedule,) = (s for s in _schedules(matrices, spreads, owners, devices) if s.least)
+    spreads, chosen, devices = _owners(matrices, mesh_of(text))
+    (schedule,) = (s for s in _schedules(matrices, spreads, chosen.owners, devices) if s.least)
     return schedule, devices
 
 
 def test_a_mesh_on_paper_sends_what_processes_send() -> None:
     schedule, _ = on_paper([(7, 5), (12, 4), (1, 3)], "2")
-    assert schedule.owners == (0, 1, 1)
+    assert schedule.owners == (0, 1, 1)  # the longest work first
     # Cut in 20 and 15 elements, 24 and 24, 3 and 0: the parts for others, and results for their parts, in bfloat16.
     assert schedule.sent(2) == [2 * (24 + 3 + 15), 2 * (15 + 24 + 3)]
     # The first matrix has half of the work: replicas would win nothing by sharing it.

@@ -65,6 +65,12 @@ def test_a_number_that_is_none_is_refused_where_it_is_called(step: str, message:
     [
         ("direction = g*sum(uniform([0 - rows, 2]))", "", "not 0 - rows = -3 for a matrix of 3 by 4: say under"),
         ("direction = g*sum(uniform([rows*1e9, 1e9]))", "", r"3e\+09 by 1e\+09 elements for a matrix of 3 by 4 are"),
+        ("direction = g*sum(g[0:5])", "", r"'g\[0:5\]' ends at 5 of 3 rows for a matrix of 3 by 4"),
+        ("direction = g*sum(g[:, :k])", "hyper: {k: {default: 6, static: true}}\n", "6 of 4 cols .*: choose another k"),
+        ("direction = g*sum(g[:, cols - 5:])", "", "from 0, not cols - 5 = -1"),
+        ("direction = g*sum(g[2:rows - 2])", "", "from 0, not rows - 4 = -1"),
+        ("direction = g*sum(g[:t])", "", "must be known before a step"),
+        ("direction = g*sum(eye(rows - 5))", "", "an extent of eye must be a whole number from 0, not rows - 5 = -2"),
         ("direction = g*sum(uniform([t, 2]))", "", "an extent of uniform must be known before a step"),
         ("direction = g*sum(uniform([sum(g), 2]))", "", "an extent of uniform must be known before a step"),
         ("direction = newton_schulz(g, steps=sum(g))", "", "the number of steps of newton_schulz must be known before"),

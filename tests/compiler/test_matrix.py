@@ -25,13 +25,17 @@ CALLS: dict[Op, tuple[tuple[Any, ...], bool]] = {
 }  # fmt: skip
 
 
+#: Functions whose values are in tests/arrays/test_linear.py.
+LINEAR = {Op.EYE, Op.DIAG, Op.TRIU, Op.TRIL, Op.SLICE, Op.CONCAT, Op.SOLVE, Op.CHOLESKY}
+
+
 def stack(op: Op, dtype: str = "float64") -> np.ndarray[Any, Any]:
     x = np.random.default_rng(5).normal(size=(3, 4, 4 if CALLS[op][1] else 3))
     return (x @ x.swapaxes(1, 2) if CALLS[op][1] else x).astype(dtype)
 
 
 def test_the_table_is_whole() -> None:
-    assert set(MATRIX) == {op for op in Op if op.kind is Kind.MATRIX} == {*CALLS, Op.MATMUL}
+    assert set(MATRIX) == {op for op in Op if op.kind is Kind.MATRIX} == {*CALLS, *LINEAR, Op.MATMUL}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -152,7 +156,18 @@ def test_sides_that_do_not_do(compute: Any, message: str) -> None:
         (node(Op.TRANSPOSE, X), [WIDE], Axes(AXES, COLS, ROWS)),
         (node(Op.SINGULAR_VECTORS, X, Y), [WIDE, Axes("k")], Axes(AXES, ROWS, Y)),
         (node(Op.INVERSE_ROOT, X, const(2)), [Axes(AXES, ROWS, ROWS), Axes()], Axes(AXES, ROWS, ROWS)),
-        (node(Op.NEWTON_SCHULZ, X, const(5), "float32"), [WIDE, Axes()], WIDE),
+        (node(Op.NEWTON_SCHULZ, X, const(5), ("float32", "muon")), [WIDE, Axes()], WIDE),
+        (node(Op.EYE, Y), [], Axes(AXES, Y, Y)),
+        (node(Op.DIAG, X), [Axes(AXES, ROWS, ROWS)], Axes("knbi", ROWS)),
+        (node(Op.DIAG, X), [Axes("knbj", None, COLS)], Axes(AXES, COLS, COLS)),
+        (node(Op.SLICE, X, const(0), Y, ("cols",)), [WIDE], Axes(AXES, ROWS, Y)),
+        (node(Op.SLICE, X, const(2), const(5), ("rows",)), [WIDE], Axes(AXES, const(3), COLS)),
+        (
+            node(Op.CONCAT, X, Y, (1,)),
+            [Axes(AXES, ROWS, const(2)), Axes(AXES, ROWS, const(3))],
+            Axes(AXES, ROWS, const(5)),
+        ),
+        (node(Op.SOLVE, X, Y, ("upper",)), [Axes(AXES, ROWS, ROWS), WIDE], WIDE),
     ],
 )
 def test_axes(value: Node, operands: list[Axes], expected: Axes) -> None:
@@ -167,6 +182,12 @@ def test_axes(value: Node, operands: list[Axes], expected: Axes) -> None:
         ('direction = g*sum(eigh(mean(g, per="row")))', "eigh needs a matrix"),
         ("direction = g*sum(eigh(g))", "eigh needs a square matrix"),
         ("direction = g*sum(inverse_root(g, 2))", "inverse_root needs a square matrix"),
+        ("direction = solve(g, g)", "solve needs a square matrix, and 'g' is rows by cols"),
+        ("direction = solve(g @ transpose(g), transpose(g))", "solve needs as many rows on the right as on the left"),
+        ("direction = concat(g, transpose(g))", "concat needs matrices with the same cols"),
+        ("direction = g*sum(diag(g))", "diag needs a square matrix"),
+        ("direction = g*sum(diag(a))", "diag needs a matrix or a vector, and 'a' is neither"),
+        ("direction = g*sum(cholesky(g))", "cholesky needs a square matrix"),
     ],
 )
 def test_what_does_not_fit_is_an_error(line: str, message: str) -> None:

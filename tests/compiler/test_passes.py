@@ -376,7 +376,9 @@ def test_view(shape: tuple[int, ...], view: dict[str, str], wanted: tuple[int, i
     array = np.arange(math.prod(shape)).reshape(shape)
     assert found.matrices(array).shape == wanted
     np.testing.assert_array_equal(found.tensor(found.matrices(array)), array)
-    assert found.facts == {"ndim": len(shape), "numel": math.prod(shape), "rows": wanted[1], "cols": wanted[2]}
+    dims = {f"dim{k}": n for k, n in enumerate(shape)}
+    sides = {"rows": wanted[1], "cols": wanted[2]}
+    assert found.facts == {"ndim": len(shape), "numel": math.prod(shape), **dims, **sides}
 
 
 def test_view_transposes_and_joins() -> None:

@@ -23,19 +23,23 @@ from rulec.language.rule import Assign, Rule
 from tests.compiler.plain import PlainRun
 from tests.compiler.rules import rules
 from tests.language import expressions
-from tests.library import by_kind
+from tests.library import by_kind, single
 
 EXAMPLES = sorted((Path(__file__).parent / "examples").glob("*.yaml"))
 ALL = [*rulec.rules(), *(str(path) for path in EXAMPLES)]
+STEPPED = [*single(), *(str(path) for path in EXAMPLES)]
 SHAPE = (2, 3, 4)
 
 
 def whole(rule_name: str) -> Rule:
-    """A rule of the library; a wrapper around Adam, which it lets move something in three steps."""
+    """A rule of the library; a wrapper around Adam, which it lets move something in three steps.
+
+    What moves only the weights that began near zero has some of them.
+    """
     rule = rulec.load(rule_name)
     if not rule.wraps:
-        return rule
-    wrapped = rule(rulec.load("adam"))
+        return rule.bind(cutoff=1.0) if "cutoff" in rule.hyper else rule
+    wrapped = rule(*[rulec.load("adam")] * len(rule.wraps))
     return wrapped.bind(every=2) if "every" in wrapped.hyper else wrapped
 
 
@@ -120,7 +124,7 @@ def stores(rule: Rule) -> list[Any]:
 SHAPES: list[tuple[int, ...]] = [(), (5,), (4, 3), (2, 3, 4), (2, 1, 3, 2), (0,), (3, 0), (1, 1)]
 
 
-@pytest.mark.parametrize("rule_name", ALL, ids=lambda n: Path(n).stem)
+@pytest.mark.parametrize("rule_name", STEPPED, ids=lambda n: Path(n).stem)
 def test_float64_against_50_digits(rule_name: str) -> None:
     rule = whole(rule_name)
     inexact = {op for op, function in MATRIX.items() if not function.exact}
@@ -130,7 +134,9 @@ def test_float64_against_50_digits(rule_name: str) -> None:
     rng = np.random.default_rng(3)
     params = [rng.normal(size=shape) for shape in shapes]
     fast, exact = ReferenceOptimizer(rule, params), ReferenceOptimizer(rule, params, arithmetic="mpmath")
-    for _ in range(3):
+    for step in range(12):
+        if step >= 3 and (fast.params[1] != params[1]).any():
+            break  # some rules wait for several gradients
         grads = [rng.normal(size=shape) for shape in shapes]
         fast.step(grads)
         exact.step(grads)
@@ -141,7 +147,7 @@ def test_float64_against_50_digits(rule_name: str) -> None:
         assert a.size < 2 or (a != before).any()
 
 
-@pytest.mark.parametrize("rule_name", by_kind(ALL), ids=lambda n: Path(n).stem)
+@pytest.mark.parametrize("rule_name", by_kind(STEPPED), ids=lambda n: Path(n).stem)
 def test_tensors_do_not_meet(rule_name: str) -> None:
     """A rule without a level beyond the tensor gives each tensor what it would get alone."""
     rule = whole(rule_name)

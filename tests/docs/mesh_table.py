@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from benchmarks import page
-from benchmarks.mesh import KEPT, MATRICES, MODEL, TIME, WORK
+from benchmarks.mesh import BETWEEN, KEPT, MATRICES, MODEL, TIME, WORK
 from tests.docs.es_tables import Rows, maker
 from tests.docs.markdown import ROOT
 from tests.docs.table import table
 
 _HEADS = {
     TIME: "Muon's products, the busiest GPU", WORK: "its work, of the mean", MATRICES: "it sends of matrices",
-    MODEL: "a GPU sends of weights and gradients", KEPT: "and keeps",
+    BETWEEN: "and to other owners of one", MODEL: "a GPU sends of weights and gradients", KEPT: "and keeps",
 }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import rulec
 from rulec.analysis.flow import flow_of
 from rulec.analysis.structure import bytes_text, cost_of, scope_of, uses_matrices
-from rulec.language.library import library_folder
+from rulec.language.folder import library_folder
 from rulec.language.rule import Rule
 from tests.docs import peers
 from tests.docs.table import table

@@ -28,7 +28,7 @@ def shown_rules(folder: Path) -> dict[str, rulec.Rule]:
         for page in pages():
             if page.name != _LIBRARY:
                 for rule in _of_page(blocks(page.read_text())):
-                    whole = rule(rulec.load("adam")) if rule.wraps else rule
+                    whole = rule(*[rulec.load("adam")] * len(rule.wraps)) if rule.wraps else rule
                     found.setdefault(whole.name, whole)
     return found
 

@@ -35,5 +35,4 @@ def test_what_is_missing_is_no_rule_of_the_library() -> None:
     missing = {
         name for meanings in names().values() for name, meaning in meanings.items() if kind(meaning) == "missing"
     }
-    # pytorch_optimizer's ASGD is another rule than torch's and ours of this name.
-    assert [name for name in sorted(missing) if name.lower().replace("_", "") in written] == ["asgd"]
+    assert [name for name in sorted(missing) if name.lower().replace("_", "") in written] == []

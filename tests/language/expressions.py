@@ -8,8 +8,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 from rulec.language.arithmetic import NUMPY, ConstantError, constant, number_known
-from rulec.language.functions import FUNCTIONS
+from rulec.language.functions import FUNCTIONS, KINDS
 from rulec.language.node import LEVELS, Kind, Node, Op, const, name, node
+from rulec.language.schedules import SCHEDULES
 
 #: Names that the expressions may mention.
 NAMES = ("g", "p", "t", "m", "beta1", "adam.v", "rows")
@@ -18,7 +19,7 @@ _BINARY = [op for op in Op if op.kind is Kind.ARITHMETIC and op is not Op.NEG] +
 _COMPARE = [op for op in Op if op.kind is Kind.COMPARE]
 _UNARY = [
     Op.SQRT, Op.RSQRT, Op.CBRT, Op.ABS, Op.SIGN, Op.EXP, Op.LOG, Op.TANH, Op.SIGMOID, Op.ERF, Op.FLOOR, Op.ISFINITE,
-    Op.TRANSPOSE, Op.QR, Op.EIGH,
+    Op.TRANSPOSE, Op.QR, Op.EIGH, Op.DIAG, Op.TRIU, Op.TRIL, Op.CHOLESKY,
 ]  # fmt: skip
 _REDUCE = [op for op in Op if op.kind is Kind.REDUCE]
 _DTYPES = FUNCTIONS["newton_schulz"].choices["dtype"]
@@ -33,6 +34,8 @@ def negated(value: Node) -> Node:
 
 #: Counts: what a call takes has to be possible where it is a number.
 _counts = st.integers(1, 9).map(const) | st.sampled_from(NAMES).map(name)
+
+_iterations = st.tuples(st.sampled_from(_DTYPES), st.sampled_from([*SCHEDULES, ((3.0, -1.5, 0.25), (1.5, -0.5, 0.0))]))
 
 
 def _built(op: Op, *args: Any) -> Node:
@@ -59,7 +62,13 @@ def _larger(inner: st.SearchStrategy[Node]) -> st.SearchStrategy[Node]:
         st.builds(FUNCTIONS["inverse_root"], inner, inner, eps=inner),
         st.builds(_built, st.just(Op.WHERE), inner, inner, inner),
         st.builds(_built, st.sampled_from(_REDUCE), inner, st.sampled_from(LEVELS[1:])),
-        st.builds(_built, st.just(Op.NEWTON_SCHULZ), inner, _counts, st.sampled_from(_DTYPES)),
+        st.builds(_built, st.just(Op.NEWTON_SCHULZ), inner, _counts, _iterations),
+        st.builds(
+            _built, st.just(Op.SLICE), inner, st.just(const(0)), _counts, st.sampled_from([("rows",), ("cols",)])
+        ),
+        st.builds(_built, st.just(Op.SOLVE), inner, inner, st.sampled_from([(kind,) for kind in KINDS])),
+        st.builds(_built, st.just(Op.CONCAT), inner, inner, st.sampled_from([(0,), (1,)])),
+        st.builds(_built, st.just(Op.EYE), _counts),
         st.builds(_built, st.sampled_from([Op.UNIFORM, Op.NORMAL]), inner, _counts, _counts, st.integers(0, 9)),
     )
 

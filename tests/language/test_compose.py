@@ -320,13 +320,28 @@ def test_binding_to_the_learning_rate() -> None:
 
 def test_binding_the_learning_rate_itself() -> None:
     bound = ADAM.bind(lr="peak/2")
-    assert bound.assigns_parameter
+    assert not bound.assigns_parameter
     assert "lr" not in bound.hyper
     same_steps(bound.bind(peak=2e-3), ADAM)
     assert rulec.parse(bound.bind(peak=2e-3).to_yaml()) == bound.bind(peak=2e-3)
     renamed_rate = ADAM.bind(lr="adam_lr")
     assert renamed_rate.hyper["adam_lr"] == ADAM.hyper["lr"]
     same_steps(renamed_rate, ADAM)
+
+
+def test_a_rule_with_a_rate_of_its_own_keeps_its_direction() -> None:
+    """Theirs by hand: the direction is Adam's, decay and a mask come before the learning rate."""
+    rule = (ADAM.bind(lr="2*lr") >> rulec.load("cautious")) + DECAY
+    assert "rate: 2*lr\n" in rule.to_yaml()
+    assert rulec.parse(rule.to_yaml()) == rule
+    by_hand = (ADAM >> rulec.load("cautious")) + DECAY
+    same_steps(rule, by_hand.bind(lr=2e-3))
+    written = rulec.parse("name: R\nhyper: {speed: 1e-3}\nrate: 2*speed\nstep: |\n  direction = g\n")
+    same_steps(written, rulec.load("sgd").bind(lr=2e-3))
+    with pytest.raises(
+        RuleError, match=r"^Adam has the learning rate 2\*lr, and SGD has the learning rate lr: bind lr"
+    ):
+        ADAM.bind(lr="2*lr") + rulec.load("sgd")
 
 
 def test_unification() -> None:

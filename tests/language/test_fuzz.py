@@ -16,9 +16,9 @@ from rulec import Rule, RuleError
 from rulec.errors import HyperError
 from rulec.language.bind import bind
 from rulec.language.expression import parse_expression
+from rulec.language.folder import library_folder
 from rulec.language.functions import FUNCTIONS
 from rulec.language.hyper import resolve_hyper
-from rulec.language.library import library_folder
 from rulec.language.located import Text
 from rulec.language.source import Source
 from tests.language.expressions import NAMES
@@ -65,7 +65,7 @@ def use(rule: Rule | None) -> None:
     assert rulec.parse(rule.to_yaml()) == rule
     if not rule.wraps:
         take(lambda: rulec.compile(rule))
-    wrapped = take(lambda: rule(rulec.load("adam"))) if rule.wraps else None
+    wrapped = take(lambda: rule(*[rulec.load("adam")] * len(rule.wraps))) if rule.wraps else None
     assert wrapped is None or rulec.parse(wrapped.to_yaml()) == wrapped
     rule.latex()
     repr(rule)

@@ -106,6 +106,46 @@ def test_a_composition_composes_the_rest_as_well(composed: Any, rest: Any) -> No
     assert rulec.parse(rule.to_yaml()) == rule
 
 
+RATED = "otherwise: {adam: {lr: adam_lr, eps: adam_eps}}"
+
+
+@pytest.mark.parametrize("transform", ["cautious", "trust_ratio", "decay"])
+def test_a_rest_with_a_rate_of_its_own_is_composed_like_any(transform: str) -> None:
+    """Cautious Adam for the rest, with Adam's own learning rate: as where it is composed alone."""
+    after = rulec.load(transform)
+    rule = matrices(RATED) + after if transform == "decay" else matrices(RATED) >> after
+    alone = ADAM + after if transform == "decay" else ADAM >> after
+    assert rulec.parse(rule.to_yaml()) == rule
+    np.testing.assert_allclose(stepped(rule, (3,), adam_lr=0.3), stepped(alone, (3,), lr=0.3), rtol=1e-14)
+
+
+@pytest.mark.parametrize("wrapper", ["lookahead", "ema", "schedule_free", "accumulate"])
+def test_a_wrapper_steps_the_rest_at_its_own_rate(wrapper: str) -> None:
+    """schedule_free weighs steps by the learning rate: it is that of the rule it is around."""
+    rule, alone = (rulec.load(wrapper)(inner) for inner in (matrices(RATED), ADAM))
+    assert rulec.parse(rule.to_yaml()) == rule
+    np.testing.assert_allclose(stepped(rule, (3,), lr=7.0, adam_lr=0.3), stepped(alone, (3,), lr=0.3), rtol=1e-14)
+
+
+def test_several_rules_that_leave_tensors_out() -> None:
+    """Each tensor gets the rule that each part has for it, in all four combinations."""
+    big = "name: Big\nhyper: {{lr: 0.02}}\napplies_to: numel > 5\n{}\nstep: |\n  direction = 3*sign(g)\n"
+    rule = matrices("otherwise: sgd(lr=lr)") + rulec.parse(big.format("otherwise: sign"))
+    assert rulec.parse(rule.to_yaml()) == rule
+    main, sign = rulec.parse(MATRICES.format(otherwise="").replace("applies_to", "# ")), rulec.load("sign")
+    triple = rulec.parse("name: Triple\nstep: |\n  direction = 3*sign(g)\n")
+    for shape, parts in (((3, 4), (main, triple)), ((2, 2), (main, sign)), ((7,), (SGD, triple)), ((3,), (SGD, sign))):
+        want = parts[0].bind(lr=0.02) + parts[1]
+        np.testing.assert_allclose(stepped(rule, shape), stepped(want, shape), rtol=1e-14)
+    partly = matrices("otherwise: sgd") + rulec.parse(big.format(""))
+    with pytest.raises(RuleError, match=r"does not apply to .*\(3,\), and names no rule"):
+        stepped(partly, (3,))
+    twice = matrices() + matrices()
+    assert twice.rest is not None
+    assert twice.rest.rest is None
+    np.testing.assert_allclose(stepped(twice, (3,)), stepped(ADAM, (3,), lr=0.04), rtol=1e-13)
+
+
 def test_what_is_composed_is_written_out_and_what_has_a_name_by_it() -> None:
     assert "otherwise: adam(eps=adam_eps)\n" in matrices().to_yaml()
     assert rulec.parse(matrices().to_yaml()) == matrices()
@@ -136,8 +176,10 @@ def test_what_cannot_be_composed_for_the_rest_says_so() -> None:
         RuleError, match=r"^for the tensors that Matrices leaves out: Rprop assigns p itself, so it cannot be"
     ):
         _ = matrices("otherwise: rprop") + DECAY
-    with pytest.raises(RuleError, match=r"^Matrices and Matrices both say applies_to: only one of them may$"):
-        _ = matrices() + matrices()
+    tall = rulec.parse("name: Tall\nview: {short: first}\napplies_to: rows > 1\nstep: |\n  direction = g\n")
+    wide = rulec.parse("name: Wide\napplies_to: cols > 1\nstep: |\n  direction = g\n")
+    with pytest.raises(RuleError, match=r"^Tall and Wide both choose tensors by rows and cols, and see them by"):
+        _ = tall + wide
     with pytest.raises(RuleError, match=r"^r\.yaml:6:12: Lookahead wraps another rule: write lookahead\(adam\)"):
         matrices("otherwise: lookahead")
 

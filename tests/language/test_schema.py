@@ -12,7 +12,7 @@ import pytest
 
 import rulec
 from rulec.language.document import read_document
-from rulec.language.library import library_folder
+from rulec.language.folder import library_folder
 from rulec.language.schema import RuleFile
 from tests.language.test_mistakes import TABLE
 

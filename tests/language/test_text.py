@@ -96,7 +96,25 @@ def power(a: Node, b: Node) -> Node:
         ("a*b @ c", node(Op.MATMUL, times(A, B), C)),
         ("where(a < b, a, -b)", node(Op.WHERE, node(Op.LT, A, B), A, negated(B))),
         ('norm(a + b, per="row")', node(Op.NORM, plus(A, B), "row")),
-        ('newton_schulz(a, steps=5, dtype="bfloat16")', node(Op.NEWTON_SCHULZ, A, const(5), "bfloat16")),
+        ('newton_schulz(a, steps=5, dtype="bfloat16")', node(Op.NEWTON_SCHULZ, A, const(5), ("bfloat16", "muon"))),
+        (
+            'newton_schulz(a, steps=2, dtype="float32", coefficients=[[1.5, -0.5, 0], [2, -1.5, 0.5]])',
+            node(Op.NEWTON_SCHULZ, A, const(2), ("float32", ((1.5, -0.5, 0.0), (2.0, -1.5, 0.5)))),
+        ),
+        (
+            "(a + a)[2:][:, 0:3]",
+            node(
+                Op.SLICE,
+                node(Op.SLICE, node(Op.ADD, A, A), const(2), const(float("inf")), ("rows",)),
+                const(0),
+                const(3),
+                ("cols",),
+            ),
+        ),
+        (
+            'concat(a, a, axis=1) + solve(a, a, kind="upper")',
+            node(Op.ADD, node(Op.CONCAT, A, A, (1,)), node(Op.SOLVE, A, A, ("upper",))),
+        ),
         ("normal([a, 4], at=t, draw=2)", node(Op.NORMAL, name("t"), A, const(4), 2)),
         ("1e-08*a", times(const(1e-8), A)),
         ("inf", const(math.inf)),

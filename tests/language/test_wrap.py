@@ -10,7 +10,7 @@ import pytest
 import rulec
 from rulec import Rule, RuleError
 from rulec.compiler.reference import ReferenceOptimizer
-from rulec.math import where
+from rulec.math import norm, where
 from tests.language.test_compose import same_program
 
 ADAM, ADAMW, SGD, RPROP = map(rulec.load, ("adam", "adamw", "sgd", "rprop"))
@@ -74,7 +74,8 @@ def test_a_wrapped_rule_is_an_ordinary_rule() -> None:
 def test_every_wrapper_is_written_and_read_again(name: str) -> None:
     rule = rulec.load(name)
     assert rulec.parse(rule.to_yaml()) == rule
-    assert rulec.parse(rule(ADAM).to_yaml()) == rule(ADAM)
+    around = rule(*[ADAM] * len(rule.wraps))
+    assert rulec.parse(around.to_yaml()) == around
 
 
 def test_bindings_are_of_the_wrapper() -> None:
@@ -332,3 +333,78 @@ def test_names_made_for_a_call_are_those_of_no_other_call() -> None:
     chained = rulec.load("scale").bind(factor=0.5) >> doubled
     np.testing.assert_allclose(steps_of(wrapper("direction = inner(g/2)")(doubled)), steps_of(ADAM), rtol=1e-12)
     np.testing.assert_allclose(steps_of(chained), steps_of(ADAM), rtol=1e-12)
+
+
+GRAFT = rulec.load("graft")
+
+
+def test_a_wrapper_of_two_rules_has_the_states_of_both() -> None:
+    """By hand from two optimizers that do not know of each other: the direction of one, the length of the other."""
+    rule = GRAFT(ADAM, rulec.load("momentum"))
+    assert list(rule.state) == ["adam.m", "v", "momentum.m"]
+    assert rulec.load("graft(adam, momentum)") == rule
+    params, rng = [np.ones((3, 4))], np.random.default_rng(3)
+    optimizer = ReferenceOptimizer(rule, params, {"lr": 0.1})
+    adam, momentum = (ReferenceOptimizer(r, [np.zeros((3, 4))], {"lr": 1.0}) for r in (ADAM, rulec.load("momentum")))
+    p = params[0]
+    for _ in range(5):
+        grads = [rng.normal(size=(3, 4))]
+        moves = []
+        for each in (adam, momentum):
+            before = each.params[0].copy()
+            each.step(grads)
+            moves.append(before - each.params[0])
+        optimizer.step(grads)
+        p = p - 0.1 * moves[0] * np.linalg.norm(moves[1]) / np.linalg.norm(moves[0])
+        np.testing.assert_allclose(optimizer.params[0], p, rtol=1e-12)
+
+
+def test_hyper_parameters_of_several_wrapped_rules_are_apart_where_their_defaults_are() -> None:
+    rule = GRAFT(rulec.load("shampoo"), ADAM)
+    assert {key: rule.all_hyper[key].default for key in ("lr", "eps", "shampoo_eps", "adagrad_eps")} == {
+        "lr": 1e-3, "eps": 1e-8, "shampoo_eps": 1e-4, "adagrad_eps": 1e-10
+    }  # fmt: skip
+    assert list(GRAFT(ADAM, ADAM).hyper) == list(ADAM.hyper)
+    sums = rulec.parse("name: Sums\nwraps: [a, b]\nstep: |\n  b(a(g))\n  p = a.p + b.p\n")
+    with pytest.raises(RuleError, match=r"^Shampoo and Adam both have a hyper-parameter 'lr', with the defaults"):
+        sums(rulec.load("shampoo"), ADAM)
+
+
+def test_a_rule_that_leaves_tensors_out_is_grafted_for_each_kind_of_tensor() -> None:
+    rule = GRAFT(rulec.load("muon"), ADAM)
+    rest = GRAFT(rulec.load("adamw").bind(weight_decay=0.1), ADAM)
+    assert rulec.parse(rule.to_yaml()) == rule
+    optimizers = [
+        ReferenceOptimizer(rule, [np.ones(5)], {"adamw_lr": 0.2}),
+        ReferenceOptimizer(rest, [np.ones(5)], {"lr": 0.2}),
+    ]
+    rng = np.random.default_rng(4)
+    for _ in range(3):
+        grads = [rng.normal(size=5)]
+        for optimizer in optimizers:
+            optimizer.step(grads)
+    np.testing.assert_allclose(optimizers[0].params[0], optimizers[1].params[0], rtol=1e-14)
+
+
+def test_a_wrapper_of_two_takes_two_rules() -> None:
+    for wrong in (lambda: GRAFT(ADAM), lambda: GRAFT(ADAM, ADAM, ADAM), lambda: rulec.load("graft(adam)")):
+        with pytest.raises(RuleError, match=r"Graft wraps 2 rules, heading and magnitude, not [13]: write graft\(adam"):
+            wrong()
+    with pytest.raises(RuleError, match=r"^Graft wraps 2 other rules and has none here: write graft\(adam, sgd\), or"):
+        GRAFT.standalone()
+    with pytest.raises(RuleError, match=r"^Graft is called with a Rule and a str: give it rules, or one traced value$"):
+        GRAFT(ADAM, "adam")
+
+
+@rulec.rule(wraps=("heading", "magnitude"))
+def grafted(g: Any, heading: Any, magnitude: Any) -> Any:
+    """The direction of one rule at the length of another."""
+    h = heading(g)
+    a = norm(magnitude(g))
+    b = norm(h)
+    return h * where(b > 0, a / b, 0)
+
+
+def test_a_wrapper_of_two_in_python() -> None:
+    assert grafted.wraps == ("heading", "magnitude")
+    np.testing.assert_array_equal(steps_of(grafted(ADAM, SGD)), steps_of(GRAFT(ADAM, SGD)))

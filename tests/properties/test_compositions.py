@@ -207,7 +207,8 @@ class Drawn:
         rule = reduce(rshift, inside)
         rule = rule if decay is None else rule + decay
         for name in reversed(self.wrappers):
-            rule = rulec.load(name)(rule)
+            wrapper = rulec.load(name)
+            rule = wrapper(*[rule] * len(wrapper.wraps))
         return reduce(rshift, [*before, rule])
 
     def by_hand(self, param: Array) -> Any:
@@ -309,6 +310,7 @@ any_composition = st.builds(
 #: Why a composition may be refused, in words of its error.
 REFUSED = (
     "only one of them may", "a rule sees tensors in one way", "assigns p itself", "has the parameter's shape",
+    "bind lr of both to the same", "both choose tensors by rows and cols",
     "skips steps", "both have a hyper-parameter",
 )  # fmt: skip
 

@@ -15,14 +15,14 @@ import jax
 import optax
 import pytorch_optimizer
 import torch
-from pytorch_optimizer.optimizer.utils.galore import GaLoreProjector
 from pytorch_optimizer.optimizer.utils.matrix import zero_power_via_newton_schulz_5
 
 from rulec.compiler.matrix import MATRIX
 from rulec.language.node import Op
-from tests.rules.peer import Peer, adam_like, optax_peer, same, torch_peer
+from tests.rules.decomposed import DECOMPOSED
+from tests.rules.peer import Peer, adam_like, optax_peer, printed_peer, same, torch_peer
 from tests.rules.printed_matrices import Apollo, ApolloMini
-from tests.rules.reducing import printed_peer
+from tests.rules.projectors import Projector, StandardProjector
 from tests.rules.runs import Array, Hyper, Run, TorchRun
 from tests.rules.sides import Instead, flattened, inside, patched, routed, transposed
 
@@ -91,31 +91,6 @@ class SOAP(pytorch_optimizer.SOAP):
             bases = [MATRIX[Op.EIGH].compute(-(1 - state["shampoo_beta"]) * c) for c in covariances]
             state["Q"] = [torch.from_numpy(basis[0].copy()) for basis in bases]
         super().update_pre_conditioner(grad, state, *args, **keywords)
-
-
-class Projector(GaLoreProjector):
-    """Theirs with our singular vectors, which are float64 and have fixed signs.
-
-    Its steps count from zero, as in the authors' code, and the rows of a square matrix are projected.
-    """
-
-    def project(self, grad: torch.Tensor, num_steps: int, *args: Any, **keywords: Any) -> torch.Tensor:
-        self.projection_type = "left" if grad.shape[0] <= grad.shape[1] else "right"
-        projected: torch.Tensor = super().project(grad, num_steps - 1, *args, **keywords)
-        return projected
-
-    def get_orthogonal_matrix(self, weights: torch.Tensor, projection_type: str, *_: Any, **__: Any) -> torch.Tensor:
-        g = weights.numpy() if projection_type == "left" else weights.numpy().T
-        vectors = torch.from_numpy(MATRIX[Op.SINGULAR_VECTORS].compute(g[None], self.rank)[0].copy())
-        return vectors if projection_type == "left" else vectors.T
-
-
-class StandardProjector(Projector):
-    """The same, which projects the columns of a square matrix as theirs does."""
-
-    def project(self, grad: torch.Tensor, num_steps: int, *args: Any, **keywords: Any) -> torch.Tensor:
-        projected: torch.Tensor = GaLoreProjector.project(self, grad, num_steps - 1, *args, **keywords)
-        return projected
 
 
 def _fira(tensors: Sequence[torch.Tensor], foreach: bool, **keywords: Any) -> Any:
@@ -395,4 +370,4 @@ _FIRA = inside(
     patched(**{"pytorch_optimizer.optimizer.fira.GaLoreProjector": StandardProjector}),
 )  # fmt: skip
 
-MATRICES: tuple[Peer, ...] = (*_FACTORING, _MINI, *_ORTHOGONAL, *_PRECONDITIONED, *_LOW_RANK, _FIRA)
+MATRICES: tuple[Peer, ...] = (*_FACTORING, _MINI, *_ORTHOGONAL, *_PRECONDITIONED, *_LOW_RANK, _FIRA, *DECOMPOSED)

@@ -34,9 +34,14 @@ class Peer:
     rounds: bool = False
 
     @property
+    def parts(self) -> list[str]:
+        """The rules composed, with what is bound in them."""
+        return re.split(r" >> | \+ ", self.composed)
+
+    @property
     def names(self) -> list[str]:
         """The library names of the rules composed."""
-        return re.split(r" >> | \+ ", self.composed)
+        return [part.partition("(")[0] for part in self.parts]
 
     @property
     def rule(self) -> str:
@@ -45,7 +50,7 @@ class Peer:
 
     def ours(self) -> rulec.Rule:
         """Our side as a rule."""
-        first, *others = [rulec.load(name) for name in self.names]
+        first, *others = map(rulec.load, self.parts)
         for other in others:
             first = first >> other if ">>" in self.composed else first + other
         return first
@@ -75,6 +80,17 @@ def optax_peer(
 
     def start(params: Sequence[Array], hyper: Hyper, *, shipped: bool = False) -> Run:
         return OptaxRun(make, params, hyper, prepare=prepare)
+
+    return Peer(composed, theirs, hyper, start, note)
+
+
+def printed_peer(
+    composed: str, theirs: str, kind: Callable[[Sequence[Array]], Run], hyper: Hyper, note: str = ""
+) -> Peer:
+    """A row whose other side is an algorithm as it is printed."""
+
+    def start(params: Sequence[Array], hyper: Hyper, *, shipped: bool = False) -> Run:
+        return kind(params)
 
     return Peer(composed, theirs, hyper, start, note)
 

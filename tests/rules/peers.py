@@ -14,6 +14,8 @@ import optax
 import pytorch_optimizer
 import torch
 
+from tests.rules.kin import KIN
+from tests.rules.listed import LISTED
 from tests.rules.peer import Peer, adam_like, optax_peer, same, torch_peer
 from tests.rules.relatives import RELATIVES
 from tests.rules.runs import Hyper
@@ -250,7 +252,7 @@ _OPTAX: tuple[Peer, ...] = (
     ),
 )  # fmt: skip
 
-PEERS: tuple[Peer, ...] = (*_TORCH, *_PYTORCH_OPTIMIZER, *_OPTAX, *RELATIVES)
+PEERS: tuple[Peer, ...] = (*_TORCH, *_PYTORCH_OPTIMIZER, *_OPTAX, *RELATIVES, *LISTED, *KIN)
 
 #: One row for each rule.
 FIRST: tuple[Peer, ...] = tuple(

@@ -87,3 +87,21 @@ class NoisySGD(Printed):
         variance = h["noise_eta"] / (1 + (self.t - 1)) ** h["noise_gamma"]
         drawn = random.normal(g.size, seed=0, tensor=i, draw=0, step=self.t).reshape(g.shape)
         self.w[i] = self.w[i] - h["lr"] * (g + math.sqrt(variance) * drawn)
+
+
+class CautiouslyDecayed(Printed):
+    """Adam with the cautious weight decay of Chen and others (2025): elements whose step draws them to zero decay."""
+
+    def update(self, i: int, g: Array, h: Hyper) -> None:
+        beta1, beta2, lr, t = h["beta1"], h["beta2"], h["lr"], self.t
+        self.m[i] = beta1 * self.m[i] + (1 - beta1) * g
+        self.v[i] = beta2 * self.v[i] + (1 - beta2) * g * g
+        u = self.m[i] / (1 - beta1**t) / (np.sqrt(self.v[i] / (1 - beta2**t)) + h["eps"])
+        self.w[i] = self.w[i] - lr * (u + h["weight_decay"] * np.array(u * self.w[i] >= 0) * self.w[i])
+
+
+class SignDecay(Printed):
+    """Gradient descent with a penalty of absolute values, whose subgradient at zero is zero."""
+
+    def update(self, i: int, g: Array, h: Hyper) -> None:
+        self.w[i] = self.w[i] - h["lr"] * (g + h["l1"] * np.sign(self.w[i]))

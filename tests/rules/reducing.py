@@ -17,19 +17,13 @@ import pytorch_optimizer
 import torch
 from torch.nn.utils import clip_grad_norm_
 
-from tests.rules.peer import Peer, adam_like, optax_peer, same, torch_peer
-from tests.rules.printed import CautiousAdamW, Larc, Lars, NoisySGD, Printed
-from tests.rules.runs import Array, Hyper, Run
-from tests.rules.sides import flattened, inside, patched
-
-
-def printed_peer(composed: str, theirs: str, kind: type[Printed], hyper: Hyper, note: str = "") -> Peer:
-    """A row whose other side is an algorithm as it is printed."""
-
-    def start(params: Sequence[Array], hyper: Hyper, *, shipped: bool = False) -> Run:
-        return kind(params)
-
-    return Peer(composed, theirs, hyper, start, note)
+from tests.rules.caution import CAUTIOUS
+from tests.rules.kin import KIN_REDUCING
+from tests.rules.listed import LISTED_REDUCING, squares
+from tests.rules.peer import Peer, adam_like, optax_peer, printed_peer, same, torch_peer
+from tests.rules.printed import CautiousAdamW, CautiouslyDecayed, Larc, Lars, NoisySGD, SignDecay
+from tests.rules.runs import Hyper
+from tests.rules.sides import flattened, inside, nothing_under_the_root, patched
 
 
 def _clipped(clip: Callable[[list[torch.Tensor]], Any]) -> Callable[[Any], None]:
@@ -39,11 +33,6 @@ def _clipped(clip: Callable[[list[torch.Tensor]], Any]) -> Callable[[Any], None]
         clip(optimizer.param_groups[0]["params"])
 
     return lambda optimizer: optimizer.register_step_pre_hook(hook)
-
-
-def _nothing_under_the_root(optimizer: Any) -> None:
-    """pytorch_optimizer adds 1e-15 to some second moments: it adds nothing now."""
-    optimizer.apply_ams_bound = functools.partial(optimizer.apply_ams_bound, exp_avg_sq_eps=0)
 
 
 def _late_eps(optimizer: Any) -> None:
@@ -63,11 +52,6 @@ def _centred(optimizer: Any) -> None:
             p.data -= p.data.mean(tuple(range(1, p.ndim)), keepdim=True)
 
 
-def _squares(groups: list[dict[str, Any]]) -> torch.Tensor:
-    """The sum of all squared gradients, which pytorch_optimizer takes in float32."""
-    return torch.stack([(p.grad**2).sum() for group in groups for p in group["params"]]).sum()
-
-
 def _orthograd(tensors: Sequence[torch.Tensor], foreach: bool, **keywords: Any) -> Any:
     return pytorch_optimizer.OrthoGrad(torch.optim.SGD(tensors, foreach=foreach, **keywords), foreach=foreach)
 
@@ -85,6 +69,13 @@ def _unit_clip(h: Hyper) -> Any:
 def finite_adam(h: Hyper) -> Any:
     """optax's Adam that leaves out steps with bad gradients."""
     return optax.apply_if_finite(optax.adam(h["lr"], h["beta1"], h["beta2"], h["eps"]), 1000)
+
+
+def _skipping_adam(h: Hyper) -> Any:
+    """optax's Adam that leaves out steps with large gradients."""
+    skips = functools.partial(optax.skip_large_updates, max_squared_norm=h["max_squared_norm"])
+    adam = optax.adam(h["lr"], h["beta1"], h["beta2"], h["eps"])
+    return optax.MultiSteps(adam, 1, should_skip_update_fn=skips).gradient_transformation()
 
 
 def _before_sgd(*parts: Any) -> Callable[[Hyper], Any]:
@@ -161,7 +152,7 @@ _LAYERWISE: tuple[Peer, ...] = (
     torch_peer("fromage", pytorch_optimizer.Fromage, same("lr"), {"lr": 0.05}),
     torch_peer(
         "mars_adamw", pytorch_optimizer.MARS, _mars, {**_ADAM_DECAY, **_TINY, "gamma": 0.1},
-        f"{_EPS_EARLY}; {_ROOT}", prepare=_nothing_under_the_root,
+        f"{_EPS_EARLY}; {_ROOT}", prepare=nothing_under_the_root,
     ),
     torch_peer("grams", pytorch_optimizer.Grams, adam_like, _ADAM_DECAY),
     printed_peer(
@@ -189,7 +180,7 @@ _LATER: tuple[Peer, ...] = (
             {**_ADAM_DECAY, "beta": 0.7, "lambda_abs": 3, "lambda_rel": 1.3, "warmup": 6},
             "the model's norm is float32 there, and is given in float64", rounds=True,
         ),
-        patched(**{"pytorch_optimizer.optimizer.adagc.get_global_gradient_norm": _squares}),
+        patched(**{"pytorch_optimizer.optimizer.adagc.get_global_gradient_norm": squares}),
     ),
     flattened(
         torch_peer(
@@ -208,7 +199,7 @@ _LATER: tuple[Peer, ...] = (
     ),
     torch_peer(
         "adanorm + decay", pytorch_optimizer.AdaNorm, lambda h: {**adam_like(h), "r": h["gamma"]},
-        {**_ADAM_DECAY, **_TINY, "gamma": 0.8}, f"{_EPS_EARLY}; {_ROOT}", prepare=_nothing_under_the_root,
+        {**_ADAM_DECAY, **_TINY, "gamma": 0.8}, f"{_EPS_EARLY}; {_ROOT}", prepare=nothing_under_the_root,
     ),
     torch_peer("adams", pytorch_optimizer.AdamS, adam_like, _ADAM_DECAY),
     torch_peer(
@@ -218,6 +209,16 @@ _LATER: tuple[Peer, ...] = (
             "mars_type": "lion", "optimize_1d": True,
         },
         {"lr": 0.02, "beta": 0.8, "gamma": 0.1, "weight_decay": 0.3},
+    ),
+    torch_peer(
+        "adashift(keep=4)", pytorch_optimizer.AdaShift,
+        lambda h: {"lr": h["lr"], "betas": (h["beta1"], h["beta2"]), "eps": h["eps"], "keep_num": 4},
+        {"lr": 0.03, "beta1": 0.8, "beta2": 0.95, "eps": 1e-6},
+    ),
+    optax_peer(
+        "lbfgs_direction(memory=1)", "optax.scale_by_lbfgs",
+        lambda h: optax.chain(optax.scale_by_lbfgs(1), optax.scale(-h["lr"])), {"lr": 1.0},
+        "memories of several pairs are compared on a function: with random gradients, differences grow without bound",
     ),
     torch_peer(
         "l2 >> aida", pytorch_optimizer.Aida, lambda h: {**adam_like(h), "xi": h["xi"]},
@@ -253,7 +254,7 @@ _LATER: tuple[Peer, ...] = (
             "dadapt_sgd", pytorch_optimizer.DAdaptSGD, same("lr", "momentum", "d0"),
             {"lr": 0.7, "momentum": 0.8, "d0": 0.01}, "theirs sums in float32", rounds=True,
         ),
-        patched(**{"pytorch_optimizer.optimizer.dadapt.get_global_gradient_norm": _squares}),
+        patched(**{"pytorch_optimizer.optimizer.dadapt.get_global_gradient_norm": squares}),
     ),
     torch_peer(
         "dadapt_lion", pytorch_optimizer.DAdaptLion,
@@ -305,7 +306,7 @@ _MODEL_WIDE: tuple[Peer, ...] = (
     torch_peer(
         "schedule_free_adamw", pytorch_optimizer.ScheduleFreeAdamW,
         lambda h: {**_schedule_free(h), **adam_like(h)}, {**_ADAM, **_AVERAGED, "warmup_steps": 7, "r": 0.5},
-        _ROOT, prepare=_nothing_under_the_root,
+        _ROOT, prepare=nothing_under_the_root,
     ),
     optax_peer(
         "schedule_free_adamw", "optax.contrib.schedule_free_adamw",
@@ -369,6 +370,32 @@ _TRANSFORMS: tuple[Peer, ...] = (
         "transforms/skip_not_finite >> adam", "optax.apply_if_finite",
         finite_adam, _ADAM,
     ),
+    optax_peer(
+        "transforms/normalize_by_norm >> sgd", "optax.normalize_by_update_norm",
+        _before_sgd(lambda h: optax.normalize_by_update_norm(h["scale_factor"], h["norm_eps"])),
+        {"lr": 0.05, "scale_factor": 0.7, "norm_eps": 0.01},
+    ),
+    optax_peer(
+        "transforms/skip_large >> adam", "optax.skip_large_updates", _skipping_adam,
+        {**_ADAM, "max_squared_norm": 500},
+    ),
+    printed_peer("transforms/sign_decay >> sgd", "subgradients of the penalty", SignDecay, {"lr": 0.05, "l1": 0.3}),
+    optax_peer(
+        "transforms/zero_nans >> sgd", "optax.zero_nans", _before_sgd(lambda _: optax.zero_nans()), {"lr": 0.05},
+    ),
+    optax_peer(
+        "transforms/running_mean >> sgd", "optax.ema", _before_sgd(lambda h: optax.ema(h["mean_decay"])),
+        {"lr": 0.05, "mean_decay": 0.8},
+    ),
+    printed_peer("adam >> transforms/cautious_decay", "the paper's algorithm", CautiouslyDecayed, _ADAM_DECAY),
 )  # fmt: skip
 
-REDUCING: tuple[Peer, ...] = (*_LAYERWISE, *_LATER, *_MODEL_WIDE, *_TRANSFORMS)
+REDUCING: tuple[Peer, ...] = (
+    *_LAYERWISE,
+    *_LATER,
+    *_MODEL_WIDE,
+    *_TRANSFORMS,
+    *LISTED_REDUCING,
+    *CAUTIOUS,
+    *KIN_REDUCING,
+)

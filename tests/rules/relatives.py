@@ -88,9 +88,9 @@ _MOMENTA: tuple[Peer, ...] = (
     torch_peer(
         "l2 >> aggmo", pytorch_optimizer.AggMo,
         lambda h: {
-            "lr": h["lr"], "betas": (h["beta1"], h["beta2"], h["beta3"]), "weight_decay": h["weight_decay"],
+            "lr": h["lr"], "betas": (h["betas_0"], h["betas_1"], h["betas_2"]), "weight_decay": h["weight_decay"],
         },
-        {"lr": 0.02, "beta1": 0.3, "beta2": 0.8, "beta3": 0.95, "weight_decay": 0.1},
+        {"lr": 0.02, "betas_0": 0.3, "betas_1": 0.8, "betas_2": 0.95, "weight_decay": 0.1},
     ),
     torch_peer(
         "l2 >> accsgd", pytorch_optimizer.AccSGD,

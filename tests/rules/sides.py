@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
@@ -146,3 +147,8 @@ class Instead:
 
     def __getattr__(self, name: str) -> Any:
         return self._names[name] if name in self._names else getattr(self._module, name)
+
+
+def nothing_under_the_root(optimizer: Any) -> None:
+    """pytorch_optimizer adds 1e-15 to some second moments: it adds nothing now."""
+    optimizer.apply_ams_bound = functools.partial(optimizer.apply_ams_bound, exp_avg_sq_eps=0)

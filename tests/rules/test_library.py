@@ -91,7 +91,7 @@ RELATIONS = [
     ("qhm", {"lr": 0.01, "nu": 0}, "sgd", {"lr": 0.01}),
     ("pnm", {"lr": 0.01, "beta0": 0, "beta1": 0}, "sgd", {"lr": 0.01}),
     ("pid", {"lr": 0.01, "momentum": 0.8, "integral": 0.8, "derivative": 0}, "nesterov", {"lr": 0.01, "momentum": 0.8}),
-    ("aggmo", {"lr": 0.01, "beta1": 0.8, "beta2": 0.8, "beta3": 0.8}, "momentum", {"lr": 0.01, "momentum": 0.8}),
+    ("aggmo", {"lr": 0.01, "betas": [0.8, 0.8]}, "momentum", {"lr": 0.01, "momentum": 0.8}),
     ("adamc", {**_ADAM, "weight_decay": 0.1}, "adamw", {**_ADAM, "weight_decay": 0.1}),
     ("grokfast_adamw", {**_ADAM, "grokfast_lamb": 0}, "adamw", _ADAM),
     ("optimistic_adam", {**_ADAM, "beta": 0}, "adam", _ADAM),

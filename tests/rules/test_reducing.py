@@ -22,8 +22,15 @@ RELATIVE_FLOAT64 = 1e-12
 #: Half an ulp a step, as for the elementwise rules.
 ULPS_FLOAT32 = STEPS / 2
 
-#: Rules whose first gradients set their step for good: a tensor whose are zero stays.
-SET_AT_FIRST = ("sgdsai",)
+#: Rules whose first gradients, or norms of parameters, set their step for good: a tensor whose are zero stays.
+SET_AT_FIRST = ("sgdsai", "hyperball_adam")
+
+#: Rules that move a tensor without a gradient.
+MOVED_BY_NOISE = ("transforms/noise", "gravity")
+
+#: Rules that divide by differences of parameters, whose rounding grows from step to step. `test_lbfgs` has them in
+#: float32 on a function.
+OF_DIFFERENCES = ("lbfgs_direction",)
 
 #: One row for what is composed.
 FIRST = tuple({peer.composed: peer for peer in reversed(REDUCING)}.values())
@@ -37,7 +44,7 @@ def test_float64(peer: Peer) -> None:
         assert largest_difference(ours, theirs, trial, peer.hyper).relative <= RELATIVE_FLOAT64, trial
 
 
-@pytest.mark.parametrize("peer", FIRST, ids=lambda peer: peer.composed)
+@pytest.mark.parametrize("peer", [p for p in FIRST if p.rule not in OF_DIFFERENCES], ids=lambda peer: peer.composed)
 def test_float32(peer: Peer) -> None:
     """In parts of the largest element: what a sum rounds reaches every element."""
     found = against_reference(peer, Trial("float32", shapes=ALL_DIMENSIONS))
@@ -61,12 +68,12 @@ def test_all_zero(peer: Peer, run: str) -> None:
     ours = our_run(peer.ours(), zeros, peer.hyper, run)
     for _ in range(2):
         ours.step(zeros, peer.hyper)
-        assert all((p == 0).all() for p in ours.params()) or "noise" in peer.composed
+        assert all((p == 0).all() for p in ours.params()) or peer.rule in MOVED_BY_NOISE
     for grads, now in trial.moves(peer.hyper):
         ours.step(grads, now)
     for p in ours.params():
         assert np.isfinite(p).all()
-        assert p.any() != (peer.rule in SET_AT_FIRST)
+        assert p.any() != (peer.rule in SET_AT_FIRST and (p.ndim > 1 or peer.rule == "sgdsai"))
 
 
 @pytest.mark.parametrize("name", ["prodigy", "dadapt_adam"])

@@ -18,8 +18,9 @@ pytestmark = pytest.mark.peer
 
 
 def test_every_wrapper_has_a_peer() -> None:
-    named = {f"transforms/{row.composed.partition('(')[0]}" for row in WRAPPERS}
-    assert named == set(rulec.rules()) - set(rulec.rules(wrappers=False))
+    named = {f"transforms/{row.composed.partition('(')[0].rpartition(' ')[2]}" for row in WRAPPERS}
+    wrappers = set(rulec.rules()) - set(rulec.rules(wrappers=False))
+    assert named == {name for name in wrappers if not rulec.load(name).passes}  # for those see test_passes.py
 
 
 @pytest.mark.parametrize("row", WRAPPERS, ids=str)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -12,50 +11,13 @@ import optax
 import pytorch_optimizer
 import torch
 from pytorch_optimizer.optimizer.utils.galore import GaLoreProjector
+from pytorch_optimizer.optimizer.utils.graft import LayerWiseGrafting
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-import rulec
 from rulec.arrays import random
-from tests.rules.measure import ALL_DIMENSIONS, Shapes
-from tests.rules.runs import Array, Hyper, OptaxRun, OracleRun, Run, TorchRun
-
-Start = Callable[[Sequence[Array], Hyper], Run]
-
-
-@dataclass(frozen=True)
-class WrapperPeer:
-    """One row: a composition of ours, and who else computes it.
-
-    `state` names what is compared, where it is not the parameter: an average that the rule keeps. `shapes` are those
-    that theirs treats as ours does.
-    """
-
-    composed: str
-    theirs: str
-    hyper: Hyper
-    start: Start
-    state: str = ""
-    shapes: Shapes = ALL_DIMENSIONS
-
-    def ours(self, params: Sequence[Array]) -> Run:
-        """Our side, by the reference in float64."""
-        return StateRun(rulec.load(self.composed), params, self.state)
-
-    def __str__(self) -> str:
-        return f"{self.composed} = {self.theirs}"
-
-
-class StateRun(OracleRun):
-    """A rule of ours by the reference, of which a state may be compared in place of the parameter."""
-
-    def __init__(self, rule: rulec.Rule, params: Sequence[Array], state: str) -> None:
-        super().__init__(rule, params, "float64")
-        self.compared = state
-
-    def params(self) -> list[Array]:
-        if not self.compared:
-            return super().params()
-        return [self.optimizer.state(i)[self.compared] for i in range(len(self.optimizer.params))]
+from tests.rules.decays import DECAYS
+from tests.rules.runs import Array, Hyper, OptaxRun, Run, TorchRun
+from tests.rules.wrapper_peer import Start, WrapperPeer
 
 
 class OptaxLookahead:
@@ -199,6 +161,23 @@ class ProjectedAdam:
         return [p.copy() for p in self.now]
 
 
+def _grafted_shampoo(graft: LayerWiseGrafting) -> Start:
+    """pytorch_optimizer's Shampoo with grafts, its statistics sums: its own check of betas allows means alone."""
+
+    def kind(tensors: Any, foreach: bool, **keywords: Any) -> Any:
+        made = pytorch_optimizer.ScalableShampoo(
+            tensors, betas=(0.0, 0.9), graft_type=graft, start_preconditioning_step=1, preconditioning_compute_steps=1,
+            nesterov=False, use_svd=True, shape_interpretation=False, foreach=foreach, **keywords,
+        )  # fmt: skip
+        made.param_groups[0]["betas"] = (0.0, 1.0)
+        return made
+
+    def keywords(h: Hyper) -> dict[str, Any]:
+        return {"lr": h["lr"], "matrix_eps": h["shampoo_eps"], "diagonal_eps": h.get("eps", 0.0)}
+
+    return lambda params, hyper: TorchRun(kind, keywords, params, hyper)
+
+
 def _torch_adam(h: Hyper) -> dict[str, Any]:
     decay = {"weight_decay": h["weight_decay"]} if "weight_decay" in h else {}
     return {"lr": h["lr"], "betas": (h["beta1"], h["beta2"]), "eps": h["eps"], **decay}
@@ -282,5 +261,20 @@ WRAPPERS: tuple[WrapperPeer, ...] = (
         GaLoreRun,
         shapes=((5,), (3, 4), (), (6, 2)),
     ),
+    WrapperPeer(
+        "graft(shampoo(every=1, eps=shampoo_eps), sgd)",
+        "pytorch_optimizer.ScalableShampoo",
+        {"lr": 0.03, "shampoo_eps": 1e-3},
+        _grafted_shampoo(LayerWiseGrafting.SGD),
+        shapes=((5, 5), (3, 3)),
+    ),
+    WrapperPeer(
+        "graft(shampoo(every=1), adagrad)",
+        "pytorch_optimizer.ScalableShampoo",
+        {"lr": 0.03, "shampoo_eps": 1e-3, "eps": 1e-6},
+        _grafted_shampoo(LayerWiseGrafting.ADAGRAD),
+        shapes=((5, 5), (3, 3)),
+    ),
     WrapperPeer("mechanic(adam)", "optax.contrib.mechanize", _MECHANIC, _optax(_mechanize)),
+    *DECAYS,
 )

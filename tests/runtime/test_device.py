@@ -49,7 +49,7 @@ class Run:
         for i, p in enumerate(self.params):
             self.engine.add(p, i % 2, f"tensor {i}")
         first = default_hyper(self.engine.rule, hyper, "float64")
-        second = first if not self.engine.rule.hyper["lr"] or rule.inputs else {**first, "lr": 0.5 * first["lr"]}
+        second = first if not self.engine.rule.hyper.get("lr") or rule.inputs else {**first, "lr": 0.5 * first["lr"]}
         self.table = self.engine.hyper_table([first, self._fitting(first, second)])
 
     def _fitting(self, first: Mapping[str, float], second: Mapping[str, float]) -> Mapping[str, float]:
@@ -207,7 +207,9 @@ WAITING = {Op.EIGH, Op.SINGULAR_VECTORS, Op.INVERSE_ROOT}
 
 
 def without_waiting() -> list[str]:
-    return [name for name in runnable() if not WAITING & {n.op for n in walk(loaded(name).expressions)}]
+    """Not SaRA: its state begins with the values of the parameters, and tensors of this device have none."""
+    names = [name for name in runnable() if name != "sara"]
+    return [name for name in names if not WAITING & {n.op for n in walk(loaded(name).expressions)}]
 
 
 @pytest.mark.parametrize(("name", "resident"), both_ways(without_waiting()))

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from rulec.compiler.view import matrix_view
-from rulec.runtime.owners import Division, Load, Schedule, owners_by_parts, owners_of, schedule_of, share_pays
+from rulec.runtime.owners import Division, Load, Schedule, owners_of, schedule_of
+from rulec.runtime.share import Share
+from rulec.runtime.sharing import Assignment, Work, assignment, share_pays
 
 
 def division(shape: tuple[int, ...], shards: int, replicas: int = 1) -> Division:
@@ -25,7 +27,8 @@ def schedule(shapes: Sequence[tuple[int, int]], shards: int, replicas: int = 1, 
     """Tensors of one byte an element, the longest work first, that go to their owners and back."""
     shapes = sorted(shapes, key=lambda shape: -matrix_view(shape).work)
     parts = tuple(division(shape, shards, replicas) for shape in shapes)
-    owners = owners_by_parts(tuple(matrix_view(shape).work for shape in shapes), shards * replicas, parts)
+    works = tuple(Work(matrix_view(shape).work) for shape in shapes)
+    owners = tuple(owner for (owner,) in assignment(works, shards * replicas, parts).owners)
     loads = tuple(Load(((part, "int8"),), ((part, "int8"),)) for part in parts)
     return schedule_of(loads, owners, shards * replicas, room)
 
@@ -94,11 +97,80 @@ def test_one_replica_sends_each_part(shards: int, replicas: int) -> None:
     assert max(sent_by) <= 2 * sum(sent_by) / size
 
 
-def test_replicas_share_work_where_the_busiest_has_less_by_it() -> None:
-    assert share_pays([2.0, 1.0, 1.0], [0, 1, 2], [0, 1, 1]) is False  # the longest takes as long
-    assert share_pays([2.0, 1.0, 1.0, 1.0], [0, 1, 2, 3], [0, 1, 1, 1]) is True
-    assert share_pays([0.1] * 3, [0, 0, 0], [1, 1, 1]) is False
-    assert share_pays([], [], []) is False
+def paid(costs: Sequence[float], size: int, replicas: int, moved: int = 0) -> bool:
+    """Whether replicas share such work, with `moved` bytes of each element on its way to the owner and back."""
+    works = tuple(Work(cost, moved, moved) for cost in costs)
+    every, alone = (tuple(division((8, 4), size, n) for _ in costs) for n in (replicas, 1))
+    return share_pays(assignment(works, size * replicas, every), assignment(works, size, alone), size * replicas)
+
+
+def test_replicas_share_work_where_the_busiest_is_done_before() -> None:
+    assert paid([2.0, 1.0, 1.0], 2, 2) is False  # the longest takes as long
+    assert paid([2.0, 1.0, 1.0, 1.0], 2, 2) is True
+    assert paid([0.1], 3, 2) is False
+    assert paid([], 2, 2) is False
+    # One large matrix of little work sends its result to one replica, or to all of them.
+    assert paid([9e3, 9e3, 9e3, 9e3], 2, 2, moved=1) is True
+    assert paid([9e3, 1.0, 1.0], 2, 4, moved=1) is False
+    # Groups of more than 512 processes are avoided.
+    assert paid([1.0] * 2000, 4, 128) is True
+    assert paid([1.0] * 2000, 4, 129) is False
+
+
+def of_matrices(shapes: Sequence[tuple[int, int]], size: int) -> tuple[tuple[Work, ...], Assignment]:
+    """The owners of matrices of Muon."""
+    works = tuple(Work(5 * matrix_view(s).work, 2, 2, Share(min(s), 5, "bfloat16")) for s in shapes)
+    return works, assignment(works, size, tuple(division(shape, size) for shape in shapes))
+
+
+def test_large_matrices_have_several_owners_who_follow_one_another() -> None:
+    shapes = [(8192, 28672), *[(8192, 8192)] * 3, *[(1024, 8192)] * 9]
+    works, chosen = of_matrices(shapes, 16)
+    teams = [len(owners) for owners in chosen.owners]
+    assert teams[0] >= 4
+    assert all(team & (team - 1) == 0 for team in teams)
+    assert teams[4:] == [1] * 9
+    for owners in chosen.owners:
+        assert [*owners] == [*range(owners[0], owners[0] + len(owners))]
+        assert owners[0] % len(owners) == 0
+        assert owners[-1] < 16
+    loads = chosen.load(works, 16)
+    assert loads.sum() == pytest.approx(sum(work.cost for work in works))
+    # Whole, the largest alone would take three times the mean; time that is sent for is counted, too.
+    assert loads.max() < 1.5 * loads.mean() < works[0].cost / 2
+    # Small matrices of as unequal work stay whole: they would send for longer than they work.
+    _, small = of_matrices([(m // 64, n // 64) for m, n in shapes], 16)
+    assert {len(owners) for owners in small.owners} == {1}
+
+
+def test_what_owners_of_one_matrix_send_to_one_another() -> None:
+    shares = [Share(7, 2, "bfloat16", place, 3) for place in range(3)]
+    assert [(s.block(s.place).start, s.block(s.place).stop) for s in shares] == [(0, 2), (2, 4), (4, 7)]
+    # Squares; then twice sums of the rows of others in float32, and rows of two matrices to two others in bfloat16.
+    assert shares[0].sent == 2 * 8 + 2 * 7 * (5 * 4 + 2 * 2 * 2 * 2)
+    assert shares[2].sent == 2 * 8 + 2 * 7 * (4 * 4 + 2 * 3 * 2 * 2)
+    assert (Share(7, 2, "bfloat16").sent, Share(7, 2, "bfloat16").room, shares[0].exchanges) == (0, 0, 7)
+
+
+def test_pieces_of_a_matrix_are_in_one_bucket() -> None:
+    parts = division((64, 32), 4)
+    pieces = [Share(32, 5, "bfloat16", k, 2) for k in range(2)]
+    way = tuple(((parts.piece(0, 32 * k, 32 * k + 32), "bfloat16"),) for k in range(2))
+    shared = [Load(x, x, share) for x, share in zip(way, pieces, strict=True)]
+    whole = Load(((parts, "bfloat16"),), ((parts, "bfloat16"),))
+    made = schedule_of((whole, whole, *shared, *shared, whole), (0, 0, 0, 1, 2, 3, 1), 4, shared[0].bytes)
+    # Process 0 has no room for its piece beside the first two; process 1 none for the last beside its piece.
+    assert made.buckets == ((0, 1, 4, 5), (2, 3), (6,))
+    assert made.between(4) == [pieces[0].sent, pieces[1].sent] * 2
+    assert made.exchanges == 2 * 16
+
+
+def test_a_piece_has_the_parts_that_lie_in_it() -> None:
+    whole = division((10, 3), 4)  # 3, 3, 3 and 1 rows
+    piece = whole.piece(0, 4, 10)
+    assert [[*map(int, (r[0].start, r[0].stop))] for r in piece.rectangles] == [[0, 0], [0, 2], [2, 5], [5, 6]]
+    assert piece.numel == 18
+    assert whole.piece(0, 4, 10) is piece
 
 
 def test_buckets_are_bounded_for_every_owner() -> None:

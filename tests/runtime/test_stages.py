@@ -25,7 +25,7 @@ from rulec.language.node import Op, walk
 from rulec.runtime.engine import Engine, default_hyper, run
 from rulec.testing.cases import loaded
 from rulec.testing.whole import tolerance
-from tests.library import by_kind
+from tests.library import by_kind, single
 
 Array = np.ndarray[Any, Any]
 
@@ -124,7 +124,7 @@ def follow(rule: Rule, backend: str, fired: Sequence[Sequence[int]] = FIRED) -> 
     assert ours.counts() == [sum(i in now for now in fired) for i in range(len(SHAPES))]
 
 
-RULES = rulec.rules()
+RULES = single()
 SOME = [
     "adam_mini",
     "adafactor",

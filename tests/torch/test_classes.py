@@ -83,9 +83,9 @@ def test_docstrings_give_mathematics_ranges_and_sources() -> None:
     for name in class_names():
         kind = getattr(rulec.torch, name)
         assert kind.__doc__
-        for keyword in inspect.signature(kind).parameters:
-            assert f"    {keyword}: " in kind.__doc__
-        assert typing.get_type_hints(kind.__init__)["lr"]
+        keywords = inspect.signature(kind).parameters
+        assert all(f"    {keyword}: " in kind.__doc__ for keyword in keywords)
+        assert keywords.keys() <= typing.get_type_hints(kind.__init__).keys()
 
 
 def test_positional_arguments() -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,15 +15,18 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+import rulec
 import rulec.torch
 from rulec.errors import RulecError
-from rulec.runtime import exchange
+from rulec.runtime import exchange, sharing
 from rulec.runtime.delegated import Delegated
+from rulec.torch.communication import Communication
 from rulec.torch.meshes import MeshPeers, SentBytes
+from rulec.torch.quintic import TorchQuintic
 from tests.torch import test_meshes
 from tests.torch.eager.processes import together
 from tests.torch.test_communication import check_true, everywhere, sent
-from tests.torch.test_meshes import Twins, refused
+from tests.torch.test_meshes import Twins, draws, refused
 
 
 def bits(twins: Twins) -> list[torch.Tensor]:
@@ -201,7 +205,107 @@ def disagreements(rank: int) -> None:
         check_replicas(twins)
 
 
+@contextmanager
+def free_bytes() -> Iterator[None]:
+    """Sending takes no time, so that small matrices have several owners too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sharing, "BYTE", 0.0)
+        sharing.assignment.cache_clear()
+        yield
+    sharing.assignment.cache_clear()
+
+
+#: Muon's step without momentum, in other dtypes.
+PLAIN = """
+name: Plain
+hyper: {lr: 1e-2}
+view: {flatten: rest}
+state: {m: 0}
+step: |
+  m = m/2 + g
+  direction = newton_schulz(m, steps=4, dtype="%s", coefficients="polar_express")
+"""
+
+#: One matrix with most of the work, wide or tall, and three small ones.
+LARGE = {"wide": (72, 170), "a": (24, 40), "b": (9, 33), "c": (31, 12)}
+
+
+def of_teams(rank: int, shape: tuple[int, ...], names: Sequence[str]) -> None:
+    """Several processes orthogonalize the largest matrix together; numbers are those of one process."""
+    if len(shape) == 1:
+        meshes = [(init_device_mesh("cpu", shape), [placed]) for placed in (Shard(0), Shard(1))]
+    else:
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+        meshes = [(mesh, placed) for placed in ([Replicate(), Shard(0)], [Shard(1), Shard(0)], [Shard(0), Shard(0)])]
+    for number, name in enumerate(names):
+        mesh, placed = meshes[number % len(meshes)]
+        turned = {k: v[::-1] for k, v in LARGE.items()} if number % 2 else LARGE
+        with shapes_of(turned), free_bytes(), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(test_meshes, "OF_MATRICES", tuple(names))
+            for title, dtype in (("exact", "float64"), ("single", "float32")):
+                patch.setitem(test_meshes.COMPOSED, title, partial(rulec.parse, PLAIN % dtype))
+            twins = Twins(name, mesh, placed)
+            for seed in (1, 2, 3):
+                with sent() as counts:
+                    twins.step(seed)
+                record = twins.optimizer.communication()
+                check_shared(record.exchanges[0], counts)
+            check_near(twins, 0.0 if name == "exact" else 1e-5 if name == "single" else 2**-8)
+            check_replicas(twins)
+            of_columns(twins, seed=4)
+
+
+def check_near(twins: Twins, most: float) -> None:
+    """The numbers of one process; what a matrix of several owners has changed by differs by so much of it at most.
+
+    Sums in another order are rounded otherwise now and then, in bfloat16 by 2^-8.
+    """
+    starts = draws(0)
+    for name, param in twins.whole.items():
+        change = (param - starts[name]).norm()
+        assert (twins.parts[name].full_tensor() - param).norm() <= (most if name == "wide" else 0.0) * change + 1e-6  # type: ignore[attr-defined]
+    if not most:
+        twins.check()
+
+
+def check_shared(e: Any, counts: Any) -> None:
+    """What owners send to one another is in the record, and is what torch was given."""
+    assert e.count == len(LARGE)
+    assert e.shared >= 1
+    assert sum(e.matrices) > e.count
+    assert e.here + e.between[e.rank] == counts["exchanged"]
+    assert [*e.between] == everywhere(counts["exchanged"] - e.here)
+    assert 2 * e.buckets + e.rounds == counts["exchanges"]
+    assert max(e.work) < 0.75
+    assert e.least <= sum(e.sent)
+    assert f"{sum(e.between):,}" in str(Communication(exchanges=(e,)))
+
+
+def of_columns(twins: Twins, seed: int) -> None:
+    """A process that does not count what others send it computes other numbers: the comparison sees it."""
+    real = TorchQuintic.added
+
+    def alone(self: TorchQuintic, sums: Any) -> Any:
+        return real(self, sums[:1])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TorchQuintic, "added", alone)
+        twins.step(seed)
+    with pytest.raises(AssertionError):
+        check_near(twins, 2**-8)
+
+
+def all_of_two(rank: int) -> None:
+    of_teams(rank, (2,), ("muon", "exact"))
+
+
+def test_two_processes_share_the_work_on_a_matrix() -> None:
+    together(all_of_two)
+
+
 def all_of_four(rank: int) -> None:
+    of_teams(rank, (2, 2), ("muon", "normuon"))
+    of_teams(rank, (4,), ("muon", "normuon", "adamuon", "scion", "exact", "single"))
     disagreements(rank)
     of_replicas(rank)
     of_buckets(rank)

@@ -21,6 +21,7 @@ from rulec.jax.machine import call, is_wide, machine_of, numbered
 from rulec.jax.recipe import Given, Rules, recipe, rules_of
 from rulec.jax.transform import options
 from rulec.jax.xla import compiler_options, is_outermost
+from rulec.language.passes import check_single
 
 
 class Outcome(NamedTuple):
@@ -99,6 +100,8 @@ class Eager(ABC):
         self._seen: set[Any] = set()
         self._tags, self._shared = dict(tags or {}), dict(shared or {})
         self._options = options(state_dtype, maximize, seed, weights)
+        for part in rules_of(rule):
+            check_single(part, "a step inside the backward pass")
         self._inputs = _inputs(rule)
         self._rule, reductions = in_two_passes(rule)
         self._measured = Measured(reductions, skip_nonfinite, bool(maximize))

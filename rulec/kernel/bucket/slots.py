@@ -136,7 +136,7 @@ def of_all(stage: Stage, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     reduced: dict[str, Any] = {}
     for reduction in stage.reduces:
         values = [each[reduction.name] for each in parts]
-        per_tensor = set(reduction.axes.letters) <= {"k", "n"}
+        per_tensor = reduction.axes.number
         reduced[reduction.name] = np.array([float(v) for v in values], np.float64) if per_tensor else values
     return reduced
 

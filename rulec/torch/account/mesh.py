@@ -9,27 +9,29 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from rulec.compiler.grouping import view_of
 from rulec.compiler.layout import ITEM_SIZE, Layout, layout_for, scheduled
 from rulec.compiler.pipeline import compile
 from rulec.compiler.routing import Router
 from rulec.compiler.scalars import ScalarTable
-from rulec.compiler.view import MatrixView, matrix_view
+from rulec.compiler.view import MatrixView
 from rulec.errors import HyperError
 from rulec.language.node import Node
 from rulec.language.rule import Rule
 from rulec.memory.live import Account
 from rulec.runtime.delegation import Delegation, Delegations
-from rulec.runtime.exchange import BUCKET, Spread
+from rulec.runtime.exchange import BUCKET, Spread, cuts
 from rulec.runtime.halves import Halves
 from rulec.runtime.hyper import EPS
-from rulec.runtime.owners import Division, Load, Schedule, owners_by_parts, schedule_of, share_pays
+from rulec.runtime.owners import Division, Load, Schedule, schedule_of
 from rulec.runtime.plan import Plan
+from rulec.runtime.sharing import Assignment, Work, assignment, share_pays
 from rulec.runtime.state import state_specs
 from rulec.torch.account.meter import Training
 from rulec.torch.placed import has_matrices
@@ -67,7 +69,7 @@ class MeshAccount:
 
     `model` is sent by `fully_shard` for weights and gradients; `exchanged` by the optimizer for `matrices`, of which
     `least` is the mean over all devices. `work` and `mean_work` are floating-point operations on matrices, two for each
-    multiplication.
+    multiplication. `shared` of the matrices have several owners, who send one another `between`.
     """
 
     mesh: Mesh
@@ -78,6 +80,8 @@ class MeshAccount:
     matrices: int
     work: float
     mean_work: float
+    shared: int = 0
+    between: int = 0
 
     def data(self) -> dict[str, Any]:
         """As plain data."""
@@ -85,6 +89,7 @@ class MeshAccount:
             "devices": self.mesh.devices, "replicas": self.mesh.replicas, "shards": self.mesh.shards,
             "kept": dict(self.kept), "sent": {"model": self.model, "matrices": self.exchanged, "least": self.least},
             "matrices": self.matrices, "work": self.work, "mean_work": self.mean_work,
+            "shared": {"matrices": self.shared, "sent": self.between},
         }  # fmt: skip
 
 
@@ -99,21 +104,21 @@ def on_mesh(training: Training, measured: Account, mesh: Mesh) -> MeshAccount:
     # Weights are gathered for both passes, and gradients reduced and scattered; then reduced over replicas.
     others = 3 * size * first * (mesh.shards - 1)
     replicas = 2 * size * first * (mesh.replicas - 1) // mesh.replicas
-    sent, work = [0] * mesh.devices, [0.0] * mesh.devices
+    works = [matrix.work for matrix in exchanged]
+    # Whole replicas exchange nothing.
+    group, shared = 1, 0
+    sent, between, work = np.zeros(1, np.int64), np.zeros(1, np.int64), np.array([sum(x.cost for x in works)])
     if mesh.shards > 1:
-        spreads, owners, group = _owners(exchanged, mesh)
-        for schedule in _schedules(exchanged, spreads, owners, group):
-            each = schedule.sent(group) * (mesh.devices // group)
-            sent = [a + b for a, b in zip(sent, each, strict=True)]
-        for matrix, owner in zip(exchanged, owners, strict=True):
-            for device in range(owner, mesh.devices, group):
-                work[device] += 2 * matrix.work
-    else:
-        # Whole replicas exchange nothing.
-        work = [sum(2 * matrix.work for matrix in exchanged)] * mesh.devices
+        spreads, chosen, group = _owners(exchanged, mesh)
+        schedules = [*_schedules(exchanged, spreads, chosen.owners, group)]
+        sent, between = (
+            sum((np.array(x, np.int64) for x in each), np.zeros(group, np.int64))
+            for each in ([s.sent(group) for s in schedules], [s.between(group) for s in schedules])
+        )
+        work, shared = chosen.load(works, group), sum(len(owners) > 1 for owners in chosen.owners)
     return MeshAccount(
-        mesh, kept, others + replicas, max(sent), sum(sent) // mesh.devices, len(exchanged), max(work),
-        sum(work) / mesh.devices,
+        mesh, kept, others + replicas, int(sent.max()), int(sent.sum()) // group, len(exchanged),
+        2 * float(work.max()), 2 * float(work.sum()) / group, shared, int(between.max()),
     )  # fmt: skip
 
 
@@ -121,13 +126,13 @@ def on_mesh(training: Training, measured: Account, mesh: Mesh) -> MeshAccount:
 class Matrix:
     """A parameter whose matrices are exchanged: its view, and the values of its owner in a usual step.
 
-    `work` is in multiplications. `states` has the shapes of states with one of their own, by name.
+    `states` has the shapes of states with one of their own, by name.
     """
 
     view: MatrixView
     delegations: Delegations
     layout: Layout
-    work: float
+    work: Work
     states: Mapping[str, tuple[int, ...]]
 
 
@@ -148,7 +153,7 @@ def _shapes(training: Training) -> tuple[list[tuple[int, ...]], list[Matrix]]:
 
 def _matrix(rule: Rule, shape: tuple[int, ...], training: Training) -> Matrix:
     """A parameter of this rule and shape. A usual step has the branches of most steps."""
-    view = matrix_view(shape, rule.view)
+    view = view_of(rule, shape)
     hyper = {name: float(training.hyper.get(name, known.default)) for name, known in rule.hyper.items()}
     static = {name: hyper[name] for name, known in rule.hyper.items() if known.static}
     facts = {**view.facts, "machine_eps": EPS[training.dtype]}
@@ -163,7 +168,7 @@ def _matrix(rule: Rule, shape: tuple[int, ...], training: Training) -> Matrix:
     assert delegations is not None
     specs = [s for s in state_specs(program, layout) if {"i", "j"} <= set(s.axes.letters) and not s.axes.elementwise]
     shapes = {s.name: s.shape(view, hyper, facts) for s in specs}
-    return Matrix(view, delegations, layout, delegations.work(facts, static, view.batch), shapes)
+    return Matrix(view, delegations, layout, delegations.work(facts, static, view, layout), shapes)
 
 
 def _part(shape: Sequence[int], shards: int, rank: int) -> int:
@@ -173,34 +178,55 @@ def _part(shape: Sequence[int], shards: int, rank: int) -> int:
     return max(0, min(size, rows - rank * size)) * math.prod(shape[1:])
 
 
-def _owners(matrices: Sequence[Matrix], mesh: Mesh) -> tuple[list[Spread], tuple[int, ...], int]:
+def _owners(matrices: Sequence[Matrix], mesh: Mesh) -> tuple[list[Spread], Assignment, int]:
     """How matrices lie, and their owners, among so many devices: all, or those of each replica."""
-    shapes, costs = [matrix.view.shape for matrix in matrices], tuple(matrix.work for matrix in matrices)
+    shapes, works = [matrix.view.shape for matrix in matrices], tuple(matrix.work for matrix in matrices)
     known = {shape: _division(shape, mesh.shards) for shape in shapes}
     alone = tuple(known[shape] for shape in shapes)
     every = {shape: Division(division.rectangles * mesh.replicas) for shape, division in known.items()}
     parts, group = tuple(every[shape] for shape in shapes), mesh.devices
-    owners, few = owners_by_parts(costs, group, parts), owners_by_parts(costs, mesh.shards, alone)
-    if not share_pays(costs, owners, few):
-        parts, group, owners = alone, mesh.shards, few
+    chosen, few = assignment(works, group, parts), assignment(works, mesh.shards, alone)
+    if not share_pays(chosen, few, group):
+        parts, group, chosen = alone, mesh.shards, few
     nobody: Any = None
     places = tuple(((rank % mesh.shards, mesh.shards),) for rank in range(group))
     spreads = {part: Spread(nobody, part, places) for part in parts}
-    return [spreads[part] for part in parts], owners, group
+    return [spreads[part] for part in parts], chosen, group
 
 
 def _schedules(
-    matrices: Sequence[Matrix], spreads: Sequence[Spread], owners: Sequence[int], group: int
+    matrices: Sequence[Matrix], spreads: Sequence[Spread], owners: Sequence[tuple[int, ...]], group: int
 ) -> Iterator[Schedule]:  # fmt: skip
     """The ways of matrices to their owners and back, for one part of a step after the other."""
-    loads: dict[tuple[Matrix, Spread], list[Load]] = {}
-    for matrix, spread in dict.fromkeys(zip(matrices, spreads, strict=True)):
+    loads: dict[tuple[Matrix, Spread, int], list[list[Load]]] = {}
+    keys = [(matrix, spread, len(team)) for matrix, spread, team in zip(matrices, spreads, owners, strict=True)]
+    for matrix, spread, count in dict.fromkeys(keys):
         half = Halves(matrix.view, matrix.view.shape, spread, matrix.states)
-        loads[matrix, spread] = [_load(matrix, half, d) for gap in matrix.delegations.gaps for d in gap]
-    each = [loads[pair] for pair in zip(matrices, spreads, strict=True)]
-    for number in range(max(map(len, each), default=0)):
-        chosen = [(x[number], owner) for x, owner in zip(each, owners, strict=True) if number < len(x)]
+        loads[matrix, spread, count] = [_pieces(matrix, half, d, count) for gap in matrix.delegations.gaps for d in gap]
+    each = sorted(zip(keys, owners, strict=True), key=lambda pair: -pair[0][0].work.cost / pair[0][2])
+    for number in range(max((len(x) for x in loads.values()), default=0)):
+        chosen = [
+            way for key, team in each if number < len(loads[key]) for way in zip(loads[key][number], team, strict=True)
+        ]
         yield schedule_of(tuple(x for x, _ in chosen), tuple(owner for _, owner in chosen), group, BUCKET)
+
+
+def _pieces(matrix: Matrix, half: Halves, delegation: Delegation, count: int) -> list[Load]:
+    """How the arrays of a delegation lie, for each of several owners."""
+    load, share = _load(matrix, half, delegation), matrix.work.share
+    if count == 1 or share is None:
+        return [load]
+    if not delegation.whole:
+        return [load] * count
+
+    def cut(ways: Sequence[tuple[Division, str]], start: int, stop: int) -> tuple[tuple[Division, str], ...]:
+        return tuple((division.piece(half.long, start, stop), dtype) for division, dtype in ways)
+
+    bounds = cuts(half.shape[half.long], count)
+    return [
+        Load(cut(load.there, *at), cut(load.back, *at), replace(share, place=k, count=count))
+        for k, at in enumerate(bounds)
+    ]
 
 
 def _load(matrix: Matrix, half: Halves, delegation: Delegation) -> Load:

@@ -10,6 +10,7 @@ from torch.optim import LBFGS, Optimizer
 from rulec.analysis.flow import flow_of
 from rulec.analysis.structure import scope_of
 from rulec.errors import HyperError, RuleError
+from rulec.language.passes import check_single
 from rulec.language.rule import Rule
 from rulec.torch.optimizer import RuleOptimizer
 from rulec.torch.partitioned import Partitioned
@@ -34,6 +35,7 @@ def scope_of_rule(rule: Rule) -> str:
 def check_rules(optimizer: RuleOptimizer | Partitioned) -> None:
     """RuleError where a parameter's rule cannot be run inside the backward pass."""
     for rule in rules_of(optimizer):
+        check_single(rule, "an update inside the backward pass")
         if rule.inputs:
             raise RuleError(
                 f"{rule.name} takes the input {min(rule.inputs)!r} at every step, which is not there inside the "

@@ -1,0 +1,37 @@
+"""Values of one axis of a tensor, where a batch of matrices is several axes, and of the whole batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+
+def segments_of(facts: Mapping[str, float]) -> tuple[int, ...]:
+    """The extents of the axes of a tensor's batch, from its facts."""
+    extents: list[int] = []
+    while (name := f"part{len(extents)}") in facts:
+        extents.append(int(facts[name]))
+    return tuple(extents)
+
+
+def reduced_to(
+    part: int, x: Any, extents: Sequence[int], axes: Sequence[int], reduce: Callable[[Any, tuple[int, ...]], Any]
+) -> Any:  # fmt: skip
+    """`x`, `(batch, rows, cols)`, reduced over the other axes of the batch and over `axes` of its own.
+
+    `reduce` takes an array and the axes to keep with an extent of 1.
+    """
+    whole = x.reshape(*extents, *x.shape[1:])
+    others = [k for k in range(len(extents)) if k != part]
+    result = reduce(whole, (*others, *(len(extents) - 1 + axis for axis in axes if axis)))
+    return result.reshape(extents[part], *result.shape[-2:])
+
+
+def spread_from(
+    part: int, x: Any, extents: Sequence[int], broadcast: Callable[[Any, tuple[int, ...]], Any]
+) -> Any:  # fmt: skip
+    """`x`, `(extent of the part, rows, cols)`, for each matrix of the batch."""
+    sides = tuple(x.shape[1:])
+    apart = x.reshape(*(n if k == part else 1 for k, n in enumerate(extents)), *sides)
+    return broadcast(apart, (*extents, *sides)).reshape(math.prod(extents), *sides)

@@ -1,0 +1,145 @@
+"""Solving, Cholesky's factor, slices and the like: every array library beside NumPy's, and NumPy's beside algebra."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+
+from rulec.arrays.exact import EXACT_MATRIX
+from rulec.arrays.numpy import NUMPY_MATRIX
+from rulec.language.arithmetic import mpmath_context
+from rulec.language.node import Op
+from rulec.language.schedules import SCHEDULES, coefficients_of
+
+Array = np.ndarray[Any, Any]
+DRAWN = np.random.default_rng(4)
+X, B = DRAWN.normal(size=(3, 4, 4)), DRAWN.normal(size=(3, 4, 2))
+#: The second has a zero on its diagonal, and the third no number.
+SINGULAR = X.copy()
+SINGULAR[1, 2, 2], SINGULAR[2, 0, 0] = 0, np.nan
+SYMMETRIC = X @ X.swapaxes(1, 2) + np.eye(4) * [[[1.0]], [[-9.0]], [[2.0]]]
+
+CALLS: Mapping[str, tuple[Op, tuple[Any, ...], dict[str, Any]]] = {
+    "diagonal": (Op.DIAG, (X,), {}), "of rows": (Op.DIAG, (X[:, :, :1],), {}), "of cols": (Op.DIAG, (X[:, :1],), {}),
+    "upper": (Op.TRIU, (B,), {}), "lower": (Op.TRIL, (X,), {}),
+    "rows": (Op.SLICE, (X, 1.0, 3.0), {"axis": "rows"}), "cols": (Op.SLICE, (X, 1.0, np.inf), {"axis": "cols"}),
+    "beside": (Op.CONCAT, (X, B), {"axis": 1}), "below one for all": (Op.CONCAT, (X, X[:1, :2]), {"axis": 0}),
+    "cholesky": (Op.CHOLESKY, (SYMMETRIC,), {}), "solve": (Op.SOLVE, (X, B), {"kind": "full"}),
+    "solve upper": (Op.SOLVE, (SINGULAR, B), {"kind": "upper"}),
+    "solve lower": (Op.SOLVE, (SINGULAR, B), {"kind": "lower"}),
+    **{f"newton_schulz {name}": (Op.NEWTON_SCHULZ, (X, 9), {"dtype": "float64", "coefficients": name})
+       for name in SCHEDULES},
+}  # fmt: skip
+
+
+def _torch(op: Op, args: tuple[Any, ...], keywords: dict[str, Any]) -> Array:
+    from rulec.torch.arrays import DEVICE_MATRIX
+
+    given = [torch.from_numpy(x.copy()) if isinstance(x, np.ndarray) else x for x in args]
+    return np.asarray(DEVICE_MATRIX[op](*given, **keywords).numpy())
+
+
+def _jax(op: Op, args: tuple[Any, ...], keywords: dict[str, Any]) -> Array:
+    from rulec.jax.library import MATRIX
+
+    with jax.enable_x64(True):
+        return np.asarray(
+            MATRIX[op](*(jax.numpy.asarray(x) if isinstance(x, np.ndarray) else x for x in args), **keywords)
+        )
+
+
+def _mlx(op: Op, args: tuple[Any, ...], keywords: dict[str, Any]) -> Array:
+    mx = pytest.importorskip("mlx.core")
+    from rulec.mlx.arrays import MlxLibrary
+
+    with mx.stream(mx.cpu):
+        given = [mx.array(x, dtype=mx.float64) if isinstance(x, np.ndarray) else x for x in args]
+        return np.array(MlxLibrary.matrix[op](*given, **keywords))
+
+
+LIBRARIES: Mapping[str, Callable[..., Array]] = {"torch": _torch, "jax": _jax, "mlx": _mlx}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_libraries_agree_with_numpy(library: str, call: str) -> None:
+    op, args, keywords = CALLS[call]
+    with np.errstate(all="ignore"):
+        wanted = NUMPY_MATRIX[op](*args, **keywords)
+        found = LIBRARIES[library](op, args, keywords)
+    assert found.shape == wanted.shape
+    np.testing.assert_allclose(found, wanted, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_fifty_digits_agree_with_numpy(call: str) -> None:
+    op, args, keywords = CALLS[call]
+    to_exact = np.frompyfunc(mpmath_context().mpf, 1, 1)
+    keywords = {key: value for key, value in keywords.items() if key != "dtype"}
+    with np.errstate(all="ignore"):
+        given = [to_exact(x) if isinstance(x, np.ndarray) else x for x in args]
+        np.testing.assert_allclose(
+            EXACT_MATRIX[op](*given, **keywords).astype(float),
+            NUMPY_MATRIX[op](*args, **keywords),
+            rtol=1e-11,
+            atol=1e-12,
+        )
+
+
+@pytest.mark.parametrize("kind", ["full", "upper", "lower"])
+def test_a_solution_solves(kind: str) -> None:
+    a = {"full": X, "upper": np.triu(X), "lower": np.tril(X)}[kind]
+    found = NUMPY_MATRIX[Op.SOLVE](X, B, kind=kind)
+    np.testing.assert_allclose(a @ found, B, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["full", "upper", "lower"])
+def test_a_singular_matrix_has_no_number_and_its_neighbours_have(kind: str) -> None:
+    a = SINGULAR.copy()
+    a[1] = np.diag([1.0, 2.0, 0.0, 4.0])
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(np.errstate(all="raise"))
+        found = NUMPY_MATRIX[Op.SOLVE](a, B, kind=kind)
+    assert np.isnan(found[1:]).all()
+    assert np.isfinite(found[0]).all()
+
+
+def test_choleskys_factor_is_numpys() -> None:
+    found = NUMPY_MATRIX[Op.CHOLESKY](SYMMETRIC)
+    for i in (0, 2):
+        np.testing.assert_allclose(found[i], np.linalg.cholesky(SYMMETRIC[i]), atol=1e-13)
+    assert np.isnan(found[1]).all()
+
+
+@pytest.mark.parametrize("name", ["cubic", "taylor", "polar_express", "polar_express_safe", "polar_express_safer"])
+def test_schedules_that_converge_end_at_the_nearest_orthogonal_matrix(name: str) -> None:
+    left, _, right = np.linalg.svd(X)
+    found = NUMPY_MATRIX[Op.NEWTON_SCHULZ](X, 40, coefficients=name)
+    np.testing.assert_allclose(found, left @ right, atol=1e-6)
+
+
+def test_polar_express_has_the_papers_numbers() -> None:
+    """Its error bound: from 1e-3 on, the polynomials take every singular value to within 1e-5 of 1 in seven steps."""
+    x = np.geomspace(1e-3, 1, 2001)
+    for a, b, c in coefficients_of("polar_express", 8):
+        x = a * x + b * x**3 + c * x**5
+    assert np.abs(x - 1).max() < 1e-5
+
+
+def test_the_peers_schedules_are_ours() -> None:
+    from pytorch_optimizer.optimizer.utils.matrix import NS_COEFFICIENTS, zero_power_via_newton_schulz_5
+
+    names = {"original": "muon", "quintic": "quintic", "polar_express": "polar_express_safe"}
+    names["polar_express_safer"] = "polar_express_safer"
+    assert names.keys() == NS_COEFFICIENTS.keys()
+    for theirs, ours in names.items():
+        found = NUMPY_MATRIX[Op.NEWTON_SCHULZ](X, 7, coefficients=ours)
+        for i in range(len(X)):
+            wanted = zero_power_via_newton_schulz_5(torch.from_numpy(X[i]), 7, weights=theirs, dtype=torch.float64)
+            np.testing.assert_allclose(found[i], wanted.numpy(), rtol=1e-12, atol=1e-12)

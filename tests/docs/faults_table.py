@@ -1,0 +1,32 @@
+"""The manual's table of code elsewhere that computes something else than what it names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tests.docs.table import table
+
+
+def faults() -> str:
+    """A table for each library."""
+    from tests.rules.faults import FAULTS
+
+    libraries = dict.fromkeys(fault.peer.theirs.rpartition(".")[0].replace(".contrib", "") for fault in FAULTS)
+    return "\n\n".join(part for library in libraries for part in (f"## {library}", _of(library)))
+
+
+def _of(library: str) -> str:
+    return table(["code", "what it does", "and not", "the rule here"], list(_rows(library)))
+
+
+def _rows(library: str) -> Iterator[list[str]]:
+    from tests.rules.faults import FAULTS
+
+    for fault in FAULTS:
+        if fault.peer.theirs.startswith(f"{library}."):
+            name = fault.peer.theirs.removeprefix(f"{library}.")
+            here = fault.peer.composed.replace("transforms/", "").removeprefix("l2 >> ").removesuffix(" + decay")
+            yield [f"`{name}`", fault.does, fault.instead, f"`{here}`"]
+
+
+MAKERS = {"faults": faults}

@@ -1,0 +1,179 @@
+"""The rules with decompositions and solutions, and others that read rows and columns, beside what is not ours.
+
+Rows are those of `tests.rules.matrices`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytorch_optimizer
+import torch
+from pytorch_optimizer.optimizer.scion import LMONorm
+
+from rulec.arrays import random
+from tests.rules.peer import Peer, adam_like, printed_peer, torch_peer
+from tests.rules.printed_decomposed import AdaGO, Dion, SPlus
+from tests.rules.projectors import WholeProjector
+from tests.rules.runs import Hyper
+from tests.rules.sides import flattened, inside, patched, routed
+
+_ADAM = {"lr": 0.03, "beta1": 0.8, "beta2": 0.95, "eps": 1e-6}
+_MUON = {
+    "lr": 0.02, "momentum": 0.8, "weight_decay": 0.07, "ns_steps": 4, "adamw_lr": 0.03, "adamw_eps": 1e-5,
+    "beta1": 0.7, "beta2": 0.9,
+}  # fmt: skip
+
+
+def _adam() -> Peer:
+    return torch_peer("adam", torch.optim.Adam, adam_like, {})
+
+
+def _conda(h: Hyper) -> dict[str, Any]:
+    return {**adam_like(h), "update_proj_gap": int(h["gap"]), "scale": h["scale"]}
+
+
+class Kron(pytorch_optimizer.Kron):
+    """Theirs, with our random numbers, which the parameter and the step determine."""
+
+    def step(self, closure: Any = None) -> Any:
+        self.at: int = getattr(self, "at", 0) + 1
+        self.tensor = -1
+        draws = patched(**{"pytorch_optimizer.optimizer.psgd.torch.randn_like": self._drawn})
+        with draws():
+            return super().step(closure)
+
+    def _drawn(self, like: torch.Tensor, **_: Any) -> torch.Tensor:
+        self.tensor += 1
+        drawn = random.normal(like.numel(), seed=0, tensor=self.tensor, draw=0, step=self.at)
+        return torch.from_numpy(np.asarray(drawn).reshape(tuple(like.shape)))
+
+
+def _solve_right(x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+    """`x @ inv(a)` in float64, where theirs is in float32."""
+    return torch.linalg.solve_triangular(a, x, upper=True, left=False)
+
+
+def _kron(h: Hyper) -> dict[str, Any]:
+    return {
+        "lr": h["lr"], "momentum": h["momentum"], "weight_decay": h["weight_decay"], "precondition_dtype": None,
+        "pre_conditioner_update_probability": 1 / h["every"], "balance_prob": 0.0,
+    }  # fmt: skip
+
+
+def _shampoo(h: Hyper) -> dict[str, Any]:
+    return {
+        "lr": h["lr"], "betas": (h["beta1"], h["beta2"]), "matrix_eps": h["eps"], "use_svd": True,
+        "start_preconditioning_step": int(h["start"]), "preconditioning_compute_steps": int(h["every"]),
+        "shape_interpretation": False,
+    }  # fmt: skip
+
+
+def _dash(h: Hyper) -> dict[str, Any]:
+    return {
+        "lr": h["lr"], "betas": (h["beta1"], h["beta2"]), "grafting_beta": h["beta3"], "eps": h["eps"],
+        "matrix_eps": h["matrix_eps"], "precondition_frequency": int(h["every"]), "inverse_root_method": "eigh",
+    }  # fmt: skip
+
+
+def _scion(kind: LMONorm) -> Any:
+    def keywords(h: Hyper) -> dict[str, Any]:
+        return {"lr": h["lr"], "momentum": h["alpha"], "scale": h["scale"], "norm_type": kind}
+
+    return keywords
+
+
+_SCION = {"lr": 0.02, "alpha": 0.3, "scale": 1.7}
+_AUTO = torch_peer("scion", pytorch_optimizer.SCION, _scion(LMONorm.AUTO), {})
+
+
+def _norm_peer(name: str, kind: LMONorm) -> Peer:
+    """SCION with one norm for matrices; vectors have theirs."""
+    return flattened(routed(torch_peer(name, pytorch_optimizer.SCION, _scion(kind), _SCION), _AUTO))
+
+
+_SCALED: tuple[Peer, ...] = (
+    flattened(
+        routed(
+            torch_peer(
+                "racs", pytorch_optimizer.RACS,
+                lambda h: {key: h[key] for key in ("lr", "beta", "alpha", "gamma", "eps")},
+                {**_ADAM, "beta": 0.8, "alpha": 0.3, "gamma": 1.05},
+            ),
+            _adam(),
+        )
+    ),
+    flattened(
+        torch_peer(
+            "adalite + decay", pytorch_optimizer.Adalite,
+            lambda h: {
+                **adam_like({**h, "eps": 0}), "eps1": h["eps1"], "eps2": h["eps2"], "tau": h["tau"],
+                "g_norm_min": h["least_norm"], "ratio_min": h["least_ratio"],
+            },
+            {
+                "lr": 0.03, "beta1": 0.8, "beta2": 0.95, "eps1": 1e-4, "eps2": 1e-9, "tau": 0.7, "least_norm": 0.1,
+                "least_ratio": 0.2, "weight_decay": 0.07,
+            },
+        )
+    ),
+    _norm_peer("scion_sign", LMONorm.SIGN), _norm_peer("scion_row", LMONorm.ROW),
+    _norm_peer("scion_col", LMONorm.COL),
+)  # fmt: skip
+
+_CONDA = inside(
+    routed(
+        torch_peer(
+            "conda", pytorch_optimizer.Conda, _conda, {**_ADAM, "gap": 4, "scale": 0.6}, "with our singular vectors"
+        ),
+        _adam(),
+    ),
+    patched(**{"pytorch_optimizer.optimizer.conda.GaLoreProjector": WholeProjector}),
+)
+
+_SOLVED: tuple[Peer, ...] = (
+    inside(
+        flattened(
+            torch_peer(
+                "kron", Kron, _kron,
+                {"lr": 0.02, "momentum": 0.8, "weight_decay": 0, "every": 2},
+                "with our random numbers, a fixed interval, no balancing, and in float64",
+            )
+        ),
+        patched(**{"pytorch_optimizer.optimizer.psgd.solve_triangular_right": _solve_right}),
+    ),
+    flattened(
+        torch_peer(
+            "scalableshampoo", pytorch_optimizer.ScalableShampoo, _shampoo,
+            {"lr": 0.02, "beta1": 0.8, "beta2": 0.9, "eps": 0.01, "start": 5, "every": 3},
+            "with exact roots, and tensors in the shapes they have",
+        )
+    ),
+    flattened(
+        routed(
+            torch_peer(
+                "dash", pytorch_optimizer.DASH, _dash, {**_ADAM, "beta3": 0.9, "matrix_eps": 1e-3, "every": 3},
+                "with exact roots, and one block for each tensor",
+            ),
+            _adam(),
+        )
+    ),
+)  # fmt: skip
+
+_PRINTED: tuple[Peer, ...] = (
+    printed_peer("adago", "its Algorithm 1", AdaGO, {**_MUON, "gamma": 2.0, "eps": 0.003, "start": 0.5}),
+    printed_peer(
+        "dion", "its Algorithm 1", Dion,
+        {
+            "lr": 0.02, "mu": 0.9, "eps": 1e-8, "rank": 2, "weight_decay": 0.07, "adamw_lr": 0.03, "beta1": 0.7,
+            "beta2": 0.9,
+        },
+        "with our random matrix",
+    ),
+    printed_peer(
+        "splus", "its Algorithm 1", SPlus,
+        {"lr": 0.3, "beta1": 0.8, "beta2": 0.9, "beta3": 0.9, "weight_decay": 0.07, "other": 0.1, "every": 4},
+    ),
+)  # fmt: skip
+
+DECOMPOSED: tuple[Peer, ...] = (*_SCALED, _CONDA, *_SOLVED, *_PRINTED)

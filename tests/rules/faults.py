@@ -1,0 +1,237 @@
+"""Where code elsewhere computes something else than the paper it names, or its authors' code: a row for each.
+
+A row's peer is their code as it is shipped. The rule it is compared with has a row of its own in the tables of peers,
+where their code is put right, or where somebody else computes the same.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import optax
+import pytorch_optimizer
+import torch
+
+from tests.rules.peer import Peer, adam_like, optax_peer, same, torch_peer
+from tests.rules.runs import Array, Hyper, Run, TorchRun
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Their code as shipped beside our rule; what it does, and what it should do by whom."""
+
+    peer: Peer
+    does: str
+    instead: str
+
+
+_ADAM = {"lr": 0.03, "beta1": 0.8, "beta2": 0.95, "eps": 1e-3}
+_DECAYED = {**_ADAM, "weight_decay": 0.07}
+_EARLY = "adds eps to the root of the second moment before it corrects its bias"
+_LATE = "after it, as the paper has it"
+_WIDE = "its parameters' dtype"
+
+
+def _asgd(params: Sequence[Array], hyper: Hyper, *, shipped: bool = False) -> Run:
+    """pytorch_optimizer's ASGD with the numbers of the paper's algorithm."""
+    kind = functools.partial(pytorch_optimizer.ASGD, lr=hyper["lr0"], amplifier=1, dampening=2, eps=0, theta=0)
+    return TorchRun(kind, lambda _: {}, params, hyper, shipped=True)
+
+
+def _lars(h: Hyper) -> Any:
+    return optax.lars(
+        h["lr"], h["weight_decay"], trust_coefficient=h["trust_coefficient"], momentum=h["momentum"],
+    )  # fmt: skip
+
+
+def _warmed_up(h: Hyper) -> Any:
+    return optax.contrib.schedule_free_adamw(
+        h["lr"], 7, h["beta1"], h["beta2"], h["eps"], h["weight_decay"], h["weight_lr_power"],
+    )  # fmt: skip
+
+
+_TORCH = (
+    Fault(
+        torch_peer(
+            "nadam", torch.optim.NAdam, lambda h: {**adam_like(h), "momentum_decay": h["momentum_decay"]},
+            {**_ADAM, "momentum_decay": 0.02},
+        ),
+        "keeps the product of its momenta in float32, for parameters in float64 too", _WIDE,
+    ),
+    Fault(
+        torch_peer(
+            "asgd", torch.optim.ASGD, same("lr", "lambd", "alpha", "t0"),
+            {"lr": 0.05, "lambd": 0.01, "alpha": 0.6, "t0": 7},
+        ),
+        "keeps its step and the weight of its average in float32, for parameters in float64 too", _WIDE,
+    ),
+)  # fmt: skip
+
+_OPTAX = (
+    Fault(
+        optax_peer(
+            "lars", "optax.lars", _lars, {"lr": 0.5, "momentum": 0.8, "trust_coefficient": 0.02, "weight_decay": 0.3},
+        ),
+        "divides by the norm of the sum of gradient and decay", "by the sum of their norms, as the paper has it",
+    ),
+    Fault(
+        optax_peer("yogi", "optax.yogi", lambda h: optax.yogi(h["lr"], h["beta1"], h["beta2"], h["eps"]), _ADAM),
+        "begins the mean of gradients, too, at the initial value of the second moment", "at zero, as the paper has it",
+    ),
+    Fault(
+        optax_peer(
+            "schedule_free_adamw", "optax.contrib.schedule_free_adamw", _warmed_up,
+            {**_DECAYED, "warmup_steps": 7, "weight_lr_power": 1.5},
+        ),
+        "begins a warmup with a step of no length", "with one of a share, as the authors' code does",
+    ),
+)  # fmt: skip
+
+_PYTORCH_OPTIMIZER = (
+    Fault(
+        torch_peer(
+            "transforms/centralize >> lookahead(radam)", pytorch_optimizer.Ranger, adam_like,
+            {**_ADAM, "k": 6, "alpha": 0.5},
+        ),
+        "climbs the gradient while the variance is unknown, unless `degenerated_to_sgd` is set",
+        "descends, as the authors' code does",
+    ),
+    Fault(
+        torch_peer(
+            "bcos + decay", pytorch_optimizer.BCOS,
+            lambda h: {**same("lr", "beta", "eps", "weight_decay")(h), "simple_cond": True},
+            {"lr": 0.03, "beta": 0.8, "eps": 1e-3, "weight_decay": 0.07},
+        ),
+        "estimates from the momentum of this step, which it has overwritten",
+        "from the one before, as the authors' code does",
+    ),
+    Fault(
+        torch_peer(
+            "dadapt_adan", pytorch_optimizer.DAdaptAdan,
+            lambda h: {
+                "lr": h["lr"], "betas": (h["beta1"], h["beta2"], h["beta3"]), "eps": h["eps"], "d0": h["d0"],
+            },
+            {"lr": 0.7, "beta1": 0.9, "beta2": 0.8, "beta3": 0.95, "eps": 1e-3, "d0": 0.01},
+        ),
+        "sums the fourth power of what Adan squares", "the square, as the authors' code does",
+    ),
+    Fault(
+        torch_peer(
+            "adoptw", pytorch_optimizer.ADOPT, lambda h: {**adam_like(h), "weight_decouple": True}, _DECAYED,
+        ),
+        "bounds the gradient by the count of this step", "by that of the step before, as the authors' code does",
+    ),
+    Fault(
+        torch_peer(
+            "padam", pytorch_optimizer.PAdam, lambda h: {**adam_like(h), "partial": h["partial"]},
+            {**_ADAM, "partial": 0.2},
+        ),
+        "leaves out the maximum of second moments", "has it, as the paper and its authors' code do",
+    ),
+    Fault(
+        replace(
+            torch_peer("adgd", pytorch_optimizer.ASGD, same(), {"lr0": 0.01}), start=_asgd,
+        ),
+        "compares norms of parameters and of gradients", "takes the norms of their changes, as the paper has it",
+    ),
+    Fault(
+        torch_peer(
+            "swats", pytorch_optimizer.SWATS, adam_like, {**_ADAM, "eps": 0.3, "tolerance": 0.3},
+        ),
+        "switches all tensors when one of them settles, to the step of the last one",
+        "when all together settle, as the paper has it",
+    ),
+    Fault(
+        torch_peer(
+            "yogi + decay", pytorch_optimizer.Yogi, lambda h: {**adam_like(h), "initial_accumulator": h["initial"]},
+            {**_DECAYED, "initial": 0.01},
+        ),
+        "begins the mean of gradients, too, at the initial value of the second moment", "at zero, as the paper has it",
+    ),
+    Fault(torch_peer("diffgrad + decay", pytorch_optimizer.DiffGrad, adam_like, _DECAYED), _EARLY, _LATE),
+    Fault(
+        torch_peer(
+            "adapnm + decay", pytorch_optimizer.AdaPNM,
+            lambda h: {**adam_like(h), "betas": (h["beta1"], h["beta2"], h["beta0"])}, {**_DECAYED, "beta0": 0.7},
+        ),
+        _EARLY, _LATE,
+    ),
+    Fault(
+        torch_peer(
+            "adamc", pytorch_optimizer.AdamC, lambda h: {**adam_like(h), "normalized": True},
+            {**_DECAYED, "max_lr": 0.03},
+        ),
+        _EARLY, _LATE,
+    ),
+    Fault(
+        torch_peer(
+            "adanorm + decay", pytorch_optimizer.AdaNorm, lambda h: {**adam_like(h), "r": h["gamma"]},
+            {**_DECAYED, "gamma": 0.8},
+        ),
+        _EARLY, _LATE,
+    ),
+    Fault(
+        torch_peer(
+            "mars_adamw", pytorch_optimizer.MARS,
+            lambda h: {**adam_like(h), "gamma": h["gamma"], "optimize_1d": True}, {**_DECAYED, "gamma": 0.1},
+        ),
+        _EARLY, "after it, as the authors' code does",
+    ),
+    Fault(
+        torch_peer(
+            "l2 >> aida", pytorch_optimizer.Aida, lambda h: {**adam_like(h), "xi": h["xi"]}, {**_DECAYED, "xi": 1e-3},
+        ),
+        _EARLY, "after it, as the authors' code does",
+    ),
+    Fault(
+        torch_peer(
+            "grokfast_adamw", pytorch_optimizer.GrokFastAdamW,
+            lambda h: {
+                **adam_like(h), "grokfast_alpha": h["grokfast_alpha"], "grokfast_lamb": h["grokfast_lamb"],
+                "normalize_lr": False,
+            },
+            {**_DECAYED, "grokfast_alpha": 0.7, "grokfast_lamb": 1.5},
+        ),
+        "holds its denominator at eps at least", "adds eps to it, as AdamW does",
+    ),
+    Fault(
+        torch_peer(
+            "cautious_lion", pytorch_optimizer.Lion,
+            lambda h: {
+                "lr": h["lr"], "betas": (h["beta1"], h["beta2"]), "weight_decay": h["weight_decay"], "cautious": True,
+            },
+            {"lr": 0.01, "beta1": 0.8, "beta2": 0.95, "weight_decay": 0.3},
+        ),
+        "scales what is kept by numel/(kept + 1), as the paper has it", "by numel/kept, as its authors' code does",
+    ),
+    Fault(
+        torch_peer("l2 >> madgrad", pytorch_optimizer.MADGRAD, same("lr", "momentum", "eps", "weight_decay"),
+            {"lr": 0.03, "momentum": 0.8, "eps": 1e-6, "weight_decay": 0.05},
+        ),
+        "adds eps to the learning rate, as the authors' code does", "does not, as the paper has it",
+    ),
+    Fault(
+        torch_peer("laprop + decay", pytorch_optimizer.LaProp, adam_like, {**_DECAYED, "eps": 1e-4}),
+        "sums the momentum times the learning rate of each step, as the authors' code does",
+        "the momentum alone, as the paper has it",
+    ),
+    Fault(
+        torch_peer(
+            "l2 >> qhadam", pytorch_optimizer.QHAdam, lambda h: {**adam_like(h), "nus": (h["nu1"], h["nu2"])},
+            {**_DECAYED, "nu1": 0.6, "nu2": 0.9},
+        ),
+        "keeps the weights of its means in float32, for parameters in float64 too", _WIDE,
+    ),
+    Fault(
+        torch_peer(
+            "dadapt_sgd", pytorch_optimizer.DAdaptSGD, same("lr", "momentum", "d0"),
+            {"lr": 0.7, "momentum": 0.8, "d0": 0.01},
+        ),
+        "takes norms in float32, for parameters in float64 too", _WIDE,
+    ),
+)  # fmt: skip
+
+FAULTS: tuple[Fault, ...] = (*_TORCH, *_OPTAX, *_PYTORCH_OPTIMIZER)

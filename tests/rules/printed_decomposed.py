@@ -1,0 +1,103 @@
+"""Algorithms with decompositions as they are printed, in NumPy: written from the papers, and not from our rules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from rulec.arrays import random
+from tests.rules.printed import Printed
+from tests.rules.runs import Array, Hyper
+
+
+class _WithAdam(Printed):
+    """What is no matrix has AdamW's step, whose hyper-parameters may have other names."""
+
+    def update(self, i: int, g: Array, h: Hyper) -> None:
+        if g.ndim < 2:
+            self._adamw(i, g, h.get("adamw_lr", h["lr"]), h.get("adamw_eps", 1e-8), h)
+        else:
+            shape = g.shape
+            self.w[i] = self._matrix(i, g.reshape(len(g), -1), self.w[i].reshape(len(g), -1), h).reshape(shape)
+
+    def _adamw(self, i: int, g: Array, lr: float, eps: float, h: Hyper) -> None:
+        self.m[i] = h["beta1"] * self.m[i] + (1 - h["beta1"]) * g
+        self.v[i] = h["beta2"] * self.v[i] + (1 - h["beta2"]) * g**2
+        m, v = self.m[i] / (1 - h["beta1"] ** self.t), self.v[i] / (1 - h["beta2"] ** self.t)
+        self.w[i] = self.w[i] - lr * (m / (np.sqrt(v) + eps) + h["weight_decay"] * self.w[i])
+
+    def _matrix(self, i: int, g: Array, w: Array, h: Hyper) -> Array:
+        raise NotImplementedError
+
+
+class AdaGO(_WithAdam):
+    """Algorithm 1 of Zhang, Liu and Schaeffer (2025), with Jordan's iteration for the orthogonal factor."""
+
+    def __init__(self, params: Sequence[Array]) -> None:
+        super().__init__(params)
+        self.sums: dict[int, float] = {}
+
+    def _matrix(self, i: int, g: Array, w: Array, h: Hyper) -> Array:
+        momentum = h["momentum"] * self.m[i].reshape(g.shape) + (1 - h["momentum"]) * g
+        self.m[i] = momentum.reshape(self.m[i].shape)
+        size = min(float(np.linalg.norm(g)), h["gamma"])
+        self.sums[i] = self.sums.get(i, h["start"]) + size**2
+        step = max(h["eps"], h["lr"] * size / math.sqrt(self.sums[i]))
+        return w - step * _orthogonal(momentum, int(h["ns_steps"]))
+
+
+def _orthogonal(x: Array, steps: int) -> Array:
+    """Jordan's quintic, by its polynomial of the singular values: Frobenius' norm makes the largest at most 1."""
+    left, s, right = np.linalg.svd(x / max(float(np.linalg.norm(x)), 1e-7), full_matrices=False)
+    for _ in range(steps):
+        s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+    return np.asarray(left * s @ right)
+
+
+class Dion(_WithAdam):
+    """Algorithm 1 of Ahn and others (2025); it begins with our random matrix."""
+
+    def __init__(self, params: Sequence[Array]) -> None:
+        super().__init__(params)
+        self.right: dict[int, Array] = {}
+
+    def _matrix(self, i: int, g: Array, w: Array, h: Hyper) -> Array:
+        rows, cols = g.shape
+        rank = min(int(h["rank"]), rows, cols)
+        if i not in self.right:
+            self.right[i] = random.normal(cols * rank, seed=0, tensor=i, draw=0, step=0).reshape(cols, rank)
+        whole = self.m[i].reshape(g.shape) + g
+        left = np.linalg.qr(whole @ self.right[i])[0]
+        right = whole.T @ left
+        self.m[i] = (whole - (1 - h["mu"]) * left @ right.T).reshape(self.m[i].shape)
+        self.right[i] = right / (np.linalg.norm(right, axis=0) + h["eps"])
+        return np.asarray(w - h["lr"] * (math.sqrt(rows / cols) * left @ self.right[i].T + h["weight_decay"] * w))
+
+
+class SPlus(Printed):
+    """Algorithm 1 of Frans, Levine and Abbeel (2025), with the weight decay of the authors' code."""
+
+    def __init__(self, params: Sequence[Array]) -> None:
+        super().__init__(params)
+        self.bases: dict[int, list[Array]] = {}
+        self.sums: dict[int, list[Array]] = {}
+
+    def update(self, i: int, g: Array, h: Hyper) -> None:
+        self.m[i] = h["beta1"] * self.m[i] + (1 - h["beta1"]) * g
+        scale = 2 / (g.shape[0] + g.shape[1]) if g.ndim == 2 else h["other"]
+        step = np.sign(self.m[i])
+        if g.ndim == 2:
+            left, right = self.bases.setdefault(i, [np.eye(n) for n in g.shape])
+            step = left @ np.sign(left.T @ self.m[i] @ right) @ right.T
+            self._rotate(i, g, h)
+        moved = self.w[i] - h["lr"] * scale * step
+        self.w[i] = moved * (1 - h["lr"] * scale * h["weight_decay"])
+
+    def _rotate(self, i: int, g: Array, h: Hyper) -> None:
+        old = self.sums.get(i, [np.zeros((n, n)) for n in g.shape])
+        new = [g @ np.swapaxes(g, 0, 1), np.swapaxes(g, 0, 1) @ g]
+        self.sums[i] = [h["beta2"] * a + (1 - h["beta2"]) * b for a, b in zip(old, new, strict=True)]
+        if self.t == 1 or self.t % h["every"] == 0:
+            self.bases[i] = [np.linalg.eigh(x)[1] for x in self.sums[i]]

@@ -1,0 +1,27 @@
+"""Every line of the manual's page of faults: their code as shipped is apart from the rule, and the rule has a peer."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.docs import peers
+from tests.rules.faults import FAULTS, Fault
+from tests.rules.measure import ALL_DIMENSIONS, Trial, largest_difference
+from tests.rules.runs import our_run
+
+pytestmark = pytest.mark.peer
+
+#: Beyond the bound of comparisons in float64, and below what one sum in float32 leaves.
+APART = 1e-10
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: str(fault.peer))
+def test_as_shipped_they_are_apart(fault: Fault) -> None:
+    peer, trial = fault.peer, Trial("float64", shapes=ALL_DIMENSIONS)
+    ours = our_run(peer.ours(), trial.params, peer.hyper, "reference")
+    theirs = peer.start(trial.params, peer.hyper, shipped=True)
+    assert largest_difference(ours, theirs, trial, peer.hyper).relative > APART
+
+
+def test_every_rule_of_the_page_is_compared_elsewhere() -> None:
+    assert {fault.peer.rule for fault in FAULTS} <= {peer.rule for peer in peers.rows() if hasattr(peer, "rule")}
