@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -195,11 +195,8 @@ def test_optimizers_in_several_threads_share_the_helpers(monkeypatch: pytest.Mon
     monkeypatch.setattr(cpu_threads, "_openmp", lambda torch_is_loaded: None)
     buckets = [bucket_of("adamw", [20_000, 1000], seed=i) for i in range(6)]
     wanted = [[b.expected(i) for i in range(2)] for b in buckets]
-    threads = [threading.Thread(target=step, args=(b,)) for b in buckets]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(buckets)) as threads:
+        list(threads.map(step, buckets))
     for bucket, stored in zip(buckets, wanted, strict=True):
         for tensor in range(2):
             for name, values in stored[tensor].items():
