@@ -10,13 +10,14 @@ from rulec.torch.classes import class_named, class_names, optimizer
 from rulec.torch.curvature import hutchinson
 from rulec.torch.eager import EagerUpdate, GradStore
 from rulec.torch.es import perturb
+from rulec.torch.lbfgs import LBFGS
 from rulec.torch.optimizer import EvaluatedOptimizer, RuleOptimizer
 from rulec.torch.partition import partitioned_groups
 from rulec.torch.partitioned import Partitioned
 from rulec.torch.tags import tagged_groups
 
 __all__ = [
-    "EagerUpdate", "EvaluatedOptimizer", "GradStore", "Partitioned", "RuleOptimizer", "hutchinson", "load",
+    "EagerUpdate", "EvaluatedOptimizer", "GradStore", "LBFGS", "Partitioned", "RuleOptimizer", "hutchinson", "load",
     "optimizer", "partitioned_groups", "perturb", "save", "tagged_groups", *class_names(),
 ]  # fmt: skip
 

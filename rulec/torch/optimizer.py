@@ -65,7 +65,7 @@ class RuleOptimizer(Optimizer, Turns):
     def __init__(self, params: ParamsT, *args: Any, **keywords: Any) -> None:
         values = self.interface.bind(args, keywords)
         if any(entry.rule.sizes for entry in self.interface.entries):
-            params = params if isinstance(params, torch.Tensor) else [*_iterable(params)]
+            params = params if isinstance(params, torch.Tensor) else [*iterable(params)]
             # All groups have lists of one length, and so have the defaults.
             values |= {key: value for key, value in _first_group(params).items() if key in self.interface.lists}
             self._size(values)
@@ -76,7 +76,7 @@ class RuleOptimizer(Optimizer, Turns):
         self._skipped = 0
         defaults = {**values, **self.interface.fixed}
         group_rules_of(self.interface, [defaults])
-        super().__init__(_iterable(params), defaults)
+        super().__init__(iterable(params), defaults)
         self._check_groups()
         plain = not self._options.weights
         self._lost = watch_of(self.interface.name, self.param_groups, names_of(self.param_groups)) if plain else None
@@ -411,7 +411,7 @@ class RuleOptimizer(Optimizer, Turns):
         Values are copied into this optimizer's buffers, which keep their own dtypes.
         """
         self._check_closed("load_state_dict()")
-        check_groups_match(self.param_groups, _saved_groups(state_dict), "optimizer's", "groups")
+        check_groups_match(self.param_groups, saved_groups(state_dict), "optimizer's", "groups")
         handle = self.register_load_state_dict_pre_hook(_as_saved)
         try:
             super().load_state_dict(state_dict)
@@ -471,7 +471,7 @@ class EvaluatedOptimizer(RuleOptimizer):
             group["train_mode"] = training
 
 
-def _iterable(params: Any) -> Any:
+def iterable(params: Any) -> Any:
     """The parameters of an optimizer, as something to iterate; TensorError for None, a model and the like."""
     if isinstance(params, Iterable):
         return params
@@ -485,7 +485,7 @@ def _first_group(params: Any) -> Mapping[str, Any]:
     return first if isinstance(first, Mapping) else {}
 
 
-def _saved_groups(saved: Any) -> Sequence[Mapping[str, Any]]:
+def saved_groups(saved: Any) -> Sequence[Mapping[str, Any]]:
     """The groups of a `state_dict()`; StateMismatch for what is none."""
     if not isinstance(saved, Mapping):
         raise StateMismatch(f"the saved state is a {type(saved).__name__}: give the dict that state_dict() returned")

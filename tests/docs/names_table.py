@@ -15,7 +15,8 @@ from tests.docs.table import table
 
 FILE = Path(__file__).with_name("names.yaml")
 
-#: What a name is here: text that composes rules; or a sentence about what is missing.
+#: What a name is here: text that composes rules; `{code: NAME}` for code of rulec, with `compared` for a test beside
+#: that of the library; or `{missing: ...}`.
 Meaning = str | Mapping[str, str]
 
 
@@ -27,34 +28,39 @@ def names() -> Mapping[str, Mapping[str, Meaning]]:
 
 
 def kind(meaning: Meaning) -> str:
-    """`rule`, `composition` or `missing`."""
+    """`rule`, `composition`, `code` or `missing`."""
     if not isinstance(meaning, str):
-        return "missing"
+        return "code" if "code" in meaning else "missing"
     return "rule" if meaning in rules() or f"transforms/{meaning}" in rules() else "composition"
 
 
 def other_names() -> str:
     """How many names of each library are here, and all of them."""
-    kinds = ("rule", "composition", "missing")
+    kinds = ("rule", "composition", "code", "missing")
     counts = [
         [f"`{library}`", *(sum(kind(meaning) == k for meaning in meanings.values()) for k in kinds)]
         for library, meanings in names().items()
     ]
-    parts = [table(["library", "rules", "compositions", "not here"], [[str(c) for c in row] for row in counts])]
+    parts = [table(["library", "rules", "compositions", "code", "not here"], [[str(c) for c in row] for row in counts])]
     for library, meanings in names().items():
         compared = _compared(library)
         here = [
-            [f"`{name}`", f"`{meaning}`", "yes" if name.lower() in compared else ""]
-            for name, meaning in meanings.items() if isinstance(meaning, str)
+            [f"`{name}`", f"`{_here(meaning)}`", "yes" if name.lower() in compared or "compared" in meaning else ""]
+            for name, meaning in meanings.items() if _here(meaning)
         ]  # fmt: skip
         parts.append(table([f"`{library}`", "here", "compared with this code"], here))
         reasons: dict[str, list[str]] = {}
         for name, meaning in meanings.items():
-            if not isinstance(meaning, str):
+            if not isinstance(meaning, str) and "missing" in meaning:
                 reasons.setdefault(meaning["missing"], []).append(f"`{name}`")
         lines = [f"- {reason}: {', '.join(reasons[reason])}" for reason in sorted(reasons)]
         parts += [f"Not here, with what is missing for it:\n\n{chr(10).join(lines)}"] if lines else []
     return "\n\n".join(parts)
+
+
+def _here(meaning: Meaning) -> str:
+    """The rule, the composition or the code; empty where a name is missing."""
+    return meaning if isinstance(meaning, str) else meaning.get("code", "")
 
 
 def _compared(library: str) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 
 import optax
@@ -11,7 +12,7 @@ import torch
 
 from rulec.cli.arguments import find_rule
 from rulec.language.library import rules
-from tests.docs.names_table import kind, names
+from tests.docs.names_table import FILE, kind, names
 
 
 def test_every_optimizer_of_torch_and_pytorch_optimizer_has_a_line() -> None:
@@ -28,6 +29,17 @@ def test_every_line_of_optax_is_a_function(library: str, module: object) -> None
 def test_every_meaning_loads() -> None:
     for meaning in {m for meanings in names().values() for m in meanings.values() if isinstance(m, str)}:
         assert find_rule(meaning).name
+
+
+def test_every_name_of_code_is_there() -> None:
+    meanings = [m for each in names().values() for m in each.values() if not isinstance(m, str)]
+    code = {meaning["code"] for meaning in meanings if "code" in meaning}
+    assert code
+    for name in code:
+        module, _, attribute = name.rpartition(".")
+        assert callable(getattr(importlib.import_module(module), attribute))
+    tests = {meaning["compared"] for meaning in meanings if "compared" in meaning}
+    assert [name for name in tests if not (FILE.parents[2] / name).is_file()] == []
 
 
 def test_what_is_missing_is_no_rule_of_the_library() -> None:

@@ -1,0 +1,206 @@
+"""`rulec.torch.LBFGS`: several evaluations in a step, a search along each direction, and torch's keywords and state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
+
+from rulec.errors import HyperError, RulecError, StateMismatch, TensorError
+from rulec.runtime.lbfgs import Progress, Settings, descend
+from rulec.runtime.turns import Turns, in_turn
+from rulec.torch.optimizer import check_groups_match, iterable, saved_groups
+from rulec.torch.placed import is_placed
+from rulec.torch.routes import names_of
+from rulec.torch.tensors import check_parameters
+
+#: What torch calls the parts of a `Progress`.
+_NAMES = {
+    "func_evals": "evaluations", "n_iter": "iterations", "d": "direction", "t": "step", "old_dirs": "gradient_changes",
+    "old_stps": "changes", "ro": "weights", "H_diag": "scale", "prev_flat_grad": "gradient", "prev_loss": "loss",
+}  # fmt: skip
+
+
+class LBFGS(Optimizer, Turns):
+    """The L-BFGS method of Liu and Nocedal, under torch's keywords.
+
+    A step evaluates the model several times: `step(closure)` needs a closure that does zero_grad(), the forward and the
+    backward pass, and returns the loss. The iterates equal torch's. A checkpoint of either class
+    loads in the other. All parameters are one vector, in one group. An exception in the
+    closure puts the parameters back to where they were before the step, and so does any other error.
+
+    Args:
+        params: parameters or named parameters to optimize, all on one device
+        lr: the first step to try along a direction, 1 by default
+        max_iter: iterations in a step, 20 by default
+        max_eval: number of evaluations that ends a step, max_iter*5//4 by default; a search may make one more
+        tolerance_grad: ends a step where no element of the gradient is larger, 1e-7 by default
+        tolerance_change: ends a step where the loss, or every parameter, changed by less, 1e-9 by default
+        history_size: number of pairs of changes, of parameters and gradients, 100 by default
+        line_search_fn: None for steps of lr, `strong_wolfe`, or `backtracking` (Armijo), None by default
+    """
+
+    def __init__(
+        self, params: ParamsT, lr: float | Tensor = 1, max_iter: int = 20, max_eval: int | None = None,
+        tolerance_grad: float = 1e-7, tolerance_change: float = 1e-9, history_size: int = 100,
+        line_search_fn: str | None = None,
+    ) -> None:  # fmt: skip
+        settings: dict[str, Any] = {
+            "lr": lr, "max_iter": max_iter, "max_eval": max_eval, "tolerance_grad": tolerance_grad,
+            "tolerance_change": tolerance_change, "history_size": history_size, "line_search_fn": line_search_fn,
+        }  # fmt: skip
+        settings["max_eval"] = _settings(settings).evaluations
+        super().__init__(iterable(params), settings)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Takes the only group; HyperError for a second one, for the parameters are one vector."""
+        super().add_param_group(param_group)
+        try:
+            self._check()
+        except BaseException:
+            self.param_groups.pop()
+            raise
+
+    def _check(self) -> Settings:
+        """The settings; an error where no step could be taken."""
+        if len(self.param_groups) != 1:
+            raise HyperError(
+                f"LBFGS takes one group of parameters, for they are one vector, and has {len(self.param_groups)}: "
+                f"give all parameters in one, or make an optimizer for each"
+            )
+        params, names = self._params, names_of(self.param_groups)
+        check_parameters(params, names)
+        for param, name in zip(params, names, strict=True):
+            if is_placed(param):
+                raise TensorError(f"{name} is a DTensor, which LBFGS cannot take: give it whole parameters")
+            if param.device != params[0].device:
+                raise TensorError(
+                    f"{names[0]} is on {params[0].device} and {name} on {param.device}, and LBFGS makes one vector of "
+                    f"them: make an optimizer for each device"
+                )
+        return _settings(self.param_groups[0])
+
+    @property
+    def _params(self) -> list[Tensor]:
+        params: list[Tensor] = self.param_groups[0]["params"]
+        return params
+
+    @torch.no_grad()
+    @in_turn
+    def step(self, closure: Callable[[], float] | None = None) -> float:  # type: ignore[override]
+        """One step of up to `max_iter` iterations. Returns the loss of before it, the first of `closure`."""
+        if closure is None:
+            raise RulecError(
+                "LBFGS evaluates the model again in a step: give step() a closure that does zero_grad(), the forward "
+                "and the backward pass, and returns the loss"
+            )
+        settings = self._check()
+        saved = self.state[self._params[0]]
+        known = {ours: saved[theirs] for theirs, ours in _NAMES.items() if theirs in saved}
+        space = _Vectors(self._params, closure)
+        before = space.copies()
+        try:
+            loss, progress = descend(space, Progress(**known), settings)
+        except BaseException:
+            space.put_back(before)
+            raise
+        for theirs, ours in _NAMES.items():
+            if progress.iterations or theirs in ("func_evals", "n_iter"):
+                saved[theirs] = getattr(progress, ours)
+        return loss  # type: ignore[no-any-return]
+
+    @in_turn
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on from a `state_dict()`, of this class or of `torch.optim.LBFGS`."""
+        loaded: dict[str, Any] = {}
+
+        def check(_: Optimizer, saved: dict[str, Any]) -> None:
+            loaded.update(self._checked(saved))
+
+        handle = self.register_load_state_dict_pre_hook(check)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+        # torch gives vectors the dtype of the first parameter.
+        self.state.clear()
+        if loaded:
+            self.state[self._params[0]] = loaded
+
+    def _checked(self, saved: Any) -> dict[str, Any]:
+        """The state in a `state_dict()`, copied; StateMismatch where it belongs to other parameters."""
+        groups = saved_groups(saved)
+        check_groups_match(self.param_groups, groups, "optimizer's", "parameters")
+        _settings({**self.defaults, **groups[0]})
+        states = saved["state"]
+        if not states:
+            return {}
+        state = next(iter(states.values()))
+        if len(states) != 1 or not isinstance(state, Mapping) or not {"func_evals", "n_iter"} <= state.keys():
+            raise StateMismatch("the saved state is not of LBFGS: give what state_dict() of an LBFGS returned")
+        if not state["n_iter"]:
+            return {key: state[key] for key in ("func_evals", "n_iter")}
+        missing = [key for key in _NAMES if key not in state]
+        if missing:
+            raise StateMismatch(f"the saved state of LBFGS lacks {missing[0]}: give all that state_dict() returned")
+        lengths = {len(state[key]) for key in ("old_dirs", "old_stps", "ro")}
+        if len(lengths) != 1:
+            raise StateMismatch("the saved state of LBFGS has lists of different lengths: old_dirs, old_stps and ro")
+        return {key: self._here(state[key], key) for key in _NAMES}
+
+    def _here(self, value: Any, key: str) -> Any:
+        if isinstance(value, Sequence):
+            return [self._here(each, key) for each in value]
+        if not isinstance(value, Tensor):
+            return value
+        numel = sum(p.numel() for p in self._params)
+        if value.dim() and value.shape != (numel,):
+            raise StateMismatch(
+                f"{key} was saved with shape {tuple(value.shape)}, where the parameters have {numel} elements in all"
+            )
+        return value.detach().to(self._params[0].device, copy=True)
+
+
+def _settings(values: Mapping[str, Any]) -> Settings:
+    """The settings in a group; HyperError for a value that means nothing."""
+    known = {key: values[key] for key in Settings.__dataclass_fields__}
+    if isinstance(known["lr"], Tensor) and known["lr"].numel() == 1:
+        known["lr"] = known["lr"].item()
+    return Settings(**known)
+
+
+class _Vectors:
+    """The parameters of a closure as one vector."""
+
+    def __init__(self, params: Sequence[Tensor], closure: Callable[[], float]) -> None:
+        self._params, self._closure = params, closure
+
+    def evaluate(self) -> tuple[Any, Any]:
+        with torch.enable_grad():
+            loss = self._closure()
+        if loss is None:
+            raise RulecError("the closure of LBFGS returned None: let it return the loss")
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for p in self._params]
+        return loss, torch.cat([grad.reshape(-1) for grad in grads])
+
+    def move(self, step: float, direction: Tensor) -> None:
+        start = 0
+        for param in self._params:
+            part = direction[start : start + param.numel()].view_as(param)
+            param.add_(part, alpha=step)
+            start += param.numel()
+
+    def copies(self) -> list[Tensor]:
+        return [param.detach().clone() for param in self._params]
+
+    def put_back(self, copies: Sequence[Tensor]) -> None:
+        with torch.no_grad():
+            for param, copy in zip(self._params, copies, strict=True):
+                param.copy_(copy)
+
+    def add(self, vector: Tensor, scale: Tensor, other: Tensor) -> None:
+        vector.add_(other, alpha=scale)  # type: ignore[arg-type]
