@@ -29,9 +29,9 @@ class LBFGS(Optimizer, Turns):
     """The L-BFGS method of Liu and Nocedal, under torch's keywords.
 
     A step evaluates the model several times: `step(closure)` needs a closure that does zero_grad(), the forward and the
-    backward pass, and returns the loss. The iterates equal torch's. A checkpoint of either class
-    loads in the other. All parameters are one vector, in one group. An exception in the
-    closure puts the parameters back to where they were before the step, and so does any other error.
+    backward pass, and returns the loss. The iterates equal torch's, and a checkpoint of either class loads in the
+    other. All parameters are one vector, in one group. An error puts the parameters back to where they were before the
+    step, also one in the closure.
 
     Args:
         params: parameters or named parameters to optimize, all on one device
