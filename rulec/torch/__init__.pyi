@@ -539,7 +539,7 @@ class AdaX(RuleOptimizer):
         params: ParamsT,
         lr: float | torch.Tensor = 0.005,
         betas: tuple[float, float] = (0.9, 0.0001),
-        eps: float = 1e-08,
+        eps: float = 1e-12,
         *,
         maximize: bool = False,
         capturable: bool = False,
@@ -2069,7 +2069,7 @@ class MSAMLaProp(EvaluatedOptimizer):
         params: ParamsT,
         lr: float | torch.Tensor = 0.0025,
         betas: tuple[float, float] = (0.9, 0.99),
-        eps: float = 1e-08,
+        eps: float = 1e-06,
         weight_decay: float = 0.0,
         rho: float = 0.1,
         *,
@@ -3014,14 +3014,14 @@ class Shampoo(RuleOptimizer):
     ) -> None: ...
 
 class SignLaProp(RuleOptimizer):
-    """The sign of LaProp's step."""
+    """The signs of LaProp's step, at its length."""
 
     def __init__(
         self,
         params: ParamsT,
-        lr: float | torch.Tensor = 0.0004,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-15,
+        lr: float | torch.Tensor = 0.0025,
+        betas: tuple[float, float] = (0.9, 0.99),
+        eps: float = 1e-08,
         *,
         maximize: bool = False,
         capturable: bool = False,

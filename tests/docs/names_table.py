@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -14,59 +15,99 @@ from tests.docs import peers
 from tests.docs.table import table
 
 FILE = Path(__file__).with_name("names.yaml")
+ELSEWHERE = Path(__file__).with_name("names_elsewhere.yaml")
 
-#: What a name is here: text that composes rules; `{code: NAME}` for code of rulec, with `compared` for a test beside
-#: that of the library; or `{missing: ...}`.
-Meaning = str | Mapping[str, str]
+
+@dataclass(frozen=True)
+class Meaning:
+    """What a name is here: text that composes rules, or code of rulec, or what is missing.
+
+    `differs` is what the library's code does otherwise, `compared` a test of code of rulec beside it.
+    """
+
+    text: str = ""
+    code: str = ""
+    compared: str = ""
+    differs: str = ""
+    missing: str = ""
+
+    @property
+    def kind(self) -> str:
+        """`rule`, `composition`, `code` or `missing`."""
+        if not self.text:
+            return "code" if self.code else "missing"
+        return "rule" if self.text in rules() or f"transforms/{self.text}" in rules() else "composition"
+
+
+@dataclass(frozen=True)
+class Library:
+    """Names of a library; one that the tests do not install has a version, and the day its code was read."""
+
+    names: Mapping[str, Meaning]
+    version: str = ""
+    read: str = ""
+    note: str = ""
+    compared: tuple[str, ...] = ()
 
 
 @cache
-def names() -> Mapping[str, Mapping[str, Meaning]]:
-    """Library -> name there -> its meaning here."""
-    found: Mapping[str, Mapping[str, Meaning]] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+def libraries() -> Mapping[str, Library]:
+    """All libraries by name: those installed, then the others."""
+    installed = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    found = {library: Library(_meanings(names)) for library, names in installed.items()}
+    for library, entry in yaml.safe_load(ELSEWHERE.read_text(encoding="utf-8")).items():
+        facts = {**entry, "version": str(entry["version"]), "read": str(entry["read"])}
+        facts |= {"names": _meanings(entry["names"]), "compared": tuple(entry.get("compared", ()))}
+        found[library] = Library(**facts)
     return found
 
 
-def kind(meaning: Meaning) -> str:
-    """`rule`, `composition`, `code` or `missing`."""
-    if not isinstance(meaning, str):
-        return "code" if "code" in meaning else "missing"
-    return "rule" if meaning in rules() or f"transforms/{meaning}" in rules() else "composition"
+def _meanings(names: Mapping[str, str | Mapping[str, str]]) -> Mapping[str, Meaning]:
+    return {name: _meaning(**{"is": value} if isinstance(value, str) else value) for name, value in names.items()}
+
+
+def _meaning(**keys: str) -> Meaning:
+    return Meaning(keys.pop("is", ""), **keys)
 
 
 def other_names() -> str:
     """How many names of each library are here, and all of them."""
     kinds = ("rule", "composition", "code", "missing")
     counts = [
-        [f"`{library}`", *(sum(kind(meaning) == k for meaning in meanings.values()) for k in kinds)]
-        for library, meanings in names().items()
-    ]
-    parts = [table(["library", "rules", "compositions", "code", "not here"], [[str(c) for c in row] for row in counts])]
-    for library, meanings in names().items():
-        compared = _compared(library)
-        here = [
-            [f"`{name}`", f"`{_here(meaning)}`", "yes" if name.lower() in compared or "compared" in meaning else ""]
-            for name, meaning in meanings.items() if _here(meaning)
-        ]  # fmt: skip
-        parts.append(table([f"`{library}`", "here", "compared with this code"], here))
-        reasons: dict[str, list[str]] = {}
-        for name, meaning in meanings.items():
-            if not isinstance(meaning, str) and "missing" in meaning:
-                reasons.setdefault(meaning["missing"], []).append(f"`{name}`")
-        lines = [f"- {reason}: {', '.join(reasons[reason])}" for reason in sorted(reasons)]
-        parts += [f"Not here, with what is missing for it:\n\n{chr(10).join(lines)}"] if lines else []
+        [
+            f"`{name}`", *(str(sum(m.kind == kind for m in library.names.values())) for kind in kinds),
+            str(sum(bool(m.differs) for m in library.names.values())), library.version, library.read,
+        ]
+        for name, library in libraries().items()
+    ]  # fmt: skip
+    head = ["library", "rules", "compositions", "code", "not here", "of these, otherwise there", "version", "read on"]
+    parts = [table(head, counts)]
+    for name, library in libraries().items():
+        parts += _of_library(name, library)
     return "\n\n".join(parts)
 
 
-def _here(meaning: Meaning) -> str:
-    """The rule, the composition or the code; empty where a name is missing."""
-    return meaning if isinstance(meaning, str) else meaning.get("code", "")
+def _of_library(name: str, library: Library) -> list[str]:
+    """The tables of one library, and the reasons for names that are not here."""
+    compared = {n.lower(): "yes" for n in _compared(name)} | {n.lower(): "once" for n in library.compared}
+    here = [
+        [f"`{n}`", f"`{m.text or m.code}`", "yes" if m.compared else compared.get(n.lower(), ""), m.differs]
+        for n, m in library.names.items() if not m.missing
+    ]  # fmt: skip
+    parts = [library.note] if library.note else []
+    parts.append(table([f"`{name}`", "here", "compared with this code", "what it does otherwise"], here))
+    reasons: dict[str, list[str]] = {}
+    for n, m in library.names.items():
+        if m.missing:
+            reasons.setdefault(m.missing, []).append(f"`{n}`")
+    lines = [f"- {reason}: {', '.join(reasons[reason])}" for reason in sorted(reasons)]
+    return [*parts, *([f"Not here, with what is missing for it:\n\n{chr(10).join(lines)}"] if lines else [])]
 
 
 def _compared(library: str) -> set[str]:
-    """The names in a library whose code was compared with a rule, in small letters."""
+    """The names in a library whose code was compared with a rule."""
     told = " ".join(row["peer"] for row in peers.read()["rows"])
-    return {name.lower() for name in re.findall(rf"(?<![\w.]){re.escape(library)}\.(\w+)\b(?!\.)", told)}
+    return set(re.findall(rf"(?<![\w.]){re.escape(library)}\.(\w+)\b(?!\.)", told))
 
 
 MAKERS = {"other-names": other_names}

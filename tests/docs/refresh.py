@@ -35,9 +35,10 @@ def refreshed(path: Path) -> str:
 
 
 def main(names: list[str]) -> None:
-    """Refreshes the named pages, or all."""
+    """Refreshes the named pages, or all: `rules.md` and `docs/rules.md` name the same page."""
+    chosen = {Path(name).name for name in names}
     for path in pages():
-        if not names or path.name in names:
+        if not names or path.name in chosen:
             text = refreshed(path)
             if text != path.read_text():
                 path.write_text(text)

@@ -70,7 +70,6 @@ KIN: tuple[Peer, ...] = (
         },
     ),
     printed_peer("unscaled_adamw", "HeavyBall's formula", UnscaledAdamW, {**_ADAM_DECAY, "eps": 1e-3}),
-    printed_peer("sign_laprop", "LaProp by hand", SignLaProp, {**_ADAM, "eps": 1e-4}),
     printed_peer("adamd", "the paper's algorithm", AdamD, _ADAM),
     printed_peer("adax", "the paper's algorithm", AdaX, {"lr": 0.03, "beta1": 0.8, "beta2": 0.05, "eps": 1e-6}),
     printed_peer("adamomentum", "the paper's algorithm", AdaMomentum, _ADAM),
@@ -82,11 +81,12 @@ KIN_REDUCING: tuple[Peer, ...] = (
         lambda h: {**adam_like(h), **same("r", "weight_lr_power")(h)},
         {**_ADAM_DECAY, "weight_lr_power": 1.5, "r": 0.5},
     ),
+    printed_peer("sign_laprop", "HeavyBall's formula", SignLaProp, {**_ADAM, "eps": 1e-4}),
     printed_peer("lambc", "LAMB's algorithm, with the ratio bounded", LambC, _ADAM_DECAY),
     printed_peer(
         "msam_laprop", "HeavyBall's formula", MsamLaProp, {**_ADAM_DECAY, "eps": 1e-3, "rho": 0.02},
     ),
-    printed_peer("hyperball_adam", "HeavyBall's formula", HyperballAdam, _ADAM_DECAY),
+    printed_peer("hyperball_adam", "HeavyBall's formula around Adam", HyperballAdam, _ADAM_DECAY),
     printed_peer("adalomo", "the paper's algorithm", AdaLomo, {
         "lr": 0.05, "decay": 0.7, "eps1": 1e-6, "eps2": 0.01, "d": 0.7, "weight_decay": 0.07,
     }),

@@ -96,13 +96,15 @@ class MsamLaProp(Debiased):
 
 
 class SignLaProp(Printed):
-    """The sign of LaProp's momentum."""
+    """HeavyBall's SignLaProp: the signs of LaProp's step, at its length."""
 
     def update(self, i: int, g: Array, h: Hyper) -> None:
         self.v[i] = h["beta2"] * self.v[i] + (1 - h["beta2"]) * g**2
         sigma = np.sqrt(self.v[i] / (1 - h["beta2"] ** self.t)) + h["eps"]
         self.m[i] = h["beta1"] * self.m[i] + (1 - h["beta1"]) * g / sigma
-        self.w[i] = self.w[i] - h["lr"] * np.sign(self.m[i])
+        step = self.m[i] / (1 - h["beta1"] ** self.t)
+        signs = np.sign(step)
+        self.w[i] = self.w[i] - h["lr"] * signs * (_norm(step) / max(_norm(signs), 1e-6))
 
 
 class _Adam(Printed):
@@ -124,7 +126,7 @@ class LambC(_Adam):
 
 
 class HyperballAdam(_Adam):
-    """HeavyBall's HyperBallAdamW: matrices keep the norm they began with, and anything else has AdamW."""
+    """HeavyBall's HyperBallAdamW around Adam: matrices keep the norm they began with, anything else has AdamW."""
 
     def __init__(self, params: Sequence[Array]) -> None:
         super().__init__(params)
