@@ -14,6 +14,12 @@ from rulec.jax.drop_ins import function_named, names
 from rulec.jax.eager import eager_scan, eager_step
 from rulec.jax.exchange import from_optax, to_optax
 from rulec.jax.functional import eval_params, init, step
+from rulec.jax.line_search import (
+    lbfgs,
+    scale_by_backtracking_linesearch,
+    scale_by_lbfgs,
+    scale_by_zoom_linesearch,
+)
 from rulec.jax.packing import packed, unpacked
 from rulec.jax.transform import transform
 
@@ -25,10 +31,14 @@ __all__ = [
     "from_optax",
     "hutchinson",
     "init",
+    "lbfgs",
     "load",
     "load_params",
     "packed",
     "save",
+    "scale_by_backtracking_linesearch",
+    "scale_by_lbfgs",
+    "scale_by_zoom_linesearch",
     "step",
     "to_optax",
     "transform",

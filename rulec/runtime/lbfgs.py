@@ -12,12 +12,26 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from rulec.errors import HyperError
-from rulec.runtime.line_search import Limits, Search, Trial, backtracking, run, strong_wolfe
+from rulec.runtime.line_search import Limits, Search, Trial, run, strong_wolfe
+from rulec.runtime.pure_search import Backtracking, Zoom, floats
+
+
+def _backtracking(start: Trial, step: float, limits: Limits) -> Search:
+    search = Backtracking(
+        max(0, limits.trials - 1), decrease_factor=0.5, increase_factor=1.0, max_learning_rate=math.inf
+    )
+    return floats(search, start, step)
+
+
+def _zoom(start: Trial, step: float, limits: Limits) -> Search:
+    return floats(Zoom(limits.trials), start, step)
+
 
 #: The searches by name.
 SEARCHES: Mapping[str, Callable[[Trial, float, Limits], Search]] = {
     "strong_wolfe": strong_wolfe,
-    "backtracking": backtracking,
+    "backtracking": _backtracking,
+    "zoom": _zoom,
 }
 
 #: A pair of changes with less curvature than this is left out.

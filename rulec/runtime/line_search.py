@@ -73,16 +73,6 @@ def _flat(start: Trial, trial: Trial) -> bool:
     return abs(trial.slope) <= -_CURVATURE * start.slope
 
 
-def backtracking(start: Trial, step: float, limits: Limits, shorter: float = 0.5) -> Search:
-    """Shortens a step until Armijo's condition holds; the start where it never does."""
-    for _ in range(max(1, limits.trials)):
-        trial = yield step
-        if _decreased(start, trial):
-            return trial
-        step *= shorter
-    return start
-
-
 def strong_wolfe(start: Trial, step: float, limits: Limits) -> Search:
     """A step with the strong Wolfe conditions: a bracket of such steps, made smaller by cubic interpolation.
 

@@ -41,7 +41,7 @@ class LBFGS(Optimizer, Turns):
         tolerance_grad: ends a step where no element of the gradient is larger, 1e-7 by default
         tolerance_change: ends a step where the loss, or every parameter, changed by less, 1e-9 by default
         history_size: number of pairs of changes, of parameters and gradients, 100 by default
-        line_search_fn: None for steps of lr, `strong_wolfe`, or `backtracking` (Armijo), None by default
+        line_search_fn: None for steps of lr, `strong_wolfe`, `zoom`, or `backtracking` (Armijo), None by default
     """
 
     def __init__(

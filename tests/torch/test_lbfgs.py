@@ -170,8 +170,9 @@ def test_torch_goes_through_a_wall() -> None:
         from_a_wall(torch.optim.LBFGS, math.nan)
 
 
-def test_backtracking_finds_the_minimum() -> None:
-    run = Run(rulec.torch.LBFGS, rosenbrock, line_search_fn="backtracking", max_iter=200)
+@pytest.mark.parametrize("search", ["backtracking", "zoom"])
+def test_other_searches_find_the_minimum(search: str) -> None:
+    run = Run(rulec.torch.LBFGS, rosenbrock, line_search_fn=search, max_iter=200, tolerance_change=1e-14)
     run.steps(1)
     torch.testing.assert_close(flat(run.params).detach(), torch.ones(7, dtype=torch.float64), rtol=0, atol=1e-6)
 
@@ -202,7 +203,7 @@ def test_an_error_in_the_closure_puts_the_parameters_back() -> None:
     ({"history_size": 0}, "history_size=0: give a whole number, 1 or larger"),
     ({"max_iter": 0}, "max_iter=0: give a whole number, 1 or larger"),
     ({"max_eval": 2.5}, "max_eval=2.5: give a whole number, 1 or larger"),
-    ({"line_search_fn": "armijo"}, "'armijo': give None or one of 'strong_wolfe', 'backtracking'"),
+    ({"line_search_fn": "armijo"}, "'armijo': give None or one of 'strong_wolfe', 'backtracking', 'zoom'"),
 ])  # fmt: skip
 def test_wrong_settings(keywords: dict[str, Any], message: str) -> None:
     with pytest.raises(HyperError, match=message):
