@@ -13,6 +13,7 @@ from torch.optim.optimizer import ParamsT
 from rulec.errors import HyperError, RulecError, StateMismatch, TensorError
 from rulec.runtime.lbfgs import Progress, Settings, descend
 from rulec.runtime.turns import Turns, in_turn
+from rulec.torch.interface import torch_words
 from rulec.torch.optimizer import check_groups_match, iterable, saved_groups
 from rulec.torch.placed import is_placed
 from rulec.torch.routes import names_of
@@ -168,9 +169,16 @@ class LBFGS(Optimizer, Turns):
 def _settings(values: Mapping[str, Any]) -> Settings:
     """The settings in a group; HyperError for a value that means nothing."""
     known = {key: values[key] for key in Settings.__dataclass_fields__}
-    if isinstance(known["lr"], Tensor) and known["lr"].numel() == 1:
-        known["lr"] = known["lr"].item()
-    return Settings(**known)
+    lr = known["lr"]
+    if isinstance(lr, Tensor):
+        if lr.numel() != 1:
+            raise HyperError(f"Tensor lr must be 1-element, and lr of LBFGS has shape {tuple(lr.shape)}")
+        known["lr"] = lr.item()
+    try:
+        return Settings(**known)
+    except HyperError as error:
+        words = torch_words("LBFGS", "lr", lr) if str(error).startswith("LBFGS has lr=") else ""
+        raise HyperError(f"{error}{words}") from None
 
 
 class _Vectors:

@@ -197,8 +197,8 @@ def test_an_error_in_the_closure_puts_the_parameters_back() -> None:
 
 
 @pytest.mark.parametrize(("keywords", "message"), [
-    ({"lr": -1.0}, "lr=-1.0: give a number, 0 or larger"),
-    ({"lr": torch.ones(2)}, "give a number, 0 or larger"),
+    ({"lr": -1.0}, "lr=-1.0: give a number, 0 or larger \\(Invalid learning rate: -1.0\\)"),
+    ({"lr": torch.ones(2)}, "Tensor lr must be 1-element, and lr of LBFGS has shape"),
     ({"tolerance_grad": math.nan}, "tolerance_grad=nan: give a number, 0 or larger"),
     ({"history_size": 0}, "history_size=0: give a whole number, 1 or larger"),
     ({"max_iter": 0}, "max_iter=0: give a whole number, 1 or larger"),
