@@ -1,7 +1,8 @@
 """Optimizers for plain arrays."""
 
 from rulec.array.checkpoint import load, save
+from rulec.array.lbfgs import LBFGS
 from rulec.array.optimizer import Optimizer
 from rulec.array.store import GradStore
 
-__all__ = ["GradStore", "Optimizer", "load", "save"]
+__all__ = ["LBFGS", "GradStore", "Optimizer", "load", "save"]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from rulec.errors import HyperError
+from rulec.errors import HyperError, StateMismatch
 from rulec.runtime.line_search import Limits, Search, Trial, run, strong_wolfe
 from rulec.runtime.pure_search import Backtracking, Zoom, floats
 
@@ -122,6 +122,27 @@ class Progress:
         """A copy with lists of its own; vectors are never changed."""
         gradient_changes, changes, weights = ([*getattr(self, name)] for name in _PAIRS)
         return replace(self, gradient_changes=gradient_changes, changes=changes, weights=weights)
+
+    @classmethod
+    def of(cls, saved: Mapping[str, Any], called: Mapping[str, str], copied: Callable[[Any, str], Any]) -> Progress:
+        """The progress in a saved state, where `called` has its name for each field; `copied` checks a vector.
+
+        StateMismatch where something is missing.
+        """
+        counts = [called[name] for name in ("evaluations", "iterations")]
+        if not all(isinstance(saved.get(key), int) for key in counts):
+            raise StateMismatch("the saved state is not of LBFGS: give what state_dict() of an LBFGS returned")
+        if not saved[counts[1]]:
+            return cls(saved[counts[0]])
+        for key in called.values():
+            if key not in saved:
+                raise StateMismatch(f"the saved state of LBFGS lacks {key}: give all that state_dict() returned")
+        lists = [called[name] for name in _PAIRS]
+        if len({len(saved[key]) for key in lists}) != 1:
+            raise StateMismatch(f"the saved state of LBFGS has lists of different lengths: {', '.join(lists)}")
+        values: dict[str, Any] = {name: copied(saved[key], key) for name, key in called.items() if name not in _PAIRS}
+        values |= {name: [copied(each, called[name]) for each in saved[called[name]]] for name in _PAIRS}
+        return cls(**values)
 
     def turn(self, gradient: Any, loss: float, memory: int, add: Callable[[Any, Any, Any], None]) -> None:
         """Goes on to another gradient and loss: takes in the last change, and finds the next direction."""

@@ -21,8 +21,8 @@ from rulec.torch.tensors import check_parameters
 
 #: What torch calls the parts of a `Progress`.
 _NAMES = {
-    "func_evals": "evaluations", "n_iter": "iterations", "d": "direction", "t": "step", "old_dirs": "gradient_changes",
-    "old_stps": "changes", "ro": "weights", "H_diag": "scale", "prev_flat_grad": "gradient", "prev_loss": "loss",
+    "evaluations": "func_evals", "iterations": "n_iter", "direction": "d", "step": "t", "gradient_changes": "old_dirs",
+    "changes": "old_stps", "weights": "ro", "scale": "H_diag", "gradient": "prev_flat_grad", "loss": "prev_loss",
 }  # fmt: skip
 
 
@@ -101,7 +101,7 @@ class LBFGS(Optimizer, Turns):
             )
         settings = self._check()
         saved = self.state[self._params[0]]
-        known = {ours: saved[theirs] for theirs, ours in _NAMES.items() if theirs in saved}
+        known = {ours: saved[theirs] for ours, theirs in _NAMES.items() if theirs in saved}
         space = _Vectors(self._params, closure)
         before = space.copies()
         try:
@@ -109,9 +109,7 @@ class LBFGS(Optimizer, Turns):
         except BaseException:
             space.put_back(before)
             raise
-        for theirs, ours in _NAMES.items():
-            if progress.iterations or theirs in ("func_evals", "n_iter"):
-                saved[theirs] = getattr(progress, ours)
+        saved.update(_saved(progress))
         return loss  # type: ignore[no-any-return]
 
     @in_turn
@@ -141,21 +139,9 @@ class LBFGS(Optimizer, Turns):
         if not states:
             return {}
         state = next(iter(states.values()))
-        if len(states) != 1 or not isinstance(state, Mapping) or not {"func_evals", "n_iter"} <= state.keys():
-            raise StateMismatch("the saved state is not of LBFGS: give what state_dict() of an LBFGS returned")
-        if not state["n_iter"]:
-            return {key: state[key] for key in ("func_evals", "n_iter")}
-        missing = [key for key in _NAMES if key not in state]
-        if missing:
-            raise StateMismatch(f"the saved state of LBFGS lacks {missing[0]}: give all that state_dict() returned")
-        lengths = {len(state[key]) for key in ("old_dirs", "old_stps", "ro")}
-        if len(lengths) != 1:
-            raise StateMismatch("the saved state of LBFGS has lists of different lengths: old_dirs, old_stps and ro")
-        return {key: self._here(state[key], key) for key in _NAMES}
+        return _saved(Progress.of(state if len(states) == 1 else {}, _NAMES, self._here))
 
     def _here(self, value: Any, key: str) -> Any:
-        if isinstance(value, Sequence):
-            return [self._here(each, key) for each in value]
         if not isinstance(value, Tensor):
             return value
         numel = sum(p.numel() for p in self._params)
@@ -164,6 +150,12 @@ class LBFGS(Optimizer, Turns):
                 f"{key} was saved with shape {tuple(value.shape)}, where the parameters have {numel} elements in all"
             )
         return value.detach().to(self._params[0].device, copy=True)
+
+
+def _saved(progress: Progress) -> dict[str, Any]:
+    """A progress under torch's names; before the first iteration there are counts alone."""
+    names = list(_NAMES.items())[: None if progress.iterations else 2]
+    return {theirs: getattr(progress, ours) for ours, theirs in names}
 
 
 def _settings(values: Mapping[str, Any]) -> Settings:

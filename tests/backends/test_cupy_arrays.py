@@ -305,3 +305,27 @@ def test_random_numbers_and_reductions_are_the_runtime_s(cupy: Any) -> None:
         empty = np.zeros((0, 3, 4), np.float32)
         found, wanted = ours.reduce(op, cupy.asarray(empty), (0,)).get(), theirs.reduce(op, empty, (0,))
         assert (found == wanted).all()
+
+
+def test_lbfgs(cupy: Any) -> None:
+    """The numbers of NumPy, and a checkpoint in main memory that goes on."""
+
+    def stepped(params: list[Any], optimizer: Any) -> Any:
+        module = cupy if params is ours else np
+
+        def evaluate() -> Any:
+            return sum(float(((p - 1) ** 4).sum()) for p in params), [module.asarray(4 * (p - 1) ** 3) for p in params]
+
+        return optimizer.step(evaluate)
+
+    ours, theirs = [cupy.asarray(p) for p in start()], start()
+    pair = [rulec.array.LBFGS(params, line_search_fn="strong_wolfe", max_iter=4) for params in (ours, theirs)]
+    stepped(ours, pair[0])
+    stepped(theirs, pair[1])
+    saved = pair[0].state_dict()
+    assert type(saved["state"]["direction"]) is np.ndarray
+    again = rulec.array.LBFGS(ours)
+    again.load_state_dict(saved)
+    assert stepped(ours, again) == pytest.approx(stepped(theirs, pair[1]), rel=1e-10)
+    for mine, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(mine.get(), other, rtol=1e-10)

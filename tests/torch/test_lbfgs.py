@@ -241,6 +241,7 @@ def test_states_of_others_are_refused() -> None:
 
     refused("d was saved with shape \\(3,\\), where the parameters have 8 elements in all", d=torch.ones(3))
     refused("old_dirs was saved with shape", old_dirs=[torch.ones(2)] * len(state["ro"]))
+    refused("not of LBFGS", n_iter=torch.ones(1))
     refused("lists of different lengths", ro=state["ro"][:1])
     short = {key: value for key, value in state.items() if key != "H_diag"}
     with pytest.raises(StateMismatch, match="lacks H_diag"):
