@@ -20,13 +20,16 @@ def _of(library: str) -> str:
 
 
 def _rows(library: str) -> Iterator[list[str]]:
-    from tests.rules.faults import FAULTS
+    from tests.rules.faults import CODE_FAULTS, FAULTS
 
     for fault in FAULTS:
         if fault.peer.theirs.startswith(f"{library}."):
             name = fault.peer.theirs.removeprefix(f"{library}.")
             here = fault.peer.composed.replace("transforms/", "").removeprefix("l2 >> ").removesuffix(" + decay")
             yield [f"`{name}`", fault.does, fault.instead, f"`{here}`"]
+    for code in CODE_FAULTS:
+        if code.theirs.startswith(f"{library}."):
+            yield [f"`{code.theirs.removeprefix(f'{library}.')}`", code.does, code.instead, f"`{code.here}`"]
 
 
 MAKERS = {"faults": faults}

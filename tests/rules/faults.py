@@ -28,6 +28,17 @@ class Fault:
     instead: str
 
 
+@dataclass(frozen=True)
+class CodeFault:
+    """Code elsewhere beside code here that is no rule; a function in `test` shows that they are apart."""
+
+    theirs: str
+    does: str
+    instead: str
+    here: str
+    test: str
+
+
 _ADAM = {"lr": 0.03, "beta1": 0.8, "beta2": 0.95, "eps": 1e-3}
 _DECAYED = {**_ADAM, "weight_decay": 0.07}
 _EARLY = "adds eps to the root of the second moment before it corrects its bias"
@@ -235,3 +246,11 @@ _PYTORCH_OPTIMIZER = (
 )  # fmt: skip
 
 FAULTS: tuple[Fault, ...] = (*_TORCH, *_OPTAX, *_PYTORCH_OPTIMIZER)
+
+CODE_FAULTS = (
+    CodeFault(
+        "torch.optim.LBFGS",
+        "goes to no number, or fails, where `strong_wolfe` tries a step to a loss that is not finite",
+        "takes a shorter step", "rulec.torch.LBFGS", "tests/torch/test_lbfgs.py:test_torch_goes_through_a_wall",
+    ),
+)  # fmt: skip

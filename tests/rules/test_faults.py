@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.docs import peers
-from tests.rules.faults import FAULTS, Fault
+from tests.rules.faults import CODE_FAULTS, FAULTS, Fault
 from tests.rules.measure import ALL_DIMENSIONS, Trial, largest_difference
 from tests.rules.runs import our_run
+from tests.test_layering import ROOT
 
 pytestmark = pytest.mark.peer
 
@@ -25,3 +26,9 @@ def test_as_shipped_they_are_apart(fault: Fault) -> None:
 
 def test_every_rule_of_the_page_is_compared_elsewhere() -> None:
     assert {fault.peer.rule for fault in FAULTS} <= {peer.rule for peer in peers.rows() if hasattr(peer, "rule")}
+
+
+def test_every_fault_of_code_is_shown_by_a_test() -> None:
+    for fault in CODE_FAULTS:
+        file, _, name = fault.test.partition(":")
+        assert f"\ndef {name}(" in (ROOT / file).read_text()
