@@ -98,6 +98,18 @@ def adamw(
 ) -> GradientTransformationExtraArgs:
     """Adam with decoupled weight decay."""
 
+def adan(
+    learning_rate: ArrayLike | Callable[[Array], ArrayLike],
+    b1: ArrayLike = 0.98,
+    b2: ArrayLike = 0.92,
+    b3: ArrayLike = 0.99,
+    eps: ArrayLike = 1e-08,
+    eps_root: ArrayLike = 1e-08,
+    weight_decay: ArrayLike | Callable[[Array], ArrayLike] = 0.0,
+    mask: Any = None,
+) -> GradientTransformationExtraArgs:
+    """Nesterov momentum by the differences of gradients, adaptive, with proximal weight decay."""
+
 def amsgrad(
     learning_rate: ArrayLike | Callable[[Array], ArrayLike],
     b1: ArrayLike = 0.9,
@@ -126,6 +138,18 @@ def lamb(
     mask: Any = None,
 ) -> GradientTransformationExtraArgs:
     """AdamW with every tensor's step scaled to the norm of its parameter."""
+
+def lars(
+    learning_rate: ArrayLike | Callable[[Array], ArrayLike],
+    weight_decay: ArrayLike | Callable[[Array], ArrayLike] = 0.0,
+    weight_decay_mask: Any = True,
+    trust_coefficient: ArrayLike = 0.001,
+    eps: ArrayLike = 0.0,
+    trust_ratio_mask: Any = True,
+    momentum: ArrayLike = 0.9,
+    nesterov: bool = False,
+) -> GradientTransformationExtraArgs:
+    """Momentum of gradients that are scaled, tensor by tensor, to a fraction of the parameter's norm."""
 
 def lion(
     learning_rate: ArrayLike | Callable[[Array], ArrayLike],
@@ -173,6 +197,19 @@ def novograd(
 ) -> GradientTransformationExtraArgs:
     """Momentum of gradients that are divided by their tensor's recent norm."""
 
+def optimistic_adam(
+    learning_rate: ArrayLike | Callable[[Array], ArrayLike],
+    optimism: ArrayLike | None = None,
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.999,
+    eps: ArrayLike = 1e-08,
+    eps_root: ArrayLike = 0.0,
+    mu_dtype: Any = None,
+    *,
+    nesterov: bool = True,
+) -> GradientTransformationExtraArgs:
+    """Adam that looks ahead by the last change of its direction."""
+
 def optimistic_adam_v2(
     learning_rate: ArrayLike | Callable[[Array], ArrayLike],
     *,
@@ -218,6 +255,15 @@ def rmsprop(
     bias_correction: bool = False,
 ) -> GradientTransformationExtraArgs:
     """Steps divided by the root of the recent mean of squared gradients."""
+
+def rprop(
+    learning_rate: ArrayLike | Callable[[Array], ArrayLike],
+    eta_minus: ArrayLike = 0.5,
+    eta_plus: ArrayLike = 1.2,
+    min_step_size: ArrayLike = 1e-06,
+    max_step_size: ArrayLike = 50.0,
+) -> GradientTransformationExtraArgs:
+    """Steps of a size of their own for every element, grown while its gradient keeps its sign."""
 
 def scale_by_adadelta(
     rho: ArrayLike = 0.9,

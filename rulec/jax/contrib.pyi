@@ -81,6 +81,14 @@ def dowg(
 ) -> GradientTransformationExtraArgs:
     """DoG that weighs gradients by the distance reached when they came."""
 
+def madgrad(
+    learning_rate: ArrayLike | Callable[[Array], ArrayLike],
+    momentum: ArrayLike = 0.9,
+    weight_decay: ArrayLike | Callable[[Array], ArrayLike] = 0.0,
+    eps: ArrayLike = 1e-06,
+) -> GradientTransformationExtraArgs:
+    """Dual averaging with the cube root of summed squares, and momentum towards the averaged point."""
+
 def prodigy(
     learning_rate: ArrayLike | Callable[[Array], ArrayLike] = 1.0,
     betas: tuple[ArrayLike, ArrayLike] = (0.9, 0.999),

@@ -102,3 +102,8 @@ def keywords(name: str, rate: Any) -> Mapping[str, Any]:
 
     known = inspect.signature(theirs(name)).parameters
     return ({"learning_rate": rate} if "learning_rate" in known else {}) | ({"decay": 0.5} if name == "trace" else {})
+
+
+def root_in_float64(x: Any) -> Any:
+    """JAX takes the root of a whole number in float32, and so has optax's MADGRAD its count of steps."""
+    return jax.lax.sqrt(x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.integer) else x)

@@ -16,7 +16,19 @@ import rulec.jax
 from rulec.errors import HyperError, StateMismatch
 from rulec.jax.drop_ins import function_named
 from rulec.jax.entries import entries, index
-from tests.jax.agreement import FUNCTIONS, HALF, Trial, difference, keywords, loop, ours, run, theirs, trial
+from tests.jax.agreement import (
+    FUNCTIONS,
+    HALF,
+    Trial,
+    difference,
+    keywords,
+    loop,
+    ours,
+    root_in_float64,
+    run,
+    theirs,
+    trial,
+)
 
 #: Hyper-parameters that bfloat16 has exactly: optax rounds each to the dtype of what it multiplies.
 EXACT = {
@@ -46,6 +58,8 @@ MORE = [
     ("contrib.dog", {"weight_decay": 0.1}), ("contrib.schedule_free_adamw", {"warmup_steps": 16}),
     ("contrib.schedule_free_sgd", {"warmup_steps": 16, "weight_decay": 0.1}), ("contrib.ademamix", {"eps_root": 1e-3}),
     ("optimistic_adam_v2", {"nesterov": False, "alpha": 0.5, "beta": 0.25}), ("contrib.acprop", {"weight_decay": 0.1}),
+    ("adan", {"eps_root": 0.0, "weight_decay": 0.1}), ("lars", {"nesterov": True, "weight_decay": 0.1, "eps": 1e-3}),
+    ("contrib.madgrad", {"weight_decay": 0.1}), ("optimistic_adam", {"optimism": 0.25, "nesterov": False}),
     ("contrib.cocob", {"weight_decay": 0.1}), ("contrib.simplified_ademamix", {"alpha": 3.0, "weight_decay": 0.1}),
 ]  # fmt: skip
 
@@ -56,7 +70,7 @@ def schedule(count: Any) -> Any:
 
 
 def rate(name: str) -> Any:
-    return 2.0**-5 if "schedule_free" in name else schedule
+    return 2.0**-5 if "schedule_free" in name or name in ("rprop", "optimistic_adam") else schedule
 
 
 def pair(name: str, given: dict[str, Any]) -> tuple[Any, Any]:
@@ -84,6 +98,7 @@ def test_float32_steps_are_optax_s_but_for_its_bias_correction() -> None:
     [
         ("sgd", {"nesterov": True}),
         ("scale_by_lion", {"mode": "smooth", "smooth_beta": 0.5}),
+        ("rprop", {}),
     ],
 )
 def test_flags_mean_what_they_mean_there(name: str, more: dict[str, Any]) -> None:
@@ -186,8 +201,13 @@ def test_a_state_of_optax_goes_on() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`optimistic_adam` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize(("name", "more"), [*((name, {}) for name in FUNCTIONS), *MORE])
-def test_steps_are_optax_s_and_so_are_states_half_way(name: str, more: dict[str, Any]) -> None:
+def test_steps_are_optax_s_and_so_are_states_half_way(
+    name: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name == "contrib.madgrad":
+        monkeypatch.setattr(jnp, "sqrt", root_in_float64)
     with jax.enable_x64(True):
         moved(name, more, 1e-12, jnp.float64)
 
@@ -312,8 +332,8 @@ def test_what_no_rule_computes_is_refused() -> None:
         rulec.jax.adam(0.1, mu_dtype="complex64")
     with pytest.raises(TypeError, match="'learning_rate'"):
         rulec.jax.adam()
-    with pytest.raises(AttributeError, match="no attribute 'adan'"):
-        rulec.jax.adan(0.1)
+    with pytest.raises(AttributeError, match="no attribute 'adafactor'"):
+        rulec.jax.adafactor(0.1)
     with pytest.raises(StateMismatch, match=r"^the mask is .* for each of these"):
         rulec.jax.adamw(0.1, mask={"w": True}).init({"w": jnp.ones(2), "b": jnp.ones(2)})
 
