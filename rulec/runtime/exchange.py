@@ -18,7 +18,7 @@ from rulec.runtime.owners import Division, Load, Schedule, schedule_of
 from rulec.runtime.peers import Meeting, Peers, Pending
 from rulec.runtime.share import Share
 from rulec.runtime.sharing import Work, assignment, share_pays
-from rulec.runtime.teams import Piece, Team
+from rulec.runtime.teams import MatrixPiece, Team
 
 #: The bytes of whole arrays, in the dtypes they travel in, that one owner gets in a bucket; at least those of one
 #: tensor. Among 64 processes a message then has a mebibyte for each, enough for a network's full rate, and a model of
@@ -295,7 +295,7 @@ class _Bucket:
         for e in mine:
             (piece,), share = self.wholes[e.launch][e.place], e.cargo.share
             assert share is not None
-            pieces.append(Piece(share, e.cargo.task.owner - share.place, _long(piece, e.cargo.axis)))
+            pieces.append(MatrixPiece(share, e.cargo.task.owner - share.place, _long(piece, e.cargo.axis)))
         team = Team(self.peers, self.library.quintic(like.dtype), pieces, self.library.empty(0))
         for e, result in zip(mine, team.orthogonalized(like), strict=True):
             self.wholes[e.launch][e.place] = [_long(result, e.cargo.axis)]

@@ -32,7 +32,7 @@ class Quintic(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
+class MatrixPiece:
     """The piece of a matrix here, `(rows, cols)` with the longer side of the matrix as columns.
 
     `first` is the first of its owners, who follow one another.
@@ -54,7 +54,7 @@ class Team:
     Every process takes part in all exchanges, with or without pieces.
     """
 
-    def __init__(self, peers: Peers, quintic: Quintic, pieces: Sequence[Piece], like: Any) -> None:
+    def __init__(self, peers: Peers, quintic: Quintic, pieces: Sequence[MatrixPiece], like: Any) -> None:
         self.peers, self.quintic, self.pieces, self._like = peers, quintic, pieces, like
 
     def orthogonalized(self, like: Share) -> list[Any]:

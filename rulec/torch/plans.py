@@ -26,7 +26,7 @@ _PLANS = 1024
 
 
 @dataclass(frozen=True)
-class Share:
+class EngineTensors:
     """One engine's tensors in a step, and the places of their gradients among the step's (None: all)."""
 
     engine: TorchEngine
@@ -45,7 +45,7 @@ class StepPlan:
     far.
     """
 
-    shares: list[Share]
+    shares: list[EngineTensors]
     chosen: Sequence[int]
     written: list[Tensor]
     converted: list[int]
@@ -105,13 +105,13 @@ class Plans:
         plan = self.known[present] = StepPlan(shares, chosen, written, converted, sections, copied)
         return plan
 
-    def _shares(self, seen: Sequence[int]) -> list[Share]:
+    def _shares(self, seen: Sequence[int]) -> list[EngineTensors]:
         shares = []
         for engine in self._engines:
             places = [place for place, i in enumerate(seen) if self._homes[i][0] is engine]
             if places:
                 ids = tuple([self._homes[seen[place]][1] for place in places])
-                shares.append(Share(engine, ids, None if len(places) == len(seen) else places))
+                shares.append(EngineTensors(engine, ids, None if len(places) == len(seen) else places))
         return shares
 
 
