@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
@@ -90,6 +91,7 @@ class LBFGS(Optimizer, Turns):
         params: list[Tensor] = self.param_groups[0]["params"]
         return params
 
+    @_disable_dynamo
     @torch.no_grad()
     @in_turn
     def step(self, closure: Callable[[], float] | None = None) -> float:  # type: ignore[override]
@@ -144,7 +146,7 @@ class LBFGS(Optimizer, Turns):
     def _here(self, value: Any, key: str) -> Any:
         if not isinstance(value, Tensor):
             return value
-        numel = sum(p.numel() for p in self._params)
+        numel = sum(_real(p).numel() for p in self._params)
         if value.dim() and value.shape != (numel,):
             raise StateMismatch(
                 f"{key} was saved with shape {tuple(value.shape)}, where the parameters have {numel} elements in all"
@@ -173,6 +175,11 @@ def _settings(values: Mapping[str, Any]) -> Settings:
         raise HyperError(f"{error}{words}") from None
 
 
+def _real(tensor: Tensor) -> Tensor:
+    """The same numbers, complex ones as pairs."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
 class _Vectors:
     """The parameters of a closure as one vector."""
 
@@ -184,12 +191,14 @@ class _Vectors:
             loss = self._closure()
         if loss is None:
             raise RulecError("the closure of LBFGS returned None: let it return the loss")
+        if all(p.grad is None for p in self._params):
+            raise RulecError("the closure of LBFGS left no parameter with a gradient: let it do the backward pass")
         grads = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for p in self._params]
-        return loss, torch.cat([grad.reshape(-1) for grad in grads])
+        return loss, torch.cat([_real(grad).reshape(-1) for grad in grads])
 
     def move(self, step: float, direction: Tensor) -> None:
         start = 0
-        for param in self._params:
+        for param in map(_real, self._params):
             part = direction[start : start + param.numel()].view_as(param)
             param.add_(part, alpha=step)
             start += param.numel()

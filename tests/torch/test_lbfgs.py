@@ -90,6 +90,26 @@ def test_iterates_are_those_of_torch(loss: Loss, search: str | None) -> None:
         assert all(states[0][key] == states[1][key] for key in ("func_evals", "n_iter"))
 
 
+@pytest.mark.peer
+def test_complex_numbers_are_pairs() -> None:
+    start = torch.tensor([1 + 2j, -0.5 + 0.1j], dtype=torch.complex128)
+
+    def ended(kind: Any) -> Tensor:
+        param = torch.nn.Parameter(start.clone())
+        optimizer = kind([param], line_search_fn="strong_wolfe", max_iter=6)
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = ((param - 1j).abs() ** 4 + param.real.square()).sum()
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss
+
+        optimizer.step(closure)
+        return param.detach()
+
+    torch.testing.assert_close(ended(rulec.torch.LBFGS), ended(torch.optim.LBFGS), rtol=1e-12, atol=1e-14)
+
+
 def test_parameters_without_gradients_stay() -> None:
     still = torch.nn.Parameter(torch.ones(2, dtype=torch.float64))
     run = Run(lambda params, **keywords: rulec.torch.LBFGS([still, *params], **keywords), quadratic)
@@ -194,6 +214,9 @@ def test_an_error_in_the_closure_puts_the_parameters_back() -> None:
     assert torch.equal(run.optimizer.state_dict()["state"][0]["d"], state["state"][0]["d"])
     with pytest.raises(RulecError, match="the closure of LBFGS returned None: let it return the loss"):
         run.optimizer.step(lambda: None)
+    run.optimizer.zero_grad()
+    with pytest.raises(RulecError, match="left no parameter with a gradient: let it do the backward pass"):
+        run.optimizer.step(lambda: torch.zeros(()))
 
 
 @pytest.mark.parametrize(("keywords", "message"), [
