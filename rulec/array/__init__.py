@@ -2,7 +2,9 @@
 
 from rulec.array.checkpoint import load, save
 from rulec.array.lbfgs import LBFGS
+from rulec.array.line_search import LineSearch
 from rulec.array.optimizer import Optimizer
 from rulec.array.store import GradStore
+from rulec.runtime.pure_search import Backtracking, Zoom
 
-__all__ = ["LBFGS", "GradStore", "Optimizer", "load", "save"]
+__all__ = ["LBFGS", "Backtracking", "GradStore", "LineSearch", "Optimizer", "Zoom", "load", "save"]

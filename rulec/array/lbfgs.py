@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from rulec.array.arrays import NumpyArrays
-from rulec.array.checks import flatten, matching_leaves
+from rulec.array.checks import flatten
 from rulec.array.engine import arrays_for
-from rulec.errors import HyperError, RulecError, StateMismatch, TensorError
+from rulec.array.vectors import Evaluate, Vectors, module_of
+from rulec.errors import HyperError, StateMismatch
 from rulec.language.source import did_you_mean
 from rulec.runtime.lbfgs import Progress, Settings, descend
 from rulec.runtime.turns import Turns, in_turn
-
-#: A function that gives the loss and the gradients where the arrays are, in their structure.
-Evaluate = Callable[[], tuple[Any, Any]]
 
 _FIELDS = {field.name: field.name for field in dataclasses.fields(Progress)}
 
@@ -48,12 +44,7 @@ class LBFGS(Turns):
         `evaluate` gives the loss and the gradients where the arrays are then, in their structure; an array whose
         gradient is None stays as it is.
         """
-        if not callable(evaluate):
-            raise RulecError(
-                "LBFGS evaluates the model again in a step: give step() a function of no arguments that returns the "
-                "loss and the gradients where the arrays are then"
-            )
-        settings, space = _settings(self.hyper), _Vectors(self._params, self._arrays, evaluate)
+        space, settings = Vectors("LBFGS", self._params, self._arrays, evaluate), _settings(self.hyper)
         with self._arrays.here():
             before = space.copies()
             try:
@@ -97,7 +88,7 @@ class LBFGS(Turns):
             raise StateMismatch(
                 f"{key} was saved with shape {np.shape(value)}, where the arrays have {size} elements in all"
             )
-        vector = _module(self._arrays).empty(size, value.dtype)
+        vector = module_of(self._arrays).empty(size, value.dtype)
         self._arrays.fill(vector, value)
         return vector
 
@@ -114,51 +105,3 @@ def _settings(hyper: Mapping[str, Any]) -> Settings:
 def _number(value: Any) -> Any:
     """A number of Python, exactly; whole where it is."""
     return value if isinstance(value, int) else float(value)
-
-
-def _module(arrays: NumpyArrays) -> Any:
-    """NumPy or CuPy."""
-    return np if arrays.module == "np" else sys.modules[arrays.module]
-
-
-class _Vectors:
-    """Arrays as one vector, of float32 at least."""
-
-    def __init__(self, params: Mapping[str, Any], arrays: NumpyArrays, evaluate: Evaluate) -> None:
-        self._params, self._arrays, self._evaluate = params, arrays, evaluate
-        wide = any(arrays.dtype(array) == "float64" for array in params.values())
-        self._type = np.dtype("float64" if wide else "float32")
-
-    def evaluate(self) -> tuple[Any, Any]:
-        pair = self._evaluate()
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise RulecError("the function that LBFGS evaluates must return the loss and the gradients, a pair")
-        grads = matching_leaves(pair[1], [*self._params], "the gradient")
-        return pair[0], _module(self._arrays).concatenate([self._flat(grads, name) for name in self._params])
-
-    def _flat(self, grads: Mapping[str, Any], name: str) -> Any:
-        param = self._params[name]
-        if name not in grads:
-            return _module(self._arrays).zeros(param.size, self._type)
-        grad = grads[name]
-        if not self._arrays.is_one(grad) or grad.shape != param.shape:
-            what = f"has shape {grad.shape}" if self._arrays.is_one(grad) else f"is a {type(grad).__name__}"
-            raise TensorError(f"the gradient of {name} {what}: give a {self._arrays.kind} of shape {param.shape}")
-        return grad.reshape(-1).astype(self._type)
-
-    def move(self, step: float, direction: Any) -> None:
-        start = 0
-        for param in self._params.values():
-            part = direction[start : start + param.size].reshape(param.shape)
-            param[...] = param + step * part
-            start += param.size
-
-    def copies(self) -> list[Any]:
-        return [param.copy() for param in self._params.values()]
-
-    def put_back(self, copies: Sequence[Any]) -> None:
-        for param, copy in zip(self._params.values(), copies, strict=True):
-            param[...] = copy
-
-    def add(self, vector: Any, scale: Any, other: Any) -> None:
-        vector += scale * other

@@ -164,6 +164,11 @@ class Optimizer(Turns):
         return arguments
 
     @property
+    def arrays(self) -> dict[str, Any]:
+        """The arrays that a step updates, by name."""
+        return dict(self._engine.params)
+
+    @property
     def routing(self) -> dict[str, str]:
         """The name of the rule that each array goes to."""
         return {name: self._engine.tensors[i].rule.name for name, i in self._engine.ids.items()}
