@@ -67,7 +67,7 @@ def rule_of(row: Row) -> rulec.Rule:
 
 
 def names_of(row: Row) -> set[str]:
-    return {row.composed.partition("(")[0]} if isinstance(row, WrapperPeer) else set(row.names)
+    return set(row.composed.partition("(")[0].split(" >> ")) if isinstance(row, WrapperPeer) else set(row.names)
 
 
 def in_float64(row: Row) -> rulec.Rule:
