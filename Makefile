@@ -2,7 +2,7 @@
 #   make demo    set up and train a new rule on the handwritten digits
 #   make test    set up and run the everyday tests
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow lint format docs refresh budget shape words prove bench ci clean
+.PHONY: help setup demo test slow whole lint format docs refresh budget shape words prove bench ci clean
 unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH
 export NO_MKDOCS_2_WARNING := 1
 
@@ -16,6 +16,7 @@ help:
 	@echo 'make demo    set up and run the demonstration: a new rule, its kernel, a trained model, a plot'
 	@echo 'make test    set up and run the everyday tests (pytest -n $(JOBS); choose with ARGS="-k adam")'
 	@echo 'make slow    the tests that take long or need a fresh environment'
+	@echo 'make whole   all tests, with every rule in every test of machinery'
 	@echo 'make lint    ruff and mypy --strict'
 	@echo 'make format  put the code into the house format'
 	@echo 'make docs    build the manual into site/'
@@ -60,7 +61,10 @@ test: setup
 	@$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 slow: setup
-	@$(BIN)/python -m pytest -n $(JOBS) -m 'slow and not gpu' $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) -m 'slow and not whole and not gpu' $(ARGS)
+
+whole: setup
+	@$(BIN)/python -m pytest -n $(JOBS) -m 'not gpu' $(ARGS)
 
 lint: setup
 	@$(BIN)/ruff check --quiet

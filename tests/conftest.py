@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
 from rulec_backends.c.compile import processor
-from tests import budget, ledger
+from tests import budget, ledger, library
 
 # The same examples in every run, however long they take: what fails here fails everywhere. To look for new ones give
 # pytest --hypothesis-profile=explore.
@@ -76,6 +76,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def first_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test's strategies have the seeds that they would have in a process of its own."""
     monkeypatch.setattr("rulec.es.seeds._used", set())
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    library.rank(item)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -1,10 +1,13 @@
-"""Which rules of the library a test of machinery runs every day: one of each kind. The others run when slow.
+"""Which rules of the library a test of machinery runs, and when.
 
-What a rule itself claims (its numbers, its peers) is tested every day for every rule, in tests/rules.
+Every day: one rule of each kind. With the slow tests: a quarter of the others, another quarter in each test. `make
+whole` runs them all. What a rule itself claims (its numbers, its peers, every backend) is tested for every rule, in
+tests/rules and by the suite of tests/backends.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable
 from functools import cache
 from typing import Any
@@ -22,12 +25,20 @@ def single() -> list[str]:
 
 
 def by_kind(cases: Iterable[Any]) -> list[Any]:
-    """Names of rules, or tuples that begin with one, as parameters: slow where another rule shows the same kind."""
+    """Names of rules, or tuples that begin with one, as parameters: `another` where a rule of the day is of the kind."""
     return [_parameter(case if isinstance(case, tuple) else (case,)) for case in cases]
 
 
 def _parameter(case: tuple[Any, ...]) -> Any:
-    return pytest.param(*case, marks=[pytest.mark.slow] if case[0] in _others() else [])
+    return pytest.param(*case, marks=[pytest.mark.another] if case[0] in _others() else [])
+
+
+def rank(item: pytest.Item) -> None:
+    """Marks a test of another rule of a kind `slow`, and three of four `whole` too, by a digest of its name."""
+    if item.get_closest_marker("another") is not None:
+        item.add_marker(pytest.mark.slow)
+        if zlib.crc32(item.nodeid.encode()) % 4:
+            item.add_marker(pytest.mark.whole)
 
 
 @cache

@@ -191,7 +191,7 @@ def test_flags_of_torch_name_the_rule(kind: str, flags: dict[str, Any], rule: st
             rulec.jax.load(file, other, params)
 
 
-@pytest.mark.slow
+@pytest.mark.another
 @pytest.mark.parametrize("name", single())
 def test_every_rule_of_the_library_goes_over_and_back(name: str, tmp_path: Path) -> None:
     """Every tensor that torch saves comes back from JAX as it was, bit by bit."""

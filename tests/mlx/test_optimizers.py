@@ -119,7 +119,7 @@ def test_rules_of_every_kind_are_the_reference(name: str) -> None:
     check_rule(name)
 
 
-@pytest.mark.slow
+@pytest.mark.another
 @pytest.mark.parametrize("name", [name for name in rulec.rules() if "/" not in name and name not in RULES])
 def test_every_rule_is_the_reference(name: str) -> None:
     check_rule(name)

@@ -73,7 +73,7 @@ EVERYDAY = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in EVERYDAY else [pytest.mark.slow]) for name in runnable()]
+    "name", [pytest.param(name, marks=[] if name in EVERYDAY else [pytest.mark.another]) for name in runnable()]
 )
 def test_every_rule_does_in_a_graph_what_it_does_on_the_host(name: str) -> None:
     rule = loaded(name)
