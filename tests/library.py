@@ -25,7 +25,7 @@ def single() -> list[str]:
 
 
 def by_kind(cases: Iterable[Any]) -> list[Any]:
-    """Names of rules, or tuples that begin with one, as parameters: `another` where a rule of the day is of the kind."""
+    """Names of rules, or tuples that begin with one, as parameters: `another` where an everyday one is of its kind."""
     return [_parameter(case if isinstance(case, tuple) else (case,)) for case in cases]
 
 
