@@ -2,7 +2,7 @@
 #   make demo    set up and train a new rule on the handwritten digits
 #   make test    set up and run the everyday tests
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow whole lint format docs refresh budget shape words prove bench ci clean
+.PHONY: help setup demo test slow whole lint format docs refresh budget long shape words prove bench ci clean
 unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH
 export NO_MKDOCS_2_WARNING := 1
 
@@ -22,6 +22,7 @@ help:
 	@echo 'make docs    build the manual into site/'
 	@echo 'make refresh write generated files anew: type stubs, tables and outputs of the manual, kept kernels'
 	@echo 'make budget  the everyday tests once more, where one that takes over a second of processor time fails'
+	@echo 'make long    write the names of tests that take over a second where no kernel is kept; they become slow'
 	@echo 'make shape   print lines of each folder, how long functions are, circles of imports'
 	@echo 'make words   count sentences that point at something unnamed, and names that say nothing'
 	@echo 'make prove   look at the machine code of all GPU kernels anew, not only of changed ones (ONLY=new)'
@@ -84,6 +85,10 @@ refresh: setup
 
 budget: setup
 	@$(BIN)/python -m pytest -n $(JOBS) --budget $(ARGS)
+
+# From a run of all tests that are not marked slow, in which nothing is kept from before.
+long: setup
+	@$(BIN)/python -m pytest -n $(JOBS) --cache-clear --write-long
 
 shape: setup
 	@$(BIN)/python -m tests.shape

@@ -1,7 +1,10 @@
-"""An everyday test has a second of processor time, once what it compiles is kept; one that needs more is slow.
+"""An everyday test has a second of processor time; one that needs more is slow.
 
 The second is that of the machine that the budget was set on: a loop of known work, timed beside the test, says how fast
 this one is just now. So a busy machine judges as an idle one does.
+
+`long.txt` names the tests that need more only because they compile: `make long` writes it, from a run in which no
+kernel was kept. They are slow without a mark of their own.
 """
 
 from __future__ import annotations
@@ -10,13 +13,17 @@ import os
 import resource
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 #: Seconds of the processor that an everyday test may take.
 SECONDS = 1.0
+
+#: The tests that a fresh clone runs for longer.
+LONG = Path(__file__).parent / "golden" / "long.txt"
 
 #: Additions in the loop, and what it takes on the reference.
 _ADDITIONS, _REFERENCE = 1_000_000, 0.0215
@@ -73,3 +80,38 @@ class Budget:
                 "it slow and leave a cheap one that finds the same fault",
                 pytrace=False,
             )
+
+
+@cache
+def long_tests() -> frozenset[str]:
+    """The names of the tests in `long.txt`."""
+    return frozenset(LONG.read_text().splitlines())
+
+
+@dataclass(frozen=True)
+class Record:
+    """The plugin of `make long`: writes the names of the tests that took longer than they may, with what they compiled.
+
+    A worker measures; the process that began the run reads what it measured, and writes.
+    """
+
+    clock: Callable[[], float]
+    slowness: Callable[[], float]
+    file: Path = LONG
+    names: set[str] = field(default_factory=set)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        before = self.clock()
+        yield
+        spent = self.clock() - before
+        if spent > SECONDS and spent / self.slowness() > SECONDS:
+            item.user_properties.append(("long", True))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" and ("long", True) in [tuple(pair) for pair in report.user_properties]:
+            self.names.add(report.nodeid)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if not hasattr(session.config, "workerinput"):
+            self.file.write_text("".join(f"{name}\n" for name in sorted(self.names)))

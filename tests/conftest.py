@@ -29,6 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--budget", action="store_true", help="fail everyday tests that take over a second of processor time"
     )
+    parser.addoption("--write-long", action="store_true", help="write the names of tests that take over a second anew")
     parser.addoption("--prove", choices=("all", "new"), help="write the ledger; `all`: prove anew what it has")
 
 
@@ -53,6 +54,8 @@ def pytest_configure(config: pytest.Config) -> None:
             os.environ[ledger.ANEW] = "1"
     if config.getoption("--budget"):
         config.pluginmanager.register(budget.Budget(budget.processor_seconds, budget.compiled_since, budget.slowness))
+    if config.getoption("--write-long"):
+        config.pluginmanager.register(budget.Record(budget.processor_seconds, budget.slowness))
 
 
 def kept_folders(root: Path) -> dict[str, Path]:
@@ -80,6 +83,8 @@ def first_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     library.rank(item)
+    if item.nodeid in budget.long_tests() and not item.config.getoption("--write-long"):
+        item.add_marker(pytest.mark.slow)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

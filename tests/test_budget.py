@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 
 from tests import budget
@@ -40,6 +43,27 @@ def test_slow_tests_short_ones_and_what_compiles_pass() -> None:
 
 def test_a_busy_processor_is_allowed_for() -> None:
     run(Item(), 3.0, 5.5, slowness=3.0)
+
+
+def test_names_of_long_tests_are_written(tmp_path: Path) -> None:
+    seconds = iter([0.0, 2.5, 3.0, 3.4, 4.0, 6.0])
+    slowness = iter([1.0, 3.0])
+    plugin = budget.Record(lambda: next(seconds), lambda: next(slowness), tmp_path / "long.txt")
+    for name in ("b::long", "a::short", "c::on_a_busy_machine"):
+        item = SimpleNamespace(user_properties=[])
+        call = plugin.pytest_runtest_call(item)  # type: ignore[arg-type]
+        next(call)
+        with pytest.raises(StopIteration):
+            next(call)
+        report = SimpleNamespace(when="call", nodeid=name, user_properties=item.user_properties)
+        plugin.pytest_runtest_logreport(report)  # type: ignore[arg-type]
+    plugin.pytest_sessionfinish(SimpleNamespace(config=object()))  # type: ignore[arg-type]
+    assert plugin.file.read_text() == "b::long\n"
+
+
+def test_every_long_test_is_one_that_there_is() -> None:
+    files = {name.partition("::")[0] for name in budget.long_tests()}
+    assert [file for file in sorted(files) if not (budget.LONG.parents[2] / file).is_file()] == []
 
 
 def test_processor_seconds_grow_with_work() -> None:

@@ -117,7 +117,8 @@ def bytes_of(rank: int) -> None:
         fresh = {"shampoo": 3 + 5, "soap": 4 + 2 + 3 + 5}[name]
         training = Training(Model, lambda _: (), rulec.load(name), settings)
         matrices = [_matrix(training.rule, (side, side), training)]
-        paper = [s.sent(2) for s in _schedules(matrices, *_owners(matrices, mesh_of("2")))]
+        spreads, chosen, group = _owners(matrices, mesh_of("2"))
+        paper = [s.sent(2) for s in _schedules(matrices, spreads, chosen.owners, group)]
         assert sum(map(sum, paper)) == quiet * 4 * side * side // 2
         assert sums[1:] == [fresh if (step % 3 == 0 if name == "shampoo" else step % 3 == 1) else quiet
                             for step in range(2, 7)]  # fmt: skip
