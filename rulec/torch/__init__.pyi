@@ -840,6 +840,25 @@ class AdamW(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class AdamWSN(RuleOptimizer):
+    """AdamW whose matrices have one second moment for each row, the sum of its squared gradients."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class Adamax(RuleOptimizer):
     """Adam with the infinity norm of past gradients as denominator."""
 
@@ -2740,6 +2759,29 @@ class SOAP(RuleOptimizer):
         betas: tuple[float, float] = (0.95, 0.95),
         eps: float = 1e-08,
         every: float = 10.0,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class SPAM(RuleOptimizer):
+    """Adam with spikes of gradients cut, whose moments begin anew every so often, with steps that grow again."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-06,
+        weight_decay: float = 0.0,
+        threshold: float = 5000.0,
+        quiet: float = 20.0,
+        warm: float = 50.0,
+        gap: float = 500.0,
         *,
         maximize: bool = False,
         capturable: bool = False,

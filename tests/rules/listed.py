@@ -72,6 +72,14 @@ LISTED: tuple[Peer, ...] = (
         "that", prepare=_momentum_before,
     ),
     torch_peer(
+        "spam", pytorch_optimizer.SPAM,
+        lambda h: {
+            **adam_like(h), "threshold": h["threshold"], "grad_accu_steps": int(h["quiet"]),
+            "warmup_epoch": int(h["warm"]), "update_proj_gap": int(h["gap"]),
+        },
+        {**_ADAM_DECAY, "threshold": 4, "quiet": 3, "warm": 5, "gap": 9},
+    ),
+    torch_peer(
         "bcos_m + decay", pytorch_optimizer.BCOS, _bcos("m"),
         {"lr": 0.03, "beta": 0.8, "beta2": 0.9, "eps": 1e-4, "weight_decay": 0.07},
     ),

@@ -52,6 +52,23 @@ def _centred(optimizer: Any) -> None:
             p.data -= p.data.mean(tuple(range(1, p.ndim)), keepdim=True)
 
 
+def _rows_as_subsets(optimizer: Any) -> None:
+    """Makes every tensor a group of AdamWSN's, and for matrices the rows its subsets; all follow the first group."""
+    (group,) = optimizer.param_groups
+    options = {key: value for key, value in group.items() if key != "params"}
+    rows = [{"sn": p.ndim > 1, "subset_size": p.shape[-1] if p.ndim > 1 else 1} for p in group["params"]]
+    optimizer.param_groups[:] = [
+        {**options, **row, "params": [p]} for p, row in zip(group["params"], rows, strict=True)
+    ]
+    first, *others = optimizer.param_groups
+
+    def follow(*_: Any) -> None:
+        for other in others:
+            other.update({key: first[key] for key in ("lr", "betas", "eps", "weight_decay")})
+
+    optimizer.register_step_pre_hook(follow)
+
+
 def _orthograd(tensors: Sequence[torch.Tensor], foreach: bool, **keywords: Any) -> Any:
     return pytorch_optimizer.OrthoGrad(torch.optim.SGD(tensors, foreach=foreach, **keywords), foreach=foreach)
 
@@ -196,6 +213,10 @@ _LATER: tuple[Peer, ...] = (
             "update_proj_gap": int(h["gap"]),
         },
         {**_ADAM, "gamma1": 0.6, "gamma2": 0.8, "gamma3": 0.9, "gap": 9},
+    ),
+    torch_peer(
+        "adamwsn", pytorch_optimizer.AdamWSN, adam_like, _ADAM_DECAY,
+        "every tensor is a group: subsets are the rows of a matrix, a vector has Adam", prepare=_rows_as_subsets,
     ),
     torch_peer(
         "adanorm + decay", pytorch_optimizer.AdaNorm, lambda h: {**adam_like(h), "r": h["gamma"]},
@@ -389,6 +410,7 @@ _TRANSFORMS: tuple[Peer, ...] = (
     ),
     printed_peer("adam >> transforms/cautious_decay", "the paper's algorithm", CautiouslyDecayed, _ADAM_DECAY),
 )  # fmt: skip
+
 
 REDUCING: tuple[Peer, ...] = (
     *_LAYERWISE,
