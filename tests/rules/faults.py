@@ -52,6 +52,14 @@ def _asgd(params: Sequence[Array], hyper: Hyper, *, shipped: bool = False) -> Ru
     return TorchRun(kind, lambda _: {}, params, hyper, shipped=True)
 
 
+def _adan(h: Hyper) -> Any:
+    return optax.adan(h["lr"], h["beta1"], h["beta2"], h["beta3"], h["eps"], eps_root=0.0)
+
+
+def _rprop(h: Hyper) -> Any:
+    return optax.rprop(h["lr"], h["eta_minus"], h["eta_plus"], h["step_min"], h["step_max"])
+
+
 def _lars(h: Hyper) -> Any:
     return optax.lars(
         h["lr"], h["weight_decay"], trust_coefficient=h["trust_coefficient"], momentum=h["momentum"],
@@ -87,6 +95,18 @@ _OPTAX = (
             "lars", "optax.lars", _lars, {"lr": 0.5, "momentum": 0.8, "trust_coefficient": 0.02, "weight_decay": 0.3},
         ),
         "divides by the norm of the sum of gradient and decay", "by the sum of their norms, as the paper has it",
+    ),
+    Fault(
+        optax_peer("adan", "optax.adan", _adan, {**_ADAM, "beta3": 0.9, "weight_decay": 0}),
+        "gives differences of gradients the weight 1 - b2, which is 0.08 by default",
+        "b2, since it is one minus the paper's beta2, as the authors' code has it",
+    ),
+    Fault(
+        optax_peer(
+            "rprop", "optax.rprop", _rprop,
+            {"lr": 0.05, "eta_minus": 0.4, "eta_plus": 1.3, "step_min": 1e-3, "step_max": 0.09},
+        ),
+        "moves by the step of the gradient before", "by that of this gradient, as the paper and torch have it",
     ),
     Fault(
         optax_peer("yogi", "optax.yogi", lambda h: optax.yogi(h["lr"], h["beta1"], h["beta2"], h["eps"]), _ADAM),
