@@ -376,6 +376,25 @@ class AdaGradNorm(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class AdaHessian(RuleOptimizer):
+    """Adam with the squares of the Hessian's diagonal in place of those of the gradient."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.1,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        power: float = 1.0,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class AdaLomo(RuleOptimizer):
     """Gradients over factored second moments, bounded and scaled to the size of the parameter, without momentum."""
 
@@ -972,6 +991,25 @@ class Aida(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class AliG(RuleOptimizer):
+    """Nesterov's momentum with the step that would bring a linear loss to zero, up to the learning rate."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.1,
+        momentum: float = 0.9,
+        eps: float = 1e-06,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        reduce_over: Any = None,
         seed: int = 0,
     ) -> None: ...
 
@@ -2135,6 +2173,47 @@ class Momentum(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class Momo(RuleOptimizer):
+    """Momentum whose step is the one to the least value of a model of the loss, up to the learning rate."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 1.0,
+        beta: float = 0.9,
+        lower: float = 0.0,
+        weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        reduce_over: Any = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class MomoAdam(RuleOptimizer):
+    """Adam whose step is the one to the least value of a model of the loss, up to the learning rate."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.01,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        lower: float = 0.0,
+        weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        reduce_over: Any = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class Muon(RuleOptimizer):
     """Orthogonalized Nesterov momentum for matrices, and AdamW for all else."""
 
@@ -2372,6 +2451,26 @@ class PNM(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class PolyakSGD(RuleOptimizer):
+    """Gradient descent by the step that would bring the loss to its least value if it were linear."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 1.0,
+        max_lr: float = 1.0,
+        f_min: float = 0.0,
+        eps: float = 0.0,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        reduce_over: Any = None,
         seed: int = 0,
     ) -> None: ...
 
@@ -3100,6 +3199,26 @@ class SimplifiedAdEMAMix(RuleOptimizer):
         betas: tuple[float, float] = (0.99, 0.95),
         alpha: float = 0.0,
         eps: float = 1e-08,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class Sophia(RuleOptimizer):
+    """Momentum divided by the diagonal of the Hessian, each element bounded; the diagonal is read every few steps."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.965, 0.99),
+        eps: float = 1e-12,
+        gamma: float = 0.01,
+        k: float = 10.0,
         *,
         maximize: bool = False,
         capturable: bool = False,

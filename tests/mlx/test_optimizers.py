@@ -23,6 +23,7 @@ from rulec.compare.sides import ReferenceSide  # noqa: E402
 from rulec.errors import RulecError  # noqa: E402
 from rulec.language.node import Op, walk  # noqa: E402
 from rulec.testing.cases import loaded  # noqa: E402
+from tests.library import single  # noqa: E402
 
 #: Classes of MLX, with keywords, and how many times 2**-23 a parameter may differ by, of its largest, after 12 steps.
 CLASSES: list[tuple[str, Mapping[str, Any], float]] = [
@@ -120,7 +121,7 @@ def test_rules_of_every_kind_are_the_reference(name: str) -> None:
 
 
 @pytest.mark.another
-@pytest.mark.parametrize("name", [name for name in rulec.rules() if "/" not in name and name not in RULES])
+@pytest.mark.parametrize("name", [name for name in single() if "/" not in name and name not in RULES])
 def test_every_rule_is_the_reference(name: str) -> None:
     check_rule(name)
 

@@ -28,7 +28,7 @@ TRANSFORMS = {
 }  # fmt: skip
 
 #: Hyper-parameters that may be any number.
-UNLIMITED = {("transforms/scale", "factor")}
+UNLIMITED = {("transforms/scale", "factor"), ("polyak_sgd", "f_min"), ("momo", "lower"), ("momo_adam", "lower")}
 
 
 def test_names() -> None:

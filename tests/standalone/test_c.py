@@ -26,7 +26,7 @@ from rulec.standalone.cases import CannotBuild
 from rulec.standalone.prose import written
 from rulec_backends.c.standalone import CFile
 from tests.backends.kinds import ELEMENTWISE
-from tests.library import by_kind
+from tests.library import by_kind, single
 from tests.standalone.c_library import CRule, CRun, address, drawn
 
 SHAPES = ((5,), (7, 3), (2, 3, 4, 5), (), (1,), (0,), (0, 4), (3, 4100), (70, 2), (8192 * 2 + 3,))
@@ -69,8 +69,9 @@ MATRICES = ("adago", "adamuon", "muon", "normuon", "scion", "transforms/orthogon
 
 
 def names() -> list[str]:
-    """Every rule of the library that runs by itself without a product of matrices, and some composed of them."""
-    return [name for name in (*rulec.rules(wrappers=False), *COMPOSED) if name not in MATRICES]
+    """Every rule that runs by itself on gradients without a product of matrices, and some composed of them."""
+    members = set(rulec.rules(wrappers=False)) & set(single())
+    return [name for name in (*sorted(members), *COMPOSED) if name not in MATRICES]
 
 
 def alone(rule: rulec.Rule, params: Sequence[Any]) -> ReferenceOptimizer:

@@ -1,4 +1,4 @@
-"""Rules that read the loss, compared in float64 with optax and pytorch_optimizer."""
+"""Rules that read the loss or the diagonal of the Hessian, in float64 beside optax and pytorch_optimizer."""
 
 from __future__ import annotations
 
@@ -21,62 +21,21 @@ from tests.rules.passes import gradient_of, squared_norm, start
 
 pytestmark = pytest.mark.peer
 
-POLYAK = """
-name: PolyakSGD
-hyper: {lr: 1.0, max_lr: 1.0, f_min: 0, eps: 0}
-inputs: {loss: scalar}
-step: |
-  n = sum(g*g, per="model")
-  direction = g*where(n + eps <= machine_eps, 0, minimum((loss - f_min)/(n + eps), max_lr))
-"""
-
-MOMO = """
-name: Momo
-hyper: {lr: 1.0, beta: 0.9, lower: 0, weight_decay: 0}
-inputs: {loss: scalar}
-state: {m: 0, f: {init: 0, per: model}, gamma: {init: 0, per: model}}
-step: |
-  b = where(t == 1, 0, beta)
-  m = b*m + (1 - b)*g
-  f = b*f + (1 - b)*loss
-  gamma = b*gamma + (1 - b)*sum(g*p, per="model")
-  n = sum(m*m, per="model")
-  gap = maximum((1 + lr*weight_decay)*(f - lower - gamma) + sum(m*p, per="model"), 0)
-  p = p - lr*weight_decay/(1 + lr*weight_decay)*p - where(n <= machine_eps, 0, minimum(lr, gap/n))*m
-"""
-
-MOMO_ADAM = """
-name: MomoAdam
-hyper: {lr: 0.01, beta1: 0.9, beta2: 0.999, eps: 1e-8, lower: 0, weight_decay: 0}
-inputs: {loss: scalar}
-state: {m: 0, v: 0, f: {init: 0, per: model}, gamma: {init: 0, per: model}}
-step: |
-  m = beta1*m + (1 - beta1)*g
-  v = beta2*v + (1 - beta2)*g*g
-  f = beta1*f + (1 - beta1)*loss
-  gamma = beta1*gamma + (1 - beta1)*sum(g*p, per="model")
-  d = eps + sqrt(v/(1 - beta2**t))
-  n = sum(m*m/d, per="model")
-  gap = maximum((1 + lr*weight_decay)*(f - (1 - beta1**t)*lower - gamma) + sum(m*p, per="model"), 0)
-  tau = where(n <= machine_eps, 0, minimum(lr/(1 - beta1**t), gap/n))
-  p = p - lr*weight_decay/(1 + lr*weight_decay)*p - tau*m/d
-"""
-
-ALIG = """
-name: AliG
-hyper: {lr: {default: 0.1, min: 0}, momentum: 0.9}
-inputs: {loss: scalar}
-state: {m: 0}
-step: |
-  step_size = minimum(loss/(sum(g*g, per="model") + 1e-6), lr)
-  m = momentum*m - step_size*g
-  p = p - step_size*g + momentum*m
-"""
-
 
 def loss_of(params: Any) -> float:
     """A loss for the gradients of `gradient_of`: any number near zero will do."""
     return float(sum((np.asarray(p) ** 2).sum() for p in params)) / 10
+
+
+def hessian_of(params: Any) -> list[Any]:
+    """A diagonal for the gradients of `gradient_of`, with elements above and below zero."""
+    return [np.asarray(0.3 + np.cos(3 * np.asarray(p))) for p in params]
+
+
+def inputs_of(rule: rulec.Rule, params: Any) -> dict[str, Any]:
+    """What a rule reads beside gradients, at these parameters."""
+    kinds = {"loss": loss_of, "hessian": hessian_of}
+    return {name: kinds[name](params) for name in rule.inputs}
 
 
 class OptaxPeer:
@@ -116,31 +75,74 @@ class AliGPeer:
         return [tensor.detach().numpy().copy() for tensor in self.tensors]
 
 
+class CurvaturePeer:
+    """An optimizer of pytorch_optimizer that takes the diagonal of the Hessian, at every step or every few."""
+
+    def __init__(self, kind: Any, every: int = 1, **keywords: Any) -> None:
+        self.tensors = [torch.nn.Parameter(torch.tensor(p)) for p in start()]
+        self.optimizer, self.every, self.count = kind(self.tensors, foreach=False, **keywords), every, 0
+
+    def step(self) -> None:
+        now = self.params()
+        for tensor, grad in zip(self.tensors, gradient_of()(now), strict=True):
+            tensor.grad = torch.tensor(grad)
+        read = self.count % self.every == 0
+        self.optimizer.step(hessian=[torch.tensor(h) for h in hessian_of(now)] if read else None)
+        self.count += 1
+
+    def params(self) -> list[Any]:
+        return [tensor.detach().numpy().copy() for tensor in self.tensors]
+
+
+def sophia(hyper: dict[str, float]) -> CurvaturePeer:
+    """Theirs has the form of the paper's first version: gamma is a bound there, and in lr, eps and the decay."""
+    gamma, k = hyper["gamma"], int(hyper["k"])
+    return CurvaturePeer(
+        pytorch_optimizer.SophiaH, k, lr=hyper["lr"] / gamma, betas=(hyper["beta1"], hyper["beta2"]), p=gamma,
+        eps=hyper["eps"] / gamma, update_period=k, weight_decay=hyper["weight_decay"] * gamma,
+    )  # fmt: skip
+
+
+_BETAS = {"beta1": 0.8, "beta2": 0.95}
+_SOPHIA = {"lr": 0.05, **_BETAS, "eps": 1e-3, "gamma": 0.3, "k": 3, "weight_decay": 0.1}
+
 #: With another `scaling` optax's code takes the norm of the scaled gradient; its documentation, that of the gradient.
-ROWS: dict[str, tuple[str, dict[str, float], Callable[[], Any]]] = {
-    "polyak": (
-        POLYAK, {"lr": 1.0, "max_lr": 0.05, "f_min": -0.1, "eps": 1e-3},
+ROWS: dict[str, tuple[dict[str, float], Callable[[], Any]]] = {
+    "polyak_sgd": (
+        {"lr": 1.0, "max_lr": 0.05, "f_min": -0.1, "eps": 1e-3},
         lambda: OptaxPeer(optax.polyak_sgd(0.05, 1.0, -0.1, 1e-3)),
     ),
     "momo": (
-        MOMO, {"lr": 0.2, "beta": 0.8, "lower": -0.1, "weight_decay": 0.05},
+        {"lr": 0.2, "beta": 0.8, "lower": -0.1, "weight_decay": 0.05},
         lambda: OptaxPeer(optax.contrib.momo(0.2, 0.8, -0.1, 0.05)),
     ),
     "momo_adam": (
-        MOMO_ADAM, {"lr": 0.05, "beta1": 0.8, "beta2": 0.95, "eps": 1e-6, "lower": -0.1, "weight_decay": 0.05},
+        {"lr": 0.05, "beta1": 0.8, "beta2": 0.95, "eps": 1e-6, "lower": -0.1, "weight_decay": 0.05},
         lambda: OptaxPeer(optax.contrib.momo_adam(0.05, 0.8, 0.95, 1e-6, -0.1, 0.05)),
     ),
-    "alig": (ALIG, {"lr": 0.02, "momentum": 0.8}, AliGPeer),
+    "alig": ({"lr": 0.02, "momentum": 0.8}, AliGPeer),
+    "sophia + decay": (_SOPHIA, lambda: sophia(_SOPHIA)),
+    "adahessian": (
+        {"lr": 0.05, **_BETAS, "eps": 1e-3, "power": 0.7},
+        lambda: CurvaturePeer(
+            pytorch_optimizer.AdaHessian, lr=0.05, betas=(0.8, 0.95), eps=1e-3, hessian_power=0.7, weight_decay=0
+        ),
+    ),
 }  # fmt: skip
+
+
+def test_every_rule_with_inputs_has_a_row() -> None:
+    assert {name for name in rulec.rules() if rulec.load(name).inputs} == {name.partition(" ")[0] for name in ROWS}
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_agrees_with_its_peer(name: str) -> None:
-    text, hyper, make = ROWS[name]
-    ours, theirs = ReferenceOptimizer(rulec.parse(text), start(), hyper), make()
+    hyper, make = ROWS[name]
+    rule = rulec.load(name)
+    ours, theirs = ReferenceOptimizer(rule, start(), hyper), make()
     gradient = gradient_of()
     for _ in range(25):
-        ours.step(gradient(ours.params), inputs={"loss": loss_of(ours.params)})
+        ours.step(gradient(ours.params), inputs=inputs_of(rule, ours.params))
         theirs.step()
         for a, b in zip(ours.params, theirs.params(), strict=True):
             assert float(np.max(np.abs(a - b)) / np.max(np.abs(b))) < 1e-12
@@ -148,9 +150,9 @@ def test_agrees_with_its_peer(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_torch_jax_and_arrays_take_the_loss(name: str) -> None:
-    text, hyper, _ = ROWS[name]
-    rule, gradient = rulec.parse(text), gradient_of()
+def test_torch_jax_and_arrays_take_the_inputs(name: str) -> None:
+    hyper, _ = ROWS[name]
+    rule, gradient = rulec.load(name), gradient_of()
     reference, arrays = ReferenceOptimizer(rule, start(), hyper), start()
     tensors = [torch.nn.Parameter(torch.tensor(p)) for p in start()]
     on_arrays = rulec.array.Optimizer(rule, arrays, **hyper)
@@ -168,11 +170,12 @@ def test_torch_jax_and_arrays_take_the_loss(name: str) -> None:
         leaves = [jax.numpy.asarray(p) for p in start()]
         state = rulec.jax.init(rule, leaves, **hyper)
         for _ in range(3):
-            reference.step(gradient(reference.params), inputs={"loss": loss_of(reference.params)})
-            on_arrays.step(gradient(arrays), loss=loss_of(arrays))
-            in_torch.step(closure)
+            reference.step(gradient(reference.params), inputs=inputs_of(rule, reference.params))
+            on_arrays.step(gradient(arrays), **inputs_of(rule, arrays))
+            inputs = inputs_of(rule, [t.detach().numpy() for t in tensors])
+            in_torch.step(closure, inputs={k: [*map(torch.tensor, v)] for k, v in inputs.items() if k != "loss"})
             grads = gradient_of(jax.numpy)(leaves)
-            leaves, state = rulec.jax.step(rule, leaves, grads, state, loss=loss_of(leaves), **hyper)
+            leaves, state = rulec.jax.step(rule, leaves, grads, state, **inputs_of(rule, leaves), **hyper)
     for expected, *results in zip(reference.params, arrays, tensors, leaves, strict=True):
         for one in results:
             value = one.detach().numpy() if isinstance(one, torch.Tensor) else one
