@@ -273,4 +273,9 @@ CODE_FAULTS = (
         "goes to no number, or fails, where `strong_wolfe` tries a step to a loss that is not finite",
         "takes a shorter step", "rulec.torch.LBFGS", "tests/torch/test_lbfgs.py:test_torch_goes_through_a_wall",
     ),
+    CodeFault(
+        "optax.contrib.sophia", "steps with the diagonal of the step before, at first with none",
+        "with this step's, as the paper has it",
+        "sophia", "tests/rules/test_inputs.py:test_optax_s_sophia_steps_with_the_diagonal_of_the_step_before",
+    ),
 )  # fmt: skip

@@ -180,3 +180,22 @@ def test_torch_jax_and_arrays_take_the_inputs(name: str) -> None:
         for one in results:
             value = one.detach().numpy() if isinstance(one, torch.Tensor) else one
             np.testing.assert_allclose(value, expected, rtol=0, atol=1e-13)
+
+
+def test_optax_s_sophia_steps_with_the_diagonal_of_the_step_before() -> None:
+    """Its first step divides by none at all: with one element, all but the sign of the gradient is lost."""
+    point, grad, diagonal = jax.numpy.ones(1), jax.numpy.full(1, 0.5), jax.numpy.full(1, 4.0)
+    given = optax.GradientTransformation(lambda _: optax.EmptyState(), lambda _u, state, _p=None: (diagonal, state))
+    theirs: Any = optax.contrib.sophia(
+        0.1, b1=0.0, b2=0.0, weight_decay=0.0, gamma=1.0, update_interval=1, hessian_diagonal_fn=given
+    )
+    state, moves = theirs.init(point), []
+    for _ in range(2):
+        updates, state = theirs.update(grad, state, point)
+        moves.append(float(updates[0]))
+    ours = ReferenceOptimizer(
+        rulec.load("sophia"), [np.ones(1)], {"lr": 0.1, "beta1": 0, "beta2": 0, "gamma": 1, "k": 1}
+    )
+    ours.step([np.full(1, 0.5)], inputs={"hessian": [np.full(1, 4.0)]})
+    np.testing.assert_allclose(moves, [-0.1, -0.1 * 0.5 / 4], rtol=1e-6)
+    np.testing.assert_allclose(ours.params[0] - 1, -0.1 * 0.5 / 4, rtol=1e-12)
