@@ -168,6 +168,16 @@ class _Entry:
     def folder(self, *, make: bool = False) -> Path:
         return trust.below(self.root, self._names, self.shown, make=make)
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Holds the lock of the folder against other processes: who holds it may take the folder away."""
+        from filelock import FileLock
+
+        *above, name = self._names
+        folder = trust.below(self.root, above, self.shown, make=True)
+        with FileLock(folder / f"{name}.lock", mode=0o600):
+            yield
+
     def path(self, name: str) -> Path:
         """The path of a file of the entry, under its name for users."""
         return self.shown.joinpath(*self._names, name)
@@ -190,7 +200,7 @@ class _Entry:
 
     def filled(self, file: str, source: Source, make: Callable[[Path], bytes]) -> bytes:
         """A file's content, made and written where it is not whole."""
-        with _locked(self.folder(make=True)):
+        with self.locked():
             content = self.whole(file)
             if content is None:
                 shutil.rmtree(self.folder(make=True), ignore_errors=True)
@@ -203,15 +213,6 @@ class _Entry:
 
 def _digest_of(file: str) -> str:
     return f"{Path(file).stem}.sha256"
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Holds the lock of a kernel's folder against other processes."""
-    from filelock import FileLock
-
-    with FileLock(f"{folder}.lock", mode=0o600):
-        yield
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -227,7 +228,8 @@ def source_file(kind: str, key: str, source: Source) -> Path:
             with _opened(place()) as root:
                 entry, text = _Entry(root, place(), kind, key), source.text.encode()
                 if entry.read(source.name) != text:  # missing or damaged
-                    entry.write(source.name, text)
+                    with entry.locked():
+                        entry.write(source.name, text)
                 return entry.path(source.name)
         except OSError as error:
             _warn(wanted_folder(), _trouble(wanted_folder(), error))

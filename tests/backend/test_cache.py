@@ -10,7 +10,8 @@ import stat
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +239,32 @@ def killed(program: str, **environment: str) -> list[str]:
     )
     assert done.returncode == -9, done.stderr
     return done.stdout.split()
+
+
+def test_a_folder_of_a_kernel_is_made_under_its_lock_alone(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who holds the lock takes the folder away: another process that made it before would find it gone."""
+    events: list[str] = []
+    below, locked = cache.trust.below, cache._Entry.locked
+
+    def noted(root: Path, names: Any, shown: Path, *, make: bool = False) -> Path:
+        if make and len(names) == 3:
+            events.append("made")
+        return below(root, names, shown, make=make)
+
+    @contextmanager
+    def held(entry: Any) -> Iterator[None]:
+        with locked(entry):
+            events.append("locked")
+            yield
+            events.append("free")
+
+    monkeypatch.setattr(cache.trust, "below", noted)
+    monkeypatch.setattr(cache._Entry, "locked", held)
+    source = cache.Source("source.c", "text")
+    assert cache.kernel("c", "ab" * 32, "kernel.so", source, lambda path: b"code", lambda code, file: code) == b"code"
+    assert cache.source_file("c", "cd" * 32, source).read_text() == "text"
+    assert re.fullmatch(r"(locked( made)+ free ?)+", " ".join(events)), events
+    assert elsewhere.is_dir()
 
 
 def test_a_file_half_written_goes_with_the_next_writer(tmp_path: Path) -> None:
