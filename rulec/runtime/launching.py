@@ -57,7 +57,7 @@ class Launcher:
             turns = bucket.turns if fired is None else bucket.turns[fired]
             yield from self._each(part, grads, inputs, turns.tolist(), bucket.turned)
             return
-        inputs = self._inputs_of(part, bucket.program, inputs)
+        inputs = self._inputs_of(part, bucket.program, inputs) if self._kinds else {}
         if bucket.resident:
             yield self._resident(part, grads, inputs, scaling)
             return

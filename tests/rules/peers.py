@@ -240,6 +240,8 @@ _OPTAX: tuple[Peer, ...] = (
         "transforms/scale >> adam", "optax.chain(scale, adam)",
         lambda h: optax.chain(optax.scale(h["factor"]), _optax_adam_like(optax.adam)(h)), {**_ADAM, "factor": 3},
     ),
+    optax_peer("transforms/identity >> adam", "optax.chain(identity, adam)",
+               lambda h: optax.chain(optax.identity(), _optax_adam_like(optax.adam)(h)), _ADAM),
     optax_peer("transforms/sign >> sgd", "optax.sign_sgd", lambda h: optax.sign_sgd(h["lr"]), {"lr": 0.05}),
     optax_peer(
         "transforms/nesterov + decay", "optax.chain(trace, add_decayed_weights)",

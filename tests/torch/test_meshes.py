@@ -63,11 +63,11 @@ SETTINGS = {"galore": {"rank": 1}, "apollo": {"rank": 1}, "fira": {"rank": 1}}
 OF_MATRICES = ("muon", "normuon")
 
 #: Rules whose states are of columns that several dimensions are joined to.
-JOINING = ("nero", "sm3")
+JOINING = ("nero", "racs", "sm3")
 
 
 #: Rules whose sums depend on one another more often than others'.
-ROUNDS = {"adalite": 11}
+ROUNDS = {"adalite": 11, "lbfgs_direction": 20}
 
 
 def rule_of(name: str) -> rulec.Rule:
