@@ -2877,7 +2877,7 @@ class SPAM(RuleOptimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-06,
         weight_decay: float = 0.0,
-        threshold: float = 5000.0,
+        spike: float = 5000.0,
         quiet: float = 20.0,
         warm: float = 50.0,
         gap: float = 500.0,

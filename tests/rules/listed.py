@@ -74,10 +74,10 @@ LISTED: tuple[Peer, ...] = (
     torch_peer(
         "spam", pytorch_optimizer.SPAM,
         lambda h: {
-            **adam_like(h), "threshold": h["threshold"], "grad_accu_steps": int(h["quiet"]),
+            **adam_like(h), "threshold": h["spike"], "grad_accu_steps": int(h["quiet"]),
             "warmup_epoch": int(h["warm"]), "update_proj_gap": int(h["gap"]),
         },
-        {**_ADAM_DECAY, "threshold": 4, "quiet": 3, "warm": 5, "gap": 9},
+        {**_ADAM_DECAY, "spike": 4, "quiet": 3, "warm": 5, "gap": 9},
     ),
     torch_peer(
         "bcos_m + decay", pytorch_optimizer.BCOS, _bcos("m"),

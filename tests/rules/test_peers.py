@@ -25,7 +25,8 @@ ULPS_FLOAT32 = STEPS / 2
 
 
 def test_every_rule_has_a_peer() -> None:
-    library = set(rulec.rules(wrappers=False))
+    """Those with inputs have theirs in test_inputs.py."""
+    library = {name for name in rulec.rules(wrappers=False) if not rulec.load(name).inputs}
     named = {
         name if name in library else f"transforms/{name}"
         for row in (*PEERS, *REDUCING, *MATRICES)
