@@ -1977,7 +1977,7 @@ class LBFGSDirection(RuleOptimizer):
         self,
         params: ParamsT,
         lr: float | torch.Tensor = 1.0,
-        memory: float = 10.0,
+        memory: float = 5.0,
         *,
         maximize: bool = False,
         capturable: bool = False,

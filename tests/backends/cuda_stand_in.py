@@ -389,7 +389,7 @@ def _module() -> types.ModuleType:
         get_current_stream=lambda: _STREAMS[-1], nvrtc=types.SimpleNamespace(getVersion=lambda: (13, 0)),
         compiler=COMPILER, function=types.SimpleNamespace(Module=Module),
     )  # fmt: skip
-    linalg = types.SimpleNamespace(**{n: _wrapped(getattr(np.linalg, n)) for n in ("qr", "eigh", "svd")})
+    linalg = types.SimpleNamespace(**{n: _wrapped(getattr(np.linalg, n)) for n in ("qr", "eigh", "solve", "svd")})
     own = {
         "__version__": "14.0.0", "ndarray": Array, "linalg": linalg, "empty": empty, "zeros": zeros,
         "asarray": asarray, "cuda": cuda,

@@ -67,7 +67,7 @@ JOINING = ("nero", "racs", "sm3")
 
 
 #: Rules whose sums depend on one another more often than others'.
-ROUNDS = {"adalite": 11, "lbfgs_direction": 20}
+ROUNDS = {"adalite": 11, "lbfgs_direction": 10}
 
 
 def rule_of(name: str) -> rulec.Rule:
