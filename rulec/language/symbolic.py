@@ -22,6 +22,9 @@ from rulec.language.text import number_text
 #: Most bits of an exact power of numbers.
 _MAX_BITS = 4096
 
+#: The most operations of a condition that sympy may simplify.
+_LONG = 100
+
 
 class ToSympy:
     """Makes sympy expressions of nodes."""
@@ -38,11 +41,14 @@ class ToSympy:
         return self.sp.Symbol(identifier, real=True)
 
     def either(self, condition: Any, a: Any, b: Any) -> Any:
-        # Unevaluated: simplifying the branches may divide by zero under conditions that cannot hold.
-        try:
-            return self.sp.Piecewise((a, condition), (b, True), evaluate=False)
-        except ValueError:  # simplifying a condition on a choice, sympy takes t as 0, where a root of t - 1 is not real
-            return self.sp.Piecewise((a, self._spread(condition)), (b, True), evaluate=False)
+        # Unevaluated: simplifying the branches may divide by zero under conditions that cannot hold. A condition on a
+        # choice sympy simplifies even so: for minutes where it is long, or with t as 0, where sqrt(t - 1) is not real.
+        if self.sp.count_ops(condition) <= _LONG:
+            try:
+                return self.sp.Piecewise((a, condition), (b, True), evaluate=False)
+            except ValueError:
+                pass
+        return self.sp.Piecewise((a, self._spread(condition)), (b, True), evaluate=False)
 
     def _spread(self, condition: Any) -> Any:
         """The condition with each choice of values in it as a choice of conditions."""
