@@ -5,25 +5,27 @@ from rulec.math import sqrt, where
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from rulec.errors import RuleError
 from rulec.language.arithmetic import NUMPY, number_known
+from rulec.language.author import author_error
 from rulec.language.counts import Count
 from rulec.language.functions import FUNCTIONS, as_node
 from rulec.language.levels import Level
 from rulec.language.node import Op
-from rulec.language.python import Value, operation, record
-from rulec.language.value import as_traced, current
+from rulec.language.trace import cond as traced_cond
+from rulec.language.value import Value, as_traced, current, operation, record
 
 __all__ = [
-    "abs", "axis", "block", "cbrt", "cholesky", "clip", "concat", "count_nonzero", "diag", "dim", "eigh", "erf", "exp",
-    "eye", "floor", "inverse_root", "isfinite", "log", "logical_and", "logical_not", "logical_or", "matmul", "max",
-    "maximum", "mean", "median", "min", "minimum", "newton_schulz", "norm", "normal", "qr", "rms", "round", "rsqrt",
-    "sigmoid", "sign", "singular_vectors", "softmax", "softplus", "solve", "sqrt", "std", "sum", "tanh", "transpose",
-    "tril", "triu", "uniform", "variance", "where",
+    "abs", "axis", "block", "cbrt", "cholesky", "clip", "concat", "cond", "count_nonzero", "diag", "dim", "eigh", "erf",
+    "exp", "eye", "floor", "inverse_root", "isfinite", "log", "logical_and", "logical_not", "logical_or", "matmul",
+    "max", "maximum", "mean", "median", "min", "minimum", "newton_schulz", "norm", "normal", "qr", "rms", "round",
+    "rsqrt", "sigmoid", "sign", "singular_vectors", "softmax", "softplus", "solve", "sqrt", "std", "sum", "tanh",
+    "transpose", "tril", "triu", "uniform", "variance", "where",
 ]  # fmt: skip
 
 #: The axes of an array that a reduction to each level removes; a vector is one row.
@@ -154,6 +156,21 @@ def clip(x: Any, low: Any, high: Any) -> Any:
     if any(isinstance(a, Value) for a in (x, low, high)):
         return record("clip", x, low, high)
     return np.minimum(np.maximum(x, low), high)
+
+
+def cond(condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any] = lambda: None) -> Any:
+    """`then()` where the condition holds, else `otherwise()`: an `if`, which computes only the arm it takes.
+
+    The arms are functions without arguments. They may assign states, and return as many values each: none, one, or a
+    tuple. On arrays the condition is one number.
+    """
+    if not callable(then) or not callable(otherwise):
+        raise author_error("cond calls the arm that it takes: write cond(condition, lambda: a, lambda: b)")
+    if isinstance(condition, Value):
+        return traced_cond(condition, then, otherwise)
+    if np.size(condition) != 1:
+        raise author_error(f"cond has one condition, not {np.size(condition)}: use where for each element")
+    return then() if np.all(condition) else otherwise()
 
 
 def median(a: Any, b: Any, c: Any) -> Any:

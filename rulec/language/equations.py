@@ -8,12 +8,13 @@ from typing import Any
 from rulec.errors import RuleError
 from rulec.language.check import check_direction_free_of_lr, check_elementwise, check_names, check_rule
 from rulec.language.hyper import Hyper, Limits, well_known_range
+from rulec.language.lines import Lines
 from rulec.language.names import BASE_NAMES
 from rulec.language.node import Node, Op, node
 from rulec.language.rule import Assign, Rule, State, Statement
 from rulec.language.source import did_you_mean
 from rulec.language.symbolic import FromSympy, ToSympy
-from rulec.language.trace import Lines, Trace
+from rulec.language.trace import Trace
 
 
 def rule_to_sympy(rule: Rule) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, cast
 
@@ -364,3 +365,12 @@ def parse_level(text: Text, known: Iterable[str]) -> Level | None:
     if len(body) != 1 or not isinstance(body[0], ast.Expr):
         return None
     return ExpressionParser(joined, known).level(body[0].value)
+
+
+def tagged(called: str, args: list[Any], span: Span, _: dict[str, Node]) -> Node | None:
+    """The fact that a tensor has a tag, of a call `tagged("word")`; None for another function."""
+    if called != "tagged":
+        return None
+    if len(args) != 1 or not isinstance(args[0], str) or not re.fullmatch(r"[\w .:/-]+", args[0]):
+        raise rule_error('tagged takes one word in quotes: tagged("embedding")', span)
+    return node(Op.FACT, f'tagged("{args[0]}")')

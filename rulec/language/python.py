@@ -30,21 +30,22 @@ from rulec.language.check import (
 from rulec.language.expression import parse_expression
 from rulec.language.length import length_of
 from rulec.language.levels import Level
+from rulec.language.lines import Lines
 from rulec.language.located import Text
 from rulec.language.names import RESERVED
 from rulec.language.node import FACTS, Node, const, name
+from rulec.language.options import FACTS_OF_SHAPE, WHOLE, check_mappings, expression_of, with_whole
 from rulec.language.passes import check_point, gradient_of
 from rulec.language.rule import Hyper, Limits, Pass, Rule, State, well_known_range
 from rulec.language.sizes import MAX_LENGTH, entries
 from rulec.language.source import Source, Span, did_you_mean, rule_error
-from rulec.language.trace import At, Counted, CountValue, Inner, Lines, States, Trace, call_rule
+from rulec.language.trace import At, Counted, CountValue, Inner, States, Trace, call_rule
 from rulec.language.value import Value, as_traced, current, operation, record
 
 __all__ = ["Value", "call_rule", "operation", "record", "rule"]
 
 _ARGUMENTS = ("g", "grad", "p", "t", "s")
-_OPTIONS = ("state", "storage", "hyper", "name", "assigns", "wraps", "passes", "paper")
-_PAPER = ("title", "authors", "year", "url")
+_OPTIONS = ("state", "storage", "hyper", "name", "assigns", "wraps", "passes", "paper", "inputs", "view", *WHOLE)
 
 
 @overload
@@ -54,6 +55,9 @@ def rule(
     *, state: Mapping[str, Any] | None = None, storage: Mapping[str, str] | None = None,
     hyper: Mapping[str, Mapping[str, Any]] | None = None, name: str | None = None, assigns: str = "direction",
     wraps: str | Sequence[str] = (), passes: Mapping[str, Any] | None = None, paper: Mapping[str, Any] | None = None,
+    inputs: Mapping[str, str] | None = None, view: Mapping[str, str] | None = None, rate: str | float | None = None,
+    evaluate: str | None = None, skip: str | None = None, applies_to: str | None = None,
+    otherwise: Rule | str | None = None,
 ) -> Callable[[Callable[..., Any]], Rule]: ...  # fmt: skip
 
 
@@ -63,7 +67,7 @@ def rule(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     The function takes any of `g` (gradient), `grad`, `p` (parameter), `t` (step, from 1), `s` (states as
     attributes), and hyper-parameters with defaults as keyword-only arguments. It returns the direction, or the new
     parameter where `assigns="p"`. `state` gives each state's initial value (a number, or an expression such as "p"),
-    or a dict with `init`, `per`, and `count` or `history`. `storage` names the states that stay float32:
+    or a dict with `init`, `per`, `shape`, `if`, and `count` or `history`. `storage` names the states that stay float32:
     `storage=dict(x0="exact")`. `hyper` gives ranges: `hyper=dict(clip=dict(above=0))`. `name` is the rule's name, by
     default the function's in camel case; `paper` has any of `title`, `authors`, `year` and `url`.
 
@@ -72,6 +76,11 @@ def rule(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
 
     `passes` are points at which the model is evaluated again, by name: an expression such as "p + rho*g", or a dict
     with `point` and `when`. The function takes an argument of each name, here `climb`: `climb.g` is the gradient there.
+
+    `inputs` has the kind of each input of a step, "scalar" or "like p": `dict(loss="scalar")`. The function takes an
+    argument of each name.
+    `view`, `rate`, `evaluate`, `skip`, `applies_to` and `otherwise` are as in a rule file, with expressions in quotes;
+    `otherwise` may be a Rule.
 
     The function itself stays at `.function` and runs on NumPy arrays. Raises RuleError at the line of a mistake.
     """
@@ -116,27 +125,15 @@ def _trace_rule(
     storage: Mapping[str, str] | None = None, hyper: Mapping[str, Mapping[str, Any]] | None = None,
     name: str | None = None, assigns: str = "direction", wraps: str | Sequence[str] = (),
     passes: Mapping[str, Any] | None = None, paper: Mapping[str, Any] | None = None,
+    inputs: Mapping[str, str] | None = None, view: Mapping[str, str] | None = None, **whole: Any,
 ) -> Rule:  # fmt: skip
     rule_name = name or "".join(part[:1].upper() + part[1:] for part in function.__name__.split("_"))
     if assigns not in ("direction", "p"):
         raise RuleError(f"assigns is 'direction' or 'p', not {assigns!r}")
-    for option, value in (
-        ("state", state),
-        ("storage", storage),
-        ("hyper", hyper),
-        ("passes", passes),
-        ("paper", paper),
-    ):
-        if value is not None and not isinstance(value, Mapping):
-            raise RuleError(f"{option} of {rule_name} is a dict, not {value!r}")
-    if unknown := sorted(map(str, (paper or {}).keys() - set(_PAPER))):
-        raise RuleError(f"paper of {rule_name} has no {unknown[0]!r}: it has {', '.join(_PAPER)}")
-    for key, value in (paper or {}).items():
-        wanted = int if key == "year" else str
-        if not isinstance(value, wanted):
-            raise RuleError(f"{key} of the paper of {rule_name} is of type {wanted.__name__}, not {value!r}")
+    check_mappings(rule_name, {"state": state, "storage": storage, "hyper": hyper, "passes": passes, "paper": paper,
+                               "inputs": inputs, "view": view})  # fmt: skip
     calls = (wraps,) if isinstance(wraps, str) else tuple(wraps)
-    arguments = (*_ARGUMENTS, *FACTS, *calls, *(passes or {}))
+    arguments = (*_ARGUMENTS, *FACTS, *calls, *(passes or {}), *(inputs or {}))
     positional, hypers, lists = _signature(function, rule_name, hyper or {}, arguments, others)
     for call in calls:
         if call not in positional:
@@ -147,11 +144,18 @@ def _trace_rule(
         states |= _states(rule_name, key, entry, hypers, read)
     points: dict[str, Pass] = {}
     for key, value in (passes or {}).items():
-        points[key] = _pass(rule_name, key, value, [*hypers, *FACTS], [*states, *map(gradient_of, points)])
+        points[key] = _pass(
+            rule_name, key, value, [*hypers, *FACTS], [*states, *(inputs or {}), *map(gradient_of, points)]
+        )
+    for word, key in [*(("pass", key) for key in points), *(("input", key) for key in inputs or {})]:
         if key not in positional:
-            raise RuleError(f"{rule_name} has a pass {key!r}, and its function has no such argument: add it before *")
-    check_names(Rule(rule_name, (), hypers, states, wraps=calls, passes=points))
+            article = "an" if word == "input" else "a"
+            raise RuleError(
+                f"{rule_name} has {article} {word} {key!r}, and its function has no such argument: add it before *"
+            )
+    check_names(Rule(rule_name, (), hypers, states, inputs or {}, wraps=calls, passes=points))
     trace = Trace(rule_name, states, hypers, calls, function.__code__, read, points)
+    trace.inputs, trace.view = dict(inputs or {}), dict(view or {})
     result = _run(function, trace, positional, hypers)
     trace.lines.append((assigns, _result(result, rule_name, assigns)))
     traced = Rule(
@@ -169,6 +173,7 @@ def _trace_rule(
         function=function,
         sizes=read.sizes,
     )
+    traced = with_whole(traced, {key: value for key, value in whole.items() if value is not None})
     return _stored(check_direction_free_of_lr(check_rule(traced)), storage or {}, read.states)
 
 
@@ -237,16 +242,27 @@ def _states(
 
 
 def _state(rule_name: str, key: str, options: Mapping[str, Any], hypers: Mapping[str, Hyper]) -> State:
-    if unknown := sorted(options.keys() - {"init", "per"}):
-        raise RuleError(f"state {key} of {rule_name} has no option {unknown[0]!r}: it has init, per, count and history")
+    if unknown := sorted(options.keys() - {"init", "per", "shape", "if"}):
+        has = "init, per, shape, if, count and history"
+        raise RuleError(f"state {key} of {rule_name} has no option {unknown[0]!r}: it has {has}")
     init, per = options.get("init", 0), options.get("per", "element")
     word, level = (per.word, per.number) if isinstance(per, Level) else (str(per), None)
     if isinstance(init, str):
-        return State(_initial(rule_name, key, init, [*hypers, "p", *FACTS]), per=word, number=level)
-    number = _number(init)
-    if number is None:
+        first = _initial(rule_name, key, init, [*hypers, "p", *FACTS])
+    elif (number := _number(init)) is not None:
+        first = const(number)
+    else:
         raise RuleError(f"state {key} of {rule_name} begins as a number or an expression in quotes, not as {init!r}")
-    return State(const(number), per=word, number=level)
+    shape, owner = options.get("shape"), f"state {key} of {rule_name}"
+    if shape is not None and not (isinstance(shape, list | tuple) and len(shape) == 2):
+        raise RuleError(f"the shape of {owner} is a list of two extents, rows and columns, not {shape!r}")
+    known = [*FACTS_OF_SHAPE, *hypers, "machine_eps"]
+    extents = None if shape is None else tuple(expression_of(f"an extent of {owner}", x, known) for x in shape)
+    condition = None
+    if "if" in options:
+        static = [name for name, hyper in hypers.items() if hyper.static]
+        condition = expression_of(f"the condition of {owner}", options["if"], [*FACTS_OF_SHAPE, *static])
+    return State(first, word, extents, condition, number=level)
 
 
 def _pass(rule_name: str, key: str, entry: Any, numbers: list[str], others: list[str]) -> Pass:

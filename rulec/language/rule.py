@@ -289,7 +289,7 @@ class Rule:
         A wrapper of several rules takes as many. `bindings` are bound first. Raises RuleError where the rules do not
         fit, or where no rule is traced.
         """
-        from rulec.language.python import call_rule
+        from rulec.language.trace import call_rule
         from rulec.language.wrap import wrap
 
         rule = self.bind(**bindings) if bindings else self

@@ -3,24 +3,47 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from types import CodeType, FrameType
 from typing import Any
 
 from rulec.errors import RuleError
 from rulec.language import compose
-from rulec.language.author import author_error
+from rulec.language.author import author_error, running_frame
 from rulec.language.cases import unify_inputs
-from rulec.language.compose import free_name
-from rulec.language.names import BASE_NAMES, CONSTANTS, ascii_spelling, name_problem
-from rulec.language.node import Kind, Node, Op, name, node, rewrite, walk
+from rulec.language.node import Kind, Node, Op, name, node
 from rulec.language.passes import gradient_of
-from rulec.language.rule import Assign, Hyper, Pass, Rule, State, Statement, assignments
+from rulec.language.rule import Assign, Hyper, Pass, Rule, State, Statement
 from rulec.language.sizes import Sizes, entries, entry
 from rulec.language.source import did_you_mean
 from rulec.language.value import Value, as_traced, current
+
+
+@dataclass(frozen=True)
+class Arm:
+    """The lines of one arm of a fork, and the version of each state after them."""
+
+    lines: list[tuple[str, Node] | Fork]
+    version: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Fork:
+    """An `if` in a trace.
+
+    `outside` has the names of values from before the `if`: if an arm reads one, its line stands before the `if`.
+    `version` has the versions of states after the arms. An arm's line for a result of the fork has the target `#1`,
+    `#2` and so on.
+    """
+
+    condition: Node
+    then: Arm
+    otherwise: Arm
+    outside: Mapping[Node, str]
+    version: Mapping[str, int]
 
 
 class Trace:
@@ -41,8 +64,12 @@ class Trace:
         self.hyper = dict(hyper)
         self.inputs: dict[str, str] = {}
         self.view: dict[str, str] = {}
-        self.lines: list[tuple[str, Node]] = []
+        self.lines: list[tuple[str, Node] | Fork] = []
         self.version: dict[str, int] = dict.fromkeys(state, 0)
+        #: The lines around those of the present arm, from the outermost on.
+        self.around: list[list[tuple[str, Node] | Fork]] = []
+        #: The newest version of each state in any arm; under "", the number of results of forks.
+        self.newest: dict[str, int] = {}
         self.locals: dict[Node, str] = {}
         self.called: set[str] = set()
         self.draws = 0
@@ -51,10 +78,19 @@ class Trace:
 
     def name_locals(self) -> None:
         """Adds the function's local names for traced values, as they were when it returned."""
-        for key, value in self.frame.f_locals.items() if self.frame is not None else ():
-            if isinstance(value, Value) and value.node.op.kind is not Kind.LEAF:
-                self.locals.setdefault(value.node, key)
+        for value, key in self.values_now().items():
+            self.locals.setdefault(value, key)
         self.frame = None
+
+    def values_now(self) -> dict[Node, str]:
+        """The function's traced values that have a local name now, and results of forks."""
+        values: dict[Node, str] = {}
+        for key, value in self.frame.f_locals.items() if self.frame is not None else ():
+            listed = isinstance(value, list | tuple)
+            for entry_name, each in zip(entries(key, len(value)), value, strict=True) if listed else [(key, value)]:
+                if isinstance(each, Value) and (each.node.op.kind is not Kind.LEAF or is_result(each.node)):
+                    values.setdefault(each.node, entry_name)
+        return values
 
     def read(self, state: str) -> Value:
         """The state's value now."""
@@ -62,8 +98,48 @@ class Trace:
 
     def assign(self, state: str, value: Node) -> None:
         """The state's new value."""
-        self.version[state] += 1
+        self.version[state] = self._next(state)
         self.lines.append((f"{state}#{self.version[state]}", value))
+
+    def _next(self, state: str) -> int:
+        self.newest[state] = self.newest.get(state, 0) + 1
+        return self.newest[state]
+
+    def fork(
+        self, condition: Node, arms: Sequence[Callable[[], Mapping[str, Node]]], outside: Mapping[Node, str]
+    ) -> dict[str, Node]:
+        """The values that both arms give, by their names in the arms, after an `if`."""
+        lines, before = self.lines, dict(self.version)
+        taken: list[Arm] = []
+        values: list[Mapping[str, Node]] = []
+        self.around.append(lines)
+        for arm in arms:
+            self.lines, self.version = [], {**dict.fromkeys(self.state, 0), **before}
+            values.append(arm())
+            taken.append(Arm(self.lines, self.version))
+        self.lines, self.version = self.around.pop(), {**dict.fromkeys(self.state, 0), **before}
+        for state, version in self.version.items():
+            if any(arm.version.get(state, 0) != version for arm in taken):
+                self.version[state] = self._next(state)
+        both: dict[str, Node] = {}
+        for key in [key for key in values[0] if key in values[1]]:
+            results = [named[key] for named in values]
+            both[key] = results[0] if results[0] is results[1] else name(f"#{self._next('')}")
+            for each, value in zip(taken, results, strict=True) if results[0] is not results[1] else ():
+                each.lines.append((str(both[key].arg), value))
+        self.lines.append(Fork(condition, taken[0], taken[1], outside, dict(self.version)))
+        return both
+
+    def arm(self, function: Callable[[], Any], sizes: list[int | None]) -> dict[str, Node]:
+        """The values that one arm of `cond` returns, by position; their number goes to `sizes`, None for one alone."""
+        code, frame = self.code, self.frame
+        self.code, self.frame = getattr(function, "__code__", None), None
+        result = function()
+        self.name_locals()
+        self.code, self.frame = code, frame
+        values = () if result is None else result if isinstance(result, tuple) else (result,)
+        sizes.append(len(values) if result is None or isinstance(result, tuple) else None)
+        return {str(position): as_traced(value) for position, value in enumerate(values)}
 
     def push(self, history: str, value: Node) -> None:
         """A new value of a history: every entry moves one place up, from the oldest on."""
@@ -86,8 +162,6 @@ class Trace:
         while prefix in self.called:
             prefix, count = f"{rule.key}{count}", count + 1
         self.called.add(prefix)
-        if any(state.condition is not None for state in rule.state.values()):
-            raise RuleError(f"{rule.name} keeps states for some shapes only: call it in a rule file, under uses")
         self.hyper = compose.unify_hyper([(self.rule_name, self.hyper), (rule.name, rule.hyper)])
         self.inputs = unify_inputs([Rule(self.rule_name, (), inputs=self.inputs), rule])
         if rule.view and self.view not in ({}, rule.view):
@@ -100,14 +174,24 @@ class Trace:
         self.version.update(dict.fromkeys(inner, 0))
         values: dict[str, Node] = {}
         self.draws, draws = self.draws + compose.count_draws(rule), self.draws
-        for line in compose.inline(rule, prefix, value, draws):
-            states = {key: name(f"{key}#{version}") for key, version in self.version.items()}
-            known = {**states, **values}
-            after = _after([line], known)
-            for target in dict.fromkeys(a.target for a in assignments((line,))):
-                if target in after and after[target] is not known.get(target):
-                    self._inlined(target, after[target], values)
+        self._inline(compose.inline(rule, prefix, value, draws), values)
         return Value(values[f"{prefix}.direction"])
+
+    def _inline(self, lines: Sequence[Statement], values: dict[str, Node]) -> dict[str, Node]:
+        """Records the lines of a called rule; `values` has its local names so far, and gets the new ones."""
+        for line in lines:
+            known = {**{key: name(f"{key}#{version}") for key, version in self.version.items()}, **values}
+            if isinstance(line, Assign):
+                self._inlined(line.target, compose.replace_names(line.value, known), values)
+                continue
+            arms = [partial(self._inline, body, dict(values)) for body in (line.then, line.otherwise)]
+            outside = {n: key for key, n in values.items() if n.op.kind is not Kind.LEAF}
+            both = self.fork(compose.replace_names(line.condition, known), arms, outside)
+            for key, result in both.items():
+                values[key] = result
+                if is_result(result):
+                    self.locals.setdefault(result, key)
+        return values
 
     def _inlined(self, target: str, value: Node, values: dict[str, Node]) -> None:
         """Records an assignment of a called rule: of a state, or of a local name."""
@@ -119,19 +203,29 @@ class Trace:
                 self.locals.setdefault(value, target)
 
 
-def _after(step: Sequence[Statement], known: Mapping[str, Node]) -> dict[str, Node]:
-    """The value of every name after some lines, over the values `known` before them; branches become `where`."""
-    values = dict(known)
-    for line in step:
-        if isinstance(line, Assign):
-            values[line.target] = compose.replace_names(line.value, values)
-            continue
-        condition = compose.replace_names(line.condition, values)
-        then, otherwise = _after(line.then, values), _after(line.otherwise, values)
-        for key in then.keys() & otherwise.keys():
-            same = then[key] is otherwise[key]
-            values[key] = then[key] if same else node(Op.WHERE, condition, then[key], otherwise[key])
-    return values
+def is_result(value: Node) -> bool:
+    """Whether the value is the result of a fork."""
+    return value.op is Op.NAME and str(value.arg).startswith("#")
+
+
+def cond(condition: Value, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+    """The results of `rulec.math.cond` in a traced function."""
+    trace = current.get()
+    if not isinstance(trace, Trace):
+        raise author_error("cond takes a traced value in the function of a rule alone")
+    trace.frame = trace.frame or running_frame(trace.code)
+    sizes: list[int | None] = []
+    arms = [partial(trace.arm, function, sizes) for function in (then, otherwise)]
+    values = trace.fork(condition.node, arms, trace.values_now())
+    if sizes[0] != sizes[1]:
+        one, other = (_how_many(size) for size in sizes)
+        raise author_error(f"the arms of cond return {one} and {other}: return as many from both")
+    results = tuple(Value(value) for value in values.values())
+    return results[0] if sizes[0] is None else results or None
+
+
+def _how_many(size: int | None) -> str:
+    return {None: "one value", 0: "nothing"}.get(size) or f"a tuple of {size}"
 
 
 @dataclass
@@ -234,7 +328,7 @@ class States:
 class Inner:
     """A wrapped rule in a traced wrapper. It is called once, and then has a parameter `p`."""
 
-    __slots__ = ("_name", "_trace", "called")
+    __slots__ = ("_lines", "_name", "_trace", "called")
 
     def __init__(self, trace: Trace, call: str) -> None:
         self._trace = trace
@@ -250,15 +344,18 @@ class Inner:
         count, point = (
             name(key) if argument is None else as_traced(argument) for key, argument in (("t", t), ("p", p))
         )
-        self._trace.lines.append((wraps, node(Op.CALL, as_traced(value), count, point, wraps)))
+        self._lines = self._trace.lines
+        self._lines.append((wraps, node(Op.CALL, as_traced(value), count, point, wraps)))
         return Value(name(f"{wraps}.direction"))
 
     @property
     def p(self) -> Value:
         """The new parameter by the wrapped rule alone."""
+        wraps = self._name
         if not self.called:
-            wraps = self._name
             raise author_error(f"{wraps}.p has no value here: write {wraps}(g) above this line")
+        if all(lines is not self._lines for lines in (self._trace.lines, *self._trace.around)):
+            raise author_error(f"{wraps}.p has no value here: write {wraps}(g) in the same arm")
         return Value(name(f"{self._name}.p"))
 
 
@@ -289,98 +386,3 @@ def call_rule(rule: Rule, value: Any) -> Any:
             f"rulec.array.Optimizer or rulec.torch.optimizer"
         )
     return trace.call(rule, value)
-
-
-#: A value without a name gets one where its text in full has more nodes than `_HUGE`, or more than `_LARGE` and it is
-#: used in several places, or where it is deeper than `_DEEP`.
-_LARGE, _HUGE, _DEEP = 12, 500, 60
-
-
-class Lines:
-    """Turns a trace into the lines of a step: named values get lines, and old values of states are kept for later."""
-
-    def __init__(self, trace: Trace) -> None:
-        self.trace = trace
-        self.taken = {*trace.state, *trace.hyper, *trace.inputs, *BASE_NAMES, *CONSTANTS, "s", "lr", "direction"}
-        self.taken |= {*trace.wraps, *trace.passes, *map(gradient_of, trace.passes)}
-        self.local = {n: self._free(key) for n, key in trace.locals.items()}
-        self._name_large([value for _, value in trace.lines])
-        self.old: dict[Node, str] = {}
-        self.done: dict[Node, str] = {}
-        self.out: list[Statement] = []
-        self.current = dict.fromkeys(trace.state, 0)
-
-    def _free(self, wanted: str) -> str:
-        if name_problem(wanted):
-            wanted = ascii_spelling(wanted[:60]) or "x"
-        free = free_name(wanted, self.taken)
-        self.taken.add(free)
-        return free
-
-    def _name_large(self, roots: Sequence[Node]) -> None:
-        """Gives names to values that would be written out many times, or nested too deeply to read."""
-        uses: dict[Node, int] = {}
-        order = list(walk(roots))
-        for used in [*roots, *(arg for part in order for arg in part.args)]:
-            uses[used] = uses.get(used, 0) + 1
-        depth: dict[Node, int] = {}
-        size: dict[Node, int] = {}
-        for part in order:
-            depth[part] = 1 + max((depth[a] for a in part.args), default=0)
-            size[part] = 1 + sum(size[a] for a in part.args)
-            large = size[part] > (_LARGE if uses[part] > 1 else _HUGE)
-            if part not in self.local and (large or depth[part] > _DEEP):
-                self.local[part] = self._free(f"x{len(self.local) + 1}")
-            if part in self.local:
-                depth[part] = size[part] = 1
-
-    def statements(self) -> list[Statement]:
-        """The lines in order; each state is assigned as often as in the function."""
-        for position, (target, value) in enumerate(self.trace.lines):
-            self._name_locals(value)
-            state, _, version = target.partition("#")
-            if version:
-                self._keep_old(state, value, [v for _, v in self.trace.lines[position + 1 :]])
-            self.out.append(Assign(state, self._named(value)))
-            if version:
-                self.current[state] = int(version)
-                # The state's own name is now the shortest text of its value, until it is assigned again.
-                self.done = {n: text for n, text in self.done.items() if text != state}
-                if value.op.kind is not Kind.LEAF:
-                    self.done.setdefault(value, state)
-        return self.out
-
-    def _name_locals(self, value: Node) -> None:
-        for part in walk([value]):
-            if part in self.done or part not in self.local:
-                continue
-            # A called rule's line keeps its prefix even where its value is the whole right side: it may mention lr.
-            if part is not value or "." in self.local[part]:
-                self.out.append(Assign(self.local[part], self._named(part)))
-                self.done[part] = self.local[part]
-
-    def _named(self, value: Node) -> Node:
-        """`value` with locals by name, and states by name or by the name of their saved old value."""
-
-        def change(n: Node) -> Node:
-            if n.op is not Op.NAME or "#" not in str(n.arg):
-                return n
-            state, _, version = str(n.arg).partition("#")
-            return name(state if int(version) == self.current[state] else self.old[n])
-
-        memo = {part: name(text) for part, text in self.done.items()}
-        return rewrite([value], change, memo)[0]
-
-    def _keep_old(self, state: str, new: Node, later: Iterable[Node]) -> None:
-        """Saves the value of `state` under a local name where a later line still reads it."""
-        old = name(f"{state}#{self.current[state]}")
-        lasting = {n for n, text in self.done.items() if self._lasts(text, self.current)}
-        if new.op.kind is not Kind.LEAF and self._lasts(state, {state: self.current[state] + 1}):
-            lasting.add(new)
-        if any(part is old for part in walk(later, lasting)):
-            self.old[old] = self._free(f"{state}_old")
-            self.out.append(Assign(self.old[old], name(state)))
-
-    def _lasts(self, text: str, current: Mapping[str, int]) -> bool:
-        """Whether a name keeps its value to the end: a local, or a state that is not assigned again."""
-        return text not in self.trace.version or current[text] == self.trace.version[text]

@@ -17,7 +17,10 @@ from rulec.language.levels import Level
 from rulec.language.node import Node, Op, const, node
 from rulec.language.text import short_text
 
-_LOGIC_HINT = "write rulec.math.where(condition, a, b), and logical_and, logical_or, logical_not for and, or, not"
+_LOGIC_HINT = (
+    "write rulec.math.cond(condition, lambda: a, lambda: b) for if, where(condition, a, b) for a choice in each "
+    "element, and logical_and, logical_or, logical_not for and, or, not"
+)
 
 
 class Running(Protocol):

@@ -28,13 +28,13 @@ from rulec.language.composition import compose_text, is_composition
 from rulec.language.document import Document, read_document
 from rulec.language.document import Path as Place
 from rulec.language.evaluation import check_evaluation
-from rulec.language.expression import parse_expression, parse_level
+from rulec.language.expression import parse_expression, parse_level, tagged
 from rulec.language.functions import FUNCTIONS
 from rulec.language.hyper import Hyper, Limits, well_known_range
 from rulec.language.lengths import Lengths
 from rulec.language.located import Text
 from rulec.language.names import declared_problem, short
-from rulec.language.node import Node, Op, const, node
+from rulec.language.node import Node, Op, const
 from rulec.language.passes import check_point, gradient_of
 from rulec.language.rule import Pass, Routing, Rule, State
 from rulec.language.schema import HyperEntry, PassEntry, RuleFile, StateEntry, is_rule_file, validated
@@ -284,7 +284,7 @@ class _RuleReader:
             near = did_you_mean(identifier, names) or f": known here are {', '.join(names[:12])}"
             return f"unknown name {short(identifier)}{near}"
 
-        parsed = parse_expression(self.document.text(place), names, _tagged if tags else None, explain)
+        parsed = parse_expression(self.document.text(place), names, tagged if tags else None, explain)
         return check_elementwise(parsed, what, self.document.span(place)) if what else parsed
 
     def _hyper(self, key: str) -> dict[str, Hyper]:
@@ -449,11 +449,3 @@ def _plain_attributes(file: RuleFile) -> dict[str, Any]:
     paper = file.paper.model_dump(exclude_none=True) if file.paper else {}
     attributes: dict[str, Any] = {"summary": file.summary.strip(), "paper": paper, "interop": file.interop}
     return attributes | ({"view": view} if (view := _view(file)) else {})
-
-
-def _tagged(called: str, args: list[Any], span: Span, _: dict[str, Node]) -> Node | None:
-    if called != "tagged":
-        return None
-    if len(args) != 1 or not isinstance(args[0], str) or not re.fullmatch(r"[\w .:/-]+", args[0]):
-        raise rule_error('tagged takes one word in quotes: tagged("embedding")', span)
-    return node(Op.FACT, f'tagged("{args[0]}")')
