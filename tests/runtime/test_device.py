@@ -19,7 +19,7 @@ from rulec.runtime.engine import Engine, default_hyper
 from rulec.testing.cases import loaded
 from rulec.testing.whole import tolerance
 from rulec.torch.tensors import TorchArrays
-from tests.library import by_kind
+from tests.library import by_kind, single
 from tests.runtime.elsewhere import Elsewhere, Here
 from tests.runtime.nowhere import DEVICE, Nowhere, copies
 
@@ -87,7 +87,7 @@ def close(ours: Run, theirs: Run, rtol: float) -> None:
 
 
 def runnable() -> list[str]:
-    return [name for name in rulec.rules() if not loaded(name).wraps]
+    return [name for name in single() if not loaded(name).wraps]
 
 
 def both_ways(names: Sequence[str]) -> list[Any]:
