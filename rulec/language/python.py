@@ -33,7 +33,7 @@ from rulec.language.levels import Level
 from rulec.language.lines import Lines
 from rulec.language.located import Text
 from rulec.language.names import RESERVED
-from rulec.language.node import FACTS, Node, const, name
+from rulec.language.node import FACTS, Node, Op, const, name
 from rulec.language.options import FACTS_OF_SHAPE, WHOLE, check_mappings, expression_of, with_whole
 from rulec.language.passes import check_point, gradient_of
 from rulec.language.rule import Hyper, Limits, Pass, Rule, State, well_known_range
@@ -68,7 +68,8 @@ def rule(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     attributes), and hyper-parameters with defaults as keyword-only arguments. It returns the direction, or the new
     parameter where `assigns="p"`. `state` gives each state's initial value (a number, or an expression such as "p"),
     or a dict with `init`, `per`, `shape`, `if`, and `count` or `history`. `storage` names the states that stay float32:
-    `storage=dict(x0="exact")`. `hyper` gives ranges: `hyper=dict(clip=dict(above=0))`. `name` is the rule's name, by
+    `storage=dict(x0="exact")`. `hyper` gives ranges, `hyper=dict(clip=dict(above=0))`, and
+    defaults that follow others: `hyper=dict(beta3=dict(default="sqrt(beta2)"))`. `name` is the rule's name, by
     default the function's in camel case; `paper` has any of `title`, `authors`, `year` and `url`.
 
     `wraps` makes the rule a wrapper: it names the argument for the wrapped rule. In the function, `inner(g)`, or
@@ -307,7 +308,9 @@ def _signature(
 ) -> tuple[list[str], dict[str, Hyper], dict[str, int]]:  # fmt: skip
     """The positional arguments, the hyper-parameters with the entries of lists, and the lengths of lists."""
     positional, hypers, lists, declared = list[str](), dict[str, Hyper](), dict[str, int](), set[str]()
-    for key, parameter in inspect.signature(function).parameters.items():
+    parameters = inspect.signature(function).parameters
+    names = [key for key, parameter in parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]
+    for key, parameter in parameters.items():
         default = others.get(key, parameter.default)
         if parameter.kind is parameter.KEYWORD_ONLY:
             declared.add(key)
@@ -315,7 +318,7 @@ def _signature(
             if listed and not 1 <= len(default) <= MAX_LENGTH:
                 raise RuleError(f"the list {key} of {rule_name} has 1 to {MAX_LENGTH} values, not {len(default)}")
             for entry, value in zip(entries(key, len(default)), default, strict=True) if listed else [(key, default)]:
-                hypers[entry] = _hyper(rule_name, key, value, ranges.get(key))
+                hypers[entry] = _hyper(rule_name, key, value, ranges.get(key), names)
             if listed:
                 lists[key] = len(default)
         elif key in arguments and parameter.kind is not parameter.VAR_KEYWORD:
@@ -330,22 +333,30 @@ def _signature(
     return positional, hypers, lists
 
 
-def _hyper(rule_name: str, key: str, default: Any, entry: Any) -> Hyper:
+def _hyper(rule_name: str, key: str, default: Any, entry: Any, names: list[str]) -> Hyper:
     if key in RESERVED:
         raise RuleError(f"{key!r} of {rule_name} is {RESERVED[key]}: it stands before *")
     if entry is not None and not isinstance(entry, Mapping):
         raise RuleError(f"the range of {key} of {rule_name} is a dict, not {entry!r}")
     flags = ("static", "whole")
-    known = [*Limits.__annotations__, *flags]
+    known = [*Limits.__annotations__, *flags, "default"]
     for option, value in (entry or {}).items():
         if option not in known:
             hint = did_you_mean(option, known) or f": it has {', '.join(known)}"
             raise RuleError(f"the range of {key} of {rule_name} has no {option!r}{hint}")
-        if _number(value) is None and option not in flags:
+        if _number(value) is None and option not in (*flags, "default"):
             raise RuleError(f"{option} of {key} of {rule_name} is a number, not {value!r}")
     options = dict(entry or {})
     said = {flag: bool(options.pop(flag, False)) for flag in flags}
+    followed = options.pop("default", None)
     limits = cast(Limits, {k: float(v) for k, v in options.items()}) or well_known_range(key)
+    if followed is not None and default is not inspect.Parameter.empty:
+        raise RuleError(f"{key} of {rule_name} has two defaults, {default!r} and {followed!r}: keep one of them")
+    if followed is not None:
+        what = f"the default of {key} of {rule_name}"
+        value = check_elementwise(expression_of(what, followed, [*names, "machine_eps"]), what, None)
+        start = float(value.arg) if value.op is Op.CONST else value  # type: ignore[arg-type]
+        return Hyper(start, **limits, static=said["static"], whole=said["whole"])
     if default is inspect.Parameter.empty:
         return Hyper(None, **limits, static=said["static"], whole=said["whole"])
     number = _number(default)

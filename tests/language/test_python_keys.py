@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -294,3 +295,76 @@ def test_a_value_stays_in_its_arm() -> None:
 
     with pytest.raises(RuleError, match="a value of m in one arm of cond is read outside of it: return it from both"):
         rulec.rule(state={"m": 0})(leaking)
+
+
+def test_a_default_that_follows_another() -> None:
+    text = (
+        "name: Follows\nhyper: {beta2: 0.99, beta3: {default: sqrt(beta2), min: 0}}\nstep: |\n  direction = g*beta3\n"
+    )
+
+    @rulec.rule(hyper={"beta3": {"default": "sqrt(beta2)", "min": 0}})
+    def follows(g: Any, *, beta2: Any = 0.99, beta3: Any) -> Any:
+        return g * beta3
+
+    assert_equal(follows, rulec.parse(text))
+
+
+def expression(random: Random) -> tuple[str, str, str]:
+    return random.choice("+-*"), random.choice("abcdmvg"), random.choice("abcdmvg")
+
+
+def body(random: Random, depth: int, size: int) -> list[Any]:
+    """Random lines: a local or a state gets a value, or an `if` with two arms and the results of both."""
+    lines: list[Any] = []
+    for _ in range(size):
+        if depth and random.random() < 0.3:
+            arms = [
+                (body(random, depth - 1, random.randint(0, 3)), [expression(random) for _ in "ab"]) for _ in range(2)
+            ]
+            lines.append((random.randint(1, 4), arms))
+        else:
+            lines.append((random.choice("abcdmv"), expression(random)))
+    return lines
+
+
+def value_of(line: tuple[str, str, str], values: dict[str, Any], s: Any) -> Any:
+    one, two = (getattr(s, key) if key in "mv" else values[key] for key in line[1:])
+    return {"+": lambda: one + two, "-": lambda: one - two, "*": lambda: 0.5 * one * two}[line[0]]()
+
+
+def run(lines: list[Any], values: dict[str, Any], s: Any) -> None:
+    def arm(inside: list[Any], results: list[Any]) -> Any:
+        inner = dict(values)
+        run(inside, inner, s)
+        return tuple(value_of(each, inner, s) for each in results)
+
+    for target, value in lines:
+        if isinstance(target, int):
+            arms = [lambda each=each: arm(*each) for each in value]
+            values["a"], values["b"] = cond(values["t"] > target, *arms)
+        elif target in "mv":
+            setattr(s, target, value_of(value, values, s))
+        else:
+            values[target] = value_of(value, values, s)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_random_arms_run_as_the_function_runs(seed: int) -> None:
+    random = Random(seed)
+    lines = body(random, 2, random.randint(2, 6))
+
+    def function(g: Any, t: Any, s: Any) -> Any:
+        values = {"g": g, "t": t, "a": 0.5 * g, "b": s.m + g, "c": s.v - g, "d": g * g}
+        run(lines, values, s)
+        return values["a"] + values["b"] - values["c"] + values["d"] + s.m + s.v
+
+    rule = rulec.rule(state={"m": 0.5, "v": 0.25})(function)
+    assert rulec.parse(rule.to_yaml()) == rule
+    traced = ReferenceOptimizer(rule, [np.zeros(2)], {"lr": 1})
+    plain, p = SimpleNamespace(m=np.full(2, 0.5), v=np.full(2, 0.25)), np.zeros(2)
+    for t in range(1, 6):
+        g = np.array([0.3, -0.2]) * np.cos(t)
+        traced.step([g])
+        p = p - function(g, t, plain)
+        np.testing.assert_allclose(traced.params[0], p, rtol=1e-9)
+        np.testing.assert_allclose(traced.state(0)["m"], plain.m, rtol=1e-9)
