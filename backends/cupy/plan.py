@@ -43,23 +43,13 @@ def given_lines(program: Program) -> list[str]:
     return moving + [v.name for v in program.vectors]
 
 
-#: The elements that a thread has read, of all arrays together, are at most as many.
-READ_AT_ONCE = 64
-
-
 def pack_width(program: Program, layout: Layout, stage: Stage) -> int:
-    """The neighbouring elements that a thread takes at once: 16 bytes of the narrowest array.
-
-    A stage of many arrays takes fewer: all that it reads lies in a thread's registers.
-    """
+    """The neighbouring elements that a thread takes at once: 16 bytes of the narrowest array."""
     nest = Nest(program, layout, stage)
     sizes = [ITEM_SIZE[layout.dtype(name)] for name in nest.buffers]
     if nest.read(ELEMENT, COL):
         sizes.append(ITEM_SIZE[layout.compute])
-    width = PACK // min(sizes, default=ITEM_SIZE[layout.compute])
-    while width > 1 and width * len(sizes) > READ_AT_ONCE:
-        width //= 2
-    return width
+    return PACK // min(sizes, default=ITEM_SIZE[layout.compute])
 
 
 def kernel_name(program: Program, index: int) -> str:
