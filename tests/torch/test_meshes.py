@@ -63,7 +63,7 @@ SETTINGS = {"galore": {"rank": 1}, "apollo": {"rank": 1}, "fira": {"rank": 1}}
 OF_MATRICES = ("muon", "normuon")
 
 #: Rules whose states are of columns that several dimensions are joined to.
-JOINING = ("nero", "racs", "sm3")
+JOINING = ("adalite", "nero", "racs", "sm3")
 
 
 #: Rules whose sums depend on one another more often than others'.

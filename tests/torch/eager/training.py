@@ -13,6 +13,7 @@ import rulec
 import rulec.torch
 from rulec.torch import EagerUpdate
 from rulec.torch.eager.scope import scope_of_rule
+from tests.library import single
 from tests.torch.twins import QUICK
 
 
@@ -34,7 +35,7 @@ def loss_of(net: nn.Module, number: int) -> Tensor:
 
 def rules(*scopes: str) -> list[str]:
     """The names of the library's optimizers whose update depends on no more than that, but for wrappers."""
-    names = [name for name in rulec.rules() if not name.startswith("transforms/")]
+    names = [name for name in single() if not name.startswith("transforms/")]
     return [name for name in names if scope_of_rule(rulec.load(name)) in scopes]
 
 
