@@ -23,7 +23,7 @@ WRONG = """
 import rulec.jax
 
 rulec.jax.adamw(1e-3, beta1=0.9)
-rulec.jax.adan(1e-3)
+rulec.jax.adanw(1e-3)
 rulec.jax.contrib.prodigy(betas=0.9)
 """
 
@@ -44,5 +44,5 @@ def test_a_type_checker_accepts_what_is_right_and_nothing_else(tmp_path: Path) -
     failed, said = checked(wrong, "--ignore-missing-imports")
     assert failed == 1
     assert 'Unexpected keyword argument "beta1" for "adamw"' in said
-    assert 'has no attribute "adan"' in said
+    assert 'has no attribute "adanw"' in said
     assert 'Argument "betas" to "prodigy" has incompatible type "float"' in said
