@@ -6,6 +6,7 @@ one sentence without a traceback. A defect of rulec ends in a traceback.
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -23,6 +24,8 @@ class Commands(TyperGroup):
     """The commands, with rulec's own errors as one sentence on stderr and exit code 2."""
 
     def invoke(self, ctx: Any) -> Any:
+        if "" not in sys.path:
+            sys.path.append("")  # modules of the folder one works in, after all that is installed
         try:
             return super().invoke(ctx)
         except InternalError:

@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rulec.errors import RulecError, RuleError
+from rulec.errors import RulecError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from rulec.language.rule import Rule
 
 RULE_HELP = (
-    "A rule of the library (adamw), a rule file (my.yaml), a rule in a Python file (my.py:adam), "
-    "or these composed: 'clip_by_value >> lookahead(adamw, k=5)'."
+    "A rule of the library (adamw), a rule file (my.yaml), a rule in a Python file (my.py:adam) or module "
+    "(package.module:adam), or these composed: 'clip_by_value >> lookahead(adamw, k=5)'."
 )
 
 RuleArgument = Annotated[str, typer.Argument(metavar="RULE", help=RULE_HELP)]
@@ -42,61 +40,20 @@ def find_rule(text: str) -> Rule:
     from dataclasses import replace
 
     from rulec.language.composition import compose_text, is_composition
+    from rulec.language.library import load
 
     if not is_composition(text):
-        return _one_rule(text.strip())
+        return load(text.strip())
     every: list[Rule] = []
 
     def find(name: str) -> Rule:
-        every.append(_one_rule(name))
+        every.append(load(name))
         return every[-1]
 
     joined = compose_text(text, find)
     sections = [rule.interop for rule in every if rule.interop]
     joinable = len(every) > 1 and not any(rule.wraps for rule in every)
     return replace(joined, interop=sections[0]) if joinable and len(sections) == 1 else joined
-
-
-def _one_rule(text: str) -> Rule:
-    from rulec.language.library import load
-
-    file, colon, name = text.rpartition(":")
-    if colon and file.endswith(".py"):
-        return _python_rule(file, name)
-    if text.endswith(".py"):
-        return _python_rule(text, None)
-    return load(text)
-
-
-def _python_rule(file: str, name: str | None) -> Rule:
-    from pathlib import Path
-
-    from rulec.language.rule import Rule
-    from rulec.language.source import did_you_mean
-
-    rules = {k: v for k, v in vars(_run_file(Path(file))).items() if isinstance(v, Rule)}
-    if name is not None:
-        if name not in rules:
-            raise RuleError(f"{file} has no rule {name!r}{did_you_mean(name, rules)}")
-        return rules[name]
-    if len(rules) != 1:
-        has = f"the rules {', '.join(rules)}" if rules else "no rule: decorate a function with @rulec.rule"
-        raise RuleError(f"{file} has {has}" + (f"; name one of them, {file}:{next(iter(rules))}" if rules else ""))
-    return next(iter(rules.values()))
-
-
-def _run_file(path: Path) -> Any:
-    """The module of a Python file. The file runs: it is the user's own program."""
-    import importlib.util
-
-    if not path.is_file():
-        raise RuleError(f"there is no Python file {str(path)!r}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None  # the name ends in .py
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def numbers(texts: Sequence[str] | None, option: str) -> dict[str, float]:

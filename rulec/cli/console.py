@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rulec.errors import RulecError
 
@@ -64,19 +64,31 @@ def print_source(text: str, language: str) -> None:
     console().print(Syntax(text, language, background_color="default", word_wrap=False))
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:
-    """Rows under headings; the columns named in `right` are aligned right. A cell may hold rich markup."""
+def print_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = (), one_line: bool = False
+) -> None:
+    """Rows under headings; the columns named in `right` are aligned right. A cell may hold rich markup.
+
+    With `one_line` a row is one line of the terminal, where the end of its last cell is left out.
+    """
     if not sys.stdout.isatty():
         _print_plain_table([columns, *rows], [column in right for column in columns])
         return
     from rich.table import Table
 
+    shown = console()
     table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
+    widths = [max(len(row[i]) for row in [columns, *rows]) for i in range(len(columns))]
+    rest = max(shown.width - sum(widths[:-1]) - 2 * (len(columns) - 1), 1)
     for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+        justify: Literal["left", "right"] = "right" if column in right else "left"
+        cut = rest if one_line and column == columns[-1] else None
+        table.add_column(
+            column, justify=justify, overflow="ellipsis" if cut else "fold", no_wrap=one_line, max_width=cut
+        )
     for row in rows:
         table.add_row(*row)
-    console().print(table)
+    shown.print(table)
 
 
 def _print_plain_table(rows: Sequence[Sequence[str]], right: Sequence[bool]) -> None:

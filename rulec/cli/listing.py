@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from glob import escape
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from rulec.cli.arguments import JsonFlag
-from rulec.cli.console import print_json, print_table
+from rulec.cli.console import fail, print_json, print_table
+from rulec.errors import RulecError, RuleError
 
 if TYPE_CHECKING:
     from rulec.language.rule import Rule
@@ -14,23 +20,45 @@ if TYPE_CHECKING:
 _ITEM = 4
 
 
-def list_rules(json: JsonFlag = False) -> None:
-    """List the rules and transforms of the library.
+def list_rules(
+    pattern: Annotated[
+        str, typer.Argument(metavar="PATTERN", help="A word, or a pattern with * and ?, of names and summaries.")
+    ] = "",
+    json: JsonFlag = False,
+) -> None:
+    """List the rules and transforms of the library and of installed packages.
 
     With the year of the paper, the states, and bytes of state for each float32 parameter.
     """
-    import rulec
-
-    entries = [_entry(name, rulec.load(name)) for name in rulec.rules()]
+    entries = [entry for entry in _entries() if _matches(pattern, entry["name"], entry["summary"])]
     if json:
         print_json(entries)
         return
-    columns = ("rule", "year", "states", "bytes/parameter", "summary")
+    if not entries:
+        raise RulecError(f"no rule has {pattern!r} in its name or summary (`rulec list` names them all)")
+    columns = ("rule", "year", "bytes", "summary")
     rows = [
-        [e["name"], str(e["year"] or ""), ", ".join(e["states"]), str(e["state_bytes_per_parameter"]), e["summary"]]
+        [e["name"], str(e["year"] or ""), str(e["state_bytes_per_parameter"]), e["summary"]]
         for e in sorted(entries, key=lambda e: e["kind"])
     ]
-    print_table(columns, rows, right=("year", "bytes/parameter"))
+    print_table(columns, rows, right=("year", "bytes"), one_line=True)
+
+
+def _entries() -> Iterator[dict[str, Any]]:
+    """An entry for each rule; a rule of a package that cannot be loaded is said on stderr."""
+    import rulec
+
+    for name in rulec.rules():
+        try:
+            yield _entry(name, rulec.load(name))
+        except RuleError as error:
+            fail(str(error))
+
+
+def _matches(pattern: str, *texts: str) -> bool:
+    """Whether one of these texts has a word, or is of a pattern with * and ?; small and capital letters are alike."""
+    whole = pattern.lower() if "*" in pattern or "?" in pattern else f"*{escape(pattern.lower())}*"
+    return any(fnmatchcase(text.lower(), whole) for text in texts)
 
 
 def _entry(name: str, rule: Rule) -> dict[str, Any]:

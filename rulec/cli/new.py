@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ import typer
 
 from rulec.cli.arguments import JsonFlag
 from rulec.cli.console import print_json, write_text
+from rulec.cli.package import write_package
 from rulec.errors import RulecError
 from rulec.language.check import title_problem
 from rulec.language.names import name_problem
@@ -61,15 +63,31 @@ _WHY = (
     "whether it agrees with an implementation not yours",
 )
 
+_WHY_PACKAGE = (
+    "what the rule costs, and how exact it is",
+    "the rule under its name, in `rulec list` and as a class of rulec.torch",
+    "whether it computes the formula of the paper: change that in tests/test_rules.py too",
+)
+
 
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The rule's name, as in my_rule or MyRule.")],
     python: Annotated[bool, typer.Option("--python", help="Write a Python function instead of YAML.")] = False,
+    package: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Write a package that adds the rule to rulec, as rulec-mylab.")
+    ] = None,
     folder: Annotated[Path, typer.Option(help="Where to write it.")] = Path(),
     json: JsonFlag = False,
 ) -> None:
     """Write the beginning of a rule, to be changed."""
     key, title = rule_names(name)
+    if package is not None:
+        if python:
+            raise RulecError("a package has its rule in YAML: leave --python or --package out")
+        root = write_package(package, key, title, scaffold(key, title, python=False), folder)
+        rule = root / package.replace("-", "_") / f"{key}.yaml"
+        _say(root, [f"rulec check {rule}", f"pip install -e '{root}[test]'", f"pytest {root}"], _WHY_PACKAGE, json)
+        return
     if python and (key == "rulec" or key in sys.stdlib_module_names):
         raise RulecError(f"{key}.py would hide the module {key} from every program beside it: choose another name")
     path = folder / f"{key}{'.py' if python else '.yaml'}"
@@ -82,11 +100,16 @@ def new(
         f"rulec show {argument}",
         f"rulec diff {argument} --against package.module:Class --theirs lr=0.001",
     ]
+    _say(path, steps, _WHY, json)
+
+
+def _say(path: Path, steps: Sequence[str], reasons: Sequence[str], json: bool) -> None:
+    """Prints what is written, and the commands to go on with."""
     if json:
         print_json({"path": str(path), "next": steps})
         return
     print(f"{path} is written. Change it, then:")
-    for step, why in zip(steps, _WHY, strict=True):
+    for step, why in zip(steps, reasons, strict=True):
         print(f"  {step}\n      {why}")
 
 

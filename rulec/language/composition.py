@@ -18,8 +18,9 @@ from rulec.language.wrap import wrap
 #: Most parts of one text: names, operators and calls.
 MAX_PARTS = 300
 
-#: Names of rules that are no names of Python: files, with or without a rule in them, and transforms by their folder.
-_PATH = re.compile(r"""[^\s()+,=>"']*\.(?:ya?ml|py)\b(?::\w+)?|\btransforms/\w+""")
+#: Names of rules that are no names of Python: files, with or without a rule in them, modules with a rule in them, and
+#: transforms by their folder.
+_PATH = re.compile(r"""[^\s()+,=>"']*\.(?:ya?ml|py)\b(?::\w+)?|\b[A-Za-z_][\w.]*:\w+|\btransforms/\w+""")
 
 _FILE = re.compile(r"[^\s>]+\.(?:ya?ml|py)(?::\w+)?")
 

@@ -9,7 +9,7 @@ from typing import cast
 
 from rulec.language.node import Kind, Node, Op, const, name, node
 from rulec.language.passes import gradient_of
-from rulec.language.rule import Assign, Rule, Statement, assignments
+from rulec.language.rule import Assign, Branch, Rule, Statement, assignments
 from rulec.language.text import number_text
 
 _GREEK = frozenset(
@@ -84,14 +84,20 @@ class _Lines:
                 lines.append(self._assign(line, later))
                 continue
             lines.append(rf"\text{{if }} & {_Printer(self.names).latex(line.condition)}\text{{:}}")
-            names, count = dict(self.names), dict(self.count)
-            lines += [_indented(text) for text in self.block(line.then, later)]
-            if line.otherwise:
-                lines.append(r"\text{else:} &")
-                (self.names, names), (self.count, count) = (names, self.names), (count, self.count)
-                lines += [_indented(text) for text in self.block(line.otherwise, later)]
-            self.names |= names
-            self.count |= count
+            lines += self._arms(line, later)
+        return lines
+
+    def _arms(self, line: Branch, later: tuple[Statement, ...]) -> list[str]:
+        """The lines of both arms. What either arm assigns has its new name behind them."""
+        before, count = dict(self.names), dict(self.count)
+        lines = [_indented(text) for text in self.block(line.then, later)]
+        if line.otherwise:
+            lines.append(r"\text{else:} &")
+            then, then_count = self.names, self.count
+            self.names, self.count = before.copy(), count
+            lines += [_indented(text) for text in self.block(line.otherwise, later)]
+            self.names |= {key: text for key, text in then.items() if text != before.get(key)}
+            self.count |= then_count
         return lines
 
     def _assign(self, line: Assign, later: tuple[Statement, ...]) -> str:

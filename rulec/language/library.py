@@ -1,4 +1,4 @@
-"""Where rules are found: the library that ships with rulec, and files of the user's own."""
+"""Where rules are found: the library that ships with rulec, installed packages, and files of the user's own."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from rulec.errors import RuleError
 from rulec.language.folder import library_folder
+from rulec.language.modules import installed, installed_rule, is_python_name, python_rule
 from rulec.language.names import short
 from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
@@ -26,13 +27,28 @@ MAX_PATH = 1000
 
 @functools.cache
 def rules(wrappers: bool = True) -> list[str]:
-    """The names of the library's rules, sorted; transforms begin with `transforms/`.
+    """The names of the rules of the library and of installed packages, sorted; transforms begin with `transforms/`.
 
     With `wrappers=False`, wrappers are left out: they need a rule to put around, and do not run by themselves.
     """
-    folder = library_folder()
-    names = sorted(p.relative_to(folder).with_suffix("").as_posix() for p in folder.rglob("*.yaml"))
+    names = sorted({*_files(), *installed()})
     return [name for name in names if wrappers or not load(name).wraps]
+
+
+@functools.cache
+def _files() -> list[str]:
+    """The files of the library by their names, sorted."""
+    folder = library_folder()
+    return sorted(p.relative_to(folder).with_suffix("").as_posix() for p in folder.rglob("*.yaml"))
+
+
+@functools.cache
+def installed_titles() -> dict[str, str]:
+    """Rule's name in its text -> name, for the rules of installed packages that no rule of the library hides.
+
+    Their packages are imported. RuleError where one of them cannot be.
+    """
+    return {load(name).name: name for name in installed() if name not in _files()}
 
 
 @functools.cache
@@ -41,7 +57,7 @@ def titles() -> dict[str, str]:
 
     Read from the text: parsing every rule would cost a quarter of a second.
     """
-    files = [file for file in rules() if "/" not in file]
+    files = [file for file in _files() if "/" not in file]
     texts = ((library_folder() / f"{file}.yaml").read_text(encoding="utf-8") for file in files)
     matches = [re.search(r"^name: *(\w+)", text, re.MULTILINE) for text in texts]
     return {match[1]: file for match, file in zip(matches, files, strict=True) if match}
@@ -54,7 +70,7 @@ def interop_index(package: str, keys: str) -> dict[str, tuple[str, ...]]:
     Read from the text, as `titles`.
     """
     files_of: dict[str, list[str]] = {}
-    for file in rules():
+    for file in _files():
         text = (library_folder() / f"{file}.yaml").read_text(encoding="utf-8")
         section = text.partition(f"\n  {package}:")[2]
         named = re.findall(rf"\b(?:{keys}): *(\[[^\]]*\]|[\w.]+)", section)
@@ -82,7 +98,7 @@ def _find(name: str, base: Path | None) -> Path:
             raise RuleError(known if path.is_dir() else f"there is no rule file {str(path)!r}")
         return path
     for candidate in (name, f"transforms/{name}"):
-        if candidate in rules():
+        if candidate in _files():
             return library_folder() / f"{candidate}.yaml"
     if Path(name if base is None else base / name).exists():
         raise RuleError(f"{name!r} is no rule of the library, and the name of a rule file ends in .yaml")
@@ -91,9 +107,10 @@ def _find(name: str, base: Path | None) -> Path:
 
 
 def load(name: str | Path) -> Rule:
-    """The rule of a library name (`"adamw"`), of a rule file (`"my.yaml"`), or of a composition of both.
+    """The rule of a name (`"adamw"`), of a rule file (`"my.yaml"`), or of a composition of these.
 
-    A composition reads as in Python: `"clip_by_value >> lookahead(adamw, k=5)"`, `"adam + decay(weight_decay=0.1)"`.
+    A name is one of the library, one that an installed package adds, or one of a rule in Python: `"my.py:rule"` runs
+    the file, and `"package.module:rule"` imports the module. A composition reads as in Python: `"clip_by_value >> lookahead(adamw, k=5)"`, `"adam + decay(weight_decay=0.1)"`.
     Raises RuleError where there is no such rule, or at the place of a mistake in it.
     """
     from rulec.language.composition import compose_text, is_composition
@@ -115,6 +132,10 @@ def _no_name(value: object) -> RuleError:
 
 
 def _load_one(name: str) -> Rule:
+    if is_python_name(name):
+        return python_rule(name)
+    if name in installed() and name not in _files():
+        return installed_rule(name)
     return _load(_find(name, None), ())
 
 

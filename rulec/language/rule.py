@@ -353,6 +353,12 @@ class Rule:
 
         return rule_to_latex(self)
 
+    def _repr_markdown_(self) -> str:
+        """The rule as notebooks show it: formula and cost."""
+        from rulec.analysis.notebook import markdown_of
+
+        return markdown_of(self)
+
     def sympy(self) -> dict[str, Any]:
         """The new value of `direction` (or `p`) and of each state as sympy expressions of the old ones."""
         from rulec.language.equations import rule_to_sympy

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from rulec.language.library import installed_titles
 from rulec.mlx.entries import CLASSES, OTHERS, library_names
 from rulec.mlx.optimizer import RuleOptimizer, mlx_optimizer, optimizer
 
@@ -23,10 +24,10 @@ def __getattr__(name: str) -> Any:
             f"rulec.mlx has no {name}, for no rule computes what mlx.optimizers.{name} does: use that, or "
             f'rulec.mlx.optimizer("{OTHERS[name]}") for the rule of the library'
         )
-    if not name.startswith("_") and name in library_names():
-        return optimizer(library_names()[name])
+    if not name.startswith("_") and (file := library_names().get(name) or installed_titles().get(name)):
+        return optimizer(file)
     raise AttributeError(f"module 'rulec.mlx' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *CLASSES, *library_names()])
+    return sorted([*__all__, *CLASSES, *library_names(), *installed_titles()])

@@ -5,6 +5,7 @@ They are made when first asked for; `tests.torch.stubs` generates `__init__.pyi`
 
 from __future__ import annotations
 
+from rulec.language.library import installed_titles
 from rulec.torch.checkpoint import load, save
 from rulec.torch.classes import class_named, class_names, optimizer
 from rulec.torch.curvature import hutchinson
@@ -25,8 +26,10 @@ __all__ = [
 def __getattr__(name: str) -> type[RuleOptimizer]:
     if name in __all__:
         return class_named(name)
+    if not name.startswith("_") and name in installed_titles():
+        return optimizer(installed_titles()[name])
     raise AttributeError(f"module 'rulec.torch' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, *installed_titles()])

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
 import rulec
-from tests.cli.running import run, run_json
+from rulec.cli.console import print_table
+from tests.cli.running import error, run, run_json
 
 
 def test_every_rule_of_the_library_is_listed_once() -> None:
@@ -19,9 +25,26 @@ def test_every_rule_of_the_library_is_listed_once() -> None:
 
 def test_the_table_has_a_line_for_each_with_what_people_look_for() -> None:
     heading, *lines = run("list").splitlines()
-    assert heading.split()[:4] == ["rule", "year", "states", "bytes/parameter"]
+    assert heading.split() == ["rule", "year", "bytes", "summary"]
     assert len(lines) == len(rulec.rules())
     lion = next(line for line in lines if line.startswith("lion "))
-    assert lion.split()[1:4] == ["2023", "m", "4"]
+    assert lion.split()[1:3] == ["2023", "4"]
     assert lion.endswith(rulec.load("lion").summary)
     assert [line for line in lines if line != line.rstrip()] == []
+
+
+def test_a_pattern_chooses_by_name_and_summary() -> None:
+    assert {entry["name"] for entry in run_json("list", "sgd*")} >= {"sgd"}
+    assert all("adam" in entry["name"] + entry["summary"].lower() for entry in run_json("list", "ADAM"))
+    assert [entry["name"] for entry in run_json("list", "lio?")] == ["lion"]
+    assert "no rule has 'nothing [of this]' in its name or summary" in error("list", "nothing [of this]")
+
+
+def test_a_terminal_has_one_line_for_each_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = StringIO()
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("rulec.cli.console.console", lambda: Console(file=text, width=80))
+    print_table(("rule", "summary"), [["lion", "a " * 60], ["adam", "b"]], one_line=True)
+    lines = text.getvalue().splitlines()
+    assert [line.split()[0] for line in lines] == ["rule", "lion", "adam"]
+    assert max(map(len, lines)) <= 80

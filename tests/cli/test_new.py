@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,6 +27,40 @@ def test_both_forms_are_the_same_rule(tmp_path: Path) -> None:
     run("new", "twin", "--folder", str(tmp_path))
     run("new", "twin", "--folder", str(tmp_path), "--python")
     run("diff", str(tmp_path / "twin.py"), "--against", str(tmp_path / "twin.yaml"), "--steps", "3")
+
+
+@pytest.mark.slow
+def test_a_package_installs_and_passes_its_tests(tmp_path: Path) -> None:
+    run("new", "SlowStart", "--package", "rulec-mylab", "--folder", str(tmp_path))
+    root, site = tmp_path / "rulec-mylab", tmp_path / "site"
+    pip = [sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "--no-build-isolation", "--target", str(site)]
+    subprocess.run([*pip, str(root)], check=True)
+    environment = dict(os.environ, PYTHONPATH=str(site))
+    tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(root / "tests")]
+    done = subprocess.run(tests, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "3 passed" in done.stdout
+    listed = [sys.executable, "-m", "rulec", "list", "slow_start"]
+    done = subprocess.run(listed, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[1].startswith("slow_start ")
+
+
+@pytest.mark.parametrize(
+    ("package", "options", "message"),
+    [
+        ("../evil", [], "is no name for a package: use small letters"),
+        ("rulec", [], "would hide the module rulec"),
+        ("rulec-mylab", ["--python"], "leave --python or --package out"),
+    ],
+)
+def test_what_is_no_package_is_refused(tmp_path: Path, package: str, options: list[str], message: str) -> None:
+    assert message in error("new", "mine", "--package", package, "--folder", str(tmp_path), *options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_package_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "rulec-mylab").mkdir()
+    assert "exists already" in error("new", "mine", "--package", "rulec-mylab", "--folder", str(tmp_path))
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:

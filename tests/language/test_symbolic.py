@@ -357,6 +357,15 @@ def test_latex_of_expressions(expression: str, latex: str) -> None:
     assert shown in (latex, rf"\left({latex}\right)")
 
 
+def test_latex_behind_a_branch_reads_what_the_branch_assigned() -> None:
+    """shampoo refreshes its roots in some steps, and reads them in all."""
+    assert r"\Delta_{t} &= \mathrm{pl}_{t} \,@\, g_{t} \,@\, \mathrm{pr}_{t}" in rulec.load("shampoo").latex()
+    rule = rulec.parse(
+        "name: R\nstate: {a: 0, b: 0}\nstep: |\n  if t == 1:\n    a = g\n  else:\n    b = g\n  direction = a + b\n"
+    )
+    assert r"  \Delta_{t} &= a_{t} + b_{t} \\" in rule.latex().split("\n")
+
+
 def test_latex_of_branches_and_repeated_names() -> None:
     rule = rulec.parse(
         "name: R\nstate: {m: 0}\nevaluate: p + m\nstep: |\n  d = g\n  if ndim >= 2:\n    d = d + m\n    m = d\n"

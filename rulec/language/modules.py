@@ -1,0 +1,108 @@
+"""Rules of Python files, of modules, and of installed packages.
+
+Only text that a program or a command line names is read so: what stands in a rule file or a checkpoint never runs
+Python.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+from collections import Counter
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+
+from rulec.errors import RuleError
+from rulec.language.rule import Rule
+from rulec.language.source import did_you_mean
+
+#: The group of entry points by which a package adds rules: a rule's name -> `module:rule`.
+GROUP = "rulec.rules"
+
+_MODULE = re.compile(r"[A-Za-z_][\w.]*:\w+")
+
+
+def is_python_name(name: str) -> bool:
+    """Whether a name stands for a rule in Python: `my.py`, `my.py:rule` or `package.module:rule`."""
+    return name.rpartition(":")[0].endswith(".py") or name.endswith(".py") or _MODULE.fullmatch(name) is not None
+
+
+def python_rule(name: str) -> Rule:
+    """The rule of a Python file or module. The file or module runs: it is the user's own program.
+
+    RuleError where there is no such file, module or rule in it, or where a file without a name has several.
+    """
+    if name.endswith(".py"):
+        return _only_rule(name)
+    where, _, attribute = name.rpartition(":")
+    rules = _rules_of(where)
+    if attribute not in rules:
+        raise RuleError(f"{where} has no rule {attribute!r}{did_you_mean(attribute, rules)}")
+    return rules[attribute]
+
+
+def _only_rule(file: str) -> Rule:
+    rules = _rules_of(file)
+    if len(rules) != 1:
+        has = f"the rules {', '.join(rules)}" if rules else "no rule: decorate a function with @rulec.rule"
+        raise RuleError(f"{file} has {has}" + (f"; name one of them, {file}:{next(iter(rules))}" if rules else ""))
+    return next(iter(rules.values()))
+
+
+def _rules_of(where: str) -> dict[str, Rule]:
+    module = _file(Path(where)) if where.endswith(".py") else _module(where)
+    return {name: value for name, value in vars(module).items() if isinstance(value, Rule)}
+
+
+def _file(path: Path) -> ModuleType:
+    import importlib.util
+
+    if not path.is_file():
+        raise RuleError(f"there is no Python file {str(path)!r}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None  # the name ends in .py
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # the module is here, and imports one that is not
+        raise RuleError(f"there is no module {error.name!r}: install it, or start where it can be imported") from None
+
+
+@functools.cache
+def installed() -> dict[str, EntryPoint]:
+    """Rule's name -> entry point, for the rules that installed packages add. None of them is imported.
+
+    RuleError where two packages add one name.
+    """
+    points = sorted(entry_points(group=GROUP))
+    for name, count in Counter(point.name for point in points).items():
+        if count > 1:
+            packages = ", ".join(_package(point) for point in points if point.name == name)
+            raise RuleError(f"several packages add a rule {name!r}: uninstall all but one of {packages}")
+    return {point.name: point for point in points}
+
+
+def installed_rule(name: str) -> Rule:
+    """The rule that a package adds under a name; RuleError where it cannot be loaded or is no rule."""
+    point = installed()[name]
+    try:
+        rule = point.load()
+    except Exception as error:
+        raise RuleError(f"rule {name!r} of {_package(point)} cannot be loaded: {error}") from error
+    if not isinstance(rule, Rule):
+        raise RuleError(f"{point.value} of {_package(point)} is no rule, but of type {type(rule).__name__}")
+    return rule
+
+
+def _package(point: EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else point.module
