@@ -6,6 +6,8 @@ import ast
 import textwrap
 from collections.abc import Collection, Sequence
 
+from rulec.language.syntax import syntax_tree
+
 from . import format_words, noise_words
 from .threads import ACTIVE, CHUNK_TABLE, NEXT_SPAN, POINTERS, ROW_INDEX, ROWS, SPAN_TABLE, SPANS, STAGE, TENSORS
 from .words import NAMES
@@ -109,7 +111,7 @@ def kernel_text(title: str, text: str) -> str:
 
 
 def _imports(text: str) -> str:
-    used = {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
+    used = {n.id for n in ast.walk(syntax_tree(text)) if isinstance(n, ast.Name)}
     floats = [name for name in ("inf", "nan") if name in used]
     lines = [f"from math import {', '.join(floats)}\n"] if floats else []
     modules = {"format_words": format_words.NAMES, "noise_words": noise_words.NAMES, "words": NAMES}

@@ -36,8 +36,8 @@ def _cost(rule: Rule) -> str:
     cost = facts.cost
     stages = f"{cost.stages} stage{'' if cost.stages == 1 else 's'}"
     return (
-        f"{facts.scope}, {stages}; bytes of state: {facts.state_text}; reads {cost.read} and writes {cost.written} bytes "
-        f"for each float32 parameter in a step"
+        f"{facts.scope}, {stages}; bytes of state: {facts.state_text}; a step reads {cost.read} bytes and writes "
+        f"{cost.written} for each float32 parameter"
     )
 
 

@@ -16,6 +16,7 @@ from rulec.compiler.layout import kernel_buffers
 from rulec.compiler.show import named_values
 from rulec.errors import BackendUnsupported
 from rulec.language.node import Kind, Node, Op, walk
+from rulec.language.syntax import syntax_tree
 
 #: For each operation, a format with one `{}` per operand, or a function of the operands' texts.
 OpTable = Mapping[Op, str | Callable[..., str]]
@@ -48,7 +49,7 @@ def is_number(text: str) -> bool:
 
 def bare(text: str) -> str:
     """An expression of Python without superfluous parentheses."""
-    return ast.unparse(ast.parse(text, mode="eval"))
+    return ast.unparse(syntax_tree(text, "eval"))
 
 
 @dataclass

@@ -91,7 +91,7 @@ def memory(
 
 
 def _told(training: Training, way: Way, known: bool, mesh: str | None, rate: float, json: bool) -> None:
-    """Takes a step of a training, and prints what it keeps; `known` says that activations are."""
+    """Takes a training step and prints the bytes it keeps. `known` is true where activations are counted."""
     from rulec.torch.account.mesh import mesh_of, on_mesh
     from rulec.torch.account.meter import account
 

@@ -1,4 +1,4 @@
-"""`rulec new --package`: a package that adds a rule to rulec, with a test and a workflow that runs it."""
+"""`rulec new --package`: a package with a rule, its test, and a workflow to run the test."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ jobs:
 def write_package(package: str, key: str, title: str, rule: str, folder: Path) -> Path:
     """Writes a package that adds a rule, of this YAML text, under the name `key`; its folder.
 
-    RulecError for a name that no package can have, or a folder that exists.
+    RulecError where `package` is no name of a package or the folder exists.
     """
     if not re.fullmatch(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*", package):
         raise RulecError(f"{package!r} is no name for a package: use small letters, digits and -, as in rulec-mylab")

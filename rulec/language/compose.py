@@ -170,7 +170,7 @@ def _tighter(a: Hyper, b: Hyper) -> Hyper:
 
 
 def common_rate(rules: Sequence[Rule]) -> Node:
-    """The learning rate of composed rules. One that neither declares `lr` nor binds it takes that of the others.
+    """The learning rate of composed rules. A part without a declared or bound `lr` takes the `lr` of the others.
 
     RuleError where the rules have different ones.
     """

@@ -110,7 +110,8 @@ def load(name: str | Path) -> Rule:
     """The rule of a name (`"adamw"`), of a rule file (`"my.yaml"`), or of a composition of these.
 
     A name is one of the library, one that an installed package adds, or one of a rule in Python: `"my.py:rule"` runs
-    the file, and `"package.module:rule"` imports the module. A composition reads as in Python: `"clip_by_value >> lookahead(adamw, k=5)"`, `"adam + decay(weight_decay=0.1)"`.
+    the file, and `"package.module:rule"` imports the module. A composition reads as in Python:
+    `"clip_by_value >> lookahead(adamw, k=5)"`, `"adam + decay(weight_decay=0.1)"`.
     Raises RuleError where there is no such rule, or at the place of a mistake in it.
     """
     from rulec.language.composition import compose_text, is_composition

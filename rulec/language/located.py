@@ -12,6 +12,7 @@ from functools import cached_property
 from rulec.errors import RuleError
 from rulec.language.names import character_problem, short
 from rulec.language.source import Source, Span, rule_error
+from rulec.language.syntax import syntax_tree
 
 #: Longest text, in characters: a step is some lines of mathematics.
 MAX_TEXT = 80_000
@@ -125,7 +126,8 @@ class Text:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", SyntaxWarning)
-                return ast.parse(self.text).body
+                body: list[ast.stmt] = syntax_tree(self.text).body
+                return body
         except SyntaxError as error:
             raise self._refused(error) from None
         except (RecursionError, MemoryError, UnicodeEncodeError) as error:

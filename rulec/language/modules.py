@@ -1,7 +1,6 @@
 """Rules of Python files, of modules, and of installed packages.
 
-Only text that a program or a command line names is read so: what stands in a rule file or a checkpoint never runs
-Python.
+Only programs and command lines name such rules. The text of a rule file or a checkpoint never runs Python.
 """
 
 from __future__ import annotations

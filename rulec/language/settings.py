@@ -1,4 +1,4 @@
-"""The constants of operations: words and numbers that belong to a node, and operands that are known for each shape.
+"""The constants of operations: words and numbers of a node, and operands that are known for each shape.
 
 A static operand is an extent, a rank or a bound: an expression of shape facts and static hyper-parameters. A rule's
 text has it among the operands. Lowering moves it into the node's constant, so that no table of scalars has it.

@@ -145,7 +145,7 @@ class Between(LaunchValues):
         return [*alike.values()]
 
     def _kind(self, arguments: Sequence[Any]) -> Any:
-        """The key of the stack into which matrices go; None for matrices that are too large for one."""
+        """The key of the stack for some matrices; None for matrices too large for a stack."""
         small = all(math.prod(x.shape) <= _SMALL for x in arguments if hasattr(x, "shape"))
         return shapes_of(arguments) if small else None
 

@@ -244,7 +244,7 @@ class Engine:
         """The launches of an update of some rows of a tensor: see `check_rows`. The tensor's step count advances.
 
         `param`, `states` by name and `grad` are these rows, as arrays of their own, of one shape; the update is written
-        there. The hyper-parameters are those of the last step that was ready, or of `take_table`.
+        there. The hyper-parameters come from the last `ready`, or from `take_table`.
         """
         tensor = self.tensors[tensor_id]
         assert tensor.bucket is not None

@@ -1,4 +1,4 @@
-"""Which process works on a whole tensor, which of several replicas sends a part of it, and what travels together.
+"""The owner of each whole tensor, the replica that sends each part of it, and the buckets of messages.
 
 Every process knows how all tensors are divided, so all come to the same schedule without a word.
 """

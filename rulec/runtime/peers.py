@@ -1,4 +1,4 @@
-"""The processes that have parts of the same tensors, and what they say to one another in a step."""
+"""The processes with parts of the same tensors, and their messages in a step."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Share:
 
     @property
     def kind(self) -> tuple[int, str, str | Coefficients]:
-        """What is equal for matrices that are worked on together."""
+        """The properties in which matrices of one batch are equal."""
         return self.steps, self.dtype, self.coefficients
 
     @property

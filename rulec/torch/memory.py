@@ -21,7 +21,7 @@ def plain_memory() -> ExitStack:
 
 
 def plain_arithmetic(types: Iterable[str]) -> ExitStack:
-    """A context in which torch computes in its operands' dtypes on these types of devices, and as `plain_memory`."""
+    """A context as `plain_memory`, where torch also computes in its operands' dtypes on the devices of these types."""
     stack = plain_memory()
     for kind in types:
         stack.enter_context(torch.autocast(kind, enabled=False))

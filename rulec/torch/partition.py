@@ -45,7 +45,7 @@ def named_pairs(parameters: Any) -> list[tuple[str, Tensor]]:
 def parts_taken(
     partition: Partition, named: Sequence[tuple[str, Tensor]]
 ) -> list[tuple[Part, Sequence[tuple[str, Tensor]]]]:
-    """The parts that take parameters, with these; parameters left as they are have no part."""
+    """The parts and their parameters. Parts without parameters are left out, and so are parameters without a part."""
     params: list[list[tuple[str, Tensor]]] = [[] for _ in partition.entries]
     places = partition.places([name.replace(".", "/") for name, _ in named])
     for place, pair in zip(places, named, strict=True):

@@ -68,7 +68,7 @@ def check_takes_rows(group_rule: GroupRule, name: str) -> None:
 
 
 def sparse_rows(home: Home, param: Tensor, grad: Tensor, name: str) -> SparseRows:
-    """The rows of a parameter and its states that a sparse gradient names; indices that come twice are added up.
+    """The rows of a parameter and its states, as a sparse gradient names them; gradients of one row are added.
 
     The states exist. TensorError for a gradient of another shape, a parameter that is not contiguous, and rules that
     see more than the rows.

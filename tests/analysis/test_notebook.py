@@ -12,7 +12,7 @@ def test_a_rule_shows_its_formula_and_its_cost() -> None:
     assert shown.startswith("**AdamW**\n")
     assert f"$$\n{rulec.load('adamw').latex()}\n$$" in shown
     assert "`weight_decay` = 0.01" in shown
-    assert "reads 16 and writes 12 bytes" in shown
+    assert "reads 16 bytes and writes 12" in shown
     assert "[Decoupled Weight Decay Regularization](https://arxiv.org/abs/1711.05101)" in shown
 
 

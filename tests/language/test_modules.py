@@ -74,9 +74,7 @@ def test_what_is_not_there_is_said(name: str, message: str) -> None:
         rulec.load(name)
 
 
-def test_a_module_that_lacks_another_is_not_said_to_be_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_that_lacks_another_is_not_said_to_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a_broken_lab.py").write_text("import a_module_nobody_has\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="a_module_nobody_has"):

@@ -137,7 +137,7 @@ class Matrix:
 
 
 def _shapes(training: Training) -> tuple[list[tuple[int, ...]], list[Matrix]]:
-    """The shapes of all parameters, and those whose matrices are exchanged."""
+    """The shapes of all parameters, and the shapes with exchanged matrices."""
     router = Router(training.rule.standalone())
     with FakeTensorMode(allow_non_fake_inputs=True):
         groups = tagged_groups(training.model(dtype=DTYPES[training.dtype], device="cpu"))
