@@ -33,6 +33,9 @@ def build(
     dtype: DtypeOption = "float32",
     state_dtype: StateDtypeOption = "",
     weights: WeightsOption = "",
+    layout: Annotated[
+        str, typer.Option(metavar="WORD", help="hub: the folder that Hugging Face's kernels loads, for triton.")
+    ] = "",
     json: JsonFlag = False,
 ) -> None:
     """Write a rule as source files that need nothing of rulec, to copy into a project.
@@ -41,12 +44,15 @@ def build(
     kernel), an optax-shaped one for JAX, or a plain class for CuPy or NumPy. Files may be copied under the MIT licence.
     """
     from rulec.runtime.storage import Storage
+    from rulec.standalone.hub import hub_files
     from rulec.standalone.prose import written
 
     loaded = find_rule(rule)
     storage = Storage(check_state_dtypes(state_dtype), weights)
     files = written(loaded, backend, name=name, dtype=check_dtype(dtype), storage=storage)
-    paths = [_write(out, file, text) for file, text in files.items()]
+    if layout not in ("", "hub"):
+        raise RulecError(f"there is no --layout {layout!r}: use hub, or leave it out")
+    paths = [_write(out, file, text) for file, text in (hub_files(loaded, backend, files) if layout else files).items()]
     if json:
         print_json({"rule": loaded.name, "backend": backend, "files": [str(path) for path in paths]})
     else:
@@ -57,9 +63,9 @@ def build(
 def _write(folder: Path, file: str, text: str) -> Path:
     """The path of a file now written; RulecError, in one sentence, where that cannot be."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         path = folder / file
-        partial = folder / f".{file}.{os.getpid()}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
         partial.write_text(text, encoding="utf-8", newline="\n")
         partial.replace(path)
     except OSError as error:

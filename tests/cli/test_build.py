@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,6 +60,53 @@ def test_writing_again_gives_the_same_bytes(tmp_path: Path) -> None:
     before = {x.name: x.read_bytes() for x in tmp_path.iterdir()}
     run("build", "adafactor", "-o", str(tmp_path))
     assert {x.name: x.read_bytes() for x in tmp_path.iterdir()} == before
+
+
+def test_the_layout_of_the_hub(tmp_path: Path) -> None:
+    words = ("-b", "triton", "--layout", "hub", "--name", "clipped_adamw")
+    run("build", "clip_by_value >> adamw", *words, "-o", str(tmp_path))
+    variant = tmp_path / "build" / "torch-universal"
+    metadata = json.loads((variant / "metadata.json").read_text())
+    assert (metadata["name"], metadata["version"]) == ("clipped-adamw", 1)
+    name = re.search(r"^optimizer = kernel\.(\w+)\(", (tmp_path / "README.md").read_text(), re.MULTILINE)
+    assert name
+    assert f"class {name[1]}(" in (variant / "__init__.py").read_text()
+    at = ("-o", str(tmp_path / "nothing"))
+    assert "--layout hub is for Triton kernels" in error("build", "adamw", "--layout", "hub", *at)
+    assert "there is no --layout 'hug'" in error("build", "adamw", "--layout", "hug", *at)
+
+
+_LOADED = """
+import sys
+from pathlib import Path
+site, folder = sys.argv[1:]
+sys.path.append(site)
+import torch
+from kernels import get_local_kernel
+
+kernel = get_local_kernel(Path(folder))
+weights = [torch.linspace(-1, 1, 40, requires_grad=True) for _ in range(2)]
+optimizers = [kernel.AdamW([weights[0]], lr=0.1), torch.optim.AdamW([weights[1]], lr=0.1)]
+for step in range(3):
+    for weight, optimizer in zip(weights, optimizers):
+        weight.grad = torch.cos(torch.arange(40.0) + step)
+        optimizer.step()
+torch.testing.assert_close(*weights)
+print("equal")
+"""
+
+
+@pytest.mark.slow
+def test_hugging_faces_kernels_loads_the_layout(tmp_path: Path) -> None:
+    """As released: the package is installed beside the environment, which has all that a local folder needs."""
+    site, folder = tmp_path / "site", tmp_path / "kernel"
+    pip = [sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "--target", str(site), "kernels==0.17.2"]
+    subprocess.run(pip, check=True)
+    run("build", "adamw", "-b", "triton", "--layout", "hub", "-o", str(folder))
+    program = [sys.executable, "-c", _LOADED, str(site), str(folder)]
+    environment = dict(os.environ, TRITON_INTERPRET="1", HF_HUB_OFFLINE="1")
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == "equal\n", done.stderr
 
 
 def test_mistakes(tmp_path: Path) -> None:
