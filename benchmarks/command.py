@@ -24,7 +24,7 @@ def bench(
         list[str] | None,
         typer.Argument(
             metavar="[WHAT]",
-            help="rules, reductions, matrices, many, start, memory, mesh, states, es, jax, gpu; or all.",
+            help="rules, reductions, matrices, many, start, memory, mesh, states, es, race, jax, gpu; or all.",
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Sizes too small to count: does it run?")] = False,

@@ -45,6 +45,7 @@ _TEXT = {
     "bfloat16 weights are held against a master copy, and a transformer of characters against a change of 0.1 % of its "
     "first weights. The page on [small states](small_states.md) says what the formats and weights are.",
     "es": "The page on [evolution strategies](es.md) has the same as tables, and says what the words mean.",
+    "race": "The page on [races](race.md) says what a batch is.",
     "jax": "A step is `rulec.jax.step`; optax's is `update` and `apply_updates` in one jit. Both are given their "
     "parameters and state to reuse. A first call is traced and compiled in a new process.",
     "gpu": "Times are the device's own, by events, and the host's where a row says so; the page on [GPUs](gpu.md) says "

@@ -20,6 +20,7 @@ MEASUREMENTS: dict[str, str] = {
     "mesh": "what a step of Muon costs on 8 to 10,240 GPUs, counted on paper",
     "states": "states in codes of eight and four bits: how far a run ends from one in floats, and what steps cost",
     "es": "evolution strategies: perturbed layers in one batch, steps without a gradient, and how near they come",
+    "race": "a race's learning rates and seeds as one batch, against the same runs one by one",
     "jax": "steps in JAX against optax under jit: large leaves, many leaves, and the first call",
     "gpu": "correctness, bandwidth, other libraries and the host's time on one GPU, in nine minutes",
 }
@@ -93,6 +94,10 @@ def measurement(
         from benchmarks.es import measure as es
 
         return _restricted(name, es.parts(quick, only), only, lambda advance: es.measure(quick, only, advance))
+    if name == "race":
+        from benchmarks import race
+
+        return _restricted(name, race.parts(only), only, lambda advance: race.measure(quick, only, advance))
     if name == "jax":
         from benchmarks.jax import measure as jax
 

@@ -24,6 +24,8 @@ _SUBMODULES = ("array", "backend", "bench", "math", "testing", "torch")
 
 
 def __getattr__(name: str) -> Any:
+    if name == "race":
+        return importlib.import_module("rulec.racing").race
     if name in _SUBMODULES:
         return importlib.import_module(f"rulec.{name}")
     raise AttributeError(f"module 'rulec' has no attribute {name!r}")

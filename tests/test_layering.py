@@ -23,8 +23,8 @@ HEAVY = FRAMEWORKS | {"sympy", "mpmath", "matplotlib", "sklearn", "scipy", "pyda
 #: The folders in the order of the data. A folder imports those before it.
 LAYERS = (
     "language", "arrays", "formats", "compiler", "analysis", "memory", "checkpoint", "backend", "kernel", "es",
-    "runtime", "pure", "standalone", "backends", "array", "torch", "jax", "mlx", "testing", "compare", "demo", "cli",
-    "benchmarks",
+    "runtime", "pure", "standalone", "backends", "array", "torch", "jax", "mlx", "testing", "compare", "demo", "racing",
+    "cli", "benchmarks",
 )  # fmt: skip
 #: `Rule.analysis` asks for the analysis when it is read; `rulec bench` runs what lies in a checkout.
 UPWARD = {("language", "analysis"), ("cli", "benchmarks")}

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from rulec.cli import bench, build, cache, check, demo, diff, doctor, listing, memory, new, schema, show, trace
+from rulec.cli import bench, build, cache, check, demo, diff, doctor, listing, memory, new, race, schema, show, trace
 from rulec.cli.console import fail
 from rulec.errors import InternalError, RulecError
 
@@ -52,6 +52,7 @@ app.command("trace")(trace.trace)
 app.command("diff")(diff.diff)
 app.command("build")(build.build)
 app.command("bench", context_settings=bench.PASSED_ON)(bench.bench)
+app.command("race")(race.race)
 app.command("memory")(memory.memory)
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)

@@ -38,7 +38,7 @@ def load() -> Digits:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise RulecError("the demonstration needs scikit-learn: pip install 'rulec[demo]'") from None
+        raise RulecError("the handwritten digits are of scikit-learn: pip install scikit-learn") from None
     images, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(images))
     images, labels = (images[order] / 16).astype(np.float32), labels[order]

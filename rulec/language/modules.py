@@ -51,8 +51,12 @@ def _only_rule(file: str) -> Rule:
 
 
 def _rules_of(where: str) -> dict[str, Rule]:
-    module = _file(Path(where)) if where.endswith(".py") else _module(where)
-    return {name: value for name, value in vars(module).items() if isinstance(value, Rule)}
+    return {name: value for name, value in vars(python_module(where)).items() if isinstance(value, Rule)}
+
+
+def python_module(where: str) -> ModuleType:
+    """The module of a Python file, `my.py`, or of a dotted name; it runs. RuleError where there is none."""
+    return _file(Path(where)) if where.endswith(".py") else _module(where)
 
 
 def _file(path: Path) -> ModuleType:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import rulec
-from benchmarks import many, mesh, rules, start
+from benchmarks import many, mesh, race, rules, start
 from benchmarks.kernels import Pool, as_storage, bound, pair, threads
 from benchmarks.memory import measure as memory
 from benchmarks.memory import steps as memory_steps
@@ -139,6 +139,13 @@ def test_start() -> None:
         assert not {"sympy", "mpmath", "numba"} & set(row.detail.get("heavy", ()))
 
 
+def test_a_race_in_one_batch_is_measured_against_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(race, "tasks", lambda: ["rosenbrock"])
+    (row,) = race.measure(True, ["adamw"]).rows
+    assert row.what == "adamw on rosenbrock: 24 runs one by one, times as long as one batch"
+    assert row.value > 1
+
+
 def test_a_process_that_fails_is_said() -> None:
     with pytest.raises(RulecError, match="ZeroDivisionError"):
         start._run("1/0", None)
@@ -161,6 +168,7 @@ def test_names_of_measurements() -> None:
         "mesh",
         "states",
         "es",
+        "race",
         "jax",
         "gpu",
     ]

@@ -13,7 +13,9 @@ import pytest
 import rulec
 from tests.cli.running import error, invoke, process, run
 
-COMMANDS = ("list", "show", "check", "new", "trace", "diff", "bench", "memory", "demo", "doctor", "schema", "cache")
+COMMANDS = (
+    "list", "show", "check", "new", "trace", "diff", "bench", "race", "memory", "demo", "doctor", "schema", "cache",
+)  # fmt: skip
 
 
 def test_help_names_every_command_with_a_whole_sentence() -> None:

@@ -1,0 +1,102 @@
+"""`rulec race`: rules side by side on one task, over learning rates and seeds."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rulec.cli.arguments import RULE_HELP, find_rule
+from rulec.cli.console import console, print_table, progress
+from rulec.errors import RulecError
+
+if TYPE_CHECKING:
+    from rulec.racing import Result
+
+
+def race(
+    rules: Annotated[list[str], typer.Argument(metavar="RULE...", help=RULE_HELP)],
+    task: Annotated[
+        str,
+        typer.Option(
+            help="digits, char, rosenbrock or valley; or my.py:function, your own task. The file my.py is run, as any "
+            "program of yours; the function returns (params, loss_and_grad)."
+        ),
+    ] = "digits",
+    lr: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LOW:HIGH",
+            help="The lowest and the highest learning rate, 1e-4:1e-1 by default; RULE=LOW:HIGH for one rule alone.",
+        ),
+    ] = None,
+    rates: Annotated[int, typer.Option(help="Learning rates for each rule, spaced by equal ratios.")] = 8,
+    seeds: Annotated[int, typer.Option(help="Seeds of first weights and data, for each learning rate.")] = 3,
+    steps: Annotated[int | None, typer.Option(help="Steps of each run; the task has a number of its own.")] = None,
+    budget: Annotated[
+        str | None, typer.Option(metavar="TIME", help="A limit such as 30s or 5m: then all rules stop at one step.")
+    ] = None,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write rows, runs and curves as JSON.")] = None,
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a line for each run as CSV.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a page with interactive plots, in one file; with plotly.")
+    ] = None,
+) -> None:
+    """Race rules: train each at many learning rates, and compare.
+
+    Every rule has the same first weights, data, steps and number of runs. The table has the best learning rate of each,
+    its final loss and the spread over seeds, and how wide the range of good rates is.
+    """
+    from rulec.racing import page
+    from rulec.racing import race as run
+    from rulec.racing.grid import seconds_of, spans_of
+    from rulec.racing.race import PARTS
+
+    if html is not None:
+        page.check()
+    for path in (json, csv, html):
+        _check_file(path)
+    repeated = {text for text in rules if rules.count(text) > 1}
+    if repeated:
+        raise RulecError(f"{min(repeated)} is in the race twice: give each rule once")
+    named = {text: find_rule(text) for text in rules}
+    spans = spans_of(lr or [])
+    limit = None if budget is None else seconds_of(budget)
+    with progress() as shown:
+        bars = {label: shown.add_task(label, total=min(PARTS, steps or PARTS)) for label in named}
+        result = run(
+            named, task, lr=spans, rates=rates, seeds=seeds, steps=steps, budget=limit,
+            advance=lambda label: shown.advance(bars[label]),
+        )  # fmt: skip
+    _print(result)
+    for path, write in ((json, result.json), (csv, result.csv), (html, result.html)):
+        if path is not None:
+            write(path)
+            print(f"wrote {path}")
+
+
+def _check_file(path: Path | None) -> None:
+    """RulecError, before minutes are spent, where a file could not be written."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise RulecError(f"{path} is a folder: name a file")
+    above = next(folder for folder in path.absolute().parents if folder.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise RulecError(f"{path} cannot be written: {above} is no folder that can be written to")
+
+
+def _print(result: Result) -> None:
+    from rich.markup import escape
+
+    from rulec.racing import report
+
+    out = console()
+    out.print(report.title(result.task, result.outcomes), style="bold")
+    headings = report.columns(result.outcomes)
+    rows = [[escape(cell) for cell in report.cells(outcome)] for outcome in result.outcomes]
+    print_table(headings, rows, right=("diverged", "seconds"))
+    for note in report.notes(result.outcomes):
+        out.print(note)

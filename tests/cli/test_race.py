@@ -1,0 +1,75 @@
+"""`rulec race`: the table, the files, and one sentence for each mistake."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import error, run
+
+SMALL = ("--task", "rosenbrock", "--rates", "2", "--seeds", "1", "--steps", "5")
+
+TASK = """
+import numpy as np
+
+def bowl():
+    def loss_and_grad(params, step, seed):
+        return float(params["x"] @ params["x"]), {"x": 2*params["x"]}
+    return {"x": np.ones(3)}, loss_and_grad
+
+def broken():
+    return 1
+"""
+
+
+def test_the_table_and_the_files(tmp_path: Path) -> None:
+    file = tmp_path / "race.json"
+    shown = run("race", "sgd", "lion", *SMALL, "--lr", "1e-4:1e-3", "--lr", "lion=1e-3:1e-2", "--json", str(file))
+    assert shown.startswith("rosenbrock: 2 learning rates x 1 seeds for each rule, 5 steps\n")
+    assert {line.split()[0] for line in shown.splitlines()[2:4]} == {"sgd", "lion"}
+    rates = {(each["rule"], each["lr"]) for each in json.loads(file.read_text())["runs"]}
+    assert rates == {("sgd", 1e-4), ("sgd", 1e-3), ("lion", 1e-3), ("lion", 1e-2)}
+
+
+def test_a_file_that_cannot_be_written_is_said_before_the_race(tmp_path: Path) -> None:
+    assert f"{tmp_path} is a folder: name a file" in error("race", "sgd", *SMALL, "--csv", str(tmp_path))
+    (tmp_path / "file").write_text("")
+    assert "cannot be written" in error("race", "sgd", *SMALL, "--json", str(tmp_path / "file" / "race.json"))
+
+
+def test_a_task_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "my.py"
+    file.write_text(TASK)
+    shown = run("race", "sgd", "--task", f"{file}:bowl", "--rates", "2", "--seeds", "1", "--steps", "4")
+    assert shown.startswith("bowl: ")
+    assert "the task broken must return" in error("race", "sgd", "--task", f"{file}:broken")
+    assert f"{file} has no function 'bowls'; did you mean 'bowl'?" in error("race", "sgd", "--task", f"{file}:bowls")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("adamm",), "there is no rule 'adamm'; did you mean 'adam'?"),
+        (("sgd", "sgd"), "sgd is in the race twice"),
+        (("sgd", "--task", "digit"), "there is no task 'digit'; did you mean 'digits'?"),
+        (("sgd", "--lr", "1e-1:1e-4"), "must go from a smaller to a larger one"),
+        (("sgd", "--lr", "0:1"), "the learning rates 0:1 must be positive numbers"),
+        (("sgd", "--lr", "low:1"), "the learning rates 'low:1' are not LOW:HIGH"),
+        (("sgd", "--lr", "1:2", "--lr", "2:3"), "are named twice"),
+        (("sgd", "--lr", "lion=1:2"), "learning rates are named for 'lion', and the race has sgd alone"),
+        (("sgd", "--seeds", "0"), "a race needs at least one seed, not 0"),
+        (("sgd", "--rates", "0"), "a race needs at least one learning rate, not 0"),
+        (("sgd", "--steps", "0"), "a race needs at least one step, not 0"),
+        (("sgd", "--budget", "5x"), "the budget '5x' is no time"),
+        (("sophia",), "Sophia reads the input 'hessian' at every step"),
+        (("adgd",), "AdGD has no hyper-parameter lr"),
+        (("lookahead",), "Lookahead"),
+    ],
+)
+def test_a_mistake_is_one_sentence(arguments: tuple[str, ...], sentence: str) -> None:
+    task = () if "--task" in arguments else ("--task", "rosenbrock")
+    message = error("race", *arguments, *task)
+    assert sentence in message
+    assert len(message.splitlines()) == 1

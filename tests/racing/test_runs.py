@@ -1,0 +1,96 @@
+"""The runs of a race: a batch has the numbers of separate runs, and those are what the rule says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rulec
+from rulec.racing.contender import Contender
+from rulec.racing.grid import Grid, grid
+from rulec.racing.optimizers import is_batched
+from rulec.racing.race import PARTS
+from rulec.racing.tasks.digits import HandwrittenDigits
+from rulec.racing.tasks.surfaces import Rosenbrock
+
+GRID = Grid((1e-3, 1e-2, 3e-2), (0, 1))
+
+
+@pytest.mark.parametrize("text", ["adamw", "muon", "lamb", "schedule_free_sgd"])
+def test_a_batch_has_the_bits_of_separate_runs(text: str) -> None:
+    rule, task = rulec.load(text), HandwrittenDigits((64, 12, 12, 10))
+    assert is_batched(rule)
+    batch = Contender(text, rule, GRID, task)
+    batch.advance(4)
+    measures = batch.measures()
+    for rate, seed in np.ndindex(3, 2):
+        one = Contender(text, rule, Grid((GRID.rates[rate],), (GRID.seeds[seed],)), task)
+        one.advance(4)
+        np.testing.assert_array_equal(np.array(one.losses)[:, 0, 0], np.array(batch.losses)[:, rate, seed])
+        for name, values in one.measures().items():
+            assert values[0, 0] == measures[name][rate, seed], name
+
+
+@pytest.mark.parametrize("text", ["clip_by_global_norm >> sgd", "sam(sgd)", "noise >> sgd", "polyak_sgd"])
+def test_rules_that_see_other_runs_are_not_batched(text: str) -> None:
+    assert not is_batched(rulec.load(text))
+
+
+def test_sgd_on_rosenbrock_is_a_loop_by_hand() -> None:
+    contender = Contender("sgd", rulec.load("sgd"), Grid((1e-3,), (0,)), Rosenbrock())
+    contender.advance(40)
+    x, y, losses = -1.2, 1.0, []
+    for _ in range(40):
+        bend = y - x * x
+        losses.append(100 * bend**2 + (1 - x) ** 2)
+        x, y = x - 1e-3 * (-400 * bend * x - 2 * (1 - x)), y - 1e-3 * 200 * bend
+    np.testing.assert_allclose(np.array(contender.losses)[:, 0, 0], losses, rtol=1e-12)
+    distance = contender.measures()["distance"][0, 0]
+    assert distance == pytest.approx(np.hypot(x - 1, y - 1), rel=1e-12)
+
+
+def bowl() -> Any:
+    return {"x": np.array([3.0, 4.0])}, lambda params, step, seed: (
+        float(params["x"] @ params["x"]) / 2, {"x": params["x"].copy()}
+    )  # fmt: skip
+
+
+def test_passes_and_the_loss_are_those_of_each_run() -> None:
+    result = rulec.race(["sam(sgd, rho=0.5)", "polyak_sgd"], bowl, lr=(0.1, 0.2), rates=2, seeds=1, steps=3)
+    sam, polyak = sorted(result.outcomes, key=lambda outcome: outcome.label != "sam(sgd, rho=0.5)")
+    for place, lr in enumerate((0.1, 0.2)):
+        length, losses = 5.0, []
+        for _ in range(3):
+            losses.append(length**2 / 2)
+            length -= lr * (length + 0.5)
+        np.testing.assert_allclose(sam.losses[:, place, 0], losses, rtol=1e-9)
+        ratio = polyak.losses[1:, place, 0] / polyak.losses[:-1, place, 0]
+        assert (ratio < 1).all()
+
+
+def test_a_run_that_diverges_stops_alone() -> None:
+    contender = Contender("sgd", rulec.load("sgd"), Grid((1e-3, 1.0), (0, 1)), Rosenbrock())
+    contender.advance(20)
+    losses = np.array(contender.losses)
+    assert np.isfinite(losses[:, 0]).all()
+    assert np.isfinite(losses[0, 1]).all()
+    assert np.isnan(losses[-1, 1]).all()
+    assert np.isnan(contender.measures()["distance"]).tolist() == [[False, False], [True, True]]
+
+
+def test_further_rates_keep_their_ratio_to_lr() -> None:
+    table = Grid((1e-3, 1e-2), (0,)).hyper(rulec.load("muon"), "float32")
+    assert [(h["lr"], h["adamw_lr"]) for h in table.values()] == [(1e-3, 1e-3), (1e-2, pytest.approx(1e-2))]
+
+
+def test_rates_are_spaced_by_equal_ratios() -> None:
+    rates = np.array(grid((1e-4, 1e-1), 7, 1).rates)
+    assert (rates[0], rates[-1]) == (1e-4, 1e-1)
+    np.testing.assert_allclose(rates[1:] / rates[:-1], 10**0.5)
+
+
+def test_after_the_budget_all_rules_stop_at_the_same_step() -> None:
+    result = rulec.race(["sgd", "adam"], "rosenbrock", rates=2, seeds=1, steps=PARTS * 3, budget=1e-9)
+    assert [row["steps"] for row in result.rows] == [3, 3]
