@@ -26,7 +26,7 @@ def list_rules(
     ] = "",
     json: JsonFlag = False,
 ) -> None:
-    """List the rules and transforms of the library and of installed packages.
+    """List rules and transforms, of the library and installed packages.
 
     With the year of the paper, the states, and bytes of state for each float32 parameter.
     """
