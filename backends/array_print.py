@@ -60,7 +60,7 @@ _OPERATORS: OpTable = {
 _FUNCTIONS: Mapping[Op, str] = {
     Op.MOD: "remainder", Op.WHERE: "where", Op.SQRT: "sqrt", Op.ABS: "abs", Op.SIGN: "sign",
     Op.EXP: "exp", Op.LOG: "log", Op.TANH: "tanh", Op.FLOOR: "floor", Op.ISFINITE: "isfinite",
-    Op.MINIMUM: "minimum", Op.MAXIMUM: "maximum",
+    Op.MINIMUM: "minimum", Op.MAXIMUM: "maximum", Op.SIN: "sin", Op.COS: "cos",
 }  # fmt: skip
 
 #: Functions that array libraries lack, spell differently or compute badly.

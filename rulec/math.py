@@ -21,11 +21,11 @@ from rulec.language.trace import cond as traced_cond
 from rulec.language.value import Value, as_traced, current, operation, record
 
 __all__ = [
-    "abs", "axis", "block", "cbrt", "cholesky", "clip", "concat", "cond", "count_nonzero", "diag", "dim", "eigh", "erf",
-    "exp", "eye", "floor", "inverse_root", "isfinite", "log", "logical_and", "logical_not", "logical_or", "matmul",
-    "max", "maximum", "mean", "median", "min", "minimum", "newton_schulz", "norm", "normal", "qr", "rms", "round",
-    "rsqrt", "sigmoid", "sign", "singular_vectors", "softmax", "softplus", "solve", "sqrt", "std", "sum", "tanh",
-    "transpose", "tril", "triu", "uniform", "variance", "where",
+    "abs", "axis", "block", "cbrt", "cholesky", "clip", "concat", "cond", "cos", "count_nonzero", "diag", "dim",
+    "eigh", "erf", "exp", "eye", "floor", "inverse_root", "isfinite", "log", "logical_and", "logical_not",
+    "logical_or", "matmul", "max", "maximum", "mean", "median", "min", "minimum", "newton_schulz", "norm", "normal",
+    "qr", "rms", "round", "rsqrt", "sigmoid", "sign", "sin", "singular_vectors", "softmax", "softplus", "solve",
+    "sqrt", "std", "sum", "tanh", "topk", "transpose", "tril", "triu", "uniform", "variance", "where",
 ]  # fmt: skip
 
 #: The axes of an array that a reduction to each level removes; a vector is one row.
@@ -129,6 +129,16 @@ def sigmoid(x: Any) -> Any:
 def erf(x: Any) -> Any:
     """The error function, elementwise."""
     return _apply(Op.ERF, x)
+
+
+def sin(x: Any) -> Any:
+    """Sine, of values known before a step: numbers, hyper-parameters, `t` and shape facts."""
+    return _apply(Op.SIN, x)
+
+
+def cos(x: Any) -> Any:
+    """Cosine, of values known before a step, as `sin`."""
+    return _apply(Op.COS, x)
 
 
 def floor(x: Any) -> Any:
@@ -312,6 +322,11 @@ def solve(a: Any, b: Any, kind: str = "full") -> Any:
 def cholesky(x: Any) -> Any:
     """The lower triangular `l` with `l @ transpose(l) = x`; NaN where `x` is not positive definite."""
     return record("cholesky", x) if isinstance(x, Value) else _matrix(Op.CHOLESKY, x)
+
+
+def topk(x: Any, k: Any) -> Any:
+    """1 for the `k` largest of a vector of rows or of columns, and 0 for the others; of equal ones the first count."""
+    return record("topk", x, k) if isinstance(x, Value) or isinstance(k, Value) else _matrix(Op.TOPK, x, k)
 
 
 def newton_schulz(x: Any, steps: Any = 5, dtype: str = "float32", coefficients: Any = "muon") -> Any:

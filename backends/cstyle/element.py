@@ -52,7 +52,7 @@ SPELLINGS: Mapping[Op, Infix | str] = {
     Op.EQ: Infix("==", _EQUALITY), Op.NE: Infix("!=", _EQUALITY), Op.AND: Infix("&&", _AND), Op.OR: Infix("||", _OR),
     Op.POW: "pow", Op.MOD: "modulo", Op.SQRT: "sqrt", Op.CBRT: "cbrt", Op.ABS: "fabs", Op.SIGN: "sign", Op.EXP: "exp",
     Op.LOG: "log", Op.TANH: "tanh", Op.SIGMOID: "sigmoid", Op.ERF: "erf", Op.FLOOR: "floor", Op.MINIMUM: "minimum",
-    Op.MAXIMUM: "maximum", Op.AWAY: "away", Op.ULPS: "ulps", Op.COARSE: "coarse",
+    Op.MAXIMUM: "maximum", Op.SIN: "sin", Op.COS: "cos", Op.AWAY: "away", Op.ULPS: "ulps", Op.COARSE: "coarse",
 }  # fmt: skip
 
 #: The reduction of no elements.

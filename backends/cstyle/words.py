@@ -1,7 +1,7 @@
 """Functions that C's library lacks, as text for C99 and CUDA C alike, for float and double.
 
-All other functions in a printed source are of C99's math.h: sqrt, cbrt, exp, log, pow, tanh, erf, floor, fabs, fmod and
-copysign, with an `f` behind the name for float. Their greatest errors, in ulps: of glibc's on x86-64 as
+All other functions in a printed source are of C99's math.h: sqrt, cbrt, exp, log, pow, tanh, erf, sin, cos, floor,
+fabs, fmod and copysign, with an `f` behind the name for float. Their greatest errors, in ulps: of glibc's on x86-64 as
 tests/backends/test_c_words.py measures them, over numbers of every size; of CUDA's as its programming guide says.
 
               glibc              CUDA, without fast-math options
@@ -12,6 +12,7 @@ tests/backends/test_c_words.py measures them, over numbers of every size; of CUD
     cbrt      1        4         1        1
     erf       1        1         2        2
     tanh      2.2      2.2       2        2
+    sin, cos  1        1         2        2
 
 The other seven are exact or correctly rounded in both. No formula here depends on a fused multiply-add: sources are
 compiled without contraction, and C and CUDA C give the same bits for + - * / and the square root.
@@ -267,7 +268,7 @@ WORDS: Mapping[str, str] = {
 #: Functions of math.h that a printed source calls, in both types.
 LIBRARY = frozenset(
     f"{name}{suffix}"
-    for name in ("sqrt", "cbrt", "exp", "log", "pow", "tanh", "erf", "floor", "fabs", "fmod", "copysign")
+    for name in ("sqrt", "cbrt", "exp", "log", "pow", "tanh", "erf", "sin", "cos", "floor", "fabs", "fmod", "copysign")
     for suffix in ("", "f")
 )
 

@@ -23,7 +23,7 @@ DIALECT = Dialect(
     copy="{}",
     writes=False,
     others={Op.EXP: "exp", Op.SIGN: "sign"},
-    lacks=(Op.ERF,),  # mx.erf has three digits
+    lacks=(Op.ERF, Op.SIN, Op.COS),  # mx.erf has three digits, and the others seven where they work in vectors
 )
 
 _REDUCE = {Op.SUM: "total", Op.MIN: "least", Op.MAX: "greatest"}

@@ -19,14 +19,14 @@ _OPERATORS: OpTable = {
 }  # fmt: skip
 _WORDS: Mapping[Op, str] = {
     Op.POW: "power", Op.MOD: "remainder", Op.CBRT: "cbrt", Op.SIGN: "sign", Op.EXP: "exp", Op.LOG: "log",
-    Op.TANH: "tanh", Op.SIGMOID: "sigmoid", Op.ERF: "erf",
+    Op.TANH: "tanh", Op.SIGMOID: "sigmoid", Op.ERF: "erf", Op.SIN: "sin", Op.COS: "cos",
     Op.FLOOR: "floor", Op.AWAY: "away", Op.ULPS: "ulps", Op.COARSE: "coarse",
 }  # fmt: skip
 
 #: Functions with another name in float64.
 _WIDE: Mapping[str, str] = {
     "exp": "tl.exp", "log": "tl.log", "erf": "tl.erf", "sigmoid": "sigmoid_64", "tanh": "tanh_64", "cbrt": "cbrt_64",
-    "power": "power_64", "floor": "tl.floor",
+    "power": "power_64", "floor": "tl.floor", "sin": "tl.sin", "cos": "tl.cos",
 }  # fmt: skip
 
 

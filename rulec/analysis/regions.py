@@ -48,6 +48,8 @@ _FUNCTIONS: Mapping[Op, Mapping[str, str]] = {
     Op.SIGMOID: dict.fromkeys("-0f1+", "f"),
     Op.ERF: {"-": "-", "0": "0", "f": "f", "1": "f", "+": "f"},
     Op.FLOOR: {"-": "-", "0": "0", "f": "0", "1": "1", "+": "1+"},
+    Op.SIN: {"-": "-0f1", "0": "0", "f": "f", "1": "f", "+": "-0f1"},
+    Op.COS: {"-": "-0f1", "0": "1", "f": "f", "1": "f", "+": "-0f1"},
 }
 _BASES = {
     "f": {"-": "+", "0": "1", "f": "f", "1": "f", "+": "f"},
@@ -198,5 +200,5 @@ _BINARY: Mapping[Op, Callable[[Node, list[Regions]], Regions | None]] = {
     Op.MOD: lambda _, args: NOT_NEGATIVE if args[1] <= POSITIVE else None,
     Op.FLOORDIV: lambda _, args: ALL if ZERO not in args[1] else None,
     Op.MATMUL: lambda _, args: ALL, Op.INVERSE_ROOT: lambda _, args: None,
-    Op.SOLVE: lambda _, args: None, Op.CHOLESKY: lambda _, args: None,
+    Op.SOLVE: lambda _, args: None, Op.CHOLESKY: lambda _, args: None, Op.TOPK: lambda *_: TRUTH,
 }  # fmt: skip

@@ -121,6 +121,7 @@ NAMES: Mapping[Op, str] = {
     Op.NEG: "negative", Op.LT: "less", Op.LE: "less_equal", Op.GT: "greater", Op.GE: "greater_equal", Op.EQ: "equal",
     Op.NE: "not_equal", Op.AND: "logical_and", Op.OR: "logical_or", Op.NOT: "logical_not", Op.SQRT: "sqrt",
     Op.CBRT: "cbrt", Op.ABS: "abs", Op.EXP: "exp", Op.LOG: "log", Op.TANH: "tanh", Op.ERF: "erf", Op.FLOOR: "floor",
+    Op.SIN: "sin", Op.COS: "cos",
     Op.ISFINITE: "isfinite", Op.MINIMUM: "minimum", Op.MAXIMUM: "maximum",
 }  # fmt: skip
 

@@ -53,6 +53,7 @@ def matrix_functions(of: Functions) -> Mapping[Op, Callable[..., Any]]:
         Op.CONCAT: functions.concat,
         Op.SOLVE: functions.solve,
         Op.CHOLESKY: functions.where_finite(functions.cholesky),
+        Op.TOPK: functions.topk,
         Op.NEWTON_SCHULZ: functions.newton_schulz,
         Op.QR: functions.where_finite(functions.qr),
         Op.EIGH: functions.where_finite(functions.eigh),
@@ -136,6 +137,20 @@ class _MatrixFunctions:
         triangular = of.qr(root)[1]
         signs = of.xp.where(of.diagonal(triangular)[..., None] < 0, -triangular, triangular)
         return of.filled(positive, of.transposed(of.xp.triu(signs)), math.nan)
+
+    def topk(self, x: Any, k: Any) -> Any:
+        """1 for the `k` largest values of vectors `(batch, n, 1)` or `(batch, 1, n)`, 0 for the others; NaN for NaN.
+
+        Every two values are compared, so that of equal ones the first are chosen in every library.
+        """
+        of = self.of
+        mine = x if x.shape[-1] == 1 else of.transposed(x)
+        batch, n, _ = mine.shape
+        other, ones = of.transposed(mine), of.xp.ones_like(of.xp.broadcast_to(mine, (batch, n, n)))
+        before = (other > mine) | ((other == mine) & (of.xp.tril(ones, -1) != 0))
+        chosen = of.filled(before, ones, 0).sum(axis=-1, keepdims=True) < of.beside(k, x)
+        marks = of.filled(mine == mine, of.filled(chosen, of.xp.ones_like(mine), 0), math.nan)
+        return marks if x.shape[-1] == 1 else of.transposed(marks)
 
     def newton_schulz(
         self, x: Any, steps: Any, dtype: str | None = None, coefficients: str | Coefficients = MUON

@@ -26,7 +26,20 @@ from rulec.compiler.ir import (
 from rulec.compiler.weights import stored, unbiased, weight, with_memory
 from rulec.language.arithmetic import NUMPY, number_known
 from rulec.language.counts import Count, count_of
-from rulec.language.node import FACTS, PLACED, Kind, Node, Op, const, extent, is_boolean, node, rewrite, walk
+from rulec.language.node import (
+    FACTS,
+    FORESEEN_OPS,
+    PLACED,
+    Kind,
+    Node,
+    Op,
+    const,
+    extent,
+    is_boolean,
+    node,
+    rewrite,
+    walk,
+)
 from rulec.language.rule import Assign, Branch, Rule, Statement, conditions
 from rulec.language.settings import lowered
 from rulec.language.source import Span, rule_error
@@ -34,6 +47,9 @@ from rulec.language.text import expression_text
 
 #: Levels of a state that several tensors share.
 _WIDE_LEVELS = ("group", "model")
+
+#: The leaves of what is known before a step.
+_FORESEEN = (Op.CONST, Op.HYPER, Op.STEP, Op.FACT)
 
 
 def decide(condition: Node, known: Mapping[str, float]) -> bool | None:
@@ -68,7 +84,7 @@ class _Lowering:
         def change(n: Node) -> Node:
             if n.op is Op.NAME:
                 return self._name(str(n.arg))
-            return fold_node(_numeric_operands(lowered(self._of_shape(n))))
+            return fold_node(self._foreseen(_numeric_operands(lowered(self._of_shape(n)))))
 
         if any(n.op is Op.NAME and str(n.arg) not in self.values for n in walk([value])):
             value = rewrite([value], self._chosen)[0]  # the names of states that are of other shapes alone
@@ -99,6 +115,15 @@ class _Lowering:
             return node(
                 value.op, value.args[0], placed_as(self.rule, str(value.arg), value.args[1], self.known, self.span)
             )
+        return value
+
+    def _foreseen(self, value: Node) -> Node:
+        """The same value; RuleError for a sine of what is not known before a step: kernels have none."""
+        if value.op in FORESEEN_OPS and not is_made_of(value, _FORESEEN):
+            raise rule_error(
+                f"{value.op.symbol} is of values known before a step alone: make its argument of numbers, "
+                f"hyper-parameters, t and shape facts", self.span,
+            )  # fmt: skip
         return value
 
     def _name(self, identifier: str) -> Node:
@@ -155,7 +180,7 @@ class _Lowering:
         self.note_sites(condition, "if")
         decided = decide(condition, self.known)
         # Known before a step, where it is of hyper-parameters, `t` and shape facts alone.
-        if decided is None and is_made_of(condition, (Op.CONST, Op.HYPER, Op.STEP, Op.FACT)):
+        if decided is None and is_made_of(condition, _FORESEEN):
             place = self._places[id(line)]
             self.predicates[place] = _truth(condition)
             decided = self.assumed.get(place)
@@ -282,7 +307,7 @@ def _state_store(rule: Rule, memory: Memory, key: str, value: Node) -> Store:
 
 def _foreseen(count: Count, rule: Rule) -> Count:
     """The same count; RuleError where it is not known before a step, or a `fixed` one not when a kernel is made."""
-    leaves = (Op.CONST, Op.FACT, Op.HYPER) if count.fixed else (Op.CONST, Op.FACT, Op.HYPER, Op.STEP)
+    leaves = (Op.CONST, Op.FACT, Op.HYPER) if count.fixed else _FORESEEN
     for value in count.values:
         if not is_made_of(value, leaves):
             parts = f"hyper-parameters{'' if count.fixed else ', t'}"

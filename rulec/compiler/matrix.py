@@ -74,6 +74,16 @@ def _diagonal_axes(value: Node, operands: Sequence[Axes]) -> Axes:
     return Axes(AXES, extent, extent)
 
 
+def _vector_axes(value: Node, operands: Sequence[Axes]) -> Axes:
+    first = operands[0]
+    if len({"i", "j"} & set(first.letters)) != 1:
+        raise RuleError(
+            f"{value.op.symbol} needs one value for each row or column, and {short_text(value.args[0])!r} is something "
+            f'else: reduce it with per="row"'
+        )
+    return first
+
+
 def _slice_axes(value: Node, operands: Sequence[Axes]) -> Axes:
     first, (start, stop) = operands[0], statics(value)
     rows = settings(value)["axis"] == "rows"
@@ -119,6 +129,7 @@ MATRIX: Mapping[Op, MatrixFunction] = {
         (Op.CONCAT, 2, _joined_axes),
         (Op.SOLVE, 2, _solved_axes),
         (Op.CHOLESKY, 1, _square_axes),
+        (Op.TOPK, 0, _vector_axes),
         (Op.NEWTON_SCHULZ, 1, _same_axes),
         (Op.QR, 1, _same_axes),
         (Op.EIGH, 1, _square_axes),

@@ -20,7 +20,7 @@ _BETWEEN: Mapping[Op, str] = {
 }  # fmt: skip
 _BEFORE: Mapping[Op, str] = {
     Op.SQRT: "sqrt", Op.CBRT: "cbrt", Op.ABS: "abs", Op.SIGN: "sign", Op.EXP: "exp", Op.LOG: "log", Op.FLOOR: "floor",
-    Op.NEG: "minus", Op.NOT: "not", Op.MINIMUM: "min", Op.MAXIMUM: "max",
+    Op.SIN: "sin", Op.COS: "cos", Op.NEG: "minus", Op.NOT: "not", Op.MINIMUM: "min", Op.MAXIMUM: "max",
 }  # fmt: skip
 _LEAVES = (Op.LOAD, Op.HYPER, Op.MODEL_HYPER, Op.FACT, Op.RESULT)
 

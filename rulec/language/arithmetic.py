@@ -60,7 +60,8 @@ NUMPY: Table = {
     Op.AND: np.logical_and, Op.OR: np.logical_or, Op.NOT: np.logical_not,
     Op.WHERE: np.where, Op.SQRT: np.sqrt, Op.RSQRT: lambda x: 1.0 / np.sqrt(x), Op.CBRT: np.cbrt,
     Op.ABS: np.abs, Op.SIGN: np.sign, Op.EXP: np.exp, Op.LOG: np.log, Op.TANH: np.tanh,
-    Op.SIGMOID: _sigmoid, Op.ERF: _erf, Op.FLOOR: np.floor, Op.ISFINITE: np.isfinite,
+    Op.SIGMOID: _sigmoid, Op.ERF: _erf, Op.SIN: np.sin, Op.COS: np.cos, Op.FLOOR: np.floor,
+    Op.ISFINITE: np.isfinite,
     Op.MINIMUM: np.minimum, Op.MAXIMUM: np.maximum, Op.AWAY: _away, Op.COARSE: _coarse,
     Op.ULPS: lambda x, y: np.where(np.isnan(x), 0, _bits(x) - _bits(y)).astype(np.float32),
 }  # fmt: skip
@@ -106,7 +107,8 @@ class _Mpmath:
             Op.SQRT: self.square_root, Op.RSQRT: lambda a: self.divide(mp.mpf(1), self.square_root(a)),
             Op.CBRT: lambda a: a if mp.isnan(a) else mp.sign(a) * mp.cbrt(abs(a)), Op.EXP: self.exponential,
             Op.LOG: self.logarithm, Op.TANH: mp.tanh, Op.SIGMOID: lambda a: 1 / (1 + self.exponential(-a)),
-            Op.ERF: mp.erf, Op.FLOOR: self.floor, Op.ISFINITE: mp.isfinite,
+            Op.ERF: mp.erf, Op.SIN: lambda a: self.wave(mp.sin, a), Op.COS: lambda a: self.wave(mp.cos, a),
+            Op.FLOOR: self.floor, Op.ISFINITE: mp.isfinite,
         }  # fmt: skip
 
     def binary(self) -> dict[Op, Callable[[Any, Any], Any]]:
@@ -158,6 +160,9 @@ class _Mpmath:
         if self.mp.isnan(a):
             return a
         return self.mp.inf if a > self._FAR else self.mp.mpf(0) if a < -self._FAR else self.mp.exp(a)
+
+    def wave(self, function: Callable[[Any], Any], a: Any) -> Any:
+        return function(a) if self.mp.isfinite(a) else self.mp.nan
 
     def floor(self, a: Any) -> Any:
         return self.mp.floor(a) if self.mp.isfinite(a) else a

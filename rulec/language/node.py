@@ -73,6 +73,8 @@ class Op(Enum):
     TANH = ("tanh", Kind.FUNCTION)
     SIGMOID = ("sigmoid", Kind.FUNCTION)
     ERF = ("erf", Kind.FUNCTION)
+    SIN = ("sin", Kind.FUNCTION)  # of values known before a step, as COS
+    COS = ("cos", Kind.FUNCTION)
     FLOOR = ("floor", Kind.FUNCTION)
     ISFINITE = ("isfinite", Kind.FUNCTION)
     MINIMUM = ("minimum", Kind.FUNCTION)
@@ -97,6 +99,10 @@ class Op(Enum):
     CONCAT = ("concat", Kind.MATRIX)  # args: a, b; arg: the axis, 0 or 1
     SOLVE = ("solve", Kind.MATRIX)  # args: a, b; arg: the kind of a
     CHOLESKY = ("cholesky", Kind.MATRIX)  # the lower factor
+    TOPK = (
+        "topk",
+        Kind.MATRIX,
+    )  # args: a vector of rows or columns, k; 1 where a value is one of the k largest, else 0
     NEWTON_SCHULZ = ("newton_schulz", Kind.MATRIX)  # args: x, steps; arg: the dtype it is computed in, coefficients
     QR = ("qr", Kind.MATRIX)  # the orthogonal factor
     EIGH = ("eigh", Kind.MATRIX)  # the eigenvectors, by ascending eigenvalue
@@ -154,6 +160,9 @@ ROWS = (*RANGE, "width_low", "width_high", "gap_low", "gap_high")
 
 #: Where counting the size of an expression stops: written out in full, shared parts can double it line by line.
 MAX_SIZE = 1 << 40
+
+#: Functions of values known before a step alone: of hyper-parameters, `t` and shape facts.
+FORESEEN_OPS = (Op.SIN, Op.COS)
 
 BOOLEAN_OPS = frozenset({op for op in Op if op.kind in (Kind.COMPARE, Kind.LOGIC)} | {Op.ISFINITE})
 

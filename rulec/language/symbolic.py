@@ -105,7 +105,7 @@ class ToSympy:
             Op.LT: sp.Lt, Op.LE: sp.Le, Op.GT: sp.Gt, Op.GE: sp.Ge, Op.EQ: sp.Eq, Op.NE: sp.Ne,
             Op.SQRT: sp.sqrt, Op.RSQRT: lambda a: 1 / sp.sqrt(a), Op.ABS: sp.Abs, Op.SIGN: sp.sign, Op.EXP: sp.exp,
             Op.LOG: sp.log, Op.TANH: sp.tanh, Op.SIGMOID: lambda a: 1 / (1 + sp.exp(-a)), Op.ERF: sp.erf,
-            Op.FLOOR: sp.floor, Op.MINIMUM: sp.Min, Op.MAXIMUM: sp.Max,
+            Op.SIN: sp.sin, Op.COS: sp.cos, Op.FLOOR: sp.floor, Op.MINIMUM: sp.Min, Op.MAXIMUM: sp.Max,
         }  # fmt: skip
 
     def _power(self, base: Any, exponent: Any) -> Any:
@@ -138,7 +138,7 @@ def _opaque_name(op: Op, constants: tuple[Any, ...]) -> str:
 
 #: Operations without a constant of their own that sympy lacks.
 _PLAIN_OPAQUE = (
-    Op.DIM, Op.TRANSPOSE, Op.EYE, Op.DIAG, Op.TRIU, Op.TRIL, Op.CHOLESKY, Op.QR, Op.EIGH, Op.SINGULAR_VECTORS,
+    Op.DIM, Op.TRANSPOSE, Op.EYE, Op.DIAG, Op.TRIU, Op.TRIL, Op.CHOLESKY, Op.TOPK, Op.QR, Op.EIGH, Op.SINGULAR_VECTORS,
     Op.INVERSE_ROOT, Op.CBRT, Op.ISFINITE,
 )  # fmt: skip
 
@@ -243,7 +243,7 @@ class FromSympy:
             sp.StrictLessThan: Op.LT, sp.LessThan: Op.LE, sp.StrictGreaterThan: Op.GT, sp.GreaterThan: Op.GE,
             sp.Eq: Op.EQ, sp.Ne: Op.NE, sp.And: Op.AND, sp.Or: Op.OR, sp.Not: Op.NOT, sp.Abs: Op.ABS,
             sp.sign: Op.SIGN, sp.exp: Op.EXP, sp.log: Op.LOG, sp.tanh: Op.TANH, sp.erf: Op.ERF, sp.floor: Op.FLOOR,
-            sp.Min: Op.MINIMUM, sp.Max: Op.MAXIMUM, sp.Mod: Op.MOD,
+            sp.Min: Op.MINIMUM, sp.Max: Op.MAXIMUM, sp.Mod: Op.MOD, sp.sin: Op.SIN, sp.cos: Op.COS,
         }  # fmt: skip
 
     def _piecewise(self, part: Any) -> Node:

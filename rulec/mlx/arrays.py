@@ -33,13 +33,20 @@ class MlxFunctions(PureFunctions):
         return mx.linalg.svd(x)[0][..., : min(x.shape[-2:])]
 
 
-def _erf(x: Any) -> Any:
-    raise BackendUnsupported("mlx", "erf, of which MLX has three digits", "this rule")
+def _refused(what: str) -> Callable[[Any], Any]:
+    def refuse(x: Any) -> Any:
+        raise BackendUnsupported("mlx", what, "this rule")
+
+    return refuse
 
 
 FUNCTIONS = MlxFunctions(mx)
 
-_PLAIN = arithmetic(FUNCTIONS, exp=words.exp, sigmoid=words.sigmoid, cbrt=words.cbrt, erf=_erf)
+_PLAIN = arithmetic(
+    FUNCTIONS, exp=words.exp, sigmoid=words.sigmoid, cbrt=words.cbrt,
+    erf=_refused("erf, of which MLX has three digits"), sin=_refused("sin, of which MLX has seven digits"),
+    cos=_refused("cos, of which MLX has seven digits"),
+)  # fmt: skip
 
 
 class MlxLibrary(PureLibrary):

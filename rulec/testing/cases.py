@@ -14,7 +14,7 @@ from rulec.compiler.layout import is_viewed
 from rulec.compiler.pipeline import compile
 from rulec.compiler.routing import Router
 from rulec.errors import HyperError, RuleError
-from rulec.language.node import Kind, Op
+from rulec.language.node import FORESEEN_OPS, Kind, Op
 from rulec.language.rule import Rule
 from rulec.testing.interval import Array
 
@@ -267,6 +267,8 @@ def _expression(op: Op) -> str:
     if op.kind is Kind.LOGIC:
         return f"where(g > p {op.symbol} g > 1, g, p)"
     special = {Op.NEG: "-g", Op.WHERE: "where(g, p, 2*p)", Op.ISFINITE: "where(isfinite(g), p, 1)"}
+    if op in FORESEEN_OPS:
+        return f"g*{op.symbol}(t) + p"
     if op in special:
         return special[op]
     if op.kind is Kind.ARITHMETIC:

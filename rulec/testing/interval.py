@@ -247,8 +247,21 @@ def _monotone(op: Op, x: Range) -> Range:
     return Range(np.where(empty, np.inf, low), np.where(empty, -np.inf, high), x.nan | (x.low < first) | empty)
 
 
+def _wave(op: Op) -> Callable[[Range], Range]:
+    """Sine or cosine: a number's differs from another's by no more than the numbers do. NaN at infinity."""
+
+    def wave(x: Range) -> Range:
+        infinite = x.holds(np.inf) | x.holds(-np.inf)
+        middle = NUMPY[op](np.where(infinite, 0.0, x.low))
+        width = np.where(infinite, 2.0, np.where(x.low < x.high, x.high - x.low + 2.0**-50, 0.0))
+        r = Range(np.maximum(middle - width, -1.0), np.minimum(middle + width, 1.0), x.nan | infinite)
+        return _or_nothing(r, x)
+
+    return wave
+
+
 _GENERAL: dict[Op, Callable[..., Range]] = {
     Op.ADD: _add, Op.SUB: lambda a, b: _add(a, _negative(b)), Op.MUL: _multiply, Op.DIV: _divide, Op.POW: _power,
     Op.MOD: _modulo, Op.NEG: _negative, Op.ABS: _absolute, Op.MINIMUM: _pairwise(np.minimum),
-    Op.MAXIMUM: _pairwise(np.maximum),
+    Op.MAXIMUM: _pairwise(np.maximum), Op.SIN: _wave(Op.SIN), Op.COS: _wave(Op.COS),
 }  # fmt: skip

@@ -12,7 +12,7 @@ EPS: Mapping[str, float] = {"float64": 2.0**-52, "float32": 2.0**-23, "float16":
 SMALLEST_NORMAL: Mapping[str, float] = {"float64": 2.0**-1022, "float32": 2.0**-126}
 LARGEST: Mapping[str, float] = {"float64": (2 - 2.0**-52) * 2.0**1023, "float32": (2 - 2.0**-23) * 2.0**127}
 
-_FUNCTIONS = (Op.EXP, Op.LOG, Op.TANH, Op.SIGMOID, Op.ERF, Op.CBRT, Op.POW)
+_FUNCTIONS = (Op.EXP, Op.LOG, Op.TANH, Op.SIGMOID, Op.ERF, Op.CBRT, Op.POW, Op.SIN, Op.COS)
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,12 @@ SINGULAR = X.copy()
 SINGULAR[1, 2, 2], SINGULAR[2, 0, 0] = 0, np.nan
 SYMMETRIC = X @ X.swapaxes(1, 2) + np.eye(4) * [[[1.0]], [[-9.0]], [[2.0]]]
 
+#: Vectors with equal values, the third with no number.
+TIED = np.array([[4.0, 1.0, 4.0, 4.0], [2.0, -3.0, 7.0, 0.0], [5.0, np.nan, 1.0, np.inf]])[:, :, None]
+
 CALLS: Mapping[str, tuple[Op, tuple[Any, ...], dict[str, Any]]] = {
     "diagonal": (Op.DIAG, (X,), {}), "of rows": (Op.DIAG, (X[:, :, :1],), {}), "of cols": (Op.DIAG, (X[:, :1],), {}),
+    "largest of rows": (Op.TOPK, (TIED, 2), {}), "largest of cols": (Op.TOPK, (TIED.swapaxes(1, 2), 3), {}),
     "upper": (Op.TRIU, (B,), {}), "lower": (Op.TRIL, (X,), {}),
     "rows": (Op.SLICE, (X, 1.0, 3.0), {"axis": "rows"}), "cols": (Op.SLICE, (X, 1.0, np.inf), {"axis": "cols"}),
     "beside": (Op.CONCAT, (X, B), {"axis": 1}), "below one for all": (Op.CONCAT, (X, X[:1, :2]), {"axis": 0}),
@@ -90,6 +94,16 @@ def test_fifty_digits_agree_with_numpy(call: str) -> None:
             rtol=1e-11,
             atol=1e-12,
         )
+
+
+def test_the_largest_values_are_torchs_and_of_equal_ones_the_first() -> None:
+    found = NUMPY_MATRIX[Op.TOPK](X[:, :1], 2)
+    for marks, values in zip(found, X[:, :1], strict=True):
+        chosen = torch.topk(torch.from_numpy(values[0]), 2).indices.numpy()
+        np.testing.assert_array_equal(np.flatnonzero(marks), np.sort(chosen))
+    wanted = [[1, 0, 1, 0], [1, 0, 1, 0], [1, np.nan, 0, 1]]
+    np.testing.assert_array_equal(NUMPY_MATRIX[Op.TOPK](TIED, 2)[..., 0], wanted)
+    assert (NUMPY_MATRIX[Op.TOPK](X[:, :1], 9) == 1).all()
 
 
 @pytest.mark.parametrize("kind", ["full", "upper", "lower"])

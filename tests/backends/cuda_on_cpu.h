@@ -26,6 +26,7 @@ const void *cuda_sync_warp(const void *value, unsigned long bytes);
 float cbrtf(float), expf(float), logf(float), powf(float, float), tanhf(float), erff(float), floorf(float);
 float fmodf(float, float), copysignf(float, float), sqrtf(float), fabsf(float);
 double cbrt(double), exp(double), log(double), pow(double, double), tanh(double), erf(double), floor(double);
+double sin(double), cos(double);
 double fmod(double, double), copysign(double, double), sqrt(double), fabs(double);
 float fmaf(float, float, float);
 double fma(double, double, double);

@@ -5,6 +5,8 @@ Every backend runs these every day; the others are among the slow tests, in floa
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
 import rulec
@@ -34,6 +36,9 @@ CUTS = ("adamw", "lamb", "adafactor")
 
 #: What else there is between stages: every matrix function, random numbers, powers and logarithms of scalars.
 BETWEEN = ("soap", "apollo_mini", "galore", "shampoo", "ademamix", "transforms/adaptive_clip")
+
+#: A rule file with sines and cosines in its scalar program.
+WAVES = str(Path(__file__).with_name("waves.yaml"))
 
 
 def every_operation() -> Rule:

@@ -115,19 +115,20 @@ def test_powers_of_special_values_are_those_of_c(dtype: str) -> None:
 #: The greatest error that c_words says of the C library, and of the words made of its functions.
 STATED = {
     "exp": (1, 1), "log": (1, 1), "tanh": (2.2, 2.2), "cbrt": (1, 4), "erf": (1, 1), "pow": (1, 1),
-    "sigmoid": (2.5, 2.5), "root": (0.5, 0.5), "inverse_square": (2.5, 2.5),
+    "sin": (1, 1), "cos": (1, 1), "sigmoid": (2.5, 2.5), "root": (0.5, 0.5), "inverse_square": (2.5, 2.5),
 }  # fmt: skip
 
 WIDE: dict[str, Callable[..., Any]] = {
     "exp": np.exp, "log": np.log, "tanh": np.tanh, "cbrt": np.cbrt, "erf": np.vectorize(math.erf, otypes=[float]),
     "sigmoid": lambda x: np.where(x < 0, np.exp(-np.abs(x)), 1) / (1 + np.exp(-np.abs(x))),
-    "root": lambda x: np.power(x, np.full_like(x, 0.5)), "inverse_square": lambda x: x**-2.0,
+    "root": lambda x: np.power(x, np.full_like(x, 0.5)), "inverse_square": lambda x: x**-2.0, "sin": np.sin,
+    "cos": np.cos,
 }  # fmt: skip
 
 EXACT: dict[str, Callable[..., Any]] = {
     "exp": mpmath.exp, "log": mpmath.log, "tanh": mpmath.tanh, "cbrt": lambda x: mpmath.sign(x) * mpmath.cbrt(abs(x)),
     "sigmoid": lambda x: 1 / (1 + mpmath.exp(-x)), "erf": mpmath.erf, "root": mpmath.sqrt,
-    "inverse_square": lambda x: 1 / x**2,
+    "inverse_square": lambda x: 1 / x**2, "sin": mpmath.sin, "cos": mpmath.cos,
 }  # fmt: skip
 
 

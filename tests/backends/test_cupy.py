@@ -31,7 +31,7 @@ from rulec_backends.cupy import call as cupy_call
 from rulec_backends.cupy import memory as cupy_memory
 from rulec_backends.cupy.plan import THREADS
 from tests.backends import cuda_stand_in
-from tests.backends.kinds import AWKWARD, BETWEEN, CUTS, KINDS, check_every_operation, rule_of
+from tests.backends.kinds import AWKWARD, BETWEEN, CUTS, KINDS, WAVES, check_every_operation, rule_of
 
 pytestmark = pytest.mark.skipif(bool(cuda_stand_in.MISSING), reason=cuda_stand_in.MISSING or "g++ is here")
 
@@ -333,7 +333,7 @@ def check_scalars(cupy: Any, name: str, narrow: bool = False) -> None:
         np.testing.assert_allclose(new[state], np.broadcast_to(values, 3), rtol=1e-14, atol=0)
 
 
-@pytest.mark.parametrize("name", ["adamw", "nadam", "adafactor", "prodigy", "asgd", "schedule_free_adamw"])
+@pytest.mark.parametrize("name", ["adamw", "nadam", "adafactor", "prodigy", "asgd", "schedule_free_adamw", WAVES])
 @pytest.mark.parametrize("narrow", [False, True], ids=["float64", "float32"])
 def test_the_scalar_program_on_the_device_is_its_definition(cupy: Any, name: str, narrow: bool) -> None:
     check_scalars(cupy, name, narrow)

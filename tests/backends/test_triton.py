@@ -208,6 +208,7 @@ def scalar_programs(names: str) -> int:
 def test_scalar_programs_as_a_kernel() -> None:
     """Powers, choices, states of groups and of the model, exponentials, random numbers."""
     names = ["adamw", "nadam", "adan", "prodigy", "schedule_free_adamw", "ademamix", "adamp", "apollo_mini"]
+    names += [kinds.WAVES]
     assert scalar_programs(repr(names)) == len(names)
 
 

@@ -26,7 +26,7 @@ CALLS: dict[Op, tuple[tuple[Any, ...], bool]] = {
 
 
 #: Functions whose values are in tests/arrays/test_linear.py.
-LINEAR = {Op.EYE, Op.DIAG, Op.TRIU, Op.TRIL, Op.SLICE, Op.CONCAT, Op.SOLVE, Op.CHOLESKY}
+LINEAR = {Op.EYE, Op.DIAG, Op.TRIU, Op.TRIL, Op.SLICE, Op.CONCAT, Op.SOLVE, Op.CHOLESKY, Op.TOPK}
 
 
 def stack(op: Op, dtype: str = "float64") -> np.ndarray[Any, Any]:
@@ -160,6 +160,7 @@ def test_sides_that_do_not_do(compute: Any, message: str) -> None:
         (node(Op.EYE, Y), [], Axes(AXES, Y, Y)),
         (node(Op.DIAG, X), [Axes(AXES, ROWS, ROWS)], Axes("knbi", ROWS)),
         (node(Op.DIAG, X), [Axes("knbj", None, COLS)], Axes(AXES, COLS, COLS)),
+        (node(Op.TOPK, X, Y), [Axes("knbj", None, COLS), Axes()], Axes("knbj", None, COLS)),
         (node(Op.SLICE, X, const(0), Y, ("cols",)), [WIDE], Axes(AXES, ROWS, Y)),
         (node(Op.SLICE, X, const(2), const(5), ("rows",)), [WIDE], Axes(AXES, const(3), COLS)),
         (
@@ -187,6 +188,7 @@ def test_axes(value: Node, operands: list[Axes], expected: Axes) -> None:
         ("direction = concat(g, transpose(g))", "concat needs matrices with the same cols"),
         ("direction = g*sum(diag(g))", "diag needs a square matrix"),
         ("direction = g*sum(diag(a))", "diag needs a matrix or a vector, and 'a' is neither"),
+        ("direction = topk(g, 2)", "topk needs one value for each row or column, and 'g' is something else: reduce it"),
         ("direction = g*sum(cholesky(g))", "cholesky needs a square matrix"),
     ],
 )

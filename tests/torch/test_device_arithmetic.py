@@ -23,7 +23,7 @@ EDGES = [
 
 UNARY = [
     Op.NEG, Op.SQRT, Op.RSQRT, Op.CBRT, Op.ABS, Op.SIGN, Op.EXP, Op.LOG, Op.TANH, Op.SIGMOID, Op.ERF, Op.FLOOR,
-    Op.ISFINITE,
+    Op.SIN, Op.COS, Op.ISFINITE,
 ]  # fmt: skip
 #: Of truth alone.
 LOGICAL = {Op.AND, Op.OR, Op.NOT}
