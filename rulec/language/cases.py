@@ -100,6 +100,21 @@ def _with_rate(rules: Sequence[Rule], choice: Sequence[Case]) -> list[Rule]:
     return [replace(part, rate=rate) if part.multiplies_lr else part for part in parts]
 
 
+def with_rate_of_rest(rule: Rule, called: Sequence[Rule], cases: Sequence[Rule]) -> Rule:
+    """The rule that calls these cases, with the learning rate that one of them has in place of its main rule's."""
+    rates = {case.rate for main, case in zip(called, cases, strict=True) if case.rate is not main.rate}
+    return replace(rule, rate=rates.pop()) if len(rates) == 1 and rule.multiplies_lr else rule
+
+
+def check_routed_call(title: str, called: Rule, applies_to: object) -> Rule:
+    """The same called rule; RuleError where a rule for some tensors only calls another of this kind."""
+    if applies_to is not None:
+        raise RuleError(
+            f"{title} says applies_to and calls {called.name}, which applies to some tensors only: leave applies_to out"
+        )
+    return called
+
+
 def _all_of(conditions: Iterable[Node]) -> Node | None:
     terms = [*conditions]
     return reduce(lambda a, b: node(Op.AND, a, b), terms) if terms else None

@@ -119,7 +119,7 @@ def shifted_draws(rule: Rule, by: int) -> Rule:
 def check_callable(rule: Rule) -> Rule:
     """The same rule, checked to be callable in the step of another; RuleError otherwise."""
     _require_direction(rule, "called")
-    for attribute in ("evaluate", "skip", "applies_to", "passes"):
+    for attribute in ("evaluate", "skip", "passes"):
         if getattr(rule, attribute) not in (None, {}):
             raise RuleError(f"{rule.name} says {attribute}, so it cannot be called: say it in the rule that calls it")
     return rule

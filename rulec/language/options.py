@@ -18,7 +18,7 @@ from rulec.language.node import Node, const
 from rulec.language.rule import Routing, Rule
 from rulec.language.source import Source, did_you_mean
 
-__all__ = ["FACTS_OF_SHAPE", "WHOLE", "check_mappings", "expression_of", "with_whole"]
+__all__ = ["FACTS_OF_SHAPE", "WHOLE", "check_mappings", "expression_of", "extents_of", "with_whole", "wrapped_names"]
 
 #: The options about a rule as a whole.
 WHOLE = ("rate", "evaluate", "skip", "applies_to", "otherwise")
@@ -66,6 +66,25 @@ def expression_of(what: str, value: Any, known: list[str], tags: bool = False) -
         return parse_expression(Text(value, Source("", value)), known, tagged if tags else None)
     except RuleError as error:
         raise RuleError(f"{what} is {value!r}: {error.message}") from None
+
+
+def extents_of(owner: str, shape: Any, known: list[str]) -> tuple[Node, ...]:
+    """The rows and columns of a shape; RuleError in a sentence about its owner."""
+    if not (isinstance(shape, list | tuple) and len(shape) == 2):
+        raise RuleError(f"the shape of {owner} is a list of two extents, rows and columns, not {shape!r}")
+    return tuple(expression_of(f"an extent of {owner}", x, known) for x in shape)
+
+
+def wrapped_names(rule_name: str, wraps: Any) -> tuple[tuple[str, ...], Any]:
+    """A wrapper's names for what it wraps, and the shape of the call's input; None for the parameter's."""
+    if not isinstance(wraps, Mapping):
+        return ((wraps,) if isinstance(wraps, str) else tuple(wraps)), None
+    if len(wraps) != 1:
+        raise RuleError(f"wraps of {rule_name} gives a shape to one rule, not to {len(wraps)}")
+    ((call, entry),) = wraps.items()
+    if not isinstance(entry, Mapping) or [*entry] != ["shape"]:
+        raise RuleError(f'wraps of {rule_name} is {{{call!r}: {{"shape": [rows, cols]}}}}, not {{{call!r}: {entry!r}}}')
+    return (call,), entry["shape"]
 
 
 def with_whole(rule: Rule, options: Mapping[str, Any]) -> Rule:

@@ -19,6 +19,7 @@ from typing import Any, cast, overload
 
 from rulec.errors import RuleError
 from rulec.language.author import foreign_error
+from rulec.language.cases import check_routed_call, composed, with_rate_of_rest
 from rulec.language.check import (
     check_direction_free_of_lr,
     check_elementwise,
@@ -34,18 +35,28 @@ from rulec.language.lines import Lines
 from rulec.language.located import Text
 from rulec.language.names import RESERVED
 from rulec.language.node import FACTS, Node, Op, const, name
-from rulec.language.options import FACTS_OF_SHAPE, WHOLE, check_mappings, expression_of, with_whole
+from rulec.language.options import (
+    FACTS_OF_SHAPE,
+    WHOLE,
+    check_mappings,
+    expression_of,
+    extents_of,
+    with_whole,
+    wrapped_names,
+)
 from rulec.language.passes import check_point, gradient_of
 from rulec.language.rule import Hyper, Limits, Pass, Rule, State, well_known_range
 from rulec.language.sizes import MAX_LENGTH, entries
 from rulec.language.source import Source, Span, did_you_mean, rule_error
-from rulec.language.trace import At, Counted, CountValue, Inner, States, Trace, call_rule
+from rulec.language.trace import At, CallsRouted, Counted, CountValue, Inner, States, Trace, call_rule
 from rulec.language.value import Value, as_traced, current, operation, record
 
 __all__ = ["Value", "call_rule", "operation", "record", "rule"]
 
 _ARGUMENTS = ("g", "grad", "p", "t", "s")
-_OPTIONS = ("state", "storage", "hyper", "name", "assigns", "wraps", "passes", "paper", "inputs", "view", *WHOLE)
+_OPTIONS = (
+    "state", "storage", "hyper", "name", "assigns", "wraps", "passes", "paper", "inputs", "view", "interop", *WHOLE,
+)  # fmt: skip
 
 
 @overload
@@ -54,8 +65,9 @@ def rule(function: Callable[..., Any], /) -> Rule: ...
 def rule(
     *, state: Mapping[str, Any] | None = None, storage: Mapping[str, str] | None = None,
     hyper: Mapping[str, Mapping[str, Any]] | None = None, name: str | None = None, assigns: str = "direction",
-    wraps: str | Sequence[str] = (), passes: Mapping[str, Any] | None = None, paper: Mapping[str, Any] | None = None,
-    inputs: Mapping[str, str] | None = None, view: Mapping[str, str] | None = None, rate: str | float | None = None,
+    wraps: str | Sequence[str] | Mapping[str, Any] = (), passes: Mapping[str, Any] | None = None,
+    paper: Mapping[str, Any] | None = None, inputs: Mapping[str, str] | None = None,
+    view: Mapping[str, str] | None = None, interop: Mapping[str, Any] | None = None, rate: str | float | None = None,
     evaluate: str | None = None, skip: str | None = None, applies_to: str | None = None,
     otherwise: Rule | str | None = None,
 ) -> Callable[[Callable[..., Any]], Rule]: ...  # fmt: skip
@@ -73,15 +85,16 @@ def rule(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     default the function's in camel case; `paper` has any of `title`, `authors`, `year` and `url`.
 
     `wraps` makes the rule a wrapper: it names the argument for the wrapped rule. In the function, `inner(g)`, or
-    `inner(g, t=t, p=p)`, is the wrapped rule's direction, and `inner.p` afterwards its new parameter.
+    `inner(g, t=t, p=p)`, is the wrapped rule's direction, and `inner.p` afterwards its new parameter. Where the input
+    of the call has another shape than the parameter: `wraps={"inner": {"shape": ["rank", "cols"]}}`.
 
     `passes` are points at which the model is evaluated again, by name: an expression such as "p + rho*g", or a dict
     with `point` and `when`. The function takes an argument of each name, here `climb`: `climb.g` is the gradient there.
 
     `inputs` has the kind of each input of a step, "scalar" or "like p": `dict(loss="scalar")`. The function takes an
     argument of each name.
-    `view`, `rate`, `evaluate`, `skip`, `applies_to` and `otherwise` are as in a rule file, with expressions in quotes;
-    `otherwise` may be a Rule.
+    `view`, `rate`, `evaluate`, `skip`, `applies_to`, `otherwise` and `interop` are as in a rule file, with expressions
+    in quotes; `otherwise` may be a Rule.
 
     The function itself stays at `.function` and runs on NumPy arrays. Raises RuleError at the line of a mistake.
     """
@@ -99,7 +112,7 @@ def _placed(function: Any, options: Mapping[str, Any], values: Mapping[str, Any]
     if not inspect.isfunction(function):
         raise RuleError(f"rulec.rule makes a rule of a function, not of {function!r}")
     try:
-        traced = _trace_rule(function, values or {}, **options)
+        traced = _traced(function, values or {}, options)
         sizes = traced.sizes
         if sizes is None:
             return traced
@@ -108,6 +121,20 @@ def _placed(function: Any, options: Mapping[str, Any], values: Mapping[str, Any]
         if error.place:
             raise
         raise rule_error(error.message, definition(function)) from None
+
+
+def _traced(function: FunctionType, values: Mapping[str, Any], options: Mapping[str, Any]) -> Rule:
+    """The rule of a function; where it calls rules that apply to some tensors only, of each choice of their cases."""
+    called: list[Rule] = []
+
+    def of_cases(cases: Sequence[Rule]) -> Rule:
+        return with_rate_of_rest(_trace_rule(function, values, cases, **options), called, cases)
+
+    while True:
+        try:
+            return composed(called, of_cases) if called else of_cases([])
+        except CallsRouted as call:
+            called.append(check_routed_call(function.__name__, call.rule, options.get("applies_to")))
 
 
 def definition(function: FunctionType) -> Span:
@@ -122,18 +149,20 @@ def definition(function: FunctionType) -> Span:
 
 
 def _trace_rule(
-    function: FunctionType, others: Mapping[str, Any], *, state: Mapping[str, Any] | None = None,
-    storage: Mapping[str, str] | None = None, hyper: Mapping[str, Mapping[str, Any]] | None = None,
-    name: str | None = None, assigns: str = "direction", wraps: str | Sequence[str] = (),
+    function: FunctionType, others: Mapping[str, Any], cases: Sequence[Rule], *,
+    state: Mapping[str, Any] | None = None, storage: Mapping[str, str] | None = None,
+    hyper: Mapping[str, Mapping[str, Any]] | None = None,
+    name: str | None = None, assigns: str = "direction", wraps: str | Sequence[str] | Mapping[str, Any] = (),
     passes: Mapping[str, Any] | None = None, paper: Mapping[str, Any] | None = None,
-    inputs: Mapping[str, str] | None = None, view: Mapping[str, str] | None = None, **whole: Any,
+    inputs: Mapping[str, str] | None = None, view: Mapping[str, str] | None = None,
+    interop: Mapping[str, Any] | None = None, **whole: Any,
 ) -> Rule:  # fmt: skip
     rule_name = name or "".join(part[:1].upper() + part[1:] for part in function.__name__.split("_"))
     if assigns not in ("direction", "p"):
         raise RuleError(f"assigns is 'direction' or 'p', not {assigns!r}")
     check_mappings(rule_name, {"state": state, "storage": storage, "hyper": hyper, "passes": passes, "paper": paper,
-                               "inputs": inputs, "view": view})  # fmt: skip
-    calls = (wraps,) if isinstance(wraps, str) else tuple(wraps)
+                               "inputs": inputs, "view": view, "interop": interop})  # fmt: skip
+    calls, shape = wrapped_names(rule_name, wraps)
     arguments = (*_ARGUMENTS, *FACTS, *calls, *(passes or {}), *(inputs or {}))
     positional, hypers, lists = _signature(function, rule_name, hyper or {}, arguments, others)
     for call in calls:
@@ -156,7 +185,8 @@ def _trace_rule(
             )
     check_names(Rule(rule_name, (), hypers, states, inputs or {}, wraps=calls, passes=points))
     trace = Trace(rule_name, states, hypers, calls, function.__code__, read, points)
-    trace.inputs, trace.view = dict(inputs or {}), dict(view or {})
+    trace.cases = cases
+    trace.inputs, trace.view, trace.shaped = dict(inputs or {}), dict(view or {}), shape is not None
     result = _run(function, trace, positional, hypers)
     trace.lines.append((assigns, _result(result, rule_name, assigns)))
     traced = Rule(
@@ -169,6 +199,10 @@ def _trace_rule(
         paper=paper or {},
         view=trace.view,
         wraps=calls,
+        wraps_shape=None
+        if shape is None
+        else extents_of(f"{calls[0]} of {rule_name}", shape, [*FACTS_OF_SHAPE, *hypers]),
+        interop=dict(interop or {}),
         passes=points,
         path=Path(function.__code__.co_filename),
         function=function,
@@ -255,10 +289,7 @@ def _state(rule_name: str, key: str, options: Mapping[str, Any], hypers: Mapping
     else:
         raise RuleError(f"state {key} of {rule_name} begins as a number or an expression in quotes, not as {init!r}")
     shape, owner = options.get("shape"), f"state {key} of {rule_name}"
-    if shape is not None and not (isinstance(shape, list | tuple) and len(shape) == 2):
-        raise RuleError(f"the shape of {owner} is a list of two extents, rows and columns, not {shape!r}")
-    known = [*FACTS_OF_SHAPE, *hypers, "machine_eps"]
-    extents = None if shape is None else tuple(expression_of(f"an extent of {owner}", x, known) for x in shape)
+    extents = None if shape is None else extents_of(owner, shape, [*FACTS_OF_SHAPE, *hypers, "machine_eps"])
     condition = None
     if "if" in options:
         static = [name for name, hyper in hypers.items() if hyper.static]

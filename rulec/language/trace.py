@@ -22,6 +22,14 @@ from rulec.language.source import did_you_mean
 from rulec.language.value import Value, as_traced, current
 
 
+class CallsRouted(Exception):
+    """Ends a trace at the call of a rule for some tensors only: the function is traced for each of its cases."""
+
+    def __init__(self, rule: Rule) -> None:
+        super().__init__(rule.name)
+        self.rule = rule
+
+
 @dataclass(frozen=True)
 class Arm:
     """The lines of one arm of a fork, and the version of each state after them."""
@@ -64,6 +72,11 @@ class Trace:
         self.hyper = dict(hyper)
         self.inputs: dict[str, str] = {}
         self.view: dict[str, str] = {}
+        #: A case of each rule for some tensors only, in the order of their calls, and the number of calls so far.
+        self.cases: Sequence[Rule] = ()
+        self.routed = 0
+        #: Whether the wrapped rule gets an input of another shape than the parameter's.
+        self.shaped = False
         self.lines: list[tuple[str, Node] | Fork] = []
         self.version: dict[str, int] = dict.fromkeys(state, 0)
         #: The lines around those of the present arm, from the outermost on.
@@ -150,6 +163,10 @@ class Trace:
 
     def call(self, rule: Rule, value: Any) -> Value:
         """The direction of `rule` for this input. Its states become states of this rule, prefixed by its key."""
+        if rule.applies_to is not None:
+            if self.routed == len(self.cases):
+                raise CallsRouted(rule)
+            rule, self.routed = self.cases[self.routed], self.routed + 1
         try:
             return self._call(rule, as_traced(value))
         except RuleError as error:
@@ -352,6 +369,10 @@ class Inner:
     def p(self) -> Value:
         """The new parameter by the wrapped rule alone."""
         wraps = self._name
+        if self._trace.shaped:
+            raise author_error(
+                f"{wraps}.p has no value: {wraps} has a shape of its own, so use the direction, {wraps}(g)"
+            )
         if not self.called:
             raise author_error(f"{wraps}.p has no value here: write {wraps}(g) above this line")
         if all(lines is not self._lines for lines in (self._trace.lines, *self._trace.around)):

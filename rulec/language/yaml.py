@@ -12,7 +12,14 @@ from typing import Any, cast
 from rulec.errors import RuleError
 from rulec.language import compose
 from rulec.language.bind import Binding, bind
-from rulec.language.cases import unify_inputs, with_inputs_of_rest
+from rulec.language.cases import (
+    cases_of,
+    check_routed_call,
+    composed,
+    unify_inputs,
+    with_inputs_of_rest,
+    with_rate_of_rest,
+)
 from rulec.language.check import (
     check_defaults,
     check_direction_free_of_lr,
@@ -76,9 +83,23 @@ class _RuleReader:
         self.hyper_names: list[str] = self.lengths.hyper_names()
 
     def rule(self) -> Rule:
-        file = self.file
         self._check_keys()
-        body = self._step_rule() if file.step is not None else self._composed_rule()
+        uses = self._uses() if self.file.step is not None else {}
+        routed = [rule for rule in uses.values() if rule.applies_to is not None]
+        if not routed:
+            return self._whole(uses)
+        span = self.document.span(("uses",), key=True)
+        self._placed(partial(check_routed_call, self.file.name, routed[0], self.file.applies_to), span)
+
+        def of_cases(cases: Sequence[Rule]) -> Rule:
+            return with_rate_of_rest(self._whole(dict(zip(uses, cases, strict=True))), [*uses.values()], cases)
+
+        return self._placed(lambda: composed([*uses.values()], of_cases), span)
+
+    def _whole(self, uses: dict[str, Rule]) -> Rule:
+        """The rule of the file; its step calls these rules, which apply to all tensors."""
+        file = self.file
+        body = self._step_rule(uses) if file.step is not None else self._composed_rule()
         attributes = _plain_attributes(file)
         rule = replace(body, name=file.name, path=self.path, **attributes, **self._expressions(body))
         rule = self._stored(self._sized(rule))
@@ -188,8 +209,7 @@ class _RuleReader:
             return [self._binding((*place, index)) for index in range(len(value))]
         return self.document.text(place) if isinstance(value, str) else cast(float, value)
 
-    def _step_rule(self) -> Rule:
-        uses = self._uses()
+    def _step_rule(self, uses: dict[str, Rule]) -> Rule:
         names = self.lengths.hyper_names()
         self.hyper_names = list(dict.fromkeys([*names, *(key for r in uses.values() for key in r.hyper)]))
         wraps, shape = self._wraps()
@@ -270,7 +290,9 @@ class _RuleReader:
             if problem := _call_problem(key, rules):
                 raise rule_error(problem, span)
             rule = self._component(place)
-            rules[key] = self._placed(partial(compose.check_callable, rule), span)
+            for case in cases_of(rule):
+                self._placed(partial(compose.check_callable, case.rule), span)
+            rules[key] = rule
         return rules
 
     def _expression(self, place: Place, known: Iterable[str], what: str = "", tags: bool = False) -> Node:

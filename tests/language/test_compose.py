@@ -381,12 +381,40 @@ def test_what_belongs_to_a_whole_rule() -> None:
     ReferenceOptimizer(chained, [np.ones((2, 2))]).step([np.ones((2, 2))])
 
 
-@pytest.mark.parametrize("attribute", ["skip: sum(g) > 1", "evaluate: p + z", "applies_to: ndim == 2"])
+@pytest.mark.parametrize("attribute", ["skip: sum(g) > 1", "evaluate: p + z"])
 def test_a_rule_with_an_attribute_of_the_whole_is_not_called(attribute: str, tmp_path: Path) -> None:
     (tmp_path / "inner.yaml").write_text(whole(attribute).to_yaml())
     word = attribute.partition(":")[0]
     with pytest.raises(RuleError, match=f"Whole says {word}, so it cannot be called: say it in the rule that calls it"):
         rulec.parse("name: R\nuses: [inner.yaml]\nstep: |\n  direction = inner(g)\n", base=tmp_path)
+
+
+HALVED = "name: Halved\nuses: [muon]\nhyper: {{k: 0.5}}\n{}step: |\n  direction = k*muon(g)\n"
+
+
+def test_a_called_rule_for_some_tensors_is_a_case_of_its_caller() -> None:
+    """Half of Muon's direction is half of its length: of matrices, and of what AdamW steps at a rate of its own."""
+    muon = rulec.load("muon")
+    in_python = rulec.rule(name="Halved")(lambda g, *, k=0.5: k * muon.bind(momentum=0.95)(g))
+    start = [np.ones((3, 2)), np.ones(4)]
+    grads = [np.arange(6.0).reshape(3, 2) - 2, np.arange(4.0) - 1]
+    whole = ReferenceOptimizer(muon, start, {"lr": 0.05, "adamw_lr": 0.1})
+    for rule in (rulec.parse(HALVED.format("")), in_python):
+        half = ReferenceOptimizer(rule, start, {"lr": 0.1, "adamw_lr": 0.2})
+        for _ in range(3):
+            half.step(grads)
+        assert rule.rest is not None
+        assert rule.rest.to_yaml().partition("rate: ")[2].split()[0] == "adamw_lr"
+        assert rulec.parse(rule.to_yaml()) == rule
+        if rule is not in_python:
+            for _ in range(3):
+                whole.step(grads)
+        for mine, theirs in zip(half.params, whole.params, strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-12)
+    with pytest.raises(RuleError, match=r"1:14|2:1: Halved says applies_to and calls Muon, which applies to some"):
+        rulec.parse(HALVED.format("applies_to: ndim > 1\n"))
+    with pytest.raises(RuleError, match="says applies_to and calls Muon, which applies to some tensors only: leave"):
+        rulec.rule(applies_to="ndim > 1")(lambda g: muon(g))
 
 
 def test_inputs_travel_with_their_rules(tmp_path: Path) -> None:

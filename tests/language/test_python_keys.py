@@ -13,7 +13,7 @@ import pytest
 import rulec
 from rulec import Rule, RuleError
 from rulec.compiler.reference import ReferenceOptimizer
-from rulec.math import cond, maximum, minimum, newton_schulz, norm, sqrt, where
+from rulec.math import cond, floor, maximum, minimum, newton_schulz, norm, normal, sqrt, transpose, where
 from rulec.math import sum as total_of
 
 ADAMW = rulec.load("adamw")
@@ -280,6 +280,42 @@ def test_passes() -> None:
         return inner.p
 
     assert_equal(sam, "sam")
+
+
+RANK = {"static": True, "whole": True, "min": 1}
+
+
+def low_rank(**options: Any) -> Rule:
+    """The library's wrapper of low rank, with other options."""
+    given = {
+        "wraps": {"inner": {"shape": ["minimum(rank, rows)", "cols"]}}, "hyper": {"rank": RANK, "gap": RANK},
+        "applies_to": "ndim >= 2", "otherwise": "inner", "view": {"short": "first"}, **options,
+    }  # fmt: skip
+
+    @rulec.rule(name="LowRank", **given)
+    def wrapper(g: Any, t: Any, rows: Any, inner: Any, *, rank: Any = 4, gap: Any = 200) -> Any:
+        P = normal([minimum(rank, rows), rows], at=floor((t - 1) / gap)) / sqrt(minimum(rank, rows))
+        return transpose(P) @ inner(P @ g)
+
+    return wrapper
+
+
+def test_a_wrapped_rule_with_a_shape_of_its_own() -> None:
+    assert_equal(low_rank(), "low_rank")
+    assert low_rank()(rulec.load("adam")).to_yaml() == rulec.load("low_rank(adam)").to_yaml()
+    with pytest.raises(RuleError, match=r"the shape of inner of LowRank is a list of two extents, .*, not 4"):
+        low_rank(wraps={"inner": {"shape": 4}})
+    with pytest.raises(RuleError, match=r"wraps of LowRank is \{'inner': \{.*\}\}, not \{'inner': 4\}"):
+        low_rank(wraps={"inner": 4})
+    with pytest.raises(RuleError, match=r"inner\.p has no value: inner has a shape of its own"):
+        rulec.rule(wraps={"inner": {"shape": [1, "cols"]}}, assigns="p")(lambda g, inner: inner(g) + inner.p)
+
+
+def test_names_in_other_libraries() -> None:
+    names = {"torch": {"class": "SGD", "when": {"momentum": 0}}}
+    rule = rulec.rule(interop=names)(lambda g: g)
+    assert rule.interop == names
+    assert rulec.parse(rule.to_yaml()).interop == names
 
 
 def test_a_value_stays_in_its_arm() -> None:
