@@ -231,6 +231,15 @@ def optimistic_gradient_descent(
 ) -> GradientTransformationExtraArgs:
     """Gradient descent that looks ahead by the last change of the gradient."""
 
+def polyak_sgd(
+    max_learning_rate: ArrayLike = 1.0,
+    scaling: ArrayLike | Callable[[Array], ArrayLike] = 1.0,
+    f_min: ArrayLike = 0.0,
+    eps: ArrayLike = 0.0,
+    variant: str = "sps",
+) -> GradientTransformationExtraArgs:
+    """Gradient descent by the step that would bring the loss to its least value if it were linear."""
+
 def radam(
     learning_rate: ArrayLike | Callable[[Array], ArrayLike],
     b1: ArrayLike = 0.9,
@@ -333,6 +342,14 @@ def scale_by_novograd(
 def scale_by_optimistic_gradient(
     alpha: ArrayLike = 1.0,
     beta: ArrayLike = 1.0,
+) -> GradientTransformationExtraArgs:
+    """The direction of the rule alone, for a learning rate to follow."""
+
+def scale_by_polyak(
+    f_min: ArrayLike = 0.0,
+    max_learning_rate: ArrayLike = 1.0,
+    eps: ArrayLike = 0.0,
+    variant: str = "sps",
 ) -> GradientTransformationExtraArgs:
     """The direction of the rule alone, for a learning rate to follow."""
 

@@ -89,6 +89,26 @@ def madgrad(
 ) -> GradientTransformationExtraArgs:
     """Dual averaging with the cube root of summed squares, and momentum towards the averaged point."""
 
+def momo(
+    learning_rate: ArrayLike | Callable[[Array], ArrayLike] = 1.0,
+    beta: ArrayLike = 0.9,
+    lower_bound: ArrayLike = 0.0,
+    weight_decay: ArrayLike | Callable[[Array], ArrayLike] = 0.0,
+    adapt_lower_bound: bool = False,
+) -> GradientTransformationExtraArgs:
+    """Momentum whose step is the one to the least value of a model of the loss, up to the learning rate."""
+
+def momo_adam(
+    learning_rate: ArrayLike | Callable[[Array], ArrayLike] = 0.01,
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.999,
+    eps: ArrayLike = 1e-08,
+    lower_bound: ArrayLike = 0.0,
+    weight_decay: ArrayLike | Callable[[Array], ArrayLike] = 0.0,
+    adapt_lower_bound: bool = False,
+) -> GradientTransformationExtraArgs:
+    """Adam whose step is the one to the least value of a model of the loss, up to the learning rate."""
+
 def prodigy(
     learning_rate: ArrayLike | Callable[[Array], ArrayLike] = 1.0,
     betas: tuple[ArrayLike, ArrayLike] = (0.9, 0.999),

@@ -63,7 +63,21 @@ def _transformation(name: str, values: Mapping[str, Any]) -> optax.GradientTrans
     hyper = entry.hyper(values, rule)
     mask = next((values[k] for k in MASKS if values.get(k) is not None), None)
     maker = _Maker(Group(rule, hyper), mask if "weight_decay" in hyper else None, _options(entry, values), entry.state)
-    return maker.transformation()
+    return _with_inputs(maker.transformation(), entry) if entry.inputs else maker.transformation()
+
+
+def _with_inputs(plain: optax.GradientTransformationExtraArgs, entry: Entry) -> optax.GradientTransformationExtraArgs:
+    """The transformation with the keywords of optax's update for the inputs of the rule."""
+
+    def update(grads: Any, state: Any, params: Any = None, **extra: Any) -> Any:
+        for keyword in entry.inputs.values():
+            if extra.get(keyword) is None:
+                call = f"call update(grads, state, params, {keyword}=...)"
+                raise HyperError(f"rulec.jax.{entry.function} needs {keyword}: {call}")
+        inputs = {ours: extra[theirs] for ours, theirs in entry.inputs.items()}
+        return plain.update(grads, state, params, **{**extra, **inputs})
+
+    return optax.GradientTransformationExtraArgs(plain.init, update)
 
 
 def _entry(name: str, values: Mapping[str, Any]) -> Entry:

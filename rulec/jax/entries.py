@@ -31,7 +31,8 @@ class Entry:
     """One function of optax, and the rule that it means where its keywords are as `when` says.
 
     With `scales` it gives the direction alone. `decay` is the transform for which `weight_decay` stands, and `ignores`
-    are keywords without effect on optax's function in this case.
+    are keywords without effect on optax's function in this case. `inputs` has the keyword of its update for each input
+    of the rule.
     """
 
     file: str
@@ -45,6 +46,7 @@ class Entry:
     start: Mapping[str, Any] = field(default_factory=dict)
     dtypes: Mapping[str, str] = field(default_factory=dict)
     ignores: Sequence[str] = ()
+    inputs: Mapping[str, str] = field(default_factory=dict)
     scales: bool = False
 
     @functools.cached_property

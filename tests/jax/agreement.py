@@ -59,11 +59,16 @@ class Both(NamedTuple):
 
 
 def loop(pair: tuple[Any, Any]) -> Callable[[Any, Any, Any], Both]:
-    """Both transformations on their own parameters, from states of their own, in one function that is compiled."""
+    """Both transformations on their own parameters, from states of their own, in one function that is compiled.
+
+    Those that take a loss get the norm of the gradients.
+    """
+    told = [optax.with_extra_args_support(tx) for tx in pair]
 
     def step(carried: Any, grads: Any) -> Any:
         params, kept = carried
-        made = [tx.update(grads, own, p) for tx, own, p in zip(pair, kept, params, strict=True)]
+        loss = optax.tree.norm(grads)
+        made = [tx.update(grads, own, p, value=loss) for tx, own, p in zip(told, kept, params, strict=True)]
         params = tuple(optax.apply_updates(p, update) for p, (update, _) in zip(params, made, strict=True))
         return (params, tuple(new for _, new in made)), tuple(update for update, _ in made)
 

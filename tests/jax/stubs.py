@@ -43,6 +43,8 @@ _TYPES = {
     "init_step": "tuple[str, ArrayLike]",
     "clip_value_fn": "Callable[[Array], Array]",
     "mode": "str",
+    "scaling": "ArrayLike | Callable[[Array], ArrayLike]",
+    "variant": "str",
 }
 
 

@@ -61,6 +61,8 @@ MORE = [
     ("adan", {"eps_root": 0.0, "weight_decay": 0.1}), ("lars", {"nesterov": True, "weight_decay": 0.1, "eps": 1e-3}),
     ("contrib.madgrad", {"weight_decay": 0.1}), ("optimistic_adam", {"optimism": 0.25, "nesterov": False}),
     ("contrib.cocob", {"weight_decay": 0.1}), ("contrib.simplified_ademamix", {"alpha": 3.0, "weight_decay": 0.1}),
+    ("polyak_sgd", {"scaling": 0.25, "eps": 1e-3}), ("polyak_sgd", {"variant": "sps+", "f_min": 20.0}),
+    ("scale_by_polyak", {"variant": "sps+"}), ("contrib.momo_adam", {"lower_bound": 0.5, "weight_decay": 0.1}),
 ]  # fmt: skip
 
 
@@ -99,6 +101,8 @@ def test_float32_steps_are_optax_s_but_for_its_bias_correction() -> None:
         ("sgd", {"nesterov": True}),
         ("scale_by_lion", {"mode": "smooth", "smooth_beta": 0.5}),
         ("rprop", {}),
+        ("polyak_sgd", {"scaling": 0.25, "eps": 1e-3}),
+        ("contrib.momo", {"weight_decay": 0.1}),
     ],
 )
 def test_flags_mean_what_they_mean_there(name: str, more: dict[str, Any]) -> None:
@@ -330,6 +334,10 @@ def test_what_no_rule_computes_is_refused() -> None:
         rulec.jax.adamw(-1)
     with pytest.raises(HyperError, match="mu_dtype='complex64' is none of float32"):
         rulec.jax.adam(0.1, mu_dtype="complex64")
+    with pytest.raises(
+        HyperError, match=r"^rulec.jax.contrib.momo needs value: call update\(grads, state, params, val"
+    ):
+        rulec.jax.contrib.momo().update(jnp.ones(2), rulec.jax.contrib.momo().init(jnp.ones(2)), jnp.ones(2))
     with pytest.raises(TypeError, match="'learning_rate'"):
         rulec.jax.adam()
     with pytest.raises(AttributeError, match="no attribute 'adafactor'"):
