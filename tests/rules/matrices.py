@@ -206,6 +206,9 @@ _FACTORING: tuple[Peer, ...] = (
             "what has more than two dimensions is given as a matrix",
         )
     ),
+    torch_peer(
+        "sm3_axes", pytorch_optimizer.SM3, same("lr", "momentum", "eps"), {"lr": 0.1, "momentum": 0.8, "eps": 1e-6}
+    ),
 )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rulec.arrays import random
+from rulec.language.schedules import coefficients_of
 from tests.rules.printed import Printed
 from tests.rules.runs import Array, Hyper
 
@@ -48,12 +49,51 @@ class AdaGO(_WithAdam):
         return w - step * _orthogonal(momentum, int(h["ns_steps"]))
 
 
-def _orthogonal(x: Array, steps: int) -> Array:
-    """Jordan's quintic, by its polynomial of the singular values: Frobenius' norm makes the largest at most 1."""
+def _orthogonal(x: Array, steps: int, name: str = "muon") -> Array:
+    """A quintic's polynomial of the singular values: Frobenius' norm makes the largest at most 1."""
     left, s, right = np.linalg.svd(x / max(float(np.linalg.norm(x)), 1e-7), full_matrices=False)
-    for _ in range(steps):
-        s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+    for a, b, c in coefficients_of(name, steps):
+        s = a * s + b * s**3 + c * s**5
     return np.asarray(left * s @ right)
+
+
+class Dion2(_WithAdam):
+    """The authors' code of Ahn, Amsel and Langford (2025), on the chosen rows or columns alone."""
+
+    rows_alone = False
+
+    def _matrix(self, i: int, g: Array, w: Array, h: Hyper) -> Array:
+        rows, cols = g.shape
+        turned = rows > cols and not self.rows_alone
+        lines = self.m[i].reshape(g.shape) + g
+        lines = lines.T if turned else lines
+        chosen = np.argsort(-np.abs(lines).sum(1))[: math.ceil(h["fraction"] * len(lines))]
+        step = np.zeros_like(lines)
+        step[chosen] = self._step(i, lines[chosen], chosen, h)
+        lines[chosen] *= h["mu"]
+        self.m[i] = (lines.T if turned else lines).reshape(self.m[i].shape)
+        step = step.T if turned else step
+        return np.asarray(w - h["lr"] * (math.sqrt(rows / cols) * step + h["weight_decay"] * w))
+
+    def _step(self, i: int, lines: Array, chosen: Array, h: Hyper) -> Array:
+        return _orthogonal(lines, int(h["ns_steps"]), "polar_express")
+
+
+class NorDion2(Dion2):
+    """The same code of the chosen rows, divided by the roots of their mean squares as NorMuon's are."""
+
+    rows_alone = True
+
+    def __init__(self, params: Sequence[Array]) -> None:
+        super().__init__(params)
+        self.squares = {i: np.zeros(len(w)) for i, w in enumerate(self.w) if w.ndim > 1}
+
+    def _step(self, i: int, lines: Array, chosen: Array, h: Hyper) -> Array:
+        o = super()._step(i, lines, chosen, h)
+        v = self.squares[i]
+        v[chosen] = h["beta"] * v[chosen] + (1 - h["beta"]) * (o**2).mean(1)
+        u = o / (np.sqrt(v[chosen]) + h["eps"])[:, None]
+        return np.asarray(u * np.linalg.norm(o) / max(np.linalg.norm(u), h["eps"]))
 
 
 class Dion(_WithAdam):

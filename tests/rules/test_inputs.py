@@ -106,6 +106,10 @@ def sophia(hyper: dict[str, float]) -> CurvaturePeer:
 _BETAS = {"beta1": 0.8, "beta2": 0.95}
 _SOPHIA = {"lr": 0.05, **_BETAS, "eps": 1e-3, "gamma": 0.3, "k": 3, "weight_decay": 0.1}
 
+_PLATEAU = {
+    "lr": 0.05, "shrink": 0.5, "patience": 2, "rtol": 0.3, "atol": 0, "cooldown": 1, "window": 2, "least": 0.1,
+}  # fmt: skip
+
 #: With another `scaling` optax's code takes the norm of the scaled gradient; its documentation, that of the gradient.
 ROWS: dict[str, tuple[dict[str, float], Callable[[], Any]]] = {
     "polyak_sgd": (
@@ -119,6 +123,12 @@ ROWS: dict[str, tuple[dict[str, float], Callable[[], Any]]] = {
     "momo_adam": (
         {"lr": 0.05, "beta1": 0.8, "beta2": 0.95, "eps": 1e-6, "lower": -0.1, "weight_decay": 0.05},
         lambda: OptaxPeer(optax.contrib.momo_adam(0.05, 0.8, 0.95, 1e-6, -0.1, 0.05)),
+    ),
+    "transforms/reduce_on_plateau": (
+        _PLATEAU,
+        lambda: OptaxPeer(
+            optax.chain(optax.sgd(0.05), optax.contrib.reduce_on_plateau(0.5, 2, 0.3, 0.0, 1, 2, min_scale=0.1))
+        ),
     ),
     "alig": ({"lr": 0.02, "momentum": 0.8}, AliGPeer),
     "sophia + decay": (_SOPHIA, lambda: sophia(_SOPHIA)),

@@ -59,8 +59,10 @@ REFUSED = {
     ),
     **dict.fromkeys(("apollo", "apollo_mini", "dion", "gravity", "kron", "transforms/noise"), "draws random numbers"),
     **dict.fromkeys(
-        ("conda", "dash", "fira", "galore", "scalableshampoo", "shampoo", "soap", "splus"), "needs the matrix function"
+        ("conda", "dash", "dion2", "fira", "galore", "nordion2", "scalableshampoo", "shampoo", "soap", "splus"),
+        "needs the matrix function",
     ),
+    "sm3_axes": "depends on the number of dimensions",
     **dict.fromkeys(("dualadam", "stable_spam"), "may be one on the shape"),
 }  # fmt: skip
 
