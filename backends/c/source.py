@@ -24,7 +24,7 @@ BUCKET = ("threads", "tensors", "spans", "span", "chunk", "row_of", "table")
 #: The elements that are decoded, updated and, where blocks are no longer, encoded before the next ones: few enough for
 #: a processor to begin with the next ones while the divisions of these wait for one another, and as many as the bytes
 #: of its widest vector, for a compiler gives a loop with bytes in it so many lanes.
-PIECE = 64
+PIECE = 128
 
 #: C99. No value of a rule gets the name of a bucket's field or of a variable of the loops.
 C99 = Dialect(

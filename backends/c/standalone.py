@@ -9,7 +9,7 @@ from typing import NamedTuple
 from rulec.backend.printer import unique_name
 from rulec.compiler.ir import Buffer, Program
 from rulec.formats import Format
-from rulec.kernel.coded import is_flat, part_length
+from rulec.kernel.coded import part_length
 from rulec.language.evaluation import to_evaluation, to_training
 from rulec.language.node import Node, Op
 from rulec.language.rule import Rule
@@ -262,14 +262,10 @@ class CFile:
 
 
 def check_operands(rule: Rule, version: Version) -> None:
-    """CannotBuild where rows, columns or a matrix function need values of another storage than the arithmetic's."""
-    program, layout = version.program, version.layout
+    """CannotBuild where a matrix function needs values of another storage than the arithmetic's."""
+    layout = version.layout
     called = [v.args[0] for gap in version.plan.gaps for v in gap.values if v.op in WRITTEN]
     read = [str(operand.arg) for operand in called if operand.op is Op.LOAD]
-    if not is_flat(program, layout) or any(layout.format(name) for name in read):
-        raise CannotBuild(
-            rule.name, "C", "its step sees rows or columns of a state in codes: leave --state-dtype out, or name others"
-        )
     for name in read:
         if layout.dtype(name) != layout.compute:
             what = {"g": "the gradient", "p": "the parameter"}.get(name, name)

@@ -44,7 +44,7 @@ class StageText(ChunkLoops):
     @property
     def _far(self) -> bool:
         """Whether the function is told the place in its tensor of element 0, as its values are those of a chunk."""
-        return self.write.placed and bool(self.coded)
+        return self.write.placed and bool(self.coded) and not self.nest.shaped
 
     def chunk(self) -> list[str]:
         """The arguments before those in `passed`, for a chunk of a tensor from `start` to `stop`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rulec.backend.printer import unique_name
 from rulec.compiler.ir import Buffer, Result
@@ -42,9 +42,11 @@ class StepText:
         self.taken = set(RESERVED) | {"t"}
         self.states = file.states
         self.pointers = self._pointers()
-        #: The variables of scales of states in codes, and of their values in a chunk.
+        #: The variables of scales of states in codes, of their values in a chunk, and of those of a whole tensor.
         self.codes = CodedNames(self.layout, self.taken)
         self.values = {name: unique_name(f"{name}_values", self.taken) for name, _ in self.layout.formats}
+        tiled = {buffer.name for stage in self.stages if stage.nest.shaped for buffer in stage.coded}
+        self.wholes = {name: unique_name(f"{name}_floats", self.taken) for name in sorted(tiled)}
         self.taken |= {"some"} if self.layout.formats else set()
         self.matrices = MatrixFunctions(version, self.taken)
         self.numbers = Numbers(self.program, self._roots(), self._leaf, self.taken)
@@ -177,42 +179,55 @@ class StepText:
                 "const int64_t down = (height + tall - 1) / tall;",
                 f"const int64_t across = (width + {self.name.upper()}_TILE - 1) / {self.name.upper()}_TILE;",
             ]  # fmt: skip
-        if not all(shaped):
+        if self.wholes or not all(shaped):
             chunk = f"{self.name.upper()}_CHUNK"
             lines.append(f"const int64_t chunks = (count + {chunk} - 1) / {chunk};")
         return lines
 
     def _pass(self, index: int) -> list[str]:
         stage = self.stages[index]
-        lines = self._tiles(stage) if stage.nest.shaped else self._chunks(stage)
+        lines = self._coded_tiles(stage) if stage.nest.shaped else self._chunks(stage)
         for reduction in stage.stage.reduces:
             lines += self._folded(reduction, stage)
         return lines
 
     def _chunks(self, stage: StageText) -> list[str]:
+        plain = signature(stage.name, [*stage.chunk(), *self._arguments(stage)], ";")
+        return self._each_chunk(self._coded_call(stage) if stage.coded else plain)
+
+    def _each_chunk(self, lines: list[str]) -> list[str]:
+        """Statements for every chunk, from `start` to `stop`."""
         chunk = f"{self.name.upper()}_CHUNK"
         body = [
             f"const int64_t start = chunk * {chunk};",
             f"const int64_t stop = start + {chunk} < count ? start + {chunk} : count;",
-            *(self._coded_call(stage) if stage.coded else
-              signature(stage.name, [*stage.chunk(), *self._arguments(stage)], ";")),
-        ]  # fmt: skip
+            *lines,
+        ]
         return [*_parallel("chunks"), *loop("chunk", "0", "chunks", body)]
+
+    def _coded_tiles(self, stage: StageText) -> list[str]:
+        """The calls for tiles; states in codes are decoded before all of them, and encoded after them."""
+        values = {buffer.name: f"{self.wholes[buffer.name]} + start" for buffer in stage.coded}
+        decoded = [self._moved("decode", buffer, values) for buffer in stage.coded if buffer.loaded]
+        encoded = [self._moved("encode", buffer, values) for buffer in stage.coded if buffer.stored]
+        some = ["const int64_t some = stop - start;"]
+        before, after = (self._each_chunk(some + lines) if lines else [] for lines in (decoded, encoded))
+        return [*before, *self._tiles(stage), *after]
 
     def _coded_call(self, stage: StageText) -> list[str]:
         """The call for a chunk whose states are decoded before it and encoded after it."""
         lines = ["const int64_t some = stop - start;"]
         lines += [f"float {self.values[buffer.name]}[{self.name.upper()}_CHUNK];" for buffer in stage.coded]
-        lines += [self._moved("decode", buffer) for buffer in stage.coded if buffer.loaded]
+        lines += [self._moved("decode", buffer, self.values) for buffer in stage.coded if buffer.loaded]
         lines += signature(stage.name, [*stage.chunk(), *self._arguments(stage)], ";")
-        return lines + [self._moved("encode", buffer) for buffer in stage.coded if buffer.stored]
+        return lines + [self._moved("encode", buffer, self.values) for buffer in stage.coded if buffer.stored]
 
-    def _moved(self, way: str, buffer: CodedBuffer) -> str:
-        """The call that decodes or encodes a state in a chunk."""
+    def _moved(self, way: str, buffer: CodedBuffer, values: Mapping[str, str]) -> str:
+        """The call that decodes or encodes a state in a chunk; `values` has by state where its values are."""
         form, name = buffer.format, buffer.name
         codes, scales = self.pointers[name], self.codes.scales[scale_name(name)]
         at = f"{codes} + start{' / 2' * (form.bits == 4)}, {scales} + start / {form.block}"
-        return f"{way}_{function_name(form)}({at}, some, {self.values[name]});"
+        return f"{way}_{function_name(form)}({at}, some, {values[name]});"
 
     def _tiles(self, stage: StageText) -> list[str]:
         wide = f"{self.name.upper()}_TILE"
@@ -229,9 +244,10 @@ class StepText:
         return [self._argument(p, stage) for p in stage.passed()]
 
     def _argument(self, parameter: Parameter, stage: StageText) -> str:
-        start = " + start" * bool(stage.coded)
+        start = " + start" * (bool(stage.coded) and not stage.nest.shaped)
         if parameter.kind == "buffer":
-            return self.values.get(parameter.of) or f"{self.pointers[parameter.of]}{start}"
+            values = self.wholes if stage.nest.shaped else self.values
+            return values.get(parameter.of) or f"{self.pointers[parameter.of]}{start}"
         if parameter.kind == "vector":
             result = self.program.result(parameter.of)
             if parameter.of in self.matrices.results:
@@ -301,7 +317,8 @@ class StepText:
         each = "count" if real == "double" else "(count + 1) / 2"
         scratch = [self.pointers[b.name] for b in self.program.buffers if b.role == "scratch"]
         names = [*scratch, *self.matrices.results.values()]
-        return [*((name, real, each) for name in names), *self.matrices.rooms()]
+        floats = [(name, "float", "(count + 1) / 2") for name in self.wholes.values()]
+        return [*((name, real, each) for name in names), *floats, *self.matrices.rooms()]
 
     def _has_work(self) -> bool:
         return bool(self._arrays() or self._wide()) or any(s.reduces for s in self.program.stages)

@@ -35,13 +35,16 @@ _VALUES_OF_PAIRS = """\
 _ENCODE = '''\
 @inlined
 def encode_<name>(codes, scales, count, values):
-    """The codes and scales of count elements, of whole blocks and perhaps a short last one."""
+    """The codes and scales of count elements, of whole blocks and perhaps a short last one; scales come first."""
     for block in range((count + <most>) // <block>):
         first, last = block * <block>, min((block + 1) * <block>, count)
         positive = negative = int32(0)
         for i in range(first, last):
             <largest>
-        factor = scale_<traits>(scales, block, positive, negative)
+        scale_<traits>(scales, block, positive, negative)
+    for block in range((count + <most>) // <block>):
+        first, last = block * <block>, min((block + 1) * <block>, count)
+        factor = factor_<traits>(scales, block)
         if factor != factor:
             for i in range(<bytes>):
                 clear(codes, i)
@@ -61,7 +64,7 @@ _PAIRS = """\
 
 #: The elements that are decoded, updated and, where blocks are no longer, encoded before the next ones: few enough for
 #: a processor to begin with the next ones while the divisions of these wait for one another.
-PIECE = 32
+PIECE = 128
 
 
 def format_functions(formats: Iterable[Format]) -> list[str]:

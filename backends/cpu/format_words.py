@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from rulec.formats import NAMES as FORMATS
-from rulec.formats import Format, lines, reach, table, zero
+from rulec.formats import Format, lines, reach, steps, table, zero
 from rulec.formats.float8 import E4M3, E5M2
 
 from .lanes import SINGLE, Real, Truth, Unit, Whole, near_sum, sqrt, where
@@ -69,7 +69,8 @@ def _entry(unit: Unit, name: str, entries: Any, index: Any) -> Any:
         held = ir.GlobalVariable(module, numbers, name)
         held.linkage, held.global_constant = "internal", True
         held.initializer = numbers([kind(x.item()) for x in entries])
-    pointer = unit.builder.gep(held, [ir.IntType(32)(0), index], inbounds=True)
+    index = unit.builder.zext(index, ir.IntType(64))
+    pointer = unit.builder.gep(held, [ir.IntType(64)(0), index], inbounds=True)
     return _access(unit.builder, _TABLES, unit.builder.load(pointer))
 
 
@@ -165,11 +166,11 @@ def _largest(side: str) -> Any:
 def _scale(form: Format) -> Any:
     """`scale_<format>(scales, block, positive, negative)`: writes the scale of a block with these bits of `_largest`.
 
-    It returns the factor from values to codes, NaN for a block with a value that is not finite.
+    It is NaN for a block with a value that is not finite.
     """
     from numba import types
 
-    def generate(builder: Any, _: Any, arguments: Any) -> Any:
+    def generate(builder: Any, _: Any, arguments: Any) -> None:
         scales, block, positive, negative = arguments
         unit = Unit(builder, SINGLE)
         is_below = builder.icmp_signed("<", negative, unit.whole(0).value)
@@ -181,9 +182,21 @@ def _scale(form: Format) -> Any:
         finite = [Truth(unit, builder.icmp_signed("<", bits, infinite)) for bits in (positive, negative)]
         both = finite[0] & finite[1]
         _store(builder, _SCALES, scales, block, where(both, scale, math.nan).value)
-        return where(both, unit.real(form.largest) / scale, math.nan).value
 
-    return intrinsic_word(4, lambda scales, block, positive, negative: types.float32, generate)
+    return intrinsic_word(4, lambda scales, block, positive, negative: types.void, generate)
+
+
+def _factor(form: Format) -> Any:
+    """`factor_<format>(scales, block)`: the factor from a block's values to numbers of codes."""
+    from numba import types
+
+    def generate(builder: Any, _: Any, arguments: Any) -> Any:
+        scales, block = arguments
+        unit = Unit(builder, SINGLE)
+        scale = Real(unit, _load(builder, _SCALES, scales, block, unit.real_type))
+        return (unit.real(form.largest) / scale).value
+
+    return intrinsic_word(2, lambda scales, block: types.float32, generate)
 
 
 def _most(form: Format, positive: Whole, negative: Whole) -> Real:
@@ -225,6 +238,8 @@ def _code(form: Format, x: Real, factor: Real) -> Whole:
     """The code of x in the lower bits, in a block of finite values."""
     unit = x.unit
     y = (x if form.signed else where(x > 0.0, x, 0.0)) * factor
+    if form.name == "dynamic8" or (form.name == "dynamic4" and form.signed):
+        return _by_cells(form, x, y)
     code = _nearest(form, y) & 0xFF
     none = zero(form)
     if form.floor and none is not None:
@@ -243,8 +258,8 @@ def _less(a: Whole, b: int) -> Truth:
 
 def _nearest(form: Format, y: Real) -> Whole:
     """The code nearest to y, in the lower bits."""
-    if form.name in ("dynamic8", "dynamic4"):
-        return _by_lines(form, y)
+    if form.name == "dynamic4":
+        return _evenly(y)
     if form.name.startswith("float8"):
         return _float8(form, y)
     if not form.signed:
@@ -254,18 +269,33 @@ def _nearest(form: Format, y: Real) -> Whole:
     return (y + _ROUNDING).bits()
 
 
-def _by_lines(form: Format, y: Real) -> Whole:
-    """The code by `rulec.formats.lines`."""
-    unit, look, size = y.unit, lines(form), abs(y) if form.signed else y
-    place, *others = [near_sum(size, float(slope), float(start)) for slope, start in look.lines]
-    for other in others:
-        place = where(other < place, other, place)
-    place = where(place > 0.0, place, 0.0)
-    step = (place + _ROUNDING).bits() - 0x4B400000
+def _by_cells(form: Format, x: Real, y: Real) -> Whole:
+    """The code by `rulec.formats.Steps.entries`, of y = x times the factor."""
+    unit, look, none = x.unit, steps(form), zero(form) if form.floor else None
+    builder, bits, lowest = unit.builder, y.bits(), look.low << look.shift
+    size = bits & 0x7FFFFFFF
+    is_more = Truth(unit, builder.icmp_signed(">", size.value, unit.whole(lowest).value))
+    start = _choice(is_more, size, unit.whole(lowest)) - lowest
+    cell, low = start >> look.shift, start & ((1 << look.shift) - 1)
     if form.signed:
-        step = step ^ Whole(unit, unit.builder.ashr(y.bits().value, unit.whole(31).value))
-    index = step + look.first
-    below = Real(unit, _entry(unit, f"rulec_below_{traits(form)}", look.below, index.value))
+        is_below = x < 0.0 if form.floor else Truth(unit, builder.icmp_signed("<", bits.value, unit.whole(0).value))
+        sign = Whole(unit, builder.sext(is_below.value, unit.whole_type))
+        cell, low = cell + (sign & look.cells), (low ^ sign) - sign
+    entries = look.entries(none).view(np.int32)
+    code = (Whole(unit, _entry(unit, f"rulec_cells_{traits(form)}", entries, cell.value)) + low) >> look.shift
+    if none is None:
+        return code
+    is_none = ~(x > 0.0) & ~(x < 0.0) if form.signed else ~(x > 0.0)
+    return code - Whole(unit, builder.zext(is_none.value, unit.whole_type))
+
+
+def _evenly(y: Real) -> Whole:
+    """The code of unsigned dynamic4, by one line of `rulec.formats.lines`: thresholds are evenly spaced."""
+    ((slope, start),) = lines(Format("dynamic4", 128, signed=False)).lines
+    place = near_sum(y, float(slope), float(start))
+    step = (where(place > 0.0, place, 0.0) + _ROUNDING).bits() - 0x4B400000
+    unit, index = y.unit, step + 1
+    below = Real(unit, unit.builder.sitofp(index.value, unit.real_type)) * 0.0625 + 0.03125
     return index - Whole(unit, unit.builder.zext((~(y > below)).value, unit.whole_type))
 
 
@@ -337,7 +367,8 @@ WORDS: Mapping[str, Callable[[], Any]] = {
     "floats": _floats, "clear": _clear, "prefetch": _prefetch, "int32": partial(of_numba, "int32"),
     **{side: partial(_largest, side) for side in ("size", "above", "below")},
     **{f"{way}_{traits(form)}": partial(word, form) for form in _formats()
-       for way, word in (("unit", _unit_of), ("decode", _decode), ("scale", _scale), ("encode", _encode))},
+       for way, word in (("unit", _unit_of), ("decode", _decode), ("scale", _scale), ("factor", _factor),
+                         ("encode", _encode))},
     **{f"{way}_last_{traits(form)}": partial(word, form, False) for form in _formats() if form.bits == 4
        for way, word in (("decode", _decode), ("encode", _encode))},
 }  # fmt: skip

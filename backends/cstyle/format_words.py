@@ -14,7 +14,7 @@ import numpy as np
 
 from rulec.backend.printer import unique_name
 from rulec.compiler.layout import Layout, scale_name
-from rulec.formats import Format, lines, reach, table, zero
+from rulec.formats import Format, lines, reach, steps, table, zero
 from rulec.formats.float8 import E4M3, E5M2
 from rulec.formats.tables import DYNAMIC
 
@@ -57,30 +57,39 @@ _VALUES_OF_BYTES = """\
     }"""
 
 _ENCODE = """\
-/* The codes and the scale of a block of this many elements. */
-FUNCTION void codes_NAME(CODE_t *codes, float *scales, int64_t count, const float *values)
+/* The scale of a block of this many elements: NaN where one is not finite. */
+FUNCTION float scale_NAME(int64_t count, const float *values)
 {
 MOST
-    if (!finite) {
+    const float scale = most < SMALLEST ? SMALLEST : most > 3.4028235e38f ? 3.4028235e38f : most;
+    return finite ? scale : NAN;
+}
+
+/* The codes of a block of this many elements. */
+FUNCTION void codes_NAME(CODE_t *codes, float scale, int64_t count, const float *values)
+{
+    if (scale != scale) {
         for (int64_t i = 0; i < BYTES; i++)
             codes[i] = 0;
-        scales[0] = NAN;
         return;
     }
-    const float scale = most < SMALLEST ? SMALLEST : most > 3.4028235e38f ? 3.4028235e38f : most;
     const float inverse = LARGEST / scale;
-    scales[0] = scale;
 LOOP
 }
 
-/* The codes and scales of count elements, of whole blocks and perhaps a short last one. */
+/* The codes and scales of count elements, of whole blocks and perhaps a short last one. Scales come first, so that a
+ * processor works on several blocks at a time. */
 FUNCTION void encode_NAME(CODE_t *codes, float *scales, int64_t count, const float *values)
 {
-    int64_t first = 0;
-    for (; first + BLOCK <= count; first += BLOCK)
-        codes_NAME(codes + FIRST, scales + first / BLOCK, BLOCK, values + first);
-    if (first < count)
-        codes_NAME(codes + FIRST, scales + first / BLOCK, count - first, values + first);
+    const int64_t whole = count / BLOCK * BLOCK;
+    for (int64_t first = 0; first < whole; first += BLOCK)
+        scales[first / BLOCK] = scale_NAME(BLOCK, values + first);
+    for (int64_t first = 0; first < whole; first += BLOCK)
+        codes_NAME(codes + FIRST, scales[first / BLOCK], BLOCK, values + first);
+    if (whole < count) {
+        scales[whole / BLOCK] = scale_NAME(count - whole, values + whole);
+        codes_NAME(codes + LAST, scales[whole / BLOCK], count - whole, values + whole);
+    }
 }
 """
 
@@ -160,6 +169,15 @@ OTHER_LINES
     const uint32_t code = (uint32_t)(index - (y > BELOW ? 0 : 1));"""
 
 
+#: By `rulec.formats.Steps.entries`. An index of 64 bits keeps compilers from gathers, which are slower than loads.
+_CELLS = """\
+    const uint32_t bits = bits_of(y), sign = SIGN;
+    const int32_t size = (int32_t)(bits & 0x7fffffff);
+    const uint32_t from = (uint32_t)((size > LOWEST ? size : LOWEST) - LOWEST), low = from & MASK;
+    const uint32_t entry = cells_NAME[(uint64_t)((from >> SHIFT) + (sign & COUNT))];
+    const uint32_t code = (entry + ((low ^ sign) - sign)) >> SHIFT;"""
+
+
 class CodedNames:
     """The variables of states in codes, by state: of their codes; and by `scale_name`: of their scales."""
 
@@ -192,10 +210,12 @@ def _functions(form: Format, dialect: Dialect) -> list[str]:
     })  # fmt: skip
     encode = filled(_ENCODE, {
         "MOST": _most(form), "LOOP": _BYTES_OF_CODES if pairs else _CODE,
-        "SMALLEST": literal(form.smallest_scale, "f"), "LARGEST": literal(form.largest, "f"), **common,
+        "SMALLEST": literal(form.smallest_scale, "f"), "LARGEST": literal(form.largest, "f"),
+        "LAST": "whole / 2" if pairs else "whole", **common,
     })  # fmt: skip
     softsign = filled(_SOFTSIGN, {"ROOT": _number(np.float32(1) / np.float32(127)), **common})
-    return [*_tables(form, dialect), *[softsign] * _is_softsign(form), decode, nearest(form, dialect), encode]
+    code = _by_cells(form, dialect) if _has_cells(form) else nearest(form, dialect)
+    return [*_tables(form, dialect), *[softsign] * _is_softsign(form), decode, code, encode]
 
 
 def nearest(form: Format, dialect: Dialect) -> str:
@@ -204,6 +224,26 @@ def nearest(form: Format, dialect: Dialect) -> str:
         "NEAREST": _nearest(form), "OPERAND": "x" if form.signed else "(x > 0 ? x : 0)",
         "FUNCTION": dialect.function, "NAME": function_name(form),
     })  # fmt: skip
+
+
+def _by_cells(form: Format, dialect: Dialect) -> str:
+    """The same function, by one look into a table of cells."""
+    look, none = steps(form), zero(form) if form.floor else None
+    sign = "(uint32_t)((int32_t)bits >> 31)" if none is None else "x < 0 ? UINT32_MAX : 0"
+    code = filled(_CELLS, {
+        "SIGN": sign if form.signed else "0", "LOWEST": look.low << look.shift, "MASK": (1 << look.shift) - 1,
+        "SHIFT": look.shift, "COUNT": look.cells,
+    })  # fmt: skip
+    is_none = "0" if none is None else "(x == 0 ? 1 : 0)" if form.signed else "(x > 0 ? 0 : 1)"
+    return filled(_NEAREST, {
+        "NEAREST": f"{code}\n    return code - {is_none};", "OPERAND": "x" if form.signed else "(x > 0 ? x : 0)",
+        "FUNCTION": dialect.function, "NAME": function_name(form),
+    })  # fmt: skip
+
+
+def _has_cells(form: Format) -> bool:
+    """Whether codes come from a table of cells."""
+    return form.name in DYNAMIC and not _is_even(form)
 
 
 def value(form: Format, code: str) -> str:
@@ -219,8 +259,10 @@ def value(form: Format, code: str) -> str:
 
 
 def _value(form: Format, code: str) -> str:
-    """The value as `value` has it, or from a function."""
-    return f"value_{function_name(form)}({code})" if _is_softsign(form) else value(form, code)
+    """The value as `value` has it, or from a function; an index of 64 bits is that of `_CELLS`."""
+    if _is_softsign(form):
+        return f"value_{function_name(form)}({code})"
+    return f"table_{function_name(form)}[(uint64_t){code}]" if looks_up(form) else value(form, code)
 
 
 def _is_softsign(form: Format) -> bool:
@@ -289,7 +331,10 @@ def _tables(form: Format, dialect: Dialect) -> list[str]:
     name, texts = function_name(form), []
     if looks_up(form) and not _is_softsign(form):
         texts.append(constants(dialect, "float", f"table_{name}", [_number(x) for x in table(form)]))
-    return [*texts, *below_table(form, dialect, "-INFINITY")]
+    if _has_cells(form):
+        entries = steps(form).entries(zero(form) if form.floor else None)
+        texts.append(constants(dialect, "uint32_t", f"cells_{name}", [f"{x:#x}" for x in entries]))
+    return texts
 
 
 def below_table(form: Format, dialect: Dialect, lowest: str) -> list[str]:

@@ -42,6 +42,23 @@ class Steps:
             cell = cell + np.where(bits >> np.uint32(31), self.cells, 0)
         return (self.first[cell] + (y > self.threshold[cell])).astype(np.uint8)
 
+    def entries(self, none: int | None = None) -> NDArray[np.uint32]:
+        """One number for each cell, of its first code and the lower bits of its threshold. For the bits of y as uint32:
+
+            low = max(bits & 0x7FFFFFFF, low << shift) & (2**shift - 1), or minus that where the sign bit is set
+            code = (entries[cell] + low) >> shift
+
+        Where `none` is the code of zero, zero and what is above it have no lower code than the next one.
+        """
+        below = np.arange(self.first.size) >= self.cells
+        mask, first = (1 << self.shift) - 1, self.first.astype(np.int64)
+        limits = np.abs(self.threshold).view(np.uint32).astype(np.int64) & mask
+        limits = np.where(np.isinf(self.threshold), np.where(below, 0, mask), limits)
+        entries = np.where(below, (first + 1 << self.shift) + limits - 1, (first << self.shift) + mask - limits)
+        if none is not None:
+            entries = np.where(below, entries, np.maximum(entries, none + 1 << self.shift))
+        return entries.astype(np.uint32)
+
 
 def steps(format: Format) -> Steps:
     """The look-up of dynamic8 or dynamic4 with the largest possible shift, and so with the fewest cells."""

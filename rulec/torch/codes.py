@@ -2,7 +2,8 @@
 
 The codes of a part of a parameter have blocks of their own: a block begins at the part's first element. Where blocks
 divide the rows of the whole parameter, the parts have the whole's blocks, and codes and scales are DTensors in a shape
-that follows from the parameter's. Other parts are saved with a scale for each element.
+that follows from the parameter's. Other parts are saved with a scale for each element, as are those of flat parameters,
+which torch gathers element by element.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from torch import Tensor
 from rulec.compiler.layout import scale_name
 from rulec.errors import StateMismatch
 from rulec.formats import Format, decode_spread, gathered, of_key, spread
-from rulec.torch.placed import as_part, is_placed, is_split, part_of, saved_part
+from rulec.torch.placed import as_part, is_flat, is_placed, is_split, part_of, saved_part
+from rulec.torch.sections import Section
 from rulec.torch.tensors import real_view
 
 Array = np.ndarray[Any, Any]
@@ -77,14 +79,40 @@ def saved_states(states: Mapping[str, Any], keys: Mapping[str, str], param: Any)
 
 def _saved(form: Format, codes: Any, scales: Any, param: Any) -> Sequence[Tensor]:
     """Codes and scales in the parameter's shape and placement, where it has any."""
-    if divides(param, form.block):
+    if scales.numel() == math.prod(whole_shape(param)):  # of sections: a scale for each element
+        return codes, scales
+    if divides(param, form.block) and not is_flat(param):
         return [_of_runs(part_of(x), n, param) for x, n in ((codes, 8 // form.bits), (scales, form.block))]
-    if not is_split(param):
+    if not is_split(param) and not is_flat(param):
         return part_of(codes), part_of(scales)
-    here = real_view(param)
+    return [_placed(x, whole_shape(param), param) for x in _each(form, codes, scales, real_view(param))]
+
+
+def _each(form: Format, codes: Tensor, scales: Tensor, here: Tensor) -> list[Tensor]:
+    """A code and a scale for each element of a tensor in this process, in its shape."""
     arrays = spread(form, _flat(part_of(codes)), _flat(part_of(scales)), here.numel())
-    each = [torch.from_numpy(np.array(x)).reshape(here.shape).to(here.device) for x in arrays]
-    return [_placed(x, whole_shape(param), param) for x in each]
+    return [torch.from_numpy(np.array(x)).reshape(here.shape).to(here.device) for x in arrays]
+
+
+def joined_codes(
+    form: Format, pairs: Sequence[tuple[Tensor, Tensor]], sections: Sequence[Section], param: Any
+) -> tuple[Tensor, Tensor]:
+    """The codes and scales of all sections of a parameter as those of the parameter.
+
+    They are as the parameter without sections has them where the blocks of sections are blocks of the parameter; else
+    there is a scale for each element.
+    """
+    here, dim = real_view(param), sections[0].dim
+    each = [_each(form, *pair, section.of(here)) for pair, section in zip(pairs, sections, strict=True)]
+    codes, scales = (torch.cat([pair[i] for pair in each], dim) for i in (0, 1))
+    run = math.prod(param.shape[dim + 1 :])
+    whole = all((section.stop - section.start) * run % form.block == 0 for section in sections)
+    whole = whole and (not is_split(param) or divides(param, form.block))
+    blocks = gathered(form, _flat(codes), _flat(scales)) if whole else None
+    if blocks is None:
+        return _placed(codes, param.shape, param), _placed(scales, param.shape, param)
+    packed, firsts = (torch.from_numpy(np.array(x)).to(here.device) for x in blocks)
+    return packed.reshape(form.codes_shape(tuple(here.shape))), firsts
 
 
 def _of_runs(array: Tensor, count: int, param: Any) -> Tensor:
@@ -108,7 +136,7 @@ def all_saved(saved: dict[str, Any], groups: Sequence[Mapping[str, Any]]) -> dic
 
 def with_plain_names(saved: Mapping[str, Any]) -> dict[str, Any]:
     """Saved states with codes under the names of their states; None values are left out."""
-    return {name.removesuffix(CODES): value for name, value in saved.items() if value is not None}
+    return {name.replace(CODES, ""): value for name, value in saved.items() if value is not None}
 
 
 def arrays_here(
@@ -143,21 +171,36 @@ def values_here(saved: Any, param: Any, owner: str) -> Array:
     return values.reshape(shape) if values.size == math.prod(shape) else values
 
 
-def _blocks_here(form: Format, codes: Any, scales: Any, param: Any, state: str) -> tuple[Array, Array] | Array:
-    """The codes and scales of this process's blocks; the values where a block has several scales."""
+def elements_here(form: Format, codes: Any, scales: Any, param: Any, state: str) -> list[Tensor]:
+    """The code and the scale of each element of this process's part of a parameter, in its shape."""
+    pair, here = _pair_here(form, codes, scales, param, state), real_view(param).shape
+    arrays = spread(form, *pair, math.prod(here)) if _fits(form, pair, tuple(here)) else pair
+    return [torch.from_numpy(np.array(x)).reshape(here) for x in arrays]
+
+
+def _pair_here(form: Format, codes: Any, scales: Any, param: Any, state: str) -> tuple[Array, Array]:
+    """This process's codes and scales of saved ones, each in one dimension: of its blocks, or of each element."""
     here, whole = tuple(real_view(param).shape), whole_shape(param)
     pair = [_flat(saved_part(x, param, state) if is_placed(x) else x) for x in (codes, scales)]
-    if is_placed(scales):
-        cut = not divides(param, form.block)
-    elif is_split(param) and not _fits(form, pair, here):
-        _check_fits(form, pair, whole, state)
-        each = [torch.from_numpy(np.array(x)).reshape(whole) for x in spread(form, pair[0], pair[1], math.prod(whole))]
-        pair = [_flat(saved_part(x, param, state)) for x in each]
-        cut = True
-    else:
-        cut = not _fits(form, pair, here) and pair[0].size == pair[1].size == math.prod(here)
-    if not cut:
+    if is_split(param) and not is_placed(scales) and not _fits(form, pair, here):
+        if not _each_fit(pair, whole):
+            _check_fits(form, pair, whole, state)
+            pair = [*spread(form, pair[0], pair[1], math.prod(whole))]
+        pair = [_flat(saved_part(torch.from_numpy(np.array(x)).reshape(whole), param, state)) for x in pair]
+    elif not _each_fit(pair, here):
         _check_fits(form, pair, here, state)
+    return pair[0], pair[1]
+
+
+def _each_fit(pair: Sequence[Array], shape: tuple[int, ...]) -> bool:
+    """Whether there are a code and a scale for each element of a tensor of this shape."""
+    return [x.size for x in pair] == [math.prod(shape)] * 2
+
+
+def _blocks_here(form: Format, codes: Any, scales: Any, param: Any, state: str) -> tuple[Array, Array] | Array:
+    """The codes and scales of this process's blocks; the values where a block has several scales."""
+    pair, here = _pair_here(form, codes, scales, param, state), tuple(real_view(param).shape)
+    if _fits(form, pair, here):
         return pair[0].reshape(form.codes_shape(here)), pair[1]
     blocks = gathered(form, pair[0], pair[1])
     if blocks is None:

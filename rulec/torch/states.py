@@ -182,7 +182,8 @@ class Buffers:
                 states, sections = self._section_states(places)
                 route = self._routes[places[0]]
                 owner = self._owner(route)
-                parts = loaded_of_sections(held[places[0]], states, sections, route.param, owner)
+                before = formats_of(self._formats[route.group], held[places[0]], owner)
+                parts = loaded_of_sections(held[places[0]], before, states, sections, route.param, owner)
                 loaded |= dict(zip(places, parts, strict=True))
         return loaded
 
@@ -206,12 +207,14 @@ class Buffers:
             tensor, entry, route = engine.tensors[tensor_id], engine.group_rule.entry, self._routes[place]
             axes = {} if tensor.bucket is None else {b.name: b.axes for b in tensor.bucket.program.states}
             letters = {name: x.letters if x == axes_of_letters(x.letters) else "" for name, x in axes.items()}
+            written, formats = self.written(place), self.formats_here(place)
             states.append({
                 (outside := entry.outside(name, route.routed)): SectionState(
-                    value, letters.get(name, "bij"), tensor.view, self._shown(place, name, outside, value)
+                    value, letters.get(name, "bij"), tensor.view, self._shown(place, name, outside, value),
+                    formats.get(name), written.get(scale_name(name)),
                 )
-                for name, value in self.written(place).items()
-                if name != "step" or self._counted(place)
+                for name, value in written.items()
+                if (name != "step" or self._counted(place)) and not name.endswith(_SCALE)
             })  # fmt: skip
             sections += [route.section] if route.section is not None else []
         return states, sections
@@ -365,7 +368,8 @@ def _check_whole(buffers: Mapping[str, Tensor], saved: Mapping[str, Any], name: 
 def _show_section(entry: ParamState, buffers: Mapping[str, Any], number: int) -> None:
     """Puts the buffers of a section into its parameter's state."""
     names = {name: of_section(name, number) if number or name != "step" else name for name in buffers}
-    for name in [*buffers, *(n for n in entry if is_part(n.removesuffix(of_section("", number))))]:
+    plain = {name: name.removesuffix(of_section("", number)) for name in entry}
+    for name in [*buffers, *(n for n in entry if is_part(plain[n]) or is_coded(plain[n]))]:
         if name in entry and name not in names.values() and (name != "step" or not number):
             dict.__delitem__(entry, name)
     entry.take({names[name]: value for name, value in buffers.items()})

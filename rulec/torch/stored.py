@@ -25,31 +25,18 @@ def check_parts(options: Options, routes: Sequence[Route]) -> None:
     drawn |= {f"state_dtype={word!r}": "state_dtype='float32'" for word in words if word == UNBIASED}
     for route in routes:
         param, name = route.param, route.name
-        if coded and route.section is not None:
-            raise TensorError(f"{name} is a section of a split parameter, which {coded[0]} is not for: use floats")
-        if is_flat(param):
-            _check_flat(param, name, [*coded], [*drawn])
+        if is_flat(param) and flat_start(param) is None and (wanted := [*coded, *drawn]):
+            raise TensorError(
+                f"{name} is a part of a flat parameter of FullyShardedDataParallel that torch does not tell the place "
+                f"of, for {wanted[0]}: give FullyShardedDataParallel use_orig_params=False, or use fully_shard, "
+                f"whose parameters are DTensors"
+            )
         for what, advice in drawn.items():
             if is_split(param) and place_of(param, route.section) is None:
                 raise TensorError(
                     f"{name} is placed as {param.placements}, and {what} is for parts that are a range or equal rows "  # type: ignore[attr-defined]
                     f"of the whole: shard another dimension, or give {advice}"
                 )
-
-
-def _check_flat(param: Tensor, name: str, coded: Sequence[str], drawn: Sequence[str]) -> None:
-    """TensorError where a part of a flat parameter has states in codes, or random bits without a known place."""
-    flat = f"{name} is a part of a flat parameter of FullyShardedDataParallel"
-    if coded:
-        raise TensorError(
-            f"{flat}, whose optim_state_dict gathers states element by element, and a scale of {coded[0]} is of a "
-            f"block: use fully_shard, whose parameters are DTensors"
-        )
-    if drawn and flat_start(param) is None:
-        raise TensorError(
-            f"{flat} that torch does not tell the place of, for {drawn[0]}: give FullyShardedDataParallel "
-            f"use_orig_params=False, or use fully_shard, whose parameters are DTensors"
-        )
 
 
 def check_real(options: Options, params: Sequence[Tensor], names: Sequence[str]) -> None:

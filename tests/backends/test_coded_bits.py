@@ -21,7 +21,7 @@ Array = np.ndarray[Any, Any]
 FORMATS = {
     f"{name}_{'signed' if signed else 'unsigned'}": Format(name, 8, signed, floor=not signed)
     for name in NAMES for signed in (True, False)
-}  # fmt: skip
+} | {f"{name}_floor": Format(name, 8, signed=True, floor=True) for name in ("dynamic8", "dynamic4")}  # fmt: skip
 
 #: Every state keeps the gradient in codes, and its copy what the state was before.
 STEP = """\

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 from rulec.errors import InternalError
-from rulec.formats import Format, Lines, float8, lines, steps, table, thresholds, zero
+from rulec.formats import Format, Lines, Steps, float8, lines, steps, table, thresholds, zero
 from tests.formats.kinds import DYNAMIC, FORMATS
 
 FLOAT8 = {
@@ -86,7 +87,19 @@ def test_one_look_gives_the_code_of_a_search(key: str) -> None:
     bits = rng.integers(0, 0x3F800001, 500_000, np.uint32).view(np.float32)
     y = np.concatenate([beside(between), *(side * x for x in (special, drawn, bits) for side in sides)])
     y = y if format.signed else np.abs(y)
-    assert np.array_equal(steps(format).code(y), np.searchsorted(between, y))
+    codes, none = np.searchsorted(between, y), zero(format)
+    assert np.array_equal(steps(format).code(y), codes)
+    assert np.array_equal(by_entries(steps(format), y, None), codes)
+    if none is not None:
+        raised = np.where((y >= 0) & ~np.signbit(y) & (codes == none), none + 1, codes)
+        assert np.array_equal(by_entries(steps(format), y, none), raised)
+
+
+def by_entries(look: Steps, y: Any, none: int | None) -> Any:
+    bits, lowest = y.view(np.uint32).astype(np.int64), look.low << look.shift
+    size, sign = np.maximum(bits & 0x7FFFFFFF, lowest) - lowest, bits >> 31
+    entries = look.entries(none)[(size >> look.shift) + sign * look.cells].astype(np.int64)
+    return entries + (size & (1 << look.shift) - 1) * (1 - 2 * sign) >> look.shift
 
 
 @pytest.mark.parametrize("key", DYNAMIC)

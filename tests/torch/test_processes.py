@@ -131,12 +131,47 @@ def flat_bits(rank: int) -> None:
         assert torch.equal(torch.cat([p.flatten() for p in model.module.parameters()]), flat)
     whole = FullyShardedDataParallel.optim_state_dict(model, ours)["state"]
     assert torch.equal(whole["0.weight"]["exp_avg_sq"], theirs.state[flat]["exp_avg_sq"][:35].view(7, 5))
-    with refused(TensorError, "gathers states element by element, and a scale of state_dtype='int8' is of a block"):
-        rulec.torch.AdamW(model.parameters(), state_dtype="int8").storage()
     views = FullyShardedDataParallel(net().bfloat16(), use_orig_params=True, device_id=torch.device("cpu"))
-    for wrong in ({"weights": "stochastic"}, {"state_dtype": "bfloat16_sr"}):
+    for wrong in ({"weights": "stochastic"}, {"state_dtype": "bfloat16_sr"}, {"state_dtype": "int8"}):
         with refused(TensorError, "torch does not tell the place of, for .*give FullyShardedDataParallel use_orig_p"):
             rulec.torch.AdamW(views.parameters(), **wrong).storage()
+
+
+def flat_codes(rank: int) -> None:
+    """States in codes of a flat parameter, which torch gathers and parts: the same codes after it."""
+
+    def sharded() -> Any:
+        torch.manual_seed(0)
+        layer = nn.Sequential(nn.Linear(128, 72))
+        return FullyShardedDataParallel(layer, use_orig_params=False, device_id=torch.device("cpu"))
+
+    model, words = sharded(), {"lr": 1e-3, "state_dtype": {"exp_avg": "int8", "exp_avg_sq": "dynamic4"}, "backend": "c"}
+    (part,) = model.parameters()
+    alone = nn.Parameter(part.detach().clone())
+    ours, theirs = (rulec.torch.AdamW(params, **words) for params in (model.parameters(), [alone]))
+    for step in range(2):
+        ours.zero_grad()
+        model(torch.randn(4, 128, generator=torch.Generator().manual_seed(step))).square().sum().backward()
+        alone.grad = part.grad.clone()
+        ours.step()
+        theirs.step()
+    whole = FullyShardedDataParallel.optim_state_dict(model, ours)
+    assert whole["state"]["0.weight"]["exp_avg::codes"].shape == (72, 128)
+    again = sharded()
+    other = rulec.torch.AdamW(again.parameters(), **words)
+    other.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(again, other, copy.deepcopy(whole)))
+    for optimizer, (param,) in ((ours, [part]), (other, again.parameters())):
+        for name, state in theirs.state[alone].items():
+            assert torch.equal(optimizer.state[param][name], state), name
+    # A process alone takes the numbers, in blocks of its own.
+    weights = [nn.Parameter(torch.zeros(72, 128)), nn.Parameter(torch.zeros(72))]
+    names = ["0.weight", "0.bias"]
+    single = rulec.torch.AdamW(zip(names, weights, strict=True), state_dtype="float32")
+    groups = [{**whole["param_groups"][0], "params": [0, 1], "param_names": names}]
+    single.load_state_dict({"state": dict(enumerate(map(whole["state"].get, names))), "param_groups": groups})
+    saved = whole["state"]["0.weight"]
+    values = saved["exp_avg::codes"].float() * (saved["exp_avg::scale"] * torch.tensor(1 / 127))
+    torch.testing.assert_close(single.state[weights[0]]["exp_avg"], values)
 
 
 def narrow_loss(model: Any, step: int) -> Any:
@@ -198,6 +233,7 @@ def halves(rank: int, make: Make) -> None:
 def everything(rank: int) -> None:
     flat_parameters(rank)
     flat_bits(rank)
+    flat_codes(rank)
     whole_parameters(rank)
     halves(rank, lambda kind, params, **keywords: kind(params, reduce_over=dist.group.WORLD, **keywords))
 

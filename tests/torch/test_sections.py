@@ -153,10 +153,6 @@ def test_a_split_that_does_not_fit_is_refused() -> None:
         for optimizer in (rulec.torch.Muon, rulec.torch.AdamW):
             with pytest.raises(kind, match=words):
                 optimizer([group], lr=0.1)
-    coded = rulec.torch.Muon([{"params": [matrix], "split": 3}], lr=0.1, state_dtype="int8")
-    matrix.grad = torch.ones(12, 4)
-    with pytest.raises(TensorError, match=r"parameter 0\[0\] is a section of a split .* state_dtype='int8' is not for"):
-        coded.step()
     sparse = Fused("muon", (12, 4), 3, 0)
     sparse.param.grad = torch.eye(12, 4).to_sparse()
     with pytest.raises(TensorError, match="the gradient of w is sparse"):
@@ -174,6 +170,40 @@ def test_a_split_that_does_not_fit_is_refused() -> None:
     saved["state"][0]["momentum_buffer"] = torch.ones(4, 12)
     with pytest.raises(StateMismatch, match=r"momentum_buffer of w was saved with shape \(4, 12\), where"):
         fused.optimizer.load_state_dict(saved)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "split", "dim", "word"),
+    [
+        ("lamb", (192, 64), 3, 0, "dynamic4"), ("lamb", (70, 180), [60, 120], 1, "dynamic8"),
+        ("soap", (2 * 65, 64), [65, 64, 1], 0, {"m": "dynamic8/64", "v": "int8"}),
+    ],
+)  # fmt: skip
+def test_codes_of_sections(name: str, shape: Any, split: Any, dim: int, word: Any) -> None:
+    """Their bits are those of parameters; in a file they are the codes of the whole parameter."""
+    fused = Fused(name, shape, split, dim, state_dtype=word)
+    for seed in (1, 2):
+        fused.step(seed)
+    saved = copy.deepcopy(fused.optimizer.state_dict())
+    mine = saved["state"][0]
+    fused.optimizer = fused.fresh()
+    fused.optimizer.load_state_dict(saved)
+    for key, value in fused.optimizer.state_dict()["state"][0].items():
+        assert torch.equal(value, mine[key]), key
+    if name == "lamb":
+        blocks = {"dynamic4": ((6144,), (96,)), "dynamic8": ((70, 180), (70, 180))}
+        assert (tuple(mine["m::codes"].shape), tuple(mine["m::scale"].shape)) == blocks[word]
+        # Through a parameter without a split, and through states in floats, values stay what they are.
+        for keywords, group in ((fused.keywords, {}), ({"lr": 0.1}, fused.group)):
+            between = fused.kind([{"params": [fused.param], **group}], **keywords)
+            between.load_state_dict(fused.optimizer.state_dict())
+            if dim == 0 or group:
+                fused.optimizer = fused.fresh()
+                fused.optimizer.load_state_dict(between.state_dict())
+    else:  # a section of less than 4,096 elements has floats
+        assert {"m::codes.0", "m::scale.1", "m.2", "l.0"} < mine.keys()
+    fused.step(3)
+    fused.check()
 
 
 # Processes
@@ -199,6 +229,27 @@ def placements(rank: int, folder: str, names: Sequence[str], cases: Sequence[tup
             torch.testing.assert_close(param.full_tensor(), alone.param.detach(), rtol=1e-6, atol=1e-7, msg=at)  # type: ignore[attr-defined]
             check_states(optimizer.state_dict(), alone.optimizer.state_dict(), at)
     refusals(mesh)
+    codes(mesh, folder)
+
+
+def codes(mesh: Any, folder: str) -> None:
+    """Codes of sections of DTensors: those of one process where blocks divide rows, and the same after a file."""
+    for shape in ((192, 64), (180, 70)):
+        alone = Fused("lamb", shape, 3, 0, state_dtype="dynamic8/32", backend="c")
+        param = nn.Parameter(distribute_tensor(draw(shape, 0), mesh, [Shard(0)]))
+        optimizer = alone.kind([{"params": [("w", param)], **alone.group}], **alone.keywords)
+        for seed in (1, 2):
+            alone.step(seed)
+            param.grad = distribute_tensor(draw(shape, seed), mesh, [Shard(0)])
+            optimizer.step()
+        mine = optimizer.state_dict()
+        assert tuple(mine["state"][0]["m::scale"].shape) == ((192, 2) if shape[1] == 64 else shape)
+        if shape[1] == 64:
+            check_states(mine, alone.optimizer.state_dict(), str(shape))
+        again = reloaded(optimizer, param, alone, f"{folder}/codes{shape[1]}").state_dict()
+        for key, value in mine["state"][0].items():
+            other = again["state"][0][key]
+            assert torch.equal(*(x.to_local() if isinstance(x, DTensor) else x for x in (value, other))), key
 
 
 def reloaded(optimizer: Any, param: Any, alone: Fused, folder: str) -> Any:

@@ -3,8 +3,9 @@
 from rulec_backends.cpu.format_words import (
     above, below, clear, decode_dynamic4_unsigned_floor, decode_dynamic8_signed,
     decode_last_dynamic4_unsigned_floor, encode_dynamic4_unsigned_floor, encode_dynamic8_signed,
-    encode_last_dynamic4_unsigned_floor, floats, int32, prefetch, scale_dynamic4_unsigned_floor,
-    scale_dynamic8_signed, unit_dynamic4_unsigned_floor, unit_dynamic8_signed,
+    encode_last_dynamic4_unsigned_floor, factor_dynamic4_unsigned_floor, factor_dynamic8_signed, floats, int32,
+    prefetch, scale_dynamic4_unsigned_floor, scale_dynamic8_signed, unit_dynamic4_unsigned_floor,
+    unit_dynamic8_signed,
 )
 from rulec_backends.cpu.words import (
     compiled, fetch_add, float32, inlined, load_float32, number, sqrt, store_float32, word,
@@ -23,13 +24,16 @@ def decode_dynamic8_256_signed(codes, scales, count, values):
 
 @inlined
 def encode_dynamic8_256_signed(codes, scales, count, values):
-    """The codes and scales of count elements, of whole blocks and perhaps a short last one."""
+    """The codes and scales of count elements, of whole blocks and perhaps a short last one; scales come first."""
     for block in range((count + 255) // 256):
         first, last = block * 256, min((block + 1) * 256, count)
         positive = negative = int32(0)
         for i in range(first, last):
             positive, negative = above(positive, values, i), below(negative, values, i)
-        factor = scale_dynamic8_signed(scales, block, positive, negative)
+        scale_dynamic8_signed(scales, block, positive, negative)
+    for block in range((count + 255) // 256):
+        first, last = block * 256, min((block + 1) * 256, count)
+        factor = factor_dynamic8_signed(scales, block)
         if factor != factor:
             for i in range(first, last):
                 clear(codes, i)
@@ -52,13 +56,16 @@ def decode_dynamic4_128_unsigned_floor(codes, scales, count, values):
 
 @inlined
 def encode_dynamic4_128_unsigned_floor(codes, scales, count, values):
-    """The codes and scales of count elements, of whole blocks and perhaps a short last one."""
+    """The codes and scales of count elements, of whole blocks and perhaps a short last one; scales come first."""
     for block in range((count + 127) // 128):
         first, last = block * 128, min((block + 1) * 128, count)
         positive = negative = int32(0)
         for i in range(first, last):
             positive, negative = above(positive, values, i), below(negative, values, i)
-        factor = scale_dynamic4_unsigned_floor(scales, block, positive, negative)
+        scale_dynamic4_unsigned_floor(scales, block, positive, negative)
+    for block in range((count + 127) // 128):
+        first, last = block * 128, min((block + 1) * 128, count)
+        factor = factor_dynamic4_unsigned_floor(scales, block)
         if factor != factor:
             for i in range(first // 2, (last + 1) // 2):
                 clear(codes, i)
@@ -91,8 +98,8 @@ def elements(pointers, tensors, tensor, row, start, stop):
         count = min(stop - part, 1024)
         p_at = word(pointers, tensor) + 4 * part
         g_at = word(pointers, tensors + tensor) + 4 * part
-        for first in range(0, count, 32):
-            last, place = min(first + 32, count), part + first
+        for first in range(0, count, 128):
+            last, place = min(first + 128, count), part + first
             decode_dynamic8_256_signed(m_codes + place, m_scales + place // 256 * 4, last - first, m_at + 4 * first)
             decode_dynamic4_128_unsigned_floor(v_codes + place // 2, v_scales + place // 128 * 4, last - first, v_at + 4 * first)
             for i in range(4 * first, 4 * last, 64):
@@ -115,8 +122,8 @@ def elements(pointers, tensors, tensor, row, start, stop):
                 store_float32(m_at, i, 2, m_new)
                 store_float32(v_at, i, 3, v_new)
                 store_float32(p_at, i, 0, p_new)
+            encode_dynamic4_128_unsigned_floor(v_codes + place // 2, v_scales + place // 128 * 4, last - first, v_at + 4 * first)
         encode_dynamic8_256_signed(m_codes + part, m_scales + part // 256 * 4, count, m_at)
-        encode_dynamic4_128_unsigned_floor(v_codes + part // 2, v_scales + part // 128 * 4, count, v_at)
 
 
 @compiled
