@@ -2,8 +2,8 @@
 
 The codes of a part of a parameter have blocks of their own: a block begins at the part's first element. Where blocks
 divide the rows of the whole parameter, the parts have the whole's blocks, and codes and scales are DTensors in a shape
-that follows from the parameter's. Other parts are saved with a scale for each element, as are those of flat parameters,
-which torch gathers element by element.
+that follows from the parameter's. Other parts are saved with a scale for each element. Parts of flat parameters are
+saved in floats, as FullyShardedDataParallel gathers states element by element and parts no integers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rulec.compiler.layout import scale_name
 from rulec.errors import StateMismatch
-from rulec.formats import Format, decode_spread, gathered, of_key, spread
+from rulec.formats import Format, decode, decode_spread, gathered, of_key, spread
 from rulec.torch.placed import as_part, is_flat, is_placed, is_split, part_of, saved_part
 from rulec.torch.sections import Section
 from rulec.torch.tensors import real_view
@@ -71,19 +71,31 @@ def _placed(array: Tensor, shape: Sequence[int], param: Any) -> Tensor:
 def saved_states(states: Mapping[str, Any], keys: Mapping[str, str], param: Any) -> dict[str, Any]:
     """A parameter's states as `state_dict` gives them; `keys` are the formats of its group's states."""
     coded = {name: of_key(key) for name, key in keys.items() if scale_name(name) in states}
+    if coded and is_flat(param):
+        return {
+            name: _floats(coded[name], value, states[scale_name(name)], param) if name in coded else value
+            for name, value in states.items()
+            if name not in {scale_name(state) for state in coded}
+        }
     saved = {name + CODES if name in coded else name: value for name, value in states.items()}
     for name, form in coded.items():
         saved[name + CODES], saved[scale_name(name)] = _saved(form, states[name], states[scale_name(name)], param)
     return saved
 
 
+def _floats(form: Format, codes: Tensor, scales: Tensor, param: Tensor) -> Tensor:
+    """The values of a state; encoded again, they have the same codes."""
+    values = decode(form, codes.cpu().numpy(), scales.cpu().numpy(), tuple(param.shape))
+    return torch.from_numpy(values).to(param.device)
+
+
 def _saved(form: Format, codes: Any, scales: Any, param: Any) -> Sequence[Tensor]:
     """Codes and scales in the parameter's shape and placement, where it has any."""
     if scales.numel() == math.prod(whole_shape(param)):  # of sections: a scale for each element
         return codes, scales
-    if divides(param, form.block) and not is_flat(param):
+    if divides(param, form.block):
         return [_of_runs(part_of(x), n, param) for x, n in ((codes, 8 // form.bits), (scales, form.block))]
-    if not is_split(param) and not is_flat(param):
+    if not is_split(param):
         return part_of(codes), part_of(scales)
     return [_placed(x, whole_shape(param), param) for x in _each(form, codes, scales, real_view(param))]
 
