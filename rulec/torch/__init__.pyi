@@ -550,6 +550,25 @@ class AdaSmooth(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class AdaTAM(RuleOptimizer):
+    """Adam whose momentum takes more of gradients that agree with it."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        gamma: float = 0.9,
+        eps: float = 1e-08,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class AdaX(RuleOptimizer):
     """Adam whose second moment remembers the past the better the longer ago it is."""
 
@@ -1562,6 +1581,29 @@ class Dion(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class Dion2(RuleOptimizer):
+    """Muon of the rows, or columns, with the largest momentum; the others wait in the momentum."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.01,
+        mu: float = 0.95,
+        fraction: float = 0.25,
+        weight_decay: float = 0.01,
+        ns_steps: float = 5.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        adamw_lr: float = 0.001,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class DoG(RuleOptimizer):
     """Gradient descent whose step is the distance from the start over the root of all squared gradients."""
 
@@ -1628,6 +1670,61 @@ class EXAdam(RuleOptimizer):
         lr: float | torch.Tensor = 0.001,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-08,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class EmoFact(RuleOptimizer):
+    """The sign of the gradient, of vectors that of the momentum, with steps by the trend of the loss."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        beta1: float = 0.9,
+        weight_decay: float = 0.01,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class EmoLynx(RuleOptimizer):
+    """Lion with longer or shorter steps by the trend of the loss."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.01,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class EmoNavi(RuleOptimizer):
+    """Adam without corrections for the start, with longer or shorter steps by the trend of the loss."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        weight_decay: float = 0.01,
         *,
         maximize: bool = False,
         capturable: bool = False,
@@ -1872,6 +1969,46 @@ class KATE(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class KLSOAP(RuleOptimizer):
+    """Adam in the eigenbasis of covariances that are each whitened by the other side."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.003,
+        betas: tuple[float, float] = (0.95, 0.95),
+        eps: float = 1e-08,
+        every: float = 10.0,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class KLShampoo(RuleOptimizer):
+    """Momentum whitened on both sides by covariances that are each whitened by the other side."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.003,
+        betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-08,
+        initial: float = 0.1,
+        every: float = 2.0,
+        adam_eps: float = 1e-08,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class Kron(RuleOptimizer):
     """Momentum whitened by a product of triangular factors, which are fitted to it by relative gradient descent."""
 
@@ -1942,6 +2079,7 @@ class LARC(RuleOptimizer):
         weight_decay: float = 0.0005,
         trust_coefficient: float = 0.02,
         eps: float = 1e-08,
+        nesterov: float = 0.0,
         *,
         maximize: bool = False,
         capturable: bool = False,
@@ -2109,6 +2247,27 @@ class MARSLion(RuleOptimizer):
         beta: float = 0.95,
         gamma: float = 0.025,
         weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class MOSO(RuleOptimizer):
+    """Momentum over its root mean square in the eigenbasis of its own covariance, on the shorter side."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        momentum: float = 0.95,
+        beta: float = 0.95,
+        betas: tuple[float, float] = (0.95, 0.9),
+        eps: float = 1e-08,
+        weight_decay: float = 0.01,
         *,
         maximize: bool = False,
         capturable: bool = False,
@@ -2317,6 +2476,31 @@ class Nesterov(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class NorDion2(RuleOptimizer):
+    """NorMuon of the rows with the largest momentum; the others wait in the momentum."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.01,
+        mu: float = 0.95,
+        beta: float = 0.95,
+        fraction: float = 0.25,
+        eps: float = 1e-08,
+        weight_decay: float = 0.01,
+        ns_steps: float = 5.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        adamw_lr: float = 0.001,
+        adamw_eps: float = 1e-08,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class NorMuon(RuleOptimizer):
     """Muon whose rows are normalized by their second moment."""
 
@@ -2445,6 +2629,28 @@ class PNM(RuleOptimizer):
         lr: float | torch.Tensor = 0.001,
         beta0: float = 1.0,
         beta1: float = 0.9,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class PolarGrad(RuleOptimizer):
+    """Orthogonalized momentum times its nuclear norm, the sum of its singular values; AdamW for all else."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.0003,
+        momentum: float = 0.95,
+        weight_decay: float = 0.01,
+        ns_steps: float = 5.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        adamw_lr: float = 0.001,
+        adamw_eps: float = 1e-08,
         *,
         maximize: bool = False,
         capturable: bool = False,
@@ -2728,6 +2934,34 @@ class ROSE(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class Ranger21(RuleOptimizer):
+    """AdamW with positive and negative momenta, softened denominators, clipped and centred gradients, and lookahead."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        beta0: float = 0.9,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        eps: float = 1e-08,
+        weight_decay: float = 0.0001,
+        norm_loss: float = 0.0001,
+        softness: float = 50.0,
+        clipping: float = 0.01,
+        min_norm: float = 0.001,
+        k: float = 5.0,
+        alpha: float = 0.5,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        reduce_over: Any = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class Rprop(RuleOptimizer):
     """Steps of a size of their own for every element, grown while its gradient keeps its sign."""
 
@@ -2848,6 +3082,24 @@ class SM3(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class SM3Axes(RuleOptimizer):
+    """Adagrad whose sums are the smallest of one for each index of each axis."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.1,
+        momentum: float = 0.9,
+        eps: float = 1e-08,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class SOAP(RuleOptimizer):
     """Adam in the eigenbasis of Shampoo's covariances."""
 
@@ -2881,6 +3133,28 @@ class SPAM(RuleOptimizer):
         quiet: float = 20.0,
         warm: float = 50.0,
         gap: float = 500.0,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class SPEL(RuleOptimizer):
+    """Muon whose matrices stay orthogonal, as every step is orthogonalized with them; AdamW for all else."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.0003,
+        momentum: float = 0.95,
+        weight_decay: float = 0.1,
+        ns_steps: float = 5.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        adamw_lr: float = 0.001,
+        adamw_eps: float = 1e-08,
         *,
         maximize: bool = False,
         capturable: bool = False,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -71,20 +72,25 @@ def _meaning(**keys: str) -> Meaning:
 
 
 def other_names() -> str:
-    """How many names of each library are here, and all of them."""
-    kinds = ("rule", "composition", "code", "missing")
+    """How many names of each library are here, of all of them together, and then every name."""
+    every = [meaning for library in libraries().values() for meaning in library.names.values()]
     counts = [
-        [
-            f"`{name}`", *(str(sum(m.kind == kind for m in library.names.values())) for kind in kinds),
-            str(sum(bool(m.differs) for m in library.names.values())), library.version, library.read,
-        ]
+        [f"`{name}`", *_counts(library.names.values()), library.version, library.read]
         for name, library in libraries().items()
-    ]  # fmt: skip
+    ]
+    counts.append(["all", *_counts(every), "", ""])
     head = ["library", "rules", "compositions", "code", "not here", "of these, otherwise there", "version", "read on"]
     parts = [table(head, counts)]
     for name, library in libraries().items():
         parts += _of_library(name, library)
     return "\n\n".join(parts)
+
+
+def _counts(meanings: Collection[Meaning]) -> list[str]:
+    """How many of them are of each kind, and how many are otherwise there."""
+    of_kinds = Counter(meaning.kind for meaning in meanings)
+    differing = sum(bool(meaning.differs) for meaning in meanings)
+    return [*(str(of_kinds[kind]) for kind in ("rule", "composition", "code", "missing")), str(differing)]
 
 
 def _of_library(name: str, library: Library) -> list[str]:

@@ -15,6 +15,7 @@ from pytorch_optimizer.optimizer.scion import LMONorm
 from rulec.arrays import random
 from tests.rules.peer import Peer, adam_like, printed_peer, torch_peer
 from tests.rules.printed_decomposed import AdaGO, Dion, Dion2, NorDion2, SPlus
+from tests.rules.printed_whitened import KLSOAP, KLShampoo, Moso, PolarGrad, Spel
 from tests.rules.projectors import WholeProjector
 from tests.rules.runs import Hyper
 from tests.rules.sides import flattened, inside, patched, routed
@@ -190,4 +191,18 @@ _PRINTED: tuple[Peer, ...] = (
     ),
 )  # fmt: skip
 
-DECOMPOSED: tuple[Peer, ...] = (*_SCALED, _CONDA, *_SOLVED, *_PRINTED)
+_BASES = {**_ADAM, "eps": 1e-8, "every": 3}
+
+_WHITENED: tuple[Peer, ...] = (
+    printed_peer("kl_shampoo", "the paper's Figure 2", KLShampoo, {**_BASES, "initial": 0.3}),
+    printed_peer(
+        "kl_soap", "the paper's Figure 2", KLSOAP, {**_BASES, "eps": 1e-4, "every": 9}, "with our first eigenvectors"
+    ),
+    printed_peer(
+        "moso", "its formula", Moso, {**_ADAM, "eps": 1e-8, "momentum": 0.7, "beta": 0.9, "weight_decay": 0.07}
+    ),
+    printed_peer("polargrad", "the paper's equation for momentum", PolarGrad, _MUON),
+    printed_peer("spel", "the paper's equation", Spel, _MUON),
+)
+
+DECOMPOSED: tuple[Peer, ...] = (*_SCALED, _CONDA, *_SOLVED, *_PRINTED, *_WHITENED)

@@ -13,7 +13,8 @@ import torch
 from rulec.arrays import random
 from tests.rules.peer import Peer, adam_like, printed_peer, same, torch_peer
 from tests.rules.printed_adaptive import AdGD, PAdam, Swats
-from tests.rules.sides import Instead, inside, patched
+from tests.rules.runs import Hyper
+from tests.rules.sides import Instead, flattened, inside, patched
 
 _ADAM = {"lr": 0.03, "beta1": 0.8, "beta2": 0.95, "eps": 1e-6}
 _ADAM_DECAY = {**_ADAM, "weight_decay": 0.07}
@@ -114,6 +115,14 @@ def _a2grad(variant: str) -> Any:
     return lambda h: {**same("lips", "beta")(h), "rho": h.get("rho"), "variant": variant}
 
 
+def _ranger21(h: Hyper) -> dict[str, Any]:
+    return {
+        **adam_like(h), "num_iterations": 100, "disable_lr_scheduler": True, "beta0": h["beta0"],
+        "beta_softplus": h["softness"], "agc_clipping_value": h["clipping"], "agc_eps": h["min_norm"],
+        "norm_loss_factor": h["norm_loss"], "lookahead_merge_time": int(h["k"]), "lookahead_blending_alpha": h["alpha"],
+    }  # fmt: skip
+
+
 LISTED_REDUCING: tuple[Peer, ...] = (
     torch_peer("a2grad", pytorch_optimizer.A2Grad, lambda h: {**_A2GRAD, "variant": "uni"}, _A2GRAD),
     torch_peer("a2grad_inc", pytorch_optimizer.A2Grad, lambda h: {**_A2GRAD, "variant": "inc"}, _A2GRAD),
@@ -125,6 +134,20 @@ LISTED_REDUCING: tuple[Peer, ...] = (
         "tam + decay", pytorch_optimizer.TAM,
         lambda h: {**same("lr", "momentum", "eps", "weight_decay")(h), "decay_rate": h["gamma"]},
         {"lr": 0.02, "momentum": 0.8, "gamma": 0.7, "eps": 1e-3, "weight_decay": 0.07},
+    ),
+    torch_peer(
+        "adatam + decay", pytorch_optimizer.AdaTAM,
+        lambda h: {**adam_like(h), "decay_rate": h["gamma"]}, {**_ADAM_DECAY, "gamma": 0.7, "eps": 1e-3},
+    ),
+    flattened(
+        torch_peer(
+            "ranger21", pytorch_optimizer.Ranger21, _ranger21,
+            {
+                "lr": 0.03, "beta0": 0.7, "beta1": 0.8, "beta2": 0.9, "eps": 1e-4, "weight_decay": 0.07, "k": 4,
+                "norm_loss": 0.1, "softness": 5, "clipping": 0.3, "min_norm": 0.01, "alpha": 0.3,
+            },
+            "without its schedule of the learning rate",
+        )
     ),
     torch_peer("l2 >> rose", pytorch_optimizer.ROSE, same("lr", "weight_decay"), {"lr": 0.02, "weight_decay": 0.07}),
     torch_peer(

@@ -61,7 +61,7 @@ class Larc(Printed):
             local = h["trust_coefficient"] * size / (slope + size * beta + h["eps"])
             g = (g + beta * w) * min(local, h["lr"]) / h["lr"]
         self.m[i] = h["momentum"] * self.m[i] + g
-        self.w[i] = w - h["lr"] * self.m[i]
+        self.w[i] = w - h["lr"] * (g + h["momentum"] * self.m[i] if h.get("nesterov") else self.m[i])
 
 
 class CautiousAdamW(Printed):

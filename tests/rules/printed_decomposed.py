@@ -13,34 +13,41 @@ from tests.rules.printed import Printed
 from tests.rules.runs import Array, Hyper
 
 
-class _WithAdam(Printed):
-    """What is no matrix has AdamW's step, whose hyper-parameters may have other names."""
+class WithAdam(Printed):
+    """What is no matrix has AdamW's step, whose hyper-parameters may have other names.
+
+    Where `flattened` is false, tensors of more than two dimensions are none either.
+    """
+
+    flattened = True
 
     def update(self, i: int, g: Array, h: Hyper) -> None:
-        if g.ndim < 2:
-            self._adamw(i, g, h.get("adamw_lr", h["lr"]), h.get("adamw_eps", 1e-8), h)
+        if g.ndim < 2 or (g.ndim > 2 and not self.flattened):
+            other = {"lr": h.get("adamw_lr", h["lr"]), "eps": h.get("adamw_eps", 1e-8 if "adamw_lr" in h else h["eps"])}
+            self._adamw(i, g, {**h, **other})
         else:
             shape = g.shape
-            self.w[i] = self._matrix(i, g.reshape(len(g), -1), self.w[i].reshape(len(g), -1), h).reshape(shape)
+            self.w[i] = self.matrix(i, g.reshape(len(g), -1), self.w[i].reshape(len(g), -1), h).reshape(shape)
 
-    def _adamw(self, i: int, g: Array, lr: float, eps: float, h: Hyper) -> None:
+    def _adamw(self, i: int, g: Array, h: Hyper) -> None:
         self.m[i] = h["beta1"] * self.m[i] + (1 - h["beta1"]) * g
         self.v[i] = h["beta2"] * self.v[i] + (1 - h["beta2"]) * g**2
         m, v = self.m[i] / (1 - h["beta1"] ** self.t), self.v[i] / (1 - h["beta2"] ** self.t)
-        self.w[i] = self.w[i] - lr * (m / (np.sqrt(v) + eps) + h["weight_decay"] * self.w[i])
+        self.w[i] = self.w[i] - h["lr"] * (m / (np.sqrt(v) + h["eps"]) + h.get("weight_decay", 0) * self.w[i])
 
-    def _matrix(self, i: int, g: Array, w: Array, h: Hyper) -> Array:
+    def matrix(self, i: int, g: Array, w: Array, h: Hyper) -> Array:
+        """One step of a matrix `w` with the gradient `g`."""
         raise NotImplementedError
 
 
-class AdaGO(_WithAdam):
+class AdaGO(WithAdam):
     """Algorithm 1 of Zhang, Liu and Schaeffer (2025), with Jordan's iteration for the orthogonal factor."""
 
     def __init__(self, params: Sequence[Array]) -> None:
         super().__init__(params)
         self.sums: dict[int, float] = {}
 
-    def _matrix(self, i: int, g: Array, w: Array, h: Hyper) -> Array:
+    def matrix(self, i: int, g: Array, w: Array, h: Hyper) -> Array:
         momentum = h["momentum"] * self.m[i].reshape(g.shape) + (1 - h["momentum"]) * g
         self.m[i] = momentum.reshape(self.m[i].shape)
         size = min(float(np.linalg.norm(g)), h["gamma"])
@@ -57,12 +64,12 @@ def _orthogonal(x: Array, steps: int, name: str = "muon") -> Array:
     return np.asarray(left * s @ right)
 
 
-class Dion2(_WithAdam):
+class Dion2(WithAdam):
     """The authors' code of Ahn, Amsel and Langford (2025), on the chosen rows or columns alone."""
 
     rows_alone = False
 
-    def _matrix(self, i: int, g: Array, w: Array, h: Hyper) -> Array:
+    def matrix(self, i: int, g: Array, w: Array, h: Hyper) -> Array:
         rows, cols = g.shape
         turned = rows > cols and not self.rows_alone
         lines = self.m[i].reshape(g.shape) + g
@@ -96,14 +103,14 @@ class NorDion2(Dion2):
         return np.asarray(u * np.linalg.norm(o) / max(np.linalg.norm(u), h["eps"]))
 
 
-class Dion(_WithAdam):
+class Dion(WithAdam):
     """Algorithm 1 of Ahn and others (2025); it begins with our random matrix."""
 
     def __init__(self, params: Sequence[Array]) -> None:
         super().__init__(params)
         self.right: dict[int, Array] = {}
 
-    def _matrix(self, i: int, g: Array, w: Array, h: Hyper) -> Array:
+    def matrix(self, i: int, g: Array, w: Array, h: Hyper) -> Array:
         rows, cols = g.shape
         rank = min(int(h["rank"]), rows, cols)
         if i not in self.right:

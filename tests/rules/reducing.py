@@ -143,6 +143,10 @@ _LAYERWISE: tuple[Peer, ...] = (
         "larc", "NVIDIA's formula", Larc,
         {"lr": 0.05, "momentum": 0.8, "weight_decay": 0.3, "trust_coefficient": 0.1, "eps": 1e-8},
     ),
+    printed_peer(
+        "larc(nesterov=1)", "NVIDIA's formula, with Nesterov's momentum", Larc,
+        {"lr": 0.05, "momentum": 0.8, "weight_decay": 0.3, "trust_coefficient": 0.1, "eps": 1e-8, "nesterov": 1},
+    ),
     optax_peer("novograd", "optax.novograd", lambda h: optax.novograd(h["lr"], **_b1_b2(h)), _ADAM_DECAY),
     torch_peer("novograd", pytorch_optimizer.NovoGrad, adam_like, _ADAM_DECAY),
     torch_peer(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 from unittest import mock
 
@@ -12,6 +14,7 @@ import optax
 import pytest
 import pytorch_optimizer
 import torch
+from pytorch_optimizer.optimizer import emonavi
 
 import rulec
 import rulec.jax
@@ -32,9 +35,19 @@ def hessian_of(params: Any) -> list[Any]:
     return [np.asarray(0.3 + np.cos(3 * np.asarray(p))) for p in params]
 
 
+def logits_of(params: Any) -> list[Any]:
+    """A largest logit for every row, of the shape of the parameter; a number has none."""
+
+    def largest(p: Any) -> Any:
+        rest = tuple(range(1, p.ndim))
+        return np.abs(p).max(rest, keepdims=True) * np.ones_like(p) if p.ndim else np.zeros(())
+
+    return [largest(np.asarray(p)) for p in params]
+
+
 def inputs_of(rule: rulec.Rule, params: Any) -> dict[str, Any]:
     """What a rule reads beside gradients, at these parameters."""
-    kinds = {"loss": loss_of, "hessian": hessian_of}
+    kinds = {"loss": loss_of, "hessian": hessian_of, "logits": logits_of}
     return {name: kinds[name](params) for name in rule.inputs}
 
 
@@ -94,6 +107,71 @@ class CurvaturePeer:
         return [tensor.detach().numpy().copy() for tensor in self.tensors]
 
 
+class EmoPeer:
+    """An optimizer of pytorch_optimizer that follows the loss, whose means are exact.
+
+    Its scalar is that of one mean or another by which of two equal numbers is smaller, as rounding has it.
+    """
+
+    def __init__(self, kind: Any, **keywords: Any) -> None:
+        self.tensors = [torch.nn.Parameter(torch.tensor(p)) for p in start()]
+        self.optimizer = kind(self.tensors, foreach=False, **keywords)
+
+    def step(self) -> None:
+        now = self.params()
+        for tensor, grad in zip(self.tensors, gradient_of()(now), strict=True):
+            tensor.grad = torch.tensor(grad)
+        with mock.patch.object(emonavi, "compute_scalar", _exact_scalar):
+            self.optimizer.step(lambda: loss_of(now))
+
+    def params(self) -> list[Any]:
+        return [tensor.detach().numpy().copy() for tensor in self.tensors]
+
+
+_scalar = emonavi.compute_scalar
+
+
+def _exact_scalar(ema: dict[str, float]) -> float:
+    return _scalar({name: Fraction(value) for name, value in ema.items()})  # type: ignore[misc]
+
+
+class _DrivenSGD(torch.optim.Optimizer):
+    """Gradient descent with steps that pytorch_optimizer's means of the loss lengthen."""
+
+    def __init__(self, tensors: Any, lr: float, foreach: bool) -> None:
+        super().__init__(tensors, {"lr": lr})
+        self.means: dict[str, Any] = {}
+
+    def step(self, closure: Any = None) -> None:
+        drive, _, _ = emonavi.get_emo_drive(self.means, closure(), False)
+        with torch.no_grad():
+            for p in self.param_groups[0]["params"]:
+                p -= self.param_groups[0]["lr"] * drive * p.grad
+
+
+class ClipPeer:
+    """pytorch_optimizer's MuonClip with AdamW for all tensors, which are queries with a head for each row."""
+
+    def __init__(self, **keywords: Any) -> None:
+        self.tensors = [torch.nn.Parameter(torch.tensor(p)) for p in start()]
+        groups = [
+            {"params": [t], "use_muon": False, **({"qk_clip": "query", "attention_name": str(i)} if t.ndim else {})}
+            for i, t in enumerate(self.tensors)
+        ]
+        self.optimizer = pytorch_optimizer.MuonClip(groups, foreach=False, **keywords)
+
+    def step(self) -> None:
+        now = self.params()
+        for tensor, grad in zip(self.tensors, gradient_of()(now), strict=True):
+            tensor.grad = torch.tensor(grad)
+        heads = {str(i): torch.tensor(x.reshape(len(x), -1)[:, 0]) for i, x in enumerate(logits_of(now)) if x.ndim}
+        with mock.patch("torch.Tensor.float", torch.Tensor.double):
+            self.optimizer.step(attention_max_logits=heads)
+
+    def params(self) -> list[Any]:
+        return [tensor.detach().numpy().copy() for tensor in self.tensors]
+
+
 def sophia(hyper: dict[str, float]) -> CurvaturePeer:
     """Theirs has the form of the paper's first version: gamma is a bound there, and in lr, eps and the decay."""
     gamma, k = hyper["gamma"], int(hyper["k"])
@@ -138,11 +216,32 @@ ROWS: dict[str, tuple[dict[str, float], Callable[[], Any]]] = {
             pytorch_optimizer.AdaHessian, lr=0.05, betas=(0.8, 0.95), eps=1e-3, hessian_power=0.7, weight_decay=0
         ),
     ),
+    "emo_drive >> sgd": ({"lr": 0.05}, lambda: EmoPeer(_DrivenSGD, lr=0.05)),
+    "emonavi": (
+        {"lr": 1.0, **_BETAS, "eps": 1e-3, "weight_decay": 0.05},
+        lambda: EmoPeer(pytorch_optimizer.EmoNavi, lr=1.0, betas=(0.8, 0.95), eps=1e-3, weight_decay=0.05),
+    ),
+    "emolynx": (
+        {"lr": 0.2, **_BETAS, "weight_decay": 0.05},
+        lambda: EmoPeer(pytorch_optimizer.EmoLynx, lr=0.2, betas=(0.8, 0.95), weight_decay=0.05),
+    ),
+    "emofact": (
+        {"lr": 0.2, "beta1": 0.8, "weight_decay": 0.05},
+        lambda: EmoPeer(pytorch_optimizer.EmoFact, lr=0.2, betas=(0.8, 0.95), weight_decay=0.05),
+    ),
+    "qk_clip(adamw)": (
+        {"lr": 0.05, **_BETAS, "eps": 1e-3, "weight_decay": 0.05, "qk_threshold": 0.4, "qk_power": 0.6},
+        lambda: ClipPeer(
+            adamw_lr=0.05, adamw_betas=(0.8, 0.95), adamw_eps=1e-3, adamw_wd=0.05, qk_clip_threshold=0.4,
+            qk_clip_alpha=0.6,
+        ),
+    ),
 }  # fmt: skip
 
 
 def test_every_rule_with_inputs_has_a_row() -> None:
-    assert {name for name in rulec.rules() if rulec.load(name).inputs} == {name.partition(" ")[0] for name in ROWS}
+    named = {re.split(r"[ (]", name.removeprefix("transforms/"))[0] for name in ROWS}
+    assert {name.removeprefix("transforms/") for name in rulec.rules() if rulec.load(name).inputs} == named
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -166,8 +265,8 @@ def test_torch_jax_and_arrays_take_the_inputs(name: str) -> None:
     reference, arrays = ReferenceOptimizer(rule, start(), hyper), start()
     tensors = [torch.nn.Parameter(torch.tensor(p)) for p in start()]
     on_arrays = rulec.array.Optimizer(rule, arrays, **hyper)
-    betas = {"betas": (hyper["beta1"], hyper["beta2"])} if "beta1" in hyper else {}
-    rest = {key: value for key, value in hyper.items() if key not in ("beta1", "beta2")}
+    betas = {"betas": (hyper["beta1"], hyper["beta2"])} if "beta2" in hyper else {}
+    rest = {key: value for key, value in hyper.items() if not (betas and key in ("beta1", "beta2"))}
     in_torch = rulec.torch.optimizer(rule)(tensors, **rest, **betas)
 
     def closure() -> float:

@@ -15,6 +15,7 @@ from pytorch_optimizer.optimizer.utils.graft import LayerWiseGrafting
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from rulec.arrays import random
+from tests.rules.constraints import CONSTRAINED
 from tests.rules.decays import DECAYS
 from tests.rules.runs import Array, Hyper, OptaxRun, Run, TorchRun
 from tests.rules.wrapper_peer import Start, WrapperPeer
@@ -277,4 +278,5 @@ WRAPPERS: tuple[WrapperPeer, ...] = (
     ),
     WrapperPeer("mechanic(adam)", "optax.contrib.mechanize", _MECHANIC, _optax(_mechanize)),
     *DECAYS,
+    *CONSTRAINED,
 )
