@@ -20,7 +20,6 @@ from rulec.compiler.layout import Layout, is_shaped, scheduled
 from rulec.compiler.pipeline import compile
 from rulec.compiler.rings import Ring, ringed, turned
 from rulec.compiler.view import MatrixView
-from rulec.language.node import Kind, walk
 from rulec.language.rule import Rule
 from rulec.runtime.arrays import Vector
 from rulec.runtime.coded import Decoded, kernel_of
@@ -122,9 +121,9 @@ class Bucket:
     """Tensors that one kernel updates in one call: of one program, device and layout, and of any groups.
 
     `library` computes the values between its stages; `decoded` gives memory for decoded states. Where `parted`, tensors
-    are parts of others: processes may refuse a step when they meet, so no state is written before. Where `halved`, they
-    are parts of matrices. Where `resident`, counts and scalars are on the device, and a branch on them has both arms in
-    the kernel. Random bits follow from `seed`.
+    are parts of others: processes may refuse a step when they meet, or fail in it, so no state is written before the
+    last stage. Where `halved`, they are parts of matrices. Where `resident`, counts and scalars are on the device, and
+    a branch on them has both arms in the kernel. Random bits follow from `seed`.
     """
 
     program: Program
@@ -166,9 +165,7 @@ class Bucket:
         return version
 
     def _compiled(self, program: Program) -> Version:
-        # Steps of whole matrices are agreed on before they begin.
-        early = not self.parted or any(n.op.kind is Kind.MATRIX for n in walk(program.between))
-        program, layout = scheduled(program, self.layout.of(program), early)
+        program, layout = scheduled(program, self.layout.of(program), early=not self.parted)
         source, kernel = kernel_of(self.backend, program, layout, self.decoded, partial(self.library.join, axis=0))
         if LEVEL >= 4:
             print(source, file=sys.stderr)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from rulec.language.node import Node
 from rulec.runtime.between import Between
 from rulec.runtime.delegation import Delegation, Delegations
 from rulec.runtime.exchange import Assigning, Cargo, Gathering, Parcel, Task
+from rulec.runtime.failure import Failure
 from rulec.runtime.halves import Halves
 from rulec.runtime.joins import Joining, Processes, Waits
 from rulec.runtime.peers import Peers
@@ -95,6 +97,7 @@ class Delegated(Between):
     tasks: list[Task] = field(default_factory=list)
     remembered: dict[int, dict[Node, Any]] = field(default_factory=dict)
     within_each: dict[Node, Any] = field(default_factory=dict)
+    failure: Failure = field(default_factory=Failure)
 
     @property
     def parts(self) -> PortionValues:
@@ -115,8 +118,8 @@ class Delegated(Between):
             return
         works, layout = self.delegations.work, self.parts.layout
         self.tasks = [
-            Task(half.spread, works(self.parts.facts(i), self.parts.hyper(i), half.whole, layout))
-            for i, half in enumerate(self.halves)
+            Task(half.spread, works(self.parts.facts(i), self.parts.hyper(i), half.whole, layout), name=tensor.name)
+            for i, (half, tensor) in enumerate(zip(self.halves, self.parts.portion.tensors, strict=True))
         ]
         yield Assigning(self.tasks)
         each = zip(self.tasks, self.halves, strict=True)
@@ -138,7 +141,8 @@ class Delegated(Between):
             if delegation.sent or delegation.returned:
                 yield from self._exchange(delegation)
             elif delegation.whole:
-                self._worked(delegation, dict.fromkeys(self.remembered, ()))
+                # Nobody waits for it. An error of it is one of the next work, for which others wait.
+                self.failure.attempt(partial(self._worked, delegation, dict.fromkeys(self.remembered, ())))
             for value in delegation.over:
                 self.values.pop(value, None)
 
@@ -193,6 +197,8 @@ class Delegated(Between):
 
     def _worked(self, delegation: Delegation, arrays: Mapping[int, Sequence[Any]]) -> Mapping[int, Sequence[Any]]:
         """The results for whole tensors, by their places, from the arrays that were sent for them."""
+        if self.failure.error is not None:
+            raise self.failure.error
         places = [*arrays]
         if not places:
             return {}

@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from rulec.arrays.library import Library
+from rulec.runtime.failure import Failure
 from rulec.runtime.owners import Division, Load, Schedule, schedule_of
 from rulec.runtime.peers import Meeting, Peers, Pending
 from rulec.runtime.share import Share
@@ -58,12 +59,14 @@ class Spread:
 class Task:
     """The work on one whole tensor, for the process `owner` once that is chosen, or for several `owners` of pieces.
 
-    `spread` is among all replicas until then, and afterwards among the processes with a part in the work.
+    `spread` is among all replicas until then, and afterwards among the processes with a part in the work. `name` is the
+    tensor's, for errors.
     """
 
     spread: Spread
     work: Work
     owners: tuple[int, ...] = (0,)
+    name: str = ""
 
     @property
     def owner(self) -> int:
@@ -131,7 +134,8 @@ class Cargo:
         bounds = cuts(self.there[0].shape[self.axis], count)
         return [
             Cargo(
-                Task(spread, part, (owner,)), [x.piece(self.axis, *bounds[k], rank) for x in self.there],
+                Task(spread, part, (owner,), self.task.name),
+                [x.piece(self.axis, *bounds[k], rank) for x in self.there],
                 [x.piece(self.axis, *bounds[k], rank) for x in self.back], replace(self.share, place=k, count=count),
                 self.axis,
             )
@@ -190,17 +194,20 @@ def cuts(side: int, count: int) -> list[tuple[int, int]]:
     return [(side * k // count, side * (k + 1) // count) for k in range(count)]
 
 
-def worked(waiting: Sequence[Gathering], meeting: Meeting | None) -> list[list[list[Any]]]:
-    """The parts here of all results of each tensor, for each launch."""
+def worked(waiting: Sequence[Gathering], meeting: Meeting) -> list[list[list[Any]]]:
+    """The parts here of all results of each tensor, for each launch.
+
+    RulecError, in all processes, where one has failed in its work: it has sent what others wait for.
+    """
+    failure = Failure()
     results: list[list[list[Any]]] = [[[None] * len(c.back) for c in wait.cargo] for wait in waiting]
     buckets: list[_Bucket] = []
     for peers, entries in _by_peers(waiting).items():
         loads, owners = tuple(e.cargo.load for e in entries), tuple(e.cargo.task.owner for e in entries)
         schedule = schedule_of(loads, owners, peers.size, BUCKET)
-        if meeting is not None:
-            meeting.exchanged(peers, schedule)
+        meeting.exchanged(peers, schedule)
         for places in schedule.buckets:
-            buckets.append(_Bucket(waiting, peers, schedule, [(i, entries[i]) for i in places]))
+            buckets.append(_Bucket(waiting, peers, schedule, [(i, entries[i]) for i in places], failure))
     buckets[0].gather()
     before: _Bucket | None = None
     for bucket, after in zip(buckets, [*buckets[1:], None], strict=True):
@@ -213,6 +220,7 @@ def worked(waiting: Sequence[Gathering], meeting: Meeting | None) -> list[list[l
         bucket.scatter()
         before = bucket
     buckets[-1].collect(results)
+    meeting.conclude(failure)
     return results
 
 
@@ -246,8 +254,10 @@ class _Bucket:
     """The tensors that travel together, on their way there and back: a message for each dtype."""
 
     def __init__(
-        self, waiting: Sequence[Gathering], peers: Peers, schedule: Schedule, entries: Sequence[tuple[int, _Entry]]
-    ) -> None:
+        self, waiting: Sequence[Gathering], peers: Peers, schedule: Schedule, entries: Sequence[tuple[int, _Entry]],
+        failure: Failure,
+    ) -> None:  # fmt: skip
+        self.failure = failure
         self.waiting, self.peers, self.schedule = waiting, peers, schedule
         self.library = waiting[entries[0][1].launch].library
         self._there = _by_owner([(i, k, e, x) for i, e in entries for k, x in enumerate(e.cargo.there)], peers.size)
@@ -261,65 +271,91 @@ class _Bucket:
 
     def gather(self) -> None:
         """Begins to send every owner the parts that are sent from here."""
+        self.failure.turn += 1
         here = self.peers.rank
         for dtypes, of_rank in self._there.items():
-            sent = [[x.elements for i, k, _, x in theirs if self._sends(here, i, k)] for theirs in of_rank]
-            self._begin(dtypes, sent, self._counts_there(of_rank))
+            sent = [[x for i, k, _, x in theirs if self._sends(here, i, k)] for theirs in of_rank]
+            shares = [sum(int(x.division.counts[here]) for x in theirs) for theirs in sent]
+            self._begin(dtypes, partial(_elements, sent), shares, self._counts_there(of_rank))
 
     def take(self) -> None:
         """Puts the arrays of the tensors owned here together."""
+        self.failure.turn += 1
         for e in self._mine:
             self.wholes.setdefault(e.launch, {})[e.place] = [None] * len(e.cargo.there)
         for dtypes, of_rank in self._there.items():
-            parts = self._arrived(dtypes, self._counts_there(of_rank))
-            like = self._nothing(dtypes)
-            for i, k, e, parcel in of_rank[self.peers.rank]:
-                whole = self.library.blank(like, parcel.shape)
-                for rank in sorted(self.schedule.senders[i][k]):
-                    rectangle = parcel.division.rectangles[rank]
-                    whole[rectangle] = next(parts[rank]).reshape(_sides(rectangle))
-                self.wholes[e.launch][e.place][k] = whole
+            self._arrived(dtypes, self._counts_there(of_rank), partial(self._put_together, dtypes, of_rank))
+
+    def _put_together(self, dtypes: _Dtypes, of_rank: Sequence[Sequence[_Item]], parts: Sequence[Any]) -> None:
+        like = self._nothing(dtypes)
+        for i, k, e, parcel in of_rank[self.peers.rank]:
+            whole = self.library.blank(like, parcel.shape)
+            for rank in sorted(self.schedule.senders[i][k]):
+                rectangle = parcel.division.rectangles[rank]
+                whole[rectangle] = next(parts[rank]).reshape(_sides(rectangle))
+            self.wholes[e.launch][e.place][k] = whole
 
     def work(self) -> None:
         """Does the work on the tensors owned here, and then on the pieces."""
+        self.failure.turn += 1
         shared = {(e.launch, e.place) for e in self._mine if e.cargo.share is not None}
         for launch, wholes in self.wholes.items():
             alone = {place: arrays for place, arrays in wholes.items() if (launch, place) not in shared}
-            wholes.update(self.waiting[launch].work(alone) if alone else {})
+            names = [e.cargo.task.name for e in self._mine if e.launch == launch and e.place in alone]
+            if alone:
+                wholes.update(self.failure.attempt(partial(self.waiting[launch].work, alone), names) or {})
         for like in self._kinds.values():
             self._work_together(like)
 
     def _work_together(self, like: Share) -> None:
         """Does the work on pieces, with the owners of the others."""
-        pieces, mine = [], [e for e in self._mine if e.cargo.share and e.cargo.share.kind == like.kind]
-        for e in mine:
-            (piece,), share = self.wholes[e.launch][e.place], e.cargo.share
-            assert share is not None
-            pieces.append(MatrixPiece(share, e.cargo.task.owner - share.place, _long(piece, e.cargo.axis)))
-        team = Team(self.peers, self.library.quintic(like.dtype), pieces, self.library.empty(0))
-        for e, result in zip(mine, team.orthogonalized(like), strict=True):
+        mine = [e for e in self._mine if e.cargo.share and e.cargo.share.kind == like.kind]
+        attempt = partial(self.failure.attempt, tensors=[e.cargo.task.name for e in mine])
+        pieces = [
+            MatrixPiece(e.cargo.share, e.cargo.task.owner - e.cargo.share.place, attempt(partial(self._piece, e)))
+            for e in mine if e.cargo.share is not None
+        ]  # fmt: skip
+        team = Team(self.peers, self.library.quintic(like.dtype), pieces, self.library.empty(0), attempt)
+        for e, result in zip(mine, team.orthogonalized(like) or (), strict=False):
             self.wholes[e.launch][e.place] = [_long(result, e.cargo.axis)]
+
+    def _piece(self, entry: _Entry) -> Any:
+        (piece,) = self.wholes[entry.launch][entry.place]
+        return _long(piece, entry.cargo.axis)
 
     def scatter(self) -> None:
         """Begins to send every process its parts of the results."""
+        self.failure.turn += 1
+        if self.failure.error is not None:
+            self.wholes = {}
         for dtypes, of_rank in self._back.items():
-            mine = [(self.wholes[e.launch][e.place][k], x) for _, k, e, x in of_rank[self.peers.rank]]
-            sent = [[whole[x.division.rectangles[rank]] for whole, x in mine] for rank in range(self.peers.size)]
-            self._begin(dtypes, sent, self._counts_back(of_rank))
+            mine = of_rank[self.peers.rank]
+            shares = [sum(int(x.division.counts[rank]) for *_, x in mine) for rank in range(self.peers.size)]
+            self._begin(dtypes, partial(self._cut, mine), shares, self._counts_back(of_rank))
         self.wholes = {}
+
+    def _cut(self, mine: Sequence[_Item]) -> list[Any]:
+        """The parts of each process of the results here."""
+        whole = [(self.wholes[e.launch][e.place][k], x) for _, k, e, x in mine]
+        return [array[x.division.rectangles[rank]] for rank in range(self.peers.size) for array, x in whole]
 
     def collect(self, results: Sequence[list[list[Any]]]) -> None:
         """Puts the part here of every result in its place."""
+        self.failure.turn += 1
         for dtypes, of_rank in self._back.items():
-            parts = self._arrived(dtypes, self._counts_back(of_rank))
-            for theirs, received in zip(of_rank, parts, strict=True):
-                for _, k, e, parcel in theirs:
-                    part = next(received).reshape(_sides(parcel.division.rectangles[self.peers.rank]))
-                    before = results[e.launch][e.place][k]
-                    if before is None or not math.prod(before.shape):
-                        results[e.launch][e.place][k] = part
-                    elif math.prod(part.shape):
-                        results[e.launch][e.place][k] = self.library.join([before, part], e.cargo.axis)
+            self._arrived(dtypes, self._counts_back(of_rank), partial(self._put_back, results, of_rank))
+
+    def _put_back(
+        self, results: Sequence[list[list[Any]]], of_rank: Sequence[Sequence[_Item]], parts: Sequence[Any]
+    ) -> None:
+        for theirs, received in zip(of_rank, parts, strict=True):
+            for _, k, e, parcel in theirs:
+                part = next(received).reshape(_sides(parcel.division.rectangles[self.peers.rank]))
+                before = results[e.launch][e.place][k]
+                if before is None or not math.prod(before.shape):
+                    results[e.launch][e.place][k] = part
+                elif math.prod(part.shape):
+                    results[e.launch][e.place][k] = self.library.join([before, part], e.cargo.axis)
 
     def _sends(self, rank: int, tensor: int, array: int) -> bool:
         return rank in self.schedule.senders[tensor][array]
@@ -339,21 +375,39 @@ class _Bucket:
     def _nothing(self, dtypes: _Dtypes) -> Any:
         return self.library.cast(self.library.empty(0), dtypes[1])
 
-    def _begin(self, dtypes: _Dtypes, sent: Sequence[Sequence[Any]], counts: Sequence[Sequence[int]]) -> None:
-        """Begins to send each process its arrays, and to take so many elements from each."""
-        vectors = [self.library.cast(array.reshape(-1), dtypes[1]) for theirs in sent for array in theirs]
-        message = self.library.join(vectors or [self._nothing(dtypes)], 0)
-        lengths = iter([len(vector) for vector in vectors])
-        shares = [sum(next(lengths) for _ in theirs) for theirs in sent]
+    def _begin(
+        self, dtypes: _Dtypes, sent: Callable[[], Sequence[Any]], shares: Sequence[int], counts: Sequence[Sequence[int]]
+    ) -> None:
+        """Begins to send each process its share of some arrays, and to take so many elements from each."""
+        message = self.failure.attempt(partial(self._message, dtypes, sent))
+        if message is None:
+            message = self.library.blank(self._nothing(dtypes), (sum(shares),))
         self._pending[dtypes] = self.peers.exchange(message, shares, [sum(each) for each in counts], dtypes[0])
 
-    def _arrived(self, dtypes: _Dtypes, counts: Sequence[Sequence[int]]) -> list[Any]:
-        """The vectors of each process, of so many elements, once they are here."""
-        received, begin = self._pending.pop(dtypes).wait(), 0
-        parts: list[Any] = []
-        for each in counts:
-            parts.append(iter([received[begin : (begin := begin + count)] for count in each]))
-        return parts
+    def _message(self, dtypes: _Dtypes, sent: Callable[[], Sequence[Any]]) -> Any:
+        vectors = [self.library.cast(array.reshape(-1), dtypes[1]) for array in sent()]
+        return self.library.join(vectors or [self._nothing(dtypes)], 0)
+
+    def _arrived(
+        self, dtypes: _Dtypes, counts: Sequence[Sequence[int]], use: Callable[[Sequence[Any]], None]
+    ) -> None:  # fmt: skip
+        """Waits for the vectors of each process, of so many elements, and uses them."""
+        pending = self._pending.pop(dtypes)
+        pending.wait()
+        self.failure.attempt(lambda: use(_vectors(pending.received(), counts)))
+
+
+def _elements(sent: Sequence[Sequence[Parcel]]) -> list[Any]:
+    return [x.elements for theirs in sent for x in theirs]
+
+
+def _vectors(received: Any, counts: Sequence[Sequence[int]]) -> list[Any]:
+    """The vectors from each process, one by one."""
+    begin = 0
+    parts: list[Any] = []
+    for each in counts:
+        parts.append(iter([received[begin : (begin := begin + count)] for count in each]))
+    return parts
 
 
 def _by_owner(items: Sequence[_Item], size: int) -> dict[_Dtypes, list[list[_Item]]]:

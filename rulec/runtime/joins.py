@@ -59,9 +59,14 @@ class Join:
     owner: Processes = field(default_factory=Processes)
 
 
+@dataclass(frozen=True)
+class Writing:
+    """A wait of a launch before its last stage, which writes: until no launch of the step can fail in an exchange."""
+
+
 #: A computation that yields where it needs values of other launches, and is sent the result for each of its tensors;
 #: or where it needs reductions of other parts of its tensors, or work on whole tensors, and is sent the results.
-Waits = Join | Partials | Assigning | Gathering
+Waits = Join | Partials | Assigning | Gathering | Writing
 Joining = Generator[Waits, Any, None]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from rulec.language.node import Op
+from rulec.runtime.failure import Failure
 from rulec.runtime.owners import Schedule
 from rulec.runtime.sharing import Assignment, Work
 
@@ -13,7 +14,11 @@ from rulec.runtime.sharing import Assignment, Work
 class Pending(Protocol):
     """An exchange that has begun."""
 
-    def wait(self) -> Any:
+    def wait(self) -> None:
+        """Waits until it is over."""
+        ...
+
+    def received(self) -> Any:
         """The vectors that the processes sent to this one, one after the other."""
         ...
 
@@ -49,7 +54,14 @@ class Meeting(Protocol):
         ...
 
     def exchanged(self, peers: Peers, schedule: Schedule) -> None:
-        """Takes note of tensors that travel to their owners, and of results on their way back."""
+        """Takes note of tensors that travel to their owners, and of results on their way back.
+
+        RulecError, in all processes, where they do not agree on the step.
+        """
+        ...
+
+    def conclude(self, failure: Failure) -> None:
+        """Ends exchanges. RulecError, in all processes, where one has failed in them."""
         ...
 
     def close(self) -> None:

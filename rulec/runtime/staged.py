@@ -10,7 +10,7 @@ import numpy as np
 from rulec.compiler.ir import Stage
 from rulec.runtime.between import Between
 from rulec.runtime.delegated import Delegated
-from rulec.runtime.joins import Joining
+from rulec.runtime.joins import Joining, Writing
 from rulec.runtime.launch import Launch
 from rulec.runtime.part import Portion
 from rulec.runtime.plan import VIEWS
@@ -51,6 +51,8 @@ class Staged:
         for value in plan.held:
             if value in between.values:  # else its owner alone has it
                 between.values[value] = self._copied(between.values[value])
+        if launch.version.waits:
+            yield Writing()
         reduced = self._last(values, stays)
         if reduced:
             yield from between.take(reduced, stages[-1].reduces)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rulec.compiler.layout import traffic
@@ -13,7 +13,7 @@ from rulec.errors import PartialUpdate, RuleError
 from rulec.runtime.debug import LEVEL
 from rulec.runtime.device_staged import DeviceStaged
 from rulec.runtime.exchange import Assigning, Gathering, assign, worked
-from rulec.runtime.joins import Joining, Processes, Waits, joined
+from rulec.runtime.joins import Join, Joining, Processes, Waits, Writing, joined
 from rulec.runtime.launch import Launch
 from rulec.runtime.partial import Partials, completed
 from rulec.runtime.staged import Staged
@@ -92,7 +92,8 @@ def _written(launch: Launch) -> Joining:
 def _run_together(launches: Sequence[Launch], done: list[Launch]) -> None:
     """Runs launches that share reductions: all of them up to one reduction, then all up to the next.
 
-    Reductions of parts of tensors come first: what launches wait for of other processes is completed together.
+    Reductions of parts of tensors come first: what launches wait for of other processes is completed together. Where
+    there are exchanges, in which a process may fail, launches write after all of them.
     """
     joining = [not launch.version.plan.alone for launch in launches]
     programs = [launch.version.program for launch, joins in zip(launches, joining, strict=True) if joins]
@@ -101,9 +102,14 @@ def _run_together(launches: Sequence[Launch], done: list[Launch]) -> None:
     running = [_written(launch) for launch in launches]
     try:
         waiting: list[Waits | None] = [next(steps, None) for steps in running]
+        holds = any(launch.version.exchanges for launch in launches)
         while any(waiting):
-            results = _of_processes(launches[0].common.processes, waiting) or _joined(launches, joining, waiting)
-            for i, result in results.items():
+            writing = {i: None for i, wait in enumerate(waiting) if isinstance(wait, Writing)}
+            results = ({} if holds else writing) or _of_processes(launches[0].common.processes, waiting)
+            joins = {i: wait for i, wait in enumerate(waiting) if isinstance(wait, Join)}
+            if not results and writing and len(joins) < max(1, sum(joining)):
+                results = writing
+            for i, result in (results or _joined(launches, joining, joins)).items():
                 try:
                     waiting[i] = running[i].send(result)
                 except StopIteration:
@@ -127,12 +133,12 @@ def _of_processes(processes: Processes, waiting: Sequence[Waits | None]) -> dict
     gatherings = {i: wait for i, wait in enumerate(waiting) if isinstance(wait, Gathering)}
     if not gatherings:
         return {}
+    assert processes.meeting is not None
     return dict(zip(gatherings, worked([*gatherings.values()], processes.meeting), strict=True))
 
 
-def _joined(launches: Sequence[Launch], joining: Sequence[bool], waiting: Sequence[Any]) -> dict[int, Any]:
+def _joined(launches: Sequence[Launch], joining: Sequence[bool], joins: Mapping[int, Join]) -> dict[int, Any]:
     """The result of the next reduction over tensors, for each launch that has such reductions."""
-    joins = {i: wait for i, wait in enumerate(waiting) if wait is not None}
     if len(joins) < sum(joining) or len({(j.site, j.op, j.level) for j in joins.values()}) > 1:
         raise _differ(launches)
     return dict(zip(joins, joined([*joins.values()]), strict=True))

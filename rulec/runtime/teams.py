@@ -2,18 +2,28 @@
 
 The Gram matrix of the rows is the sum of those of the pieces. Every owner adds up some of its rows and rounds them,
 computes the same rows of the polynomial, and gives both to the others, so all have the same bits of them. The next
-matrix follows piece by piece. Matrices of one bucket go together, so their messages are as many as those of one.
+matrix follows piece by piece. Matrices of one bucket go together, so their messages are as many as those of one. An
+owner that fails goes on to send messages, without a meaning, for the others wait for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from rulec.language.schedules import coefficients_of
 from rulec.runtime.peers import Peers
 from rulec.runtime.share import Share
+
+Result = TypeVar("Result")
+
+
+class Attempt(Protocol):
+    """A call of work in a process that may fail, or has failed: then it does nothing, and the result is None."""
+
+    def __call__(self, work: Callable[[], Result]) -> Result | None: ...
 
 
 class Quintic(Protocol):
@@ -21,7 +31,7 @@ class Quintic(Protocol):
 
     def begin(self, x: Any) -> Any: ...
     def end(self, y: Any, like: Any) -> Any: ...
-    def nothing(self, like: Any) -> Any: ...
+    def blank(self, like: Any, count: int) -> Any: ...
     def join(self, parts: Sequence[Any]) -> Any: ...
     def squares(self, y: Any) -> Any: ...
     def divided(self, y: Any, squares: Any) -> Any: ...
@@ -51,44 +61,72 @@ class MatrixPiece:
 class Team:
     """The owners among `peers` of matrices with equal steps and dtype, and their pieces here, in one order for all.
 
-    Every process takes part in all exchanges, with or without pieces.
+    Every process takes part in all exchanges, with or without pieces, and where its work, which it does by `attempt`,
+    has failed.
     """
 
-    def __init__(self, peers: Peers, quintic: Quintic, pieces: Sequence[MatrixPiece], like: Any) -> None:
-        self.peers, self.quintic, self.pieces, self._like = peers, quintic, pieces, like
+    def __init__(
+        self, peers: Peers, quintic: Quintic, pieces: Sequence[MatrixPiece], like: Any, attempt: Attempt
+    ) -> None:  # fmt: skip
+        self.peers, self.quintic, self.pieces, self._like, self._attempt = peers, quintic, pieces, like, attempt
 
-    def orthogonalized(self, like: Share) -> list[Any]:
-        """The results for the pieces here; `like` is the share of any matrix."""
+    def orthogonalized(self, like: Share) -> list[Any] | None:
+        """The results for the pieces here, or None; `like` is the share of any matrix."""
         quintic, pieces, dtype = self.quintic, self.pieces, like.dtype
-        each = [quintic.begin(piece.elements) for piece in pieces]
-        squares = self._swapped([[quintic.squares(y)] * p.share.count for p, y in zip(pieces, each, strict=True)],
-                                [[1] * p.share.count for p in pieces], "float64")  # fmt: skip
-        each = [quintic.divided(y, sum(parts)) for y, parts in zip(each, squares, strict=True)]
+        ones = [[1] * p.share.count for p in pieces]
+        each = self._attempt(lambda: [quintic.begin(piece.elements) for piece in pieces])
+        squares = self._swapped(lambda: [[quintic.squares(y)] * p.share.count for p, y in self._with(each)],
+                                ones, ones, "float64")  # fmt: skip
+        each = self._attempt(partial(self._divided, each, squares))
         for a, b, c in coefficients_of(like.coefficients, like.steps):
-            grams = self._grams([quintic.gram(y) for y in each], like.wide, dtype)
-            mine = [x[p.share.block(p.share.place)] for p, x in zip(pieces, grams, strict=True)]
-            rows = [quintic.polynomial(block, gram, b, c) for block, gram in zip(mine, grams, strict=True)]
-            each = [quintic.following(y, x, a) for y, x in zip(each, self._gathered(rows, dtype), strict=True)]
-        return [quintic.end(y, p.elements) for p, y in zip(pieces, each, strict=True)]
+            grams = self._grams(each, like.wide, dtype)
+            polynomials = self._gathered(partial(self._polynomials, grams, b, c), dtype)
+            each = self._attempt(partial(self._following, each, polynomials, a))
+        return self._attempt(partial(self._ended, each))
 
-    def _grams(self, sums: Sequence[Any], wide: str, dtype: str) -> list[Any]:
-        """The Gram matrices of whole matrices, from those of the pieces here."""
-        pieces = self.pieces
-        sent = [[x[p.share.block(k)] for k in range(p.share.count)] for p, x in zip(pieces, sums, strict=True)]
-        counts = [[p.share.rows * _length(p.share, p.share.place)] * p.share.count for p in pieces]
-        parts = self._swapped(sent, counts, wide)
-        return self._gathered([self.quintic.added(blocks) for blocks in parts], dtype)
+    def _with(self, values: Sequence[Any] | None) -> list[tuple[MatrixPiece, Any]]:
+        """Pairs of a piece and its value."""
+        return [*zip(self.pieces, values or (), strict=True)]
 
-    def _gathered(self, rows: Sequence[Any], dtype: str) -> list[Any]:
+    def _divided(self, each: Sequence[Any] | None, squares: Sequence[Any] | None) -> list[Any]:
+        return [self.quintic.divided(y, sum(parts)) for y, parts in zip(each or (), squares or (), strict=True)]
+
+    def _polynomials(self, grams: Sequence[Any] | None, b: float, c: float) -> list[Any]:
+        """The rows of each polynomial that are computed here."""
+        return [self.quintic.polynomial(x[p.share.block(p.share.place)], x, b, c) for p, x in self._with(grams)]
+
+    def _following(self, each: Sequence[Any] | None, polynomials: Sequence[Any] | None, a: float) -> list[Any]:
+        return [self.quintic.following(y, x, a) for y, x in zip(each or (), polynomials or (), strict=True)]
+
+    def _ended(self, each: Sequence[Any] | None) -> list[Any]:
+        return [self.quintic.end(y, p.elements) for p, y in self._with(each)]
+
+    def _grams(self, each: Sequence[Any] | None, wide: str, dtype: str) -> list[Any] | None:
+        """The Gram matrices of whole matrices, from the pieces here."""
+        counts = [[_size(p.share, k) for k in range(p.share.count)] for p in self.pieces]
+        mine = [[_size(p.share, p.share.place)] * p.share.count for p in self.pieces]
+        parts = self._swapped(partial(self._blocks, each), counts, mine, wide)
+        return self._gathered(lambda: [self.quintic.added(blocks) for blocks in parts or ()], dtype)
+
+    def _blocks(self, each: Sequence[Any] | None) -> list[list[Any]]:
+        """The sums for each owner of each matrix, over the pieces here."""
+        sums = [(p.share, self.quintic.gram(y)) for p, y in self._with(each)]
+        return [[x[share.block(k)] for k in range(share.count)] for share, x in sums]
+
+    def _gathered(self, rows: Callable[[], Sequence[Any]], dtype: str) -> list[Any] | None:
         """Whole matrices, from the rows that each owner has."""
-        counts = [[p.share.rows * _length(p.share, k) for k in range(p.share.count)] for p in self.pieces]
-        sent = [[x] * p.share.count for p, x in zip(self.pieces, rows, strict=True)]
-        return [self.quintic.join(blocks) for blocks in self._swapped(sent, counts, dtype)]
+        counts = [[_size(p.share, k) for k in range(p.share.count)] for p in self.pieces]
+        mine = [[_size(p.share, p.share.place)] * p.share.count for p in self.pieces]
+        blocks = self._swapped(lambda: [[x] * p.share.count for p, x in self._with(rows())], mine, counts, dtype)
+        return self._attempt(lambda: [self.quintic.join(each) for each in blocks or ()])
 
-    def _swapped(self, sent: Sequence[Sequence[Any]], counts: Sequence[Sequence[int]], dtype: str) -> list[list[Any]]:
-        """The blocks of each matrix from all its owners, for the blocks `sent` to each of them.
+    def _swapped(
+        self, make: Callable[[], Sequence[Sequence[Any]]], out: Sequence[Sequence[int]],
+        counts: Sequence[Sequence[int]], dtype: str,
+    ) -> list[list[Any]] | None:  # fmt: skip
+        """The blocks of each matrix from all its owners, for the blocks that are made here for each of them.
 
-        `counts` are the elements that come from each. Blocks of matrices come with all columns.
+        `out` are the elements that go to each, and `counts` those that come. Blocks of matrices come with all columns.
         """
         here, size = self.peers.rank, self.peers.size
         ways: list[list[tuple[int, int]]] = [[] for _ in range(size)]
@@ -96,23 +134,34 @@ class Team:
             for k, rank in enumerate(piece.team):
                 if rank != here:
                     ways[rank].append((n, k))
-        vectors = [[sent[n][k].reshape(-1) for n, k in way] for way in ways]
-        message = self.quintic.join([x for each in vectors for x in each] or [self.quintic.nothing(self._like)])
-        received = self.peers.exchange(
-            message,
-            [sum(map(len, each)) for each in vectors],
-            [sum(counts[n][k] for n, k in way) for way in ways],
-            dtype,
-        ).wait()
+        shares, lengths = ([sum(each[n][k] for n, k in way) for way in ways] for each in (out, counts))
+        sent = self._attempt(make)
+        message = self._attempt(partial(self._message, sent, ways))
+        if message is None:
+            message = self.quintic.blank(self._like, sum(shares))
+        pending = self.peers.exchange(message, shares, lengths, dtype)
+        pending.wait()
+        pairs = [pair for way in ways for pair in way]
+        return self._attempt(lambda: self._with_blocks(sent or (), pairs, counts, pending.received()))
+
+    def _message(self, sent: Any, ways: Sequence[Sequence[tuple[int, int]]]) -> Any:
+        vectors = [sent[n][k].reshape(-1) for way in ways for n, k in way]
+        return self.quintic.join(vectors or [self.quintic.blank(self._like, 0)])
+
+    def _with_blocks(
+        self, sent: Sequence[Sequence[Any]], pairs: Sequence[tuple[int, int]], counts: Any, received: Any
+    ) -> list[list[Any]]:  # fmt: skip
+        """The blocks that came, and those that stay here."""
         results, begin = [[*blocks] for blocks in sent], 0
-        for n, k in (pair for way in ways for pair in way):
+        for n, k in pairs:
             block = received[begin : (begin := begin + counts[n][k])]
             mine = sent[n][self.pieces[n].share.place]
             results[n][k] = block.reshape(-1, *mine.shape[1:])
         return results
 
 
-def _length(share: Share, place: int) -> int:
+def _size(share: Share, place: int) -> int:
+    """The elements in the rows of an owner."""
     block = share.block(place)
-    length: int = block.stop - block.start
-    return length
+    size: int = share.rows * (block.stop - block.start)
+    return size

@@ -18,6 +18,7 @@ from rulec.language.node import Op
 from rulec.language.rule import Rule
 from rulec.runtime.device import Scaling
 from rulec.runtime.exchange import Spread
+from rulec.runtime.failure import Failure
 from rulec.runtime.launch import Launch
 from rulec.runtime.owners import Division, Schedule
 from rulec.runtime.partial import Whole
@@ -52,10 +53,13 @@ class SentBytes:
     result: Tensor
     like: Any
 
-    def wait(self) -> Any:
-        """The vectors of all processes, one after the other, of the kind and dtype of `like`."""
+    def wait(self) -> None:
+        """Waits until it is over."""
         if self.work is not None:
             self.work.wait()
+
+    def received(self) -> Any:
+        """The vectors of all processes, one after the other, of the kind and dtype of `like`."""
         if not isinstance(self.like, Tensor):
             return self.result.to("cpu", torch.from_numpy(self.like[:0].copy()).dtype).numpy()
         return self.result.to(self.like.device, self.like.dtype)
@@ -194,6 +198,9 @@ def _joint_group(world: Any, mesh: Any, axes: tuple[int, ...]) -> Any:
     return torch.distributed.new_group(mesh.mesh[along].flatten().tolist(), use_local_synchronization=True)
 
 
+#: More than there are processes, and the bytes of an error that are told to others.
+_PROCESSES, _TEXT = 1 << 24, 400
+
 #: One message: an operation, the processes it is over, and how many numbers it has.
 Message = tuple[Op, Peers, int]
 
@@ -204,7 +211,7 @@ class Agreement:
     The first message of a step to each set of processes ends with three words: how many processes refuse the step, how
     many take another step than the one before, and how many there are. Where one refuses, or not all take the other
     step, all raise RulecError, and nothing is written. Another step is compared before it begins. Where matrices are
-    exchanged, a message of the words alone comes before.
+    exchanged, a message of the words alone comes before, and after each exchange one that says who has failed in it.
     """
 
     def __init__(self, peers: Sequence[Peers]) -> None:
@@ -215,8 +222,8 @@ class Agreement:
         self._crc = 0
         self._step: tuple[Any, ...] = ()
         self._words = np.zeros(3)
-        #: Whether the step is agreed on before it begins, and not in its first round.
-        self._before = False
+        #: Whether the step is agreed on in a message of the words alone, and not in its first round.
+        self._apart = False
         self._open = self._agreed = False
         self._sent: list[Message] = []
         self.traffic = Traffic()
@@ -238,7 +245,7 @@ class Agreement:
         It is another step where the scaled gradients of one process have an infinity, and those of another none.
         """
         digest = self._digest_of(plan, launches, scaling is not None and bool(scaling.found_inf))
-        self._before = any(launch.version.exchanges for launch in launches)
+        self._apart = any(launch.version.exchanges for launch in launches)
         if digest != self._digest:
             if self._digest is not None:
                 self._words[1] = 1.0
@@ -246,8 +253,8 @@ class Agreement:
                 self._check()
             self._compare(digest)
             self._expected = [(Op.SUM, peers, 0) for peers in self.peers]
-            self._digest, self._agreed = digest, True
-        elif self._before or not any(count for _, _, count in self._expected):
+            self._digest, self._agreed = digest, not self._apart
+        elif not self._apart and not any(count for _, _, count in self._expected):
             self._replay()
             self._check()
             self._agreed = True
@@ -267,6 +274,7 @@ class Agreement:
 
     def reduce(self, op: Op, peers: Peers, numbers: Any) -> Any:
         """A vector in float64 reduced over some processes."""
+        self._meet()
         if not self._open:
             return self._send(op, peers, numbers)
         self._sent.append((op, peers, len(numbers)))
@@ -287,8 +295,7 @@ class Agreement:
                 self.reduce(Op.SUM, peers, np.zeros(0))
         self._open = False
         self.traffic.end_round()
-        if not self._before:
-            self._expected = self._sent
+        self._expected = self._sent
         if not self._agreed:
             self._check()
 
@@ -297,8 +304,31 @@ class Agreement:
         self.traffic.assigned(peers, works, chosen)
 
     def exchanged(self, peers: Peers, schedule: Schedule) -> None:
-        """Takes note of matrices that are exchanged."""
+        """Takes note of matrices that are exchanged. RulecError where the processes do not agree on the step."""
+        self._meet()
         self.traffic.exchanged(peers, schedule)
+
+    def conclude(self, failure: Failure) -> None:
+        """Ends exchanges. RulecError, in all processes, where one has failed in them."""
+        failed, nobody = failure.error is not None, np.inf
+        mine = failure.at * _PROCESSES + torch.distributed.get_rank() if failed else nobody
+        first = self._of_all(Op.MIN, np.array([mine]))[0]
+        if first == nobody:
+            return
+        text = str(failure).encode()[:_TEXT] if mine == first else b""
+        said = self._of_all(Op.MAX, np.array([*text.ljust(_TEXT, b"\0")], np.float64))
+        words = bytes(map(int, said)).rstrip(b"\0").decode(errors="ignore")
+        raise RulecError(
+            f"process {int(first) % _PROCESSES} failed in work that all processes wait for, so none goes on with this "
+            f"step: {words}; once the cause is gone, take the step again"
+        ) from failure.error
+
+    def _meet(self) -> None:
+        """Agrees on a step with exchanges, once. A process with an error before it has refused the step."""
+        if self._open and self._apart:
+            self._replay()
+            self._check()
+            self._open = False
 
     def _send(self, op: Op, peers: Any, numbers: Any) -> Any:
         self.traffic.reduced(peers, len(numbers))
@@ -345,11 +375,15 @@ class Agreement:
 
     def _compared(self, digest: float, refuses: bool) -> tuple[float, float, float]:
         """The least and largest digest of all processes, and whether any refuses."""
-        words = np.array([-np.inf, -np.inf, 1.0] if refuses else [-digest, digest, 0.0])
-        for peers in self.peers:
-            words = self._send(Op.MAX, peers, words)
-        self.traffic.end_round()
+        words = self._of_all(Op.MAX, np.array([-np.inf, -np.inf, 1.0] if refuses else [-digest, digest, 0.0]))
         return -float(words[0]), float(words[1]), float(words[2])
+
+    def _of_all(self, op: Op, numbers: Any) -> Any:
+        """Numbers reduced over all processes, in a message of their own."""
+        for peers in self.peers:
+            numbers = self._send(op, peers, numbers)
+        self.traffic.end_round()
+        return numbers
 
     def _digest_of(self, plan: Any, launches: Sequence[Launch], overflowed: bool) -> int:
         """A number for a step: of the updated parameters, of the programs that update them, and of an overflow."""

@@ -32,9 +32,9 @@ class TorchQuintic:
             return y.to(like.dtype)
         return y.to(torch.from_numpy(like[:0].copy()).dtype).numpy()
 
-    def nothing(self, like: Any) -> Tensor:
-        """A vector of no elements, where the arrays of the library are."""
-        return self.begin(like)[:0]
+    def blank(self, like: Any, count: int) -> Tensor:
+        """A vector of so many elements without a meaning, where the arrays of the library are."""
+        return self.begin(like).new_empty(count)
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         """Tensors one below the other."""

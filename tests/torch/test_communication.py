@@ -58,7 +58,7 @@ def everywhere(value: Any) -> list[Any]:
 
 def of_steps(rank: int) -> None:
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
-    for name, rounds in (("lamb", 1), ("clip >> lamb", 2), ("adafactor", 3), ("muon", 1), ("normuon", 3)):
+    for name, rounds in (("lamb", 1), ("clip >> lamb", 2), ("adafactor", 3), ("muon", 2), ("normuon", 4)):
         for placed in (Shard(0), Shard(1)):
             twins = Twins(name, mesh, [placed])
             with refused(RulecError, "take a step before"):
