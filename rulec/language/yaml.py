@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -195,9 +195,9 @@ class _RuleReader:
             self._placed(partial(bind, rule, {key: bound}), self.document.span((*place, component, key), key=True))
         bound_rule = self._placed(lambda: bind(rule, bindings), span)
         # A hyper-parameter bound to one of this file has the default from the file.
-        named = set(self.file.hyper) & (set(bound_rule.hyper) - set(rule.hyper))
-        ours = {key: replace(h, default=None) if key in named else h for key, h in bound_rule.hyper.items()}
-        return replace(bound_rule, hyper=ours)
+        return _without_defaults(
+            bound_rule, self.file.hyper.keys() & (bound_rule.all_hyper.keys() - rule.all_hyper.keys())
+        )
 
     def _named(self, text: Text) -> Rule:
         rule = compose_text(text, self.resolve) if is_composition(text.text) else self.resolve(text.text)
@@ -418,6 +418,15 @@ class _RuleReader:
             text = f"({text})({arguments})" if is_composition(text) else f"{text}({arguments})"
         # A file's path means something only beside the file that names it.
         return Routing(rule, "" if re.search(r"\.ya?ml\b", text) else text)
+
+
+def _without_defaults(rule: Rule, named: Collection[str]) -> Rule:
+    """The rule, and the one for the tensors that it leaves out, with no default for the hyper-parameters named."""
+    hyper = {key: replace(h, default=None) if key in named else h for key, h in rule.hyper.items()}
+    if rule.otherwise is None or rule.otherwise.rule is None:
+        return replace(rule, hyper=hyper)
+    rest = _without_defaults(rule.otherwise.rule, named)
+    return replace(rule, hyper=hyper, otherwise=replace(rule.otherwise, rule=rest))
 
 
 def _wrapped_problem(key: str, before: Sequence[str]) -> str:

@@ -411,7 +411,10 @@ def test_a_called_rule_for_some_tensors_is_a_case_of_its_caller() -> None:
                 whole.step(grads)
         for mine, theirs in zip(half.params, whole.params, strict=True):
             np.testing.assert_allclose(mine, theirs, rtol=1e-12)
-    with pytest.raises(RuleError, match=r"1:14|2:1: Halved says applies_to and calls Muon, which applies to some"):
+    for binding in ("momentum: k", "adamw_lr: k"):
+        bound = rulec.parse(HALVED.format("").replace("[muon]", f"[{{muon: {{{binding}}}}}]"))
+        assert bound.all_hyper["k"].default == 0.5
+    with pytest.raises(RuleError, match=r":2:1: Halved says applies_to and calls Muon, which applies to some"):
         rulec.parse(HALVED.format("applies_to: ndim > 1\n"))
     with pytest.raises(RuleError, match="says applies_to and calls Muon, which applies to some tensors only: leave"):
         rulec.rule(applies_to="ndim > 1")(lambda g: muon(g))
