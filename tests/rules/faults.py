@@ -274,6 +274,11 @@ CODE_FAULTS = (
         "takes a shorter step", "rulec.torch.LBFGS", "tests/torch/test_lbfgs.py:test_torch_goes_through_a_wall",
     ),
     CodeFault(
+        "optax.polyak_sgd", "divides by the norm of the gradient times `scaling`",
+        "by that of the gradient, as its documentation has it", "polyak_sgd",
+        "tests/rules/test_inputs.py:test_optax_s_polyak_step_has_the_norm_of_the_scaled_gradient",
+    ),
+    CodeFault(
         "optax.contrib.sophia", "steps with the diagonal of the step before, at first with none",
         "with this step's, as the paper has it",
         "sophia", "tests/rules/test_inputs.py:test_optax_s_sophia_steps_with_the_diagonal_of_the_step_before",

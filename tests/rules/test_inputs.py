@@ -308,3 +308,12 @@ def test_optax_s_sophia_steps_with_the_diagonal_of_the_step_before() -> None:
     ours.step([np.full(1, 0.5)], inputs={"hessian": [np.full(1, 4.0)]})
     np.testing.assert_allclose(moves, [-0.1, -0.1 * 0.5 / 4], rtol=1e-6)
     np.testing.assert_allclose(ours.params[0] - 1, -0.1 * 0.5 / 4, rtol=1e-12)
+
+
+def test_optax_s_polyak_step_has_the_norm_of_the_scaled_gradient() -> None:
+    """A step by half of the gradient is then twice as long as one by the gradient, not half."""
+    theirs: Any = optax.polyak_sgd(max_learning_rate=9.0, scaling=0.5)
+    updates, _ = theirs.update(jax.numpy.full(1, 2.0), theirs.init(jax.numpy.ones(1)), jax.numpy.ones(1), value=1.0)
+    ours = ReferenceOptimizer(rulec.load("polyak_sgd"), [np.ones(1)], {"lr": 0.5, "max_lr": 9.0})
+    ours.step([np.full(1, 2.0)], inputs={"loss": 1.0})
+    np.testing.assert_allclose([float(updates[0]), ours.params[0][0] - 1], [-1.0, -0.25], rtol=1e-6)
