@@ -31,6 +31,7 @@ def check(
     digits.
     """
     from rulec.compare.trial import shapes_for
+    from rulec.language.passes import parts_of
     from rulec.runtime.engine import default_hyper
 
     loaded = find_rule(rule)
@@ -39,7 +40,9 @@ def check(
         return
     values = default_hyper(loaded, numbers(hyper, "--hyper"))
     programs = {str(shape): _program_facts(loaded, shape, check_dtype(dtype)) for shape in shapes_for(loaded)}
-    exact = _oracle(loaded, values, dtype, backend, steps)
+    own = [{key: values[key] for key in default_hyper(part, {})} for part in parts_of(loaded)]
+    parts = [_oracle(*each, dtype, backend, steps) for each in zip(parts_of(loaded), own, strict=True)]
+    exact = {"steps": steps, "sides": [side for sides in parts for side in sides]}
     report = {"rule": loaded.name, "dtype": dtype, "programs": _distinct(programs), "oracle": exact}
     if json:
         print_json(report)
@@ -115,7 +118,7 @@ def scope(program: Program) -> str:
     return "elementwise" if program.elementwise else "tensor"
 
 
-def _oracle(rule: Rule, hyper: Mapping[str, float], dtype: str, backend: str, steps: int) -> dict[str, Any]:
+def _oracle(rule: Rule, hyper: Mapping[str, float], dtype: str, backend: str, steps: int) -> list[dict[str, Any]]:
     """The exactness of the reference and of the backend, in ulps, or the reason where it was not measured."""
     from rulec.compare.oracle import exactness
     from rulec.compare.trial import Trial, shapes_for
@@ -128,10 +131,13 @@ def _oracle(rule: Rule, hyper: Mapping[str, float], dtype: str, backend: str, st
             try:
                 measured = exactness(rule, hyper, trial, name, partial(shown.advance, task))
             except (RuleError, BackendUnsupported, BackendUnavailable) as error:
-                sides.append({"side": name or "reference", "dtype": dtype if name else "float64", "reason": str(error)})
+                result: dict[str, Any] = {"reason": str(error)}
             else:
-                sides.append({"side": measured.side, "dtype": measured.dtype, "ulps": measured.ulps})
-    return {"steps": steps, "sides": sides}
+                result = {"ulps": measured.ulps}
+            sides.append(
+                {"rule": rule.name, "side": name or "reference", "dtype": dtype if name else "float64", **result}
+            )
+    return sides
 
 
 def _print(report: Mapping[str, Any]) -> None:
@@ -144,7 +150,8 @@ def _print(report: Mapping[str, Any]) -> None:
     print(f"  {'exactness':<11}{oracle['steps']} steps against 50 digits, largest distance in ulps")
     for side in oracle["sides"]:
         ulps = ", ".join(f"{name} {value:.1f}" for name, value in side.get("ulps", {}).items())
-        print(f"{'':13}{side['side']} in {side['dtype']}: {ulps or 'not run, ' + side['reason']}")
+        of = "" if side["rule"] == report["rule"] else f"{side['rule']} by "
+        print(f"{'':13}{of}{side['side']} in {side['dtype']}: {ulps or 'not run, ' + side['reason']}")
 
 
 def _print_program(facts: Mapping[str, Any], dtype: str) -> None:

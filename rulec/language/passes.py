@@ -145,6 +145,18 @@ def check_point(value: Node, span: Span | None) -> Node:
     return value
 
 
+def parts_of(rule: Rule) -> list[Rule]:
+    """The ordinary rules that one with passes, or with such a rule for other tensors, is lowered to; else itself."""
+    parts: list[Rule] = []
+    passes = 0
+    each: Rule | None = rule
+    while each is not None:
+        end = each.standalone()
+        parts += [*(move.rule for move in end.moves), replace(end, moves=(), otherwise=None)]
+        passes, each = passes + len(end.moves), each.rest
+    return parts if passes else [rule]
+
+
 def evaluations(rule: Rule) -> int:
     """The number of gradients of a step, at most: 1 for a rule without passes. `rule` may be lowered or not."""
     return 1 + max(len(rule.passes), len(rule.moves))

@@ -92,6 +92,12 @@ def test_a_rule_with_inputs_is_run_with_some(tmp_path: Path) -> None:
     assert "Second has inputs (curvature)" in error("diff", str(file), "--against", "torch.optim.SGD")
 
 
+def test_each_rule_of_a_rule_with_passes_is_held_against_50_digits() -> None:
+    sides = run_json("check", "sam(adam)", "--steps", "2")["oracle"]["sides"]
+    assert [side["rule"] for side in sides] == ["SAMAdamClimb", "SAMAdamClimb", "SAMAdam", "SAMAdam"]
+    assert all(0 < side["ulps"]["p"] < 8 for side in sides)
+
+
 def test_a_rule_with_two_programs_shows_both(tmp_path: Path) -> None:
     file = tmp_path / "split.yaml"
     file.write_text("name: Split\nstep: |\n  if ndim >= 2:\n    direction = sign(g)\n  else:\n    direction = g\n")
