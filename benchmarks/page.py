@@ -43,7 +43,8 @@ _TEXT = {
     "states": "A network of 26,000 weights on the handwritten digits; the distance is the largest of three seeds, in "
     "units of the way that the weights went. Steps are `rulec.torch.AdamW(...).step()` on one large tensor. "
     "bfloat16 weights are held against a master copy, and a transformer of characters against a change of 0.1 % of its "
-    "first weights. The page on [small states](small_states.md) says what the formats and weights are.",
+    "first weights. A processor without AVX-512 is asked for 0.3 with `dynamic8`. The page on "
+    "[small states](small_states.md) says what the formats and weights are, and where the time goes.",
     "es": "The page on [evolution strategies](es.md) has the same as tables, and says what the words mean.",
     "race": "The page on [races](race.md) says what a batch is.",
     "jax": "A step is `rulec.jax.step`; optax's is `update` and `apply_updates` in one jit. Both are given their "
