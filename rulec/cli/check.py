@@ -40,9 +40,10 @@ def check(
         return
     values = default_hyper(loaded, numbers(hyper, "--hyper"))
     programs = {str(shape): _program_facts(loaded, shape, check_dtype(dtype)) for shape in shapes_for(loaded)}
-    own = [{key: values[key] for key in default_hyper(part, {})} for part in parts_of(loaded)]
-    parts = [_oracle(*each, dtype, backend, steps) for each in zip(parts_of(loaded), own, strict=True)]
-    exact = {"steps": steps, "sides": [side for sides in parts for side in sides]}
+    sides: list[dict[str, Any]] = []
+    for part in parts_of(loaded):
+        sides += _oracle(part, {key: values[key] for key in default_hyper(part, {})}, dtype, backend, steps)
+    exact = {"steps": steps, "sides": sides}
     report = {"rule": loaded.name, "dtype": dtype, "programs": _distinct(programs), "oracle": exact}
     if json:
         print_json(report)
