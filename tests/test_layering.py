@@ -24,8 +24,10 @@ HEAVY = FRAMEWORKS | {"sympy", "mpmath", "matplotlib", "sklearn", "scipy", "pyda
 LAYERS = (
     "language", "arrays", "formats", "compiler", "analysis", "memory", "checkpoint", "backend", "kernel", "es",
     "runtime", "pure", "standalone", "backends", "array", "torch", "jax", "mlx", "testing", "compare", "demo", "racing",
-    "cli", "benchmarks",
+    "cli", "benchmarks", "gallery",
 )  # fmt: skip
+#: Those beside the folder `rulec`.
+OUTSIDE = ("backends", "benchmarks", "gallery")
 #: `Rule.analysis` asks for the analysis when it is read; `rulec bench` runs what lies in a checkout.
 UPWARD = {("language", "analysis"), ("cli", "benchmarks")}
 PURE = tuple(f"rulec/{name}" for name in LAYERS[: LAYERS.index("standalone")] if name != "es")
@@ -80,19 +82,19 @@ def test_pure_folders_import_no_framework_at_all(folder: str) -> None:
 
 
 def layer_folder(layer: str) -> Path:
-    return ROOT / layer if layer in ("backends", "benchmarks") else ROOT / "rulec" / layer
+    return ROOT / layer if layer in OUTSIDE else ROOT / "rulec" / layer
 
 
 def layer_of(module: str) -> str | None:
     """The layer of an absolute dotted name; None for what is none of ours or lies in no folder."""
     top, _, rest = module.partition(".")
-    name = {"rulec_backends": "backends", "benchmarks": "benchmarks"}.get(top) or rest.partition(".")[0]
-    return name if top in ("rulec", "rulec_backends", "benchmarks") and name in LAYERS else None
+    name = top.removeprefix("rulec_") if top.removeprefix("rulec_") in OUTSIDE else rest.partition(".")[0]
+    return name if top in ("rulec", "rulec_backends", "benchmarks", "gallery") and name in LAYERS else None
 
 
 def test_every_folder_is_a_layer() -> None:
     folders = {file.parent.name for file in (ROOT / "rulec").glob("*/__init__.py")}
-    assert folders | {"backends", "benchmarks"} == set(LAYERS)
+    assert folders | {*OUTSIDE} == set(LAYERS)
 
 
 @pytest.mark.parametrize("layer", LAYERS)

@@ -48,8 +48,14 @@ class Analysis:
     storage: Mapping[str, StateStorage]
 
     def __str__(self) -> str:
+        width = max(len(head) for head, _ in self.lines)
+        return "\n".join([self.name, *(f"  {head:{width}}  {text}" for head, text in self.lines)])
+
+    @property
+    def lines(self) -> list[tuple[str, str]]:
+        """The facts in words, each with its head."""
         stages = f"{self.cost.stages} stage{'' if self.cost.stages == 1 else 's'}"
-        lines = [
+        return [
             ("scope", self.scope + (", with matrix functions" if self.matrices else "")),
             *((f"{key} linear in g", str(fact)) for key, fact in self.linear.items()),
             ("accumulates", str(self.accumulates)),
@@ -62,8 +68,6 @@ class Analysis:
             *((f"{key} stored", str(storage)) for key, storage in self.storage.items()),
             ("moves", f"{self.cost.read} + {self.cost.written} bytes per parameter and step, in {stages}"),
         ]
-        width = max(len(head) for head, _ in lines)
-        return "\n".join([self.name, *(f"  {head:{width}}  {text}" for head, text in lines)])
 
     @property
     def traits(self) -> list[str]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rulec.runtime.storage import Storage
 
 #: Backend -> language of its source, where this is not Python.
-_LANGUAGES = {"c": "c", "cupy": "cuda"}
+LANGUAGES = {"c": "c", "cupy": "cuda"}
 
 
 def show(
@@ -65,11 +65,11 @@ def show(
     elif epilogue:
         kind, text, language = "epilogue", _epilogue(loaded, backend, check_dtype(dtype), state_dtype), "python"
     elif estimate:
-        kind, language = "estimate", _LANGUAGES.get(backend, "python")
+        kind, language = "estimate", LANGUAGES.get(backend, "python")
         text = _estimate(loaded, backend, estimate, check_dtype(dtype), state_dtype)
     else:
-        language = _LANGUAGES.get(backend, "python")
-        kind, text = "source", _source(loaded, backend, check_dtype(dtype), state_dtype, weights)
+        language = LANGUAGES.get(backend, "python")
+        kind, text = "source", kernel_source(loaded, backend, check_dtype(dtype), state_dtype, weights)
     if json:
         printed = backend if kind in ("source", "epilogue", "estimate") else None
         print_json({"rule": loaded.name, "kind": kind, "backend": printed, "text": text})
@@ -77,7 +77,8 @@ def show(
         print_source(text, language)
 
 
-def _source(rule: Rule, backend: str, dtype: str, state_dtype: str, weights: str) -> str:
+def kernel_source(rule: Rule, backend: str, dtype: str = "float32", state_dtype: str = "", weights: str = "") -> str:
+    """The source of a rule's kernel; RulecError where the backend refuses the rule."""
     from rulec.backend import registry
     from rulec.compiler.layout import scheduled
     from rulec.runtime.coded import decodes

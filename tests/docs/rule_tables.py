@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import rulec
+from gallery.compared import subjects
 from rulec.analysis.flow import flow_of
 from rulec.analysis.structure import bytes_text, cost_of, scope_of, uses_matrices
 from rulec.language.folder import library_folder
@@ -54,19 +54,11 @@ _MOST = 3
 
 def _checked(name: str, checks: Sequence[Mapping[str, Any]]) -> list[str]:
     """Who a rule was compared with, and the largest difference in float64."""
-    mine = [row for row in checks if name in _subjects(row["rule"])]
+    mine = [row for row in checks if name in subjects(row["rule"])]
     largest = max((row["float64_relative"] for row in mine), default=None)
     others = list(dict.fromkeys(row["peer"] for row in mine))
     shown = ", ".join(others[:_MOST]) + (" and others" if len(others) > _MOST else "")
     return [shown, "" if largest is None else f"{largest:.1e}" if largest else "0"]
-
-
-def _subjects(composed: str) -> list[str]:
-    """The rules that a comparison is about: the transforms in it; else its rule, and how its weights decay."""
-    wrapper, around, _ = composed.partition("(")
-    names = [f"transforms/{wrapper}"] if around else re.split(r" >> | \+ ", composed)
-    pieces = [name for name in names if name.startswith("transforms/")]
-    return pieces or [f"transforms/{name}" if name in ("l2", "decay") else name for name in names]
 
 
 def _anchor(name: str) -> str:

@@ -1,0 +1,32 @@
+"""The hook of MkDocs that adds the gallery to the site."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+#: The place of the cards in docs/gallery.md.
+PLACE = "<!-- cards -->"
+
+
+def on_files(files: Any, config: Any, **_: Any) -> Any:
+    """Adds a page for every rule."""
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
+    from mkdocs.structure.files import File
+
+    from gallery.build import entries, names
+    from gallery.cards import cards
+
+    made = entries(names())
+    for entry in made:
+        files.append(File.generated(config, f"gallery/{entry.slug}.md", content=entry.page))
+    config.extra["gallery_cards"] = cards(made)
+    return files
+
+
+def on_page_content(html: str, page: Any, config: Any, **_: Any) -> str:
+    """Puts the cards into their page."""
+    return html.replace(PLACE, config.extra["gallery_cards"]) if page.file.src_uri == "gallery.md" else html

@@ -1,0 +1,110 @@
+"""The path of a rule on two functions of two numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import rulec
+from gallery.subject import Subject
+from rulec.compiler.routing import route
+from rulec.errors import RulecError
+
+STEPS = 100
+#: Learning rates that are tried.
+RATES = (0.001, 0.01, 0.1, 1.0)
+#: Curvature across the valley; along it the curvature is 1.
+STEEP = 50.0
+#: The angle of the valley, in radians.
+ANGLE = math.pi / 6
+
+Vector = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of two numbers, its gradient, and the beginning of paths on it."""
+
+    name: str
+    start: tuple[float, float]
+    value: Callable[[Vector], float]
+    gradient: Callable[[Vector], Vector]
+
+
+def _rosenbrock(w: Vector) -> float:
+    return float((1 - w[0]) ** 2 + 100 * (w[1] - w[0] ** 2) ** 2)
+
+
+def _rosenbrock_gradient(w: Vector) -> Vector:
+    across = w[1] - w[0] ** 2
+    return np.array([-2 * (1 - w[0]) - 400 * w[0] * across, 200 * across])
+
+
+_TURN = np.array([[math.cos(ANGLE), math.sin(ANGLE)], [-math.sin(ANGLE), math.cos(ANGLE)]])
+_VALLEY = _TURN.T @ np.diag([1.0, STEEP]) @ _TURN
+
+ROSENBROCK = Function("Rosenbrock's function", (-1.2, 1.0), _rosenbrock, _rosenbrock_gradient)
+VALLEY = Function("A narrow valley", (-1.6, -0.2), lambda w: float(w @ _VALLEY @ w / 2), lambda w: _VALLEY @ w)
+FUNCTIONS = (ROSENBROCK, VALLEY)
+
+
+@dataclass(frozen=True)
+class Path:
+    """The points of a path, the learning rate (None where the rule has none), and the last value."""
+
+    points: Vector
+    rate: float | None
+    value: float
+
+
+def refusal(subject: Subject) -> str:
+    """Why no path of the rule is drawn, as a sentence; empty where one is."""
+    rule = subject.whole
+    if rule.inputs:
+        return f"The rule reads {', '.join(rule.inputs)} besides the gradient."
+    if rule.standalone().moves:
+        return "The rule evaluates the model several times in a step."
+    if rule.analysis.matrices:
+        return "The rule computes with matrices, and a path has two numbers."
+    if rule.applies_to is not None and route(rule, (2,), set()).name != route(rule, (64, 64), set()).name:
+        return "The rule gives vectors to another rule, and a path has two numbers."
+    return ""
+
+
+def paths(subject: Subject) -> list[Path]:
+    """The path on each function, at the learning rate with the lowest last value. RulecError where none is finite."""
+    rule = subject.whole
+    rates: tuple[float | None, ...] = RATES if "lr" in rule.settings else (None,)
+    together = rule.analysis.scope in ("elementwise", "tensor")
+    runs = [_run(subject, FUNCTIONS, rate) if together else _separately(subject, rate) for rate in rates]
+    best = [min(choices, key=lambda path: path.value) for choices in zip(*runs, strict=True)]
+    if not all(math.isfinite(path.value) for path in best):
+        raise RulecError("No learning rate that was tried leads to a finite value.")
+    return best
+
+
+def _separately(subject: Subject, rate: float | None) -> list[Path]:
+    """Runs of a rule in which one tensor sees the others."""
+    return [path for function in FUNCTIONS for path in _run(subject, (function,), rate)]
+
+
+def _run(subject: Subject, functions: tuple[Function, ...], rate: float | None) -> list[Path]:
+    weights = [np.array(function.start) for function in functions]
+    hyper = {} if rate is None else {"lr": rate}
+    optimizer = rulec.array.Optimizer(subject.whole, weights, backend="numpy", **hyper)
+    track = np.empty((STEPS + 1, len(functions), 2))
+    track[0] = weights
+    with np.errstate(all="ignore"):
+        for step in range(1, STEPS + 1):
+            optimizer.step([f.gradient(w) for f, w in zip(functions, weights, strict=True)])
+            track[step] = weights
+        last = [_finite(f.value(w)) for f, w in zip(functions, weights, strict=True)]
+    return [Path(track[:, place], rate, value) for place, value in enumerate(last)]
+
+
+def _finite(value: float) -> float:
+    return value if math.isfinite(value) else math.inf
