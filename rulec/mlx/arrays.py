@@ -44,8 +44,8 @@ FUNCTIONS = MlxFunctions(mx)
 
 _PLAIN = arithmetic(
     FUNCTIONS, exp=words.exp, sigmoid=words.sigmoid, cbrt=words.cbrt,
-    erf=_refused("erf, of which MLX has three digits"), sin=_refused("sin, of which MLX has seven digits"),
-    cos=_refused("cos, of which MLX has seven digits"),
+    erf=_refused("erf, which MLX computes to three digits,"), sin=_refused("sin, which MLX computes to seven digits,"),
+    cos=_refused("cos, which MLX computes to seven digits,"),
 )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from mlx.utils import tree_flatten, tree_unflatten  # noqa: E402
 import rulec  # noqa: E402
 import rulec.mlx  # noqa: E402
 from rulec.compare.sides import ReferenceSide  # noqa: E402
-from rulec.errors import RulecError  # noqa: E402
+from rulec.errors import BackendUnsupported, RulecError  # noqa: E402
 from rulec.language.node import Op, walk  # noqa: E402
 from rulec.testing.cases import loaded  # noqa: E402
 from tests.library import single  # noqa: E402
@@ -146,6 +146,13 @@ def check_rule(name: str) -> None:
     for ours, want in zip(values(params), side.values(), strict=True):
         allowed = 1e-4 if iterated else 2e-6
         np.testing.assert_allclose(ours, want["p"], rtol=0, atol=allowed * np.abs(want["p"]).max())
+
+
+@pytest.mark.parametrize("function", ["sin", "cos"])
+def test_a_schedule_by_a_function_of_seven_digits_is_refused(function: str) -> None:
+    wave = rulec.parse(f"name: Wave\nstep: |\n  direction = g*{function}(t)\n")
+    with pytest.raises(BackendUnsupported, match=f"cannot express {function}, which MLX computes to seven digits"):
+        rulec.mlx.optimizer(wave)().apply_gradients({"a": mx.ones(3)}, {"a": mx.ones(3)})
 
 
 @pytest.mark.parametrize(
