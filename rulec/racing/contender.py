@@ -12,6 +12,7 @@ from rulec.language.rule import Rule
 from rulec.racing.grid import Grid
 from rulec.racing.optimizers import optimizers
 from rulec.racing.task import Stack, Task, stacked
+from rulec.racing.threads import one_thread
 
 Array = np.ndarray[Any, Any]
 
@@ -43,7 +44,7 @@ class Contender:
     def advance(self, steps: int) -> None:
         """Takes further steps."""
         begin = time.perf_counter()
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), one_thread():
             for _ in range(steps):
                 if not self.losses:
                     self._step()

@@ -21,7 +21,7 @@ LAST = 0.1
 GOOD = 0.9
 
 #: Points of a curve in JSON and in plots, at most.
-POINTS = 200
+POINTS = 100
 
 
 @dataclass(frozen=True)

@@ -129,5 +129,6 @@ def _colour(place: int) -> str:
 def _finish(plot: Any, title: str, shown: list[Any]) -> None:
     """Title and axes; the losses on a logarithmic axis where all of them are positive."""
     positive = all((values[~np.isnan(values)] > 0).all() for values in shown)
-    plot.update_layout(title=title, template="plotly_white", height=480, hovermode="closest")
+    plot.update_layout(title=title, template="plotly_white", height=520, hovermode="closest")
+    plot.update_layout(legend={"orientation": "h", "yref": "container", "y": 0}, margin={"l": 60, "r": 20})
     plot.update_yaxes(title="loss", type="log" if positive else "linear", exponentformat="power")

@@ -36,6 +36,11 @@ def short(rate: float) -> str:
     return f"{digits}e{int(power)}"
 
 
+def ratio(value: float) -> str:
+    """A ratio with two digits, and no power of ten: `2.7`, `52`, `720`."""
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
+
+
 def figure(name: str, value: float) -> str:
     """A figure of the task; an accuracy in per cent."""
     return f"{value:.1%}" if name.endswith("accuracy") else f"{value:.4g}"
@@ -49,7 +54,7 @@ def width(outcome: Outcome) -> str:
     if len(outcome.grid.rates) == 1:
         return "-"
     more = "+" if first == 0 or last == len(outcome.grid.rates) - 1 else ""
-    return f"{short(low)}{f'–{short(high)}' if high > low else ''} x{high / low:.3g}{more}"
+    return f"{short(low)}{f'–{short(high)}' if high > low else ''} x{ratio(high / low)}{more}"
 
 
 def title(task: str, outcomes: Sequence[Outcome]) -> str:
