@@ -109,13 +109,16 @@ def check_replicas(model: Model) -> None:
                 assert all(torch.equal(parts[0], other) for other in parts)
 
 
-def steps_of(rank: int, ways: Sequence[Any], names: Sequence[str], count: int) -> None:
+def steps_of(rank: int, ways: Sequence[Any], names: Sequence[str], count: int, last: int = 0) -> None:
+    """Some steps are those of one process, and replicas have the same bits after more."""
     for way in ways:
         for name in names:
             whole, model = Model(name), way(Model(name))
             train(whole, optimizer_of(name, whole), range(count))
-            train(model, optimizer_of(name, model), range(count))
+            optimizer = optimizer_of(name, model)
+            train(model, optimizer, range(count))
             check(model, whole)
+            train(model, optimizer, range(count, last))
             check_replicas(model)
 
 
@@ -125,7 +128,7 @@ def test_a_model_on_a_mesh() -> None:
 
 @pytest.mark.slow
 def test_models_on_meshes_of_four() -> None:
-    together(partial(steps_of, ways=[hybrid, data_and_tensor], names=[*RULES], count=10), 4)
+    together(partial(steps_of, ways=[hybrid, data_and_tensor], names=[*RULES], count=10, last=100), 4)
 
 
 def check_full_states(model: Model, optimizer: Any, whole: Model, reference: Any) -> None:
