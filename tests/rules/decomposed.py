@@ -202,7 +202,7 @@ _WHITENED: tuple[Peer, ...] = (
         "moso", "its formula", Moso, {**_ADAM, "eps": 1e-8, "momentum": 0.7, "beta": 0.9, "weight_decay": 0.07}
     ),
     printed_peer("polargrad", "the paper's equation for momentum", PolarGrad, _MUON),
-    printed_peer("spel", "the paper's equation", Spel, _MUON),
+    printed_peer("spel", "the paper's equation", Spel, {**_MUON, "ns_steps": 5}),
 )
 
 DECOMPOSED: tuple[Peer, ...] = (*_SCALED, _CONDA, *_SOLVED, *_PRINTED, *_WHITENED)
