@@ -120,8 +120,12 @@ def test_rules_of_every_kind_are_the_reference(name: str) -> None:
     check_rule(name)
 
 
+#: SPEL's parameter is itself what is rounded to bfloat16, another way by each library.
+OTHERS = [name for name in single() if "/" not in name and name not in (*RULES, "spel")]
+
+
 @pytest.mark.another
-@pytest.mark.parametrize("name", [name for name in single() if "/" not in name and name not in RULES])
+@pytest.mark.parametrize("name", OTHERS)
 def test_every_rule_is_the_reference(name: str) -> None:
     check_rule(name)
 

@@ -52,16 +52,18 @@ FAST = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopen
 REFUSED = {
     **dict.fromkeys(
         ("adagc", "adagrad_norm", "adai", "adams", "adaptive_sgd", "adgd", "avagrad", "dadapt_adagrad", "dadapt_adam",
-         "dadapt_adan", "dadapt_lion", "dadapt_sgd", "dog", "dowg", "lbfgs_direction", "prodigy", "swats",
+         "dadapt_adan", "dadapt_lion", "dadapt_sgd", "dog", "dowg", "lbfgs_direction", "prodigy", "ranger21", "swats",
          "transforms/clip_by_global_norm", "transforms/normalize", "transforms/normalize_by_norm",
          "transforms/skip_large", "transforms/skip_not_finite"),
         "over all tensors of the",
     ),
     **dict.fromkeys(("apollo", "apollo_mini", "dion", "gravity", "kron", "transforms/noise"), "draws random numbers"),
     **dict.fromkeys(
-        ("conda", "dash", "dion2", "fira", "galore", "nordion2", "scalableshampoo", "shampoo", "soap", "splus"),
+        ("conda", "dash", "dion2", "fira", "galore", "kl_shampoo", "kl_soap", "moso", "nordion2", "scalableshampoo",
+         "shampoo", "soap", "splus"),
         "needs the matrix function",
     ),
+    **dict.fromkeys(("polargrad", "spel"), "other coefficients than Muon's"),
     "sm3_axes": "depends on the number of dimensions",
     **dict.fromkeys(("dualadam", "stable_spam"), "may be one on the shape"),
 }  # fmt: skip
