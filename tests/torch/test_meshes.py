@@ -66,6 +66,9 @@ OF_MATRICES = ("muon", "normuon")
 JOINING = ("adalite", "nero", "racs", "sm3")
 
 
+#: Rules with states of every axis, which are not those of parts of tensors with three.
+OF_AXES = ("sm3_axes",)
+
 #: Rules whose sums depend on one another more often than others'.
 ROUNDS = {"adalite": 11, "lbfgs_direction": 10}
 
@@ -155,6 +158,10 @@ def steps_of(rank: int, names: Sequence[str], placements: Sequence[Sequence[Any]
         for placed in placements:
             if name in JOINING and any(p.is_shard() and p.dim < 0 for p in placed):
                 with refused(TensorError, "joins with others, so that its states would be no even parts"):
+                    Twins(name, mesh, placed)
+                continue
+            if name in OF_AXES and any(p.is_shard() for p in placed):
+                with refused(TensorError, "is not computed of its parts"):
                     Twins(name, mesh, placed)
                 continue
             twins = Twins(name, mesh, placed)
