@@ -15,12 +15,14 @@ class RulecError(Exception):
 class RuleError(RulecError, ValueError):
     """A mistake in a rule: in its text, its Python function, or its composition.
 
-    `str()` gives `file:line:column: message` followed by the line and a caret, where a place is known.
+    `str()` gives `file:line:column: message` followed by the line and a caret, where a place is known. `others` are
+    the other mistakes of the same text, each with its place.
     """
 
     def __init__(self, message: str, *, place: str = "", excerpt: str = "") -> None:
         self.message = message
         self.place = place
+        self.others: tuple[RuleError, ...] = ()
         text = f"{place}: {message}" if place else message
         super().__init__(f"{text}\n{excerpt}" if excerpt else text)
 

@@ -12,12 +12,25 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from rulec.cli import bench, build, cache, check, demo, diff, doctor, listing, memory, new, race, schema, show, trace
-from rulec.cli.console import fail
+from rulec.cli import (
+    bench,
+    build,
+    cache,
+    check,
+    demo,
+    diff,
+    doctor,
+    listing,
+    lsp,
+    memory,
+    new,
+    race,
+    schema,
+    show,
+    trace,
+)
+from rulec.cli.console import MISTAKE, fail
 from rulec.errors import InternalError, RulecError
-
-#: The exit code of a mistake of the user.
-MISTAKE = 2
 
 
 class Commands(TyperGroup):
@@ -31,7 +44,8 @@ class Commands(TyperGroup):
         except InternalError:
             raise
         except RulecError as error:
-            fail(str(error))
+            for each in (error, *getattr(error, "others", ())):
+                fail(str(each))
             raise typer.Exit(MISTAKE) from None
 
 
@@ -57,6 +71,7 @@ app.command("memory")(memory.memory)
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
 app.command("schema")(schema.schema)
+app.command("lsp")(lsp.lsp)
 app.add_typer(cache.app, name="cache")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rulec.cli.arguments import DtypeOption, HyperOption, JsonFlag, RuleArgument, check_dtype, find_rule, numbers
-from rulec.cli.console import print_json, progress
+from rulec.cli.console import MISTAKE, print_json, progress
 from rulec.errors import BackendUnavailable, BackendUnsupported, RuleError
 
 if TYPE_CHECKING:
@@ -28,13 +29,19 @@ def check(
     """Check a rule: what it costs, and how exact it is.
 
     Validates the rule, lists a step's reads, writes, states, and hoisted and fused operations, and compares with 50
-    digits.
+    digits. All mistakes of a rule file are reported.
     """
     from rulec.compare.trial import shapes_for
     from rulec.language.passes import parts_of
     from rulec.runtime.engine import default_hyper
 
-    loaded = find_rule(rule)
+    try:
+        loaded = find_rule(rule)
+    except RuleError as error:
+        if json:
+            print_json({"rule": rule, "mistakes": [_mistake(each) for each in (error, *error.others)]})
+            raise typer.Exit(MISTAKE) from None
+        raise
     if loaded.wraps:
         _report_wrapper(loaded, json)
         return
@@ -49,6 +56,13 @@ def check(
         print_json(report)
     else:
         _print(report)
+
+
+def _mistake(error: RuleError) -> dict[str, Any]:
+    """A mistake for scripts, with its place where that is known."""
+    where = re.fullmatch(r"(.*):(\d+):(\d+)", error.place)
+    at = {"file": where[1], "line": int(where[2]), "column": int(where[3])} if where else {}
+    return {"message": error.message, **at}
 
 
 def _report_wrapper(wrapper: Rule, json: bool) -> None:

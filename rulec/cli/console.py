@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
+#: The exit code of a mistake of the user.
+MISTAKE = 2
+
 
 def console() -> Console:
     """The console of stdout."""

@@ -14,6 +14,7 @@ from rulec.language.compose import free_name
 from rulec.language.expression import ExpressionParser, dotted
 from rulec.language.functions import PAIRS
 from rulec.language.located import Text
+from rulec.language.mistakes import Mistakes
 from rulec.language.names import BASE_NAMES, RESERVED, RESULTS, name_problem, short
 from rulec.language.node import Node, Op, name, names_in, node
 from rulec.language.passes import gradient_of
@@ -46,9 +47,8 @@ class Scope:
 class StepParser:
     """Reads the text of a step, and inlines calls of the rules under `uses` in place."""
 
-    def __init__(self, text: Text, scope: Scope) -> None:
-        self.text = text
-        self.scope = scope
+    def __init__(self, text: Text, scope: Scope, mistakes: Mistakes | None = None) -> None:
+        self.text, self.scope, self.mistakes = text, scope, mistakes or Mistakes()
         self.known = {*BASE_NAMES, *scope.rule.hyper, *scope.rule.state, *scope.rule.inputs}
         self.known |= {*map(gradient_of, scope.rule.passes)}
         self.targets: set[str] = set()
@@ -61,11 +61,14 @@ class StepParser:
 
     def parse(self) -> tuple[Statement, ...]:
         """The statements of the whole text."""
-        body = self.text.parse()
-        if not body:
-            raise rule_error("the step is empty: end it with direction = ...", self.text.start)
+        body: list[ast.stmt] = []
+        with self.mistakes.part():
+            body = self.text.parse()
+            if not body:
+                raise rule_error("the step is empty: end it with direction = ...", self.text.start)
         self.targets = {target for tree in body for target in _targets(tree)}
         self._statements(body)
+        self.mistakes.check()
         for call in self.scope.rule.wraps:
             if call not in self.scope.called:
                 message = f"{call} is never called: write {call}(g), and {call}.p for the parameter it gives"
@@ -74,16 +77,24 @@ class StepParser:
 
     def _statements(self, body: list[ast.stmt]) -> None:
         for tree in body:
-            if isinstance(tree, ast.Assign):
-                self._assign(tree)
-            elif isinstance(tree, ast.If):
-                self._branch(tree)
-            elif isinstance(tree, ast.For):
-                self._loop(tree)
-            elif isinstance(tree, ast.Expr) and self._is_inner_call(tree.value):
-                self.expressions.parse(tree.value)
-            else:
-                raise rule_error(_no_line(tree), self.text.span(tree))
+            with self.mistakes.part():
+                self._statement(tree)
+                continue
+            # Lines below may read these names: one mistake is one message.
+            self.known.update(_targets(tree))
+            self.seen.update(_targets(tree))
+
+    def _statement(self, tree: ast.stmt) -> None:
+        if isinstance(tree, ast.Assign):
+            self._assign(tree)
+        elif isinstance(tree, ast.If):
+            self._branch(tree)
+        elif isinstance(tree, ast.For):
+            self._loop(tree)
+        elif isinstance(tree, ast.Expr) and self._is_inner_call(tree.value):
+            self.expressions.parse(tree.value)
+        else:
+            raise rule_error(_no_line(tree), self.text.span(tree))
 
     def _assign(self, tree: ast.Assign) -> None:
         if len(tree.targets) == 1 and isinstance(tree.targets[0], ast.Tuple):

@@ -40,6 +40,7 @@ from rulec.language.functions import FUNCTIONS
 from rulec.language.hyper import Hyper, Limits, well_known_range
 from rulec.language.lengths import Lengths
 from rulec.language.located import Text
+from rulec.language.mistakes import Mistakes
 from rulec.language.names import declared_problem, short
 from rulec.language.node import Node, Op, const
 from rulec.language.passes import check_point, gradient_of
@@ -81,6 +82,7 @@ class _RuleReader:
         self.file = validated(document)
         self.lengths = Lengths(document, self.file, values)
         self.hyper_names: list[str] = self.lengths.hyper_names()
+        self.mistakes = Mistakes()
 
     def rule(self) -> Rule:
         self._check_keys()
@@ -213,13 +215,13 @@ class _RuleReader:
         names = self.lengths.hyper_names()
         self.hyper_names = list(dict.fromkeys([*names, *(key for r in uses.values() for key in r.hyper)]))
         wraps, shape = self._wraps()
-        hyper = {name: h for key in self.file.hyper for name, h in self._hyper(key).items()}
+        hyper = self.mistakes.read(self.file.hyper, self._hyper, Hyper(None))
         declared = Rule(
             self.file.name, (), hyper=hyper, inputs=dict(self.file.inputs),
             view=_view(self.file), wraps=wraps, wraps_shape=shape,
         )  # fmt: skip
         declared = self._placed(lambda: _with_called(declared, uses), self.document.span(("uses",), key=True))
-        states = {name: state for key in self.file.state for name, state in self._states(key).items()}
+        states = self.mistakes.read(self.file.state, self._states, State(const(0)))
         declared = replace(declared, state={**states, **declared.state})
         places = {key: self.document.span(("inputs", key), key=True) for key in self.file.inputs}
         declared = replace(declared, passes=self._passes(declared))
@@ -237,7 +239,7 @@ class _RuleReader:
         span, style = self.document.span(("step",)), getattr(at, "style", None)
         if style != "|" and at.start_mark and at.end_mark and at.start_mark.line != at.end_mark.line:
             raise rule_error("the lines of this step are joined into one: begin it with step: |", span)
-        parser = StepParser(self.document.text(("step",)), scope)
+        parser = StepParser(self.document.text(("step",)), scope, self.mistakes)
         try:
             step = parser.parse()
             self.lengths.read(parser.expressions.counts_read)
