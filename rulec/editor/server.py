@@ -7,6 +7,7 @@ from pathlib import Path
 from lsprotocol import types
 from pygls.lsp.server import LanguageServer
 from pygls.uris import to_fs_path
+from pygls.workspace.position_codec import ServerTextPosition
 
 from rulec import __version__
 from rulec.editor.mistakes import Mistake, mistakes
@@ -44,7 +45,7 @@ def make_server() -> LanguageServer:
     return server
 
 
-def _text(server: LanguageServer, params: types.CompletionParams | types.HoverParams) -> tuple[str, types.Position]:
+def _text(server: LanguageServer, params: types.CompletionParams | types.HoverParams) -> tuple[str, ServerTextPosition]:
     """The text of a document, and a position in it by characters."""
     document = server.workspace.get_text_document(params.text_document.uri)
     return document.source, document.position_codec.position_from_client_units(document.lines, params.position)
