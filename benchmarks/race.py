@@ -14,7 +14,7 @@ from rulec.racing.tasks import TASKS
 
 RULES = ("adamw", "muon")
 RATES, SEEDS, STEPS = 8, 3, 10
-ROUNDS, QUICK_ROUNDS = 9, 1
+ROUNDS, QUICK_ROUNDS = 5, 1
 
 MEASURE = "24 runs one by one, times as long as one batch"
 
