@@ -257,6 +257,14 @@ def test_four_processes_in_a_mesh_of_two_dimensions() -> None:
     )
 
 
+@pytest.mark.slow
+def test_every_rule_on_four_processes() -> None:
+    """Each on one of these meshes, and on each a quarter of the rules."""
+    for k, placed in enumerate(GRID):
+        names = [name for name in others()[k :: len(GRID)] if name not in (*COMPOSED, *FACTORED)]
+        together(partial(steps_of, names=names, placements=[placed], shape=(2, 2)), 4)
+
+
 # Agreement
 
 
