@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -98,7 +99,7 @@ def _run(subject: Subject, functions: tuple[Function, ...], rate: float | None) 
     optimizer = rulec.array.Optimizer(subject.whole, weights, backend="numpy", **hyper)
     track = np.empty((STEPS + 1, len(functions), 2))
     track[0] = weights
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore"):  # of skipped steps
         for step in range(1, STEPS + 1):
             optimizer.step([f.gradient(w) for f, w in zip(functions, weights, strict=True)])
             track[step] = weights
