@@ -22,9 +22,9 @@ FRAMEWORKS = frozenset({"torch", "jax", "jaxlib", "optax", "mlx", "numba", "llvm
 HEAVY = FRAMEWORKS | {"sympy", "mpmath", "matplotlib", "sklearn", "scipy", "pydantic", "typer", "click", "rich"}
 #: The folders in the order of the data. A folder imports those before it.
 LAYERS = (
-    "language", "arrays", "formats", "compiler", "analysis", "editor", "memory", "checkpoint", "backend", "kernel", "es",
-    "runtime", "pure", "standalone", "backends", "array", "torch", "jax", "mlx", "testing", "compare", "demo", "racing",
-    "cli", "benchmarks", "gallery",
+    "language", "arrays", "formats", "compiler", "analysis", "editor", "memory", "checkpoint", "backend", "kernel",
+    "es", "runtime", "pure", "standalone", "backends", "array", "torch", "jax", "mlx", "testing", "compare", "demo",
+    "racing", "cli", "benchmarks", "gallery",
 )  # fmt: skip
 #: Those beside the folder `rulec`.
 OUTSIDE = ("backends", "benchmarks", "gallery")
