@@ -34,13 +34,13 @@ def entries(rules: Sequence[str]) -> list[Entry]:
     folder = _folder()
     kept = {name: _read(folder / f"{name.replace('/', '-')}.json") for name in rules}
     missing = [name for name in rules if kept[name] is None]
-    for name, new in zip(missing, _made(missing), strict=True):
+    for name, new in zip(missing, _new_entries(missing), strict=True):
         (folder / f"{new.slug}.json").write_text(json.dumps(asdict(new)))
         kept[name] = new
     return [one for one in kept.values() if one is not None]
 
 
-def _made(rules: list[str]) -> list[Entry]:
+def _new_entries(rules: list[str]) -> list[Entry]:
     processes = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1, 8)
     if processes == 1 or len(rules) < FEW:
         return [entry(name) for name in rules]

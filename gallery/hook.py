@@ -20,10 +20,10 @@ def on_files(files: Any, config: Any, **_: Any) -> Any:
     from gallery.build import entries, names
     from gallery.cards import cards
 
-    made = entries(names())
-    for entry in made:
+    listed = entries(names())
+    for entry in listed:
         files.append(File.generated(config, f"gallery/{entry.slug}.md", content=entry.page))
-    config.extra["gallery_cards"] = cards(made)
+    config.extra["gallery_cards"] = cards(listed)
     return files
 
 

@@ -146,7 +146,7 @@ def _card(subject: Subject, drawn: list[Path]) -> str:
     rule = subject.rule
     year = str(rule.paper.get("year", ""))
     words = escape(f"{subject.name} {rule.name} {rule.summary} {rule.paper.get('authors', '')}".lower(), quote=True)
-    size = f"{subject.state_bytes:.3g}"
+    size = f"{round(subject.state_bytes, 2):g}"  # numbers for each tensor or the model are 0
     picture = thumbnail(drawn[0]) if drawn else '<div class="no-path"></div>'
     facts = " · ".join(part for part in (year, subject.family, f"{size} bytes of state") if part)
     return (

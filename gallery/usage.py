@@ -75,8 +75,8 @@ def _rate(rule: Rule) -> str:
 
 
 def _torch_optimizer(subject: Subject, text: str, keywords: str) -> str:
-    made = f"rulec.torch.{subject.title}" if subject.title else f'rulec.torch.optimizer("{text}")'
-    return f"optimizer = {made}(model.parameters(){keywords})"
+    kind = f"rulec.torch.{subject.title}" if subject.title else f'rulec.torch.optimizer("{text}")'
+    return f"optimizer = {kind}(model.parameters(){keywords})"
 
 
 def _torch_step(rule: Rule) -> str:
