@@ -13,7 +13,7 @@ from rulec.errors import RulecError
 _HEAD = """\
 # Benchmarks
 
-Every figure is measured by `rulec bench` and written here from its results; none is typed in. What is compared is timed
+Every figure is measured by `rulec bench` and written here from its results; none is typed in. Contenders are timed
 by turns within one run, and medians are compared. Targets are those that the project set itself before measuring.
 
 The *limit* of a kernel is another kernel that reads and writes the same arrays and computes nothing.
@@ -35,8 +35,8 @@ _TEXT = {
     "without norm and casts. A step of SOAP or Shampoo is the mean of ten, one of which decomposes.",
     "many": "Many tensors in one optimizer, AdamW in float32. A step is all of `rulec.torch.AdamW(...).step()`.",
     "start": "Seconds in new processes.",
-    "memory": "Bytes for each parameter are from the difference between a small and a large tensor. What training "
-    "keeps is counted tensor by tensor, or by XLA: all that is there at the moment when most is, in units of the "
+    "memory": "Bytes for each parameter are from the difference between a small and a large tensor. The memory of "
+    "training is counted tensor by tensor, or by XLA: all that is there at the moment when most is, in units of the "
     "weights, with gradients kept until the step (deferred), used as they come (eager), or never made (epilogue).",
     "mesh": "Counted on paper, of Llama with 70 billion weights: no GPU takes part. The page on "
     "[several GPUs](several-gpus.md) has the same as a table.",
@@ -74,7 +74,7 @@ def _missed(results: Sequence[Result]) -> str:
     """The rows of all measurements that miss their targets."""
     missed = [(result, row) for result in results for row in result.rows if row.met is False]
     lines = [f"- {result.name}: {row.what}: {figure(row)}, wanted {target(row)}" for result, row in missed]
-    return "\n".join(["## What is missed", "", *(lines or ["Nothing: every target is met."]), ""])
+    return "\n".join(["## Missed targets", "", *(lines or ["Nothing: every target is met."]), ""])
 
 
 def _section(result: Result) -> str:

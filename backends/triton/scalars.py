@@ -18,8 +18,9 @@ LANES = 128
 
 _LOCALS = {"n", "counts", "groups", "group", "hyper", "new", "tensors", "kinds", "LANES"}
 
-#: The index and mask of a tensor's value in an array, by the level of the array.
-_INDEX = {"tensor": " + n, mask=inside", "group": " + group, mask=inside", "model": ""}
+#: The index and mask of a value in an array, by the level of the array. Every lane has a value of the model: Triton's
+#: interpreter compares no number with a block.
+_INDEX = {"tensor": " + n, mask=inside", "group": " + group, mask=inside", "model": " + 0 * n, mask=inside"}
 
 
 def scalar_arguments(program: Program) -> list[Argument]:

@@ -165,7 +165,7 @@ class PageRun:
         elif block.language == "sh":
             for line in block.text.splitlines():
                 _check_command(line)
-        elif block.language not in ("c", "fortran", "julia"):
+        elif block.language not in ("c", "fortran", "julia", "lua"):
             raise AssertionError(f"blocks of the language {block.language!r} are not part of the manual")
 
     def _python(self, block: Block) -> None:

@@ -340,6 +340,7 @@ def against_the_reference(backend: str, composition: Drawn, seed: int) -> None:
     """Steps a composition of any rules of the library over tensors of one to three dimensions, by both."""
     try:
         rule = composition.composed()
+        rule.standalone()
     except rulec.RuleError as error:
         assume(not any(words in error.message for words in REFUSED))
         raise
