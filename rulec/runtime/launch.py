@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rulec.backend.protocol import Rows
+from rulec.compiler.ir import Program
 from rulec.errors import BackendUnsupported
 from rulec.language.node import Op
 from rulec.runtime.bucket import Version
@@ -56,6 +58,16 @@ class Launch:
             raise BackendUnsupported(bucket.backend.name, "an update in place of arrays of this kind", self.name)
         return written.reduced
 
+    def count_levels(self) -> None:
+        """Counts the step for groups and the model where this version of the program leaves their states alone.
+
+        Another arm of a branch writes them; `t` of a group or the model counts steps, whatever arm they take.
+        """
+        bucket, fired = self.part.bucket, self.part.fired
+        left = _left_alone(bucket.program, self.version.program)
+        if left and len(self.skipped) < len(self.grads):
+            self.common.shared.count(left, bucket.groups[slice(None) if fired is None else fired])
+
     def keep_number(self, state: str, fired: Any, values: Any, stays: Any = None) -> None:
         """Keeps the new values of a scalar state, one for each tensor at the positions `fired`.
 
@@ -76,3 +88,12 @@ class Launch:
             old = numbers if isinstance(fired, slice) else bucket.library.take(numbers, fired)
             values = bucket.library.arithmetic[Op.WHERE](stays, old, values)
         bucket.library.put(numbers, fired, values)
+
+
+@functools.cache
+def _left_alone(whole: Program, version: Program) -> tuple[str, ...]:
+    """The states of groups and the model that a program writes, and its version for some arms of branches does not."""
+    written = {store.buffer for store in (*version.scalars.stores, *version.finish)}
+    stores = (*whole.scalars.stores, *whole.finish)
+    shared = [s.buffer for s in stores if whole.buffer(s.buffer).axes.letters in ("", "k")]
+    return tuple(state for state in dict.fromkeys(shared) if state not in written)

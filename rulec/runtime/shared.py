@@ -40,6 +40,8 @@ class SharedNumbers:
         self._of_groups: set[str] = set()
         self._begun: set[tuple[str, int]] = set()
         self._pending: dict[str, list[_Kept]] = {}
+        self._passed: set[int] = set()
+        self._stepped = False
 
     def make_room(self, groups: int) -> None:
         """Extends the counts to this many groups."""
@@ -74,7 +76,7 @@ class SharedNumbers:
 
     def begin(self) -> None:
         """Opens a step: each state takes one new value in it, for any number of launches."""
-        self._pending = {}
+        self._pending, self._passed, self._stepped = {}, set(), False
 
     def keep(self, state: str, groups: Whole, values: Any, library: Library, stays: Any = None) -> None:
         """Keeps a new value for the groups of some tensors, or for the model, until the end of the step.
@@ -93,6 +95,12 @@ class SharedNumbers:
             )
             stays = state_library.numbers(stays)
         self._pending.setdefault(state, []).append(_Kept(places, state_library.numbers(values), stays))
+
+    def count(self, states: Sequence[str], groups: Whole) -> None:
+        """Counts this step for the model, and for these groups where they have states, though the values stay."""
+        self._stepped = True
+        if not self._of_groups.isdisjoint(states):
+            self._passed.update(groups.tolist())
 
     @property
     def waiting(self) -> int:
@@ -114,7 +122,14 @@ class SharedNumbers:
             self._advance(self.group_t, group, kept, int(np.flatnonzero(kept.places == group)[0]))
         if self._pending:
             self._advance(self.model_t, 0, next(reversed(self._pending.values()))[-1], 0)
-        self._pending = {}
+        for counts, places in ((self.group_t, self._passed - counted.keys()), (self.model_t, self._alone())):
+            for place in places:
+                counts[place] += 1
+        self.begin()
+
+    def _alone(self) -> set[int]:
+        """The place of the model's count where only `count` advances it."""
+        return {0} if self._stepped and not self._pending else set()
 
     def _advance(self, counts: Any, place: int, kept: _Kept, among: int) -> None:
         """One more step of a group or the model, unless all its tensors stay."""

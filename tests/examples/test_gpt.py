@@ -50,7 +50,9 @@ def test_losses_of_equal_formulas(tmp_path: Path) -> None:
     runs = json.loads(results.read_text())["runs"]
     assert {*CONTENDERS} < {*runs}
     for name in (*PAIRS, "rulec.jax.adamw", "rulec.jax.step"):
-        assert runs[name]["largest difference of losses in 100 steps"] < 1e-4, name
+        # The iteration of Muon is in bfloat16, where sums in another order part by more.
+        apart = 1e-3 if name.endswith("Muon") else 1e-4
+        assert runs[name]["largest difference of losses in 100 steps"] < apart, name
         assert runs[name]["losses"][-1] < runs[name]["losses"][0]
     assert all(runs[name]["peak bytes"] > 1e7 for name in CONTENDERS)
     assert chart.stat().st_size > 10_000
