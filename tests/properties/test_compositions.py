@@ -296,7 +296,7 @@ def is_determined(rule: Rule) -> bool:
 
 
 EVERY = [name for name in rulec.rules(wrappers=False) if is_determined(rulec.load(name))]
-WRAPPERS = [name for name in single() if rulec.load(name).wraps]
+WRAPPERS = [name for name in single() if rulec.load(name).wraps and is_determined(rulec.load(name))]
 BEFORE = [name for name in EVERY if name.startswith("transforms/") and rulec.load(name).reads("g")]
 
 any_composition = st.builds(
