@@ -63,7 +63,7 @@ SETTINGS = {"galore": {"rank": 1}, "apollo": {"rank": 1}, "fira": {"rank": 1}}
 OF_MATRICES = ("muon", "normuon")
 
 #: Rules whose states are of columns that several dimensions are joined to.
-JOINING = ("adalite", "nero", "racs", "sm3")
+JOINING = ("adalite", "nero", "nordion2", "racs", "sm3")
 
 
 #: Rules with states of every axis, which are not those of parts of tensors with three.
