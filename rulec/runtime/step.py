@@ -82,7 +82,8 @@ def _written(launch: Launch) -> Joining:
         launch.wrote = True
         for state, values in launch.scalar_states.items():
             launch.keep_number(state, slice(None) if part.fired is None else part.fired, values)
-    launch.count_levels()
+    if launch.version.program is not bucket.program:
+        launch.count_levels()
     if launch.version.turns:
         bucket.turn(part.fired)
         launch.common.turned += 1
