@@ -130,7 +130,7 @@ def _distance(value: float | None, form: str) -> str:
 
 
 def _composition(subject: Subject) -> str:
-    """The rule in a composition that a comparison has, so that a transform stands where it belongs."""
+    """The composition in which a rule was compared: a transform needs a rule beside it."""
     if not (subject.rule.wraps or subject.name.startswith("transforms/")) or subject.whole.inputs:
         return subject.text
     composed = (row["rule"] for row in comparisons(subject.name))

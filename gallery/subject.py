@@ -86,7 +86,7 @@ class Subject:
 
 
 def _side(letter: str, size: Node | None, letters: str, known: Mapping[str, float]) -> float:
-    """The extent of a state along an axis: its own where it has one, else the matrix's, and 1 where it has no axis."""
+    """The extent of a state along an axis: the state's own extent, else the matrix's; 1 without that axis."""
     if size is not None:
         return number_known(size, known) or 0.0
     return SIDE if letter in letters else 1

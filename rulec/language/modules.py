@@ -31,7 +31,7 @@ def is_python_name(name: str) -> bool:
 def python_rule(name: str) -> Rule:
     """The rule of a Python file or module. The file or module runs: it is the user's own program.
 
-    RuleError where there is no such file, module or rule in it, or where a file without a name has several.
+    RuleError for a missing file, module or rule, and for a file with several rules where the name has none of them.
     """
     if name.endswith(".py"):
         return _only_rule(name)

@@ -2,7 +2,7 @@
 
 The Gram matrix of the rows is the sum of those of the pieces. Every owner adds up some of its rows and rounds them,
 computes the same rows of the polynomial, and gives both to the others, so all have the same bits of them. The next
-matrix follows piece by piece. Matrices of one bucket go together, so their messages are as many as those of one. An
+matrix follows piece by piece. All matrices of a bucket share their messages. An
 owner that fails goes on to send messages, without a meaning, for the others wait for them.
 """
 

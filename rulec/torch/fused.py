@@ -37,7 +37,7 @@ def of_section(name: str, number: int) -> str:
 class SectionState:
     """A state of a section: its tensor here, its axes (none for a shape of its own), and the view of the section.
 
-    `shown` is the state as a checkpoint has it where it is not joined with those of other sections. A state in codes
+    `shown` is the state of this section alone, as a checkpoint has it. A state in codes
     has a `format`, and `scales`.
     """
 

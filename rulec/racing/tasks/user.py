@@ -50,7 +50,7 @@ class UserTask:
         return losses, grads
 
     def measures(self, params: Stack, seeds: Sequence[int]) -> dict[str, Array]:
-        """What `held_out` says of each run, where there is one."""
+        """The held-out figure of each run, where the task has `held_out`."""
         if any(len(self._functions[seed]) < 2 for seed in seeds):
             return {}
         values = np.empty(self._shape(params, seeds))
