@@ -18,6 +18,9 @@ from rulec.language.settings import MUON
 
 Array = np.ndarray[Any, Any]
 
+#: From so many multiplications on, a product of 16-bit matrices in float32 is quicker than a loop over elements.
+_WORTH_WIDENING = 2**18
+
 #: From this size on, copying a quarter of a symmetric product is quicker than computing it.
 _WORTH_HALVING = 256
 
@@ -46,20 +49,41 @@ def _orthogonalized(y: Tensor, coefficients: Coefficients) -> Tensor:
     y = y.T if tall else y
     y = y / y.norm().clamp(min=1e-7)
     for a, b, c in coefficients:
-        y = torch.addmm(y, polynomial(gram(y), b, c), y, beta=a)
+        y = addmm(y, polynomial(gram(y), b, c), y, beta=a)
     return y.T if tall else y
+
+
+def addmm(y: Tensor, a: Tensor, b: Tensor, *, beta: float, alpha: float = 1.0, out: Tensor | None = None) -> Tensor:
+    """`beta*y + alpha*a @ b` of matrices of one dtype, summed in float32 where they have 16 bits, and rounded once."""
+    if not _widens(a, b):
+        return torch.addmm(y, a, b, beta=beta, alpha=alpha, out=out)
+    product = torch.addmm(y.float(), a.float(), b.float(), beta=beta, alpha=alpha)
+    return product.to(y.dtype) if out is None else out.copy_(product)
+
+
+def _mm(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
+    return out.copy_(a.float() @ b.float()) if _widens(a, b) else torch.mm(a, b, out=out)
+
+
+def _widens(a: Tensor, b: Tensor) -> bool:
+    """Whether the product is computed from float32 copies.
+
+    On a processor without instructions for 16-bit numbers torch multiplies them in a loop over elements, which takes
+    twenty times as long for large matrices as copies and their product. Its sums have another order.
+    """
+    return a.device.type == "cpu" and a.shape[0] * b.numel() >= _WORTH_WIDENING and not multiplies(a.dtype)
 
 
 def gram(y: Tensor) -> Tensor:
     """The product of a matrix and its transpose."""
-    return _symmetric(y.shape[0], y.dtype, lambda rows, cols, out: torch.mm(y[rows], y[cols].T, out=out))
+    return _symmetric(y.shape[0], y.dtype, lambda rows, cols, out: _mm(y[rows], y[cols].T, out))
 
 
 def polynomial(x: Tensor, b: float, c: float) -> Tensor:
     """`b*x + c*x @ x` of a symmetric matrix."""
 
     def write(rows: slice, cols: slice, out: Tensor) -> Tensor:
-        return torch.addmm(x[rows, cols], x[rows], x[:, cols], beta=b, alpha=c, out=out)
+        return addmm(x[rows, cols], x[rows], x[:, cols], beta=b, alpha=c, out=out)
 
     return _symmetric(x.shape[0], x.dtype, write)
 
@@ -79,6 +103,13 @@ def _symmetric(size: int, dtype: torch.dtype, write: Callable[[slice, slice, Ten
     matrix[:half, :half] = write(slice(half), slice(half), torch.empty(half, half, dtype=dtype, device="cpu"))
     matrix[:half, half:] = matrix[half:, :half].T
     return matrix
+
+
+@functools.cache
+def multiplies(dtype: torch.dtype) -> bool:
+    """Whether torch multiplies matrices of this dtype by instructions of the processor, not element by element."""
+    name = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}.get(dtype)
+    return name is None or bool(getattr(torch.ops.mkldnn, name, lambda: True)())
 
 
 @functools.cache

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rulec.torch.matrix import addmm
+
 
 class TorchQuintic:
     """The quintic iteration on pieces `(rows, cols)` with all rows of their matrices, as tensors of one dtype.
@@ -63,8 +65,8 @@ class TorchQuintic:
 
     def polynomial(self, rows: Tensor, gram: Tensor, b: float, c: float) -> Tensor:
         """Rows of the polynomial, from rows of the Gram matrix and the whole of it."""
-        return torch.addmm(rows, rows, gram, beta=b, alpha=c)
+        return addmm(rows, rows, gram, beta=b, alpha=c)
 
     def following(self, y: Tensor, polynomial: Tensor, a: float) -> Tensor:
         """The piece after one step."""
-        return torch.addmm(y, polynomial, y, beta=a)
+        return addmm(y, polynomial, y, beta=a)
