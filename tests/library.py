@@ -1,8 +1,8 @@
 """Which rules of the library a test of machinery runs, and when.
 
-Every day: one rule of each kind. With the slow tests: a quarter of the others, another quarter in each test. `make
-whole` runs them all. What a rule itself claims (its numbers, its peers, every backend) is tested for every rule, in
-tests/rules and by the suite of tests/backends.
+Every day: one rule of each kind. With the slow tests: a quarter of the others, another quarter in each test; so it is
+with other choices than rules that are marked `another`. `make whole` runs them all. What a rule itself claims (its
+numbers, its peers, every backend) is tested for every rule, in tests/rules and by the suite of tests/backends.
 """
 
 from __future__ import annotations
@@ -35,6 +35,21 @@ def by_kind(cases: Iterable[Any]) -> list[Any]:
 
 def _parameter(case: tuple[Any, ...]) -> Any:
     return pytest.param(*case, marks=[pytest.mark.another] if case[0] in _others() else [])
+
+
+def by_quarter(names: Iterable[str], test: str) -> list[Any]:
+    """Lists of rules as parameters, for a slow test that runs many rules in one process: a quarter, and the others."""
+    quarter = in_quarter(names := [*names], test)
+    rest = [name for name in names if name not in quarter]
+    return [
+        pytest.param(quarter, marks=pytest.mark.slow, id="quarter"),
+        pytest.param(rest, marks=[pytest.mark.slow, pytest.mark.whole], id="rest"),
+    ]
+
+
+def in_quarter(names: Iterable[str], test: str) -> list[str]:
+    """The rules of a test's quarter, by a digest of both: a new rule moves no other."""
+    return [name for name in names if zlib.crc32(f"{test} {name}".encode()) % 4 == 0]
 
 
 def rank(item: pytest.Item) -> None:

@@ -311,5 +311,6 @@ def all_of_four(rank: int) -> None:
     of_buckets(rank)
 
 
+@pytest.mark.slow
 def test_replicas_share_the_work_and_buckets_travel_behind_it() -> None:
     together(all_of_four, 4)

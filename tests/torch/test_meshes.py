@@ -26,7 +26,7 @@ from rulec.compiler.view import matrix_view
 from rulec.errors import HyperError, RulecError, RuleError, TensorError
 from rulec.runtime.owners import owners_of
 from rulec.torch.meshes import MeshPeers
-from tests.library import single
+from tests.library import by_quarter, single
 from tests.runtime.elsewhere import Elsewhere
 from tests.torch.eager.processes import together
 
@@ -48,7 +48,7 @@ COMPOSED = {
 }
 
 #: Rules of each kind of reduction, and how many messages a step takes at most: on a mesh of one dimension.
-EVERYDAY = {
+MESSAGES = {
     "adamw": 0, "lamb": 1, "prodigy": 1, "clip >> lamb": 2, "adafactor": 3, "came": 5, "sm3": 2, "adam_mini": 1,
     "cautious_adamw": 1, "skip >> lars": 2, "muon": 2, "normuon": 4, "clip >> soap": 5, "apollo": 4,
 }  # fmt: skip
@@ -61,13 +61,6 @@ SETTINGS = {"galore": {"rank": 1}, "apollo": {"rank": 1}, "fira": {"rank": 1}}
 
 #: Rules of matrices, that are not given vectors here.
 OF_MATRICES = ("muon", "normuon")
-
-#: Rules whose states are of columns that several dimensions are joined to.
-JOINING = ("adalite", "nero", "nordion2", "racs", "sm3")
-
-
-#: Rules with states of every axis, which are not those of parts of tensors with three.
-OF_AXES = ("sm3_axes",)
 
 #: Rules whose sums depend on one another more often than others'.
 ROUNDS = {"adalite": 11, "lbfgs_direction": 10}
@@ -152,27 +145,42 @@ def counted() -> Iterator[list[int]]:
         MeshPeers.reduce = reduce  # type: ignore[method-assign]
 
 
+def refusal_of(name: str, placed: Sequence[Any]) -> str:
+    """What a rule says of parameters that are placed so; nothing where it takes steps."""
+    rule, cuts = rule_of(name), [p.dim for p in placed if p.is_shard()]
+    levels = {state.per for state in rule.state.values()}
+    if "axis" in levels and cuts:  # of a tensor with three dimensions, which are more than two apart
+        return "is not computed of its parts"
+    joined = "flatten" in rule.view and levels & {"row", "col"} and name not in OF_MATRICES
+    return "joins with others, so that its states would be no even parts" if joined and min(cuts, default=0) < 0 else ""
+
+
+def mesh_of(shape: Sequence[int]) -> Any:
+    return init_device_mesh("cpu", tuple(shape), mesh_dim_names=("a", "b")[: len(shape)])
+
+
 def steps_of(rank: int, names: Sequence[str], placements: Sequence[Sequence[Any]], shape: Sequence[int]) -> None:
-    mesh = init_device_mesh("cpu", tuple(shape), mesh_dim_names=("a", "b")[: len(shape)])
+    mesh = mesh_of(shape)
     for name in names:
         for placed in placements:
-            if name in JOINING and any(p.is_shard() and p.dim < 0 for p in placed):
-                with refused(TensorError, "joins with others, so that its states would be no even parts"):
-                    Twins(name, mesh, placed)
-                continue
-            if name in OF_AXES and any(p.is_shard() for p in placed):
-                with refused(TensorError, "is not computed of its parts"):
-                    Twins(name, mesh, placed)
-                continue
-            twins = Twins(name, mesh, placed)
-            for seed in (1, 2, 3):
-                with counted() as sent:
-                    twins.step(seed)
-            twins.check()
-            cut = sum(not p.is_replicate() for p in placed)
-            # Replicas send one another their agreement alone.
-            replicas = sum(p.is_replicate() for p in placed) if cut else 0
-            assert len(sent) <= {**ROUNDS, **EVERYDAY}.get(name, 6) * cut + replicas, (name, placed, sent)
+            check_steps(name, mesh, placed)
+
+
+def check_steps(name: str, mesh: Any, placed: Sequence[Any]) -> None:
+    """Three steps have the numbers of one process and few messages; or the parameters are refused."""
+    if words := refusal_of(name, placed):
+        with refused(TensorError, words):
+            Twins(name, mesh, placed)
+        return
+    twins = Twins(name, mesh, placed)
+    for seed in (1, 2, 3):
+        with counted() as sent:
+            twins.step(seed)
+    twins.check()
+    cut = sum(not p.is_replicate() for p in placed)
+    # Replicas send one another their agreement alone.
+    replicas = sum(p.is_replicate() for p in placed) if cut else 0
+    assert len(sent) <= {**ROUNDS, **MESSAGES}.get(name, 6) * cut + replicas, (name, placed, sent)
 
 
 @contextmanager
@@ -231,38 +239,52 @@ def test_the_busiest_owner_has_little_more_work_than_the_others() -> None:
 LINES = ([Shard(0)], [Shard(-1)], [Replicate()])
 
 
+#: Elements, sums of tensors and of the model, rows and columns, matrices.
+EVERYDAY = ("adamw", "clip >> lamb", "adafactor", "muon")
+
+
 def test_two_processes_have_the_numbers_of_one() -> None:
-    together(partial(steps_of, names=[*EVERYDAY], placements=LINES, shape=(2,)))
-
-
-def others() -> list[str]:
-    """The rules of the library, and compositions, that are not in the everyday run."""
-    return [name for name in (*single(), *COMPOSED) if "/" not in name and name not in EVERYDAY]
+    together(partial(steps_of, names=EVERYDAY, placements=LINES, shape=(2,)))
 
 
 @pytest.mark.slow
-def test_every_rule_on_two_processes() -> None:
-    together(partial(steps_of, names=others(), placements=LINES, shape=(2,)))
+def test_two_processes_have_the_numbers_of_one_for_rules_of_each_kind() -> None:
+    together(partial(steps_of, names=[name for name in MESSAGES if name not in EVERYDAY], placements=LINES, shape=(2,)))
+
+
+def others() -> list[str]:
+    """The rules of the library, and compositions, that are none of each kind."""
+    return [name for name in (*single(), *COMPOSED) if "/" not in name and name not in MESSAGES]
+
+
+@pytest.mark.parametrize("names", by_quarter(others(), "two processes"))
+def test_every_rule_on_two_processes(names: list[str]) -> None:
+    together(partial(steps_of, names=names, placements=LINES, shape=(2,)))
 
 
 GRID = ([Shard(0), Shard(0)], [Shard(0), Shard(1)], [Shard(1), Shard(0)], [Replicate(), Shard(0)])
 
 
-@pytest.mark.slow
-def test_four_processes_in_a_mesh_of_two_dimensions() -> None:
+#: Of each kind, and compositions: those that run on every mesh of two dimensions.
+KINDS = list(dict.fromkeys([*MESSAGES, *COMPOSED, *FACTORED]))
+
+
+@pytest.mark.parametrize("names", by_quarter(KINDS, "meshes of two dimensions"))
+def test_four_processes_in_a_mesh_of_two_dimensions(names: list[str]) -> None:
     """Nested uneven parts, parts cut both ways, and replicas."""
-    together(
-        partial(steps_of, names=list(dict.fromkeys([*EVERYDAY, *COMPOSED, *FACTORED])), placements=GRID, shape=(2, 2)),
-        4,
-    )
+    together(partial(steps_of, names=names, placements=GRID, shape=(2, 2)), 4)
 
 
-@pytest.mark.slow
-def test_every_rule_on_four_processes() -> None:
-    """Each on one of these meshes, and on each a quarter of the rules."""
-    for k, placed in enumerate(GRID):
-        names = [name for name in others()[k :: len(GRID)] if name not in (*COMPOSED, *FACTORED)]
-        together(partial(steps_of, names=names, placements=[placed], shape=(2, 2)), 4)
+def by_turns(rank: int, names: Sequence[str]) -> None:
+    mesh = mesh_of((2, 2))
+    for k, name in enumerate(names):
+        check_steps(name, mesh, GRID[k % len(GRID)])
+
+
+@pytest.mark.parametrize("names", by_quarter([n for n in others() if n not in KINDS], "four processes"))
+def test_every_rule_on_four_processes(names: list[str]) -> None:
+    """Each placed in one of these ways, by turns."""
+    together(partial(by_turns, names=names), 4)
 
 
 # Agreement
@@ -294,7 +316,7 @@ def disagreements(rank: int) -> None:
             with counted() as sent:
                 twins.alone.step()
                 twins.optimizer.step()
-            assert len(sent) == EVERYDAY[name] + 2
+            assert len(sent) == MESSAGES[name] + 2
         twins.step(5)
         twins.check()
 

@@ -126,9 +126,18 @@ def test_a_model_on_a_mesh() -> None:
     together(partial(steps_of, ways=[hybrid], names=["clip >> adamw"], count=2))
 
 
+#: Rules of each kind with a mesh each; the others are for `make whole`.
+PICKED = {hybrid: ["lamb", "muon", "galore"], data_and_tensor: ["adafactor", "soap", "apollo"]}
+OTHERS = {way: [name for name in RULES if name not in names] for way, names in PICKED.items()}
+by_way = pytest.mark.parametrize(
+    ("way", "names"), [*PICKED.items(), *(pytest.param(*pair, marks=pytest.mark.whole) for pair in OTHERS.items())]
+)
+
+
 @pytest.mark.slow
-def test_models_on_meshes_of_four() -> None:
-    together(partial(steps_of, ways=[hybrid, data_and_tensor], names=[*RULES], count=10, last=100), 4)
+@by_way
+def test_models_on_meshes_of_four(way: Any, names: list[str]) -> None:
+    together(partial(steps_of, ways=[way], names=names, count=10, last=50), 4)
 
 
 def check_full_states(model: Model, optimizer: Any, whole: Model, reference: Any) -> None:
@@ -144,9 +153,9 @@ def check_full_states(model: Model, optimizer: Any, whole: Model, reference: Any
             )
 
 
-def saved(rank: int, folder: str, way: Any, last: int, steps: Sequence[int]) -> None:
+def saved(rank: int, folder: str, names: Sequence[str], way: Any, last: int, steps: Sequence[int]) -> None:
     """Goes on from the last steps, in another number of processes, and saves."""
-    for name in RULES:
+    for name in names:
         whole, model = Model(name), way(Model(name))
         reference, optimizer = optimizer_of(name, whole), optimizer_of(name, model)
         train(whole, reference, range(steps[-1] + 1))
@@ -164,10 +173,10 @@ def saved(rank: int, folder: str, way: Any, last: int, steps: Sequence[int]) -> 
 
 
 @pytest.mark.slow
-def test_checkpoints_of_four_two_one_and_four(tmp_path: Any) -> None:
-    for way in (hybrid, data_and_tensor):
-        folder = str(tmp_path / way.__name__)
-        together(partial(saved, folder=folder, way=way, last=0, steps=range(2)), 4)
-        together(partial(saved, folder=folder, way=way, last=1, steps=range(2, 4)), 2)
-        together(partial(saved, folder=folder, way=alone, last=2, steps=range(4, 6)), 1)
-        together(partial(saved, folder=folder, way=way, last=3, steps=range(6, 8)), 4)
+@by_way
+def test_checkpoints_of_four_two_one_and_four(tmp_path: Any, way: Any, names: list[str]) -> None:
+    run = partial(saved, folder=str(tmp_path), names=names)
+    together(partial(run, way=way, last=0, steps=range(2)), 4)
+    together(partial(run, way=way, last=1, steps=range(2, 4)), 2)
+    together(partial(run, way=alone, last=2, steps=range(4, 6)), 1)
+    together(partial(run, way=way, last=3, steps=range(6, 8)), 4)

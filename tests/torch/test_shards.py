@@ -352,21 +352,19 @@ def eager(rank: int) -> None:
         assert "state_dtype" not in words or "dynamic8/32" in plain.storage()["0.weight"].values()
 
 
-def reducing(rank: int) -> None:
+def reducing(rank: int, kind: str, words: dict[str, Any]) -> None:
     """Rules with norms, rows and columns: codes and random bits of shards are as of rules of elements."""
-    choices: list[dict[str, Any]] = [{"state_dtype": "dynamic8/32"}, {"weights": "stochastic", "seed": 3}]
-    for kind, words in product(("lamb", "came"), choices):
-        dtype = BRAIN if "weights" in words else torch.float32
-        alone = Model(dtype)
-        train(alone, rulec.torch.optimizer(kind)(alone.named_parameters(), lr=1e-3, **words), range(3))
-        for way in (fsdp, columns):
-            model = way(Model(dtype))
-            train(model, rulec.torch.optimizer(kind)(model.named_parameters(), lr=1e-3, **words), range(3))
-            for name in ("even", "small") if way is columns else (*DIVIDED, "small"):
-                ours, p = model.get_parameter(name), alone.get_parameter(name)
-                different = here(ours) != part(p, ours)
-                # A norm is a sum of sums, so its last bit may be another.
-                assert not different.numel() or different.float().mean() < 0.02, (kind, way.__name__, name)
+    dtype = BRAIN if "weights" in words else torch.float32
+    alone = Model(dtype)
+    train(alone, rulec.torch.optimizer(kind)(alone.named_parameters(), lr=1e-3, **words), range(3))
+    for way in (fsdp, columns):
+        model = way(Model(dtype))
+        train(model, rulec.torch.optimizer(kind)(model.named_parameters(), lr=1e-3, **words), range(3))
+        for name in ("even", "small") if way is columns else (*DIVIDED, "small"):
+            ours, p = model.get_parameter(name), alone.get_parameter(name)
+            different = here(ours) != part(p, ours)
+            # A norm is a sum of sums, so its last bit may be another.
+            assert not different.numel() or different.float().mean() < 0.02, (kind, way.__name__, name)
 
 
 def gathered(rank: int) -> None:
@@ -494,31 +492,48 @@ def _as_part(own: Tensor, param: Any) -> Tensor:
     )
 
 
-def everyday(rank: int, folder: str) -> None:
+def everyday(rank: int) -> None:
     stochastic(rank)
-    unbiased(rank)
     codes(rank)
+    draws_of_others(rank)
+
+
+def test_shards_of_two_processes_are_those_of_whole_parameters() -> None:
+    together(everyday)
+
+
+def more(rank: int, folder: str) -> None:
+    unbiased(rank)
     kinds(rank)
     eager(rank)
     resumed(rank, folder)
     draws(rank)
-    draws_of_others(rank)
     quantized(rank)
 
 
-def test_shards_of_two_processes_are_those_of_whole_parameters(tmp_path: Path) -> None:
-    together(partial(everyday, folder=str(tmp_path)))
+@pytest.mark.slow
+def test_more_of_shards_is_as_of_whole_parameters(tmp_path: Path) -> None:
+    together(partial(more, folder=str(tmp_path)))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("count", [*(pytest.param(n, marks=pytest.mark.whole) for n in (1, 2)), 4])
 def test_codes_of_all_shards_are_those_of_whole_parameters(count: int) -> None:
     together(codes_everywhere, count)
 
 
 @pytest.mark.slow
-def test_rules_with_reductions_over_shards_have_the_bits_of_one_process() -> None:
-    together(reducing)
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("lamb", {"state_dtype": "dynamic8/32"}),
+        ("came", {"weights": "stochastic", "seed": 3}),
+        pytest.param("came", {"state_dtype": "dynamic8/32"}, marks=pytest.mark.whole),
+        pytest.param("lamb", {"weights": "stochastic", "seed": 3}, marks=pytest.mark.whole),
+    ],
+)
+def test_rules_with_reductions_over_shards_have_the_bits_of_one_process(kind: str, words: dict[str, Any]) -> None:
+    together(partial(reducing, kind=kind, words=words))
 
 
 def whole_loaded(rank: int) -> None:
@@ -552,7 +567,7 @@ def test_whole_states_in_codes_load_into_one_process_and_into_shards() -> None:
     together(gathered)
 
 
-@pytest.mark.slow
+@pytest.mark.another
 @pytest.mark.parametrize("words", [CODES, FOUR_BITS], ids=["eight bits", "four bits"])
 @pytest.mark.parametrize("way", [fsdp, hsdp, columns, both, twice, replicated])
 def test_a_run_of_all_shards_goes_on_bit_for_bit(tmp_path: Path, way: Any, words: Any) -> None:
@@ -560,7 +575,9 @@ def test_a_run_of_all_shards_goes_on_bit_for_bit(tmp_path: Path, way: Any, words
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("counts", [(2, 1, 2), (2, 4), (4, 2), (1, 2)], ids=str)
+@pytest.mark.parametrize(
+    "counts", [(2, 1, 2), *(pytest.param(c, marks=pytest.mark.whole) for c in ((2, 4), (4, 2), (1, 2)))], ids=str
+)
 def test_a_file_of_shards_loads_on_another_number_of_processes(tmp_path: Path, counts: tuple[int, ...]) -> None:
     before = ""
     for number, count in enumerate(counts):
@@ -571,6 +588,6 @@ def test_a_file_of_shards_loads_on_another_number_of_processes(tmp_path: Path, c
 
 @pytest.mark.slow
 @pytest.mark.parametrize("drawn", [stochastic_everywhere, unbiased_everywhere, draws_everywhere])
-@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("count", [*(pytest.param(n, marks=pytest.mark.whole) for n in (1, 2)), 4])
 def test_random_bits_of_all_shards_are_those_of_whole_parameters(count: int, drawn: Any) -> None:
     together(drawn, count)

@@ -18,8 +18,8 @@ COUNT = 2
 
 def together(work: Callable[[int], None], count: int = COUNT) -> None:
     """Runs `work(rank)` in every one of `count` processes; AssertionError with what went wrong in any."""
-    # Forks of a process that has imported everything and started nothing.
-    multiprocessing.set_forkserver_preload([getattr(work, "func", work).__module__])
+    # Forks of a process that has imported everything and started nothing; the first test chooses what.
+    multiprocessing.set_forkserver_preload(["tests.torch.eager.preloaded"])
     with tempfile.TemporaryDirectory() as folder:
         mp.start_processes(_process, (folder, work, count), nprocs=count, start_method="forkserver")
         problems = [path.read_text() for path in sorted(Path(folder).glob("problem*"))]
