@@ -9,10 +9,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 #: The place of the cards in docs/gallery.md.
 PLACE = "<!-- cards -->"
+#: The folder that sets formulas; the playground has it too.
+KATEX = ROOT / "rulec" / "display" / "katex"
 
 
 def on_files(files: Any, config: Any, **_: Any) -> Any:
-    """Adds a page for every rule."""
+    """Adds a page for every rule, and the files that set formulas."""
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
     from mkdocs.structure.files import File
@@ -23,6 +25,9 @@ def on_files(files: Any, config: Any, **_: Any) -> Any:
     listed = entries(names())
     for entry in listed:
         files.append(File.generated(config, f"gallery/{entry.slug}.md", content=entry.page))
+    for file in sorted(path for path in KATEX.rglob("*") if path.is_file()):
+        target = f"katex/{file.relative_to(KATEX).as_posix()}"
+        files.append(File.generated(config, target, abs_src_path=str(file)))
     config.extra["gallery_cards"] = cards(listed)
     return files
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import textwrap
 
-from rulec.cli.show import LANGUAGES, kernel_source
+from rulec.display.kernels import LANGUAGES, TABS, kernel_source
 from rulec.errors import RulecError
 from rulec.language.rule import Rule
-
-#: Backend -> the title of its tab.
-TABS = {"cpu": "CPU", "c": "C", "cupy": "CUDA (CuPy)", "triton": "Triton", "jax": "JAX"}
 
 
 def kernels(rule: Rule, text: str) -> str:

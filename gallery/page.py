@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from html import escape
 
 from gallery.compared import comparisons, measured
-from gallery.drawing import figure, thumbnail
 from gallery.kernels import fenced, kernels
-from gallery.path import FUNCTIONS, Path, paths, refusal
 from gallery.subject import Subject
 from gallery.usage import programs
+from rulec.display.drawing import figure, thumbnail
+from rulec.display.path import FUNCTIONS, Path, paths, refusal
 from rulec.errors import RulecError
 from rulec.language.node import Node
 from rulec.language.rule import Hyper
@@ -36,11 +36,11 @@ def entry(name: str) -> Entry:
 
 def _drawn(subject: Subject) -> tuple[list[Path], str]:
     """The paths of the rule, or why it has none."""
-    sentence = refusal(subject)
+    sentence = refusal(subject.whole)
     if sentence:
         return [], sentence
     try:
-        return paths(subject), ""
+        return paths(subject.whole), ""
     except RulecError as error:
         return [], str(error)
 

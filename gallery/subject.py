@@ -10,6 +10,7 @@ import rulec
 from rulec.compiler.grouping import view_of
 from rulec.compiler.pipeline import compile
 from rulec.compiler.routing import route
+from rulec.display.whole import partners
 from rulec.language.arithmetic import number_known
 from rulec.language.folder import library_folder
 from rulec.language.library import titles
@@ -46,9 +47,8 @@ class Subject:
     @property
     def text(self) -> str:
         """The rule that runs, in the notation of compositions: a wrapper goes around Adam."""
-        if not self.rule.wraps:
-            return self.name
-        return f"{self.name}({', '.join(('adam', 'sgd', *self.rule.wraps)[: len(self.rule.wraps)])})"
+        around = partners(self.rule)
+        return f"{self.name}({', '.join(around)})" if around else self.name
 
     @cached_property
     def whole(self) -> Rule:

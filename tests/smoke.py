@@ -31,6 +31,10 @@ def files_are_packed() -> None:
     assert {"adam.yaml", "sgd.yaml"} <= names, sorted(names)
     assert {"decay.yaml", "l2.yaml"} <= transforms, sorted(transforms)
     assert files("rulec").joinpath("py.typed").is_file()
+    page = {file.name for file in files("rulec.play").joinpath("page").iterdir()}
+    assert {"index.html", "play.css", "play.js", "codemirror.js", "codemirror.LICENSE"} <= page, sorted(page)
+    katex = files("rulec.display").joinpath("katex")
+    assert all(katex.joinpath(name).is_file() for name in ("katex.min.js", "LICENSE", "fonts/KaTeX_Main-Regular.woff2"))
     for name in rulec.rules():
         rulec.load(name)
     assert {"numpy", "cpu", "triton", "jax"} <= {entry.name for entry in entry_points(group="rulec.backends")}

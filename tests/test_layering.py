@@ -23,8 +23,8 @@ HEAVY = FRAMEWORKS | {"sympy", "mpmath", "matplotlib", "sklearn", "scipy", "pyda
 #: The folders in the order of the data. A folder imports those before it.
 LAYERS = (
     "language", "arrays", "formats", "compiler", "analysis", "editor", "memory", "checkpoint", "backend", "kernel",
-    "es", "runtime", "pure", "standalone", "backends", "array", "torch", "jax", "mlx", "testing", "compare", "demo",
-    "racing", "cli", "benchmarks", "gallery",
+    "es", "runtime", "pure", "standalone", "backends", "array", "torch", "jax", "mlx", "testing", "compare", "display",
+    "demo", "racing", "play", "cli", "benchmarks", "gallery",
 )  # fmt: skip
 #: Those beside the folder `rulec`.
 OUTSIDE = ("backends", "benchmarks", "gallery")

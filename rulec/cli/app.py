@@ -24,6 +24,7 @@ from rulec.cli import (
     lsp,
     memory,
     new,
+    play,
     race,
     schema,
     show,
@@ -67,6 +68,7 @@ app.command("diff")(diff.diff)
 app.command("build")(build.build)
 app.command("bench", context_settings=bench.PASSED_ON)(bench.bench)
 app.command("race")(race.race)
+app.command("play")(play.play)
 app.command("memory")(memory.memory)
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rulec.cli.completion import backend_words, rule_words
 from rulec.errors import RulecError
 
 if TYPE_CHECKING:
@@ -17,9 +18,12 @@ RULE_HELP = (
     "(package.module:adam), or these composed: 'clip_by_value >> lookahead(adamw, k=5)'."
 )
 
-RuleArgument = Annotated[str, typer.Argument(metavar="RULE", help=RULE_HELP)]
+RuleArgument = Annotated[str, typer.Argument(metavar="RULE", help=RULE_HELP, autocompletion=rule_words)]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
-BackendOption = Annotated[str, typer.Option("--backend", "-b", help="The backend: `rulec doctor` lists them.")]
+BackendOption = Annotated[
+    str,
+    typer.Option("--backend", "-b", help="The backend: `rulec doctor` lists them.", autocompletion=backend_words),
+]
 DtypeOption = Annotated[str, typer.Option(help="The dtype of parameters and gradients, and of states.")]
 StateDtypeOption = Annotated[
     str, typer.Option(metavar="WORD", help="The dtype or format of states, where it is another, or v=dynamic8,m=int8.")

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from rulec.cli.arguments import JsonFlag
-from rulec.cli.console import console, print_json, print_table
+from rulec.cli.console import console, print_json, print_table, progress
 
 
 def doctor(json: JsonFlag = False) -> None:
@@ -45,11 +45,16 @@ def _backends() -> dict[str, str | None]:
     from rulec.errors import BackendUnavailable
 
     reasons: dict[str, str | None] = {}
-    for name in registry.names():
-        try:
-            reasons[name] = registry.get(name).unavailable_reason()
-        except BackendUnavailable as error:
-            reasons[name] = str(error)
+    names = registry.names()
+    with progress() as shown:
+        task = shown.add_task("backends", total=len(names))
+        for name in names:
+            shown.update(task, description=f"trying {name}")
+            try:
+                reasons[name] = registry.get(name).unavailable_reason()
+            except BackendUnavailable as error:
+                reasons[name] = str(error)
+            shown.advance(task)
     return reasons
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rulec.cli.arguments import RULE_HELP, find_rule
+from rulec.cli.completion import rule_words
 from rulec.cli.console import console, print_table, progress
 from rulec.errors import RulecError
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def race(
-    rules: Annotated[list[str], typer.Argument(metavar="RULE...", help=RULE_HELP)],
+    rules: Annotated[list[str], typer.Argument(metavar="RULE...", help=RULE_HELP, autocompletion=rule_words)],
     task: Annotated[
         str,
         typer.Option(

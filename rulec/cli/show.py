@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from rulec.language.rule import Rule
     from rulec.runtime.storage import Storage
 
-#: Backend -> language of its source, where this is not Python.
-LANGUAGES = {"c": "c", "cupy": "cuda"}
-
 
 def show(
     rule: RuleArgument,
@@ -53,7 +50,9 @@ def show(
     Or its kernel in the epilogue of a product, its kernel with noise as its gradient, the program after each pass, the
     mathematics as LaTeX, the rule as a rule file, what is proved about it.
     """
-    loaded = find_rule(rule)
+    from rulec.display.kernels import LANGUAGES, kernel_source
+
+    loaded, language = find_rule(rule), LANGUAGES.get(backend, "python")
     if passes:
         kind, text, language = "passes", _passes(loaded, check_dtype(dtype), state_dtype), "python"
     elif latex:
@@ -65,11 +64,9 @@ def show(
     elif epilogue:
         kind, text, language = "epilogue", _epilogue(loaded, backend, check_dtype(dtype), state_dtype), "python"
     elif estimate:
-        kind, language = "estimate", LANGUAGES.get(backend, "python")
-        text = _estimate(loaded, backend, estimate, check_dtype(dtype), state_dtype)
+        kind, text = "estimate", _estimate(loaded, backend, estimate, check_dtype(dtype), state_dtype)
     else:
-        language = LANGUAGES.get(backend, "python")
-        kind, text = "source", kernel_source(loaded, backend, check_dtype(dtype), state_dtype, weights)
+        kind, text = "source", kernel_source(loaded, backend, check_dtype(dtype), _storage(state_dtype, weights))
     if json:
         printed = backend if kind in ("source", "epilogue", "estimate") else None
         print_json({"rule": loaded.name, "kind": kind, "backend": printed, "text": text})
@@ -77,26 +74,14 @@ def show(
         print_source(text, language)
 
 
-def kernel_source(rule: Rule, backend: str, dtype: str = "float32", state_dtype: str = "", weights: str = "") -> str:
-    """The source of a rule's kernel; RulecError where the backend refuses the rule."""
-    from rulec.backend import registry
-    from rulec.compiler.layout import scheduled
-    from rulec.runtime.coded import decodes
-
-    program = _program(rule, dtype, state_dtype, weights)
-    printer, kernel = registry.get(backend), scheduled(program, _layout(program, dtype, state_dtype))
-    if kernel.layout.formats and not decodes(printer, *kernel):
-        raise RulecError(f"{backend} has no kernel of {rule.name} with states in codes: they are decoded before it")
-    return printer.emit(*kernel)
-
-
 def _epilogue(rule: Rule, backend: str, dtype: str, state_dtype: str) -> str:
     from rulec.backend import registry
+    from rulec.display.kernels import program_of
 
     printer: Any = registry.get(backend)
     if not hasattr(printer, "emit_epilogue"):
         raise RulecError(f"--epilogue shows a kernel that triton has and {backend} has not: give --backend triton")
-    program = _program(rule, dtype, state_dtype)
+    program = program_of(rule, dtype, _storage(state_dtype))
     text: str = printer.emit_epilogue(program, _floats(program, dtype, state_dtype), dtype)
     return text
 
@@ -104,6 +89,7 @@ def _epilogue(rule: Rule, backend: str, dtype: str, state_dtype: str) -> str:
 def _estimate(rule: Rule, backend: str, values: str, dtype: str, state_dtype: str) -> str:
     from rulec.backend import registry
     from rulec.backend.noise import Values
+    from rulec.display.kernels import program_of
     from rulec.language.source import did_you_mean
 
     kinds = get_args(Values)
@@ -112,17 +98,9 @@ def _estimate(rule: Rule, backend: str, values: str, dtype: str, state_dtype: st
     printer: Any = registry.get(backend)
     if not hasattr(printer, "emit_estimate"):
         raise RulecError(f"--estimate shows a kernel that cpu, c, cupy and triton have and {backend} has not")
-    program = _program(rule, dtype, state_dtype)
+    program = program_of(rule, dtype, _storage(state_dtype))
     text: str = printer.emit_estimate(program, _floats(program, dtype, state_dtype), values)
     return text
-
-
-def _program(rule: Rule, dtype: str, state_dtype: str, weights: str = "") -> Program:
-    from rulec.compiler.pipeline import compile
-
-    storage = _storage(state_dtype, weights)
-    storage.check_weights([dtype])
-    return compile(rule, memory=storage.memory_of(rule, dtype))
 
 
 def _storage(state_dtype: str, weights: str = "") -> Storage:
@@ -131,19 +109,11 @@ def _storage(state_dtype: str, weights: str = "") -> Storage:
     return Storage(check_state_dtypes(state_dtype), weights)
 
 
-def _layout(program: Program, dtype: str, state_dtype: str) -> Layout:
-    from rulec.compiler.layout import layout_for
-    from rulec.runtime.storage import FEWEST_CODED
-
-    storage = _storage(state_dtype)
-    storage.check([program.rule])
-    states, formats = storage.of(program, dtype, FEWEST_CODED)
-    return layout_for(program, dtype, states=states, formats=formats)
-
-
 def _floats(program: Program, dtype: str, state_dtype: str) -> Layout:
     """A layout without codes; RulecError for a format."""
-    layout = _layout(program, dtype, state_dtype)
+    from rulec.display.kernels import layout_of
+
+    layout = layout_of(program, dtype, _storage(state_dtype))
     if layout.formats:
         raise RulecError(f"no such kernel takes states in codes, as {state_dtype} is: leave out --state-dtype")
     return layout
@@ -153,9 +123,11 @@ def _passes(rule: Rule, dtype: str, state_dtype: str) -> str:
     from rulec.compiler.grouping import static_defaults
     from rulec.compiler.pipeline import DEFAULT_FACTS, passes
     from rulec.compiler.show import program_text
+    from rulec.display.kernels import layout_of
 
-    memory = _storage(state_dtype).memory_of(rule, dtype)
+    storage = _storage(state_dtype)
+    memory = storage.memory_of(rule, dtype)
     programs = passes(
-        rule, DEFAULT_FACTS, static_defaults(rule), layout=lambda p: _layout(p, dtype, state_dtype), memory=memory
+        rule, DEFAULT_FACTS, static_defaults(rule), layout=lambda p: layout_of(p, dtype, storage), memory=memory
     )
     return "\n\n".join(f"# after {name}\n{program_text(program)}" for name, program in programs)

@@ -18,6 +18,9 @@ from rulec.language.library import load, rules
 from rulec.language.names import RESERVED, RESULTS
 from rulec.language.schema import RuleFile
 
+#: Keys whose value is a text.
+_TEXTS = re.compile(r"\s*(name|summary|title|authors|year|url)\s*:")
+
 #: Keys whose value names rules.
 _RULES = re.compile(r"\s*(uses|plus|chain|otherwise)\s*:")
 
@@ -34,11 +37,13 @@ class Word:
 def words_at(text: str, line: int, column: int, names: Mapping[str, Word]) -> list[Word]:
     """The words to offer at a place, its line and column from 0; `names` are those of the rule.
 
-    Keys at the beginning of a line, rules where a key asks for some, and in a step names and functions.
+    Keys at the beginning of a line, rules where a key asks for some, nothing in texts, elsewhere names and functions.
     """
     before = (text.split("\n")[line : line + 1] or [""])[0][:column]
     if re.fullmatch(r"\w*", before):
         return [*_keys().values()]
+    if _TEXTS.match(before):
+        return []
     if _RULES.match(before):
         return [*_rules().values()]
     return [*names.values(), *_language().values()]
@@ -57,10 +62,7 @@ def meaning_at(text: str, line: int, column: int, names: Mapping[str, Word]) -> 
 
 def names_of(text: str) -> dict[str, Word]:
     """The hyper-parameters, states, inputs and lines of a rule's text; of broken YAML the lines alone."""
-    try:
-        data = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
-        data = None
+    data = _data(text)
     sections: Mapping[str, Any] = data if isinstance(data, dict) else {}
     lines = re.findall(r"^ +([A-Za-z_]\w*) *= *(.+)$", text, re.MULTILINE)
     names = {name: Word(name, "line", f"`{name} = {value}`") for name, value in lines}
@@ -69,6 +71,15 @@ def names_of(text: str) -> dict[str, Word]:
         for name, value in entries.items() if isinstance(entries, dict) else ():
             names[str(name)] = Word(str(name), kind, _declared(str(name), kind, value))
     return names
+
+
+def _data(text: str) -> Any:
+    """The data of YAML; None for broken YAML, and for aliases, which may stand for more text than memory holds."""
+    try:
+        aliases = any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader))
+        return None if aliases else yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return None
 
 
 def _declared(name: str, kind: str, value: Any) -> str:

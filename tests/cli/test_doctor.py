@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from rich.progress import Progress
 
 from tests.cli.running import run, run_json
 
@@ -17,6 +22,25 @@ def test_every_backend_is_ok_or_says_why_not() -> None:
     assert found["problems"] == []
     assert found["versions"]["numpy"]
     assert found["cores"] >= 1
+
+
+def test_on_a_terminal_each_backend_is_named_while_it_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rulec.backend import registry
+    from rulec.cli import doctor
+
+    said: list[str] = []
+
+    @contextmanager
+    def terminal() -> Iterator[Progress]:
+        with Progress(console=Console(file=io.StringIO(), force_terminal=True)) as shown:
+            yield shown
+            assert shown.finished
+            said.append(shown.tasks[0].description)
+
+    monkeypatch.setattr(doctor, "progress", terminal)
+    monkeypatch.setattr(registry, "names", lambda: ["numpy"])
+    assert doctor._backends() == {"numpy": None}
+    assert said == ["trying numpy"]
 
 
 def test_the_text_says_the_same() -> None:

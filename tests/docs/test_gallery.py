@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import rulec
-from gallery import drawing, path
 from gallery.build import names
 from gallery.page import Entry, entry
 from gallery.subject import Subject
 from gallery.usage import programs
+from rulec.display import drawing, path
 from tests.docs.markdown import blocks
 from tests.docs.running import PageRun
 
@@ -41,13 +41,13 @@ def test_page_of_a_rule_has_every_part(adamw: Entry) -> None:
 
 
 def test_pages_without_a_path_say_why() -> None:
-    assert path.refusal(Subject("muon")) == "The rule computes with matrices, and a path has two numbers."
-    assert path.refusal(Subject("sophia")) == "The rule reads hessian besides the gradient."
-    assert path.refusal(Subject("transforms/sam")) == "The rule evaluates the model several times in a step."
+    assert path.refusal(rulec.load("muon")) == "The rule computes with matrices, and a path has two numbers."
+    assert path.refusal(rulec.load("sophia")) == "The rule reads hessian besides the gradient."
+    assert path.refusal(rulec.load("sam(adam)")) == "The rule evaluates the model several times in a step."
 
 
 def test_paths_are_those_of_the_rule() -> None:
-    rosenbrock, valley = path.paths(Subject("sgd"))
+    rosenbrock, valley = path.paths(rulec.load("sgd"))
     assert (rosenbrock.rate, valley.rate) == (0.001, 0.01)  # 0.1 goes beyond 2/50, at which steps across grow
     w = np.array(path.VALLEY.start)
     for _ in range(path.STEPS):

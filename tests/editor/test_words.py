@@ -27,11 +27,18 @@ def test_keys_rules_and_names_are_offered_where_they_may_stand() -> None:
     assert {"beta", "m", "w", "sqrt", "g", "lr"} <= offered(TEXT, 5, 6)
     assert {"adam", "lookahead"} <= offered("name: A\nplus: [ad]\n", 1, 9)
     assert "sqrt" not in offered("name: A\nplus: [ad]\n", 1, 9)
+    assert offered(TEXT, 0, 8) == set()
 
 
 def test_broken_yaml_has_the_names_of_its_lines() -> None:
     assert {"m", "w"} <= names_of(TEXT.replace("0.9}", "0.9")).keys()
     assert names_of("- 1") == {}
+
+
+def test_aliases_are_not_written_out() -> None:
+    """Of each level ten times the level before: a hundred million numbers."""
+    levels = "".join(f"x{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 9))
+    assert names_of(f"x0: &a0 1\n{levels}hyper: {{lr: *a8}}\n") == {}
 
 
 @pytest.mark.parametrize(

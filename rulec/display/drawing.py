@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from functools import cache
 
-from gallery.path import ANGLE, RATES, ROSENBROCK, STEEP, STEPS, VALLEY, Function, Path, Vector
+from rulec.display.path import ANGLE, RATES, ROSENBROCK, STEEP, STEPS, VALLEY, Function, Path, Vector
 
 #: Sides of a drawing, in its own units.
 SIZE = 240
@@ -22,10 +22,15 @@ def figure(function: Function, path: Path) -> str:
     """A drawing with its caption."""
     rate = "" if path.rate is None else f"; learning rate {path.rate:g}, the best of {_listed(RATES)}"
     caption = f"{function.name}: {STEPS} steps{rate}. The last value is {path.value:.2g}."
+    return f"<figure>{picture(function, path)}<figcaption>{caption}</figcaption></figure>"
+
+
+def picture(function: Function, path: Path) -> str:
+    """A drawing: level lines, the minimum, and the path."""
     label = f"The path on {function.name[0].lower() if function is VALLEY else 'R'}{function.name[1:]}"
     return (
-        f'<figure><svg viewBox="0 0 {SIZE} {SIZE}" role="img" aria-label="{label}">{levels(function.name)}'
-        f"{_marks(function)}{line(function, path.points)}</svg><figcaption>{caption}</figcaption></figure>"
+        f'<svg viewBox="0 0 {SIZE} {SIZE}" role="img" aria-label="{label}">{levels(function.name)}'
+        f"{_marks(function)}{line(function, path.points)}</svg>"
     )
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-import rulec
-from gallery.subject import Subject
+from rulec.array import Optimizer
 from rulec.compiler.routing import route
 from rulec.errors import RulecError
+from rulec.language.rule import Rule
 
 STEPS = 100
 #: Learning rates that are tried.
@@ -62,9 +62,8 @@ class Path:
     value: float
 
 
-def refusal(subject: Subject) -> str:
+def refusal(rule: Rule) -> str:
     """Why no path of the rule is drawn, as a sentence; empty where one is."""
-    rule = subject.whole
     if rule.inputs:
         return f"The rule reads {', '.join(rule.inputs)} besides the gradient."
     if rule.standalone().moves:
@@ -76,27 +75,31 @@ def refusal(subject: Subject) -> str:
     return ""
 
 
-def paths(subject: Subject) -> list[Path]:
+def paths(rule: Rule) -> list[Path]:
     """The path on each function, at the learning rate with the lowest last value. RulecError where none is finite."""
-    rule = subject.whole
     rates: tuple[float | None, ...] = RATES if "lr" in rule.settings else (None,)
-    together = rule.analysis.scope in ("elementwise", "tensor")
-    runs = [_run(subject, FUNCTIONS, rate) if together else _separately(subject, rate) for rate in rates]
+    runs = [_at(rule, rate) for rate in rates]
     best = [min(choices, key=lambda path: path.value) for choices in zip(*runs, strict=True)]
     if not all(math.isfinite(path.value) for path in best):
         raise RulecError("No learning rate that was tried leads to a finite value.")
     return best
 
 
-def _separately(subject: Subject, rate: float | None) -> list[Path]:
-    """Runs of a rule in which one tensor sees the others."""
-    return [path for function in FUNCTIONS for path in _run(subject, (function,), rate)]
+def _at(rule: Rule, rate: float | None) -> list[Path]:
+    return paths_with(rule, {} if rate is None else {"lr": rate})
 
 
-def _run(subject: Subject, functions: tuple[Function, ...], rate: float | None) -> list[Path]:
+def paths_with(rule: Rule, hyper: Mapping[str, float], functions: tuple[Function, ...] = FUNCTIONS) -> list[Path]:
+    """The path on each function with these hyper-parameters; RulecError for one out of its range."""
+    if rule.analysis.scope in ("elementwise", "tensor"):
+        return _run(rule, functions, hyper)
+    return [path for function in functions for path in _run(rule, (function,), hyper)]  # one tensor sees the others
+
+
+def _run(rule: Rule, functions: tuple[Function, ...], hyper: Mapping[str, float]) -> list[Path]:
     weights = [np.array(function.start) for function in functions]
-    hyper = {} if rate is None else {"lr": rate}
-    optimizer = rulec.array.Optimizer(subject.whole, weights, backend="numpy", **hyper)
+    values: dict[str, Any] = dict(hyper)
+    optimizer = Optimizer(rule, weights, backend="numpy", **values)
     track = np.empty((STEPS + 1, len(functions), 2))
     track[0] = weights
     with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore"):  # of skipped steps
@@ -104,7 +107,7 @@ def _run(subject: Subject, functions: tuple[Function, ...], rate: float | None) 
             optimizer.step([f.gradient(w) for f, w in zip(functions, weights, strict=True)])
             track[step] = weights
         last = [_finite(f.value(w)) for f, w in zip(functions, weights, strict=True)]
-    return [Path(track[:, place], rate, value) for place, value in enumerate(last)]
+    return [Path(track[:, place], hyper.get("lr"), value) for place, value in enumerate(last)]
 
 
 def _finite(value: float) -> float:

@@ -1,0 +1,98 @@
+"""`rulec play`: a local page to write a rule in, with its formula, costs, kernels, path and races."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rulec.cli.arguments import RULE_HELP, find_rule
+from rulec.cli.completion import rule_words
+from rulec.errors import RulecError
+
+if TYPE_CHECKING:
+    from rulec.play.server import Opening
+
+#: The port where no other is named.
+PORT = 8710
+
+
+def play(
+    rule: Annotated[
+        str,
+        typer.Argument(
+            metavar="[RULE]", help=f"{RULE_HELP} Without it, a rule to begin with.", autocompletion=rule_words
+        ),
+    ] = "",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port of the page; 0 for any that is free.")] = PORT,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in the browser.")] = True,
+) -> None:
+    """Open a page to write a rule in: its mistakes as you type, its formula, costs, kernels, path and races.
+
+    The page is served to this machine alone, until Ctrl-C. Nothing is written to the rule's file.
+    """
+    try:
+        import threading
+        import webbrowser
+
+        import uvicorn
+
+        from rulec.play.server import make_app
+    except ImportError:
+        raise RulecError("rulec play needs Starlette and uvicorn: pip install 'rulec[play]'") from None
+    opening, listening, key = opening_of(rule), listen(port), secrets.token_urlsafe(12)
+    port = listening.getsockname()[1]
+    address = f"http://127.0.0.1:{port}/#{key}"  # what stands behind # stays in the browser
+    app = make_app(opening, port, key)
+    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
+    print(f"{opening.file} is open at {address} - Ctrl-C ends it", flush=True)
+    if browser:
+        threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+    with suppress(KeyboardInterrupt), listening:
+        uvicorn.Server(config).run(sockets=[listening])
+
+
+def opening_of(rule: str) -> Opening:
+    """The text of a rule, that of the demonstration by default; a file's may have mistakes. RulecError for no rule."""
+    from rulec.demo.rule import TEXT
+    from rulec.language.document import MAX_DOCUMENT
+    from rulec.language.folder import library_folder
+    from rulec.language.library import rules
+    from rulec.play.server import Opening
+
+    if not rule:
+        return Opening(TEXT, "wary_adam.yaml", Path.cwd())
+    library = library_folder() / f"{rule}.yaml"
+    if rule in rules() and library.is_file():
+        return Opening(library.read_text(encoding="utf-8"), f"{rule}.yaml", Path.cwd())
+    path = Path(rule)
+    if path.suffix not in (".yaml", ".yml") or not path.is_file():
+        loaded = find_rule(rule)
+        return Opening(loaded.to_yaml(), f"{loaded.name}.yaml", Path.cwd())
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RulecError(f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8'}") from None
+    if len(text) > MAX_DOCUMENT:
+        raise RulecError(f"{path} has {len(text)} characters, over the limit of {MAX_DOCUMENT}: it is no rule file")
+    return Opening(text, path.name, path.resolve().parent)
+
+
+def listen(port: int) -> socket.socket:
+    """A socket that listens on the loopback address; RulecError where the port is taken."""
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    if os.name == "posix":
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind(("127.0.0.1", port))
+        listening.listen()
+    except OSError as error:
+        listening.close()
+        why = "is taken" if not isinstance(error, PermissionError) else "may not be used by you"
+        raise RulecError(f"port {port} {why}: name another one, or --port 0 for any that is free") from None
+    return listening

@@ -1,0 +1,159 @@
+// The page: an editor on one side; formula, costs, kernel, path and race of its rule on the other.
+import { ask, element, get, latest, table } from "./ask.js";
+import { makeEditor, makeViewer } from "./editor.js";
+import { makePath } from "./path.js";
+import { makeRace } from "./race.js";
+
+const $ = (id) => document.getElementById(id);
+const PAUSE = 250; // milliseconds after the last key
+
+const started = await get("start");
+if (!started.ok) {
+  $("mistakes").replaceChildren(element("p", { class: "problem" }, await started.text()));
+  throw new Error("no key");
+}
+const start = await started.json();
+// The last text without mistakes, and what the server said of it.
+let shown = null;
+
+const editor = makeEditor($("editor"), { text: start.text, changed, ask });
+const viewer = makeViewer($("source"));
+const path = makePath(start.functions, () => shown);
+const race = makeRace(start.tasks, () => shown);
+
+let timer = 0;
+function changed() {
+  clearTimeout(timer);
+  timer = setTimeout(check, PAUSE);
+}
+
+const check = latest(async () => {
+  const text = editor.text();
+  const [{ answer: mistakes, error }, look] = await Promise.all([ask("mistakes", { text }), ask("look", { text })]);
+  if (text !== editor.text()) return;
+  if (error || mistakes.length) {
+    tell(error ? [{ message: error, line: 0, column: 0, width: 0 }] : mistakes);
+    return;
+  }
+  tell(look.error ? [{ message: look.error, line: 0, column: 0, width: 0 }] : []);
+  if (look.error) return;
+  shown = { text, ...look.answer };
+  show();
+  update();
+});
+
+// Marks mistakes in the editor, and lists them below it.
+function tell(mistakes) {
+  editor.mark(mistakes);
+  $("stale").hidden = !mistakes.length || !shown;
+  $("shown").classList.toggle("old", mistakes.length > 0);
+  const items = mistakes.map((mistake) => {
+    const [sentence] = mistake.message.split("\n");
+    const button = element("button", { type: "button" }, element("b", {}, `line ${mistake.line + 1}`), ` ${sentence}`);
+    button.addEventListener("click", () => editor.go(mistake));
+    return element("li", {}, button);
+  });
+  $("mistakes").replaceChildren(items.length ? element("ul", {}, ...items) : element("p", { class: "good" }, "No mistakes."));
+}
+
+function show() {
+  $("name").textContent = shown.name;
+  $("summary").textContent = shown.summary;
+  const { authors, title, url, year } = shown.paper;
+  const cited = [authors, title, year].filter(Boolean).join(", ");
+  const safe = /^https?:/.test(url ?? "");
+  $("paper").replaceChildren(safe ? element("a", { href: url, target: "_blank", rel: "noreferrer" }, cited) : cited);
+  katex.render(shown.formula, $("formula"), { displayMode: true, throwOnError: false });
+  $("around").textContent = shown.around ? `A wrapper: shown and run around ${shown.around}.` : "";
+  const several = shown.costs.length > 1;
+  $("cost-tables").replaceChildren(...shown.costs.flatMap(({ rule, shapes, lines }) => [
+    ...(several ? [element("h3", {}, `Tensors of shape ${shapes.join(" and ")}, by ${rule}`)] : []), table(lines),
+  ]));
+  $("analysis").replaceChildren(table(shown.analysis));
+  path.change();
+}
+
+// Tabs: what a panel shows is asked for when it is seen.
+const tabs = [...document.querySelectorAll('[role="tab"]')];
+const panels = { look: () => {}, kernel: latest(kernel), path: path.update, race: () => {} };
+let selected = "look";
+
+function select(tab) {
+  for (const each of tabs) {
+    const on = each === tab;
+    each.setAttribute("aria-selected", on);
+    each.tabIndex = on ? 0 : -1;
+    $(each.getAttribute("aria-controls")).hidden = !on;
+  }
+  selected = tab.getAttribute("aria-controls");
+  update();
+}
+
+function update() {
+  if (shown) panels[selected]();
+}
+
+for (const [index, tab] of tabs.entries()) {
+  tab.addEventListener("click", () => select(tab));
+  tab.addEventListener("keydown", ({ key }) => {
+    const next = { ArrowRight: index + 1, ArrowLeft: index - 1, Home: 0, End: -1 }[key];
+    if (next === undefined) return;
+    const other = tabs.at(next % tabs.length);
+    select(other);
+    other.focus();
+  });
+}
+
+async function kernel() {
+  const backend = document.querySelector("#backends input:checked").value;
+  const { answer, error } = await ask("kernel", { text: shown.text, backend });
+  $("kernel-problem").hidden = !error;
+  $("kernel-problem").textContent = error ?? "";
+  $("source").hidden = Boolean(error);
+  if (answer) viewer(answer.source, answer.language);
+}
+
+for (const [backend, title] of Object.entries(start.backends)) {
+  const input = element("input", { type: "radio", name: "backend", value: backend, checked: backend === "cpu" });
+  input.addEventListener("change", update);
+  $("backends").append(element("label", {}, input, element("span", {}, title)));
+}
+
+// The bar above.
+$("file").textContent = start.file;
+$("rules").append(...start.rules.map((name) => element("option", { value: name })));
+let file = start.file;
+
+async function open(name) {
+  const response = await get(`rule/${encodeURI(name)}`);
+  if (!response.ok) return false;
+  editor.replace(await response.text());
+  file = `${name.split("/").at(-1)}.yaml`;
+  $("file").textContent = file;
+  return true;
+}
+
+$("open-name").addEventListener("input", async ({ target }) => {
+  if (start.rules.includes(target.value) && await open(target.value)) target.setCustomValidity("");
+});
+$("open").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const field = $("open-name");
+  const opened = start.rules.includes(field.value) && await open(field.value);
+  field.setCustomValidity(opened ? "" : "The library has no rule of this name.");
+  field.reportValidity();
+});
+$("open-name").addEventListener("input", ({ target }) => target.setCustomValidity(""));
+
+$("copy").addEventListener("click", async ({ target }) => {
+  await navigator.clipboard.writeText(editor.text());
+  target.textContent = "Copied";
+  setTimeout(() => { target.textContent = "Copy"; }, 1500);
+});
+$("download").addEventListener("click", () => {
+  const link = element("a", { href: URL.createObjectURL(new Blob([editor.text()], { type: "text/yaml" })), download: file });
+  link.click();
+  URL.revokeObjectURL(link.href);
+});
+
+check();

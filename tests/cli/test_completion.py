@@ -1,0 +1,30 @@
+"""What a shell offers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rulec.cli.completion import backend_words, rule_words
+from tests.cli.running import process
+
+
+def test_rules_backends_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("lion_mine.yaml", "lion.txt", "lions/a.py", ".hidden/b.yaml"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    assert rule_words("lion") == ["lion", "lion_mine.yaml", "lions/"]
+    assert rule_words("lions/") == ["lions/a.py"]
+    assert rule_words(f"{tmp_path}/lion_") == [f"{tmp_path}/lion_mine.yaml"]
+    assert ".hidden/" not in rule_words("")
+    assert {"lookahead", "transforms/lookahead"} <= {*rule_words("")}
+    assert backend_words("c") == ["c", "cpu", "cupy"]
+
+
+def test_the_shell_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    for key, value in {"_RULEC_COMPLETE": "complete_bash", "COMP_WORDS": "rulec play adamw", "COMP_CWORD": "2"}.items():
+        monkeypatch.setenv(key, value)
+    done = process(program="import sys; sys.argv = ['rulec']; import rulec.cli; rulec.cli.main()")
+    assert "adamw" in done.stdout.split(), done
