@@ -24,9 +24,9 @@ def backend_words(incomplete: str) -> list[str]:
 def _files(incomplete: str) -> list[str]:
     """Files in YAML or Python, and folders with a slash behind them."""
     folder, _, begin = incomplete.rpartition("/")
-    found = sorted(Path(f"{folder}/" if incomplete.startswith("/") else folder).glob(f"{escape(begin)}*"))
+    paths = sorted(Path(f"{folder}/" if incomplete.startswith("/") else folder).glob(f"{escape(begin)}*"))
     above = f"{folder}/" if "/" in incomplete else ""
-    files = [f"{above}{path.name}" for path in found if path.suffix in (".yaml", ".yml", ".py")]
+    files = [f"{above}{path.name}" for path in paths if path.suffix in (".yaml", ".yml", ".py")]
     hidden = begin.startswith(".")
-    folders = [f"{above}{path.name}/" for path in found if path.is_dir() and (hidden or path.name[0] != ".")]
+    folders = [f"{above}{path.name}/" for path in paths if path.is_dir() and (hidden or path.name[0] != ".")]
     return files + folders

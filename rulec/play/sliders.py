@@ -15,12 +15,12 @@ WHOLE = 20
 
 def sliders(rule: Rule) -> list[dict[str, Any]]:
     """A slider for each hyper-parameter with a number as its default: name, values, and the default's place."""
-    made = []
+    rows = []
     for name, hyper in rule.settings.items():
         if isinstance(hyper.default, int | float) and math.isfinite(hyper.default) and not hyper.decides:
             values = stops(name, hyper, float(hyper.default))
-            made.append({"name": name, "values": values, "at": values.index(float(hyper.default))})
-    return made
+            rows.append({"name": name, "values": values, "at": values.index(float(hyper.default))})
+    return rows
 
 
 def stops(name: str, hyper: Hyper, default: float) -> list[float]:

@@ -80,11 +80,11 @@ class Tab:
 
     def value(self, expression: str) -> Any:
         """The value of an expression in the page."""
-        found = self.call(
+        answer = self.call(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True, replMode=True
         )
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
 
     def text(self, selector: str) -> str:
         """The text of an element."""

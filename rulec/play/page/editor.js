@@ -24,7 +24,7 @@ const rule = StreamLanguage.define({
     if (stream.match(/^"([^"\\]|\\.)*"?/) || stream.match(/^'[^']*'?/)) return "string";
     if (stream.match(/^(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?/)) return "number";
     if (stream.match(/^[A-Za-z_][\w.]*(?=\()/)) return "typeName";
-    if (stream.match(/^[A-Za-z_]\w*/)) return WORDS.has(stream.current()) ? "keyword" : null;
+    if (stream.match(/^[A-Za-z_]\w*/)) return state.block >= 0 && WORDS.has(stream.current()) ? "keyword" : null;
     stream.next();
     return "operator";
   },
