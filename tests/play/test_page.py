@@ -98,6 +98,12 @@ def test_a_race(tab: Tab) -> None:
     tab.wait("document.querySelectorAll('#race-result tbody tr').length === 3")
     tab.wait("document.querySelectorAll('#race-result .chart polyline').length >= 6")
     assert "your rule" in tab.text("#race-result")
+    tab.value("document.getElementById('task').value = 'char'")
+    tab.click("#go")
+    tab.wait("document.querySelector('#go').innerText === 'Stop'")
+    tab.click("#go")
+    tab.wait("document.querySelector('#go').innerText === 'Race'")
+    assert tab.text("#race-problem") == "Stopped."
 
 
 def test_a_rule_of_the_library_opens(tab: Tab) -> None:

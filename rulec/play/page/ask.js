@@ -69,10 +69,18 @@ export function element(tag, attributes = {}, ...children) {
   return made;
 }
 
-// A table of rows; the first cell of each is its head.
+// Text with `code` and **names** as elements.
+export const marked = (text) => text.split(/(`[^`]*`|\*\*[^*]*\*\*)/).map((piece) =>
+  piece.startsWith("`") ? element("code", {}, piece.slice(1, -1))
+    : piece.startsWith("**") ? element("b", {}, piece.slice(2, -2)) : piece);
+
+// A table of rows; the first cell of each is its head. A row without a head goes on with the row before.
 export function table(rows, head) {
-  const body = rows.map(([first, ...others]) =>
-    element("tr", {}, element("th", { scope: "row" }, first), ...others.map((cell) => element("td", {}, cell))));
+  const body = [];
+  for (const [first, ...others] of rows) {
+    if (first === "") body.at(-1).lastChild.append(element("div", { class: "more" }, ...others));
+    else body.push(element("tr", {}, element("th", { scope: "row" }, first), ...others.map((cell) => element("td", {}, cell))));
+  }
   const top = head ? [element("thead", {}, element("tr", {}, ...head.map((c) => element("th", { scope: "col" }, c))))] : [];
   return element("div", { class: "wide", tabindex: "0", role: "group" }, element("table", {}, ...top, element("tbody", {}, ...body)));
 }

@@ -4,7 +4,7 @@ import {
   Compartment, defaultKeymap, drawSelection, history, historyKeymap, hoverTooltip, keymap, lineNumbers, lintGutter,
   lintKeymap, python, setDiagnostics, syntaxHighlighting,
 } from "./codemirror.js";
-import { element } from "./ask.js";
+import { element, marked } from "./ask.js";
 
 const WORDS = new Set(["if", "elif", "else", "for", "in", "and", "or", "not", "range"]);
 
@@ -66,7 +66,7 @@ export function makeEditor(parent, { text, changed, ask }) {
         lineNumbers(), history(), drawSelection(), bracketMatching(), lintGutter(), rule, syntaxHighlighting(classHighlighter),
         autocompletion({ override: [complete], icons: false, selectOnOpen: false }), hoverTooltip(hover),
         keymap.of([...completionKeymap, ...lintKeymap, ...historyKeymap, ...defaultKeymap]),
-        EditorView.contentAttributes.of({ "aria-label": "The text of the rule", spellcheck: "false", autocapitalize: "off" }),
+        EditorView.contentAttributes.of({ "aria-label": "The text of the rule", tabindex: "0", spellcheck: "false", autocapitalize: "off" }),
         EditorView.updateListener.of((update) => { if (update.docChanged) changed(); }),
       ],
     }),
@@ -113,9 +113,7 @@ function prose(markdown) {
   const box = element("div", { class: "meaning" });
   for (const [index, part] of markdown.split(/```\w*\n?/).entries()) {
     if (index % 2) box.append(element("pre", {}, part.trimEnd()));
-    else if (part.trim()) box.append(element("p", {}, ...part.trim().split(/(`[^`]*`|\*\*[^*]*\*\*)/).map((piece) =>
-      piece.startsWith("`") ? element("code", {}, piece.slice(1, -1))
-        : piece.startsWith("**") ? element("b", {}, piece.slice(2, -2)) : piece)));
+    else if (part.trim()) box.append(element("p", {}, ...marked(part.trim())));
   }
   return box;
 }

@@ -1,5 +1,5 @@
 // The page: an editor on one side; formula, costs, kernel, path and race of its rule on the other.
-import { ask, element, get, latest, table } from "./ask.js";
+import { ask, element, get, latest, marked, table } from "./ask.js";
 import { makeEditor, makeViewer } from "./editor.js";
 import { makePath } from "./path.js";
 import { makeRace } from "./race.js";
@@ -69,7 +69,7 @@ function show() {
   $("cost-tables").replaceChildren(...shown.costs.flatMap(({ rule, shapes, lines }) => [
     ...(several ? [element("h3", {}, `Tensors of shape ${shapes.join(" and ")}, by ${rule}`)] : []), table(lines),
   ]));
-  $("analysis").replaceChildren(table(shown.analysis));
+  $("analysis").replaceChildren(table(shown.analysis.map(([head, text]) => [head, element("span", {}, ...marked(text))])));
   path.change();
 }
 
