@@ -93,7 +93,7 @@ def same_tensors(first: Path, second: Path) -> bool:
 
 def parameters(dtype: str) -> Iterator[object]:
     for case in CASES:
-        marks = [] if case.everyday and dtype == "float64" else [pytest.mark.slow]
+        marks = [] if case.everyday and dtype == "float64" else [pytest.mark.another]
         yield pytest.param(case, dtype, id=f"{case} {dtype}", marks=marks)
 
 

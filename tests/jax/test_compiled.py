@@ -54,7 +54,7 @@ def stored_as_large(rule: str) -> Any:
     return params, [x for x in jax.tree.leaves(rulec.jax.init(rule, params)) if x.shape == (4, 4)]
 
 
-@pytest.mark.slow
+@pytest.mark.another
 @pytest.mark.parametrize(
     "rule", [*KEPT, "adamp", "adagrad", "adan", "madgrad", "larc", "fromage", "transforms/centralize"]
 )

@@ -204,7 +204,7 @@ def test_a_state_of_optax_goes_on() -> None:
     moved("adamw", {"mask": {"layer": True, "scale": False}}, 2**-24 / 1e-3, jnp.float32)
 
 
-@pytest.mark.slow
+@pytest.mark.another
 @pytest.mark.filterwarnings("ignore:`optimistic_adam` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize(("name", "more"), [*((name, {}) for name in FUNCTIONS), *MORE])
 def test_steps_are_optax_s_and_so_are_states_half_way(

@@ -38,7 +38,7 @@ MATRICES = ("apollo(rank=2)", "muon", "soap")
 STEPS = 3
 
 CASES = [
-    pytest.param(rule, *dtypes, marks=[] if rule == "sm3" else pytest.mark.slow, id=f"{rule} in {dtypes[0]}")
+    pytest.param(rule, *dtypes, marks=[] if rule == "sm3" else pytest.mark.another, id=f"{rule} in {dtypes[0]}")
     for rule, dtypes in STAGED.items()
 ]
 

@@ -102,7 +102,7 @@ def compared() -> list[Any]:
     ways = cycle(WAYS)
     made = [pytest.param(row, way, id=f"{row} by {way}") for row, way in zip(today, ways, strict=False)]
     return made + [
-        pytest.param(row, way, marks=pytest.mark.slow, id=f"{row} by {way}")
+        pytest.param(row, way, marks=pytest.mark.another, id=f"{row} by {way}")
         for row, way in zip(later, ways, strict=False)
     ]
 

@@ -71,7 +71,7 @@ def test_changes_that_optax_adds_give_the_bits_of_a_step(kind: str) -> None:
     assert same(added(kind, "sgd", 2), stepped(kind, "sgd", 2))
 
 
-@pytest.mark.slow
+@pytest.mark.another
 @pytest.mark.parametrize("kind", DTYPES)
 @pytest.mark.parametrize("rule", ["adamw", "lion", "lamb", "adafactor", "muon", "schedule_free_adamw", "prodigy"])
 def test_changes_of_every_kind_of_rule_give_the_bits_of_a_step(kind: str, rule: str) -> None:

@@ -246,6 +246,7 @@ def test_apollo_makes_little_beside_the_largest_gradient(dtype: str, most: float
 
 
 @pytest.mark.slow
+@pytest.mark.whole
 def test_apollo_takes_little_more_than_the_weights_of_billions() -> None:
     training = Training(
         partial(Transformer, LLAMA, True), tokens(1, 2048), "apollo", {"rank": 256}, dtype="bfloat16"

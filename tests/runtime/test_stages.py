@@ -147,7 +147,7 @@ def test_tensors_join_late_and_pause_with_compiled_kernels(name: str) -> None:
     follow(loaded(name), "cpu")
 
 
-@pytest.mark.slow
+@pytest.mark.another
 @pytest.mark.parametrize("name", sorted({*RULES} - {*SOME}))
 def test_tensors_of_all_rules_join_late_and_pause_with_compiled_kernels(name: str) -> None:
     follow(loaded(name), "cpu")

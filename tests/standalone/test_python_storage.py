@@ -285,7 +285,9 @@ def test_printed_functions_of_numpy_are_the_definition(form: Format, tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.key)
+@pytest.mark.parametrize(
+    "form", [pytest.param(f, marks=pytest.mark.whole if i % 3 else (), id=f.key) for i, f in enumerate(FORMATS)]
+)
 def test_printed_functions_of_jax_are_those_of_rulecs_steps(form: Format, tmp_path: Path) -> None:
     lines = ["import math", "import numpy as np", "import jax.numpy as jnp"]
     names = run("\n".join([*lines, *code_functions("m", form, "jnp", flushes=True)]), tmp_path)

@@ -69,7 +69,7 @@ def test_it_is_optax_s_adamw_and_no_step_of_a_schedule_compiles_anything(caplog:
     assert state.layers.count.tolist() == [3, 3, 3]
 
 
-@pytest.mark.slow
+@pytest.mark.another
 @pytest.mark.parametrize("rule", KINDS)
 def test_every_kind_of_local_rule_is_the_deferred_one_in_float64(rule: str) -> None:
     with jax.enable_x64(True):

@@ -120,14 +120,14 @@ def test_weights_and_states_at_random_have_the_bits_of_a_step() -> None:
     assert isinstance(ours[1].m["layers"][0]["w"], Unbiased)
 
 
-@pytest.mark.slow
+@pytest.mark.another
 @pytest.mark.parametrize("kind", ["scan", "step"])
 @pytest.mark.parametrize("weights", DTYPES)
 def test_all_kinds_of_weights(kind: str, weights: str) -> None:
     assert same(eager(kind, jnp.bfloat16, weights, None, 3), deferred(jnp.bfloat16, weights, None, 3))
 
 
-@pytest.mark.slow
+@pytest.mark.another
 @pytest.mark.parametrize("kind", ["scan", "step"])
 @pytest.mark.parametrize("word", NAMES)
 def test_all_formats(kind: str, word: str) -> None:

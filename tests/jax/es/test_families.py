@@ -27,7 +27,7 @@ NEAR = 64 * 2.0**-24
 
 #: The others are slow, and what they compute is tested with NumPy's arrays every day.
 EVERYDAY = ("signflip_both", "dropout")
-ALL = [pytest.param(name, marks=() if name in EVERYDAY else pytest.mark.slow) for name in CASES]
+ALL = [pytest.param(name, marks=() if name in EVERYDAY else pytest.mark.another) for name in CASES]
 
 
 def near(found: Any, expected: Any) -> None:
@@ -70,7 +70,7 @@ def test_a_family_is_what_its_definition_says(name: str) -> None:
     near(out, product + (expected["bias"][rows] if "bias" in expected else PARAMS["bias"]))
 
 
-@pytest.mark.slow
+@pytest.mark.another
 @pytest.mark.parametrize("name", ["independent", "sparse", "permuted_both", "signflip_both", "lowrank", "dropout"])
 def test_convolutions_and_tables_see_the_weights_of_their_members(name: str) -> None:
     perturbation = CASES[name]

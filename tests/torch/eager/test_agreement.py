@@ -25,12 +25,12 @@ EVERYDAY = [
 RATES = {"shampoo": {"lr": 1e-2}, "adadelta": {"lr": 0.1}}
 
 
-def by_how_long(names: list[str]) -> list[Any]:
-    """The rules, those that are no everyday ones marked as slow."""
-    return [pytest.param(name, marks=() if name in EVERYDAY else pytest.mark.slow) for name in names]
+def every_day_or_later(names: list[str]) -> list[Any]:
+    """The rules, those that are no everyday ones marked `another`."""
+    return [pytest.param(name, marks=() if name in EVERYDAY else pytest.mark.another) for name in names]
 
 
-@pytest.mark.parametrize("rule", by_how_long(rules("elementwise", "tensor")))
+@pytest.mark.parametrize("rule", every_day_or_later(rules("elementwise", "tensor")))
 def test_steps_and_checkpoints_both_ways(rule: str) -> None:
     pair = Pair(rule, **RATES.get(rule, {}))
     for number in range(12):

@@ -41,7 +41,14 @@ def test_a_perceptron(family: str, rule: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "rule"), [("signflip", "lion"), ("permuted", "sgd"), ("lowrank", "adam"), ("independent", "adam")]
+    ("family", "rule"),
+    [
+        ("signflip", "lion"),
+        *(
+            pytest.param(*case, marks=pytest.mark.whole)
+            for case in (("permuted", "sgd"), ("lowrank", "adam"), ("independent", "adam"))
+        ),
+    ],
 )
 def test_a_convolutional_network(family: str, rule: str) -> None:
     model = convolutional()

@@ -84,7 +84,7 @@ def _errors(family: str, steps: int, directions: int = 8) -> Tensor:
     return torch.stack(found)
 
 
-@pytest.mark.parametrize("steps", [128, pytest.param(512, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("steps", [128, pytest.param(512, marks=pytest.mark.another)])
 @pytest.mark.parametrize("family", UNBIASED)
 def test_the_error_of_mean_estimates_falls_as_one_over_the_root_of_their_number(family: str, steps: int) -> None:
     """A bias would stay where the rest falls: n times the squared error of a mean of n is that of one estimate."""
@@ -101,7 +101,8 @@ def test_the_error_of_mean_estimates_falls_as_one_over_the_root_of_their_number(
 
 
 @pytest.mark.parametrize(
-    ("counts", "bound"), [({4: 128, 16: 32}, 0.8), pytest.param({4: 512, 16: 128, 64: 32}, 0.4, marks=pytest.mark.slow)]
+    ("counts", "bound"),
+    [({4: 128, 16: 32}, 0.8), pytest.param({4: 512, 16: 128, 64: 32}, 0.4, marks=pytest.mark.another)],
 )
 @pytest.mark.parametrize("family", ["independent", "sparse", "lowrank"])
 def test_the_error_falls_as_one_over_the_root_of_the_number_of_directions(
