@@ -5,6 +5,7 @@ Every backend runs these every day; the others are among the slow tests, in floa
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -66,5 +67,14 @@ def check_every_operation(subject: Subject, dtype: str = "float32") -> None:
 
 def rule_of(name: str) -> Rule:
     """A rule of the library, or one of the suite's own."""
-    awkward = {rule.name: rule for rule in (*hostile_rules(), *staged_rules())} if name in AWKWARD else {}
-    return awkward.get(name) or loaded(name)
+    return loaded(name) if name in rulec.rules() else _suite().get(name) or loaded(name)
+
+
+def suite_names() -> list[str]:
+    """The rules of the suite, each operation among them."""
+    return [*_suite()]
+
+
+@cache
+def _suite() -> dict[str, Rule]:
+    return {rule.name: rule for rule in (*hostile_rules(), *operation_rules(), *staged_rules())}

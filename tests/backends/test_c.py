@@ -30,9 +30,9 @@ from tests.backends.c_programs import programs
 from tests.backends.cpu_programs import INEXACT, Bucket, bucket_of, interpret, program_of
 from tests.backends.cpu_stages import NOTHING
 from tests.backends.cpu_stages import bucket_of as staged_bucket_of
-from tests.backends.kinds import AWKWARD, CUTS, KINDS, check_every_operation, rule_of
+from tests.backends.kinds import AWKWARD, CUTS, KINDS, check_every_operation, rule_of, suite_names
 from tests.backends.test_cpu_stages import COMBINED, LARGE, SHAPES, program
-from tests.library import single
+from tests.library import by_quarter, single
 
 pytestmark = pytest.mark.skipif(CBackend().unavailable_reason() is not None, reason="there is no C compiler")
 
@@ -62,9 +62,9 @@ def assert_step_is_numpys(bucket: Bucket) -> None:
             assert np.array_equal(got, values, equal_nan=True), (bucket.program.name, tensor, name)
 
 
-def exact_rules() -> list[str]:
-    """The elementwise rules of gradients alone, without a function that has ulps of its own."""
-    found = {name: rulec.compile(rulec.load(name)) for name in single() if not rulec.load(name).wraps}
+def exact(names: Sequence[str]) -> list[str]:
+    """The elementwise rules among them, without a function that has ulps of its own."""
+    found = {name: rulec.compile(rulec.load(name)) for name in names if not rulec.load(name).wraps}
     return [
         name for name, program in found.items()
         if program.elementwise and not any(n.op in INEXACT for n in walk(program.stages[0].roots))
@@ -90,18 +90,18 @@ def test_other_dtypes_on_torch_tensors(name: str, dtype: str) -> None:
     check_rule(Subject(CBackend(), TorchKind(), IEEE), loaded(name), dtype, MATRIX_SHAPES[5:])
 
 
-@pytest.mark.slow
-def test_every_rule_passes_the_suite_in_float32() -> None:
-    report = check_backend("c", dtypes=["float32"])
-    assert (report.rules, report.refused, report.unmet, report.stages) == (rulec.rules(), [], [], True)
+@pytest.mark.another
+@pytest.mark.parametrize("name", [name for name in rulec.rules() if name not in KINDS])
+def test_every_rule(name: str) -> None:
+    check_rule(SUBJECT, loaded(name), "float32")
 
 
 @pytest.mark.slow
-def test_rules_of_every_kind_pass_the_suite_in_every_dtype_on_torch_tensors() -> None:
+def test_it_is_a_backend_in_every_dtype_on_torch_tensors() -> None:
     pytest.importorskip("torch")
-    report = check_backend("c", rules=KINDS, arrays="torch")
+    report = check_backend("c", rules=CUTS, arrays="torch")
     assert report.dtypes == ["float32", "float64", "bfloat16", "float16"]
-    assert (report.rules, report.refused, report.unmet, report.stages) == ([*KINDS], [], [], True)
+    assert (report.rules, report.refused, report.unmet, report.stages) == ([*CUTS], [], [], True)
 
 
 # One stage, bit for bit
@@ -115,11 +115,10 @@ def test_rules_of_exact_operations_equal_numpy_bit_for_bit(name: str, dtype: str
     assert_step_is_numpys(bucket_of(name, SIZES, dtype=dtype))
 
 
-@pytest.mark.slow
-def test_every_rule_of_exact_operations_equals_numpy_bit_for_bit() -> None:
-    names = exact_rules()
-    assert len(names) > 30
-    for name in names:
+@pytest.mark.parametrize("names", by_quarter(single(), "bits in C"))
+def test_every_rule_of_exact_operations_equals_numpy_bit_for_bit(names: list[str]) -> None:
+    assert len(exact(names)) > 5
+    for name in exact(names):
         assert_step_is_numpys(bucket_of(name, SIZES))
 
 
@@ -397,11 +396,16 @@ def test_an_operation_without_a_spelling_is_refused_by_name(monkeypatch: pytest.
 
 @pytest.mark.parametrize(
     ("dtype", "names"),
-    [("float64", (*CUTS, *AWKWARD)), *(pytest.param(d, None, marks=pytest.mark.slow) for d in ("float32", "bfloat16"))],
+    [
+        ("float64", (*CUTS, *AWKWARD)),
+        pytest.param("float32", None, marks=pytest.mark.slow, id="suite"),
+        *(pytest.param("bfloat16", *p.values, marks=p.marks, id=p.id) for p in by_quarter(rulec.rules(), "C sources")),
+    ],
 )
 def test_sources_compile_without_a_warning(dtype: str, names: Sequence[str] | None, tmp_path: Path) -> None:
+    """Of rules, or of all that the suite has."""
     files = []
-    for number, pair in enumerate(programs(dtype, names)):
+    for number, pair in enumerate(programs(dtype, suite_names() if names is None else names)):
         files.append(tmp_path / f"{number}.c")
         files[-1].write_text(CBackend().emit(*pair))
     checks = ["-std=c99", "-pedantic", "-fopenmp", "-Wall", "-Wextra", "-Wvla", "-Werror", "-fsyntax-only"]

@@ -26,7 +26,7 @@ from rulec.standalone.cases import CannotBuild
 from rulec.standalone.prose import written
 from rulec_backends.c.standalone import CFile
 from tests.backends.kinds import ELEMENTWISE
-from tests.library import by_kind, single
+from tests.library import by_kind, by_quarter, single
 from tests.standalone.c_library import CRule, CRun, address, drawn
 
 SHAPES = ((5,), (7, 3), (2, 3, 4, 5), (), (1,), (0,), (0, 4), (3, 4100), (70, 2), (8192 * 2 + 3,))
@@ -48,25 +48,11 @@ EXACT = {
 FAST = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp")
 
 
-#: Rules that C is not written for -> a word of the reason.
+#: Rules that C is not written for -> a word of the reason, where `refusals` does not see it.
 REFUSED = {
-    **dict.fromkeys(
-        ("adagc", "adagrad_norm", "adai", "adams", "adaptive_sgd", "adgd", "avagrad", "dadapt_adagrad", "dadapt_adam",
-         "dadapt_adan", "dadapt_lion", "dadapt_sgd", "dog", "dowg", "lbfgs_direction", "prodigy", "ranger21", "swats",
-         "transforms/clip_by_global_norm", "transforms/normalize", "transforms/normalize_by_norm",
-         "transforms/skip_large", "transforms/skip_not_finite"),
-        "over all tensors of the",
-    ),
-    **dict.fromkeys(("apollo", "apollo_mini", "dion", "gravity", "kron", "transforms/noise"), "draws random numbers"),
-    **dict.fromkeys(
-        ("conda", "dash", "dion2", "fira", "galore", "kl_shampoo", "kl_soap", "moso", "nordion2", "scalableshampoo",
-         "shampoo", "soap", "splus"),
-        "needs the matrix function",
-    ),
     **dict.fromkeys(("polargrad", "spel"), "other coefficients than Muon's"),
-    "sm3_axes": "depends on the number of dimensions",
     **dict.fromkeys(("dualadam", "stable_spam"), "may be one on the shape"),
-}  # fmt: skip
+}
 
 #: Rules with a product of matrices, of which `test_newton_schulz` steps some.
 MATRICES = ("adago", "adamuon", "muon", "normuon", "scion", "transforms/orthogonalize")
@@ -76,6 +62,21 @@ def names() -> list[str]:
     """Every rule that runs by itself on gradients without a product of matrices, and some composed of them."""
     members = set(rulec.rules(wrappers=False)) & set(single())
     return [name for name in (*sorted(members), *COMPOSED) if name not in MATRICES]
+
+
+def refusals(name: str) -> list[str]:
+    """Why C cannot be written for a rule, in words of the errors: one of them is raised."""
+    rule = rulec.load(name)
+    nodes = [*walk(rule.expressions)]
+    known = (Op.NEWTON_SCHULZ, Op.MATMUL, Op.TRANSPOSE)
+    reasons = {
+        "over all tensors of the": any(n.op.kind is Kind.REDUCE and n.arg in ("group", "model") for n in nodes),
+        "draws random numbers": any(n.op.kind is Kind.RANDOM for n in nodes),
+        "needs the matrix function": any(n.op.kind is Kind.MATRIX and n.op not in known for n in nodes),
+        "depends on the number of dimensions": any(state.per == "axis" for state in rule.state.values()),
+        REFUSED.get(name, ""): name in REFUSED,
+    }
+    return [words for words, holds in reasons.items() if holds]
 
 
 def alone(rule: rulec.Rule, params: Sequence[Any]) -> ReferenceOptimizer:
@@ -90,8 +91,8 @@ def taken(rule: rulec.Rule, shapes: Sequence[tuple[int, ...]]) -> tuple[tuple[in
 
 @pytest.mark.parametrize("name", by_kind(names()))
 def test_steps_are_the_references(name: str, tmp_path: Path) -> None:
-    if name in REFUSED:
-        with pytest.raises(CannotBuild, match=REFUSED[name]):
+    if words := refusals(name):
+        with pytest.raises(CannotBuild, match="|".join(words)):
             CFile(rulec.load(name), "rule", "float32", Storage())
         return
     rule = rulec.load(name)
@@ -159,10 +160,9 @@ def test_bits_are_the_cpu_backends(name: str, dtype: str, tmp_path: Path) -> Non
     check_bits(name, dtype, tmp_path)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("part", range(8))
-def test_bits_of_every_exact_rule_are_the_cpu_backends(part: int, tmp_path: Path) -> None:
-    exact = [name for name in names()[part::8] if name not in REFUSED and is_exact(name)]
+@pytest.mark.parametrize("chosen", by_quarter(names(), "bits of C files"))
+def test_bits_of_every_exact_rule_are_the_cpu_backends(chosen: list[str], tmp_path: Path) -> None:
+    exact = [name for name in chosen if not refusals(name) and is_exact(name)]
     assert exact
     for number, (name, dtype) in enumerate(each_with_half(exact)):
         (tmp_path / str(number)).mkdir()
