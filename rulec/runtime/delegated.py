@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from rulec.language.node import Node
 from rulec.runtime.between import Between
 from rulec.runtime.delegation import Delegation, Delegations
 from rulec.runtime.exchange import Assigning, Cargo, Gathering, Parcel, Task
-from rulec.runtime.failure import Failure
 from rulec.runtime.halves import Halves
 from rulec.runtime.joins import Joining, Processes, Waits
 from rulec.runtime.peers import Peers
@@ -97,7 +95,6 @@ class Delegated(Between):
     tasks: list[Task] = field(default_factory=list)
     remembered: dict[int, dict[Node, Any]] = field(default_factory=dict)
     within_each: dict[Node, Any] = field(default_factory=dict)
-    failure: Failure = field(default_factory=Failure)
 
     @property
     def parts(self) -> PortionValues:
@@ -141,8 +138,7 @@ class Delegated(Between):
             if delegation.sent or delegation.returned:
                 yield from self._exchange(delegation)
             elif delegation.whole:
-                # Nobody waits for it. An error of it is one of the next work, for which others wait.
-                self.failure.attempt(partial(self._worked, delegation, dict.fromkeys(self.remembered, ())))
+                self._worked(delegation, dict.fromkeys(self.remembered, ()))  # nobody waits for it
             for value in delegation.over:
                 self.values.pop(value, None)
 
@@ -197,8 +193,6 @@ class Delegated(Between):
 
     def _worked(self, delegation: Delegation, arrays: Mapping[int, Sequence[Any]]) -> Mapping[int, Sequence[Any]]:
         """The results for whole tensors, by their places, from the arrays that were sent for them."""
-        if self.failure.error is not None:
-            raise self.failure.error
         places = [*arrays]
         if not places:
             return {}

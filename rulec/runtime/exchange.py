@@ -197,9 +197,10 @@ def cuts(side: int, count: int) -> list[tuple[int, int]]:
 def worked(waiting: Sequence[Gathering], meeting: Meeting) -> list[list[list[Any]]]:
     """The parts here of all results of each tensor, for each launch.
 
-    RulecError, in all processes, where one has failed in its work: it has sent what others wait for.
+    Where this process fails in its work, it sends what others wait for, and the meeting knows of it. RulecError, in all
+    processes, where one has failed before.
     """
-    failure = Failure()
+    failure = meeting.failure
     results: list[list[list[Any]]] = [[[None] * len(c.back) for c in wait.cargo] for wait in waiting]
     buckets: list[_Bucket] = []
     for peers, entries in _by_peers(waiting).items():
@@ -208,6 +209,7 @@ def worked(waiting: Sequence[Gathering], meeting: Meeting) -> list[list[list[Any
         meeting.exchanged(peers, schedule)
         for places in schedule.buckets:
             buckets.append(_Bucket(waiting, peers, schedule, [(i, entries[i]) for i in places], failure))
+    meeting.check()
     buckets[0].gather()
     before: _Bucket | None = None
     for bucket, after in zip(buckets, [*buckets[1:], None], strict=True):
@@ -220,7 +222,7 @@ def worked(waiting: Sequence[Gathering], meeting: Meeting) -> list[list[list[Any
         bucket.scatter()
         before = bucket
     buckets[-1].collect(results)
-    meeting.conclude(failure)
+    failure.turn += 1
     return results
 
 

@@ -26,6 +26,10 @@ class Across(Protocol):
         """The numbers reduced place by place over all processes. Every process gets the same result."""
         ...
 
+    def fail(self, error: Exception, tensors: Sequence[str]) -> Exception:
+        """Tells waiting processes of an error at some tensors. The result is the error to raise here."""
+        ...
+
 
 @dataclass(eq=False)
 class Processes:
@@ -39,6 +43,38 @@ class Processes:
     places: Sequence[int] = ()
     group_count: int = 0
     meeting: Meeting | None = None
+
+    @property
+    def several(self) -> bool:
+        """Whether there are other processes."""
+        return self.across is not None or self.meeting is not None
+
+    def total(self, op: Op, numbers: Any) -> Any:
+        """`across.total`; RulecError, in all processes, where one has failed."""
+        assert self.across is not None
+        if self.meeting is not None:
+            self.meeting.check()
+        return self.across.total(op, numbers)
+
+    def conclude(self) -> None:
+        """Comes before anything is written. RulecError, in all processes, where one has failed."""
+        if self.meeting is not None:
+            self.meeting.conclude()
+
+    def end(self) -> None:
+        """Comes when everything is written."""
+        if self.meeting is not None:
+            self.meeting.end()
+
+    def raise_failure(self) -> None:
+        """The error of this process in the last round, in which others waited for it."""
+        if self.meeting is not None and self.meeting.failure.error is not None:
+            raise self.meeting.failure.error
+
+    def fail(self, error: Exception, tensors: Sequence[str]) -> Exception:
+        """Tells waiting processes of an error at some tensors. The result is the error to raise here."""
+        told = error if self.meeting is None else self.meeting.fail(error, tensors)
+        return told if self.across is None else self.across.fail(told, tensors)
 
 
 @dataclass(frozen=True)
@@ -79,7 +115,7 @@ def joined(joins: Sequence[Join]) -> list[Any]:
     if joins[0].level == "model":
         total = _total(library, joins)
         if across is not None:
-            total = across.total(joins[0].op, library.together([total]))[0]
+            total = joins[0].owner.total(joins[0].op, library.together([total]))[0]
         return [join.library.numbers(total) for join in joins]
     owners = {id(join.owner): [j for j in joins if j.owner is join.owner] for join in joins}
     by_group = {
@@ -96,12 +132,11 @@ def _across_groups(library: Library, joins: Sequence[Join], by_group: Mapping[tu
     """The numbers of groups, reduced over all processes."""
     owners = {id(join.owner): join.owner for join in joins}
     places = {(owner, group): owners[owner].places[group] for owner, group in by_group}
-    op, across = joins[0].op, joins[0].owner.across
-    assert across is not None
+    op = joins[0].op
     numbers = [library.constant(REDUCTIONS[op].nothing)] * joins[0].owner.group_count
     for key, place in places.items():
         numbers[place] = by_group[key]
-    total = across.total(op, library.together(numbers))
+    total = joins[0].owner.total(op, library.together(numbers))
     return {key: total[place] for key, place in places.items()}
 
 

@@ -7,8 +7,10 @@ and each dimension of the mesh.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -57,22 +59,34 @@ class Partials:
 def completed(waiting: Sequence[Partials], meeting: Meeting) -> list[list[Any]]:
     """The completed values of everything that is waited for.
 
-    Every process has the same tensors in the same order, so all send the same messages in the same order.
+    Every process has the same tensors in the same order, so all send the same messages in the same order. Where this
+    one fails, it sends them without a meaning, and the meeting knows of it.
     """
     parts = [part for partials in waiting for part in partials.parts]
     libraries = [partials.library for partials in waiting for _ in partials.parts]
     values = [part.values for part in parts]
+    attempt = meeting.failure.attempt
     ways = dict.fromkeys((part.op, peers) for part in parts for peers in part.peers)
+    meeting.check()
     for op, peers in ways:
         places = [i for i, part in enumerate(parts) if part.op is op and peers in part.peers]
-        library = libraries[places[0]]
-        flat = [library.numbers(values[i]).reshape(-1) for i in places]
-        whole = meeting.reduce(op, peers, library.join(flat, 0) if len(flat) > 1 else flat[0])
-        begin = 0
-        for i, sent in zip(places, flat, strict=True):
-            shape = tuple(values[i].shape)
-            values[i] = libraries[i].numbers(whole[begin : begin + len(sent)]).reshape(shape)
-            begin += len(sent)
+        message = attempt(partial(_joined, places, values, libraries[places[0]]))
+        if message is None:
+            message = np.zeros(sum(math.prod(values[i].shape) for i in places))
+        whole = meeting.reduce(op, peers, message)
+        attempt(partial(_put_back, places, values, libraries, whole))
     meeting.close()
     results = iter(values)
     return [[next(results) for _ in partials.parts] for partials in waiting]
+
+
+def _joined(places: Sequence[int], values: Sequence[Any], library: Library) -> Any:
+    flat = [library.numbers(values[i]).reshape(-1) for i in places]
+    return library.join(flat, 0) if len(flat) > 1 else flat[0]
+
+
+def _put_back(places: Sequence[int], values: list[Any], libraries: Sequence[Library], whole: Any) -> None:
+    begin = 0
+    for i in places:
+        shape = tuple(values[i].shape)
+        values[i] = libraries[i].numbers(whole[begin : (begin := begin + math.prod(shape))]).reshape(shape)

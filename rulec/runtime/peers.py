@@ -43,7 +43,9 @@ class Peers(Protocol):
 
 
 class Meeting(Protocol):
-    """What processes say to one another in a step, beside their numbers."""
+    """What processes say to one another in a step, beside their numbers; `failure` is the one of this process."""
+
+    failure: Failure
 
     def reduce(self, op: Op, peers: Peers, numbers: Any) -> Any:
         """`peers.reduce`, and what is to be said."""
@@ -54,16 +56,25 @@ class Meeting(Protocol):
         ...
 
     def exchanged(self, peers: Peers, schedule: Schedule) -> None:
-        """Takes note of tensors that travel to their owners, and of results on their way back.
-
-        RulecError, in all processes, where they do not agree on the step.
-        """
-        ...
-
-    def conclude(self, failure: Failure) -> None:
-        """Ends exchanges. RulecError, in all processes, where one has failed in them."""
+        """Takes note of tensors that travel to their owners, and of results on their way back."""
         ...
 
     def close(self) -> None:
         """Ends a round of reductions. RulecError, in all processes, where they do not agree on the step."""
+        ...
+
+    def check(self) -> None:
+        """Comes before a round. RulecError, in all processes, where one has failed or they do not agree."""
+        ...
+
+    def conclude(self) -> None:
+        """Comes before anything is written. RulecError, in all processes, where one has failed."""
+        ...
+
+    def end(self) -> None:
+        """Comes when everything is written. RulecError, in all processes, where one has failed in later rounds."""
+        ...
+
+    def fail(self, error: Exception, tensors: Sequence[str]) -> Exception:
+        """Tells waiting processes of an error at some tensors. The result is the error to raise here."""
         ...

@@ -61,6 +61,10 @@ class Plan:
         self.gaps = self._delegated() if halved else self._followed()
         #: The states that get their new values in a gap, and not at the end of the step.
         self.stored_early = frozenset(name for g in self.gaps if g.projection for name in g.projection.stored)
+        #: Whether the last stage, or what follows it, may wait for other processes.
+        self.ends_later = bool(program.stages[-1].reduces) or any(
+            n.op.kind is Kind.REDUCE or n.op.kind is Kind.MATRIX for n in self.gaps[-1].values
+        )
         self.joins = [n for gap in self.gaps for n in gap.values if n in program.joins]
         self.alone = not self.joins
         #: Whether anything is reduced.

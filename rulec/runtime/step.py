@@ -26,19 +26,24 @@ def run(launches: Sequence[Launch]) -> None:
     """
     waiting = [launch for launch in launches if launch.version.waits]
     done: list[Launch] = []
+    at: list[Launch] = []
     try:
         if waiting:
-            _run_together(waiting, done)
+            _run_together(waiting, done, at)
         for launch in launches:
             if not launch.version.waits:
+                at[:] = [launch]
                 for _ in _written(launch):
                     raise RuleError(f"{launch.name} needs a value of the whole model that no other tensor has")
                 done.append(launch)
     except Exception as error:
+        told = launches[0].common.processes.fail(error, [t.name for launch in at for t in launch.part.tensors])
         begun = [launch for launch in launches if launch.wrote]
-        if not begun:
+        if begun:
+            raise PartialUpdate(f"a step failed after {_updated(begun, done)}: {told}") from error
+        if told is error:
             raise
-        raise PartialUpdate(f"a step failed after {_updated(begun, done)}: {error}") from error
+        raise told from told.__cause__
     for launch in launches:
         if launch.skipped:
             _warn(launch)
@@ -91,32 +96,44 @@ def _written(launch: Launch) -> Joining:
         _report(launch, time.perf_counter() - begin)
 
 
-def _run_together(launches: Sequence[Launch], done: list[Launch]) -> None:
+def _run_together(launches: Sequence[Launch], done: list[Launch], at: list[Launch]) -> None:
     """Runs launches that share reductions: all of them up to one reduction, then all up to the next.
 
-    Reductions of parts of tensors come first: what launches wait for of other processes is completed together. Where
-    there are exchanges, in which a process may fail, launches write after all of them.
+    Reductions of parts of tensors come first: what launches wait for of other processes is completed together. As a
+    process may fail, launches write after all messages of a step to other processes. `at` has the launches at work.
     """
     joining = [not launch.version.plan.alone for launch in launches]
     programs = [launch.version.program for launch, joins in zip(launches, joining, strict=True) if joins]
     if len({tuple((n.op, n.arg, program.sites[n]) for n in program.joins) for program in programs}) > 1:
         raise _differ(launches)
     running = [_written(launch) for launch in launches]
+    processes = launches[0].common.processes
+    holds = processes.several
     try:
-        waiting: list[Waits | None] = [next(steps, None) for steps in running]
-        holds = any(launch.version.exchanges for launch in launches)
+        waiting: list[Waits | None] = []
+        for launch, steps in zip(launches, running, strict=True):
+            at[:] = [launch]
+            waiting.append(next(steps, None))
         while any(waiting):
+            at.clear()
             writing = {i: None for i, wait in enumerate(waiting) if isinstance(wait, Writing)}
-            results = ({} if holds else writing) or _of_processes(launches[0].common.processes, waiting)
+            results = ({} if holds else writing) or _of_processes(processes, waiting)
+            if holds:
+                processes.raise_failure()
             joins = {i: wait for i, wait in enumerate(waiting) if isinstance(wait, Join)}
             if not results and writing and len(joins) < max(1, sum(joining)):
                 results = writing
+                if holds:
+                    processes.conclude()
             for i, result in (results or _joined(launches, joining, joins)).items():
+                at[:] = [launches[i]]
                 try:
                     waiting[i] = running[i].send(result)
                 except StopIteration:
                     waiting[i] = None
                     done.append(launches[i])
+        if holds:
+            processes.end()
     finally:
         for steps in running:
             steps.close()

@@ -14,8 +14,10 @@ from rulec.arrays.reductions import REDUCTIONS
 from rulec.errors import HyperError, RulecError
 from rulec.language.node import Kind, Op, walk
 from rulec.language.rule import Rule
+from rulec.runtime.failure import Failure, Told, Unreached
 from rulec.runtime.launch import Launch
 from rulec.torch.communication import Traffic
+from rulec.torch.told import behind, reaching
 
 _OPS = (Op.SUM, Op.MIN, Op.MAX)
 _COMBINE: Mapping[Op, Callable[[Tensor, Tensor], Tensor]] = {
@@ -29,6 +31,9 @@ _LEVELS = ("group", "model")
 _MOST = 32
 
 _REFUSED = -1
+
+#: The bytes of an error that are told to others.
+_TEXT = 600
 
 Reduction = tuple[Op, str]
 
@@ -48,6 +53,12 @@ class Across:
     that they `agree` on the step: RulecError, in all of them, where one would take another step.
     """
 
+    #: Whether the processes have agreed on the step, and the lengths of the totals that are still to come in it.
+    _agreed = False
+    _left: tuple[int, ...] = ()
+    #: Whether an error was told in this step, and why others have taken a step that this process has not.
+    _told, _behind = False, ""
+
     def __init__(self, group: Any) -> None:
         if not torch.distributed.is_available() or not torch.distributed.is_initialized():
             raise HyperError("reduce_over needs processes: call torch.distributed.init_process_group() before")
@@ -58,7 +69,6 @@ class Across:
             raise HyperError("reduce_over is a process group that this process does not belong to")
         nccl = torch.distributed.get_backend(group) == "nccl"
         self._device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
-        self._agreed = False
         self.traffic = Traffic()
 
     @property
@@ -81,27 +91,47 @@ class Across:
 
     def open(self) -> None:
         """Begins a step, in which all processes must come to agree."""
-        self._agreed = False
+        self._agreed, self._told, self._left = False, False, ()
         self.traffic.begin()
+
+    def check_even(self) -> None:
+        """RulecError where this process has not taken a step that others have."""
+        if self._behind:
+            raise behind(self._behind)
+
+    def restore(self) -> None:
+        """Takes note that a checkpoint was loaded."""
+        self._behind = ""
+
+    def leave(self) -> None:
+        """Ends a step, taken or not."""
+        self._told = True
 
     def refuse(self) -> None:
         """Tells the others, where they wait, that this process takes no step."""
         if not self._agreed:
             self._exchange([_REFUSED])
 
-    def agree(self, launches: Sequence[Launch], groups: int, remembers: bool) -> None:
+    def agree(self, launches: Sequence[Launch], groups: int, remembers: bool, overflowed: bool) -> None:
         """Agrees with the others on a step of these launches; `remembers`: groups or the model have states.
+
+        `overflowed`: scaled gradients have an infinity.
 
         A process without any takes part in the others' reductions here.
         """
         reductions = _reductions(launches)
         fired = sorted({place for launch in launches for place in _places(launch)})
         codes = [_OPS.index(op) * len(_LEVELS) + _LEVELS.index(level) for op, level in reductions]
-        every = self._exchange([groups, zlib.crc32(repr(fired).encode()), len(codes), *codes])
+        every = self._exchange([groups, zlib.crc32(repr(fired).encode()), len(codes), *codes, overflowed])
         refused = [rank for rank, message in enumerate(every) if message[0] == _REFUSED]
         if refused:
             raise RulecError(f"process {refused[0]} of reduce_over takes no step, for an error of its own: see there")
-        kinds = {tuple(message) for message in every if remembers or message[2]}
+        if len({message[-1] for message in every}) > 1:
+            raise RulecError(
+                "the scaled gradients of some processes of reduce_over have an infinity, and those of others none: "
+                "reduce what GradScaler finds over all of them; nothing was changed"
+            )
+        kinds = {message[:-1] for message in every if remembers or message[2]}
         if len({message[0] for message in every}) > 1 or len({message[:1] + message[2:] for message in kinds}) > 1:
             raise RulecError("the processes of reduce_over have other groups or rules: make their optimizers alike")
         if remembers and len(kinds) > 1:
@@ -109,10 +139,13 @@ class Across:
                 "a process of reduce_over has gradients in other groups than another, and the rule remembers numbers "
                 "of groups or of the model: give every process a part of each"
             )
-        if not reductions and kinds:
-            for code in kinds.pop()[3:]:
-                op, level = _OPS[code // len(_LEVELS)], _LEVELS[code % len(_LEVELS)]
-                self.total(op, np.full(groups if level == "group" else 1, REDUCTIONS[op].nothing))
+        codes = [*kinds.pop()[3:]] if kinds else []
+        levels = [_LEVELS[code % len(_LEVELS)] for code in codes]
+        self._left = tuple(groups if level == "group" else 1 for level in levels)
+        if not reductions:
+            for code, length in zip(codes, self._left, strict=True):
+                op = _OPS[code // len(_LEVELS)]
+                self.total(op, np.full(length, REDUCTIONS[op].nothing))
 
     def _exchange(self, words: Sequence[int]) -> list[tuple[int, ...]]:
         """What each process says: `words` here."""
@@ -120,22 +153,56 @@ class Across:
         row = torch.zeros(_MOST + 4, dtype=torch.int64)
         row[: len(words)] = torch.tensor([*words])
         messages = [tuple(part.tolist()) for part in self._gathered(row)]
-        return [(part[:1] if part[0] == _REFUSED else part[: 3 + part[2]]) for part in messages]
+        return [(part[:1] if part[0] == _REFUSED else part[: 4 + part[2]]) for part in messages]
 
     def total(self, op: Op, numbers: Any) -> Any:
-        """The numbers of all processes, reduced one by one: as an array or tensor, like those here."""
+        """The numbers of all processes, reduced one by one: as an array or tensor, like those here.
+
+        RulecError, in all processes, where one has failed.
+        """
         here = numbers if isinstance(numbers, Tensor) else torch.from_numpy(np.array(numbers, np.float64))
-        first, *others = self._gathered(here)
+        self._left = self._left[1:]
+        parts = self._gathered(torch.cat([here, here.new_zeros(1)]))
+        if torch.stack([part[-1] for part in parts]).any():
+            raise self._said("")
+        first, *others = (part[:-1] for part in parts)
         for other in others:
             first = _COMBINE[op](first, other)
         return first.to(here.device) if isinstance(numbers, Tensor) else first.cpu().numpy()
+
+    def fail(self, error: Exception, tensors: Sequence[str]) -> Exception:
+        """Tells waiting processes of an error at some tensors. The result is the error to raise here.
+
+        It is the same error where nobody waits any more, or where this process may refuse the step.
+        """
+        if not self._agreed or self._told or isinstance(error, Unreached):
+            return error
+        failure = Failure()
+        failure.note(error, tensors)
+        if not self._left:
+            self._behind = str(failure) if self.size > 1 else ""
+            return error
+        self._gathered(torch.tensor([0.0] * self._left[0] + [1.0], dtype=torch.float64))
+        told = self._said(failure.sentence(torch.distributed.get_rank()))
+        told.__cause__ = error.__cause__ if isinstance(error, Told) else error
+        return told
+
+    def _said(self, text: str) -> Told:
+        """The error of all processes: the first with a text."""
+        self._told = True
+        row = torch.zeros(_TEXT, dtype=torch.uint8)
+        sent = text.encode()[:_TEXT]
+        row[: len(sent)] = torch.tensor([*sent], dtype=torch.uint8)
+        texts = [bytes(part.tolist()).rstrip(b"\0").decode(errors="ignore") for part in self._gathered(row)]
+        return Told(next(text for text in texts if text))
 
     def _gathered(self, here: Tensor) -> list[Tensor]:
         sent = here.contiguous().to(self._device)
         parts = [torch.empty_like(sent) for _ in range(self.size)]
         self.traffic.reduced(self, sent.numel())
         self.traffic.end_round()
-        torch.distributed.all_gather(parts, sent, group=self._group)
+        with reaching(self.label):
+            torch.distributed.all_gather(parts, sent, group=self._group)
         return parts
 
 

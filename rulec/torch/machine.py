@@ -63,7 +63,7 @@ class Machine:
         self.routes = routes_of(interface, self.group_rules, groups, options.across is not None)
         routed = [(route.param, route.rule) for route in self.routes]
         options = replace(options, meeting=meeting_of(routed, options.meeting, options.across))
-        self.options = options
+        self.options, self._together = options, options.processes
         self.names = names_of(groups)
         check_parts(options, self.routes)
         check_real(options, self.params, self.names)
@@ -199,14 +199,17 @@ class Machine:
         except OtherDtype:
             return False
         if self.options.across is not None:
-            self.options.across.agree(launches, len(self._snapshot.sizes), bool(self.interface.shared))
+            overflowed = scaling is not None and bool(scaling.found_inf)
+            self.options.across.agree(launches, len(self._snapshot.sizes), bool(self.interface.shared), overflowed)
         if meets and self.options.meeting is not None:
-            self.options.meeting.begin(plan, launches, scaling)
+            self.options.meeting.begin(plan, launches, scaling, self.options.across is not None)
         try:
             self.writer.write(launches, plan.written)
         finally:
             if plan.copied:
                 write_all(plan.copied)
+            for processes in self._together if meets else ():
+                processes.leave()
         if [1 for engine in self.engines if engine.published != engine.extensions]:
             self.buffers.show()
         return True

@@ -1,9 +1,8 @@
-"""The processes of DTensors: reductions over the dimensions of a mesh, and steps that all processes agree on."""
+"""The processes of DTensors: reductions and exchanges over the dimensions of a mesh."""
 
 from __future__ import annotations
 
 import functools
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,19 +12,15 @@ import torch
 from torch import Tensor
 
 from rulec.arrays.piece import Piece
-from rulec.errors import HyperError, RulecError
+from rulec.errors import HyperError
 from rulec.language.node import Op
 from rulec.language.rule import Rule
-from rulec.runtime.device import Scaling
 from rulec.runtime.exchange import Spread
-from rulec.runtime.failure import Failure
-from rulec.runtime.launch import Launch
-from rulec.runtime.owners import Division, Schedule
+from rulec.runtime.owners import Division
 from rulec.runtime.partial import Whole
 from rulec.runtime.peers import Peers
-from rulec.runtime.sharing import Assignment, Work
 from rulec.torch.across import Across
-from rulec.torch.communication import Traffic
+from rulec.torch.agreement import Agreement
 from rulec.torch.fake import is_fake
 from rulec.torch.placed import (
     flat_start,
@@ -40,6 +35,7 @@ from rulec.torch.placed import (
 )  # fmt: skip
 from rulec.torch.sections import Section
 from rulec.torch.tensors import DTYPES
+from rulec.torch.told import reaching
 
 _OPS = {Op.SUM: "SUM", Op.MIN: "MIN", Op.MAX: "MAX"}
 
@@ -52,11 +48,13 @@ class SentBytes:
     message: Tensor
     result: Tensor
     like: Any
+    label: str = ""
 
     def wait(self) -> None:
         """Waits until it is over."""
         if self.work is not None:
-            self.work.wait()
+            with reaching(self.label):
+                self.work.wait()
 
     def received(self) -> Any:
         """The vectors of all processes, one after the other, of the kind and dtype of `like`."""
@@ -81,7 +79,8 @@ class MeshPeers:
             return numbers
         sent = numbers.clone() if isinstance(numbers, Tensor) else torch.from_numpy(np.array(numbers, np.float64))
         here = sent.to(self._device)
-        torch.distributed.all_reduce(here, getattr(torch.distributed.ReduceOp, _OPS[op]), group=self.group)
+        with reaching(self.label):
+            torch.distributed.all_reduce(here, getattr(torch.distributed.ReduceOp, _OPS[op]), group=self.group)
         return here.to(sent.device) if isinstance(numbers, Tensor) else here.cpu().numpy()
 
     @property
@@ -111,11 +110,12 @@ class MeshPeers:
         message = (tensor if len(tensor) else tensor.new_empty(0)).to(self._device, DTYPES[dtype])
         result, size = message.new_empty(sum(received)), message.element_size()
         # Bytes, for not every transport knows every dtype.
-        work = torch.distributed.all_to_all_single(
-            result.view(torch.uint8), message.view(torch.uint8), [size * n for n in received],
-            [size * n for n in counts], group=self.group, async_op=True,
-        )  # fmt: skip
-        return SentBytes(work, message, result, sent[:0])
+        with reaching(self.label):
+            work = torch.distributed.all_to_all_single(
+                result.view(torch.uint8), message.view(torch.uint8), [size * n for n in received],
+                [size * n for n in counts], group=self.group, async_op=True,
+            )  # fmt: skip
+        return SentBytes(work, message, result, sent[:0], self.label)
 
     @property
     def _device(self) -> torch.device:
@@ -198,204 +198,6 @@ def _joint_group(world: Any, mesh: Any, axes: tuple[int, ...]) -> Any:
     return torch.distributed.new_group(mesh.mesh[along].flatten().tolist(), use_local_synchronization=True)
 
 
-#: More than there are processes, and the bytes of an error that are told to others.
-_PROCESSES, _TEXT = 1 << 24, 400
-
-#: One message: an operation, the processes it is over, and how many numbers it has.
-Message = tuple[Op, Peers, int]
-
-
-class Agreement:
-    """The agreement of processes on every step in which parts of tensors are reduced together.
-
-    The first message of a step to each set of processes ends with three words: how many processes refuse the step, how
-    many take another step than the one before, and how many there are. Where one refuses, or not all take the other
-    step, all raise RulecError, and nothing is written. Another step is compared before it begins. Where matrices are
-    exchanged, a message of the words alone comes before, and after each exchange one that says who has failed in it.
-    """
-
-    def __init__(self, peers: Sequence[Peers]) -> None:
-        self.peers = [*dict.fromkeys(peers)]
-        #: The messages of the first round of the step before.
-        self._expected: list[Message] = []
-        self._digest: int | None = None
-        self._crc = 0
-        self._step: tuple[Any, ...] = ()
-        self._words = np.zeros(3)
-        #: Whether the step is agreed on in a message of the words alone, and not in its first round.
-        self._apart = False
-        self._open = self._agreed = False
-        self._sent: list[Message] = []
-        self.traffic = Traffic()
-
-    def __reduce__(self) -> Any:
-        raise RulecError("an optimizer of DTensors belongs to its processes: copy its state_dict() instead")
-
-    # A step
-
-    def open(self) -> None:
-        """Opens a step: until its first round is over this process may refuse it."""
-        self._open, self._agreed, self._sent = True, False, []
-        self._words = np.array([0.0, 0.0, 1.0])
-        self.traffic.begin()
-
-    def begin(self, plan: Any, launches: Sequence[Launch], scaling: Scaling | None) -> None:
-        """Begins the opened step with these launches; RulecError where another process takes another step.
-
-        It is another step where the scaled gradients of one process have an infinity, and those of another none.
-        """
-        digest = self._digest_of(plan, launches, scaling is not None and bool(scaling.found_inf))
-        self._apart = any(launch.version.exchanges for launch in launches)
-        if digest != self._digest:
-            if self._digest is not None:
-                self._words[1] = 1.0
-                self._replay()
-                self._check()
-            self._compare(digest)
-            self._expected = [(Op.SUM, peers, 0) for peers in self.peers]
-            self._digest, self._agreed = digest, not self._apart
-        elif not self._apart and not any(count for _, _, count in self._expected):
-            self._replay()
-            self._check()
-            self._agreed = True
-
-    def refuse(self) -> None:
-        """Tells the other processes, where they wait, that this one takes no step."""
-        if not self._open:
-            return
-        self._open = False
-        self._words[0] = 1.0
-        if self._digest is None:
-            self._compared(0.0, refuses=True)
-        else:
-            self._replay()
-
-    # Rounds of reductions
-
-    def reduce(self, op: Op, peers: Peers, numbers: Any) -> Any:
-        """A vector in float64 reduced over some processes."""
-        self._meet()
-        if not self._open:
-            return self._send(op, peers, numbers)
-        self._sent.append((op, peers, len(numbers)))
-        if op is not Op.SUM or self._agreed:
-            return self._send(op, peers, numbers)
-        return self._with_words(peers, numbers)
-
-    def close(self) -> None:
-        """Ends a round. At the end of the first, RulecError where the processes do not agree."""
-        if not self._open:
-            self.traffic.end_round()
-            return
-        told = {peers for op, peers, _ in self._sent if op is Op.SUM}
-        for peers in (peers for peers in self.peers if peers not in told):
-            if self._agreed:
-                self._sent.append((Op.SUM, peers, 0))
-            else:
-                self.reduce(Op.SUM, peers, np.zeros(0))
-        self._open = False
-        self.traffic.end_round()
-        self._expected = self._sent
-        if not self._agreed:
-            self._check()
-
-    def assigned(self, peers: Peers, works: Sequence[Work], chosen: Assignment) -> None:
-        """Takes note of the owners of tensors, and of their work."""
-        self.traffic.assigned(peers, works, chosen)
-
-    def exchanged(self, peers: Peers, schedule: Schedule) -> None:
-        """Takes note of matrices that are exchanged. RulecError where the processes do not agree on the step."""
-        self._meet()
-        self.traffic.exchanged(peers, schedule)
-
-    def conclude(self, failure: Failure) -> None:
-        """Ends exchanges. RulecError, in all processes, where one has failed in them."""
-        failed, nobody = failure.error is not None, np.inf
-        mine = failure.at * _PROCESSES + torch.distributed.get_rank() if failed else nobody
-        first = self._of_all(Op.MIN, np.array([mine]))[0]
-        if first == nobody:
-            return
-        text = str(failure).encode()[:_TEXT] if mine == first else b""
-        said = self._of_all(Op.MAX, np.array([*text.ljust(_TEXT, b"\0")], np.float64))
-        words = bytes(map(int, said)).rstrip(b"\0").decode(errors="ignore")
-        raise RulecError(
-            f"process {int(first) % _PROCESSES} failed in work that all processes wait for, so none goes on with this "
-            f"step: {words}; once the cause is gone, take the step again"
-        ) from failure.error
-
-    def _meet(self) -> None:
-        """Agrees on a step with exchanges, once. A process with an error before it has refused the step."""
-        if self._open and self._apart:
-            self._replay()
-            self._check()
-            self._open = False
-
-    def _send(self, op: Op, peers: Any, numbers: Any) -> Any:
-        self.traffic.reduced(peers, len(numbers))
-        return peers.reduce(op, numbers)
-
-    def _with_words(self, peers: Peers, numbers: Any) -> Any:
-        there = isinstance(numbers, Tensor)
-        words: Any = torch.from_numpy(self._words).to(numbers.device) if there else self._words
-        result = self._send(Op.SUM, peers, torch.cat([numbers, words]) if there else np.concatenate([numbers, words]))
-        self._words = result[-3:].cpu().numpy() if there else result[-3:]
-        return result[:-3]
-
-    def _replay(self) -> None:
-        """Sends the messages of the step before once more, without numbers: other processes may wait for them."""
-        for op, peers, count in self._expected:
-            if op is Op.SUM:
-                self._with_words(peers, np.zeros(count))
-            else:
-                self._send(op, peers, np.zeros(count))
-        self.traffic.end_round()
-
-    # Agreement
-
-    def _check(self) -> None:
-        """RulecError unless all processes take a step, and all or none of them another one than before."""
-        refused, changed, there = self._words
-        if refused:
-            self._open = False
-            raise RulecError("another process takes no step, for an error of its own: see there; nothing was changed")
-        if changed not in (0.0, there):
-            self._open = False
-            raise _other_step()
-        self._words = np.array([0.0, 0.0, 1.0])
-
-    def _compare(self, digest: int) -> None:
-        """RulecError unless all processes begin the step of this digest."""
-        least, most, refused = self._compared(float(digest), refuses=False)
-        if refused:
-            self._open = False
-            raise RulecError("another process takes no step, for an error of its own: see there; nothing was changed")
-        if least != most:
-            self._open = False
-            raise _other_step()
-
-    def _compared(self, digest: float, refuses: bool) -> tuple[float, float, float]:
-        """The least and largest digest of all processes, and whether any refuses."""
-        words = self._of_all(Op.MAX, np.array([-np.inf, -np.inf, 1.0] if refuses else [-digest, digest, 0.0]))
-        return -float(words[0]), float(words[1]), float(words[2])
-
-    def _of_all(self, op: Op, numbers: Any) -> Any:
-        """Numbers reduced over all processes, in a message of their own."""
-        for peers in self.peers:
-            numbers = self._send(op, peers, numbers)
-        self.traffic.end_round()
-        return numbers
-
-    def _digest_of(self, plan: Any, launches: Sequence[Launch], overflowed: bool) -> int:
-        """A number for a step: of the updated parameters, of the programs that update them, and of an overflow."""
-        step = (plan, overflowed, *(x for launch in launches for x in (launch.version, launch.part)))
-        if len(step) != len(self._step) or any(a is not b for a, b in zip(step, self._step, strict=True)):
-            programs = [(launch.version.program, launch.part.positions) for launch in launches]
-            told = [(p.name, [r.name for s in p.stages for r in s.reduces], at) for p, at in programs]
-            self._crc = zlib.crc32(repr((plan.chosen, told, overflowed)).encode())
-            self._step = step
-        return self._crc
-
-
 def meeting_of(
     routed: Sequence[tuple[Any, Rule]], before: Agreement | None, across: Across | None
 ) -> Agreement | None:  # fmt: skip
@@ -443,10 +245,3 @@ def _meeting_peers(param: Any, rule: Rule) -> list[Peers]:
         return [_all_peers(mesh)]
     replicated = [axis for axis in _long_axes(mesh) if param.placements[axis].is_replicate()]
     return [*(peers for _, peers in whole.cuts), *(_peers_along(mesh, (axis,)) for axis in replicated)]
-
-
-def _other_step() -> RulecError:
-    return RulecError(
-        "the processes have gradients of other tensors, or other rules, or infinities in the scaled gradients of some: "
-        "give every process the gradients of the same tensors, and reduce GradScaler's findings; nothing was changed"
-    )

@@ -306,6 +306,8 @@ class RuleOptimizer(Optimizer, Turns):
         for processes in together:
             processes.open()
         try:
+            for processes in together:
+                processes.check_even()
             self._update_now(inputs)
         except BaseException:
             for processes in together:
@@ -445,6 +447,8 @@ class RuleOptimizer(Optimizer, Turns):
         machine = Machine(self.interface, groups, saved, self._options, strict=True)
         super().__setstate__({**state, "state": Store(), "param_groups": groups})
         self._adopt(machine)
+        for processes in self._options.processes:
+            processes.restore()
 
 
 class EvaluatedOptimizer(RuleOptimizer):

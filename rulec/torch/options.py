@@ -17,9 +17,9 @@ from rulec.language.hyper import checked_seed
 from rulec.language.source import did_you_mean
 from rulec.runtime.storage import Storage
 from rulec.torch.across import Across
+from rulec.torch.agreement import Agreement
 from rulec.torch.fake import ShapesBackend, is_fake
 from rulec.torch.interface import Interface, StateDtype
-from rulec.torch.meshes import Agreement
 
 #: torch's names of formats -> ours.
 _TORCH_NAMES = {"float8_e4m3fn": "float8_e4m3"}

@@ -42,7 +42,7 @@ class StepPlan:
     among these, of gradients for which kernels read another tensor: complex ones and DTensors. `sections` has, for
     each tensor of a kernel, its parameter's place here and its section; empty where all are parameters.
     `copied` are routes with the contiguous copy that kernels write. `scalings` are the ways of scaling of the steps so
-    far.
+    far, and `later` are the messages of their later rounds.
     """
 
     shares: list[EngineTensors]
@@ -52,6 +52,7 @@ class StepPlan:
     sections: list[tuple[int, Section | None]]
     copied: list[tuple[Route, Tensor]]
     scalings: set[tuple[bool, bool]] = field(default_factory=set)
+    later: list[Any] = field(default_factory=list)
 
     @property
     def updated(self) -> list[tuple[Tensor, Section | None]]:

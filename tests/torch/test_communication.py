@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,13 +14,17 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-import rulec.torch
 from rulec.errors import RulecError
 from rulec.torch.communication import Communication
 from tests.torch.eager.processes import together
 from tests.torch.test_meshes import Twins, kind_of, refused
+
+ROOT = Path(__file__).resolve().parents[2]
+
+#: Our calls for a DTensor beyond those for a tensor, in a step.
+CALLS_OF_TENSOR = 12
 
 
 @contextmanager
@@ -58,7 +64,7 @@ def everywhere(value: Any) -> list[Any]:
 
 def of_steps(rank: int) -> None:
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
-    for name, rounds in (("lamb", 1), ("clip >> lamb", 2), ("adafactor", 3), ("muon", 2), ("normuon", 4)):
+    for name, rounds in (("lamb", 1), ("clip >> lamb", 2), ("adafactor", 3), ("muon", 2), ("normuon", 6)):
         for placed in (Shard(0), Shard(1)):
             twins = Twins(name, mesh, [placed])
             with refused(RulecError, "take a step before"):
@@ -156,6 +162,51 @@ def test_a_record_has_what_was_sent() -> None:
     together(all_of_two)
 
 
-def test_one_process_sends_nothing() -> None:
-    param = nn.Parameter(torch.ones(2, 3))
-    assert rulec.torch.Muon([param], lr=0.1).communication() == Communication()
+def calls_of(step: Callable[[], object]) -> int:
+    """The number of calls of our Python functions in it."""
+    calls, ours = [0], (str(ROOT / "rulec"), str(ROOT / "backends"))
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        calls[0] += event == "call" and frame.f_code.co_filename.startswith(ours)
+
+    sys.setprofile(count)
+    try:
+        step()
+    finally:
+        sys.setprofile(None)
+    return calls[0]
+
+
+def stepped(name: str, mesh: Any) -> tuple[list[torch.Tensor], int]:
+    """Parameters after three steps, of DTensors where there is a mesh, and the calls in the last; nothing is sent."""
+    draw = torch.Generator().manual_seed(0)
+    place = (lambda x: x) if mesh is None else (lambda x: distribute_tensor(x, mesh, [Shard(0)]))
+    params = [nn.Parameter(place(torch.randn(shape, generator=draw))) for shape in ((6, 4), (3, 8))]
+    optimizer = kind_of(name)(params, lr=0.1)
+    with sent() as counts:
+        for _ in range(3):
+            for param in params:
+                param.grad = place(torch.randn(param.shape, generator=draw))
+            calls = calls_of(optimizer.step)
+    assert not counts
+    assert optimizer.communication() == Communication()
+    return [p.full_tensor() if isinstance(p, DTensor) else p.detach() for p in params], calls
+
+
+@pytest.mark.parametrize("name", ["adamw", "clip >> lamb", "muon"])
+def test_a_single_process_has_the_bits_and_calls_of_one_without_processes(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With torch.distributed and without it; and over a mesh of one process, but for looking at DTensors."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    alone, calls = stepped(name, None)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        among, calls_among = stepped(name, None)
+        placed, calls_placed = stepped(name, init_device_mesh("cpu", (1,)))
+    finally:
+        dist.destroy_process_group()
+    assert calls_among == calls
+    assert calls_placed - calls <= CALLS_OF_TENSOR * len(alone)
+    assert all(map(torch.equal, alone, among))
+    assert all(map(torch.equal, alone, placed))

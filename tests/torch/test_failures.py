@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -13,10 +15,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 
 import rulec
-from rulec.errors import RulecError
+from rulec.errors import PartialUpdate, RulecError
 from rulec.runtime import exchange
 from rulec.runtime.delegated import Delegated
 from rulec.runtime.launch import Launch
+from rulec.torch.meshes import MeshPeers
 from rulec.torch.quintic import TorchQuintic
 from tests.torch import test_meshes
 from tests.torch.eager.processes import together
@@ -116,11 +119,128 @@ def of_launches(rank: int, mesh: Any) -> None:
     twins.check()
 
 
+@contextmanager
+def fault_between(at: int) -> Iterator[list[int]]:
+    """The kernel of a middle stage fails at one of its calls; the number of these calls."""
+    real, calls = Launch.kernel, [0]
+
+    def failing(launch: Launch, stage: int, *words: Any) -> Any:
+        calls[0] += 0 < stage < len(launch.version.program.stages) - 1
+        if calls[0] == at:
+            raise MemoryError("no room")
+        return real(launch, stage, *words)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Launch, "kernel", failing)
+        yield calls
+    assert calls[0] >= at
+
+
+def of_rounds(rank: int, mesh: Any, name: str, placed: Any, bad: int) -> None:
+    """A kernel that fails between two rounds: in the first step, and in one whose messages are known."""
+    count = len(placed) * test_meshes.MESSAGES.get(name, 9) + 1
+    twins = Twins(name, mesh, placed)
+    for seed in (1, 2, 3):
+        check_told(failed(twins, seed, fault_between(1) if rank == bad else None), bad, rank)
+        twins.give(seed)
+        twins.alone.step()
+        with test_meshes.counted() as sent, fault_between(-1) as calls:
+            twins.optimizer.step()
+        assert len(sent) <= count
+        error = failed(twins, seed, fault_between(calls[0]) if rank == bad else None)
+        check_told(error, bad, rank)
+        assert any(f"step: {name}" in str(error) for name in twins.names)
+    twins.check()
+
+
+@contextmanager
+def fault_in_values() -> Iterator[None]:
+    """The first values after an exchange, and before all write, fail."""
+    work, exchange = Delegated.work_out, MeshPeers.exchange
+    begun: list[MeshPeers] = []
+
+    def failing(between: Delegated, gap: Any) -> Any:
+        if begun and gap is not between.plan.gaps[-1]:
+            raise MemoryError("no room")
+        return work(between, gap)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Delegated, "work_out", failing)
+        patch.setattr(MeshPeers, "exchange", lambda peers, *words: (begun.append(peers), exchange(peers, *words))[1])
+        yield
+
+
+def of_values(rank: int, mesh: Any) -> None:
+    """A value between two exchanges fails, in the first step and in a later one."""
+    for name in ("soap", "clip >> soap"):
+        twins = Twins(name, mesh, [Shard(0)])
+        for seed in (1, 2):
+            check_told(failed(twins, seed, fault_in_values() if rank == 0 else None), 0, rank)
+        twins.check()
+
+
+def left_behind(rank: int, mesh: Any) -> None:
+    """A process that fails where all write is behind: no process takes a step before all load a checkpoint."""
+    twins = Twins("lamb", mesh, [Shard(0)])
+    twins.step(1)
+    saved = copy.deepcopy(twins.optimizer.state_dict())
+    params = [(p, p.detach().clone()) for p in twins.parts.values()]
+    twins.give(2)
+    with (
+        fault_at_the_end() if rank else nullcontext(),
+        pytest.raises(PartialUpdate, match="no room") if rank else nullcontext(),
+    ):
+        twins.optimizer.step()
+    before = bits(twins)
+    for _ in range(2):
+        words = "failed after all had agreed on a step.*no room.*load a checkpoint" if rank else "takes no step"
+        with pytest.raises(RulecError, match=words):
+            twins.optimizer.step()
+    assert all(map(torch.equal, before, bits(twins)))
+    twins.optimizer.load_state_dict(saved)
+    with torch.no_grad():
+        for param, value in params:
+            param.copy_(value)
+    twins.step(2)
+    twins.check()
+
+
+@contextmanager
+def fault_at_the_end() -> Iterator[None]:
+    """The kernel of the last stage fails."""
+    real = Launch.kernel
+
+    def failing(launch: Launch, stage: int, *words: Any) -> Any:
+        if stage == len(launch.version.program.stages) - 1:
+            raise MemoryError("no room")
+        return real(launch, stage, *words)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Launch, "kernel", failing)
+        yield
+
+
+def gone(rank: int, mesh: Any) -> None:
+    """A process that ends: the other says so, once its process group does."""
+    twins = Twins("clip >> lamb", mesh, [Shard(0)])
+    twins.step(1)
+    twins.give(2)
+    if rank:
+        os._exit(0)
+    with pytest.raises(RulecError, match=r"another process of .* has ended, or did not answer .* from a checkpoint"):
+        twins.optimizer.step()
+
+
 def of_two(rank: int) -> None:
     mesh = init_device_mesh("cpu", (2,))
+    of_rounds(rank, mesh, "clip >> lamb", [Shard(0)], 1)
+    of_rounds(rank, mesh, "normuon", [Shard(0)], 0)
+    of_values(rank, mesh)
+    left_behind(rank, mesh)
     of_owners(rank, mesh)
     of_teams(rank, mesh, (("begin", 1), ("gram", 2), ("added", 1), ("end", 1)), 1)
     of_launches(rank, mesh)
+    gone(rank, mesh)
 
 
 def test_one_of_two_processes_fails_in_work_for_both() -> None:
@@ -135,6 +255,9 @@ def of_four(rank: int) -> None:
     twins.check()
     check_replicas(twins)
     of_teams(rank, init_device_mesh("cpu", (4,)), (("gram", 3),), 2)
+    for placed in ([Replicate(), Shard(0)], [Shard(0), Shard(1)]):
+        for name in ("clip >> lamb", "adafactor", "soap"):
+            of_rounds(rank, init_device_mesh("cpu", (2, 2)), name, placed, 2)
 
 
 @pytest.mark.slow

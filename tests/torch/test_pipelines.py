@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -14,8 +16,13 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 import rulec
 import rulec.torch
+from rulec.backend import registry
 from rulec.errors import HyperError, RulecError
+from rulec.runtime import step
+from tests.runtime.elsewhere import Elsewhere
 from tests.torch.eager.processes import together
+from tests.torch.test_communication import everywhere
+from tests.torch.test_failures import fault, fault_between
 
 #: The layers of two stages: uneven parts, and a vector.
 STAGES = ({"first": (7, 5), "bias": (7,)}, {"second": (3, 7), "last": (6, 3), "small": (1,)})
@@ -76,6 +83,9 @@ def stages_of_shards(rank: int) -> None:
         record = {each.processes: each.rounds for each in stages.optimizer.communication().reductions}
         assert record.keys() == {"reduce_over (2)", "dp (2)"}, record
         failing(rank, stages)
+        failing_between(rank, stages)
+    other_infinities(rank, mesh)
+    one_stage_behind(rank, Stages("clip >> lamb", mesh, lambda _, x: distribute_tensor(x, mesh["dp"], [Shard(0)])))
     kind = rulec.torch.optimizer(RULES["clip >> adamw"]())
     with pytest.raises(HyperError, match="of reduce_over has the same DTensors"):
         kind([nn.Parameter(distribute_tensor(torch.ones(4), mesh["dp"], [Replicate()]))], reduce_over=dist.group.WORLD)
@@ -93,6 +103,56 @@ def failing(rank: int, stages: Stages) -> None:
     assert all(torch.equal(_here(a), _here(b)) for a, b in zip(before, stages.parts.values(), strict=True))
     stages.step(5)
     stages.check()
+
+
+def failing_between(rank: int, stages: Stages) -> None:
+    """One of four processes fails before a value of all stages: all say the same, and nothing is written."""
+    before = [_here(p.detach()).clone() for p in stages.parts.values()]
+    for bad in range(4):
+        stages.give(6)
+        with fault(step, "_joined") if rank == bad else nullcontext(), pytest.raises(RulecError) as caught:
+            stages.optimizer.step()
+        (text,) = {*everywhere(str(caught.value))}
+        assert text.startswith(f"process {bad} failed in work that all processes wait for")
+        assert "MemoryError: no room" in text
+        assert isinstance(caught.value.__cause__, MemoryError) == (rank == bad)
+    assert all(torch.equal(a, _here(p)) for a, p in zip(before, stages.parts.values(), strict=True))
+    stages.step(6)
+    stages.check()
+
+
+def one_stage_behind(rank: int, stages: Stages) -> None:
+    """After the last value of all stages, an error is one of its stage; the next step is nobody's."""
+    stages.step(1)
+    stages.give(2)
+    failing = rank < 2
+    with fault_between(1) if rank == 1 else nullcontext(), refused("process 1 failed") if failing else nullcontext():
+        stages.optimizer.step()
+    with refused("load a checkpoint in every process" if failing else "takes no step"):
+        stages.optimizer.step()
+
+
+def other_infinities(rank: int, mesh: Any) -> None:
+    """GradScaler looks at the gradients of one stage: where stages disagree, all say so, and nothing is written."""
+    plain = registry.get
+    with mock.patch.object(registry, "get", lambda name: Elsewhere() if name == "elsewhere" else plain(name)):
+        words = {"backend": "elsewhere", "capturable": True}
+        stages = Stages("clip >> lamb", mesh, lambda _, x: distribute_tensor(x, mesh["dp"], [Shard(0)]), **words)
+        before = [_here(p.detach()).clone() for p in stages.parts.values()]
+        for overflows in ((True, False), (True, True), (False, False)):
+            stages.give(1)
+            stages.optimizer.found_inf = torch.tensor(float(overflows[stages.stage]))
+            differ = refused("the scaled gradients of some processes of reduce_over have an infinity")
+            with differ if overflows[0] != overflows[1] else nullcontext():
+                stages.optimizer.step()
+            changed = [not torch.equal(a, _here(p)) for a, p in zip(before, stages.parts.values(), strict=True)]
+            assert any(changed) == (not any(overflows))
+        stages.all.step()
+        stages.check()
+
+
+def refused(words: str) -> Any:
+    return pytest.raises(RulecError, match=words)
 
 
 def _here(tensor: Any) -> torch.Tensor:

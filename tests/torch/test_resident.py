@@ -5,16 +5,20 @@ The backend is the cpu backend behind the contract of those that work on a devic
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+import rulec
 import rulec.torch
 from rulec.backend import registry
+from rulec.compiler.reference import ReferenceOptimizer
 from rulec.errors import RulecError, TensorError
 from rulec.torch import tensors
 from rulec.torch.residence import Residence
@@ -421,3 +425,50 @@ def test_torchs_default_device_does_not_matter(kind: str, backend: str) -> None:
                 optimizer.load_state_dict(optimizer.state_dict())
         steps.append(torch.cat([p.detach().reshape(-1) for p in params]))
     assert torch.equal(*steps)
+
+
+#: A value of a group, or of the model, changes in every second step that is not skipped; `t` of it counts them all.
+LATE = """
+name: Late
+hyper: {lr: 0.1}
+state: {a: {init: 0, per: LEVEL}, m: 0}
+skip: count_nonzero(not isfinite(g), per="model") > 0
+step: |
+  m = m/2 + g
+  squares = sum(m*m, per="LEVEL")
+  if t % 2 == 0:
+    a = where(t == 2, squares, a + t)
+  direction = m/(a + 1)
+"""
+
+#: The host alone, a device that the rule's skip keeps counts on, and one that is asked to.
+PLACES: list[dict[str, Any]] = [
+    {"backend": "cpu"},
+    {"backend": "elsewhere"},
+    {"backend": "elsewhere", "capturable": True},
+]
+
+
+@pytest.mark.parametrize("words", PLACES, ids=str)
+@pytest.mark.parametrize("level", ["group", "model"])
+def test_skipped_steps_are_not_counted_for_groups_and_the_model(level: str, words: dict[str, Any]) -> None:
+    """The numbers of the reference interpreter, where steps are skipped before and in a branch."""
+    random = np.random.default_rng(0)
+    rule = rulec.parse(LATE.replace("LEVEL", level))
+    start = [random.normal(size=shape) for shape in ((3, 2), (4,), (5,))]
+    reference = ReferenceOptimizer(rule, start, [{}, {}], groups=[0, 0, 1])
+    params = [nn.Parameter(torch.from_numpy(p.copy())) for p in start]
+    optimizer = rulec.torch.optimizer(rule)([{"params": params[:2]}, {"params": params[2:]}], **words)
+    for skipping in ([0], [], [1], [], [1, 2], [2], [], [], [0], []):
+        gradients = [random.normal(size=p.shape) for p in start]
+        for i in skipping:
+            gradients[i].flat[1] = np.nan
+        reference.step(gradients)
+        for param, gradient in zip(params, gradients, strict=True):
+            param.grad = torch.from_numpy(gradient)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            optimizer.step()
+        for param, wanted in zip(params, reference.params, strict=True):
+            np.testing.assert_allclose(param.detach().numpy(), wanted, rtol=1e-12)
+    assert all(np.isfinite(p).all() for p in reference.params)
