@@ -9,6 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+#: The steps before a step is as those after it.
+_FIRST = 4
+
 
 @dataclass
 class Clock:
@@ -19,8 +22,8 @@ class Clock:
 
 @contextmanager
 def timed_calls(kind: Any) -> Iterator[Clock]:
-    """Within the block, every call of objects of the class `kind` is timed by the clock."""
-    clock, plain = Clock(), kind.__call__
+    """Within the block, every launch by objects of the class `kind` is timed by the clock."""
+    clock, plain = Clock(), kind.launch
 
     def timed(self: Any, *args: Any, **keywords: Any) -> Any:
         begin = time.perf_counter()
@@ -29,21 +32,22 @@ def timed_calls(kind: Any) -> Iterator[Clock]:
         finally:
             clock.seconds += time.perf_counter() - begin
 
-    kind.__call__ = timed
+    kind.launch = timed
     try:
         yield clock
     finally:
-        kind.__call__ = plain
+        kind.launch = plain
 
 
-def time_around(step: Callable[[], object], kind: Any, rounds: int) -> float:
-    """The median seconds of a step without its kernels' calls; the calls are of objects of the class `kind`.
+def time_around(make: Callable[[], Callable[[], object]], kind: Any, rounds: int) -> float:
+    """The median seconds of a step without its kernels; objects of the class `kind` launch them.
 
-    Both times are of the same steps, so the time of the kernels cancels out.
+    `make` gives the step. Both times are of the same steps, so the time of the kernels cancels out.
     """
     samples = []
     with timed_calls(kind) as clock:
-        for number in range(-2, rounds):
+        step = make()
+        for number in range(-_FIRST, rounds):
             clock.seconds = 0.0
             begin = time.perf_counter()
             step()

@@ -61,6 +61,10 @@ class CpuBackend:
         """Whether states in codes are decoded and encoded by the kernel, part by part: where no stage sees matrices."""
         return is_flat(program, layout)
 
+    def machine(self, name: str, source: str) -> Machine:
+        """The machine code of a printed source with a function `kernel(job)`: from the cache, or compiled into it."""
+        return _machine(name, source)
+
     def emit_estimate(self, program: Program, layout: Layout, values: Values) -> str:
         """The source of a kernel with noise for its gradient: see `rulec.backend.noise`."""
         from .noise_source import estimate_source

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from rulec.backend.protocol import Rows, Scratch, Written
+from rulec.backend.protocol import Rows, Scratch, Standing, Written
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
-from rulec.kernel.bucket.address import address_of, array_address, element_count
+from rulec.kernel.bucket.address import address_of, addresses_of, array_address, element_count
 from rulec.kernel.bucket.chunks import flat_chunks
 from rulec.kernel.coded import coded_arrays, coded_lines
 
@@ -44,17 +46,31 @@ class ElementwiseCall:
         tensors: Sequence[int] | None = None, stream: Any = None,
     ) -> Written:  # fmt: skip
         """Updates every tensor of the bucket, or `tensors` of it, in place; returns the bound params and states."""
-        spans, (spans_at, chunks_at, pointers_at) = self._spans, self._tables
+        spans, spans_at = self._spans, self._tables[0]
         if tensors is None:
-            self._gradients[:] = [*map(self._address, moving)]
+            self._gradients[:] = addresses_of(moving, self._address)
         else:
-            self._gradients[list(tensors)] = [*map(self._address, moving)]
+            self._gradients[list(tensors)] = addresses_of(moving, self._address)
             spans = self._chunks.spans(tensors)
             spans_at = array_address(spans)
+        self.launch(self._job(rows, len(spans), spans_at))
+        return self._written
+
+    def launch(self, job: ctypes.Array[ctypes.c_int64]) -> None:
+        """Runs the kernel on a job, to its end."""
+        cpu_threads.run(self._machine.run, self._machine.address, job)
+
+    def standing(self, rows: Rows) -> Standing:
+        """The call over all tensors with these rows, to be run again with others in their place."""
+        job = self._job(rows, len(self._spans), self._tables[0])
+        at, place = ctypes.addressof(job), 8 * cpu_threads.ROWS
+        run = partial(self.launch, job)
+        return Standing(run, at + 8 * cpu_threads.NEXT_SPAN, at + place, array_address(self._gradients))
+
+    def _job(self, rows: Rows, spans: int, spans_at: int) -> ctypes.Array[ctypes.c_int64]:
         job = Job()
         job[cpu_threads.SPANS :] = [
-            len(spans), spans_at, chunks_at, pointers_at,
+            spans, spans_at, *self._tables[1:],
             len(self._gradients), array_address(rows.index), array_address(rows.table), 0,
         ]  # fmt: skip
-        cpu_threads.run(self._machine.run, self._machine.address, job)
-        return self._written
+        return job

@@ -217,6 +217,21 @@ def _fetch_add() -> Any:
     return intrinsic_word(2, lambda at, count: types.int64, generate)
 
 
+def _prefetch() -> Any:
+    """`prefetch(at, offset)`: has a line of memory fetched that is read soon, and goes on; of any address."""
+    from llvmlite import ir
+    from numba import types
+
+    def generate(builder: Any, _: Any, values: Any) -> Any:
+        byte, whole = ir.IntType(8), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte.as_pointer(), whole, whole, whole])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [byte.as_pointer()], kind)
+        hints = [ir.Constant(whole, hint) for hint in (0, 3, 1)]
+        builder.call(function, [pointer_of(builder, values[0], values[1], byte), *hints])
+
+    return intrinsic_word(2, lambda at, offset: types.void, generate)
+
+
 def _popcount() -> Any:
     """`popcount(word)`: the number of set bits of an int64; one instruction, also of vectors, on newer processors."""
     from llvmlite import ir
@@ -315,7 +330,7 @@ WORDS: Mapping[str, Callable[[], Any]] = {
     "float32": partial(of_numba, "float32"), "float64": partial(of_numba, "float64"),
     "where": _where, "chance": _chance, "in_range": partial(_place, cpu_storage.in_range, 3),
     "in_rows": partial(_place, cpu_storage.in_rows, 7),
-    "fetch_add": _fetch_add, "popcount": _popcount, "accumulate": _accumulate,
+    "fetch_add": _fetch_add, "popcount": _popcount, "prefetch": _prefetch, "accumulate": _accumulate,
     "word": partial(_peek, "int64"), "number": partial(_peek, "float64"),
     "lowest": partial(_extreme, "minimum"), "highest": partial(_extreme, "maximum"),
     **{name: partial(_function, formula, 2 if name in _BINARY else 1) for name, formula in FUNCTIONS.items()},

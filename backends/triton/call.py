@@ -12,6 +12,7 @@ from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
 from rulec.errors import InternalError
+from rulec.kernel.bucket.address import addresses_of
 from rulec.kernel.bucket.call import AddressedCall
 from rulec.kernel.bucket.cut import Whole
 from rulec.kernel.bucket.tensors import Tensors
@@ -102,4 +103,4 @@ class TritonCall(AddressedCall[StageWork]):
         """The addresses of these arrays; InternalError where the first is on another device."""
         if moving and moving[0].device != self._device:
             raise InternalError(f"the triton kernel runs on {self._device} and was given arrays on {moving[0].device}")
-        return [*map(self._address, moving)]
+        return addresses_of(moving, self._address)  # type: ignore[no-any-return]

@@ -7,7 +7,7 @@ the computations between them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -59,6 +59,19 @@ class Written(NamedTuple):
     params: Sequence[Any]
     states: Sequence[dict[str, Any]]
     reduced: Mapping[str, Any] = {}
+
+
+class Standing(NamedTuple):
+    """A call over all tensors of a bucket that may be run again and again.
+
+    Before each `run` the words at these addresses are written: `next` is set to zero, last of all; `table` gets the
+    address of the scalar table's rows, and the words from `gradients` on the address of each gradient.
+    """
+
+    run: Callable[[], None]
+    next: int
+    table: int
+    gradients: int
 
 
 class Call(Protocol):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from rulec.errors import TensorError
+from rulec.kernel.bucket.address import chosen
 from rulec.runtime.arrays import Arrays
 from rulec.runtime.bucket import Bucket, Tensor
 from rulec.runtime.peers import Peers
@@ -42,7 +43,7 @@ class Portion:
 
     def pick(self, items: Sequence[Any]) -> Sequence[Any]:
         """The items of these tensors, from items for all tensors of the part."""
-        return items if self.places is None else [items[i] for i in self.places]
+        return items if self.places is None else chosen(items, self.places)
 
     def parted(self, axes: frozenset[str]) -> list[tuple[tuple[Peers, ...], Places]]:
         """The places of parts of tensors, by the processes for completing a reduction without these axes."""
@@ -147,7 +148,7 @@ class Partitions:
         check = self._arrays.gradient_check([t.array for t in tensors], bucket.layout.dtype("g"), names)
         pick: Callable[[Sequence[Any]], Sequence[Any]] | None = None
         if len(places) != total:
-            pick = lambda arrays: [arrays[i] for i in places]  # noqa: E731
+            pick = lambda arrays: chosen(arrays, places)  # noqa: E731
         if positions == list(range(len(bucket.tensors))):
             return Part(bucket, None, None, pick, check)
         return Part(bucket, positions, np.array(positions), pick, check)

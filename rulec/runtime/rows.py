@@ -55,6 +55,11 @@ class ScalarRows:
         self._last = hyper
         return Rows(ahead[2][t - ahead[1]], self.index)
 
+    def ahead(self, t: int, hyper: Mapping[str, Numbers]) -> Numbers:
+        """The rows evaluated ahead, from the step `t` on, for each step one for each group; often there are none."""
+        known, first, table = self._ahead or ({}, t, np.zeros((0, 0, 0)))
+        return table[max(t - first, 0) :] if known is hyper and t >= first else table[:0]
+
     def separate(
         self, t: Numbers, fired: Numbers | None, hyper: Mapping[str, Numbers], states: Mapping[str, Numbers],
         levels: Mapping[str, Numbers],

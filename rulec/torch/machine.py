@@ -34,12 +34,14 @@ from rulec.torch.meshes import meeting_of
 from rulec.torch.options import Options, fitting
 from rulec.torch.placed import check_gradient, is_placed, part_of
 from rulec.torch.plans import Plans, StepPlan, launches_of, part_launches_of, read_all, scaling_kind, write_all
+from rulec.torch.repeat import Repeat, repeat_of
 from rulec.torch.residence import NEW_NUMBERS, NEW_SCALING, NEW_TENSORS, residence_of
 from rulec.torch.routes import names_of, routes_of
 from rulec.torch.snapshot import Change, Snapshot
 from rulec.torch.sparse import SparseRows, check_takes_rows, is_sparse, sparse_rows
 from rulec.torch.states import Buffers, Store
 from rulec.torch.stored import check_parts, check_real
+from rulec.torch.survey import Survey
 from rulec.torch.tensors import OtherDtype, dtype_name, is_dense, real_view
 from rulec.torch.writer import Writer
 
@@ -75,14 +77,17 @@ class Machine:
         routed_homes = zip(self.routes, self.homes, strict=True)
         self._whole = {route.place: home for route, home in routed_homes if route.section is None}
         self._copies = self._make_copies()
-        ahead = self.residence.types == {"cpu"} and options.backend in (None, "cpu")
-        self.plans = Plans(self.params, self.engines, self.routes, self.homes, self._copies, ahead)
+        self.plans = Plans(self.params, self.engines, self.routes, self.homes, self._copies)
         device_skips = self.residence.there and interface.skips
         steps, skips = bool(interface.shared) or device_skips, interface.skips and not self.residence.there
         self.writer = Writer([route.param for route in self.routes], self.engines, self.homes, steps, skips)
         remembers = bool(interface.shared and self.engines)
         self._group_states = GroupStates(interface.shared, self.engines[0]) if remembers else None
         self.buffers = Buffers(self.engines, self.routes, self.homes, Store(saved), groups)
+        #: What takes the next step, where it is as the last one.
+        self.repeat: Repeat | None = None
+        more = interface.inputs or interface.passes.count or interface.evaluates or interface.skips or options.processes
+        self._repeats = not (more or steps or skips or remembers)
         self._restore(saved, groups, strict)
 
     def _make_copies(self) -> dict[int, Tensor]:
@@ -110,12 +115,10 @@ class Machine:
 
     def stale(self, groups: Groups, state: Any) -> bool:
         """Whether a machine must be built anew before a step of these groups with this state."""
-        if self.plans.ahead is not None:
-            self.plans.ahead.ask()
-        store = self.buffers.store
+        store, self.repeat = self.buffers.store, None
         if state is not store or store.edits.changed:
             return True
-        changes = self._snapshot.changes(groups)
+        changes = self._snapshot.changes(groups, self.plans.survey)
         return bool(changes) and not self._follow(changes, groups)
 
     def _follow(self, changes: Collection[Change], groups: Groups) -> bool:
@@ -131,6 +134,7 @@ class Machine:
 
     def _follow_memory(self) -> bool:
         """Takes over parameters whose memory moved; False where more than their address is new."""
+        self.repeat = None
         if self._snapshot.altered() is not None:
             return False
         moved = {*self._snapshot.take_memory()}
@@ -160,35 +164,58 @@ class Machine:
         return self._step(groups, inputs, scaling)
 
     def _step(self, groups: Sequence[dict[str, Any]], inputs: Inputs | None, scaling: Scaling | None) -> bool:
-        grads: list[Any] = [*map(_gradient, self.params)]
-        present = None
-        if any(map(is_, grads, repeat(None))):
-            present = tuple([i for i, g in enumerate(grads) if g is not None])
-            grads = [g for g in grads if g is not None]
-        plan = self.plans.known.get(present)
+        survey = self.plans.survey
+        plan: StepPlan | None
+        grads: Sequence[Any]
+        if survey is not None and survey.fresh:
+            survey.fresh = False
+            plan, grads, present = self.plans.surveyed, survey.grads, None
+        else:
+            survey, (present, grads) = None, self._gradients()
+            plan = self.plans.known.get(present)
         if self.residence.there:
             self._check_capture(groups, plan, scaling)
         if plan is None:
             plan = self.plans.make(present, grads)
         if self._group_states is not None:
             self._group_states.read(groups)
-        if not self._write(plan, grads, inputs, scaling):
+        launches = self._write(plan, grads, inputs, scaling, survey=survey)
+        if launches is None:
             return False
+        if survey is None and self.plans.surveys_left:
+            self.plans.follow(plan, grads, launches, self._snapshot.lists)
+        elif survey is not None and inputs is None and scaling is None and self._repeats:
+            keywords, store = self.interface.group_keywords, self.buffers.store
+            self.repeat = repeat_of(plan, survey, groups, keywords, store, launches)
         if self._group_states is not None:
             self._group_states.publish(groups)
         if self.residence.there:
             plan.scalings.add(scaling_kind(scaling))
         return True
 
+    def _gradients(self) -> tuple[tuple[int, ...] | None, list[Any]]:
+        """The gradients, and the places of their parameters (None: all)."""
+        grads: list[Any] = [*map(_gradient, self.params)]
+        if not any(map(is_, grads, repeat(None))):
+            return None, grads
+        return tuple([i for i, g in enumerate(grads) if g is not None]), [g for g in grads if g is not None]
+
     def _write(
-        self, plan: StepPlan, grads: list[Any], inputs: Inputs | None, scaling: Scaling | None, meets: bool = True
-    ) -> bool:  # fmt: skip
-        """Updates a plan's parameters with these gradients. False, and nothing done, where one's dtype is new."""
-        if self.interface.takes_rows and any(map(is_sparse, grads)):
+        self, plan: StepPlan, grads: Sequence[Any], inputs: Inputs | None, scaling: Scaling | None, meets: bool = True,
+        survey: Survey | None = None,
+    ) -> list[Launch] | None:  # fmt: skip
+        """Updates a plan's parameters with these gradients. Returns the launches.
+
+        None, and nothing done, where a gradient's dtype is new. With a `survey` the gradients are its own.
+        """
+        increment = increment_version if survey is None else survey.increment
+        if survey is None and self.interface.takes_rows and any(map(is_sparse, grads)):
             return self._write_sparse(plan, grads, scaling)
         for place in plan.converted:
             check_gradient(grads[place], plan.written[place], self.names[plan.chosen[place]])
-            grads[place] = real_view(grads[place])
+        if plan.converted:
+            converted = {*plan.converted}
+            grads = [real_view(grad) if place in converted else grad for place, grad in enumerate(grads)]
         if plan.copied:
             read_all(plan.copied)
         if plan.sections:
@@ -197,14 +224,14 @@ class Machine:
         try:
             launches = launches_of(plan, grads, inputs, scaling)
         except OtherDtype:
-            return False
+            return None
         if self.options.across is not None:
             overflowed = scaling is not None and bool(scaling.found_inf)
             self.options.across.agree(launches, len(self._snapshot.sizes), bool(self.interface.shared), overflowed)
         if meets and self.options.meeting is not None:
             self.options.meeting.begin(plan, launches, scaling, self.options.across is not None)
         try:
-            self.writer.write(launches, plan.written)
+            self.writer.write(launches, plan.written, increment)
         finally:
             if plan.copied:
                 write_all(plan.copied)
@@ -212,9 +239,11 @@ class Machine:
                 processes.leave()
         if [1 for engine in self.engines if engine.published != engine.extensions]:
             self.buffers.show()
-        return True
+        return launches
 
-    def _write_sparse(self, plan: StepPlan, grads: Sequence[Tensor], scaling: Scaling | None) -> bool:
+    def _write_sparse(
+        self, plan: StepPlan, grads: Sequence[Tensor], scaling: Scaling | None
+    ) -> list[Launch] | None:  # fmt: skip
         """The same, where some gradients are sparse: their rows are updated, the other rows stay as they are."""
         sparse = [place for place, grad in enumerate(grads) if is_sparse(grad)]
         dense = [place for place in range(len(grads)) if place not in set(sparse)]
@@ -224,7 +253,7 @@ class Machine:
             launches = [launch for home, each in rows for launch in each.launches(home)]
             whole = self.plans.of(tuple(chosen), [grads[place] for place in dense]) if dense else None
         except OtherDtype:
-            return False
+            return None
         if whole is not None:
             if whole.converted or whole.copied or whole.sections:
                 raise TensorError("sparse gradients and complex, split or strided parameters cannot be in one step")
@@ -235,7 +264,7 @@ class Machine:
             for _, each in rows:
                 each.put_back()
         self.buffers.show()
-        return True
+        return launches
 
     def _rows(self, plan: StepPlan, place: int, grad: Tensor, scaling: Scaling | None) -> tuple[Home, SparseRows]:
         """The rows of a sparse gradient, and the home of its parameter. TensorError where rows alone cannot be updated.
@@ -358,7 +387,7 @@ class Machine:
         """
         self.check_undisturbed(places)
         with self.plain():
-            return self._write(self.plans.of(places, grads), [*grads], None, None, meets)
+            return self._write(self.plans.of(places, grads), [*grads], None, None, meets) is not None
 
     def fire_part(
         self, places: tuple[int, ...], grads: Sequence[Tensor], way: Callable[[Rule], Rule], counts: bool

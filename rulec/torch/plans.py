@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from rulec.language.rule import Rule
@@ -20,6 +17,7 @@ from rulec.torch.memory import plain_memory
 from rulec.torch.placed import is_placed
 from rulec.torch.routes import Route
 from rulec.torch.sections import Section
+from rulec.torch.survey import FEW, Survey, survey_of
 
 #: How many sets of parameters with gradients a machine remembers the plans of.
 _PLANS = 1024
@@ -70,25 +68,42 @@ class StepPlan:
 class Plans:
     """The plans of a machine's steps, by the places of the parameters with gradients (None: all).
 
-    `homes` and `copies`, contiguous copies of what kernels see, are by the places of `routes`. Where `ahead`, a step of
-    many parameters has memory fetched before it looks at them.
+    `homes` and `copies`, contiguous copies of what kernels see, are by the places of `routes`. `survey` looks at all
+    parameters at once, where steps of one plan follow each other.
     """
 
     def __init__(
         self, params: Sequence[Tensor], engines: Sequence[TorchEngine], routes: Sequence[Route],
-        homes: Sequence[Home], copies: Mapping[int, Tensor], ahead: bool,
+        homes: Sequence[Home], copies: Mapping[int, Tensor],
     ) -> None:  # fmt: skip
         self._params, self._engines, self._routes, self._homes = params, engines, routes, homes
         self._of_param: dict[int, list[int]] = {}
         for i, route in enumerate(routes):
             self._of_param.setdefault(route.place, []).append(i)
-        self._copies, self._fetches = copies, ahead
+        self._copies = copies
         self.known: dict[tuple[int, ...] | None, StepPlan] = {}
-        self.ahead: Ahead | None = None
+        self.survey: Survey | None = None
+        self.surveyed: StepPlan | None = None
+        self._last: StepPlan | None = None
+        #: How many more surveys may be made: what changes in every step is better asked.
+        self.surveys_left = 8 if len(params) >= FEW else 0
 
     def of(self, present: tuple[int, ...] | None, grads: Sequence[Tensor]) -> StepPlan:
         """The plan for the parameters at some places, with these gradients."""
         return self.known.get(present) or self.make(present, grads)
+
+    def follow(
+        self, plan: StepPlan, grads: Sequence[Any], launches: Sequence[Launch], lists: Sequence[list[Any]]
+    ) -> None:  # fmt: skip
+        """Takes note of a step that asked each gradient: the next step of the plan may survey them."""
+        if plan is self._last:
+            self.surveys_left -= 1
+            read = {id(grad) for launch in launches for grad in launch.grads}
+            if read == {*map(id, grads)}:  # else kernels read copies of some
+                whole = not (plan.converted or plan.copied or plan.sections)
+                self.survey = survey_of(self._params, plan.chosen, plan.written, lists) if whole else None
+                self.surveyed = plan
+        self._last = plan
 
     def make(self, present: tuple[int, ...] | None, grads: Sequence[Tensor]) -> StepPlan:
         """A new plan, kept."""
@@ -96,8 +111,6 @@ class Plans:
         written = [self._params[i] for i in chosen]
         if len(self.known) >= _PLANS:
             self.known.clear()
-        if self._fetches and len(grads) >= FEW:
-            self.ahead = Ahead([*written, *grads])
         converted = [place for place, p in enumerate(written) if p.is_complex() or is_placed(p)]
         seen = [(place, i) for place, param in enumerate(chosen) for i in self._of_param[param]]
         sections = [(place, self._routes[i].section) for place, i in seen] if len(seen) > len(chosen) else []
@@ -158,63 +171,3 @@ def write_all(copied: Iterable[tuple[Route, Tensor]]) -> None:
     with plain_memory():
         for route, copy in copied:
             route.here.copy_(copy)
-
-
-_LINE = 64
-
-#: Bytes that torch keeps of a tensor and of a storage, as far as a step looks.
-_TENSOR, _STORAGE = 192, 64
-
-#: Below this many tensors there is nothing to win.
-FEW = 32
-
-_PREFETCH = """
-declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
-
-define void @rulec_kernel(i64 %job) {
-entry:
-  %table = inttoptr i64 %job to ptr
-  %count = load i64, ptr %table
-  br label %test
-test:
-  %done = phi i64 [ 0, %entry ], [ %next, %body ]
-  %more = icmp ult i64 %done, %count
-  br i1 %more, label %body, label %end
-body:
-  %next = add i64 %done, 1
-  %place = getelementptr i64, ptr %table, i64 %next
-  %address = load i64, ptr %place
-  %line = inttoptr i64 %address to ptr
-  call void @llvm.prefetch.p0(ptr %line, i32 0, i32 3, i32 1)
-  br label %test
-end:
-  ret void
-}
-"""
-
-
-class Ahead:
-    """The lines of memory of some tensors on the CPU, as they are now."""
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        lines = sorted({line for tensor in tensors for line in _lines(tensor)})
-        self._job = np.array([len(lines), *lines], np.int64)
-        self._at = self._job.ctypes.data
-        self._machine = _machine()
-        self._run = self._machine.run
-
-    def ask(self) -> None:
-        """Has them fetched; returns at once."""
-        self._run(self._at)
-
-
-def _lines(tensor: Tensor) -> Iterator[int]:
-    for start, length in ((id(tensor), _LINE), (tensor._cdata, _TENSOR), (tensor.untyped_storage()._cdata, _STORAGE)):
-        yield from range(start - start % _LINE, start + length, _LINE)
-
-
-@functools.cache
-def _machine() -> Any:
-    """The compiled function; it takes the address of a count and that many addresses."""
-    cpu_machine = importlib.import_module("rulec_backends.cpu.machine")
-    return cpu_machine.Machine(cpu_machine.emit_object(_PREFETCH))

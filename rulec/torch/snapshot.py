@@ -16,6 +16,7 @@ from rulec.torch.interface import Interface
 from rulec.torch.options import Options
 from rulec.torch.placed import address_of, part_of
 from rulec.torch.residence import NEW_NUMBERS, NEW_TENSORS, Residence, is_asked
+from rulec.torch.survey import Survey
 from rulec.torch.tensors import check_apart, check_parameters
 
 
@@ -53,9 +54,16 @@ class Snapshot:
         """Which hyper-parameters are read on the device; None where none can be."""
         return self._residence.is_live if self._residence.scales else None
 
-    def changes(self, groups: Groups) -> list[Change]:
+    @property
+    def lists(self) -> list[list[Any]]:
+        """The groups' lists of parameters, at the last look."""
+        return self._values.lists
+
+    def changes(self, groups: Groups, survey: Survey | None = None) -> list[Change]:
         """The changes since the last look; after other parameters nothing else is looked at."""
         same, lists = self._values.same(groups), self._values.lists
+        if survey is not None and survey.look(lists) and not self._interface.sees_sections:
+            return [] if same else [Change.VALUES]
         if [*map(len, lists)] != self.sizes or not all(map(is_, chain.from_iterable(lists), self.params)):
             return [Change.PARAMETERS]
         if self._interface.sees_sections and splits_of(groups) != self._splits:

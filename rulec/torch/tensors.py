@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from rulec.errors import TensorError
+from rulec.kernel.bucket.address import Located
 from rulec.runtime.arrays import Arrays, Vector
 from rulec.runtime.state import STATE_SIZE, StateSpec
 from rulec.torch.fake import is_fake, real_memory
@@ -191,7 +192,7 @@ class _GradientCheck:
         self._guards_left = 4
 
     def __call__(self, grads: Sequence[Tensor]) -> Sequence[Tensor]:
-        if self._guard(*grads):
+        if isinstance(grads, Located) or self._guard(*grads):
             return grads
         if not self._usual(grads):
             each = zip(grads, self._params, self._names, strict=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import rulec.torch
 from rulec.errors import BackendUnsupported, TensorError
-from rulec.torch import plans, tensors
+from rulec.torch import tensors
 from rulec.torch.guard import guard_for, never
 from tests.test_layering import ROOT
 from tests.torch.twins import Twins, difference, give_gradients, parameters
@@ -509,8 +509,8 @@ def test_python_does_as_much_for_a_thousand_tensors_as_for_fifty() -> None:
         for p in params:
             p.grad = torch.ones(3)
         optimizer = rulec.torch.AdamW(params)
-        optimizer.step()
-        optimizer.step()
+        for _ in range(4):
+            optimizer.step()
         seen = 0
 
         def count_call(frame: Any, event: str, argument: Any) -> None:
@@ -524,7 +524,8 @@ def test_python_does_as_much_for_a_thousand_tensors_as_for_fifty() -> None:
             sys.setprofile(None)
         return seen
 
-    assert calls(1000) == calls(50) <= 40
+    assert calls(1000) == calls(50) <= 8
+    assert calls(2) <= 44
 
 
 @pytest.mark.parametrize(
@@ -544,20 +545,17 @@ def test_a_guard_is_true_of_nothing_that_looks_otherwise(other: Tensor) -> None:
     assert not never(torch.zeros(3, 4), torch.zeros(2))
 
 
-def test_without_guards_and_without_looking_ahead_the_numbers_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    shapes = [(3,), (2, 2)] * 30
+def test_without_guards_the_numbers_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = [(3,), (2, 2)] * 4
     found = []
     for plain in (False, True):
         if plain:
             monkeypatch.setattr(tensors, "guard_for", lambda grads: never)
-            monkeypatch.setattr(plans, "FEW", 1000)
         params = parameters(shapes=shapes)
         optimizer = rulec.torch.AdamW(params)
         for number in range(4):
             give_gradients(params, number)
             optimizer.step()
-        assert optimizer._machine is not None
-        assert (optimizer._machine.plans.ahead is None) == plain
         found.append(params)
     assert difference(*found) == 0
 

@@ -21,6 +21,50 @@ def address_of(tensors: Sequence[Any]) -> Callable[[Any], int]:
     return array_address
 
 
+class Located(Sequence[Any]):
+    """Arrays whose addresses are known; `read` gives an array by its place, where someone asks for it."""
+
+    def __init__(self, addresses: np.ndarray[Any, np.dtype[np.int64]], read: Callable[[int], Any]) -> None:
+        self.addresses, self._read = addresses, read
+        self._parts: dict[int, tuple[Sequence[int], np.ndarray[Any, np.dtype[np.int64]], Located]] = {}
+
+    def __len__(self) -> int:
+        return len(self.addresses)
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return [self._read(i) for i in range(*place.indices(len(self)))]
+        if not 0 <= place < len(self):
+            raise IndexError(place)
+        return self._read(place)
+
+    def of(self, places: Sequence[int]) -> Located:
+        """The arrays at some places, as they are now; the same list of places is to hold the same places."""
+        part = self._parts.get(id(places))
+        if part is None or part[0] is not places:
+            at, read = np.array(places, np.int64), self._read
+            if len(self._parts) >= _PARTS:
+                self._parts.clear()
+            part = places, at, Located(self.addresses[at], lambda i: read(places[i]))
+            self._parts[id(places)] = part
+        np.take(self.addresses, part[1], out=part[2].addresses)
+        return part[2]
+
+
+#: Most lists of places that an object remembers.
+_PARTS = 64
+
+
+def chosen(arrays: Sequence[Any], places: Sequence[int]) -> Sequence[Any]:
+    """The arrays at some places."""
+    return arrays.of(places) if isinstance(arrays, Located) else [arrays[i] for i in places]
+
+
+def addresses_of(arrays: Sequence[Any], address: Callable[[Any], int]) -> Any:
+    """The address of each array."""
+    return arrays.addresses if isinstance(arrays, Located) else [*map(address, arrays)]
+
+
 def _slow_array_address(array: np.ndarray[Any, Any]) -> int:
     return int(array.__array_interface__["data"][0])
 

@@ -16,7 +16,7 @@ from rulec.compiler.view import MatrixView
 from rulec.errors import InternalError
 from rulec.kernel.coded import coded_arrays
 
-from .address import address_of, array_address, element_count
+from .address import address_of, addresses_of, array_address, element_count
 from .chunks import Policy
 from .cut import Whole
 from .work import Planner, Work
@@ -115,7 +115,7 @@ class PlannedCall(AddressedCall[Work]):
                 self._pointers[plan.lines.index(name)] = [*map(array_address, slots.arrays())]
 
     def _addresses(self, moving: Sequence[Any]) -> Sequence[int]:
-        return [*map(self._address, moving)]
+        return addresses_of(moving, self._address)  # type: ignore[no-any-return]
 
     def _run(
         self, work: Work, stage: int, moving: Sequence[Any], rows: Rows, scratch: Scratch,

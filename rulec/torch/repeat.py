@@ -1,0 +1,114 @@
+"""Steps that repeat the last one: nothing changed but gradients, and the next row of the scalar table is known.
+
+After a kernel of many bytes little else is in the processor's caches. What Python does around a step then costs twenty
+times as much as when it is warm; so a repeated step runs as little of Python as can be. All of it that must be checked
+is memory, and compared as in `survey`: the groups' dicts, their lists, parameters, gradients, step counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from rulec.backend.protocol import Standing
+from rulec.kernel.bucket.address import array_address
+from rulec.runtime.counts import Counts
+from rulec.runtime.debug import LEVEL
+from rulec.runtime.launch import Launch
+from rulec.runtime.rows import Numbers, ScalarRows
+from rulec.torch.plans import StepPlan
+from rulec.torch.states import Store
+from rulec.torch.survey import REPEAT, Job, Spans, Survey
+
+#: Classes of values that stay what they are as long as they are the same object.
+_STEADY = frozenset({float, int, bool, str, type(None)})
+
+
+class Repeat:
+    """The steps after a step of these launches, as many as there are `rows` of the scalar table for each launch."""
+
+    def __init__(
+        self, survey: Survey, groups: list[dict[str, Any]], store: Store, launches: Sequence[Launch],
+        rows: Sequence[Numbers],
+    ) -> None:  # fmt: skip
+        self._survey, self._groups, self._store, self._kept = survey, groups, store, (launches, rows)
+        #: The number of further steps.
+        self.left = min(map(len, rows))
+        spans = Spans()
+        spans.add_list(groups, survey.places)
+        for group in groups:
+            spans.add_dict(group, survey.places)
+        #: What each bucket's call is run by.
+        self.calls = [launch.version.call.standing(launch.rows) for launch in launches]  # type: ignore[union-attr]
+        self._runs = [call.run for call in self.calls]
+        counts = np.array([_counts(*of) for of in zip(launches, rows, self.calls, strict=True)], np.int64)
+        self._job = Job(survey, REPEAT, Spans([*spans.all, *survey.spans.all]), counts)
+
+    def done(self, groups: Any, state: Any) -> bool:
+        """Takes the step. False, and nothing written, where it is not as the last one."""
+        store = self._store
+        if not self.left or groups is not self._groups or state is not store or store.edits.changed:
+            return False
+        if not self._job.done():
+            return False
+        self.left -= 1
+        for run in self._runs:
+            run()
+        return True
+
+
+def repeat_of(
+    plan: StepPlan, survey: Survey, groups: Any, keywords: Sequence[str], store: Store, launches: Sequence[Launch]
+) -> Repeat | None:  # fmt: skip
+    """The repeat of a step with these launches; None where a step may do more than launch kernels."""
+    if LEVEL or type(groups) is not list or not all(map(_is_plain, launches)):
+        return None
+    values = chain.from_iterable([group[keyword] for keyword in keywords] for group in groups)
+    rows = [_rows_ahead(launch) for launch in launches]
+    if not all(map(len, rows)) or not _is_steady(values) or not {dict}.issuperset(map(type, groups)):
+        return None
+    repeat = Repeat(survey, groups, store, launches, rows)
+    first = {id(launch.part.bucket): call.gradients for launch, call in zip(launches, repeat.calls, strict=True)}
+    places: dict[int, int] = {}
+    for share in plan.shares:
+        tensors = [share.engine.tensors[i] for i in share.ids]
+        there = range(len(tensors)) if share.places is None else share.places
+        places |= {place: first[id(t.bucket)] + 8 * t.position for place, t in zip(there, tensors, strict=True)}
+    survey.point([places[i] for i in range(len(plan.written))], launches)
+    return repeat
+
+
+def _is_steady(values: Iterable[Any]) -> bool:
+    return all(type(v) in _STEADY or (type(v) is tuple and _is_steady(v)) for v in values)
+
+
+def _is_plain(launch: Launch) -> bool:
+    """Whether a launch is one call of a kernel over a whole bucket, with rows of its own groups' numbers alone."""
+    bucket, version = launch.part.bucket, launch.version
+    counts, shared = bucket.counts, launch.common.shared
+    return (
+        hasattr(version.call, "standing") and not version.plan.staged and not version.waits and not version.turns
+        and version.program is bucket.program and launch.part.positions is None and not launch.inputs
+        and not launch.scalar_states and not shared.values and not launch.skipped
+        and type(counts) is Counts and counts.numbers.dtype == np.float32 and counts.numbers.flags.c_contiguous
+    )  # fmt: skip
+
+
+def _rows_ahead(launch: Launch) -> Numbers:
+    """The rows of the scalar table for the steps after a launch."""
+    rows, count = launch.version.rows, launch.part.bucket.counts.common(None)  # type: ignore[union-attr]
+    assert isinstance(rows, ScalarRows)
+    ahead = rows.ahead((count or 0) + 1, launch.common.hyper.named)
+    # A repeat goes on from the rows of the launch, one after the other.
+    follows = len(ahead) and array_address(ahead) == array_address(launch.rows.table) + ahead.strides[0]
+    return ahead if count is not None and follows else ahead[:0]
+
+
+def _counts(launch: Launch, rows: Numbers, call: Standing) -> tuple[int, ...]:
+    """The row of a bucket in the job, as `COUNTS` has it."""
+    numbers, stride = launch.part.bucket.counts.numbers, rows.strides[0]
+    t = int(np.float64(numbers[0]).view(np.int64))
+    return array_address(numbers), len(numbers), t, call.table, stride, call.next

@@ -1,0 +1,226 @@
+"""Steps that look at memory alone notice every change, and give the bits of steps that ask each tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import rulec.torch
+from rulec.errors import TensorError
+from rulec.torch import anatomy as anatomies
+from rulec.torch import plans
+from rulec.torch.optimizer import RuleOptimizer
+from tests.torch.twins import SHAPES, difference, give_gradients, parameters
+
+STEPS = 6
+
+
+def trained(change: Callable[[list[Tensor], Any], Any], make: Any = rulec.torch.AdamW) -> tuple[list[Tensor], Any]:
+    """Parameters after steps with equal gradients, with a change between two of them."""
+    params = parameters(shapes=SHAPES * 5)
+    optimizer = make(params, lr=0.1, foreach=False)
+    for number in range(STEPS):
+        give_gradients(params, number)
+        optimizer.step()
+    give_gradients(params, STEPS)
+    if isinstance(optimizer, RuleOptimizer) and plans.survey_of is not _none:
+        assert optimizer._machine is not None
+        assert optimizer._machine.repeat is not None, "no step was repeated"
+    params = change(params, optimizer) or params
+    for number in range(STEPS + 1, STEPS + 5):
+        optimizer.step()
+        give_gradients(params, number)
+    return params, optimizer
+
+
+def _none(*_: Any) -> None:
+    """In the place of `survey_of`: every step asks each tensor."""
+
+
+class Renamed(torch.nn.Parameter):
+    pass
+
+
+def _takes(gradient: Callable[[Tensor], Tensor], place: int = 1) -> Callable[[list[Tensor], Any], Any]:
+    def change(params: list[Tensor], _: Any) -> None:
+        grad = params[place].grad
+        assert grad is not None
+        params[place].grad = gradient(grad)
+
+    return change
+
+
+def _replace(params: list[Tensor], optimizer: Any) -> list[Tensor]:
+    """Another parameter in the place of one, with its gradient; single elements that are equal, too."""
+    for place in (0, 2):
+        new = torch.nn.Parameter(params[place].detach().clone())
+        new.grad = params[place].grad
+        optimizer.state.pop(params[place])
+        optimizer.param_groups[0]["params"][place] = params[place] = new
+    return params
+
+
+def _swap(params: list[Tensor], _: Any) -> None:
+    torch.utils.swap_tensors(params[1], params[5])
+
+
+def _data(new: Callable[[Tensor], Tensor]) -> Callable[[list[Tensor], Any], Any]:
+    def change(params: list[Tensor], _: Any) -> None:
+        params[1].data = new(params[1].data)
+
+    return change
+
+
+def _leave_out(params: list[Tensor], _: Any) -> None:
+    params[3].grad = None
+
+
+def _sets(**values: Any) -> Callable[[list[Tensor], Any], Any]:
+    return lambda _, optimizer: optimizer.param_groups[0].update(values)
+
+
+def _edit_state(params: list[Tensor], optimizer: Any) -> None:
+    optimizer.state[params[1]]["exp_avg"] = torch.ones(3, 4)
+    optimizer.state[params[2]]["exp_avg_sq"].mul_(0.5)
+
+
+def _edit_count(params: list[Tensor], optimizer: Any) -> None:
+    optimizer.state[params[4]]["step"].fill_(2.0)
+
+
+def _join(params: list[Tensor], optimizer: Any) -> list[Tensor]:
+    new = torch.nn.Parameter(torch.ones(3))
+    new.grad = torch.ones(3)
+    optimizer.add_param_group({"params": [new], "lr": 0.2})
+    return [*params, new]
+
+
+def _reload(_: list[Tensor], optimizer: Any) -> None:
+    saved = optimizer.state_dict()
+    saved["param_groups"][0]["lr"] = 0.05
+    optimizer.load_state_dict(saved)
+
+
+def _freeze(params: list[Tensor], _: Any) -> None:
+    params[1].requires_grad_(False)
+
+
+def _write_gradient(params: list[Tensor], _: Any) -> None:
+    grad = params[1].grad
+    assert grad is not None
+    grad.data = torch.ones(3, 4)
+    with torch.no_grad():
+        params[2].grad.set_(torch.full((), 2.0))  # type: ignore[union-attr, call-overload]
+
+
+CHANGES: dict[str, Callable[[list[Tensor], Any], Any]] = {
+    "nothing": lambda *_: None,
+    "no gradient": _leave_out,
+    "a gradient in another order": _takes(lambda grad: grad.t().contiguous().t()),
+    "a gradient that repeats memory": _takes(lambda grad: torch.ones(1, 1).expand(3, 4)),
+    "a gradient with gaps": _takes(lambda grad: torch.ones(3, 8)[:, ::2]),
+    "a negated gradient": _takes(lambda grad: torch._neg_view(grad), 2),
+    "a part of a larger gradient": _takes(lambda grad: torch.ones(20)[3:15].view(3, 4)),
+    "a gradient in other memory": _write_gradient,
+    "a gradient that is a parameter": _takes(lambda grad: torch.nn.Parameter(grad)),
+    "other parameters": _replace,
+    "parameters in each other's place": _swap,
+    "memory": _data(lambda data: data.clone()),
+    "memory order": _data(lambda data: data.t().contiguous().t()),
+    "frozen": _freeze,
+    "a learning rate": _sets(lr=0.02),
+    "a learning rate in a tensor": _sets(lr=torch.tensor(0.02)),
+    "an equal learning rate in a tensor": _sets(lr=torch.tensor(0.1, dtype=torch.float64)),
+    "coefficients": _sets(betas=(0.5, 0.9)),
+    "a flag": _sets(maximize=True),
+    "a word of the user's": _sets(note=[]),
+    "states": _edit_state,
+    "a step count": _edit_count,
+    "a group": _join,
+    "a checkpoint": _reload,
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_every_change_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, optimizer = trained(CHANGES[name])
+    assert [p._version for p in ours if type(p) is torch.nn.Parameter]
+    theirs, _ = trained(CHANGES[name], torch.optim.AdamW)
+    assert difference(ours, theirs) <= 8
+    monkeypatch.setattr(plans, "survey_of", _none)
+    asked, _ = trained(CHANGES[name])
+    assert difference(ours, asked) == 0
+    assert [p._version for p in ours] == [p._version for p in asked]
+    assert optimizer.skipped_steps == 0
+
+
+def test_a_gradient_that_no_kernel_reads_is_refused_before_anything_is_written() -> None:
+    params = parameters(shapes=SHAPES * 5)
+    optimizer = rulec.torch.AdamW(params, lr=0.1)
+    for number in range(STEPS):
+        give_gradients(params, number)
+        optimizer.step()
+    before = [p.detach().clone() for p in params]
+    params[1].grad = torch.ones(3, 4).to_sparse()
+    versions = [p._version for p in params]
+    with pytest.raises(TensorError, match="is sparse"):
+        optimizer.step()
+    assert [p._version for p in params] == versions
+    assert all(torch.equal(a, b) for a, b in zip(params, before, strict=True))
+    assert {int(s["step"]) for s in optimizer.state.values()} == {STEPS}
+
+
+def test_memory_that_is_shared_until_written_is_not_written() -> None:
+    params = parameters(shapes=SHAPES * 5)
+    optimizer = rulec.torch.AdamW(params, lr=0.1)
+    for number in range(STEPS):
+        give_gradients(params, number)
+        optimizer.step()
+    lazy = torch._lazy_clone(params[1].detach())  # type: ignore[attr-defined]
+    before = lazy.clone()
+    optimizer.step()
+    assert torch.equal(lazy, before)
+    assert not torch.equal(params[1], before)
+
+
+def test_hooks_and_scaling_are_seen_on_the_way() -> None:
+    params = parameters(shapes=SHAPES * 5)
+    optimizer = rulec.torch.AdamW(params, lr=0.1)
+    give_gradients(params, 0)
+    for _ in range(STEPS):
+        optimizer.step()
+    called = []
+    hook = optimizer.register_step_pre_hook(lambda *_: called.append(1))
+    optimizer.step()
+    hook.remove()
+    optimizer.step()
+    assert called == [1]
+    optimizer.found_inf = torch.zeros(1)
+    with pytest.raises(TensorError, match="cannot take scaled gradients"):
+        optimizer.step()
+    del optimizer.found_inf
+
+
+def test_steps_of_other_ways_in_between_are_followed() -> None:
+    """Evaluation elsewhere, and counts read and advanced by others."""
+    found = []
+    for survey in (True, False):
+        params = parameters(shapes=SHAPES * 5)
+        optimizer = rulec.torch.AdamW(params, lr=0.1)
+        for number in range(80):  # more than the rows that are evaluated ahead
+            give_gradients(params, 0 if survey and number % 3 else number - number % 3)
+            if number % 3:
+                give_gradients(params, number - number % 3)
+            optimizer.step()
+        assert {int(s["step"]) for s in optimizer.state.values()} == {80}
+        found.append(params)
+    assert difference(*found) == 0
+
+
+def test_places_are_learnt_here() -> None:
+    """Else every step asks each tensor, and is several times slower."""
+    assert anatomies.anatomy() is not None, "torch keeps its tensors in a way that is not understood: steps are slower"
