@@ -16,8 +16,13 @@ class RuleError(RulecError, ValueError):
     """A mistake in a rule: in its text, its Python function, or its composition.
 
     `str()` gives `file:line:column: message` followed by the line and a caret, where a place is known. `others` are
-    the other mistakes of the same text, each with its place.
+    the other mistakes of the same text, each with its place. `code` is the kind of mistake: `yaml` for a text that is
+    not the YAML of rule files, `key` for a key or its value, `missing` for the name of a rule or file that is none,
+    `component` for a rule that does not fit where it is named, `expression` for a step or another expression, and
+    `rule` for everything else.
     """
+
+    code = "rule"
 
     def __init__(self, message: str, *, place: str = "", excerpt: str = "") -> None:
         self.message = message

@@ -61,7 +61,7 @@ def _mistake(error: RuleError) -> dict[str, Any]:
     """A mistake for scripts, with its place where that is known."""
     where = re.fullmatch(r"(.*):(\d+):(\d+)", error.place)
     at = {"file": where[1], "line": int(where[2]), "column": int(where[3])} if where else {}
-    return {"message": error.message, **at}
+    return {"code": error.code, "message": error.message, **at}
 
 
 def _report_wrapper(wrapper: Rule, json: bool) -> None:

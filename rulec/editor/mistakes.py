@@ -12,12 +12,13 @@ from rulec.language.library import parse
 
 @dataclass(frozen=True)
 class Mistake:
-    """A mistake: its sentence, its line and first column from 0, and its width in characters."""
+    """A mistake: its sentence, its line and first column from 0, its width in characters, and its kind."""
 
     message: str
     line: int
     column: int
     width: int
+    code: str = RuleError.code
 
 
 def mistakes(text: str, folder: Path | None = None) -> list[Mistake]:
@@ -36,6 +37,6 @@ def _placed(error: RuleError) -> Mistake:
     """A mistake of another file, or of none, is shown at the beginning."""
     where = re.fullmatch(r"rule:(\d+):(\d+)", error.place)
     if where is None:
-        return Mistake(str(error).partition("\n")[0], 0, 0, 1)
+        return Mistake(str(error).partition("\n")[0], 0, 0, 1, error.code)
     carets = str(error).rpartition("\n")[2].count("^")
-    return Mistake(error.message, int(where[1]) - 1, int(where[2]) - 1, max(1, carets))
+    return Mistake(error.message, int(where[1]) - 1, int(where[2]) - 1, max(1, carets), error.code)

@@ -13,7 +13,7 @@ from rulec.language.folder import library_folder
 from rulec.language.modules import installed, installed_rule, is_python_name, python_rule
 from rulec.language.names import short
 from rulec.language.rule import Rule
-from rulec.language.source import did_you_mean
+from rulec.language.source import did_you_mean, of_kind
 
 #: Deepest nesting of files, each naming the next as a component.
 MAX_NESTING = 20
@@ -90,6 +90,7 @@ def decayed(rule: Rule, transform: str) -> Rule:
     return load(transform) >> rule if transform == "l2" else rule + load(transform)
 
 
+@of_kind("missing")
 def _find(name: str, base: Path | None) -> Path:
     if name.endswith((".yaml", ".yml")):
         path = Path(name) if base is None else base / name

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rulec.errors import RuleError
@@ -49,11 +50,22 @@ class Span:
         return f"    {shown}\n    {' ' * offset}{marks}"
 
 
-def rule_error(message: str, span: Span | None = None) -> RuleError:
+def rule_error(message: str, span: Span | None = None, code: str = RuleError.code) -> RuleError:
     """The RuleError for a mistake at `span`, or one without a place."""
-    if span is None:
-        return RuleError(message)
-    return RuleError(message, place=str(span), excerpt=span.excerpt())
+    error = RuleError(message) if span is None else RuleError(message, place=str(span), excerpt=span.excerpt())
+    error.code = code
+    return error
+
+
+@contextmanager
+def of_kind(code: str) -> Iterator[None]:
+    """Gives a code to the RuleErrors inside that have none yet; a decorator too."""
+    try:
+        yield
+    except RuleError as error:
+        for each in (error, *error.others):
+            each.code = code if each.code == RuleError.code else each.code
+        raise
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

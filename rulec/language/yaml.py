@@ -47,7 +47,7 @@ from rulec.language.passes import check_point, gradient_of
 from rulec.language.rule import Pass, Routing, Rule, State
 from rulec.language.schema import HyperEntry, PassEntry, RuleFile, StateEntry, is_rule_file, validated
 from rulec.language.sizes import Make, Sizes, entries, resized
-from rulec.language.source import Span, did_you_mean, rule_error
+from rulec.language.source import Span, did_you_mean, of_kind, rule_error
 from rulec.language.step import Scope, StepParser
 from rulec.language.text import number_text
 
@@ -69,7 +69,9 @@ def parse_rule(
     def make(values: Mapping[str, Any]) -> Rule:
         return parse_rule(text, name, resolve, path, values)
 
-    return _RuleReader(read_document(text, name), resolve, path, values or {}, make).rule()
+    with of_kind("yaml"):
+        document = read_document(text, name)
+    return _RuleReader(document, resolve, path, values or {}, make).rule()
 
 
 class _RuleReader:
@@ -79,7 +81,8 @@ class _RuleReader:
         self, document: Document, resolve: Resolve, path: Path | None, values: Mapping[str, Any], make: Make
     ) -> None:
         self.document, self.resolve, self.path, self.make = document, resolve, path, make
-        self.file = validated(document)
+        with of_kind("key"):
+            self.file = validated(document)
         self.lengths = Lengths(document, self.file, values)
         self.hyper_names: list[str] = self.lengths.hyper_names()
         self.mistakes = Mistakes()
@@ -121,6 +124,7 @@ class _RuleReader:
         make = None if self.lengths.fixed else self.make
         return replace(rule, hyper=hyper, sizes=Sizes(lists, {k: int(v) for k, v in counts.items()}, make))
 
+    @of_kind("key")
     def _check_keys(self) -> None:
         """RuleError at the first key that cannot be a name."""
         if problem := title_problem(self.file.name):
@@ -181,8 +185,9 @@ class _RuleReader:
         except RuleError as error:
             if error.place:
                 raise
-            raise rule_error(error.message, span) from None
+            raise rule_error(error.message, span, error.code) from None
 
+    @of_kind("component")
     def _component(self, place: Place) -> Rule:
         """The rule of a name, of a composition, or of `name: {hyper: binding}`."""
         entry, span = self.document.at(place), self.document.span(place)
@@ -234,6 +239,7 @@ class _RuleReader:
             raise rule_error(message, self.document.span(("uses",), key=True))
         return check_direction_free_of_lr(check_rule(replace(declared, step=step)))
 
+    @of_kind("expression")
     def _step(self, scope: Scope) -> Any:
         at = self.document.places[("step",)]
         span, style = self.document.span(("step",)), getattr(at, "style", None)
@@ -247,8 +253,9 @@ class _RuleReader:
         except RuleError as error:
             if error.place:
                 raise
-            raise rule_error(error.message, span) from None
+            raise rule_error(error.message, span, error.code) from None
 
+    @of_kind("component")
     def _wraps(self) -> tuple[tuple[str, ...], tuple[Node, ...] | None]:
         """A wrapper's names for what it wraps, and the extents of the call's input; None for the parameter's."""
         entry = self.file.wraps
@@ -281,6 +288,7 @@ class _RuleReader:
             passes[key] = Pass(point, when, self.document.span(place, key=True))
         return passes
 
+    @of_kind("component")
     def _uses(self) -> dict[str, Rule]:
         entries = self.document.data.get("uses") or []
         rules: dict[str, Rule] = {}
@@ -297,6 +305,7 @@ class _RuleReader:
             rules[key] = rule
         return rules
 
+    @of_kind("expression")
     def _expression(self, place: Place, known: Iterable[str], what: str = "", tags: bool = False) -> Node:
         """The number or expression at `place`. With `what`, its name in errors, it must be elementwise."""
         value = self.document.at(place)

@@ -122,6 +122,15 @@ def test_mistakes(tmp_path: Path) -> None:
     assert "Adam has no hyper-parameter 'beta'" in error("check", "adam", "--hyper", "beta=0.5")
 
 
+def test_scripts_get_all_mistakes_with_codes_and_places(tmp_path: Path) -> None:
+    file = tmp_path / "wrong.yaml"
+    file.write_text("name: A\nstep: |\n  x = h\n  direction = k\n")
+    (first, second) = run_json("check", str(file), code=2)["mistakes"]
+    assert {key: first[key] for key in ("code", "line", "column")} == {"code": "expression", "line": 3, "column": 7}
+    assert (second["code"], second["line"]) == ("expression", 4)
+    assert run_json("check", "nobody", code=2)["mistakes"][0]["code"] == "missing"
+
+
 def test_a_wrapper_is_valid_by_itself(tmp_path: Path) -> None:
     file = tmp_path / "half.yaml"
     file.write_text("name: Half\nwraps: inner\nstep: |\n  direction = inner(g)/2\n")

@@ -57,4 +57,21 @@ def test_a_rule_has_none() -> None:
 def test_what_has_no_place_is_at_the_beginning() -> None:
     assert mistakes("- 1\n")[0].line == 0
     (mistake,) = mistakes("name: A\nplus: [adam, nobody.yaml]\n")
-    assert mistake == Mistake("there is no rule file 'nobody.yaml'", 1, 13, 11)
+    assert mistake == Mistake("there is no rule file 'nobody.yaml'", 1, 13, 11, "missing")
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("name: [", "yaml"),
+        ("name: A\nstep: direction = g\nhypr: {}\n", "key"),
+        ("name: A\nhyper: {for: 1}\nstep: direction = g\n", "key"),
+        ("name: A\nplus: [adam, nobody]\n", "missing"),
+        ("name: A\nplus: [adam, {decay: {rate: 1}}]\n", "component"),
+        ("name: A\nstep: direction = h\n", "expression"),
+        ("name: A\nhyper: {lr: x}\nstep: direction = g\n", "expression"),
+        ("name: A\nstate: {m: 0}\nstep: direction = g\n", "rule"),
+    ],
+)
+def test_every_mistake_has_a_code(text: str, code: str) -> None:
+    assert {each.code for each in mistakes(text)} == {code}
