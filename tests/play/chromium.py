@@ -97,14 +97,20 @@ class Tab:
             assert time.monotonic() < until, f"{expression} does not become true; errors: {self.errors}"
             time.sleep(0.05)
 
-    def click(self, selector: str) -> None:
-        """Clicks at the middle of an element, with whatever lies on top there."""
+    def point(self, selector: str) -> tuple[float, float]:
+        """Moves the pointer to the middle of an element, and gives this place."""
         at = self.value(
             f"const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center'}}); "
             "const r = e.getBoundingClientRect(); [r.left + r.width/2, r.top + r.height/2]"
         )
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=at[0], y=at[1])
+        return at[0], at[1]
+
+    def click(self, selector: str) -> None:
+        """Clicks at the middle of an element, with whatever lies on top there."""
+        x, y = self.point(selector)
         for kind in ("mousePressed", "mouseReleased"):
-            self.call("Input.dispatchMouseEvent", type=kind, x=at[0], y=at[1], button="left", clickCount=1)
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def press(self, key: str, control: bool = False) -> None:
         """Presses a key: one of `KEYS`, or a letter."""

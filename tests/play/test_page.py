@@ -43,6 +43,8 @@ def tab(browser: Tab, address: str, request: pytest.FixtureRequest) -> Iterator[
     width, height, dark = request.param
     browser.size(width, height, dark=dark)
     browser.open(address)
+    browser.value("sessionStorage.clear()")
+    browser.open(address)
     browser.wait("document.querySelector('#formula .katex')")
     yield browser
     assert browser.errors == []
@@ -111,3 +113,12 @@ def test_a_rule_of_the_library_opens(tab: Tab) -> None:
     tab.type("lion")
     tab.wait("document.querySelector('#name').innerText === 'Lion'")
     assert tab.text("#file") == "lion.yaml"
+    tab.call("Page.reload")
+    tab.wait("document.querySelector('#name')?.innerText === 'Lion'")
+    assert tab.text("#file") == "lion.yaml"
+
+
+def test_the_word_under_the_pointer_is_explained(tab: Tab) -> None:
+    tab.point(".cm-content .tok-typeName")
+    tab.wait("document.querySelector('.cm-tooltip-hover .meaning')")
+    assert "sqrt(x)" in tab.text(".cm-tooltip-hover .meaning")

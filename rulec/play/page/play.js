@@ -16,13 +16,23 @@ const start = await started.json();
 // The last text without mistakes, and what the server said of it.
 let shown = null;
 
-const editor = makeEditor($("editor"), { text: start.text, changed, ask });
+// A reload of the page keeps the text and its name, as long as the server runs.
+const kept = sessionStorage.getItem("key") === location.hash;
+const [first, firstFile] = kept ? ["text", "file"].map((name) => sessionStorage.getItem(name)) : [start.text, start.file];
+
+function keep() {
+  for (const [name, value] of [["key", location.hash], ["text", editor.text()], ["file", file]]) sessionStorage.setItem(name, value);
+}
+
+let file = firstFile;
+const editor = makeEditor($("editor"), { text: first, changed, ask });
 const viewer = makeViewer($("source"));
 const path = makePath(start.functions, () => shown);
 const race = makeRace(start.tasks, () => shown);
 
 let timer = 0;
 function changed() {
+  keep();
   clearTimeout(timer);
   timer = setTimeout(check, PAUSE);
 }
@@ -120,15 +130,14 @@ for (const [backend, title] of Object.entries(start.backends)) {
 }
 
 // The bar above.
-$("file").textContent = start.file;
+$("file").textContent = file;
 $("rules").append(...start.rules.map((name) => element("option", { value: name })));
-let file = start.file;
 
 async function open(name) {
   const response = await get(`rule/${encodeURI(name)}`);
   if (!response.ok) return false;
-  editor.replace(await response.text());
   file = `${name.split("/").at(-1)}.yaml`;
+  editor.replace(await response.text());
   $("file").textContent = file;
   return true;
 }
