@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rulec.arrays.matrix import iterations
-from rulec.arrays.numpy import NUMPY_MATRIX
+from rulec.arrays.matrix import iterations, matrix_functions
+from rulec.arrays.numpy import NumpyFunctions
 from rulec.language.node import Op
 from rulec.language.schedules import Coefficients, coefficients_of
 from rulec.language.settings import MUON
@@ -21,17 +21,40 @@ Array = np.ndarray[Any, Any]
 #: From so many multiplications on, a product of 16-bit matrices in float32 is quicker than a loop over elements.
 _WORTH_WIDENING = 2**18
 
-#: From this size on, copying a quarter of a symmetric product is quicker than computing it.
-_WORTH_HALVING = 256
+#: From so many rows on, copying a quarter of a symmetric product is quicker than computing it: by instructions for 16
+#: bits, and in float32 or float64.
+_WORTH_HALVING, _WORTH_HALVING_WIDE = 256, 1024
 
 
-def _matmul(a: Array, b: Array) -> Array:
-    product: Array = torch.matmul(_tensor(a), _tensor(b)).numpy()
-    return product
+class _Functions(NumpyFunctions):
+    """Products and decompositions of NumPy's arrays by torch, in their own dtype and its threads.
+
+    NumPy decomposes in float64, and its threads would wait beside torch's.
+    """
+
+    def matmul(self, a: Array, b: Array) -> Array:
+        if a.shape[-2] >= _WORTH_HALVING_WIDE and _is_transposed(a, b):
+            return np.stack([gram(y).numpy() for y in _tensor(a)])
+        product: Array = torch.matmul(_tensor(a), _tensor(b)).numpy()
+        return product
+
+    def qr(self, x: Array) -> tuple[Array, Array]:
+        orthogonal, triangular = torch.linalg.qr(_tensor(x))
+        return orthogonal.numpy(), triangular.numpy()
+
+    def eigh(self, x: Array) -> tuple[Array, Array]:
+        lambdas, vectors = torch.linalg.eigh(_tensor(x))
+        return lambdas.numpy(), vectors.numpy()
+
+
+def _is_transposed(a: Array, b: Array) -> bool:
+    """Whether the second stack has the memory of the first, with rows as columns."""
+    return a.ctypes.data == b.ctypes.data and a.shape == b.mT.shape and a.strides == b.mT.strides and a.size > 0
 
 
 def _tensor(x: Array) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(x))
+    """A tensor that shares the memory of the array, or has a copy of one with a negative stride."""
+    return torch.from_numpy(x if min(x.strides, default=0) >= 0 else x.copy())
 
 
 def _newton_schulz(x: Array, steps: float, dtype: str, coefficients: str | Coefficients = MUON) -> Array:
@@ -96,7 +119,8 @@ def _symmetric(size: int, dtype: torch.dtype, write: Callable[[slice, slice, Ten
     its bits are those of one product, and it is quicker.
     """
     matrix = torch.empty(size, size, dtype=dtype, device="cpu")
-    if size < _WORTH_HALVING or (dtype == torch.bfloat16 and _has_tiles()):
+    least = _WORTH_HALVING if dtype.itemsize == 2 and multiplies(dtype) else _WORTH_HALVING_WIDE
+    if size < least or (dtype == torch.bfloat16 and _has_tiles()):
         return write(slice(None), slice(None), matrix)
     half = size // 2
     write(slice(half, None), slice(None), matrix[half:])
@@ -119,7 +143,7 @@ def _has_tiles() -> bool:
     return bool(capabilities().get("amx_bf16", False))
 
 
-#: The matrix functions: products by torch, decompositions by LAPACK through NumPy, which torch's would call too.
+#: The matrix functions.
 TORCH_MATRIX: Mapping[Op, Callable[..., Any]] = {
-    **NUMPY_MATRIX, Op.MATMUL: _matmul, Op.NEWTON_SCHULZ: _newton_schulz
+    **matrix_functions(_Functions(np)), Op.NEWTON_SCHULZ: _newton_schulz
 }  # fmt: skip

@@ -105,6 +105,7 @@ def test_a_quarter_of_a_large_symmetric_product_is_copied_where_that_is_quicker(
     rows: list[int] = []
     multiply = torch.mm
     monkeypatch.setattr(matrix, "multiplies", lambda dtype: True)
+    monkeypatch.setattr(matrix, "_WORTH_HALVING_WIDE", 256)
     monkeypatch.setattr(matrix, "_has_tiles", lambda: tiles)
     monkeypatch.setattr(torch, "mm", lambda a, b, out: rows.append(len(a)) or multiply(a, b, out=out))
     product = matrix.gram(y)
