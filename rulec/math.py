@@ -21,11 +21,12 @@ from rulec.language.trace import cond as traced_cond
 from rulec.language.value import Value, as_traced, current, operation, record
 
 __all__ = [
-    "abs", "axis", "block", "cbrt", "cholesky", "clip", "concat", "cond", "cos", "count_nonzero", "diag", "dim",
-    "eigh", "erf", "exp", "eye", "floor", "inverse_root", "isfinite", "log", "logical_and", "logical_not",
-    "logical_or", "matmul", "max", "maximum", "mean", "median", "min", "minimum", "newton_schulz", "norm", "normal",
-    "qr", "rms", "round", "rsqrt", "sigmoid", "sign", "sin", "singular_vectors", "softmax", "softplus", "solve",
-    "sqrt", "std", "sum", "tanh", "topk", "transpose", "tril", "triu", "uniform", "variance", "where",
+    "abs", "atan", "atan2", "axis", "block", "cbrt", "cholesky", "clip", "concat", "cond", "cos", "count_nonzero",
+    "diag", "dim", "eigh", "erf", "exp", "eye", "floor", "inverse_root", "isfinite", "log", "logical_and",
+    "logical_not", "logical_or", "matmul", "max", "maximum", "mean", "median", "min", "minimum", "newton_schulz",
+    "norm", "normal", "qr", "rms", "round", "rsqrt", "sigmoid", "sign", "sin", "singular_vectors", "softmax",
+    "softplus", "solve", "sqrt", "std", "sum", "tanh", "topk", "transpose", "tril", "triu", "uniform", "variance",
+    "where",
 ]  # fmt: skip
 
 #: The axes of an array that a reduction to each level removes; a vector is one row.
@@ -132,13 +133,23 @@ def erf(x: Any) -> Any:
 
 
 def sin(x: Any) -> Any:
-    """Sine, of values known before a step: numbers, hyper-parameters, `t` and shape facts."""
+    """Sine, elementwise; NaN beyond 100000, but for values known before a step."""
     return _apply(Op.SIN, x)
 
 
 def cos(x: Any) -> Any:
-    """Cosine, of values known before a step, as `sin`."""
+    """Cosine, elementwise; NaN where `sin` is."""
     return _apply(Op.COS, x)
+
+
+def atan2(y: Any, x: Any) -> Any:
+    """The angle from -pi to pi of the point (x, y), elementwise; 0 at the origin."""
+    return _apply(Op.ATAN2, y, x)
+
+
+def atan(x: Any) -> Any:
+    """Arc tangent, elementwise: `atan2(x, 1)`."""
+    return atan2(x, 1)
 
 
 def floor(x: Any) -> Any:

@@ -186,6 +186,7 @@ _FUNCTIONS: Mapping[Op, Callable[..., Bound]] = {
     Op.MINIMUM: lambda a, b: (min(a[0], b[0]), min(a[1], b[1])),
     Op.MAXIMUM: lambda a, b: (max(a[0], b[0]), max(a[1], b[1])),
     Op.SIN: lambda _: (-1.0, 1.0), Op.COS: lambda _: (-1.0, 1.0),
+    Op.ATAN2: lambda *_: (-math.pi, math.pi),
     Op.MOD: lambda _, b: POSITIVE if b[0] >= 0 else ANY, Op.TRANSPOSE: lambda a: a,
     Op.FLOORDIV: lambda a, b: POSITIVE if a[0] >= 0 and b[0] >= 0 else ANY, Op.UNIFORM: lambda *_: UNIT,
     Op.TOPK: lambda *_: UNIT,

@@ -23,12 +23,12 @@ from rulec.compiler.ir import (
     Store,
     axes_of_letters,
 )
+from rulec.compiler.trigonometry import of_operations
 from rulec.compiler.weights import stored, unbiased, weight, with_memory
 from rulec.language.arithmetic import NUMPY, number_known
 from rulec.language.counts import Count, count_of
 from rulec.language.node import (
     FACTS,
-    FORESEEN_OPS,
     PLACED,
     Kind,
     Node,
@@ -84,7 +84,7 @@ class _Lowering:
         def change(n: Node) -> Node:
             if n.op is Op.NAME:
                 return self._name(str(n.arg))
-            return fold_node(self._foreseen(_numeric_operands(lowered(self._of_shape(n)))))
+            return fold_node(_of_operations(_numeric_operands(lowered(self._of_shape(n)))))
 
         if any(n.op is Op.NAME and str(n.arg) not in self.values for n in walk([value])):
             value = rewrite([value], self._chosen)[0]  # the names of states that are of other shapes alone
@@ -115,15 +115,6 @@ class _Lowering:
             return node(
                 value.op, value.args[0], placed_as(self.rule, str(value.arg), value.args[1], self.known, self.span)
             )
-        return value
-
-    def _foreseen(self, value: Node) -> Node:
-        """The same value; RuleError for a sine of what is not known before a step: kernels have none."""
-        if value.op in FORESEEN_OPS and not is_made_of(value, _FORESEEN):
-            raise rule_error(
-                f"{value.op.symbol} is of values known before a step alone: make its argument of numbers, "
-                f"hyper-parameters, t and shape facts", self.span,
-            )  # fmt: skip
         return value
 
     def _name(self, identifier: str) -> Node:
@@ -202,6 +193,10 @@ class _Lowering:
         self._arms.append(f"{expression_text(line.condition)}: {truth}")
         self.statements(line.then if truth else line.otherwise)
         self._arms.pop()
+
+
+def _of_operations(value: Node) -> Node:
+    return of_operations(value, is_made_of(value, _FORESEEN))
 
 
 def _at_level(value: Node, level: str) -> Node:

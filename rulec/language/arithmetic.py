@@ -37,6 +37,11 @@ def _power(x: Any, y: Any) -> Any:
     return result
 
 
+def _angle(y: Any, x: Any) -> Any:
+    """The angle of the point (x, y), as though zeros had no sign: 0 + -0 is 0."""
+    return np.arctan2(np.add(y, 0.0), np.add(x, 0.0))
+
+
 def _bits(x: Any) -> Any:
     """The bits of numbers in float32."""
     return np.asarray(x, np.float32).view(np.int32)
@@ -60,7 +65,7 @@ NUMPY: Table = {
     Op.AND: np.logical_and, Op.OR: np.logical_or, Op.NOT: np.logical_not,
     Op.WHERE: np.where, Op.SQRT: np.sqrt, Op.RSQRT: lambda x: 1.0 / np.sqrt(x), Op.CBRT: np.cbrt,
     Op.ABS: np.abs, Op.SIGN: np.sign, Op.EXP: np.exp, Op.LOG: np.log, Op.TANH: np.tanh,
-    Op.SIGMOID: _sigmoid, Op.ERF: _erf, Op.SIN: np.sin, Op.COS: np.cos, Op.FLOOR: np.floor,
+    Op.SIGMOID: _sigmoid, Op.ERF: _erf, Op.SIN: np.sin, Op.COS: np.cos, Op.ATAN2: _angle, Op.FLOOR: np.floor,
     Op.ISFINITE: np.isfinite,
     Op.MINIMUM: np.minimum, Op.MAXIMUM: np.maximum, Op.AWAY: _away, Op.COARSE: _coarse,
     Op.ULPS: lambda x, y: np.where(np.isnan(x), 0, _bits(x) - _bits(y)).astype(np.float32),
@@ -117,7 +122,7 @@ class _Mpmath:
             Op.ADD: operator.add, Op.SUB: operator.sub, Op.MUL: operator.mul, Op.DIV: self.divide, Op.POW: self.power,
             Op.MOD: self.modulo, Op.FLOORDIV: lambda a, b: self.floor(self.divide(a, b)),
             Op.LT: operator.lt, Op.LE: operator.le, Op.GT: operator.gt, Op.GE: operator.ge,
-            Op.EQ: operator.eq, Op.NE: operator.ne,
+            Op.EQ: operator.eq, Op.NE: operator.ne, Op.ATAN2: self.angle,
             Op.AND: lambda a, b: bool(a) and bool(b), Op.OR: lambda a, b: bool(a) or bool(b),
             Op.MINIMUM: lambda a, b: a + b if self.mp.isnan(a) or self.mp.isnan(b) else min(a, b),
             Op.MAXIMUM: lambda a, b: a + b if self.mp.isnan(a) or self.mp.isnan(b) else max(a, b),
@@ -163,6 +168,13 @@ class _Mpmath:
 
     def wave(self, function: Callable[[Any], Any], a: Any) -> Any:
         return function(a) if self.mp.isfinite(a) else self.mp.nan
+
+    def angle(self, y: Any, x: Any) -> Any:
+        if self.mp.isnan(y) or self.mp.isnan(x):
+            return self.mp.nan
+        if self.mp.isinf(x) and self.mp.isinf(y):
+            y, x = self.mp.sign(y), self.mp.sign(x)
+        return self.mp.atan2(y, x)
 
     def floor(self, a: Any) -> Any:
         return self.mp.floor(a) if self.mp.isfinite(a) else a

@@ -108,12 +108,17 @@ def shifted_draws(rule: Rule, by: int) -> Rule:
     """The rule with its random draws numbered from `by` on: independent of the draws with lower numbers."""
     if not by or not count_draws(rule):
         return rule
+    skip = None if rule.skip is None else drawn_from(rule.skip, by)
+    return replace(rule, step=map_nodes(rule.step, lambda value: drawn_from(value, by)), skip=skip)
+
+
+def drawn_from(value: Node, by: int) -> Node:
+    """An expression with its random draws numbered from `by` on."""
 
     def change(n: Node) -> Node:
         return node(n.op, *n.args, cast(int, n.arg) + by) if n.op.kind is Kind.RANDOM else n
 
-    skip = None if rule.skip is None else rewrite([rule.skip], change)[0]
-    return replace(rule, step=map_nodes(rule.step, lambda value: rewrite([value], change)[0]), skip=skip)
+    return rewrite([value], change)[0]
 
 
 def check_callable(rule: Rule) -> Rule:

@@ -30,6 +30,11 @@ def rounded(x: Node) -> Node:
     return node(Op.WHERE, up, node(Op.ADD, below, _ONE), below)
 
 
+def arc_tangent(x: Node) -> Node:
+    """The angle of the point (1, x)."""
+    return node(Op.ATAN2, x, _ONE)
+
+
 def softplus(x: Node) -> Node:
     """`log(1 + exp(x))` without overflow.
 

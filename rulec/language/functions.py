@@ -13,7 +13,7 @@ from typing import Any, cast
 from rulec.language import composed
 from rulec.language.counts import count_of
 from rulec.language.levels import SIGNATURES, Level, bare_problem, reduction
-from rulec.language.node import FORESEEN_OPS, LEVELS, Kind, Node, Op, const, name, node
+from rulec.language.node import LEVELS, WAVES, Kind, Node, Op, const, name, node
 from rulec.language.schedules import SCHEDULES, Coefficients
 from rulec.language.settings import MUON
 
@@ -207,8 +207,10 @@ FUNCTIONS: dict[str, Function] = {
     f.name: f
     for f in (
         *(_plain(op, "x") for op in (Op.SQRT, Op.RSQRT, Op.CBRT, Op.ABS, Op.SIGN, Op.EXP, Op.LOG, Op.TANH)),
-        *(_plain(op, "x") for op in (Op.SIGMOID, Op.ERF, Op.FLOOR, Op.ISFINITE, *FORESEEN_OPS)),
+        *(_plain(op, "x") for op in (Op.SIGMOID, Op.ERF, Op.FLOOR, Op.ISFINITE, *WAVES)),
         *(_plain(op, "a", "b") for op in (Op.MINIMUM, Op.MAXIMUM)),
+        _plain(Op.ATAN2, "y", "x"),
+        _composed("atan", composed.arc_tangent, "x"),
         _plain(Op.WHERE, "condition", "a", "b"),
         _composed("clip", composed.clip, "x", "low", "high"),
         _composed("median", composed.median, "a", "b", "c"),

@@ -42,7 +42,7 @@ _AROUND = {
 
 _CALLED = {
     Op.EXP: r"\exp", Op.LOG: r"\log", Op.TANH: r"\tanh", Op.SIGMOID: r"\sigma", Op.MINIMUM: r"\min",
-    Op.MAXIMUM: r"\max", Op.SIN: r"\sin", Op.COS: r"\cos",
+    Op.MAXIMUM: r"\max", Op.SIN: r"\sin", Op.COS: r"\cos", Op.ATAN2: r"\operatorname{atan2}",
 }  # fmt: skip
 
 

@@ -73,8 +73,9 @@ class Op(Enum):
     TANH = ("tanh", Kind.FUNCTION)
     SIGMOID = ("sigmoid", Kind.FUNCTION)
     ERF = ("erf", Kind.FUNCTION)
-    SIN = ("sin", Kind.FUNCTION)  # of values known before a step, as COS
+    SIN = ("sin", Kind.FUNCTION)  # lowered to other operations but for values known before a step, as COS
     COS = ("cos", Kind.FUNCTION)
+    ATAN2 = ("atan2", Kind.FUNCTION)  # args: y, x; lowered to other operations
     FLOOR = ("floor", Kind.FUNCTION)
     ISFINITE = ("isfinite", Kind.FUNCTION)
     MINIMUM = ("minimum", Kind.FUNCTION)
@@ -161,8 +162,8 @@ ROWS = (*RANGE, "width_low", "width_high", "gap_low", "gap_high")
 #: Where counting the size of an expression stops: written out in full, shared parts can double it line by line.
 MAX_SIZE = 1 << 40
 
-#: Functions of values known before a step alone: of hyper-parameters, `t` and shape facts.
-FORESEEN_OPS = (Op.SIN, Op.COS)
+#: Functions that kernels have of values known before a step alone: of hyper-parameters, `t` and shape facts.
+WAVES = (Op.SIN, Op.COS)
 
 BOOLEAN_OPS = frozenset({op for op in Op if op.kind in (Kind.COMPARE, Kind.LOGIC)} | {Op.ISFINITE})
 

@@ -19,6 +19,7 @@ from typing import Any, cast, overload
 
 from rulec.errors import RuleError
 from rulec.language.author import foreign_error
+from rulec.language.beginnings import with_beginnings
 from rulec.language.cases import check_routed_call, composed, with_rate_of_rest
 from rulec.language.check import (
     check_direction_free_of_lr,
@@ -209,7 +210,7 @@ def _trace_rule(
         sizes=read.sizes,
     )
     traced = with_whole(traced, {key: value for key, value in whole.items() if value is not None})
-    return _stored(check_direction_free_of_lr(check_rule(traced)), storage or {}, read.states)
+    return _stored(check_direction_free_of_lr(check_rule(with_beginnings(traced))), storage or {}, read.states)
 
 
 def _stored(rule: Rule, words: Mapping[str, str], lengths: Mapping[str, int]) -> Rule:
@@ -328,7 +329,7 @@ def _number(value: Any) -> float | None:
 
 def _initial(rule_name: str, key: str, init: str, known: list[str]) -> Node:
     try:
-        return check_elementwise(parse_expression(Text(init, Source("", init)), known), "an initial value", None)
+        return parse_expression(Text(init, Source("", init)), known)
     except RuleError as error:
         raise RuleError(f"state {key} of {rule_name} begins as {init!r}: {error.message}") from None
 

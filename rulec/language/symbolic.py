@@ -105,7 +105,8 @@ class ToSympy:
             Op.LT: sp.Lt, Op.LE: sp.Le, Op.GT: sp.Gt, Op.GE: sp.Ge, Op.EQ: sp.Eq, Op.NE: sp.Ne,
             Op.SQRT: sp.sqrt, Op.RSQRT: lambda a: 1 / sp.sqrt(a), Op.ABS: sp.Abs, Op.SIGN: sp.sign, Op.EXP: sp.exp,
             Op.LOG: sp.log, Op.TANH: sp.tanh, Op.SIGMOID: lambda a: 1 / (1 + sp.exp(-a)), Op.ERF: sp.erf,
-            Op.SIN: sp.sin, Op.COS: sp.cos, Op.FLOOR: sp.floor, Op.MINIMUM: sp.Min, Op.MAXIMUM: sp.Max,
+            Op.SIN: sp.sin, Op.COS: sp.cos, Op.ATAN2: sp.atan2, Op.FLOOR: sp.floor, Op.MINIMUM: sp.Min,
+            Op.MAXIMUM: sp.Max,
         }  # fmt: skip
 
     def _power(self, base: Any, exponent: Any) -> Any:
@@ -244,6 +245,7 @@ class FromSympy:
             sp.Eq: Op.EQ, sp.Ne: Op.NE, sp.And: Op.AND, sp.Or: Op.OR, sp.Not: Op.NOT, sp.Abs: Op.ABS,
             sp.sign: Op.SIGN, sp.exp: Op.EXP, sp.log: Op.LOG, sp.tanh: Op.TANH, sp.erf: Op.ERF, sp.floor: Op.FLOOR,
             sp.Min: Op.MINIMUM, sp.Max: Op.MAXIMUM, sp.Mod: Op.MOD, sp.sin: Op.SIN, sp.cos: Op.COS,
+            sp.atan2: Op.ATAN2,
         }  # fmt: skip
 
     def _piecewise(self, part: Any) -> Node:

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from rulec.errors import RuleError
 from rulec.language import compose
+from rulec.language.beginnings import with_beginnings
 from rulec.language.bind import Binding, bind
 from rulec.language.cases import (
     cases_of,
@@ -237,7 +238,7 @@ class _RuleReader:
         if unused:
             message = f"{unused[0]} is named under uses but never called: write {unused[0]}(g) in the step"
             raise rule_error(message, self.document.span(("uses",), key=True))
-        return check_direction_free_of_lr(check_rule(replace(declared, step=step)))
+        return check_direction_free_of_lr(check_rule(with_beginnings(replace(declared, step=step))))
 
     @of_kind("expression")
     def _step(self, scope: Scope) -> Any:
@@ -357,7 +358,7 @@ class _RuleReader:
         entry, span = self.file.state[key], self.document.span(place, key=True)
         known = [*self.hyper_names, *_SHAPE, "machine_eps"]
         if not isinstance(entry, StateEntry):
-            return State(self._expression(place, [*known, "p"], "an initial value"), span=span)
+            return State(self._expression(place, [*known, "p"]), span=span)
         data, shape = self.document.at(place), None
         level = parse_level(self.document.text((*place, "per")), known) if "per" in data else None
         if level is None and (problem := level_problem(key, entry.per)):
@@ -365,7 +366,7 @@ class _RuleReader:
         if entry.shape is not None:
             extents = [(*place, "shape", i) for i in range(len(entry.shape))]
             shape = tuple(self._expression(extent, known, "an extent") for extent in extents)
-        init = self._expression((*place, "init"), [*known, "p"], "an initial value") if "init" in data else const(0)
+        init = self._expression((*place, "init"), [*known, "p"]) if "init" in data else const(0)
         condition = None
         if entry.condition is not None:
             condition = self._expression((*place, "if"), [*_SHAPE, *self._static()], "a condition")

@@ -14,7 +14,7 @@ from rulec.compiler.layout import is_viewed
 from rulec.compiler.pipeline import compile
 from rulec.compiler.routing import Router
 from rulec.errors import HyperError, RuleError
-from rulec.language.node import FORESEEN_OPS, Kind, Op
+from rulec.language.node import WAVES, Kind, Op
 from rulec.language.rule import Rule
 from rulec.testing.interval import Array
 
@@ -124,6 +124,7 @@ def operation_rules() -> list[Rule]:
     expressions = [_expression(op) for op in Op if op.kind in kinds]
     # Powers with a special form in a backend, numbers of the compute dtype, and truth values from the table.
     expressions += ["g**0.5", "g**3", "g**-1", "g**-2", "g**-0.5", "abs(g)**0.3", "sqrt(where(g > p, 0.1, 0.3))"]
+    expressions += ["sin(g) + cos(p)"]
     expressions += ["where(t == 1 and g > p, g, p)", "where(g > p or t > 1, 1.1, p)", "g*where(t == 1, 0.7, p)"]
     return [rulec.parse(f"name: '{text}'\nstep: |\n  p = {text}\n") for text in expressions]
 
@@ -266,8 +267,9 @@ def _expression(op: Op) -> str:
         return "where(not g > p, g, p)"
     if op.kind is Kind.LOGIC:
         return f"where(g > p {op.symbol} g > 1, g, p)"
-    special = {Op.NEG: "-g", Op.WHERE: "where(g, p, 2*p)", Op.ISFINITE: "where(isfinite(g), p, 1)"}
-    if op in FORESEEN_OPS:
+    special = {Op.NEG: "-g", Op.WHERE: "where(g, p, 2*p)", Op.ISFINITE: "where(isfinite(g), p, 1)",
+               Op.ATAN2: "atan2(g, p)"}  # fmt: skip
+    if op in WAVES:
         return f"g*{op.symbol}(t) + p"
     if op in special:
         return special[op]

@@ -1,4 +1,4 @@
-"""Functions of values known before a step: their values in a schedule, and the sentence where a tensor is given."""
+"""Functions of values known before a step, in float64 and of any size: their values in a schedule."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import rulec
 import rulec.jax
 from rulec import math as rm
 from rulec.compiler.reference import ReferenceOptimizer
-from rulec.errors import RuleError
 from rulec.language.python import rule as rule_of
 
 SCHEDULE = "name: R\nhyper: {lr: 1}\nstep: |\n  direction = 0.5*(1 + cos(pi*minimum(t - 1, 5)/5))*g\n"
@@ -51,16 +50,7 @@ def test_a_schedule_in_a_rule_is_optaxs(how: str) -> None:
     np.testing.assert_allclose(found, exact, rtol=1e-14)
 
 
-@pytest.mark.parametrize("argument", ["g", "sum(g)", "m", "loss", "where(g > 0, 1, 2)"])
-def test_a_sine_of_what_a_step_computes_is_refused_at_its_line(argument: str) -> None:
-    text = f"name: R\nstate: {{m: 0}}\ninputs: {{loss: scalar}}\nstep: |\n  m = g + loss\n  p = p - m*sin({argument})\n"
-    with pytest.raises(RuleError, match=r"r\.yaml:6:3: sin is of values known before a step alone: make its argument"):
-        rulec.compile(rulec.parse(text, "r.yaml"))
-
-
 def test_python_says_the_same() -> None:
     traced = rule_of(lambda g, t: g * rm.cos(t) + rm.sin(t / 2))
     assert traced.step_text() == rulec.parse("name: R\nstep: |\n  direction = g*cos(t) + sin(t/2)\n").step_text()
     assert rm.cos(0.5) == np.cos(0.5)
-    with pytest.raises(RuleError, match="cos is of values known before a step alone"):
-        rulec.compile(rule_of(lambda g: rm.cos(g)))

@@ -15,6 +15,7 @@ from tests.rules.peer import Peer, adam_like, optax_peer, printed_peer, same, to
 from tests.rules.printed_kin import (
     AdaGradNorm,
     AdaLomo,
+    AdamAtan2,
     AdamD,
     AdaMomentum,
     AdaX,
@@ -71,6 +72,9 @@ KIN: tuple[Peer, ...] = (
     ),
     printed_peer("unscaled_adamw", "HeavyBall's formula", UnscaledAdamW, {**_ADAM_DECAY, "eps": 1e-3}),
     printed_peer("adamd", "the paper's algorithm", AdamD, _ADAM),
+    printed_peer(
+        "adam_atan2", "the paper's formula", AdamAtan2, {"lr": 0.03, "beta1": 0.8, "beta2": 0.95, "a": 1.27, "b": 0.9},
+    ),
     printed_peer("adax", "the paper's algorithm", AdaX, {"lr": 0.03, "beta1": 0.8, "beta2": 0.05, "eps": 1e-6}),
     printed_peer("adamomentum", "the paper's algorithm", AdaMomentum, _ADAM),
 )  # fmt: skip

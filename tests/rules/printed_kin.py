@@ -42,6 +42,16 @@ class AdamD(Printed):
         self.w[i] = self.w[i] - h["lr"] * self.m[i] / (np.sqrt(self.v[i] / (1 - h["beta2"] ** self.t)) + h["eps"])
 
 
+class AdamAtan2(Printed):
+    """Adam with an angle in place of its quotient (Everett and others 2024)."""
+
+    def update(self, i: int, g: Array, h: Hyper) -> None:
+        self.m[i] = h["beta1"] * self.m[i] + (1 - h["beta1"]) * g
+        self.v[i] = h["beta2"] * self.v[i] + (1 - h["beta2"]) * g**2
+        m_hat, v_hat = self.m[i] / (1 - h["beta1"] ** self.t), self.v[i] / (1 - h["beta2"] ** self.t)
+        self.w[i] = self.w[i] - h["lr"] * h["a"] * np.arctan2(m_hat, h["b"] * np.sqrt(v_hat))
+
+
 class AdaX(Printed):
     """Algorithm 2 of Li and others (2020), whose second moment grows without bound."""
 

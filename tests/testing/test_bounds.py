@@ -20,7 +20,8 @@ from rulec.testing.interval import Array, Range, Truth, apply, point, widen
 from rulec.testing.numerics import EPS, IEEE, XLA
 
 FUNCTIONS = [op for op in Op if op.kind in (Kind.ARITHMETIC, Kind.FUNCTION)]
-SIMPLE = [op for op in FUNCTIONS if op not in (Op.FLOORDIV, Op.RSQRT, Op.WHERE, Op.ISFINITE)]
+#: Without those of no program, and those of several operations.
+SIMPLE = [op for op in FUNCTIONS if op not in (Op.ATAN2, Op.FLOORDIV, Op.RSQRT, Op.WHERE, Op.ISFINITE)]
 
 
 def arity(op: Op) -> int:

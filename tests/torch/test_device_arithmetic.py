@@ -27,7 +27,7 @@ UNARY = [
 ]  # fmt: skip
 #: Of truth alone.
 LOGICAL = {Op.AND, Op.OR, Op.NOT}
-BINARY = [op for op in NUMPY if op not in {*UNARY, *LOGICAL, Op.WHERE}]
+BINARY = [op for op in NUMPY if op not in {*UNARY, *LOGICAL, Op.WHERE, Op.ATAN2}]
 
 
 def edges(dtype: str) -> np.ndarray[Any, Any]:
