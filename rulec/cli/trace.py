@@ -32,7 +32,8 @@ def trace(
 ) -> None:
     """Show the value of every line of a step.
 
-    For a small tensor: by the float64 reference, by a backend beside it, and their distance in ulps.
+    For a small tensor: by the float64 reference, by a backend beside it, and their distance in ulps. Gradients and
+    inputs are random numbers, also those at the passes of a rule.
     """
     from rulec.backend import registry
     from rulec.compare import lines
@@ -49,11 +50,12 @@ def trace(
     operands = trial.params[0], [g[0] for g in trial.gradients()]
     beside = None if backend == "none" else registry.usable(backend).name
     reason = ""
+    inputs = [*trial.inputs(kept.rule)] if kept.rule.inputs else []
     try:
-        traced = lines.trace(kept, routed_values, *operands, beside)
+        traced = lines.trace(kept, routed_values, *operands, beside, inputs)
     except BackendUnsupported as error:
         beside, reason = None, str(error)
-        traced = lines.trace(kept, routed_values, *operands, None)
+        traced = lines.trace(kept, routed_values, *operands, None, inputs)
     if json:
         print_json(_data(routed, trial.params[0], traced, beside, dtype))
         return
@@ -84,6 +86,7 @@ def _data(rule: Rule, start: Array, traced: Sequence[TracedStep], backend: str |
         "steps": [
             {
                 "g": step.gradient.astype(float).tolist(),
+                "inputs": {name: value.astype(float).tolist() for name, value in step.inputs.items()},
                 "lines": [
                     {
                         "line": v.line.text, "target": v.line.target, "reference": v.reference.tolist(),
@@ -104,7 +107,8 @@ def _print(start: Array, traced: Sequence[TracedStep], backend: str | None, dtyp
     seen = False
     for number, step in enumerate(traced, 1):
         out.print(f"\nstep {number}", style="bold")
-        out.print(f"  g = {_numbers(step.gradient)}", markup=False)
+        for name, given in {"g": step.gradient, **step.inputs}.items():
+            out.print(f"  {name} = {_numbers(given)}", markup=False)
         for value in step.values:
             ulps = value.ulps(dtype)
             first = bool(ulps) and not seen

@@ -5,11 +5,14 @@ So any backend can show its lines, by stores, and the values come from its own a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
+
+import numpy as np
 
 from rulec.compare.oracle import largest_ulps
-from rulec.compare.sides import Array, Hyper, ReferenceSide, Side, backend_side, check_inputs
+from rulec.compare.sides import Array, Hyper, Inputs, ReferenceSide, Side, backend_side
 from rulec.compiler.axes import AxisInference
 from rulec.compiler.ir import COLS, ROWS, Axes
 from rulec.compiler.lower import lower
@@ -44,7 +47,7 @@ def keep_lines(rule: Rule, shape: Sequence[int]) -> Lines:
     """The rule with extra states for the values of the lines, and the lines that run for a tensor of this shape."""
     from rulec.compiler.grouping import view_of
 
-    rule = rule.standalone()
+    rule = rule.in_one()
     prefix = "line"
     while any(key.startswith(prefix) for key in rule.state):
         prefix += "_"
@@ -114,25 +117,30 @@ class LineValue:
 
 @dataclass(frozen=True)
 class TracedStep:
-    """One step of a trace: its gradient, and the value of every line."""
+    """One step of a trace: its gradient and inputs, and the value of every line."""
 
     gradient: Array
+    inputs: Mapping[str, Array]
     values: tuple[LineValue, ...]
 
 
 def trace(
-    kept: Lines, hyper: Hyper, param: Array, grads: Sequence[Array], backend: str | None
-) -> tuple[TracedStep, ...]:
-    """Runs the lines over one tensor in the float64 reference, and beside it in a backend where one is named."""
-    check_inputs(kept.rule)
+    kept: Lines, hyper: Hyper, param: Array, grads: Sequence[Array], backend: str | None,
+    inputs: Sequence[Inputs] = (),
+) -> tuple[TracedStep, ...]:  # fmt: skip
+    """Runs the lines over one tensor in the float64 reference, and beside it in a backend where one is named.
+
+    `inputs` are those of each step, for a rule that has some.
+    """
     sides: list[Side] = [ReferenceSide(kept.rule, [param.copy()], hyper)]
     if backend is not None:
         sides.append(backend_side(kept.rule, [param.copy()], hyper, backend))
     steps = []
-    for grad in grads:
+    for grad, beside in zip_longest(grads, inputs, fillvalue={}):
         for side in sides:
-            side.step([grad.copy()])
+            side.step([grad.copy()], beside)
         states = [{k: v.copy() for k, v in side.values()[0].items()} for side in sides]
         values = [LineValue(line, *(s[line.state] for s in states), *[None] * (2 - len(states))) for line in kept.lines]
-        steps.append(TracedStep(grad, tuple(values)))
+        shown = {k: np.asarray(v[0] if isinstance(v, list) else v) for k, v in beside.items()}
+        steps.append(TracedStep(grad, shown, tuple(values)))
     return tuple(steps)

@@ -58,6 +58,22 @@ def lowered(rule: Rule) -> Rule:
     )  # fmt: skip
 
 
+def unrolled(rule: Rule) -> Rule:
+    """A whole step as one ordinary rule, with the gradients at the passes as inputs and the points as lines.
+
+    It shows what a step computes. Nothing evaluates the model at its points.
+    """
+    lines: list[Statement] = []
+    inputs, last = dict(rule.inputs), "g"
+    for key, at in rule.passes.items():
+        there, point = f"{key}.gradient", Assign(f"{key}.p", at.point, at.span)
+        taken = (point, Assign(gradient_of(key), name(there), at.span))
+        kept = Assign(gradient_of(key), name(last), at.span)
+        lines += taken if at.when is None else [Branch(at.when, taken, (kept,), at.span)]
+        inputs[there], last = "like p", gradient_of(key)
+    return replace(rule, step=(*lines, *rule.step), inputs=inputs, passes={})
+
+
 def _seen_from(rule: Rule, title: str, step: Sequence[Statement], place: int) -> Rule:
     """The lines `step` of a rule after `place` passes, where `g` is the last gradient and the others are inputs."""
     values = _values(rule, place)

@@ -237,13 +237,22 @@ class Rule:
         """
         from rulec.language.passes import lowered
 
+        return lowered(self._assigning())
+
+    def in_one(self) -> Rule:
+        """The rule as `standalone` has it, but with its passes as lines, and the gradients there as inputs."""
+        from rulec.language.passes import unrolled
+
+        return unrolled(self._assigning())
+
+    def _assigning(self) -> Rule:
         rule = self.check_whole()
         if not self.assigns_parameter:
             rule = replace(self, hyper=self.hyper_with_rate, step=self.whole_step)
         for key, hyper_parameter in rule.hyper.items():
             if hyper_parameter.default is None:
                 raise RuleError(f"hyper-parameter {key!r} of {self.name} has no default: bind it to a number")
-        return lowered(rule)
+        return rule
 
     def check_whole(self) -> Rule:
         """The same rule; RuleError for a wrapper around no rule."""

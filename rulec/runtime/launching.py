@@ -12,6 +12,7 @@ from rulec.backend.protocol import Rows
 from rulec.compiler.ir import Program
 from rulec.compiler.scalars import ScalarTable
 from rulec.errors import TensorError
+from rulec.language.node import Op, walk
 from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
 from rulec.runtime.bucket import Version
@@ -125,12 +126,22 @@ class Launcher:
             value = inputs[name]
             if not buffer.axes.elementwise:
                 there = getattr(part.bucket.backend, "on_device", False) and hasattr(value, "device")
-                checked[name] = value if there else _number(value, name)
+                checked[name] = value if there else self._number(value, name, program)
                 continue
             names = [f"{t.name} (its {name})" for t in part.tensors]
             dtype = part.bucket.layout.dtype(name)
             checked[name] = self.common.arrays.gradient_check([t.array for t in part.tensors], dtype, names)(value)
         return checked
+
+    def _number(self, value: Any, name: str, program: Program) -> float:
+        """An input that is one number; TensorError for NaN, where the rule does not ask whether it is one."""
+        number = _number(value, name)
+        if number != number and not any(n.op is Op.ISFINITE for n in walk(program.rule.expressions)):
+            raise TensorError(
+                f"the input {name!r} of {self.rule.name} is NaN, and nothing was changed: leave this step out, or let "
+                f"the rule test isfinite({name})"
+            )
+        return number
 
     def _each(
         self, part: Part, grads: Sequence[Any], inputs: Mapping[str, Any], outcomes: Sequence[Any],

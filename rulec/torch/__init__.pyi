@@ -738,6 +738,25 @@ class Adam(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class AdamAtan2(RuleOptimizer):
+    """Adam whose quotient is an angle, so that it needs no eps and does not depend on the gradient's scale."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        a: float = 1.0,
+        b: float = 1.0,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
 class AdamC(RuleOptimizer):
     """AdamW whose decay falls with the learning rate once more, so that weights and gradients stay level."""
 
@@ -1942,6 +1961,27 @@ class HyperballAdam(RuleOptimizer):
         betas: tuple[float, float] = (0.9, 0.99),
         eps: float = 1e-08,
         weight_decay: float = 0.01,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class Iso(RuleOptimizer):
+    """Turns the singular vectors of a matrix by their own momenta, and keeps its singular values."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        momentum: float = 0.9,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        weight_decay: float = 0.01,
+        adamw_lr: float = 0.001,
         *,
         maximize: bool = False,
         capturable: bool = False,

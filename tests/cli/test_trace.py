@@ -83,6 +83,18 @@ def test_a_tensor_is_traced_by_the_rule_it_is_routed_to() -> None:
     assert "newton_schulz" in run("trace", "muon", "--steps", "1", "--shape", "2x2")
 
 
+def test_a_rule_with_passes_shows_its_points_and_inputs() -> None:
+    traced = run_json("trace", "looksam(polyak_sgd)", "--steps", "2", "--dtype", "float64", "--hyper", "k=2")
+    first, second = ({v["target"]: np.array(v["reference"]) for v in s["lines"]} for s in traced["steps"])
+    p, g = np.array(traced["p"]), np.array(traced["steps"][0]["g"])
+    np.testing.assert_allclose(first["climb.p"], p + g * 0.1 / (np.linalg.norm(g) + 1e-12), rtol=1e-15)
+    assert first["climb.g"].tolist() == traced["steps"][0]["inputs"]["climb.gradient"]
+    assert second["climb.g"].tolist() == traced["steps"][1]["g"]
+    assert traced["steps"][0]["inputs"]["loss"] > 0
+    assert all(v["ulps"] == 0 for v in traced["steps"][0]["lines"] if v["target"] == "climb.p")
+    assert "\n  climb.gradient = " in run("trace", "sam(sgd)", "--steps", "1")
+
+
 def test_shapes() -> None:
     assert read_shape("3") == (3,)
     assert read_shape("2x4") == (2, 4)

@@ -14,7 +14,7 @@ from pytorch_optimizer.optimizer.scion import LMONorm
 
 from rulec.arrays import random
 from tests.rules.peer import Peer, adam_like, printed_peer, torch_peer
-from tests.rules.printed_decomposed import AdaGO, Dion, Dion2, NorDion2, SPlus
+from tests.rules.printed_decomposed import AdaGO, Dion, Dion2, Iso, NorDion2, SPlus
 from tests.rules.printed_whitened import KLSOAP, KLShampoo, Moso, PolarGrad, Spel
 from tests.rules.projectors import WholeProjector
 from tests.rules.runs import Hyper
@@ -184,6 +184,10 @@ _PRINTED: tuple[Peer, ...] = (
             "lr": 0.02, "mu": 0.9, "beta": 0.8, "fraction": 0.6, "eps": 1e-6, "weight_decay": 0.07, "adamw_lr": 0.03,
             "adamw_eps": 1e-8, "beta1": 0.7, "beta2": 0.9, "ns_steps": 5,
         },
+    ),
+    printed_peer(
+        "iso", "its formula", Iso,
+        {"lr": 0.02, "momentum": 0.8, "adamw_lr": 0.03, "beta1": 0.7, "beta2": 0.9, "weight_decay": 0.07},
     ),
     printed_peer(
         "splus", "its Algorithm 1", SPlus,

@@ -123,6 +123,33 @@ class Dion(WithAdam):
         return np.asarray(w - h["lr"] * (math.sqrt(rows / cols) * left @ self.right[i].T + h["weight_decay"] * w))
 
 
+class Iso(WithAdam):
+    """The isospectral step of Emerging-Optimizers (2026), with momentum and the retraction by QR; the singular values stay."""
+
+    flattened = False
+
+    def __init__(self, params: Sequence[Array]) -> None:
+        super().__init__(params)
+        self.parts: dict[int, list[Array]] = {}
+
+    def matrix(self, i: int, g: Array, w: Array, h: Hyper) -> Array:
+        if i not in self.parts:
+            left, values, right = np.linalg.svd(w, full_matrices=False)
+            self.parts[i] = [left, right.T, values, np.zeros_like(left), np.zeros_like(right.T)]
+        left, right, values, slow_left, slow_right = self.parts[i]
+        slow_left = h["momentum"] * slow_left + (g @ right) * values
+        slow_right = h["momentum"] * slow_right + (g.T @ left) * values
+        left, right = _turned(left - h["lr"] * slow_left), _turned(right - h["lr"] * slow_right)
+        self.parts[i] = [left, right, values, slow_left, slow_right]
+        return np.asarray((left * values) @ right.T)
+
+
+def _turned(x: Array) -> Array:
+    """The orthogonal factor beside a triangular one with a positive diagonal."""
+    orthogonal, triangular = np.linalg.qr(x)
+    return np.asarray(orthogonal * np.sign(np.diagonal(triangular)))
+
+
 class SPlus(Printed):
     """Algorithm 1 of Frans, Levine and Abbeel (2025), with the weight decay of the authors' code."""
 

@@ -498,6 +498,7 @@ def test_inputs_reach_kernels_and_reductions(backend: str) -> None:
         ({"loss": 1.0, "h": [np.ones(3), [1.0, 2.0]]}, r"tensor 1 \(its h\) is a list"),
         ({"loss": np.ones(3), "h": [np.ones(3), np.ones(2)]}, "the input 'loss' must be one number, not ndarray"),
         ({"loss": "low", "h": [np.ones(3), np.ones(2)]}, "the input 'loss' must be one number, not str 'low'"),
+        ({"loss": np.nan, "h": [np.ones(3), np.ones(2)]}, "'loss' of Weighted is NaN, and nothing was changed: leave"),
     ],
 )
 def test_inputs_that_do_not_fit_are_refused_and_nothing_is_written(inputs: dict[str, Any], message: str) -> None:
@@ -507,6 +508,14 @@ def test_inputs_that_do_not_fit_are_refused_and_nothing_is_written(inputs: dict[
     with pytest.raises(TensorError, match=message):
         ours.step(grads, inputs)
     assert ours.everything() == before
+
+
+def test_a_rule_that_asks_for_it_is_given_a_loss_that_is_no_number() -> None:
+    rule = rulec.parse("name: R\ninputs: {loss: scalar}\nstep: |\n  p = p - where(isfinite(loss), loss, 0)*g\n")
+    ours = Run(rule, [np.ones(3)])
+    for loss in (np.nan, 0.5):
+        ours.step([np.ones(3)], {"loss": loss})
+    np.testing.assert_array_equal(ours.params[0], np.full(3, 0.5))
 
 
 # What cannot be
