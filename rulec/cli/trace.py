@@ -38,13 +38,13 @@ def trace(
     from rulec.backend import registry
     from rulec.compare import lines
     from rulec.compare.trial import Trial
-    from rulec.compiler.routing import route
+    from rulec.compiler.routing import written_for
     from rulec.runtime.engine import default_hyper
 
     whole, extent = find_rule(rule), read_shape(shape)
     values = default_hyper(whole, numbers(hyper, "--hyper"))
     trial = Trial(check_dtype(dtype), steps, (extent,), seed)
-    routed = route(whole, extent)
+    routed = written_for(whole, extent).in_one()
     kept = lines.keep_lines(routed, extent)
     routed_values = {name: value for name, value in values.items() if name in routed.hyper}
     operands = trial.params[0], [g[0] for g in trial.gradients()]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 
 import numpy as np
 
@@ -136,7 +135,7 @@ def trace(
     if backend is not None:
         sides.append(backend_side(kept.rule, [param.copy()], hyper, backend))
     steps = []
-    for grad, beside in zip_longest(grads, inputs, fillvalue={}):
+    for grad, beside in zip(grads, inputs or [{}] * len(grads), strict=True):
         for side in sides:
             side.step([grad.copy()], beside)
         states = [{k: v.copy() for k, v in side.values()[0].items()} for side in sides]

@@ -36,10 +36,11 @@ class Side(Protocol):
 
 
 def check_inputs(rule: Rule) -> None:
-    """RuleError for a rule with inputs: neither another library nor a trace has values for them."""
+    """RuleError for a rule with inputs: another library has no values for them."""
     if rule.inputs:
         raise RuleError(
-            f"{rule.name} has inputs ({', '.join(rule.inputs)}), which only rulec check has values for: use that"
+            f"{rule.name} has inputs ({', '.join(rule.inputs)}), which only rulec check and "
+            f"rulec trace have values for: use one of them"
         )
 
 

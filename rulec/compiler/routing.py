@@ -49,6 +49,12 @@ def route(rule: Rule, shape: Sequence[int], tags: Collection[str] = ()) -> Rule:
     return Router(rule).choose(shape, tags)
 
 
+def written_for(rule: Rule, shape: Sequence[int], tags: Collection[str] = ()) -> Rule:
+    """The rule that `route` chooses, as it is written: with its passes. RuleError where no rule applies."""
+    chosen = route(rule, shape, tags)
+    return next((each for each in _chain(rule) if applies(each, shape, tags)), chosen)
+
+
 def _chain(rule: Rule) -> Iterator[Rule]:
     current: Rule | None = rule
     while current is not None:

@@ -66,11 +66,13 @@ def unrolled(rule: Rule) -> Rule:
     lines: list[Statement] = []
     inputs, last = dict(rule.inputs), "g"
     for key, at in rule.passes.items():
-        there, point = f"{key}.gradient", Assign(f"{key}.p", at.point, at.span)
-        taken = (point, Assign(gradient_of(key), name(there), at.span))
-        kept = Assign(gradient_of(key), name(last), at.span)
-        lines += taken if at.when is None else [Branch(at.when, taken, (kept,), at.span)]
-        inputs[there], last = "like p", gradient_of(key)
+        there, here = f"{key}.gradient", gradient_of(key)
+        taken = (Assign(f"{key}.p", at.point, at.span), Assign(here, name(there), at.span))
+        if at.when is None:
+            lines.extend(taken)
+        else:
+            lines.append(Branch(at.when, taken, (Assign(here, name(last), at.span),), at.span))
+        inputs[there], last = "like p", here
     return replace(rule, step=(*lines, *rule.step), inputs=inputs, passes={})
 
 

@@ -124,7 +124,7 @@ class Dion(WithAdam):
 
 
 class Iso(WithAdam):
-    """The isospectral step of Emerging-Optimizers (2026), with momentum and the retraction by QR; the singular values stay."""
+    """Emerging-Optimizers' isospectral step, with momentum and the retraction by QR; the singular values stay."""
 
     flattened = False
 
