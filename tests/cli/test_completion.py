@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from rulec.cli.app import app
 from rulec.cli.completion import backend_words, rule_words
-from tests.cli.running import process
 
 
 def test_rules_backends_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,8 +24,6 @@ def test_rules_backends_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert backend_words("c") == ["c", "cpu", "cupy"]
 
 
-def test_the_shell_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    for key, value in {"_RULEC_COMPLETE": "complete_bash", "COMP_WORDS": "rulec play adamw", "COMP_CWORD": "2"}.items():
-        monkeypatch.setenv(key, value)
-    done = process(program="import sys; sys.argv = ['rulec']; import rulec.cli; rulec.cli.main()")
-    assert "adamw" in done.stdout.split(), done
+def test_the_shell_is_answered() -> None:
+    asked = {"_RULEC_COMPLETE": "complete_bash", "COMP_WORDS": "rulec play adamw", "COMP_CWORD": "2"}
+    assert "adamw" in CliRunner().invoke(app, [], env=asked).stdout.split()

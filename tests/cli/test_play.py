@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from rulec.cli.play import listen, opening_of
-from tests.cli.running import error, process
+from tests.cli.running import error
 
 
 def test_the_text_of_a_rule(tmp_path: Path) -> None:
@@ -45,10 +46,7 @@ def test_files_that_are_no_text(tmp_path: Path) -> None:
     assert f"{file} has 100001 characters, over the limit of 100000" in error("play", str(file), "--no-browser")
 
 
-def test_without_starlette_the_remedy_is_said() -> None:
-    program = (
-        "import sys; sys.modules['starlette'] = None; sys.argv = ['rulec', 'play']; import rulec.cli; rulec.cli.main()"
-    )
-    done = process(program=program)
-    assert done.returncode == 2
-    assert "rulec play needs Starlette and uvicorn: pip install 'rulec[play]'" in done.stderr
+def test_without_starlette_the_remedy_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "rulec.play.server", raising=False)
+    monkeypatch.setitem(sys.modules, "starlette.applications", None)
+    assert error("play") == "error: rulec play needs Starlette and uvicorn: pip install 'rulec[play]'\n"

@@ -155,8 +155,8 @@ $("open").addEventListener("submit", async (event) => {
 $("open-name").addEventListener("input", ({ target }) => target.setCustomValidity(""));
 
 $("copy").addEventListener("click", async ({ target }) => {
-  await navigator.clipboard.writeText(editor.text());
-  target.textContent = "Copied";
+  const done = await navigator.clipboard.writeText(editor.text()).then(() => true, () => false);
+  target.textContent = done ? "Copied" : "Not allowed";
   setTimeout(() => { target.textContent = "Copy"; }, 1500);
 });
 $("download").addEventListener("click", () => {
