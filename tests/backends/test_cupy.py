@@ -68,9 +68,15 @@ def test_every_operation(dtype: str) -> None:
 
 
 @pytest.mark.slow
-def test_every_rule_in_float32() -> None:
-    report = check_backend(backend(), arrays=CupyKind(), dtypes=["float32"])
-    assert (report.rules, report.refused, report.unmet, report.stages) == (rulec.rules(), [], [], True)
+def test_it_is_a_backend() -> None:
+    report = check_backend(backend(), CUTS, ["float32"], CupyKind())
+    assert (report.rules, report.refused, report.unmet, report.stages) == ([*CUTS], [], [], True)
+
+
+@pytest.mark.another
+@pytest.mark.parametrize("name", [name for name in rulec.rules() if name not in KINDS])
+def test_every_rule_in_float32(name: str) -> None:
+    check_rule(SUBJECT, loaded(name), "float32")
 
 
 @pytest.mark.slow
@@ -339,10 +345,10 @@ def test_the_scalar_program_on_the_device_is_its_definition(cupy: Any, name: str
     check_scalars(cupy, name, narrow)
 
 
-@pytest.mark.slow
-def test_every_scalar_program_on_the_device_is_its_definition(cupy: Any) -> None:
-    for name in rulec.rules():
-        check_scalars(cupy, name)
+@pytest.mark.another
+@pytest.mark.parametrize("name", rulec.rules())
+def test_every_scalar_program_on_the_device_is_its_definition(cupy: Any, name: str) -> None:
+    check_scalars(cupy, name)
 
 
 # PyTorch's tensors

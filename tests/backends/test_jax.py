@@ -107,10 +107,10 @@ def test_rules_of_every_kind_in_other_dtypes(wide: bool) -> None:
         check_rule(subject(), loaded(name), "float64" if wide else "bfloat16", FEW)
 
 
-@pytest.mark.slow
-def test_every_rule() -> None:
-    for name in rulec.rules():
-        check_rule(subject(), loaded(name), "float32", FEW)
+@pytest.mark.another
+@pytest.mark.parametrize("name", rulec.rules())
+def test_every_rule(name: str) -> None:
+    check_rule(subject(), loaded(name), "float32", FEW)
 
 
 def test_the_code_reads_like_the_rule() -> None:
