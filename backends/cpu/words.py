@@ -217,8 +217,8 @@ def _fetch_add() -> Any:
     return intrinsic_word(2, lambda at, count: types.int64, generate)
 
 
-def _prefetch() -> Any:
-    """`prefetch(at, offset)`: has a line of memory fetched that is read soon, and goes on; of any address."""
+def _fetch_line() -> Any:
+    """`fetch_line(at, offset)`: has a line of memory fetched that is read soon, and goes on; of any address."""
     from llvmlite import ir
     from numba import types
 
@@ -330,7 +330,7 @@ WORDS: Mapping[str, Callable[[], Any]] = {
     "float32": partial(of_numba, "float32"), "float64": partial(of_numba, "float64"),
     "where": _where, "chance": _chance, "in_range": partial(_place, cpu_storage.in_range, 3),
     "in_rows": partial(_place, cpu_storage.in_rows, 7),
-    "fetch_add": _fetch_add, "popcount": _popcount, "prefetch": _prefetch, "accumulate": _accumulate,
+    "fetch_add": _fetch_add, "popcount": _popcount, "fetch_line": _fetch_line, "accumulate": _accumulate,
     "word": partial(_peek, "int64"), "number": partial(_peek, "float64"),
     "lowest": partial(_extreme, "minimum"), "highest": partial(_extreme, "maximum"),
     **{name: partial(_function, formula, 2 if name in _BINARY else 1) for name, formula in FUNCTIONS.items()},

@@ -52,13 +52,13 @@ def _fetches(places: Anatomy, of: dict[str, str]) -> list[str]:
     end = 8 * places.end - 8
     lines = [(of["object"], 0), (of["storage"], 0), (of["meta"], 8 * places.grad), (of["version"], 8 * places.count)]
     lines += [(of[name], line) for name in ("impl", "last") for line in (*range(0, end, 64), end)]
-    return [f"prefetch({at}, {line})" for at, line in (*lines, (of["memory"], 8 * places.data))]
+    return [f"fetch_line({at}, {line})" for at, line in (*lines, (of["memory"], 8 * places.data))]
 
 
 _TEXT = '''"""A survey of parameters and gradients in torch's memory. Printed by rulec."""
 
 from rulec_backends.cpu.words import (
-    compiled, fetch_add, float32, load_float32, number, prefetch, store_bits_float64, store_float32, store_float64,
+    compiled, fetch_add, fetch_line, float32, load_float32, number, store_bits_float64, store_float32, store_float64,
     word,
 )
 
