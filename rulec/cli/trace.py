@@ -107,8 +107,8 @@ def _print(start: Array, traced: Sequence[TracedStep], backend: str | None, dtyp
     seen = False
     for number, step in enumerate(traced, 1):
         out.print(f"\nstep {number}", style="bold")
-        for name, given in {"g": step.gradient, **step.inputs}.items():
-            out.print(f"  {name} = {_numbers(given)}", markup=False)
+        for name, read in {"g": step.gradient, **step.inputs}.items():
+            out.print(f"  {name} = {_numbers(read)}", markup=False)
         for value in step.values:
             ulps = value.ulps(dtype)
             first = bool(ulps) and not seen

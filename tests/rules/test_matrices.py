@@ -25,7 +25,11 @@ SHAPES = ((5,), (), (6, 4), (4, 6), (5, 5), (2, 4, 3), (2, 2, 3, 3))
 
 #: One row for what is composed, and those of them that 50 digits can compute: without LAPACK's decompositions.
 FIRST = tuple({peer.composed: peer for peer in reversed(MATRICES)}.values())
-WITHOUT_DIGITS = ("shampoo", "soap", "galore", "fira", "conda", "scalableshampoo", "dash", "splus", "kl_soap", "moso")
+WITHOUT_DIGITS = (
+    "shampoo", "soap", "galore", "fira", "conda", "scalableshampoo", "dash", "splus", "kl_soap", "moso", "iso"
+)  # fmt: skip
+#: Rules that keep the singular values of weights: those of zero stay.
+FIXED = ("iso",)
 EXACT = tuple(peer for peer in FIRST if peer.composed not in WITHOUT_DIGITS)
 
 
@@ -59,7 +63,7 @@ def test_all_zero(peer: Peer, run: str) -> None:
         ours.step(grads, now)
     for p in ours.params():
         assert np.isfinite(p).all()
-        assert np.abs(p).max() > 1e-3 * peer.hyper["lr"]
+        assert np.abs(p).max() > 1e-3 * peer.hyper["lr"] or (p.ndim == 2 and peer.composed in FIXED)
 
 
 @pytest.mark.parametrize("peer", [peer for peer in MATRICES if peer.rounds], ids=str)
