@@ -55,7 +55,8 @@ const check = latest(async () => {
 // Marks mistakes in the editor, and lists them below it.
 function tell(mistakes) {
   editor.mark(mistakes);
-  $("stale").hidden = !mistakes.length || !shown;
+  $("stale").hidden = !mistakes.length;
+  $("stale").textContent = shown ? "This is the last text without mistakes." : "The rule is shown here once its text has no mistakes.";
   $("shown").classList.toggle("old", mistakes.length > 0);
   const items = mistakes.map((mistake) => {
     const [sentence] = mistake.message.split("\n");
@@ -67,6 +68,7 @@ function tell(mistakes) {
 }
 
 function show() {
+  $("shown").hidden = false;
   $("name").textContent = shown.name;
   $("summary").textContent = shown.summary;
   const { authors, title, url, year } = shown.paper;
