@@ -22,6 +22,18 @@ PATIENCE = 30.0
 #: Keys that are pressed by name: their code.
 KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowRight": 39, "ArrowDown": 40}
 
+#: The middle of an element in the page, once it has been at one place for three frames.
+POINT = """async (element) => {
+  element.scrollIntoView({ block: "center" });
+  for (let last = "", frames = 0; ; ) {
+    const { left, top, width, height } = element.getBoundingClientRect();
+    frames = last === `${left} ${top}` ? frames + 1 : 0;
+    if (frames === 3) return [left + width / 2, top + height / 2];
+    last = `${left} ${top}`;
+    await new Promise(requestAnimationFrame);
+  }
+}"""
+
 
 def command() -> str | None:
     """The command of a Chromium; None where none is installed."""
@@ -98,11 +110,8 @@ class Tab:
             time.sleep(0.05)
 
     def point(self, selector: str) -> tuple[float, float]:
-        """Moves the pointer to the middle of an element, and gives this place."""
-        at = self.value(
-            f"const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center'}}); "
-            "const r = e.getBoundingClientRect(); [r.left + r.width/2, r.top + r.height/2]"
-        )
+        """Moves the pointer to the middle of an element, once the layout rests, and gives this place."""
+        at = self.value(f"await ({POINT})(document.querySelector({json.dumps(selector)}))")
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=at[0], y=at[1])
         return at[0], at[1]
 
