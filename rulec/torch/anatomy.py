@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import operator
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -64,9 +65,11 @@ class Anatomy:
 
 @functools.cache
 def anatomy() -> Anatomy | None:
-    """The places of this process; None where they cannot be learnt."""
-    whole = getattr(sys, "_is_gil_enabled", lambda: True)()
-    if not whole or sys.byteorder != "little" or ctypes.sizeof(ctypes.c_void_p) != 8:
+    """The places of this process; None where they cannot be learnt, and with RULEC_SURVEY=0."""
+    locked = getattr(sys, "_is_gil_enabled", lambda: True)()
+    if os.environ.get("RULEC_SURVEY") == "0" or not locked:
+        return None
+    if sys.byteorder != "little" or ctypes.sizeof(ctypes.c_void_p) != 8:
         return None
     for _ in range(_TRIALS):  # a word of freed memory may look like any other
         try:

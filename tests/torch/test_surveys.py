@@ -221,6 +221,32 @@ def test_steps_of_other_ways_in_between_are_followed() -> None:
     assert difference(*found) == 0
 
 
+def test_objects_that_follow_in_the_place_of_others_are_noticed() -> None:
+    """CPython gives the memory of a number that nobody needs any more to the next one."""
+    params = parameters(shapes=SHAPES * 5)
+    optimizer = rulec.torch.SGD(params, lr=float("0.5"))
+    group = optimizer.param_groups[0]
+    for _ in range(4):
+        for number in range(STEPS):
+            give_gradients(params, number)
+            before = params[1].detach().clone()
+            optimizer.step()
+            torch.testing.assert_close(params[1], before - group["lr"] * params[1].grad, rtol=1e-6, atol=1e-6)
+        assert optimizer._machine is not None
+        assert optimizer._machine.repeat is not None
+        group["lr"] = group["lr"] * 0.5
+        group["lr"] = group["lr"] * 0.5
+
+
+def test_an_environment_variable_turns_surveys_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RULEC_SURVEY", "0")
+    anatomies.anatomy.cache_clear()
+    try:
+        assert anatomies.anatomy() is None
+    finally:
+        anatomies.anatomy.cache_clear()
+
+
 def test_places_are_learnt_here() -> None:
     """Else every step asks each tensor, and is several times slower."""
     assert anatomies.anatomy() is not None, "torch keeps its tensors in a way that is not understood: steps are slower"
