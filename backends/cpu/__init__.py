@@ -134,7 +134,7 @@ def _file_name(name: str) -> str:
 
 #: The modules with the definitions of words and the calls of the compiler. Text of other modules is in the source.
 _WORDS = (
-    "words", "math", "tables", "lanes", "storage", "machine", "ffi_words", "noise_words",
+    "words", "math", "tables", "lanes", "storage", "machine", "target", "ffi_words", "noise_words",
     "noise_record", "normal", "philox", "format_words",
 )  # fmt: skip
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from rulec.errors import InternalError
+
+from .target import small_target
 
 #: The entry of an object file: the kernel, or the handler for XLA.
 ENTRY, FFI_ENTRY = "rulec_kernel", "rulec_ffi"
@@ -32,18 +34,26 @@ def compile_text(source: str, path: Path, entry: str = ENTRY) -> str:
 
     It has the C function `ENTRY(job)`, or, for a source with an entry for XLA, `FFI_ENTRY(frame)`.
     """
-    from numba import int64
     from numba.core.errors import NumbaError
+
+    with small_target() as small, suppress(Exception):  # whatever fails is tried with all of Numba
+        if small:
+            return _compiled(source, path, entry)
+    try:
+        return _compiled(source, path, entry)
+    except NumbaError as error:
+        raise InternalError(f"Numba does not compile the kernel that rulec printed to {path}: {error}") from error
+
+
+def _compiled(source: str, path: Path, entry: str) -> str:
+    from numba import int64
 
     # A name that no module has: Numba would look the kernel's globals up in that module.
     namespace: dict[str, Any] = {"__name__": f"_rulec_kernel_{path.stem}", "__file__": str(path)}
     exec(compile(source, str(path), "exec"), namespace)  # noqa: S102 - printed by rulec
     kernel = namespace["kernel" if entry == ENTRY else "enter"]
-    try:
-        with _wide_vectors() if "accumulate" in namespace else nullcontext():
-            kernel.compile((int64,) * (1 if entry == ENTRY else 3))
-    except NumbaError as error:
-        raise InternalError(f"Numba does not compile the kernel that rulec printed to {path}: {error}") from error
+    with _wide_vectors() if "accumulate" in namespace else nullcontext():
+        kernel.compile((int64,) * (1 if entry == ENTRY else 3))
     (signature,) = kernel.signatures
     native = kernel.overloads[signature].fndesc.mangled_name
     return f"{kernel.inspect_llvm(signature)}\n{_entry(native) if entry == ENTRY else _ffi_entry(native)}"

@@ -69,11 +69,11 @@ def of_numba(name: str) -> Any:
 
 def _compiled(inlined: bool = False) -> Any:
     """The decorator of a kernel's functions; `inlined` of those whose text takes the place of their calls."""
-    from numba import njit
+    from .target import compiled
 
     # No contraction, no reassociation: a kernel's bits are those of its text. Divisions by zero are IEEE's.
     options = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True, "forceinline": inlined}
-    return njit(**options)  # type: ignore[call-overload]
+    return compiled(options)
 
 
 def intrinsic_word(arity: int, signature: _Signature, generate: _Generate) -> Any:

@@ -165,9 +165,9 @@ def survey_of(
 ) -> Survey | None:  # fmt: skip
     """The survey of a step's parameters, whose gradients kernels can read; None where there is none.
 
-    There is none of other classes than torch's own, and wherever a look may not tell all.
+    There is none of other classes than torch's own, none of tensors on devices, and none where a look may not tell all.
     """
-    if not {Tensor, Parameter}.issuperset(map(type, params)):
+    if not {Tensor, Parameter}.issuperset(map(type, params)) or not all(p.is_cpu for p in params):
         return None
     grads = [p.grad for p in written]
     if any(g is None or not g.numel() for g in grads) or max(t.dim() for t in (*params, *grads)) > DIMENSIONS:  # type: ignore[union-attr]

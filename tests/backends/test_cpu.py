@@ -22,6 +22,7 @@ from rulec_backends.cpu import CpuBackend, limit_kernel
 from rulec_backends.cpu import limit as cpu_limit
 from rulec_backends.cpu import machine as cpu_machine
 from rulec_backends.cpu import stage as cpu_stage
+from rulec_backends.cpu import target as cpu_target
 from rulec_backends.cpu import threads as cpu_threads
 from rulec_backends.cpu.threads import POLICY
 from tests.backends.cpu_programs import Bucket, bucket_of, interpret, kernel_of, program_of
@@ -322,3 +323,26 @@ def test_arms_that_store_nothing_or_read_no_input(name: str) -> None:
 def test_it_is_a_backend() -> None:
     report = check_backend("cpu", rules=["adamw", "lamb", "adafactor"], dtypes=["float32"])
     assert (report.refused, report.unmet, report.stages) == ([], [], True)
+
+
+def without_numbers(text: str) -> str:
+    """LLVM assembly without the numbers of values and the marks of versions."""
+    return re.sub(r"B\d+v\d+B\w+", "", re.sub(r"%[\w.]+", "%", text))
+
+
+def test_the_small_target_gives_the_machine_code_of_numbas_own() -> None:
+    source = CpuBackend().emit(program_of("sgd"), layout_for(program_of("sgd"), "float32"))
+    path = Path("kernel.py")
+    with cpu_target.small_target() as small:
+        assert small, "Numba lost what targets are made of: compiling takes three times as long"
+        text = cpu_machine._compiled(source, path, cpu_machine.ENTRY)
+    assert without_numbers(text) == without_numbers(cpu_machine._compiled(source, path, cpu_machine.ENTRY))
+
+
+def test_whatever_the_small_target_fails_at_numbas_own_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(**_: object) -> None:
+        raise AttributeError("a Numba of another version")
+
+    monkeypatch.setattr(cpu_target, "_dispatcher", lambda: fails)
+    source = CpuBackend().emit(program_of("sgd"), layout_for(program_of("sgd"), "float32"))
+    assert "rulec_kernel" in cpu_machine.compile_text(source, Path("kernel.py"))
