@@ -80,7 +80,9 @@ def test_every_rule_in_float32(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "dtype", ["bfloat16", *(pytest.param(d, marks=pytest.mark.whole) for d in ("float64", "float16"))]
+)
 def test_rules_of_every_kind_in_other_dtypes(dtype: str) -> None:
     for name in (*KINDS, *AWKWARD):
         check_rule(SUBJECT, rule_of(name), dtype, MATRIX_SHAPES[2:])

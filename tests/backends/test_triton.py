@@ -121,7 +121,7 @@ def test_ends_of_blocks_and_tiles() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("blocks", ["DEFAULT", "INTERPRETED"])
+@pytest.mark.parametrize("blocks", ["DEFAULT", pytest.param("INTERPRETED", marks=pytest.mark.whole)])
 def test_all_ends_of_blocks_and_tiles(blocks: str) -> None:
     rules = "([r for r in staged_rules() if r.name == 'Rows0'][0], loaded('sm3'), loaded('apollo'))"
     check_ends(blocks, "('adamw', 'lamb', 'dadapt_adam')", FLAT, rules, SHAPED)

@@ -69,7 +69,7 @@ def iterates(tx: Any, function: Any, steps: int) -> Iterator[np.ndarray[Any, Any
 
 
 @pytest.mark.peer
-@pytest.mark.slow  # optax's searches take seconds to compile
+@pytest.mark.another  # optax's searches take seconds to compile
 @pytest.mark.parametrize("name", SEARCHES)
 def test_iterates_are_those_of_optax(name: str) -> None:
     for function in (rosenbrock, quadratic):

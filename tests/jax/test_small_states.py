@@ -219,7 +219,14 @@ def test_formats_that_cannot_be(state_dtype: Any, kind: type[Exception], words: 
 
 
 @pytest.mark.parametrize(
-    ("word", "backend"), [("dynamic8", "jax"), *(pytest.param(*case, marks=pytest.mark.slow) for case in PACKED)]
+    ("word", "backend"),
+    [
+        ("dynamic8", "jax"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow if case in PACKED[2:4] else pytest.mark.another)
+            for case in PACKED
+        ),
+    ],
 )
 def test_packed_states_step_as_others_do(word: str, backend: str) -> None:
     """Of XLA's code a rule that leaves a step out, which keeps the old codes: the kernels do not know such rules."""

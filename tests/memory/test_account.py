@@ -228,6 +228,7 @@ def parameters(shape: Shape) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.whole
 def test_billions_of_parameters_take_no_memory() -> None:
     training = Training(partial(Transformer, LLAMA, True), tokens(1, 2048), "sgd", dtype="bfloat16")
     assert peak_growth(lambda: account(training, "eager", before=1)) < 2**30

@@ -218,7 +218,7 @@ def test_dtypes(name: str, dtype: str, state_dtype: str, tmp_path: Path) -> None
         np.testing.assert_allclose(ours.astype(np.float64), theirs, atol=precision * np.abs(theirs).max(), rtol=0)
 
 
-@pytest.mark.slow
+@pytest.mark.another
 @pytest.mark.parametrize("name", ["adamw", "lamb", "adafactor", "came", "lookahead(adam, k=2)"])
 def test_threads_change_no_bit(name: str, tmp_path: Path) -> None:
     rule = rulec.load(name)

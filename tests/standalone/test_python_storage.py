@@ -189,8 +189,17 @@ NEAR = {"uint8": (0.002, 16), "int8": (0.002, 1), "int16": (0.05, 256)}
 
 
 @pytest.mark.slow
-def test_files_for_jax_have_them_but_where_xla_rounds_in_other_ways(tmp_path: Path) -> None:
-    cases = (*CASES, *OTHERS[:-2], *WIDE)  # updates of plain weights in 16 bits are rounded themselves
+@pytest.mark.parametrize(
+    "cases",
+    [
+        pytest.param(CASES[::2], id="some"),
+        # Updates of plain weights in 16 bits are rounded themselves.
+        pytest.param((*CASES[1::2], *OTHERS[:-2], *WIDE), marks=pytest.mark.whole, id="rest"),
+    ],
+)
+def test_files_for_jax_have_them_but_where_xla_rounds_in_other_ways(
+    cases: Sequence[tuple[str, str, dict[str, str], str]], tmp_path: Path
+) -> None:
     runs, wanted = prepared(cases)
     for case, arrays, expected in zip(cases, ran(tmp_path, "jax", JAX, *runs), wanted, strict=True):
         assert len(arrays) == len(expected)
@@ -286,7 +295,7 @@ def test_printed_functions_of_numpy_are_the_definition(form: Format, tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "form", [pytest.param(f, marks=pytest.mark.whole if i % 3 else (), id=f.key) for i, f in enumerate(FORMATS)]
+    "form", [pytest.param(f, marks=pytest.mark.whole if i % 5 else (), id=f.key) for i, f in enumerate(FORMATS)]
 )
 def test_printed_functions_of_jax_are_those_of_rulecs_steps(form: Format, tmp_path: Path) -> None:
     lines = ["import math", "import numpy as np", "import jax.numpy as jnp"]

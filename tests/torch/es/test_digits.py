@@ -32,7 +32,14 @@ SLOWER: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize(
-    ("family", "rule"), [("signflip", "sgd"), ("permuted", "adam"), ("lowrank", "lion"), ("independent", "sgd")]
+    ("family", "rule"),
+    [
+        ("permuted", "adam"),
+        *(
+            pytest.param(*case, marks=pytest.mark.whole)
+            for case in (("signflip", "sgd"), ("lowrank", "lion"), ("independent", "sgd"))
+        ),
+    ],
 )
 def test_a_perceptron(family: str, rule: str) -> None:
     model = perceptron()
