@@ -66,12 +66,13 @@ def operands(op: Op, dtype: str) -> list[Array]:
 
 
 def test_every_operation_and_matrix_function_is_there() -> None:
-    assert ARITHMETIC.keys() == NumpyLibrary.arithmetic.keys()
+    """But for atan2, which is made of others before a library sees it."""
+    assert ARITHMETIC.keys() == NumpyLibrary.arithmetic.keys() - {Op.ATAN2}
     assert MATRIX.keys() == NUMPY_MATRIX.keys() == {op for op in Op if op.kind is Kind.MATRIX}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("op", NUMPY, ids=lambda op: op.name.lower())
+@pytest.mark.parametrize("op", [op for op in NUMPY if op is not Op.ATAN2], ids=lambda op: op.name.lower())
 def test_operations_have_the_bits_of_the_definition(op: Op, dtype: str) -> None:
     given = [frozen(x) for x in operands(op, dtype)]
     with np.errstate(all="ignore"):
