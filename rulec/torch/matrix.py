@@ -76,9 +76,14 @@ def _orthogonalized(y: Tensor, coefficients: Coefficients) -> Tensor:
     return y.T if tall else y
 
 
-def addmm(y: Tensor, a: Tensor, b: Tensor, *, beta: float, alpha: float = 1.0, out: Tensor | None = None) -> Tensor:
-    """`beta*y + alpha*a @ b` of matrices of one dtype, summed in float32 where they have 16 bits, and rounded once."""
-    if not _widens(a, b):
+def addmm(
+    y: Tensor, a: Tensor, b: Tensor, *, beta: float, alpha: float = 1.0, out: Tensor | None = None, piece: bool = False
+) -> Tensor:  # fmt: skip
+    """`beta*y + alpha*a @ b` of matrices of one dtype, summed in float32 where they have 16 bits, and rounded once.
+
+    A `piece` of a matrix is computed as the whole, that is large enough.
+    """
+    if not _widens(a, b, 0 if piece else _WORTH_WIDENING):
         return torch.addmm(y, a, b, beta=beta, alpha=alpha, out=out)
     product = torch.addmm(y.float(), a.float(), b.float(), beta=beta, alpha=alpha)
     return product.to(y.dtype) if out is None else out.copy_(product)
@@ -88,13 +93,13 @@ def _mm(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
     return out.copy_(a.float() @ b.float()) if _widens(a, b) else torch.mm(a, b, out=out)
 
 
-def _widens(a: Tensor, b: Tensor) -> bool:
-    """Whether the product is computed from float32 copies.
+def _widens(a: Tensor, b: Tensor, least: int = _WORTH_WIDENING) -> bool:
+    """Whether the product, of so many multiplications at least, is computed from float32 copies.
 
     On a processor without instructions for 16-bit numbers torch multiplies them in a loop over elements, which takes
     twenty times as long for large matrices as copies and their product. Its sums have another order.
     """
-    return a.device.type == "cpu" and a.shape[0] * b.numel() >= _WORTH_WIDENING and not multiplies(a.dtype)
+    return a.device.type == "cpu" and a.shape[0] * b.numel() >= least and not multiplies(a.dtype)
 
 
 def gram(y: Tensor) -> Tensor:

@@ -65,8 +65,8 @@ class TorchQuintic:
 
     def polynomial(self, rows: Tensor, gram: Tensor, b: float, c: float) -> Tensor:
         """Rows of the polynomial, from rows of the Gram matrix and the whole of it."""
-        return addmm(rows, rows, gram, beta=b, alpha=c)
+        return addmm(rows, rows, gram, beta=b, alpha=c, piece=True)
 
     def following(self, y: Tensor, polynomial: Tensor, a: float) -> Tensor:
         """The piece after one step."""
-        return addmm(y, polynomial, y, beta=a)
+        return addmm(y, polynomial, y, beta=a, piece=True)

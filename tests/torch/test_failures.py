@@ -140,13 +140,13 @@ def of_rounds(rank: int, mesh: Any, name: str, placed: Any, bad: int) -> None:
     """A kernel that fails between two rounds: in the first step, and in one whose messages are known."""
     count = len(placed) * test_meshes.MESSAGES.get(name, 9) + 1
     twins = Twins(name, mesh, placed)
-    for seed in (1, 2, 3):
+    for seed in (1, 2):
         check_told(failed(twins, seed, fault_between(1) if rank == bad else None), bad, rank)
         twins.give(seed)
         twins.alone.step()
         with test_meshes.counted() as sent, fault_between(-1) as calls:
             twins.optimizer.step()
-        assert len(sent) <= count
+        assert len(sent) <= count, (name, placed, sent)
         error = failed(twins, seed, fault_between(calls[0]) if rank == bad else None)
         check_told(error, bad, rank)
         assert any(f"step: {name}" in str(error) for name in twins.names)
@@ -170,13 +170,12 @@ def fault_in_values() -> Iterator[None]:
         yield
 
 
-def of_values(rank: int, mesh: Any) -> None:
+def of_values(rank: int, mesh: Any, name: str) -> None:
     """A value between two exchanges fails, in the first step and in a later one."""
-    for name in ("soap", "clip >> soap"):
-        twins = Twins(name, mesh, [Shard(0)])
-        for seed in (1, 2):
-            check_told(failed(twins, seed, fault_in_values() if rank == 0 else None), 0, rank)
-        twins.check()
+    twins = Twins(name, mesh, [Shard(0)])
+    for seed in (1, 2):
+        check_told(failed(twins, seed, fault_in_values() if rank == 0 else None), 0, rank)
+    twins.check()
 
 
 def left_behind(rank: int, mesh: Any) -> None:
@@ -234,8 +233,7 @@ def gone(rank: int, mesh: Any) -> None:
 def of_two(rank: int) -> None:
     mesh = init_device_mesh("cpu", (2,))
     of_rounds(rank, mesh, "clip >> lamb", [Shard(0)], 1)
-    of_rounds(rank, mesh, "normuon", [Shard(0)], 0)
-    of_values(rank, mesh)
+    of_values(rank, mesh, "soap")
     left_behind(rank, mesh)
     of_owners(rank, mesh)
     of_teams(rank, mesh, (("begin", 1), ("gram", 2), ("added", 1), ("end", 1)), 1)
@@ -249,15 +247,18 @@ def test_one_of_two_processes_fails_in_work_for_both() -> None:
 
 def of_four(rank: int) -> None:
     """Replicas that work by themselves learn of an error too; so do four owners of a matrix."""
-    twins = Twins("muon", init_device_mesh("cpu", (2, 2)), [Replicate(), Shard(0)])
+    grid, line = init_device_mesh("cpu", (2, 2)), init_device_mesh("cpu", (4,))
+    twins = Twins("muon", grid, [Replicate(), Shard(0)])
     for seed in (1, 2):
         check_told(failed(twins, seed, fault(Delegated, "_worked") if rank == 3 else None), 3, rank)
     twins.check()
     check_replicas(twins)
-    of_teams(rank, init_device_mesh("cpu", (4,)), (("gram", 3),), 2)
+    of_teams(rank, line, (("gram", 3),), 2)
+    of_rounds(rank, line, "normuon", [Shard(0)], 0)
+    of_values(rank, line, "clip >> soap")
     for placed in ([Replicate(), Shard(0)], [Shard(0), Shard(1)]):
-        for name in ("clip >> lamb", "adafactor", "soap"):
-            of_rounds(rank, init_device_mesh("cpu", (2, 2)), name, placed, 2)
+        for name in ("clip >> lamb", "adafactor"):
+            of_rounds(rank, grid, name, placed, 2)
 
 
 @pytest.mark.slow
