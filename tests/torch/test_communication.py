@@ -24,7 +24,7 @@ from tests.torch.test_meshes import Twins, kind_of, refused
 ROOT = Path(__file__).resolve().parents[2]
 
 #: Our calls for a DTensor beyond those for a tensor, in a step.
-CALLS_OF_TENSOR = 12
+CALLS_OF_TENSOR = 16
 
 
 @contextmanager
