@@ -62,8 +62,10 @@ SETTINGS = {"galore": {"rank": 1}, "apollo": {"rank": 1}, "fira": {"rank": 1}}
 #: Rules of matrices, that are not given vectors here.
 OF_MATRICES = ("muon", "normuon")
 
-#: Rules whose sums depend on one another more often than others'.
-ROUNDS = {"adalite": 11, "lbfgs_direction": 10}
+#: Rules with more messages than others: as sums depend on one another, or follow exchanges.
+ROUNDS = {
+    "adalite": 24, "lbfgs_direction": 10, "dash": 7, "kron": 8, "nordion2": 8, "scalableshampoo": 7, "soap >> clip": 8,
+}  # fmt: skip
 
 
 def rule_of(name: str) -> rulec.Rule:
