@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from benchmarks.kernels import threads
@@ -22,6 +22,9 @@ COLD_ROUNDS = 3
 #: Seconds: what `import rulec` may add to `import numpy`; from `import rulec` to the end of the first step; the
 #: compilation of one rule into an empty cache.
 IMPORT, FIRST_STEP, COLD = 0.1, 0.5, 3.0
+
+#: Seconds for the kernels of a rule of the library, from its file to machine code: compiled, and from the cache.
+COMPILED, KEPT = 1.0, 0.03
 
 FIRST = "import of rulec to the end of the first step"
 
@@ -58,6 +61,27 @@ rulec.torch.AdamW([parameter]).step()
 seconds = time.perf_counter() - begin
 """
 
+_LIBRARY = """
+import sys, time
+import rulec
+from rulec.backend import registry
+from rulec.compiler.layout import layout_for
+from rulec.testing.cases import buckets_of, loaded
+before, backend = set(sys.modules), registry.get("cpu")
+
+def build(name):
+    for bucket in buckets_of(loaded(name), [(24, 16)]):
+        layout = layout_for(bucket.program, "float32")
+        backend.build(bucket.program, layout, backend.emit(bucket.program, layout))
+
+build("sgd")  # Numba is loaded, and compiles once
+seconds = {}
+for name in sorted(rulec.rules()):
+    begin = time.perf_counter()
+    build(name)
+    seconds[name] = time.perf_counter() - begin
+"""
+
 _REPORT = f"""
 import json
 added = sorted(name for name in {HEAVY!r} if name in sys.modules and name not in before)
@@ -77,6 +101,9 @@ def measure(quick: bool, advance: Callable[[], object] = lambda: None) -> Result
             advance()
     rows.append(_cold(1 if quick else COLD_ROUNDS))
     advance()
+    if not quick:
+        rows += _library()
+    advance()
     return Result("start", rows, quick, threads(), ["every figure is the median of new processes"])
 
 
@@ -90,7 +117,7 @@ def programs() -> list[tuple[str, str]]:
 
 def parts() -> int:
     """The number of figures."""
-    return len(programs()) + 2
+    return len(programs()) + 3
 
 
 def _row(subject: str, measure: str, program: str, target: float, rounds: int, cache: str | None = None) -> Row:
@@ -107,6 +134,20 @@ def _cold(rounds: int) -> Row:
             seconds.append(_run(_ARRAY_STEP, cache)["seconds"])
     measure = f"{FIRST}, which compiles"
     return Row("arrays, empty cache", measure, statistics.median(seconds), COLD, "at most", "s", {"seconds": seconds})
+
+
+def _library() -> Iterator[Row]:
+    """The seconds that the kernels of each rule take, in one process with an empty cache and one after it."""
+    with tempfile.TemporaryDirectory(prefix="rulec-bench-") as cache:
+        for what, target in (("compiled", COMPILED), ("from the cache", KEPT)):
+            seconds: dict[str, float] = _run(_LIBRARY, cache)["seconds"]
+            slowest = sorted(seconds, key=lambda name: -seconds[name])
+            late = [name for name in slowest if seconds[name] > target]
+            subject = f"kernels of {len(seconds)} rules for a matrix, cpu, {what}"
+            middle = statistics.median(seconds.values())
+            yield Row(subject, "the rule in the middle", middle, target, "at most", "s", {"seconds": seconds})
+            yield Row(subject, f"the slowest, {slowest[0]}", seconds[slowest[0]], target, "at most", "s")
+            yield Row(subject, f"rules that take over {target:g} s", len(late), 0, "at most", "", {"rules": late})
 
 
 def _run(program: str, cache: str | None) -> dict[str, Any]:
