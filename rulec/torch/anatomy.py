@@ -84,6 +84,9 @@ def anatomy() -> Anatomy | None:
 
 _TRIALS = 8
 
+#: The least pieces of memory that are allocated, filled and freed for the tensors of a trial.
+_PIECES = 24
+
 #: Shapes of more dimensions lie outside of a tensor.
 DIMENSIONS = 5
 
@@ -125,19 +128,25 @@ def _read(tensors: Sequence[Tensor]) -> list[Words]:
 
 
 def _made_on(fill: int) -> list[Tensor]:
-    """Three tensors of two rows of three numbers, made on memory that was full of one byte."""
+    """Three tensors of two rows of three numbers, made on memory that was full of one byte.
+
+    An allocator with many free pieces keeps a few at hand and takes up to seven more of them at once. Only where none
+    is at hand are the pieces freed here the next to be taken, so another number of them is tried.
+    """
     library = ctypes.CDLL(None)
-    allocate, free, size = library.malloc, library.free, _usable(torch.zeros(2, 3)._cdata)
+    allocate, free = library.malloc, library.free
+    size = min(_usable(t._cdata) for t in [torch.zeros(2, 3) for _ in range(_PIECES)])
     allocate.restype, free.argtypes, free.restype = ctypes.c_void_p, [ctypes.c_void_p], None
-    pieces = [allocate(ctypes.c_size_t(size)) for _ in range(24)]
-    for piece in pieces:
-        ctypes.memset(piece, fill, size)
-    for piece in pieces:
-        free(piece)
-    tensors = [t for t in [torch.zeros(2, 3) for _ in pieces] if t._cdata in pieces]
-    if len(tensors) < 3:
-        raise _Unlike
-    return tensors[:3]
+    for count in range(_PIECES, 2 * _PIECES):
+        pieces = [allocate(ctypes.c_size_t(size)) for _ in range(count)]
+        for piece in pieces:
+            ctypes.memset(piece, fill, size)
+        for piece in pieces:
+            free(piece)
+        tensors = [t for t in [torch.zeros(2, 3) for _ in pieces] if t._cdata in pieces]
+        if len(tensors) >= 3:
+            return tensors[:3]
+    raise _Unlike
 
 
 def words_at(address: int) -> Words:

@@ -256,7 +256,8 @@ def test_states_in_bfloat16_need_a_cupy_that_has_it(cupy: Any, monkeypatch: pyte
 
 
 def test_the_library_has_every_operation_and_matrix_function(cupy: Any) -> None:
-    assert CupyLibrary().arithmetic.keys() == NumpyLibrary().arithmetic.keys()
+    """But for atan2, which the compiler makes of other operations."""
+    assert CupyLibrary().arithmetic.keys() == NumpyLibrary().arithmetic.keys() - {Op.ATAN2}
     assert CupyLibrary().matrix.keys() == NumpyLibrary().matrix.keys()
 
 
