@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from rulec.compiler.ir import Program, Stage
 from rulec.language.node import Kind, Node, Op, name, rewrite, walk
@@ -65,7 +66,7 @@ def _scalar_lines(program: Program) -> list[str]:
 def named_values(program: Program, roots: list[Node]) -> dict[Node, str]:
     """A name for each value with a line of its own: the author's, or else `x` and a number."""
     labelled = {v: re.sub(r"\W", "_", label) for v, label in program.labels.items()}
-    wanted = set(shared(roots)) | set(labelled)
+    wanted = set(shared(roots)) | set(labelled) | _parts_of_sums(roots)
     names: dict[Node, str] = {}
     taken = {b.name for b in program.buffers}
     for value in walk(roots):
@@ -76,6 +77,30 @@ def named_values(program: Program, roots: list[Node]) -> dict[Node, str]:
             taken.add(name)
             names[value] = name
     return names
+
+
+#: Terms with constants in one line.
+_TERMS = 3
+
+
+def _parts_of_sums(roots: Sequence[Node]) -> set[Node]:
+    """Long sums of terms with constants, and the sums of every few of their terms: else a line has all of them."""
+    terms: dict[Node, int] = {}
+    for value in walk(roots):
+        rest = _without_term(value)
+        if rest is not None:
+            terms[value] = 1 + terms.get(rest, 0)
+    inner = {_without_term(value) for value in terms}
+    return {value for value, count in terms.items() if not count % _TERMS or (count > _TERMS and value not in inner)}
+
+
+def _without_term(value: Node) -> Node | None:
+    """`x` of a polynomial's `x*y + 2`, by Horner's rule, and of `x - y*2`; None of anything else."""
+    if value.op is Op.ADD and value.args[1].op is Op.CONST and value.args[0].op is Op.MUL:
+        return value.args[0].args[0]
+    if value.op is Op.SUB and value.args[1].op is Op.MUL and value.args[1].args[1].op is Op.CONST:
+        return value.args[0]
+    return None
 
 
 def stage_lines(program: Program, stage: Stage) -> list[str]:

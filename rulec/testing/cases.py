@@ -124,7 +124,7 @@ def operation_rules() -> list[Rule]:
     expressions = [_expression(op) for op in Op if op.kind in kinds]
     # Powers with a special form in a backend, numbers of the compute dtype, and truth values from the table.
     expressions += ["g**0.5", "g**3", "g**-1", "g**-2", "g**-0.5", "abs(g)**0.3", "sqrt(where(g > p, 0.1, 0.3))"]
-    expressions += ["sin(g) + cos(p)"]
+    expressions += ["sin(g*cos(p))"]
     expressions += ["where(t == 1 and g > p, g, p)", "where(g > p or t > 1, 1.1, p)", "g*where(t == 1, 0.7, p)"]
     return [rulec.parse(f"name: '{text}'\nstep: |\n  p = {text}\n") for text in expressions]
 
