@@ -116,7 +116,7 @@ def programs() -> list[tuple[str, str]]:
 
 
 def parts() -> int:
-    """The number of figures."""
+    """The number of parts, after each of which `measure` calls `advance`."""
     return len(programs()) + 3
 
 
