@@ -67,10 +67,11 @@ def bench(
         with progress() as shown:
             task = shown.add_task(one.name, total=one.parts)
             results.append(one.run(partial(shown.advance, task)))
+        _keep(results[:-1], json, results[-1])
         if json != Path("-"):
             _print(results[-1])
-    if json is not None:
-        _write(results, json)
+    if json == Path("-"):
+        print_json([result.data() for result in results])
     if chart is not None:
         _draw(results[0], chart)
     if page is not None and json is not None:
@@ -116,16 +117,11 @@ def _check_rules(names: list[str] | None) -> None:
 
 
 def _keep(done: list[Result], path: Path | None, so_far: Result) -> None:
-    """Writes the results so far of a measurement under way, beside the finished ones."""
-    if path is not None and path != Path("-"):
-        _write([*done, so_far], path)
-
-
-def _write(results: list[Result], path: Path) -> None:
-    data = [result.data() for result in results]
-    if path == Path("-"):
-        print_json(data)
+    """Writes the results of a measurement, finished or under way, beside those before it; no failure loses them."""
+    if path is None or path == Path("-"):
         return
+    results = [*done, so_far]
+    data = [result.data() for result in results]
     if path.suffix == ".json":
         write_text(path, json_text(data[0] if len(data) == 1 else data) + "\n")
         return

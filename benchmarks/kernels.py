@@ -36,7 +36,15 @@ class Pair:
     @property
     def state_names(self) -> list[str]:
         """The states for which kernels have pointers, in order."""
-        return [b.name for b in kernel_buffers(self.program) if b.role == "state"]
+        return self._names("state")
+
+    @property
+    def input_names(self) -> list[str]:
+        """The inputs of every element, in order."""
+        return self._names("input")
+
+    def _names(self, role: str) -> list[str]:
+        return [b.name for b in kernel_buffers(self.program) if b.role == role]
 
     def rows(self, count: int, shape: tuple[int, ...]) -> Rows:
         """The scalar table for tensors of one group, all at step `STEP`, with default hyper-parameters."""
@@ -68,11 +76,12 @@ def _cpu(module: str) -> Any:
 
 
 def bound(
-    kernel: Kernel, params: Sequence[Any], grads: Sequence[Any], states: Sequence[dict[str, Any]], rows: Rows
-) -> Callable[[], object]:
-    """A function for one run of the kernel over these tensors."""
+    kernel: Kernel, params: Sequence[Any], grads: Sequence[Any], states: Sequence[dict[str, Any]], rows: Rows,
+    inputs: Mapping[str, Sequence[Any]] | None = None,
+) -> Callable[[], object]:  # fmt: skip
+    """A function for one run of the kernel over these tensors; `inputs` are those of every element, by name."""
     call = kernel.bind(params, states)
-    return lambda: call(0, grads, rows)
+    return lambda: call(0, grads, rows, inputs)
 
 
 def as_storage(numbers: Array, dtype: str) -> Array:
@@ -114,6 +123,11 @@ class Pool:
         param = self.array("p", kernels.layout.dtype("p"), positive=False)
         grad = self.array("g", kernels.layout.dtype("g"), positive=False)
         return [param], [grad], [states]
+
+    def inputs(self, kernels: Pair) -> dict[str, list[Array]]:
+        """The inputs of one tensor's elements by name, for a kernel's layout."""
+        names = kernels.input_names
+        return {name: [self.array(f"input {name}", kernels.layout.dtype(name), positive=True)] for name in names}
 
 
 def _tile(name: str, size: int, positive: bool) -> Array:

@@ -91,8 +91,8 @@ def _half_width(name: str, dtype: str, states: str, pool: Pool, rounds: int) -> 
 
 def _contenders(kernels: Pair, pool: Pool) -> dict[str, Callable[[], object]]:
     """The kernel and its limit over the same tensors; the limit does not change them."""
-    tensors, rows = pool.tensors(kernels), kernels.rows(1, (pool.elements,))
-    return {"kernel": bound(kernels.kernel, *tensors, rows), "limit": bound(kernels.limit, *tensors, rows)}
+    arguments = (*pool.tensors(kernels), kernels.rows(1, (pool.elements,)), pool.inputs(kernels))
+    return {"kernel": bound(kernels.kernel, *arguments), "limit": bound(kernels.limit, *arguments)}
 
 
 def _limit_row(subject: str, kernels: Pair, times: Times, elements: int, measure: str, target: float) -> Row:

@@ -53,6 +53,11 @@ def torch_adamw(net: GPT, lr: float) -> Trainer:
     return _deferred(torch.optim.AdamW(net.parameters(), lr=lr, weight_decay=WEIGHT_DECAY, fused=True))
 
 
+def torch_foreach(net: GPT, lr: float) -> Trainer:
+    """torch.optim.AdamW again, by its other code: how far two codes of one formula part."""
+    return _deferred(torch.optim.AdamW(net.parameters(), lr=lr, weight_decay=WEIGHT_DECAY, foreach=True))
+
+
 def rulec_adamw(net: GPT, lr: float) -> Trainer:
     """rulec.torch.AdamW."""
     return _deferred(rulec.torch.AdamW(net.parameters(), lr=lr, weight_decay=WEIGHT_DECAY))
@@ -101,6 +106,7 @@ def rulec_muon(net: GPT, lr: float) -> Trainer:
 #: Name -> what makes the trainer of a model.
 CONTENDERS: Mapping[str, Callable[[GPT, float], Trainer]] = {
     "torch AdamW": torch_adamw,
+    "torch AdamW, foreach": torch_foreach,
     "rulec AdamW": rulec_adamw,
     "rulec AdamW, eager": rulec_eager,
     "torch clip, AdamW": torch_clip,
@@ -109,8 +115,9 @@ CONTENDERS: Mapping[str, Callable[[GPT, float], Trainer]] = {
     "rulec Muon": rulec_muon,
 }
 
-#: Contender of rulec -> the contender of torch with the same formulas.
+#: Contender -> the contender of torch with the same formulas.
 PAIRS = {
+    "torch AdamW, foreach": "torch AdamW",
     "rulec AdamW": "torch AdamW",
     "rulec AdamW, eager": "torch AdamW",
     "rulec clip >> AdamW": "torch clip, AdamW",

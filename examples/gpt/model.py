@@ -27,7 +27,7 @@ class Size:
 #: `small` is for two cores, `large` has the extents of GPT-2 with 124 million weights but the vocabulary.
 SIZES = {
     "tiny": Size(layers=2, heads=2, width=32, length=32, sequences=2, steps=3, lr=1e-3),
-    "small": Size(layers=6, heads=6, width=384, length=128, sequences=8, steps=100, lr=1e-3),
+    "small": Size(layers=6, heads=6, width=384, length=128, sequences=4, steps=100, lr=3e-4),
     "large": Size(layers=12, heads=12, width=768, length=1024, sequences=32, steps=1000, lr=6e-4),
 }
 

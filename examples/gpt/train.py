@@ -6,12 +6,12 @@ python -m examples.gpt.train --size small --json docs/data/gpt.json --chart docs
 from __future__ import annotations
 
 import json
-import resource
 import statistics
 import subprocess
 import sys
 import time
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +19,7 @@ import torch
 import typer
 from rich.progress import track
 
+from benchmarks.resident import peak_growth
 from examples.gpt import in_jax
 from examples.gpt.chart import draw
 from examples.gpt.contenders import CONTENDERS, PAIRS, Trainer
@@ -91,18 +92,25 @@ def figures(results: dict[str, Any], size: Size) -> dict[str, Any]:
 
 
 def peak(name: str, size: str, device: str) -> int:
-    """The most bytes that three steps take at once, in a process of their own; on a CPU those of the whole process."""
+    """The most bytes that a model with three steps takes at once, in a process of its own.
+
+    On a CPU: what the process grows by. Its libraries are loaded and a first model was trained before.
+    """
     command = [sys.executable, "-m", "examples.gpt.train", "--memory-of", name, "--size", size, "--device", device]
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def _peak_here(name: str, size: Size, device: str) -> int:
-    run = Run(name, size, device)
-    for (tokens, following), _ in zip(batches(corpus(), size.sequences, size.length, seed=1), range(3), strict=False):
-        run.train(tokens, following)
+    def work(extents: Size) -> None:
+        run = Run(name, extents, device)
+        for tokens, following in islice(batches(corpus(), extents.sequences, extents.length, seed=1), 3):
+            run.train(tokens, following)
+
     if device != "cpu":
+        work(size)
         return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    work(SIZES["tiny"])
+    return peak_growth(lambda: work(size))
 
 
 @app.command()
@@ -122,10 +130,12 @@ def train(
     if memory_of is not None:
         print(_peak_here(memory_of, extents, device))
         return
-    results = figures(trained(extents, device, jax, steps or extents.steps), extents)
+    steps = steps or extents.steps
+    results = figures(trained(extents, device, jax, steps), extents)
     for name in CONTENDERS:
         results[name]["peak bytes"] = peak(name, size, device)
-    record = {"size": {"name": size, **asdict(extents)}, "device": device, "machine": facts(), "runs": results}
+    sizes = {"name": size, **asdict(extents)}
+    record = {"size": sizes, "steps": steps, "device": device, "machine": facts(), "runs": results}
     _report(results)
     if json_path is not None:
         json_path.write_text(json.dumps(_rounded(record), indent=1) + "\n")

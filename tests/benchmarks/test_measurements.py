@@ -77,19 +77,20 @@ def test_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rules, "QUICK_ROUNDS", 1)
     ticks: list[None] = []
     monkeypatch.setattr(rules, "HALF_WIDTH", (("adamw", "bfloat16", "float32"),))
-    result = rules.measure(True, ["adamw", "rprop"], lambda: ticks.append(None))
+    result = rules.measure(True, ["adamw", "rprop", "sophia"], lambda: ticks.append(None))
     figures = {row.what: row for row in result.rows}
     assert {what: row.target for what, row in figures.items()} == {
         f"adamw, float32: {rules.LIMIT}": 0.95,
         f"adamw, torch.optim.AdamW(fused=True): {rules.FUSED}": 1.0,
         f"rprop, float32: {rules.LIMIT}": 0.95,
         f"rprop, torch.optim.Rprop(foreach=True): {rules.FOREACH}": 4.0,
+        f"sophia, float32: {rules.LIMIT}": 0.95,
         f"adamw, bfloat16 with float32 states: {rules.LIMIT_HALF}": 0.9,
     }
     limited = figures[f"adamw, bfloat16 with float32 states: {rules.LIMIT_HALF}"]
     assert limited.detail["bytes"] == (3 * 2 + 4 * 4) * 10_000
     assert limited.value == pytest.approx(limited.detail["limit"] / limited.detail["kernel"])
-    assert len(ticks) == measurement("rules", True, ["adamw", "rprop"]).parts
+    assert len(ticks) == measurement("rules", True, ["adamw", "rprop", "sophia"]).parts
 
 
 def test_many(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,6 +197,17 @@ def test_the_command_writes_what_it_measured(tmp_path: Path, monkeypatch: pytest
     assert result.rows[0].subject == "sgd, float32"
     run("bench", "rules", "--quick", "--rule", "sgd", "--json", str(tmp_path / "one.json"))
     assert read_result(tmp_path / "one.json").rows[0].subject == "sgd, float32"
+
+
+def test_a_measurement_that_fails_loses_none_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RulecError("no more memory")
+
+    monkeypatch.setattr(memory, "SMALL", 1000)
+    monkeypatch.setattr(memory_steps, "RULES", {})
+    monkeypatch.setattr(race, "measure", fails)
+    run("bench", "memory", "race", "--quick", "--rule", "adamw", "--json", str(tmp_path), code=2)
+    assert read_result(tmp_path / "memory.json").rows
 
 
 def test_a_rule_that_a_measurement_does_not_have_is_said() -> None:

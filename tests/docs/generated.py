@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tests.docs import es_tables, faults_table, mesh_table, names_table, race_table
+from tests.docs import es_tables, faults_table, mesh_table, names_table, race_table, training_table
 from tests.docs.figures import benchmarks
 from tests.docs.language_tables import commands, functions, well_known_ranges
 from tests.docs.optax_table import optax_functions
@@ -25,4 +25,5 @@ MAKERS: Mapping[str, Callable[[], str]] = {
     **mesh_table.MAKERS,
     **names_table.MAKERS,
     **race_table.MAKERS,
+    **training_table.MAKERS,
 }

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import io
 import json
 import linecache
@@ -43,7 +44,9 @@ _BIN = Path(sys.executable).parent
 EXAMPLES = ROOT / "docs" / "examples"
 
 #: What `sh` blocks may hold: set-up, and commands whose existence is checked.
-_SET_UP = re.compile(r"pip install (-e )?'?\.(\[[\w,]+\])?'?|make \w+( \w+=.*)?|rulec \w+.*|\.ci/run|gfortran -o .*")
+_SET_UP = re.compile(
+    r"pip install (-e )?'?\.(\[[\w,]+\])?'?|make \w+( \w+=.*)?|rulec \w+.*|\.ci/run|gfortran -o .*|python -m examples\..*"
+)
 
 
 def example(name: str) -> ModuleType:
@@ -222,5 +225,7 @@ def _check_command(line: str) -> None:
         assert set(named) <= set(extras), f"pyproject.toml has no extra {set(named) - set(extras)}"
     if words[0] == ".ci/run":
         assert (ROOT / words[0]).is_file()
+    if words[0] == "python":
+        assert importlib.util.find_spec(words[2]) is not None, f"there is no program {words[2]}"
     if words[0] == "rulec":
         assert _command(f"rulec {words[1]} --help").returncode == 0, f"there is no command {line!r}"
