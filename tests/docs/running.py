@@ -45,7 +45,8 @@ EXAMPLES = ROOT / "docs" / "examples"
 
 #: What `sh` blocks may hold: set-up, and commands whose existence is checked.
 _SET_UP = re.compile(
-    r"pip install (-e )?'?\.(\[[\w,]+\])?'?|make \w+( \w+=.*)?|rulec \w+.*|\.ci/run|gfortran -o .*|python -m examples\..*"
+    r"pip install (-e )?'?\.(\[[\w,]+\])?'?|make \w+( \w+=.*)?|rulec \w+.*|\.ci/run|gfortran -o .*"
+    r"|python -m examples\..*"
 )
 
 
