@@ -1,8 +1,8 @@
 """Which rules of the library a test of machinery runs, and when.
 
-Every day: one rule of each kind. With the slow tests: a quarter of the others, another quarter in each test; so it is
-with other choices than rules that are marked `another`. `make whole` runs them all. What a rule itself claims (its
-numbers, its peers, every backend) is tested for every rule, in tests/rules and by the suite of tests/backends.
+Every day: one rule of each kind. With the slow tests: an eighth of the others, another eighth in each test; so it is
+with other choices than rules that are marked `another`. `make whole` runs them all. What a rule itself claims, its
+numbers and its peers, is tested for every rule, in tests/rules.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ import pytest
 
 import rulec
 from tests.backends.kinds import BETWEEN, KINDS
+
+#: One in so many of the other rules and choices runs with the slow tests.
+SHARE = 8
 
 
 @cache
@@ -37,26 +40,26 @@ def _parameter(case: tuple[Any, ...]) -> Any:
     return pytest.param(*case, marks=[pytest.mark.another] if case[0] in _others() else [])
 
 
-def by_quarter(names: Iterable[str], test: str) -> list[Any]:
-    """Lists of rules as parameters, for a slow test that runs many rules in one process: a quarter, and the others."""
-    quarter = in_quarter(names := [*names], test)
-    rest = [name for name in names if name not in quarter]
+def by_share(names: Iterable[str], test: str) -> list[Any]:
+    """Lists of rules as parameters, for a slow test that runs many rules in one process: a share, and the others."""
+    share = in_share(names := [*names], test)
+    rest = [name for name in names if name not in share]
     return [
-        pytest.param(quarter, marks=pytest.mark.slow, id="quarter"),
+        pytest.param(share, marks=pytest.mark.slow, id="share"),
         pytest.param(rest, marks=[pytest.mark.slow, pytest.mark.whole], id="rest"),
     ]
 
 
-def in_quarter(names: Iterable[str], test: str) -> list[str]:
-    """The rules of a test's quarter, by a digest of both: a new rule moves no other."""
-    return [name for name in names if zlib.crc32(f"{test} {name}".encode()) % 4 == 0]
+def in_share(names: Iterable[str], test: str) -> list[str]:
+    """The rules of a test's share, by a digest of both: a new rule moves no other."""
+    return [name for name in names if zlib.crc32(f"{test} {name}".encode()) % SHARE == 0]
 
 
 def rank(item: pytest.Item) -> None:
-    """Marks a test of another rule of a kind `slow`, and three of four `whole` too, by a digest of its name."""
+    """Marks a test of another rule of a kind `slow`, and all beyond a share `whole` too, by a digest of its name."""
     if item.get_closest_marker("another") is not None:
         item.add_marker(pytest.mark.slow)
-        if zlib.crc32(item.nodeid.encode()) % 4:
+        if zlib.crc32(item.nodeid.encode()) % SHARE:
             item.add_marker(pytest.mark.whole)
 
 

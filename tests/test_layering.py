@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import rulec
-from tests.library import by_quarter
+from tests.library import by_share
 
 ROOT = Path(__file__).resolve().parent.parent
 FRAMEWORKS = frozenset({"torch", "jax", "jaxlib", "optax", "mlx", "numba", "llvmlite", "triton", "cupy"})
@@ -172,7 +172,7 @@ for backend in map(registry.get, BUNDLED):
 """
 
 
-@pytest.mark.parametrize("names", by_quarter(rulec.rules(), "emitted"))
+@pytest.mark.parametrize("names", by_share(rulec.rules(), "emitted"))
 def test_every_rule_is_emitted_where_no_framework_can_be_imported(names: list[str]) -> None:
     """In two processes that order their sets differently: equal text is what the disk cache is keyed by.
 

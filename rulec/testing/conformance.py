@@ -32,7 +32,7 @@ BackendUnsupported.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,39 +109,84 @@ def check_backend(
     """
     subject = _subject(backend, arrays, numerics)
     chosen = list(dtypes or subject.kind.dtypes)
-    names = list(rules) if rules is not None else rulec.rules()
     report = Report(subject.backend.name, dtypes=chosen)
-    check_emit_is_pure(subject.backend, names, chosen)
-    check_refusal(subject.backend)
-    for dtype in chosen:
-        if dtype in ("float32", "float64"):
-            check_operations(subject, dtype)
-    for name in names:
+    for piece in contract(list(rules) if rules is not None else rulec.rules(), chosen):
+        piece.check(subject, report)
+    return report
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of the contract that holds or not by itself, with a name: a rule, or what it looks at.
+
+    `check` takes the subject, and a report that it adds to; it raises AssertionError where a MUST does not hold.
+    """
+
+    name: str
+    check: Callable[[Subject, Report], None]
+
+
+def contract(names: Sequence[str], dtypes: Sequence[str]) -> list[Piece]:
+    """All of `check_backend` for rules and dtypes, in its order. Names are different."""
+    ends = list({dtypes[0]: 0, dtypes[-1]: 0})
+    return [
+        Piece("printing", lambda subject, _: check_emit_is_pure(subject.backend, names, dtypes)),
+        Piece("refusal", lambda subject, _: check_refusal(subject.backend)),
+        *(_operations(dtype) for dtype in dtypes if dtype in ("float32", "float64")),
+        *(_of_library(name, dtypes) for name in names),
+        *(_of_rule(rule, ends) for rule in hostile_rules()),
+        *(_of_stages(rule, dtypes) for rule in staged_rules()),
+        Piece("storage", lambda subject, report: _check_storage(subject, report, names, dtypes)),
+    ]
+
+
+def _operations(dtype: str) -> Piece:
+    return Piece(f"operations in {dtype}", lambda subject, _: check_operations(subject, dtype))
+
+
+def _of_library(name: str, dtypes: Sequence[str]) -> Piece:
+    def check(subject: Subject, report: Report) -> None:
         try:
             rule = loaded(name)
-            for dtype in chosen:
+            for dtype in dtypes:
                 check_rule(subject, rule, dtype)
-            if "float64" in chosen:
+            if "float64" in dtypes:
                 check_whole(subject, rule)
             report.rules.append(name)
         except BackendUnsupported:
             report.refused.append(name)
-    for rule in hostile_rules():
-        for dtype in {chosen[0]: 0, chosen[-1]: 0}:
+
+    return Piece(name, check)
+
+
+def _of_rule(rule: Rule, dtypes: Sequence[str]) -> Piece:
+    def check(subject: Subject, _: Report) -> None:
+        for dtype in dtypes:
             check_rule(subject, rule, dtype)
-    for rule in staged_rules():
+
+    return Piece(rule.name, check)
+
+
+def _of_stages(rule: Rule, dtypes: Sequence[str]) -> Piece:
+    def check(subject: Subject, report: Report) -> None:
         try:
-            check_stages(subject, rule, chosen)
+            check_stages(subject, rule, dtypes)
         except BackendUnsupported:
             report.stages = False
-    accepted = sorted((loaded(n) for n in report.rules), key=lambda r: len(r.state))
+
+    return Piece(rule.name, check)
+
+
+def _check_storage(subject: Subject, report: Report, names: Sequence[str], dtypes: Sequence[str]) -> None:
+    """What a kernel stores and shares, by the rule with the most states; of those accepted, where any were tried."""
+    tried = report.rules or report.refused
+    accepted = sorted(map(loaded, report.rules if tried else names), key=lambda r: len(r.state))
     for rule in accepted[-1:]:
-        check_mixed_dtypes(subject, rule, chosen)
-        check_maximize(subject, rule, chosen[0])
-        check_one_kernel_for_two(subject, rule, chosen[0])
-        check_on_device(subject, rule, chosen[0])
-        report.unmet += unmet(subject, rule, chosen[0])
-    return report
+        check_mixed_dtypes(subject, rule, dtypes)
+        check_maximize(subject, rule, dtypes[0])
+        check_one_kernel_for_two(subject, rule, dtypes[0])
+        check_on_device(subject, rule, dtypes[0])
+        report.unmet += unmet(subject, rule, dtypes[0])
 
 
 def _subject(backend: str | Backend, arrays: str | ArrayKind | None, numerics: Numerics | None) -> Subject:

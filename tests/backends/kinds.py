@@ -5,15 +5,19 @@ Every backend runs these every day; the others are among the slow tests, in floa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
 import rulec
 from rulec.compiler.layout import layout_for
 from rulec.language.rule import Rule
 from rulec.testing.cases import SPECIAL, hostile_rules, loaded, operation_rules, staged_rules
+from rulec.testing.conformance import Report, contract
 from rulec.testing.trial import Subject, Trial
 
 #: One stage: few buffers and many, signs, choices, roots, states that are numbers, a parameter of its own.
@@ -29,6 +33,9 @@ STAGED = (
 #: Of the suite: values that another store overwrites, names a source may use for itself, steps that store nothing,
 #: every reduction, views, inputs, states that are read before they are written.
 AWKWARD = ("Exchange", "Names", "Sometimes", "Nothing", "Words", "Tensors", "Rows1", "Matrices0", "Last2", "Seldom")
+
+#: Rules of the suite of which `AWKWARD` has another view.
+VIEWS = ("Rows0", "Rows2", "Matrices1", "Matrices2", "Last0", "Last1")
 
 KINDS = (*ELEMENTWISE, *STAGED)
 
@@ -63,6 +70,26 @@ def check_every_operation(subject: Subject, dtype: str = "float32") -> None:
         values = np.array(SPECIAL).astype(dtype).astype(np.float64)
         g, p = (x.reshape(-1) for x in np.meshgrid(values, values))
         Trial(subject, rule, program, layout_for(program, dtype), [p], [{}]).step({0: g})
+
+
+def pieces(*dtypes: str, everyday: Sequence[str] = (*CUTS, *AWKWARD)) -> list[Any]:
+    """Names of the pieces of a backend's contract, as parameters of a slow test.
+
+    Operations, other views, and the rules that tests of every day run in one dtype or another, are `another`.
+    """
+    repeated = {*everyday, *VIEWS, *(f"operations in {dtype}" for dtype in dtypes)}
+    return [
+        pytest.param(piece.name, marks=pytest.mark.another if piece.name in repeated else pytest.mark.slow)
+        for piece in contract(CUTS, dtypes)
+    ]
+
+
+def check_piece(subject: Subject, name: str, *dtypes: str) -> None:
+    """A piece of the contract for one rule for each way of cutting tensors, that a backend meets in every point."""
+    (piece,) = (piece for piece in contract(CUTS, dtypes) if piece.name == name)
+    report = Report(subject.backend.name)
+    piece.check(subject, report)
+    assert (report.refused, report.unmet, report.stages) == ([], [], True)
 
 
 def rule_of(name: str) -> Rule:

@@ -16,7 +16,7 @@ from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout, layout_for
 from rulec.errors import BackendUnsupported, TensorError
 from rulec.language.node import Op, walk
-from rulec.testing import IEEE, NumpyKind, TorchKind, check_backend
+from rulec.testing import IEEE, NumpyKind, TorchKind
 from rulec.testing.cases import MATRIX_SHAPES, loaded
 from rulec.testing.conformance import check_rule
 from rulec.testing.trial import Subject
@@ -30,13 +30,15 @@ from tests.backends.c_programs import programs
 from tests.backends.cpu_programs import INEXACT, Bucket, bucket_of, interpret, program_of
 from tests.backends.cpu_stages import NOTHING
 from tests.backends.cpu_stages import bucket_of as staged_bucket_of
-from tests.backends.kinds import AWKWARD, CUTS, KINDS, check_every_operation, rule_of, suite_names
+from tests.backends.kinds import AWKWARD, CUTS, KINDS, check_every_operation, check_piece, pieces, rule_of, suite_names
 from tests.backends.test_cpu_stages import COMBINED, LARGE, SHAPES, program
-from tests.library import by_quarter, single
+from tests.library import by_share, single
 
 pytestmark = pytest.mark.skipif(CBackend().unavailable_reason() is not None, reason="there is no C compiler")
 
 SIZES = [1, 7, 16, 1000, 0, 33_000]
+
+DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 SUBJECT = Subject(CBackend(), NumpyKind(), IEEE)
 
@@ -96,12 +98,12 @@ def test_every_rule(name: str) -> None:
     check_rule(SUBJECT, loaded(name), "float32")
 
 
-@pytest.mark.slow
-def test_it_is_a_backend_in_every_dtype_on_torch_tensors() -> None:
+@pytest.mark.parametrize("piece", pieces(*DTYPES))
+def test_the_contract_in_every_dtype_on_torch_tensors(piece: str) -> None:
     pytest.importorskip("torch")
-    report = check_backend("c", rules=CUTS, arrays="torch")
-    assert report.dtypes == ["float32", "float64", "bfloat16", "float16"]
-    assert (report.rules, report.refused, report.unmet, report.stages) == ([*CUTS], [], [], True)
+    kind = TorchKind()
+    assert [*kind.dtypes] == [*DTYPES]
+    check_piece(Subject(CBackend(), kind, IEEE), piece, *DTYPES)
 
 
 # One stage, bit for bit
@@ -115,7 +117,7 @@ def test_rules_of_exact_operations_equal_numpy_bit_for_bit(name: str, dtype: str
     assert_step_is_numpys(bucket_of(name, SIZES, dtype=dtype))
 
 
-@pytest.mark.parametrize("names", by_quarter(single(), "bits in C"))
+@pytest.mark.parametrize("names", by_share(single(), "bits in C"))
 def test_every_rule_of_exact_operations_equals_numpy_bit_for_bit(names: list[str]) -> None:
     assert len(exact(names)) > 5
     for name in exact(names):
@@ -399,7 +401,7 @@ def test_an_operation_without_a_spelling_is_refused_by_name(monkeypatch: pytest.
     [
         ("float64", (*CUTS, *AWKWARD)),
         pytest.param("float32", None, marks=pytest.mark.slow, id="suite"),
-        *(pytest.param("bfloat16", *p.values, marks=p.marks, id=p.id) for p in by_quarter(rulec.rules(), "C sources")),
+        *(pytest.param("bfloat16", *p.values, marks=p.marks, id=p.id) for p in by_share(rulec.rules(), "C sources")),
     ],
 )
 def test_sources_compile_without_a_warning(dtype: str, names: Sequence[str] | None, tmp_path: Path) -> None:

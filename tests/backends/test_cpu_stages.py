@@ -35,7 +35,7 @@ from rulec_backends.cpu.staged import StagedCall
 from rulec_backends.cpu.threads import POLICY
 from tests.backends.cpu_stages import NOTHING, StagedBucket, bucket_of, program_of
 from tests.backends.vectors import wide_register
-from tests.library import by_quarter
+from tests.library import by_share
 
 #: Shapes that chunks of a hundredth of their size cut in every way there is.
 SHAPES = [
@@ -525,7 +525,7 @@ def test_stages_of_rules(name: str) -> None:
     check_every_stage(bucket_of(rulec.compile(rulec.load(name)), MATRICES))
 
 
-@pytest.mark.parametrize("names", by_quarter(rulec.rules(), "stages on the CPU"))
+@pytest.mark.parametrize("names", by_share(rulec.rules(), "stages on the CPU"))
 def test_stages_of_the_library(names: list[str]) -> None:
     programs = [rulec.compile(rulec.load(name)) for name in names if not rulec.load(name).wraps]
     staged = [found for found in programs if not found.elementwise]

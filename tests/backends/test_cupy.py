@@ -21,7 +21,7 @@ from rulec.compiler.scalars import ScalarTable
 from rulec.compiler.view import matrix_view
 from rulec.errors import BackendUnavailable, TensorError
 from rulec.kernel.bucket.uploads import Ring
-from rulec.testing import IEEE, CupyKind, check_backend
+from rulec.testing import IEEE, CupyKind
 from rulec.testing.cases import LARGE_SHAPES, MATRIX_SHAPES, gradients, loaded, parameters
 from rulec.testing.conformance import check_maximize, check_mixed_dtypes, check_on_device, check_rule
 from rulec.testing.trial import Subject
@@ -31,7 +31,17 @@ from rulec_backends.cupy import call as cupy_call
 from rulec_backends.cupy import memory as cupy_memory
 from rulec_backends.cupy.plan import THREADS
 from tests.backends import cuda_stand_in
-from tests.backends.kinds import AWKWARD, BETWEEN, CUTS, KINDS, WAVES, check_every_operation, rule_of
+from tests.backends.kinds import (
+    AWKWARD,
+    BETWEEN,
+    CUTS,
+    KINDS,
+    WAVES,
+    check_every_operation,
+    check_piece,
+    pieces,
+    rule_of,
+)
 
 pytestmark = pytest.mark.skipif(bool(cuda_stand_in.MISSING), reason=cuda_stand_in.MISSING or "g++ is here")
 
@@ -67,10 +77,9 @@ def test_every_operation(dtype: str) -> None:
     check_every_operation(SUBJECT, dtype)
 
 
-@pytest.mark.slow
-def test_it_is_a_backend() -> None:
-    report = check_backend(backend(), CUTS, ["float32"], CupyKind())
-    assert (report.rules, report.refused, report.unmet, report.stages) == ([*CUTS], [], [], True)
+@pytest.mark.parametrize("piece", pieces("float32"))
+def test_the_contract(piece: str) -> None:
+    check_piece(SUBJECT, piece, "float32")
 
 
 @pytest.mark.another

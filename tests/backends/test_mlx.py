@@ -7,11 +7,11 @@ import pytest
 import rulec
 from rulec.compiler.layout import layout_for
 from rulec.errors import BackendUnsupported
-from rulec.testing import MLX, MlxKind, check_backend
+from rulec.testing import MLX, MlxKind
 from rulec.testing.conformance import check_operations, check_rule
 from rulec.testing.trial import Subject
 from rulec_backends.mlx import MlxBackend
-from tests.backends.kinds import AWKWARD, BETWEEN, CUTS, KINDS, rule_of
+from tests.backends.kinds import AWKWARD, BETWEEN, KINDS, check_piece, pieces, rule_of
 
 mx = pytest.importorskip("mlx.core")
 
@@ -38,10 +38,9 @@ def subject() -> Subject:
     return Subject(MlxBackend(), MlxKind(), MLX)
 
 
-@pytest.mark.slow
-def test_the_contract() -> None:
-    report = check_backend("mlx", rules=CUTS, dtypes=["float32", "bfloat16"])
-    assert (report.rules, report.refused, report.unmet, report.stages) == ([*CUTS], [], [], True)
+@pytest.mark.parametrize("piece", pieces("float32", "bfloat16"))
+def test_the_contract(piece: str) -> None:
+    check_piece(subject(), piece, "float32", "bfloat16")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -83,7 +82,7 @@ def test_a_total_is_of_float64_on_the_cpu() -> None:
     assert float(total) == pytest.approx(100_003 * float(g[0]), rel=1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.another
 @pytest.mark.parametrize("name", rulec.rules())
 def test_every_rule(name: str) -> None:
     check_rule(subject(), rule_of(name), "float32")

@@ -15,14 +15,14 @@ from rulec.compiler.layout import layout_for
 from rulec.compiler.pipeline import compile
 from rulec.compiler.view import matrix_view
 from rulec.errors import BackendUnsupported, InternalError, TensorError
-from rulec.testing import IEEE, NumpyKind, check_backend
+from rulec.testing import IEEE, NumpyKind
 from rulec.testing.cases import MATRIX_SHAPES, loaded
 from rulec.testing.conformance import check_maximize, check_mixed_dtypes, check_operations, check_rule
 from rulec.testing.trial import Subject
+from rulec.testing.whole import check_whole
 from rulec_backends.numpy import NumpyBackend, NumpyKernel
 from tests.backends import strict_arrays
-from tests.backends.kinds import AWKWARD, CUTS, KINDS, rule_of
-from tests.library import by_quarter
+from tests.backends.kinds import AWKWARD, CUTS, KINDS, check_piece, pieces, rule_of
 
 SUBJECT = Subject(NumpyBackend(), NumpyKind(), IEEE)
 
@@ -83,12 +83,21 @@ def test_every_operation() -> None:
     check_operations(SUBJECT, "float32")
 
 
-@pytest.mark.parametrize("names", by_quarter(rulec.rules(), "numpy"))
-def test_it_is_a_backend(names: list[str]) -> None:
-    report = check_backend("numpy", names)
-    assert report.rules == names
-    assert report.dtypes == ["float32", "float64", "bfloat16", "float16"]
-    assert (report.refused, report.unmet, report.stages) == ([], [], True)
+@pytest.mark.parametrize("piece", pieces(*NumpyKind().dtypes))
+def test_the_contract(piece: str) -> None:
+    check_piece(SUBJECT, piece, *NumpyKind().dtypes)
+
+
+@pytest.mark.another
+@pytest.mark.parametrize("name", rulec.rules())
+def test_every_rule(name: str) -> None:
+    for dtype in NumpyKind().dtypes:
+        check_rule(SUBJECT, loaded(name), dtype)
+    check_whole(SUBJECT, loaded(name))
+
+
+def test_all_dtypes_of_numpy_are_tested() -> None:
+    assert [*NumpyKind().dtypes] == ["float32", "float64", "bfloat16", "float16"]
 
 
 def test_the_code_reads_like_the_rule() -> None:
@@ -257,11 +266,10 @@ def test_operations_on_arrays_that_only_follow_the_standard() -> None:
     check_operations(STRICT, "float32")
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("complete")
-def test_it_is_a_backend_of_arrays_that_only_follow_the_standard() -> None:
-    report = check_backend("numpy", rules=CUTS, arrays=StrictKind())
-    assert (report.rules, report.unmet) == ([*CUTS], [])
+@pytest.mark.parametrize("piece", pieces(*StrictKind().dtypes))
+def test_the_contract_of_arrays_that_only_follow_the_standard(piece: str) -> None:
+    check_piece(STRICT, piece, *StrictKind().dtypes)
 
 
 def test_what_the_standard_lacks_is_an_error_that_says_so() -> None:

@@ -15,7 +15,7 @@ from rulec_backends.triton.ops import constant
 from rulec_backends.triton.words import WORDS, words_used
 from tests.backends import kinds
 from tests.backends.triton_process import in_the_interpreter
-from tests.library import by_quarter
+from tests.library import by_share
 
 # In the interpreter: the contract
 
@@ -26,11 +26,13 @@ KINDS = "from tests.backends.kinds import *\n"
 FEW = "((), (7,), (0,), (33, 65))"
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["adamw", "rprop", "madgrad", "nadam", "lamb", "muon", "transforms/skip_not_finite", "Tensors", "Rows1", "Last2",
-     "Seldom", "Names"],
+EVERYDAY = (
+    "adamw", "rprop", "madgrad", "nadam", "lamb", "muon", "transforms/skip_not_finite", "Tensors", "Rows1", "Last2",
+    "Seldom", "Names",
 )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EVERYDAY)
 def test_rules_of_every_kind_in_the_interpreter(name: str) -> None:
     in_the_interpreter(f"{KINDS}check_rule(subject, rule_of({name!r}), 'float32', {FEW})")
 
@@ -58,26 +60,32 @@ def test_ascent_and_dtypes_that_mix_in_the_interpreter() -> None:
     )
 
 
-@pytest.mark.slow
-def test_it_is_a_backend_in_the_interpreter() -> None:
-    program = f"r = check_backend('triton', {kinds.CUTS!r}, dtypes=['float32'])"
-    found = in_the_interpreter(program, "[r.rules, r.refused, r.unmet, r.stages]")
-    assert found == [[*kinds.CUTS], [], [], True]
+@pytest.mark.parametrize("piece", kinds.pieces("float32", everyday=EVERYDAY))
+def test_the_contract_in_the_interpreter(piece: str) -> None:
+    in_the_interpreter(f"{KINDS}check_piece(subject, {piece!r}, 'float32')")
 
 
-@pytest.mark.parametrize("names", by_quarter(rulec.rules(), "Triton's interpreter"))
+@pytest.mark.parametrize("names", by_share(rulec.rules(), "Triton's interpreter"))
 def test_every_rule_in_the_interpreter(names: list[str]) -> None:
     in_the_interpreter(f"for name in {names!r}:\n    check_rule(subject, loaded(name), 'float32')")
 
 
-@pytest.mark.slow
+@pytest.mark.another
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("name", [*kinds.KINDS, *kinds.AWKWARD])
+def test_rules_of_every_kind_in_other_dtypes_in_the_interpreter(name: str, dtype: str) -> None:
+    in_the_interpreter(f"{KINDS}check_rule(subject, rule_of({name!r}), {dtype!r}, MATRIX_SHAPES[3:])")
+
+
 @pytest.mark.parametrize(
-    ("dtype", "names"), [("float64", kinds.CUTS), ("float16", kinds.CUTS), ("bfloat16", kinds.KINDS)]
+    "dtype",
+    [
+        pytest.param("float16", marks=pytest.mark.slow),
+        *(pytest.param(d, marks=pytest.mark.another) for d in ("float64", "bfloat16")),
+    ],
 )
-def test_rules_of_every_kind_in_other_dtypes_in_the_interpreter(dtype: str, names: tuple[str, ...]) -> None:
+def test_states_of_other_dtypes_and_ascent_in_the_interpreter(dtype: str) -> None:
     in_the_interpreter(
-        f"{KINDS}for name in (*{names!r}, *AWKWARD):\n"
-        f"    check_rule(subject, rule_of(name), {dtype!r}, MATRIX_SHAPES[3:])\n"
         f"check_mixed_dtypes(subject, loaded('came'), [{dtype!r}, 'bfloat16', 'float32'])\n"
         f"check_maximize(subject, loaded('lamb'), {dtype!r})"
     )
@@ -142,12 +150,10 @@ def test_steps_on_the_device_stay_or_are_scaled(name: str) -> None:
     in_the_interpreter(f"check_on_device(subject, loaded({name!r}), 'float16', {FEW})")
 
 
-@pytest.mark.slow
-def test_steps_of_every_kind_on_the_device_stay_or_are_scaled() -> None:
-    in_the_interpreter(
-        f"{KINDS}for name in (*KINDS, 'came', 'galore'):\n"
-        "    check_on_device(subject, loaded(name), 'float16', MATRIX_SHAPES[3:])"
-    )
+@pytest.mark.another
+@pytest.mark.parametrize("name", [*kinds.KINDS, "came", "galore"])
+def test_steps_of_every_kind_on_the_device_stay_or_are_scaled(name: str) -> None:
+    in_the_interpreter(f"check_on_device(subject, loaded({name!r}), 'float16', MATRIX_SHAPES[3:])")
 
 
 SCALARS = """
@@ -210,7 +216,7 @@ def test_scalar_programs_as_a_kernel() -> None:
     assert scalar_programs(repr(names)) == len(names)
 
 
-@pytest.mark.parametrize("names", by_quarter(rulec.rules(), "scalar programs"))
+@pytest.mark.parametrize("names", by_share(rulec.rules(), "scalar programs"))
 def test_every_scalar_program_as_a_kernel(names: list[str]) -> None:
     assert scalar_programs(repr(names)) > len(names) / 2
 

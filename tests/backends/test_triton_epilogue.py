@@ -19,7 +19,7 @@ from tests.backends.kinds import ELEMENTWISE
 from tests.backends.triton_compiled import CHECKERS
 from tests.backends.triton_process import in_the_interpreter
 from tests.backends.triton_products import Product, compiled_products, product_source
-from tests.library import by_quarter
+from tests.library import by_share
 
 # In the interpreter
 
@@ -82,7 +82,7 @@ for name in NAMES:
 """
 
 
-QUARTERS = by_quarter(rulec.rules(), "epilogues")
+SHARES = by_share(rulec.rules(), "epilogues")
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ QUARTERS = by_quarter(rulec.rules(), "epilogues")
     [
         (["adamw", "lion"], "float32", "float32", 2),
         pytest.param([*ELEMENTWISE], "float32", "bfloat16", 5, marks=pytest.mark.slow),
-        *(pytest.param(*p.values, "bfloat16", "bfloat16", 10, marks=p.marks, id=p.id) for p in QUARTERS),
+        *(pytest.param(*p.values, "bfloat16", "bfloat16", 10, marks=p.marks, id=p.id) for p in SHARES),
     ],
 )
 def test_rules_are_within_the_bounds_of_their_definition(names: list[str], dtype: str, grad: str, least: int) -> None:

@@ -10,9 +10,10 @@ from rulec.compare.lines import keep_lines, trace
 from rulec.compare.sides import ReferenceSide
 from rulec.compare.trial import Trial
 from rulec.runtime.engine import default_hyper
+from tests.library import by_kind
 
 
-@pytest.mark.parametrize("name", [n for n in rulec.rules() if not n.startswith("transforms/")])
+@pytest.mark.parametrize("name", by_kind(n for n in rulec.rules() if not n.startswith("transforms/")))
 def test_keeping_lines_changes_nothing(name: str) -> None:
     rule = rulec.load(name).standalone()
     hyper, trial = default_hyper(rule, {}), Trial("float64", 3, ((5, 6),))

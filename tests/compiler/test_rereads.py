@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from rulec.errors import InternalError
 from rulec.language.node import Op, walk
 from rulec.runtime import bucket as bucket_module
 from rulec.testing.cases import loaded
+from tests.library import by_kind
 
 DTYPES = ("float32", "float64", "bfloat16")
 
@@ -148,21 +150,20 @@ def test_there_are_ways_of_every_kind() -> None:
     assert decisions[0] != decisions[1]
 
 
-@pytest.mark.parametrize("state", DTYPES)
-@pytest.mark.parametrize("param", ["float32", "float16", "float64"])
-def test_what_is_chosen_moves_the_fewest_bytes_as_the_layout_counts_them(param: str, state: str) -> None:
-    for name in rulec.rules():
-        program = compile_rule(loaded(name))
+@pytest.mark.parametrize("name", by_kind(rulec.rules()))
+def test_what_is_chosen_moves_the_fewest_bytes_as_the_layout_counts_them(name: str) -> None:
+    program = compile_rule(loaded(name))
+    for param, state in product(("float32", "float16", "float64"), DTYPES):
         layout = layout_for(program, param, states=states_in(program, state))
         best, own = scheduled(program, layout)
-        assert moved(best, *sizes_of(own)) == sum(traffic(best, own)), name
-        assert moved(program, *sizes_of(layout)) == sum(traffic(program, layout)), name
+        assert moved(best, *sizes_of(own)) == sum(traffic(best, own)), (param, state)
+        assert moved(program, *sizes_of(layout)) == sum(traffic(program, layout)), (param, state)
         least = min(sum(traffic(way, layout.of(way))) for way in [program, *ways(program, layout)])
-        assert sum(traffic(best, own)) == least, name
-        assert len(best.decisions) == (len(program.stages) > 1), name
+        assert sum(traffic(best, own)) == least, (param, state)
+        assert len(best.decisions) == (len(program.stages) > 1), (param, state)
 
 
-@pytest.mark.parametrize("name", rulec.rules())
+@pytest.mark.parametrize("name", by_kind(rulec.rules()))
 def test_no_rounded_state_is_read_back(name: str) -> None:
     """A state in 16 bits under float32 arithmetic, or in float32 under float64, is stored in the last stage alone."""
     program = compile_rule(loaded(name))
@@ -194,7 +195,7 @@ def test_narrow_states_are_rounded_once(monkeypatch: pytest.MonkeyPatch) -> None
         np.testing.assert_array_equal(states, found[0][1])
 
 
-@pytest.mark.parametrize("name", rulec.rules())
+@pytest.mark.parametrize("name", by_kind(rulec.rules()))
 def test_what_is_read_between_stages_is_not_overwritten_first(name: str) -> None:
     program = compile_rule(loaded(name))
     between = [c.value for c in program.late] + [v.value for v in program.vectors] + [s.value for s in program.finish]

@@ -11,6 +11,7 @@ from rulec.compiler.pipeline import compile as compile_rule
 from rulec.language.node import Kind, Op, walk
 from rulec.runtime.plan import Plan
 from rulec.testing.cases import loaded
+from tests.library import by_kind
 
 CUTTING = (Kind.REDUCE, Kind.MATRIX, Kind.RANDOM)
 
@@ -39,7 +40,7 @@ def test_a_reduction_fused_with_all_around_it_is_two_stages(names: tuple[str, ..
     assert "p" in {s.buffer for s in program.stages[1].stores}
 
 
-@pytest.mark.parametrize("name", rulec.rules())
+@pytest.mark.parametrize("name", by_kind(rulec.rules()))
 def test_kernels_have_only_elementwise_work_and_every_state_is_stored_once(name: str) -> None:
     rule = loaded(name)
     whole, program = compile_rule(rule, whole=True), compile_rule(rule)
@@ -55,7 +56,7 @@ def test_kernels_have_only_elementwise_work_and_every_state_is_stored_once(name:
     assert not {s.buffer for s in program.finish} & wide
 
 
-@pytest.mark.parametrize("name", rulec.rules())
+@pytest.mark.parametrize("name", by_kind(rulec.rules()))
 def test_a_stage_is_given_all_that_its_kernel_reads_before_it_runs(name: str) -> None:
     program = compile_rule(loaded(name))
     known, late, vectors = len(program.scalars.columns), set(), set()

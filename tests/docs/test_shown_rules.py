@@ -13,7 +13,7 @@ from rulec_backends.cupy import CupyBackend
 from tests.backends import cuda_stand_in
 from tests.backends.triton_process import in_the_interpreter
 from tests.docs.shown import shown_rules
-from tests.library import in_quarter
+from tests.library import in_share
 
 
 @pytest.fixture(scope="module")
@@ -22,14 +22,14 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, rulec.Rule]:
 
 
 def chosen(shown: dict[str, rulec.Rule], share: str, backend: str) -> list[rulec.Rule]:
-    """All of them, or a backend's quarter."""
-    return [shown[name] for name in (shown if share == "all" else in_quarter(shown, f"shown {backend}"))]
+    """All of them, or a backend's share."""
+    return [shown[name] for name in (shown if share == "all" else in_share(shown, f"shown {backend}"))]
 
 
 #: Of the rules that a test runs; for `make whole` all.
 by_share = pytest.mark.parametrize(
     "share",
-    [pytest.param("quarter", marks=pytest.mark.slow), pytest.param("all", marks=[pytest.mark.slow, pytest.mark.whole])],
+    [pytest.param("some", marks=pytest.mark.slow), pytest.param("all", marks=[pytest.mark.slow, pytest.mark.whole])],
 )
 
 

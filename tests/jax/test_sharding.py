@@ -21,9 +21,12 @@ from tests.jax.explicit import constraints, first_layout, traced
 
 ROOT = Path(__file__).parents[2]
 
-ELEMENTWISE = {"adamw": "step", "lion": "transform", "nadam": "step", "schedule_free_adamw": "transform"}
+ELEMENTWISE = {"adamw": "step", "schedule_free_adamw": "transform"}
 REDUCING = {"lamb": "transform", "adafactor": "step", "transforms/clip_by_global_norm": "transform"}
-MORE = {"prodigy": "step", "novograd": "step", "came": "step", "sm3": "step", "shampoo": "step"}
+MORE = {
+    "lion": "transform", "nadam": "step", "prodigy": "step", "novograd": "step", "came": "step", "sm3": "step",
+    "shampoo": "step",
+}  # fmt: skip
 
 #: Rules whose products, joined axes or factors JAX does not shard by types alone, and others of each kind.
 EXPLICIT = (
@@ -33,7 +36,8 @@ EXPLICIT = (
 )  # fmt: skip
 
 #: Formats of states whose codes have the shape of their parameter.
-CODED: tuple[dict[str, str] | str, ...] = ({"m": "int8", "v": "dynamic8"}, "float8_e4m3")
+CODED: tuple[dict[str, str] | str, ...] = ({"m": "int8", "v": "dynamic8"},)
+MORE_CODED = ("float8_e4m3",)
 
 #: Those that are run on both kinds of mesh; `make whole` runs more than three.
 RUN = ("soap", "adafactor", "transforms/noise", "muon", "shampoo", "galore", "accumulate(adam)", "low_rank(adam)")
@@ -87,9 +91,11 @@ def test_whole_matrices_pay_where_the_busiest_device_multiplies_no_more() -> Non
 EQUAL = {
     ("Auto", 8, "rows of 8"): {"all-to-all": 2},
     ("Explicit", 7, "rows of 8"): {"all-to-all": 2},
-    ("Auto", 20, "cols of 8"): {"all-to-all": 2},
     ("Auto", 8, "rows of 4, 2"): {"all-to-all": 2, "all-gather": 1},
     ("Explicit", 8, "both of 4, 2"): {"all-to-all": 4},
+}
+MORE_EQUAL = {
+    ("Auto", 20, "cols of 8"): {"all-to-all": 2},
     ("Auto", 8, "joined of 4, 2"): {"all-to-all": 4},
 }
 
@@ -97,24 +103,35 @@ EQUAL = {
 #: Each kind of mesh with a rule, and the calls of LAPACK in its step, each of one matrix.
 DECOMPOSED = (
     ("Auto", "soap", {"dsyevd of 1": 2, "dgeqrf of 1": 2, "dorgqr of 1": 2}),
-    ("Explicit", "soap", {"dsyevd of 1": 2, "dgeqrf of 1": 2, "dorgqr of 1": 2}),
     ("Auto", "shampoo", {"dsyevd of 1": 2}),
 )
+MORE_DECOMPOSED = (("Explicit", "soap", {"dsyevd of 1": 2, "dgeqrf of 1": 2, "dorgqr of 1": 2}),)
 
 
-@pytest.mark.slow
-def test_a_stack_of_equal_matrices_is_exchanged_twice() -> None:
+def for_whole(few: Any, more: Any) -> Any:
+    """Cases of a slow test with the devices of one process, and those that `make whole` runs in another."""
+    return pytest.mark.parametrize(
+        "cases",
+        [
+            pytest.param(few, marks=pytest.mark.slow, id="few"),
+            pytest.param(more, marks=[pytest.mark.slow, pytest.mark.whole], id="more"),
+        ],
+    )
+
+
+@for_whole(EQUAL, MORE_EQUAL)
+def test_a_stack_of_equal_matrices_is_exchanged_twice(cases: dict[Any, dict[str, int]]) -> None:
     """Of three products in each of five iterations a device does those of its own matrices."""
-    for (case, collectives), report in zip(EQUAL.items(), found_by_eight(equal=[*EQUAL])["equal"], strict=True):
+    for (case, collectives), report in zip(cases.items(), found_by_eight(equal=[*cases])["equal"], strict=True):
         assert (case, report["collectives"], report["lost"]) == (case, collectives, [])
         assert report["products"] == 15
         assert report["distance"] < 1e-6
 
 
-@pytest.mark.slow
-def test_equal_matrices_are_decomposed_by_one_device_each() -> None:
+@for_whole(DECOMPOSED, MORE_DECOMPOSED)
+def test_equal_matrices_are_decomposed_by_one_device_each(cases: Sequence[tuple[str, str, dict[str, int]]]) -> None:
     """Before, every device decomposed all eight: 32 times for SOAP, with 161 collectives in place of 57."""
-    for (kind, rule, calls), report in zip(DECOMPOSED, found_by_eight(whole=[*DECOMPOSED])["whole"], strict=True):
+    for (kind, rule, calls), report in zip(cases, found_by_eight(whole=[*cases])["whole"], strict=True):
         assert (kind, rule, report["calls"]) == (kind, rule, calls)
         assert report["lost"] == []
         assert report["distance"] < 1e-12  # of full rank, in float64
@@ -135,14 +152,14 @@ def test_factors_lie_along_the_sides_of_their_parameter(rule: str) -> None:
     assert first_layout(rule) == FACTORS[rule]
 
 
-@pytest.mark.slow
-def test_factors_stay_where_they_lie() -> None:
+@for_whole(["soap", "galore"], ["shampoo", "apollo"])
+def test_factors_stay_where_they_lie(cases: Sequence[str]) -> None:
     """SOAP's left covariance lacks rank here; it is compared in `RUN`."""
-    found = found_by_eight(factors=[*FACTORS])["factors"]
-    for rule, layout in FACTORS.items():
+    found = found_by_eight(factors=cases)["factors"]
+    for rule in cases:
         for kind in ("Auto", "Explicit"):
             first, after, differing = found[rule][kind]
-            assert (rule, kind, first, after) == (rule, kind, layout, layout)
+            assert (rule, kind, first, after) == (rule, kind, FACTORS[rule], FACTORS[rule])
             assert rule == "soap" or differing == ""
 
 
@@ -178,20 +195,26 @@ def rules_and_runs_are_those_of_one_device(found: dict[str, Any], runs: Sequence
 @pytest.mark.slow
 @pytest.mark.whole
 def test_steps_of_more_rules_over_eight_devices() -> None:
-    rules_and_runs_are_those_of_one_device(found_by_eight(rules=MORE, runs=RUN[3:]), RUN[3:])
+    found = found_by_eight(rules=MORE, runs=RUN[3:], coded=MORE_CODED)
+    rules_and_runs_are_those_of_one_device(found, RUN[3:])
+    for rule in ("lion", "nadam"):
+        assert found["rules"][rule]["collectives"] == {}, rule
+    for report in found["coded"]:
+        codes_are_those_of_one_device(report)
 
 
-@pytest.mark.slow
-def test_orbax_saves_on_eight_devices_and_loads_on_four_and_on_one() -> None:
-    rules = ["adamw", "adafactor", "soap"]
-    assert found_by_eight(orbax=rules)["orbax"] == {rule: {"devices": [8, 4, 1], "apart": []} for rule in rules}
+@for_whole(["adafactor", "soap"], ["adamw"])
+def test_orbax_saves_on_eight_devices_and_loads_on_four_and_on_one(cases: Sequence[str]) -> None:
+    assert found_by_eight(orbax=cases)["orbax"] == {rule: {"devices": [8, 4, 1], "apart": []} for rule in cases}
 
 
-@pytest.mark.slow
-def test_whole_matrices_in_bfloat16_are_those_of_one_device_where_xla_rounds_as_it_is_told() -> None:
+@for_whole(("false", 1e-6), ("true", 2**-7))
+def test_whole_matrices_in_bfloat16_are_those_of_one_device_where_xla_rounds_as_it_is_told(
+    cases: tuple[str, float],
+) -> None:
     """Left to itself XLA leaves out other roundings on eight devices than on one."""
-    assert found_by_eight("--xla_allow_excess_precision=false", bfloat16=True)["bfloat16"] < 1e-6
-    assert found_by_eight("--xla_allow_excess_precision=true", bfloat16=True)["bfloat16"] < 2**-7
+    precise, most = cases
+    assert found_by_eight(f"--xla_allow_excess_precision={precise}", bfloat16=True)["bfloat16"] < most
 
 
 def found_by_eight(flags: str = "", **asked: Any) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from rulec.standalone.cases import CannotBuild
 from rulec.standalone.prose import written
 from rulec_backends.c.standalone import CFile
 from tests.backends.kinds import ELEMENTWISE
-from tests.library import by_kind, by_quarter, single
+from tests.library import by_kind, by_share, single
 from tests.standalone.c_library import CRule, CRun, address, drawn
 
 SHAPES = ((5,), (7, 3), (2, 3, 4, 5), (), (1,), (0,), (0, 4), (3, 4100), (70, 2), (8192 * 2 + 3,))
@@ -160,7 +160,7 @@ def test_bits_are_the_cpu_backends(name: str, dtype: str, tmp_path: Path) -> Non
     check_bits(name, dtype, tmp_path)
 
 
-@pytest.mark.parametrize("chosen", by_quarter(names(), "bits of C files"))
+@pytest.mark.parametrize("chosen", by_share(names(), "bits of C files"))
 def test_bits_of_every_exact_rule_are_the_cpu_backends(chosen: list[str], tmp_path: Path) -> None:
     exact = [name for name in chosen if not refusals(name) and is_exact(name)]
     assert exact

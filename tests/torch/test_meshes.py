@@ -26,7 +26,7 @@ from rulec.compiler.view import matrix_view
 from rulec.errors import HyperError, RulecError, RuleError, TensorError
 from rulec.runtime.owners import owners_of
 from rulec.torch.meshes import MeshPeers
-from tests.library import by_quarter, single
+from tests.library import by_share, single
 from tests.runtime.elsewhere import Elsewhere
 from tests.torch.eager.processes import together
 
@@ -259,7 +259,7 @@ def others() -> list[str]:
     return [name for name in (*single(), *COMPOSED) if "/" not in name and name not in MESSAGES]
 
 
-@pytest.mark.parametrize("names", by_quarter(others(), "two processes"))
+@pytest.mark.parametrize("names", by_share(others(), "two processes"))
 def test_every_rule_on_two_processes(names: list[str]) -> None:
     together(partial(steps_of, names=names, placements=LINES, shape=(2,)))
 
@@ -271,7 +271,7 @@ GRID = ([Shard(0), Shard(0)], [Shard(0), Shard(1)], [Shard(1), Shard(0)], [Repli
 KINDS = list(dict.fromkeys([*MESSAGES, *COMPOSED, *FACTORED]))
 
 
-@pytest.mark.parametrize("names", by_quarter(KINDS, "meshes of two dimensions"))
+@pytest.mark.parametrize("names", by_share(KINDS, "meshes of two dimensions"))
 def test_four_processes_in_a_mesh_of_two_dimensions(names: list[str]) -> None:
     """Nested uneven parts, parts cut both ways, and replicas."""
     together(partial(steps_of, names=names, placements=GRID, shape=(2, 2)), 4)
@@ -283,7 +283,7 @@ def by_turns(rank: int, names: Sequence[str]) -> None:
         check_steps(name, mesh, GRID[k % len(GRID)])
 
 
-@pytest.mark.parametrize("names", by_quarter([n for n in others() if n not in KINDS], "four processes"))
+@pytest.mark.parametrize("names", by_share([n for n in others() if n not in KINDS], "four processes"))
 def test_every_rule_on_four_processes(names: list[str]) -> None:
     """Each placed in one of these ways, by turns."""
     together(partial(by_turns, names=names), 4)
