@@ -21,6 +21,9 @@ ENTRY, FFI_ENTRY = "rulec_kernel", "rulec_ffi"
 
 _NEWEST_LLVM = 22
 
+#: The words of reductions: with one of them, a loop has numbers twice as wide as all others.
+_DOUBLE = {"accumulate", "lowest", "highest"}
+
 
 def architecture() -> str:
     """The processor and its features, in LLVM's names: machine code for one may not run on another."""
@@ -52,7 +55,7 @@ def _compiled(source: str, path: Path, entry: str) -> str:
     namespace: dict[str, Any] = {"__name__": f"_rulec_kernel_{path.stem}", "__file__": str(path)}
     exec(compile(source, str(path), "exec"), namespace)  # noqa: S102 - printed by rulec
     kernel = namespace["kernel" if entry == ENTRY else "enter"]
-    with _wide_vectors() if "accumulate" in namespace else nullcontext():
+    with _wide_vectors() if namespace.keys() & _DOUBLE else nullcontext():
         kernel.compile((int64,) * (1 if entry == ENTRY else 3))
     (signature,) = kernel.signatures
     native = kernel.overloads[signature].fndesc.mangled_name

@@ -50,8 +50,8 @@ class _TileWriter(StageWriter):
     def address(self, name: str) -> str:
         return f"room({TILE * ITEM_SIZE[self.layout.dtype('g')]})" if name == "g" else super().address(name)
 
-    def _element(self, name: str, index: str = "i") -> str:
-        return super()._element(name, "i + offset - first" if name == "g" else index)
+    def element(self, name: str, index: str = "i", copy: int = 0) -> str:
+        return super().element(name, "i + offset - first" if name == "g" else index, copy)
 
 
 def _tile_lines(batch: int, make: str, body: Sequence[str]) -> list[str]:

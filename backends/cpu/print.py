@@ -16,6 +16,11 @@ from rulec.kernel.place import COL, ELEMENT, MATRIX, ROW, is_shaped
 
 from ..comment import docstring, left_by
 from .coded import CodedParts, format_functions
+from .inlined import update_function
+from .pairs import LOCALS as PAIR_LOCALS
+from .pairs import in_pairs, pair_lines
+from .rows import LOCALS as ROW_LOCALS
+from .rows import ROWS, RowGroup, in_groups, vectors_of
 from .source import chunks_source, loop, stages_source
 from .stage import StageWriter
 
@@ -36,19 +41,22 @@ def kernel_source(program: Program, layout: Layout) -> str:
     title = f"{program.name}: the cpu kernel for {layout.text()}"
     functions = format_functions([form for _, form in layout.formats])
     if program.elementwise:
-        write = StageWriter(program, layout, program.stages[0])
+        write = StageWriter(program, layout, program.stages[0], PAIR_LOCALS)
+        if in_pairs(write):
+            return chunks_source(title, [update_function(write, "update")], pair_lines(write), row_bytes)
         parts = CodedParts(write)
         body = [*write.load_lines(), *write.value_lines(), *write.store_lines()]
         lines = [*parts.address_lines(), *write.scalar_lines(), *parts.loop(body)]
         return chunks_source(title, functions, lines, row_bytes)
-    stages = [_parts_lines(program, layout, stage) for stage in program.stages]
+    stages = []
+    for index, stage in enumerate(program.stages):
+        name, shaped = f"element_{index}", is_shaped(program, stage, layout)
+        writers = [StageWriter(program, layout, part, {name, *ROW_LOCALS}) for part in _parts(stage)]
+        group = RowGroup(writers[0], name) if len(writers) == 1 and in_groups(writers[0]) else None
+        if group is not None:
+            functions.append(update_function(group.write, name, vectors_of(group.write)) + "\n")
+        stages.append([_stage_lines(write, shaped, group) for write in writers])
     return stages_source(title, stages, 8 * chunk_columns(program, layout), row_bytes, functions)
-
-
-def _parts_lines(program: Program, layout: Layout, stage: Stage) -> list[list[str]]:
-    """The bodies of a stage's functions on one chunk, in the order of their calls; none for an empty stage."""
-    shaped = is_shaped(program, stage, layout)
-    return [_stage_lines(StageWriter(program, layout, part), shaped) for part in _parts(stage)]
 
 
 def _parts(stage: Stage) -> list[Stage]:
@@ -60,19 +68,19 @@ def _parts(stage: Stage) -> list[Stage]:
     return [*parts[:-1], replace(parts[-1], stores=stage.stores)]
 
 
-def _stage_lines(write: StageWriter, shaped: bool) -> list[str]:
+def _stage_lines(write: StageWriter, shaped: bool, group: RowGroup | None) -> list[str]:
     """The body of the function of a stage, or of a part of a stage, on one chunk."""
     parts = CodedParts(write)
     before = [*(_SHAPE if shaped else [ELEMENTS]), *parts.address_lines(), *write.scalar_lines()]
-    lines = written(write.nest.levels(shaped), _Loops(write, shaped, parts))
+    lines = written(write.nest.levels(shaped), _Loops(write, shaped, parts, group))
     return [*docstring(f"One chunk: {left_by(write.stage)}. Buffers do not overlap."), *before, *lines]
 
 
 class _Loops:
     """Python's loops: `i` counts elements, `j` the columns of all matrices."""
 
-    def __init__(self, write: StageWriter, shaped: bool, parts: CodedParts) -> None:
-        self.write, self.shaped, self.parts = write, shaped, parts
+    def __init__(self, write: StageWriter, shaped: bool, parts: CodedParts, group: RowGroup | None) -> None:
+        self.write, self.shaped, self.parts, self.group = write, shaped, parts, group
         self.has_columns = write.nest.sees(COL)
 
     def enter(self, level: Level) -> list[str]:
@@ -90,10 +98,20 @@ class _Loops:
         if level.place == MATRIX:
             return loop("matrix", "first", "last", body)
         if level.place == ROW:
-            return loop("line", "matrix * height + top", "matrix * height + bottom", body)
+            return self._rows(level, body)
         if self.shaped:
             return loop("i", "line * width + left", "line * width + right", body)
         return self.parts.loop(body)
+
+    def _rows(self, level: Level, body: list[str]) -> list[str]:
+        """The loop over rows: in groups, and those left over by themselves."""
+        top, bottom = "matrix * height + top", "matrix * height + bottom"
+        if self.group is None:
+            return loop("line", top, bottom, body)
+        return [
+            *loop("line", top, f"{bottom} - {ROWS - 1}, {ROWS}", self.group.lines(level)),
+            *loop("line", f"{bottom} - (bottom - top) % {ROWS}", bottom, body),
+        ]
 
     def leave(self, level: Level) -> list[str]:
         """The stores of the reductions of a row or a chunk."""

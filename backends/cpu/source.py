@@ -48,8 +48,8 @@ row = rows + word(row_index, tensor) * <row bytes>"""
 
 def spans_kernel(what: str, before: Sequence[str], body: Sequence[str]) -> str:
     """The entry of a kernel over spans: the lines before its loop, and the statements for one span."""
-    inside = "\n".join(_indented(_indented(body)))
-    text = _KERNEL.replace("<what>", what).replace("<before>", "\n".join(_indented(before)))
+    inside = "\n".join(indented(indented(body)))
+    text = _KERNEL.replace("<what>", what).replace("<before>", "\n".join(indented(before)))
     return text.replace("<body>", inside)
 
 
@@ -70,7 +70,7 @@ def chunks_source(title: str, functions: Sequence[str], lines: Sequence[str], ro
         "@compiled",
         "def elements(pointers, tensors, tensor, row, start, stop):",
         '    """Elements start..stop of one tensor. Its buffers do not overlap."""',
-        *_indented(lines),
+        *indented(lines),
     ]
     kernel = _chunks_kernel([], _ELEMENTS.splitlines()).replace("<row bytes>", str(row_bytes))
     return kernel_text(title, "\n\n\n".join([*functions, "\n".join(elements)]) + "\n\n" + kernel)
@@ -86,7 +86,7 @@ def stages_source(
         for number, lines in enumerate(parts):
             name = f"stage_{index}" + f"_{number}" * bool(number)
             head = ["@compiled", f"def {name}(pointers, tensors, tensor, row, chunk, place):"]
-            functions.append("\n".join([*head, *_indented(lines)]) + "\n\n")
+            functions.append("\n".join([*head, *indented(lines)]) + "\n\n")
             calls.append(f"    {name}(pointers, tensors, tensor, row, chunk, place)")
     kernel = _chunks_kernel([_STAGE], [*_CHUNK.splitlines(), *calls]).replace("<chunk bytes>", str(chunk_bytes))
     count = "1 stage" if len(stages) == 1 else f"{len(stages)} stages"
@@ -98,10 +98,11 @@ def loop(name: str, start: str, stop: str, body: Sequence[str]) -> list[str]:
     """The lines of a loop over whole numbers; none for an empty body."""
     if not body:
         return []
-    return [f"for {name} in range({start}, {stop}):", *_indented(body)]
+    return [f"for {name} in range({start}, {stop}):", *indented(body)]
 
 
-def _indented(lines: Sequence[str]) -> list[str]:
+def indented(lines: Sequence[str]) -> list[str]:
+    """Lines one level further in."""
     return [f"    {line}" for line in lines]
 
 

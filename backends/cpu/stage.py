@@ -62,6 +62,7 @@ class StageWriter:
         self.scales = {name: unique_name(f"{name}_scales", taken) for name in coded}
         # A bfloat16 is stored in fewer instructions where no NaN has odd bits: see cpu_storage.
         self.tame = layout.compute == "float32" and any(layout.dtype(s.buffer) == "bfloat16" for s in stage.stores)
+        self._taken = taken
         self.printer = _Printer(
             "cpu",
             program,
@@ -72,6 +73,12 @@ class StageWriter:
             frozenset(taken),
             self.names.__getitem__,
         )
+
+    def unique(self, text: str) -> str:
+        """A variable that nothing in the text of the stage has."""
+        printer = self.printer
+        self._taken |= {*printer.names.values(), *map(printer.column, printer.columns_used())}
+        return unique_name(text, self._taken)
 
     def _chance(self, _: str, *words: str) -> str:
         first = "line * width + left" if self.nest.shaped else "start"
@@ -119,13 +126,14 @@ class StageWriter:
 
     # Values of the parameter's shape
 
-    def load_lines(self) -> list[str]:
+    def load_lines(self, copy: int = 0) -> list[str]:
         """The variables for each buffer's old element, in the compute dtype."""
-        return [f"{self.names[b]} = {self._load(b)}" for b in self.printer.loads()]
+        return [f"{self.names[b]} = {self.load(b, copy=copy)}" for b in self.printer.loads()]
 
-    def _load(self, buffer: str) -> str:
+    def load(self, buffer: str, word: str = "", copy: int = 0) -> str:
+        """A buffer's old element in the compute dtype, read by this word or by the one for its dtype."""
         storage = self.layout.dtype(buffer)
-        text = f"load_{storage}({self._element(buffer)})"
+        text = f"{word or f'load_{storage}'}({self.element(buffer, copy=copy)})"
         if self.layout.compute == "float64" and storage != "float64":
             text = f"float64({text})"
         if storage not in ("bfloat16", "int16", "int8"):
@@ -139,13 +147,19 @@ class StageWriter:
     def store_lines(self) -> list[str]:
         """The statements that store elements."""
         return [
-            f"store_{self.layout.dtype(s.buffer)}({self._element(s.buffer)}, {bare(self.printer.text(s.value))})"
+            f"store_{self.layout.dtype(s.buffer)}({self.element(s.buffer)}, {bare(self.printer.text(s.value))})"
             for s in self.stage.stores
         ]
 
-    def _element(self, name: str, index: str = "i") -> str:
-        """Address, index and number of an array: LLVM knows that arrays of different numbers do not overlap."""
-        return f"{self.at[name]}, {index}, {self.lines.index(name)}"
+    def element(self, name: str, index: str = "i", copy: int = 0) -> str:
+        """Address, index and number of an array: LLVM knows that arrays of different numbers do not overlap.
+
+        Where a loop has elements of several rows, each row of a stored array has a number: `copy` counts the rows.
+        """
+        number = self.lines.index(name)
+        if copy and name in self.nest.stored:
+            number = len(self.lines) + (copy - 1) * len(self.nest.stored) + self.nest.stored.index(name)
+        return f"{self.at[name]}, {index}, {number}"
 
     # Bits of the same elements, for the limit
 
@@ -155,27 +169,28 @@ class StageWriter:
 
     def load_bits_lines(self) -> list[str]:
         """The variables for the bits of loaded elements."""
-        return [f"{self.names[n]} = load_bits_{self.storage(n)}({self._element(n)})" for n in self.moved()]
+        return [f"{self.names[n]} = load_bits_{self.storage(n)}({self.element(n)})" for n in self.moved()]
 
     def store_bits(self, buffer: str, bits: str) -> str:
         """The statement that stores the low bits as an element."""
-        return f"store_bits_{self.storage(buffer)}({self._element(buffer)}, {bits})"
+        return f"store_bits_{self.storage(buffer)}({self.element(buffer)}, {bits})"
 
     def store_zero(self, reduction: str, index: str, bits: str) -> str:
         """The statement that stores bits, all zero, in a slot."""
-        return f"store_bits_float64({self._element(reduction, index)}, {bits})"
+        return f"store_bits_float64({self.element(reduction, index)}, {bits})"
 
     def storage(self, name: str) -> str:
         return self.layout.compute if name in self.stage.reads else self.layout.dtype(name)
 
     # Vectors
 
-    def vector_lines(self, *places: str) -> list[str]:
-        """The variables for vectors with values at one of these places."""
-        return [f"{self.names[v.name]} = {self._vector(v, INDEX[self.nest.place(v)])}" for v in self.nest.read(*places)]
+    def vector_lines(self, *places: str, line: str = INDEX[ROW]) -> list[str]:
+        """The variables for vectors with values at one of these places; `line` is the index of the row."""
+        index = {**INDEX, ROW: line}
+        return [f"{self.names[v.name]} = {self._vector(v, index[self.nest.place(v)])}" for v in self.nest.read(*places)]
 
     def _vector(self, vector: Result, index: str) -> str:
-        text = f"load_{self.layout.compute}({self._element(vector.name, index)})"
+        text = f"load_{self.layout.compute}({self.element(vector.name, index)})"
         return f"{text} != 0.0" if is_boolean(vector.value) else self._tamed(text)
 
     # Reductions
@@ -192,19 +207,23 @@ class StageWriter:
         """The statements that join one element to reductions: in variables, then in slots of columns."""
         kept = self.nest.totals(ROW, TENSOR)
         lines = [f"{self.names[r.name]} = {self._taken_in(r, self.names[r.name])}" for r in kept]
-        slots = [(r, self._element(r.name, "j")) for r in self.nest.totals(COL)]
+        slots = [(r, self.element(r.name, "j")) for r in self.nest.totals(COL)]
         return lines + [f"store_float64({slot}, {self._taken_in(r, f'load_float64({slot})')})" for r, slot in slots]
 
     def _taken_in(self, reduction: Result, so_far: str) -> str:
-        return f"{_REDUCTIONS[reduction.value.op][0]}({so_far}, {bare(self.printer.text(reduction.value.args[0]))})"
+        return self.joined(reduction, so_far, bare(self.printer.text(reduction.value.args[0])))
+
+    def joined(self, reduction: Result, so_far: str, value: str) -> str:
+        """A reduction that takes in one more value."""
+        return f"{_REDUCTIONS[reduction.value.op][0]}({so_far}, {value})"
 
     def end_lines(self, totals: Iterable[Result], index: str) -> list[str]:
         """The statements that store the variables of reductions in slots."""
-        return [f"store_float64({self._element(r.name, index)}, {self.names[r.name]})" for r in totals]
+        return [f"store_float64({self.element(r.name, index)}, {self.names[r.name]})" for r in totals]
 
     def empty_lines(self, totals: Iterable[Result]) -> list[str]:
         """The statements that write first values into the slots of a column."""
-        slots = [(self._element(r.name, "j"), _REDUCTIONS[r.value.op][1]) for r in totals]
+        slots = [(self.element(r.name, "j"), _REDUCTIONS[r.value.op][1]) for r in totals]
         return [f"store_float64({slot}, float64({nothing}))" for slot, nothing in slots]
 
 

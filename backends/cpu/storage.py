@@ -153,7 +153,26 @@ def _to_odd_single(value: Real) -> Real:
     return (toward_zero | Whole(unit, builder.zext(inexact.value, unit.whole_type))).as_real()
 
 
+def half(builder: Any, pair: Any, upper: bool) -> Any:
+    """A bfloat16 as a float, from a word of two: the upper half comes later in memory."""
+    from llvmlite import ir
+
+    word = ir.IntType(32)
+    bits = builder.and_(pair, ir.Constant(word, 0xFFFF0000)) if upper else builder.shl(pair, ir.Constant(word, 16))
+    return builder.bitcast(bits, ir.FloatType())
+
+
+def joined(lower: Real, upper: Real) -> Any:
+    """The word of two floats rounded to bfloat16."""
+    return (_brain_bits(lower) | (_rounded_up(upper) & 0xFFFF0000)).value
+
+
 def _brain_bits(value: Real) -> Whole:
-    """The bits of a float rounded to bfloat16, in the low half; the rounding bits must not carry through a NaN."""
+    """The bits of a float rounded to bfloat16, in the low half."""
+    return _rounded_up(value) >> 16
+
+
+def _rounded_up(value: Real) -> Whole:
+    """The bits of a float; the upper half is rounded to bfloat16. The rounding bits must not carry through a NaN."""
     bits = value.bits()
-    return (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return bits + 0x7FFF + ((bits >> 16) & 1)

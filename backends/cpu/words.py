@@ -98,6 +98,7 @@ def intrinsic_word(arity: int, signature: _Signature, generate: _Generate) -> An
         2: lambda context, a, b: define(a, b),
         3: lambda context, a, b, c: define(a, b, c),
         4: lambda context, a, b, c, d: define(a, b, c, d),
+        5: lambda context, a, b, c, d, e: define(a, b, c, d, e),
         7: lambda context, a, b, c, d, e, f, g: define(a, b, c, d, e, f, g),
     }
     return intrinsic(prefer_literal=True)(shapes[arity])
@@ -293,6 +294,36 @@ def _store(storage: str, as_bits: bool) -> Any:
     return intrinsic_word(4, signature, generate)
 
 
+def _half(upper: bool) -> Any:
+    """`lower_bfloat16(at, i, buffer)`, `upper_bfloat16(...)`: elements 2i and 2i + 1 as float32, from one word."""
+    from llvmlite import ir
+    from numba import types
+
+    def generate(builder: Any, kinds: Any, values: Any) -> Any:
+        pair = builder.load(pointer_of(builder, values[0], values[1], ir.IntType(32)), align=1)
+        _tell_apart(builder, pair, kinds[2].literal_value)
+        return cpu_storage.half(builder, pair, upper)
+
+    return intrinsic_word(3, lambda at, index, buffer: types.float32, generate)
+
+
+def _store_two() -> Any:
+    """`store_two_bfloat16(at, i, buffer, lower, upper)`: writes floats into elements 2i and 2i + 1, as one word."""
+    from llvmlite import ir
+    from numba import types
+
+    def signature(at: Any, index: Any, buffer: Any, lower: Any, upper: Any) -> Any:
+        return types.void if lower == upper == types.float32 else None
+
+    def generate(builder: Any, kinds: Any, values: Any) -> Any:
+        unit = _unit(builder, kinds[3])
+        pair = cpu_storage.joined(*(Real(unit, value) for value in values[3:]))
+        pointer = pointer_of(builder, values[0], values[1], ir.IntType(32))
+        _tell_apart(builder, builder.store(pair, pointer, align=1), kinds[2].literal_value)
+
+    return intrinsic_word(5, signature, generate)
+
+
 def _unit(builder: Any, kind: Any) -> Unit:
     """The instructions of one of Numba's types of floats."""
     return Unit(builder, SINGLE if kind.bitwidth == 32 else DOUBLE)
@@ -331,6 +362,7 @@ WORDS: Mapping[str, Callable[[], Any]] = {
     "where": _where, "chance": _chance, "in_range": partial(_place, cpu_storage.in_range, 3),
     "in_rows": partial(_place, cpu_storage.in_rows, 7),
     "fetch_add": _fetch_add, "popcount": _popcount, "fetch_line": _fetch_line, "accumulate": _accumulate,
+    "lower_bfloat16": partial(_half, False), "upper_bfloat16": partial(_half, True), "store_two_bfloat16": _store_two,
     "word": partial(_peek, "int64"), "number": partial(_peek, "float64"),
     "lowest": partial(_extreme, "minimum"), "highest": partial(_extreme, "maximum"),
     **{name: partial(_function, formula, 2 if name in _BINARY else 1) for name, formula in FUNCTIONS.items()},

@@ -87,19 +87,20 @@ def test_storage_formats_mix_freely(dtypes: tuple[str, str, str, str]) -> None:
     assert_step_is_numpys(bucket_of("adamw", SIZES, layout))
 
 
-def test_brain_floats_are_float32_cut_short() -> None:
+@pytest.mark.parametrize("maximize", [False, True])
+def test_brain_floats_are_float32_cut_short(maximize: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in chunks of an odd number of elements: each begins with the halves of two words."""
+    monkeypatch.setattr(POLICY, "chunk", 37)
     program = program_of("adam")
-    layout = layout_for(program, "bfloat16")
+    layout = layout_for(program, "bfloat16", maximize=maximize)
     values = np.random.default_rng(0).uniform(0.1, 2, (4, 999)).astype(np.float32)
     stored = [(v.view(np.uint32) >> 16).astype(np.uint16) for v in values]
     wide = {n: (s.astype(np.uint32) << 16).view(np.float32) for n, s in zip("pgmv", stored, strict=True)}
     row = np.linspace(0.2, 0.9, len(program.scalars.columns))
-    wanted = interpret(program, layout_for(program, "float32"), wide, row)
+    wanted = interpret(program, layout_for(program, "float32", maximize=maximize), wide, row)
     call = kernel_of(program, layout).bind([stored[0]], [{"m": stored[2], "v": stored[3]}])
     call(0, [stored[1]], Rows(row[None].copy(), np.zeros(1, np.int64)))
     for name, bits in zip("pmv", (stored[0], stored[2], stored[3]), strict=True):
-        got = (bits.astype(np.uint32) << 16).view(np.float32)
-        assert np.abs(got / wanted[name] - 1).max() <= 2.0**-8
         exact = wanted[name].view(np.uint32)
         assert np.array_equal(bits, ((exact + 0x7FFF + ((exact >> 16) & 1)) >> 16).astype(np.uint16))
 
@@ -281,6 +282,20 @@ def test_narrow_storage_is_vectors_too(storage: str) -> None:
     if storage == "float16":
         assert "vcvtph2ps" in assembly
         assert "vcvtps2ph" in assembly
+
+
+def test_bfloat16_is_read_and_written_two_at_once() -> None:
+    """Elsewhere each is moved to a lane twice as wide and back, in half of a kernel's instructions."""
+    alone, mixed = (
+        CpuBackend().emit(program_of("adam"), layout_for(program_of("adam"), "bfloat16", states=states))
+        for states in ({}, {"m": "float32"})
+    )
+    assert alone.count(" = lower_bfloat16(") == alone.count(" = upper_bfloat16(") == 4
+    assert alone.count("store_two_bfloat16(") == alone.count("    store_bfloat16(") == 3
+    assert "lower_bfloat16" not in mixed
+    assert max(map(len, alone.splitlines())) <= 120
+    in_vectors = re.findall(rf"vpmov(?:zxwd|dw)\s.*{wide_register()}", assembly_of("adam", "bfloat16"))
+    assert in_vectors == []
 
 
 # The limit

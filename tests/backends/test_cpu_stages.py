@@ -31,6 +31,7 @@ from rulec_backends.cpu import machine as cpu_machine
 from rulec_backends.cpu import print as cpu_print
 from rulec_backends.cpu import threads as cpu_threads
 from rulec_backends.cpu.print import kernel_source
+from rulec_backends.cpu.rows import ROWS
 from rulec_backends.cpu.staged import StagedCall
 from rulec_backends.cpu.threads import POLICY
 from tests.backends.cpu_stages import NOTHING, StagedBucket, bucket_of, program_of
@@ -84,6 +85,17 @@ u = g/sqrt(maximum(s, 1e-30))
 direction = maximum(1e-3, rms(p))*u/maximum(1, rms(u))
 """.strip()
 
+SM3 = """
+s = minimum(r, c) + g**2
+r = max(s, per="row")
+c = max(s, per="col")
+m = a*m + g/sqrt(s + 1e-30)
+direction = m
+""".strip()
+
+#: As many reductions as a group of rows may have.
+GROUPED = 'direction = g*max(p, per="row")*min(g*p, per="col")/(max(g) + sum(g*g, per="col"))'
+
 FACTORS = "r: {init: 0, per: row}, c: {init: 0, per: col}"
 MATRIX_LEVEL = 'direction = g/norm(g, per="matrix") + (max(g, per="row") > 1)*g'
 
@@ -94,6 +106,8 @@ PROGRAMS = {
     "clip by the model's norm": ('direction = g/maximum(1, norm(g, per="model"))', {}),
     "every reduction": (EVERY_REDUCTION, {}),
     "matrices and truth": (MATRIX_LEVEL, {}),
+    "sm3": (SM3, {"states": f"m: 0, {FACTORS}"}),
+    "every reduction of a group": (GROUPED, {}),
     "a matrix function": ("m = 0.9*m + g\ndirection = newton_schulz(m) + a*p", {"states": "m: 0"}),
     "an input": ("direction = g/maximum(h, 1e-8)", {"inputs": "{h: like p}"}),
     "an input, reduced": ("direction = g*max(h)/maximum(h, 1e-8)", {"inputs": "{h: like p}"}),
@@ -404,6 +418,27 @@ def test_names_of_a_rule_never_hide_words_of_a_stage() -> None:
     ]
     lines = [f'{name} = sum(g*{k + 2}, per="{("row", "col", "tensor")[k % 3]}")' for k, name in enumerate(names)]
     check_every_stage(bucket_of(program_of("\n".join([*lines, f"direction = g*({' + '.join(names)})"])), SHAPES))
+
+
+# Rows in groups
+
+
+@pytest.mark.parametrize(("name", "arrays"), [("adafactor", 2), ("sm3", 3)])
+def test_totals_of_columns_are_moved_once_for_a_group_of_rows(name: str, arrays: int) -> None:
+    found = program(name)
+    source = CpuBackend().emit(found, layout_for(found, "float32"))
+    group, single = re.findall(r"for line in.*?(?=for line in|@compiled)", source, re.DOTALL)[:2]
+    for text, rows in ((group, ROWS), (single, 1)):
+        assert len(re.findall(r" = load_float32\(\w+, i, ", text)) == rows * arrays
+        assert len(re.findall(r"load_float64\(\w+, j, ", text)) == 1
+        assert len(re.findall(r"store_float64\(\w+, j, ", text)) == 1
+
+
+@pytest.mark.slow
+def test_a_group_of_rows_is_vectors_of_full_width() -> None:
+    register = wide_register()
+    assembly = loops(SM3, states=f"m: 0, {FACTORS}")
+    assert len(re.findall(rf"vsqrtps\s.*{register}", assembly)) >= ROWS
 
 
 # Machine code

@@ -34,7 +34,7 @@ class Policy:
     #: Rows in a chunk of a tall matrix, at least: a line of sums for each chunk must cost little beside its elements.
     least_rows: int = 64
     #: Chunks one above the other in one matrix, at most, for the same reason.
-    most_pieces: int = 128
+    most_pieces: int = 40
 
     def flat(self, tensors: Lying) -> Cut:
         """Tensors as single rows, cut for a stage without rows and columns."""

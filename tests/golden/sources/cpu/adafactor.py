@@ -1,9 +1,16 @@
 """Adafactor: the cpu kernel for p:f32 g:f32 r:f32 c:f32, 3 stages. Printed by rulec."""
 
 from rulec_backends.cpu.words import (
-    accumulate, compiled, fetch_add, float32, float64, load_float32, load_float64, maximum, number, sqrt,
-    store_float32, store_float64, word,
+    accumulate, compiled, fetch_add, float32, float64, inlined, load_float32, load_float64, maximum, number,
+    sqrt, store_float32, store_float64, word,
 )
+
+
+@inlined
+def element_0(p, g):
+    """The new values of one element."""
+    x0 = g * g
+    return x0, x0, p * p
 
 
 @compiled
@@ -24,7 +31,51 @@ def stage_0(pointers, tensors, tensor, row, chunk, place):
     for matrix in range(first, last):
         for j in range(matrix * width + left, matrix * width + right):
             store_float64(sum_g_squared_col_at, j, 6, float64(0.0))
-        for line in range(matrix * height + top, matrix * height + bottom):
+        for line in range(matrix * height + top, matrix * height + bottom - 3, 4):
+            back_0 = (line + 0 - matrix) * width
+            back_1 = (line + 1 - matrix) * width
+            back_2 = (line + 2 - matrix) * width
+            back_3 = (line + 3 - matrix) * width
+            sum_g_squared_row_0 = 0.0
+            sum_g_squared_row_1 = 0.0
+            sum_g_squared_row_2 = 0.0
+            sum_g_squared_row_3 = 0.0
+            for j in range(matrix * width + left, matrix * width + right):
+                i = j + back_0
+                p = load_float32(p_at, i, 0)
+                g = load_float32(g_at, i, 1)
+                new_0 = element_0(p, g)
+                sum_g_squared_row_0 = accumulate(sum_g_squared_row_0, new_0[0])
+                sum_p_squared = accumulate(sum_p_squared, new_0[2])
+                i = j + back_1
+                p = load_float32(p_at, i, 0)
+                g = load_float32(g_at, i, 1)
+                new_1 = element_0(p, g)
+                sum_g_squared_row_1 = accumulate(sum_g_squared_row_1, new_1[0])
+                sum_p_squared = accumulate(sum_p_squared, new_1[2])
+                i = j + back_2
+                p = load_float32(p_at, i, 0)
+                g = load_float32(g_at, i, 1)
+                new_2 = element_0(p, g)
+                sum_g_squared_row_2 = accumulate(sum_g_squared_row_2, new_2[0])
+                sum_p_squared = accumulate(sum_p_squared, new_2[2])
+                i = j + back_3
+                p = load_float32(p_at, i, 0)
+                g = load_float32(g_at, i, 1)
+                new_3 = element_0(p, g)
+                sum_g_squared_row_3 = accumulate(sum_g_squared_row_3, new_3[0])
+                sum_p_squared = accumulate(sum_p_squared, new_3[2])
+                column_total = load_float64(sum_g_squared_col_at, j, 6)
+                column_total = column_total + float64(new_0[1])
+                column_total = column_total + float64(new_1[1])
+                column_total = column_total + float64(new_2[1])
+                column_total = column_total + float64(new_3[1])
+                store_float64(sum_g_squared_col_at, j, 6, column_total)
+            store_float64(sum_g_squared_row_at, line + 0, 5, sum_g_squared_row_0)
+            store_float64(sum_g_squared_row_at, line + 1, 5, sum_g_squared_row_1)
+            store_float64(sum_g_squared_row_at, line + 2, 5, sum_g_squared_row_2)
+            store_float64(sum_g_squared_row_at, line + 3, 5, sum_g_squared_row_3)
+        for line in range(matrix * height + bottom - (bottom - top) % 4, matrix * height + bottom):
             back = (line - matrix) * width
             sum_g_squared_row = 0.0
             for i in range(line * width + left, line * width + right):
