@@ -1,4 +1,4 @@
-"""Further words for a kernel's entry for XLA: memory, C functions, threads."""
+"""Further words, for an entry for XLA and for functions that others export: memory, C functions, threads."""
 
 from __future__ import annotations
 
@@ -22,17 +22,28 @@ def _put() -> Any:
     return intrinsic(3, lambda at, index, value: types.void, generate)
 
 
-def _invoke() -> Any:
-    """`invoke(function, argument)`: calls the C function at an address with one pointer, and returns its pointer."""
+def _c_call(result: str, arity: int, flag: bool = False) -> Any:
+    """A call of the C function at an address with so many words: `invoke(function, word)`.
+
+    `result` is what it returns: a word, a code (a C int), a truth (a C++ bool), or nothing. With a `flag` the function
+    has one more argument, a bool: false.
+    """
     from llvmlite import ir
     from numba import types
 
-    def generate(builder: Any, _: Any, values: Any) -> Any:
-        word = ir.IntType(64)
-        function = builder.inttoptr(values[0], ir.FunctionType(word, [word]).as_pointer())
-        return builder.call(function, [values[1]])
+    word, bits = ir.IntType(64), {"word": 64, "code": 32, "truth": 8, "nothing": 0}[result]
+    returns = ir.IntType(bits) if bits else ir.VoidType()
+    kind = ir.FunctionType(returns, [word] * arity + [ir.IntType(1)] * flag)
+    numba_type = {"word": types.int64, "code": types.int64, "truth": types.boolean, "nothing": types.void}[result]
 
-    return intrinsic(2, lambda function, argument: types.int64, generate)
+    def generate(builder: Any, _: Any, values: Any) -> Any:
+        function = builder.inttoptr(values[0], kind.as_pointer())
+        value = builder.call(function, [*values[1:], *[ir.Constant(ir.IntType(1), 0)] * flag])
+        if result == "truth":
+            return builder.icmp_unsigned("!=", value, ir.Constant(returns, 0))
+        return builder.sext(value, word) if result == "code" else value if bits else None
+
+    return intrinsic(1 + arity, lambda *_: numba_type, generate)
 
 
 def _of_c(name: str, arity: int) -> Any:
@@ -52,8 +63,12 @@ def _of_c(name: str, arity: int) -> Any:
 
 #: The makers of words, for `from rulec_backends.cpu.ffi_words import put`.
 WORDS: Mapping[str, Callable[[], Any]] = {
-    "put": _put, "real": WORDS_OF_KERNELS["number"], "invoke": _invoke, "allocate": partial(_of_c, "malloc", 1),
+    "put": _put, "real": WORDS_OF_KERNELS["number"], "allocate": partial(_of_c, "malloc", 1),
     "release": partial(_of_c, "free", 1),
+    "invoke": partial(_c_call, "word", 1), "invoke_2": partial(_c_call, "word", 2),
+    "code_2": partial(_c_call, "code", 2), "code_4": partial(_c_call, "code", 4),
+    "truth": partial(_c_call, "truth", 1), "truth_3": partial(_c_call, "truth", 2, flag=True),
+    "tell": partial(_c_call, "nothing", 1),
     "pause": partial(_of_c, "sched_yield", 0),  # it takes a word as all do, and passes none on
 }  # fmt: skip
 

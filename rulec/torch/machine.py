@@ -143,6 +143,11 @@ class Machine:
                 engine.replace(tensor_id, route.here)
         return True
 
+    def release(self) -> None:
+        """Ends what the look of a step holds: see `Survey`."""
+        if self.plans.survey is not None and self.plans.survey.fresh:
+            self.plans.survey.release()
+
     def home(self, place: int) -> Home | None:
         """The home of the parameter at a place; None for one whose sections have homes of their own."""
         return self._whole.get(place)
@@ -168,7 +173,6 @@ class Machine:
         plan: StepPlan | None
         grads: Sequence[Any]
         if survey is not None and survey.fresh:
-            survey.fresh = False
             plan, grads, present = self.plans.surveyed, survey.grads, None
         else:
             survey, (present, grads) = None, self._gradients()
@@ -208,7 +212,6 @@ class Machine:
 
         None, and nothing done, where a gradient's dtype is new. With a `survey` the gradients are its own.
         """
-        increment = increment_version if survey is None else survey.increment
         if survey is None and self.interface.takes_rows and any(map(is_sparse, grads)):
             return self._write_sparse(plan, grads, scaling)
         for place in plan.converted:
@@ -231,7 +234,7 @@ class Machine:
         if meets and self.options.meeting is not None:
             self.options.meeting.begin(plan, launches, scaling, self.options.across is not None)
         try:
-            self.writer.write(launches, plan.written, increment)
+            self.writer.write(launches, plan.written)
         finally:
             if plan.copied:
                 write_all(plan.copied)

@@ -295,16 +295,18 @@ class RuleOptimizer(Optimizer, Turns):
     def _update_now(self, inputs: Inputs | None) -> None:
         self._check_trained()
         before = self._options.meeting
-        machine, scaling = self._current(), self._scaling()
-        meeting = self._options.meeting
-        if meeting is not None and meeting is not before:  # DTensors have come in the place of whole parameters
-            self._update_together(inputs)
-            return
-        if self._lost is not None:
-            self._lost.watched(lambda: self._step_of(machine, inputs, scaling))
-            self._lost = None if self._lost.done else self._lost
-        elif not machine.step(self.param_groups, inputs, scaling):
-            self._build().step(self.param_groups, inputs, scaling)
+        machine = self._looked()
+        try:
+            meeting, scaling = self._options.meeting, self._scaling()
+            if meeting is not None and meeting is not before:  # DTensors have come in the place of whole parameters
+                self._update_together(inputs)
+            elif self._lost is not None:
+                self._lost.watched(lambda: self._step_of(machine, inputs, scaling))
+                self._lost = None if self._lost.done else self._lost
+            elif not machine.step(self.param_groups, inputs, scaling):
+                self._build().step(self.param_groups, inputs, scaling)
+        finally:
+            machine.release()
 
     def _step_of(self, machine: Machine, inputs: Inputs | None, scaling: Scaling | None) -> None:
         if not machine.step(self.param_groups, inputs, scaling):
@@ -360,10 +362,21 @@ class RuleOptimizer(Optimizer, Turns):
 
     def _current(self) -> Machine:
         """The machine for the groups and states as they are now."""
-        machine = self._machine
-        if machine is None or machine.stale(self.param_groups, self.state):
-            return self._build()
+        machine = self._looked()
+        machine.release()
         return machine
+
+    def _looked(self) -> Machine:
+        """The same, for a step, which is to `release` it: until then it may hold parameters and gradients."""
+        machine, kept = self._machine, False
+        if machine is None:
+            return self._build()
+        try:
+            kept = not machine.stale(self.param_groups, self.state)
+        finally:
+            if not kept:
+                machine.release()
+        return machine if kept else self._build()
 
     def _build(self) -> Machine:
         """A new machine for the groups and states as they are now."""

@@ -1,8 +1,8 @@
 """Steps that repeat the last one: nothing changed but gradients, and the next row of the scalar table is known.
 
 After a kernel of many bytes little else is in the processor's caches. What Python does around a step then costs twenty
-times as much as when it is warm; so a repeated step runs as little of Python as can be. All of it that must be checked
-is memory, and compared as in `survey`: the groups' dicts, their lists, parameters, gradients, step counts.
+times as much as when it is warm; so a repeated step runs as little of Python as can be. One call checks all that must
+be checked, as in `survey`: the groups' dicts, their lists, parameters, gradients, step counts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rulec.runtime.launch import Launch
 from rulec.runtime.rows import Numbers, ScalarRows
 from rulec.torch.plans import StepPlan
 from rulec.torch.states import Store
-from rulec.torch.survey import REPEAT, Job, Spans, Survey
+from rulec.torch.survey import REPEAT, Contents, Job, Survey
 
 #: Classes of values that stay what they are as long as they are the same object.
 _STEADY = frozenset({float, int, bool, str, type(None)})
@@ -37,15 +37,11 @@ class Repeat:
         self._survey, self._groups, self._store, self._kept = survey, groups, store, (launches, rows)
         #: The number of further steps.
         self.left = min(map(len, rows))
-        spans = Spans()
-        spans.add_list(groups, survey.places)
-        for group in groups:
-            spans.add_dict(group, survey.places)
         #: What each bucket's call is run by.
         self.calls = [launch.version.call.standing(launch.rows) for launch in launches]  # type: ignore[union-attr]
         self._runs = [call.run for call in self.calls]
         counts = np.array([_counts(*of) for of in zip(launches, rows, self.calls, strict=True)], np.int64)
-        self._job = Job(survey, REPEAT, Spans([*spans.all, *survey.spans.all]), counts)
+        self._job = Job(survey, REPEAT, Contents([groups, *survey.lists], groups), counts)
 
     def done(self, groups: Any, state: Any) -> bool:
         """Takes the step. False, and nothing written, where it is not as the last one."""
@@ -54,9 +50,12 @@ class Repeat:
             return False
         if not self._job.done():
             return False
-        self.left -= 1
-        for run in self._runs:
-            run()
+        try:
+            self.left -= 1
+            for run in self._runs:
+                run()
+        finally:
+            self._survey.release()
         return True
 
 

@@ -9,9 +9,11 @@ from operator import is_
 from typing import Any
 
 from torch import Tensor
+from torch.nn import Parameter
 
 from rulec.torch.entries import GroupRule
 from rulec.torch.group_rules import Groups, GroupValues, group_rules_of, splits_of, words_of
+from rulec.torch.guard import Guard, guard_for, never
 from rulec.torch.interface import Interface
 from rulec.torch.options import Options
 from rulec.torch.placed import address_of, part_of
@@ -48,6 +50,9 @@ class Snapshot:
         check_parameters(self.params, names)
         self._addresses = [*map(self._address, self.params)]
         self._facts = [_facts(p) for p in self.params]
+        self._plain = {Tensor, Parameter}.issuperset(map(type, self.params))
+        self._guard: Guard = never
+        self._guards_left = 4
 
     @property
     def _live(self) -> Callable[[Any], bool] | None:
@@ -69,11 +74,22 @@ class Snapshot:
         if self._interface.sees_sections and splits_of(groups) != self._splits:
             return [Change.PARAMETERS]
         moved = [*map(self._address, self.params)] != self._addresses
+        moved = moved or (self._plain and not (self._guard(*self.params) or self._unaltered()))
         return [*((Change.MEMORY,) if moved else ()), *(() if same else (Change.VALUES,))]
 
+    def _unaltered(self) -> bool:
+        """Whether each parameter has its shape, memory order, dtype and device; the next look may ask all at once."""
+        if self.altered() is not None:
+            return False
+        if self._guards_left:
+            self._guards_left -= 1
+            self._guard = guard_for(self.params)
+        return True
+
     def moved(self, places: Iterable[int]) -> bool:
-        """Whether a parameter at one of these places has another address."""
-        return any(self._address(self.params[i]) != self._addresses[i] for i in places)
+        """Whether a parameter at one of these places has another address, shape, memory order or dtype."""
+        here = [(self.params[i], i) for i in places]
+        return any(self._address(p) != self._addresses[i] or _facts(p) != self._facts[i] for p, i in here)
 
     def altered(self) -> int | None:
         """The first place of a parameter with another shape, memory order, dtype or device; None for none."""

@@ -1,15 +1,16 @@
 """One look at all parameters and gradients of a step, in machine code: whether they are as they were.
 
-To ask torch for each gradient, its dtype, shape and address, and each parameter's address, costs more than a small
-kernel. A survey compares words of memory instead, at the places of `anatomy`. It only says "as before": of anything
-else the step is told nothing, and asks tensor by tensor.
+To ask torch from Python for each gradient, its dtype, shape and address, and each parameter's address, costs more than
+a small kernel. A survey asks the same of the functions that torch exports (`exports`), in one call. It only says "as
+before": of anything else the step is told nothing, and asks tensor by tensor.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from operator import is_
 from typing import Any
 
@@ -19,50 +20,41 @@ from torch.nn import Parameter
 
 from rulec.backend import registry
 from rulec.kernel.bucket.address import Located, array_address
-from rulec.torch.anatomy import DIMENSIONS, Anatomy, anatomy
+from rulec.torch.exports import Handles, Numbers, exports, number
 from rulec.torch.survey_source import JOB, RECORD, survey_source
-
-Numbers = np.ndarray[Any, np.dtype[Any]]
 
 #: Below this many tensors there is nothing to win.
 FEW = 16
 
-#: What a job asks for: a look; the note that parameters are written; both, for a step that repeats the last one.
-LOOK, NOTE, REPEAT = 1, 2, 3
-
-
-_ALL = 2**64 - 1
+#: What a job asks for: a look; a look and the note that parameters are written, for a step that repeats the last one;
+#: the end of what handles hold.
+LOOK, REPEAT, RELEASE = 1, 2, 3
 
 
 class Survey:
     """The parameters of a step in the lists of their groups, with their gradients, as they are now.
 
     `written` are the parameters with gradients, at the places `chosen` among all. After a `look` that finds everything
-    as it was, `grads` has the addresses of now, and `fresh` is True until a step takes them.
+    as it was, `grads` has the addresses of now, and `fresh` is True. Until `release`, parameters and gradients are then
+    held as by a reference: no other thread can free the memory that kernels read.
     """
 
     def __init__(
         self, params: Sequence[Tensor], chosen: Sequence[int], written: Sequence[Tensor], lists: Sequence[list[Any]],
-        places: Anatomy,
+        functions: Numbers,
     ) -> None:  # fmt: skip
-        self.fresh, self.places, self.lists = False, places, [*lists]
-        self._chosen = [*chosen]
+        self.fresh, self.lists, self.functions = False, [*lists], functions
+        self._chosen, self._params = [*chosen], [*params]
         self._owners: Sequence[Any] = ()
         self.grads = Located(np.zeros(len(written), np.int64), lambda i: written[i].grad)
-        self._looks: dict[tuple[int, ...], Numbers] = {}
+        self._handles = Handles(functions, 1 + 2 * len(params))
+        self._kinds: dict[Any, Numbers] = {}
+        self._numbers: dict[Any, list[int]] = {}
         self._ignored = np.zeros(1, np.int64)
-        self.spans = Spans()
-        for each in lists:
-            self.spans.add_list(each, places)
-        starts = [words_at(id(each), places.items + 1)[places.items] for each in lists]
-        entries = [start + 8 * i for each, start in zip(lists, starts, strict=True) for i in range(len(each))]
         first = array_address(self.grads.addresses)
         outs = {place: first + 8 * i for i, place in enumerate(chosen)}
-        known = enumerate(zip(params, entries, strict=True))
-        self.records = np.array([self._record(p, entry, outs.get(i)) for i, (p, entry) in known], np.uint64)
-        at, count = places.version, 8 * places.count
-        self._versions = np.array([words_at(p._cdata, at + 1)[at] + count for p in written], np.int64)
-        self._job, self._note = Job(self, LOOK, self.spans), Job(self, NOTE, Spans())
+        self.records = np.array([self._record(i, p, outs.get(i)) for i, p in enumerate(params)], np.int64)
+        self._job, self._release = Job(self, LOOK, Contents(self.lists)), Job(self, RELEASE, Contents())
 
     def look(self, lists: Sequence[list[Any]]) -> bool:
         """Whether the parameters in the groups' lists, and their gradients, are as they were but for new addresses."""
@@ -70,94 +62,86 @@ class Survey:
         self.fresh = alike and self._job.done()
         return self.fresh
 
-    def increment(self, _: Sequence[Tensor]) -> None:
-        """Tells autograd that the parameters are written."""
-        self._note.done()
+    def release(self) -> None:
+        """Ends what the last look holds."""
+        self.fresh = False
+        self._release.done()
 
     def point(self, rows: Sequence[int], owners: Sequence[Any]) -> None:
         """Has looks write the address of each gradient in a second place, too: in memory of these owners."""
         self._owners = owners
         self.records[self._chosen, RECORD.index("row")] = rows
 
-    def tables(self) -> list[Numbers]:
-        """The tables of all jobs, in their order there."""
-        return [self.records, self._versions]
+    @property
+    def nothing(self) -> int:
+        """A handle of no tensor."""
+        return int(self._handles.all[0])
 
-    def _record(self, param: Tensor, entry: int, out: int | None) -> tuple[int, ...]:
-        places, words = self.places, words_at(param._cdata, self.places.end)
-        storage, meta = words[places.storage], words[places.meta]
-        grad, offset = 0, words_at(meta, places.grad + 1)[places.grad] if meta else 0
-        if out is not None:
-            assert param.grad is not None
-            grad, offset = self._look(param.grad), int(param.grad.storage_offset()) * param.grad.element_size()
-        memory = words_at(storage, 1 + max(places.data, *places.shares, 0))
+    def _record(self, place: int, param: Tensor, out: int | None) -> tuple[int, ...]:
+        """The words of `RECORD`; what no kernel reads has its addresses written nowhere."""
+        handles = self._handles.all[1 + 2 * place : 3 + 2 * place].tolist()
         nowhere = array_address(self._ignored)
-        return (
-            entry, id(param), id(type(param)), param._cdata, self._look(param), storage, meta, words[places.version],
-            memory[places.data], grad, offset, nowhere if out is None else out, nowhere, 0, 0,
-            *(memory[i] for i in places.shares),
-        )  # fmt: skip
+        kinds = self._kind(param), self._kind(None if out is None else param.grad)
+        out = nowhere if out is None else out
+        storage = param.untyped_storage()._cdata
+        return id(param), param._cdata, param.data_ptr(), *kinds, *handles, out, nowhere, storage, 0
 
-    def _look(self, tensor: Tensor) -> int:
-        """The address of a tensor's kind: its dtype, shape and so on. Tensors of one kind share it."""
-        places, words, rank = self.places, words_at(tensor._cdata, self.places.end), tensor.dim()
-        shape = [words[start : start + rank] + [0] * (DIMENSIONS - rank) for start in (places.extents, places.strides)]
-        counted = [_ALL] * rank + [0] * (DIMENSIONS - rank)
-        kept = (*(words[i] for i, _ in places.steady), *shape[0], *shape[1], *counted)
-        if kept not in self._looks:
-            self._looks[kept] = np.array(kept, np.uint64)
-        return array_address(self._looks[kept])
+    def _kind(self, tensor: Tensor | None) -> int:
+        """The address of what a tensor is: `survey_source.KIND`, sizes and strides. Tensors of one kind share it."""
+        like = tensor if tensor is None else (tensor.dtype, tensor.device)
+        if like not in self._numbers:
+            self._numbers[like] = self._numbers_of(tensor)
+        dtype, device = self._numbers[like]
+        shape = () if tensor is None else (*tensor.shape, *tensor.stride())
+        words = (dtype, -1 if tensor is None else tensor.dim(), device, *shape)
+        if words not in self._kinds:
+            self._kinds[words] = np.array(words, np.int64)
+        return array_address(self._kinds[words])
+
+    def _numbers_of(self, tensor: Tensor | None) -> list[int]:
+        """torch's numbers for a tensor's dtype and device."""
+        if tensor is None:
+            return [number(self.functions, "dtype", self.nothing), 0]
+        handles = Handles(self.functions, 1)
+        handle = handles.take(0, tensor)
+        return [number(self.functions, name, handle) for name in ("dtype", "device")]
 
 
-class Spans:
-    """Pieces of memory, with their words at the time of `add`; a job compares them in this order."""
+class Contents:
+    """The entries of lists, and the keys and values of dicts, at the time of this object, which keeps them."""
 
-    def __init__(self, others: Sequence[tuple[int, Numbers]] = ()) -> None:
-        self.all = [*others]
+    def __init__(self, lists: Iterable[list[Any]] = (), dicts: Iterable[dict[Any, Any]] = ()) -> None:
+        self.lists = [(each, [*each]) for each in lists]
+        self.dicts = [(each, [*chain.from_iterable(each.items())]) for each in dicts]
+        self._ids = [np.array([*map(id, kept)], np.int64) for _, kept in (*self.lists, *self.dicts)]
 
-    def add(self, address: int, count: int) -> None:
-        """Adds some words at an address."""
-        if count:
-            self.all.append((address, np.array(words_at(address, count), np.uint64)))
-
-    def add_list(self, each: list[Any], places: Anatomy) -> None:
-        """Adds the entries of a list."""
-        for place in (places.size, places.items):
-            self.add(id(each) + 8 * place, 1)
-        self.add(words_at(id(each), places.items + 1)[places.items], len(each))
-
-    def add_dict(self, each: dict[str, Any], places: Anatomy) -> None:
-        """Adds the keys and values of a dict."""
-        self.add(id(each) + 8 * places.keys, 1)
-        self.add(words_at(id(each), places.keys + 1)[places.keys], Anatomy.dict_bytes(each) // 8)
-
-    def table(self) -> Numbers:
-        """The table in a job."""
-        rows = [(at, len(like), array_address(like)) for at, like in self.all]
-        return np.array(rows, np.uint64).reshape(-1, 3)
+    def tables(self) -> list[Numbers]:
+        """The tables of lists and of dicts in a job."""
+        ids = iter(self._ids)
+        return [
+            np.array([(id(each), len(each), array_address(next(ids))) for each, _ in group], np.int64).reshape(-1, 3)
+            for group in (self.lists, self.dicts)
+        ]
 
 
 class Job:
     """One call of the machine code of a survey; `counts` has rows of step counts, for a repeat."""
 
-    def __init__(self, survey: Survey, asked: int, spans: Spans, counts: Numbers | None = None) -> None:
-        self._spans, self.counts = spans, np.zeros((0, 1)) if counts is None else counts
-        self._tables = [spans.table(), *survey.tables(), self.counts]
+    def __init__(self, survey: Survey, asked: int, contents: Contents, counts: Numbers | None = None) -> None:
+        self._kept = survey.functions, contents, np.zeros(3, np.int64)
+        counts = np.zeros((0, 1)) if counts is None else counts
+        self._tables = [*contents.tables(), survey.records, counts]
         pairs = [number for table in self._tables for number in (len(table), array_address(table))]
-        self._words = (ctypes.c_int64 * len(JOB))(asked, *pairs, 0)
-        self._at, self._run, self._answer = ctypes.addressof(self._words), _machine(survey.places), len(JOB) - 1
+        functions, answers = array_address(survey.functions), array_address(self._kept[2])
+        self._words = (ctypes.c_int64 * len(JOB))(asked, *pairs, functions, survey.nothing, answers, 0)
+        self._at, self._run, self._answer = ctypes.addressof(self._words), _machine(), len(JOB) - 1
 
     def done(self) -> bool:
-        """Does it. False, and nothing written, where something is not as it was."""
+        """Does it. False, and nothing written or held, where something is not as it was."""
         words, answer = self._words, self._answer
         words[answer] = 0
         self._run(self._at)
         return words[answer] != 0
-
-
-def words_at(address: int, count: int) -> list[int]:
-    """Words of memory."""
-    return [*(ctypes.c_uint64 * count).from_address(address)]
 
 
 def survey_of(
@@ -165,27 +149,28 @@ def survey_of(
 ) -> Survey | None:  # fmt: skip
     """The survey of a step's parameters, whose gradients kernels can read; None where there is none.
 
-    There is none of other classes than torch's own, none of tensors on devices, and none where a look may not tell all.
+    There is none of other classes than torch's own, none of tensors on devices, and none where torch does not export
+    what a look asks.
     """
     if not {Tensor, Parameter}.issuperset(map(type, params)) or not all(p.is_cpu for p in params):
         return None
     grads = [p.grad for p in written]
-    if any(g is None or not g.numel() for g in grads) or max(t.dim() for t in (*params, *grads)) > DIMENSIONS:  # type: ignore[union-attr]
+    if any(g is None or not g.numel() for g in grads):
         return None
-    places = anatomy() if registry.get("cpu").unavailable_reason() is None else None
-    if places is None:
+    functions = exports() if registry.get("cpu").unavailable_reason() is None else None
+    if functions is None:
         return None
-    survey = Survey(params, chosen, written, lists, places)
+    survey = Survey(params, chosen, written, lists, functions)
     right = survey.look(lists) and survey.grads.addresses.tolist() == [g.data_ptr() for g in grads if g is not None]
-    survey.fresh = False
+    survey.release()
     return survey if right else None
 
 
 @functools.cache
-def _machine(places: Anatomy) -> Any:
+def _machine() -> Any:
     """The compiled function, which keeps the global lock; it takes the address of a job."""
     cpu: Any = registry.get("cpu")
-    machine = cpu.machine("survey", survey_source(places))
+    machine = cpu.machine("survey", survey_source())
     run = ctypes.PYFUNCTYPE(None, ctypes.c_size_t)(machine.address)
     run.machine = machine  # type: ignore[attr-defined]
     return run

@@ -1,62 +1,49 @@
-"""The text of the function that surveys a step: it compares words of memory, and writes a few."""
+"""The text of the function that surveys a step: it asks the functions of `exports`, and compares what they say."""
 
 from __future__ import annotations
 
-from rulec.torch.anatomy import DIMENSIONS, Anatomy
+from rulec.torch.exports import NAMES
 
-#: The words of a job: whether to write, tables with their lengths, the answer.
+#: The words of a job: what is asked for, tables with their lengths, the functions, a handle of no tensor, memory for
+#: answers, and whether everything is as it was.
 JOB = (
-    "writes", "spans", "spans_at", "records", "records_at", "versions", "versions_at", "counts", "counts_at", "same",
+    "asked", "lists", "lists_at", "dicts", "dicts_at", "records", "records_at", "counts", "counts_at", "functions",
+    "nothing", "answers", "same",
 )  # fmt: skip
 
-#: The words of a span: memory that is to hold certain words.
-SPAN = ("at", "words", "like")
+#: The words of a list or a dict: the object, its length, and its entries (keys and values in turn).
+CONTENTS = ("object", "length", "entries")
 
-#: The words of a record, for a parameter. `out` and `row` take the address of its gradient.
-RECORD = (
-    "entry", "object", "kind", "impl", "look", "storage", "meta", "version", "data", "grad", "offset", "out", "row",
-    "last", "memory",
-)  # fmt: skip
+#: The words of a record, for a parameter. `like` and `kind` are the addresses of what it is and its gradient is, and
+#: `param` and `grad` handles for the two. `out` and `row` take the gradient's address. `storage` and `last` are only
+#: hints of memory that is read: of the parameter's storage, and of the last gradient.
+RECORD = ("object", "impl", "data", "like", "kind", "param", "grad", "out", "row", "storage", "last")
+
+#: The words of what a tensor is; its sizes and strides follow. Of no gradient `dim` is -1.
+KIND = ("dtype", "dim", "device")
 
 #: The words of a bucket's step counts, for steps that repeat each other: see `Repeat`.
 COUNTS = ("at", "length", "t", "table", "stride", "next")
 
-#: The tensors ahead of the one looked at whose memory is fetched.
-_AHEAD = 16
+#: The records ahead of the one looked at whose memory is fetched.
+_AHEAD = 8
 
 
-def survey_source(places: Anatomy) -> str:
+def survey_source() -> str:
     """The text, for the cpu backend's compiler."""
-    same = [f"((word(at, {place}) ^ word(like, {i})) & {mask})" for i, (place, mask) in enumerate(places.steady)]
-    count = len(same)
-    for i, first in enumerate((places.extents, places.strides)):
-        for dim in range(DIMENSIONS):
-            like, counted = count + DIMENSIONS * i + dim, count + 2 * DIMENSIONS + dim
-            same.append(f"((word(at, {first + dim}) ^ word(like, {like})) & word(like, {counted}))")
-    alike = " | ".join(same)
-    of = {name: f"word(record, {i})" for i, name in enumerate(RECORD)}
-    shares = "".join(
-        f" | (word({of['storage']}, {place}) ^ word(record, {len(RECORD) + i}))"
-        for i, place in enumerate(places.shares)
-    )
+    tables = {"job": JOB, "contents": CONTENTS, "record": RECORD, "kind": KIND, "count": COUNTS}
+    words = {f"{of}_{name}": f"word({of}, {i})" for of, names in tables.items() for i, name in enumerate(names)}
+    functions = {f"f_{name}": f"word(functions, {i})" for i, name in enumerate(NAMES)}
+    sizes = {f"{of}_bytes": 8 * len(names) for of, names in tables.items()}
     return _TEXT.format(
-        alike=alike, shares=shares, fetches="\n    ".join(_fetches(places, of)), ahead=_AHEAD,
-        size=8 * (len(RECORD) + len(places.shares)), counts_size=8 * len(COUNTS), places=places,
-        last_at=RECORD.index("last"), memory_at=RECORD.index("memory"), t_at=COUNTS.index("t"),
-        same=8 * JOB.index("same"), **{f"job_{name}": f"word(job, {i})" for i, name in enumerate(JOB)},
-        **{f"count_{name}": f"word(count, {i})" for i, name in enumerate(COUNTS)}, **of,
+        **words, **functions, **sizes, ahead=_AHEAD, t_at=COUNTS.index("t"), same=JOB.index("same"), first=len(KIND),
+        dim=KIND.index("dim"), last_at=RECORD.index("last"),
     )  # fmt: skip
 
 
-def _fetches(places: Anatomy, of: dict[str, str]) -> list[str]:
-    end = 8 * places.end - 8
-    lines = [(of["object"], 0), (of["storage"], 0), (of["meta"], 8 * places.grad), (of["version"], 8 * places.count)]
-    lines += [(of[name], line) for name in ("impl", "last") for line in (*range(0, end, 64), end)]
-    return [f"fetch_line({at}, {line})" for at, line in (*lines, (of["memory"], 8 * places.data))]
+_TEXT = '''"""A survey of parameters and gradients, by functions that torch and CPython export. Printed by rulec."""
 
-
-_TEXT = '''"""A survey of parameters and gradients in torch's memory. Printed by rulec."""
-
+from rulec_backends.cpu.ffi_words import code_2, code_4, invoke, invoke_2, put, tell, truth, truth_3
 from rulec_backends.cpu.words import (
     compiled, fetch_add, fetch_line, float32, load_float32, number, store_bits_float64, store_float32, store_float64,
     word,
@@ -64,75 +51,125 @@ from rulec_backends.cpu.words import (
 
 
 @compiled
-def alike(at, like):
+def same_list(functions, contents):
+    """Whether a list has the same entries."""
+    if invoke({f_list_size}, {contents_object}) != {contents_length}:
+        return False
+    for i in range({contents_length}):
+        if invoke_2({f_list_item}, {contents_object}, i) != word({contents_entries}, i):
+            return False
+    return True
+
+
+@compiled
+def same_dict(functions, contents, answers):
+    """Whether a dict has the same keys and values, in the same order."""
+    if invoke({f_dict_size}, {contents_object}) != {contents_length}:
+        return False
+    put(answers, 0, 0)
+    for i in range({contents_length}):
+        if code_4({f_dict_next}, {contents_object}, answers, answers + 8, answers + 16) == 0:
+            return False
+        pair = {contents_entries} + 16 * i
+        if word(answers, 1) != word(pair, 0) or word(answers, 2) != word(pair, 1):
+            return False
+    return True
+
+
+@compiled
+def answer(function, handle, answers):
+    """What a function has to say of a tensor; -1 where it refuses."""
+    put(answers, 0, 0)
+    return word(answers, 0) if code_2(function, handle, answers) == 0 else -1
+
+
+@compiled
+def alike(functions, kind, tensor, answers):
     """Whether a tensor is what another was."""
-    return ({alike}) == 0
+    if answer({f_dtype}, tensor, answers) != {kind_dtype}:
+        return False
+    if {kind_dim} < 0:
+        return True
+    if answer({f_device}, tensor, answers) != {kind_device} or answer({f_dim}, tensor, answers) != {kind_dim}:
+        return False
+    if truth({f_is_neg}, tensor):
+        return False
+    sizes = answer({f_sizes}, tensor, answers)
+    if sizes == -1:
+        return False
+    for i in range({kind_dim}):
+        if word(sizes, i) != word(kind, {first} + i):
+            return False
+    strides = answer({f_strides}, tensor, answers)
+    if strides == -1:
+        return False
+    for i in range({kind_dim}):
+        if word(strides, i) != word(kind, {first} + {kind_dim} + i):
+            return False
+    return True
 
 
 @compiled
-def unchanged(span):
-    """Whether memory holds the same words."""
-    other = 0
-    for i in range(word(span, 1)):
-        other |= word(word(span, 0), i) ^ word(word(span, 2), i)
-    return other == 0
+def unmoved(functions, record, answers):
+    """Whether a parameter is the same, in the same memory; its handle is taken."""
+    if not truth_3({f_load}, {record_param}, {record_object}) or word({record_param}, 0) != {record_impl}:
+        return False
+    if answer({f_data_ptr}, {record_param}, answers) != {record_data}:
+        return False
+    return alike(functions, {record_like}, {record_param}, answers) and not truth({f_is_inference}, {record_param})
 
 
 @compiled
-def unmoved(record):
-    """Whether a parameter is the same, in the same memory."""
-    if word({entry}, 0) != {object}:
+def read(functions, record, answers):
+    """Whether the gradient is as it was; its handle is taken, and its address kept."""
+    grad, kind = invoke({f_grad}, {record_impl}), {record_kind}
+    if not alike(functions, kind, grad, answers):
         return False
-    if ((word({object}, {places.kind}) ^ {kind}) | (word({object}, {places.impl}) ^ {impl})) != 0:
+    if {kind_dim} < 0:
+        return True
+    data = answer({f_data_ptr}, grad, answers)
+    if data == 0 or data == -1:
         return False
-    other = (word({impl}, {places.storage}) ^ {storage}) | (word({impl}, {places.meta}) ^ {meta})
-    other |= (word({impl}, {places.version}) ^ {version}) | (word({impl}, {places.owner}) ^ {object})
-    if other != 0 or not alike({impl}, {look}):
+    put({record_out}, 0, data)
+    put({record_row}, 0, data)
+    if code_2({f_assign}, grad, {record_grad}) != 0:
         return False
-    return ((word({storage}, {places.data}) ^ {data}){shares}) == 0
-
-
-@compiled
-def read(record):
-    """Whether the gradient is as it was; its address is kept."""
-    if {grad} == 0:
-        return {meta} == 0 or word({meta}, {places.grad}) == {offset}
-    grad = word({meta}, {places.grad})
-    if not alike(grad, {grad}):
-        return False
-    memory = word(grad, {places.storage})
-    data = word(memory, {places.data})
-    if data == 0:
-        return False
-    store_bits_float64({out}, 0, 0, data + {offset})
-    store_bits_float64({row}, 0, 0, data + {offset})
-    store_bits_float64(record, {last_at}, 0, grad)
-    store_bits_float64(record, {memory_at}, 0, memory)
+    put(record, {last_at}, word({record_grad}, 0))
     return True
 
 
 @compiled
 def fetch(record):
-    """Has the memory fetched that a look at a record reads."""
-    {fetches}
+    """Has the memory fetched that a look at a record reads first."""
+    fetch_line({record_object}, 0)
+    fetch_line({record_impl}, 0)
+    fetch_line({record_impl}, 64)
+    fetch_line({record_impl}, 128)
+    fetch_line({record_storage}, 0)
+    fetch_line({record_param}, 0)
+    fetch_line({record_last}, 0)
+    fetch_line({record_last}, 64)
+    fetch_line({record_last}, 128)
 
 
 @compiled
 def looked(job):
     """Whether everything is as it was; the addresses of gradients are kept."""
-    for i in range({job_spans}):
-        if not unchanged({job_spans_at} + 24 * i):
+    functions, answers = {job_functions}, {job_answers}
+    for i in range({job_lists}):
+        if not same_list(functions, {job_lists_at} + {contents_bytes} * i):
             return False
-    for i in range(min({ahead}, {job_records})):
-        fetch({job_records_at} + {size} * i)
+    for i in range({job_dicts}):
+        if not same_dict(functions, {job_dicts_at} + {contents_bytes} * i, answers):
+            return False
     for i in range({job_records}):
-        record = {job_records_at} + {size} * i
+        record = {job_records_at} + {record_bytes} * i
         if i + {ahead} < {job_records}:
-            fetch(record + {ahead} * {size})
-        if not unmoved(record) or not read(record):
+            fetch(record + {ahead} * {record_bytes})
+        if not unmoved(functions, record, answers) or not read(functions, record, answers):
             return False
     for b in range({job_counts}):
-        count = {job_counts_at} + {counts_size} * b
+        count = {job_counts_at} + {count_bytes} * b
         for i in range({count_length}):
             if load_float32({count_at}, i, 0) != float32(number(count, {t_at})):
                 return False
@@ -140,20 +177,31 @@ def looked(job):
 
 
 @compiled
+def released(job):
+    """Has the handles stand for no tensors."""
+    functions = {job_functions}
+    for i in range({job_records}):
+        record = {job_records_at} + {record_bytes} * i
+        code_2({f_assign}, {job_nothing}, {record_param})
+        code_2({f_assign}, {job_nothing}, {record_grad})
+
+
+@compiled
 def kernel(job):
-    """Looks, where 1 or 3 is asked for; after that, and where 2 is, notes the writes of a step, as 3 for a repeat."""
-    if {job_writes} != 2:
-        if not looked(job):
-            return
-        fetch_add(job + {same}, 1)
-    if {job_writes} == 1:
+    """Looks, where 1 or 2 is asked for; after that, for a 2, notes the writes of a step. 3 ends what handles hold."""
+    if {job_asked} == 3 or not looked(job):
+        released(job)
         return
-    for i in range({job_versions}):
-        fetch_add(word({job_versions_at}, i), 1)
-    if {job_writes} == 2:
+    put(job, {same}, 1)
+    if {job_asked} == 1:
         return
+    functions = {job_functions}
+    for i in range({job_records}):
+        record = {job_records_at} + {record_bytes} * i
+        if word({record_kind}, {dim}) >= 0:
+            tell({f_bump_version}, {record_param})
     for b in range({job_counts}):
-        count = {job_counts_at} + {counts_size} * b
+        count = {job_counts_at} + {count_bytes} * b
         t = number(count, {t_at}) + 1.0
         for i in range({count_length}):
             store_float32({count_at}, i, 0, float32(t))

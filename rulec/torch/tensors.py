@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.parameter import is_lazy
+from torch.nn.parameter import Parameter, is_lazy
 
 from rulec.errors import TensorError
 from rulec.kernel.bucket.address import Located
@@ -209,6 +209,8 @@ class _GradientCheck:
                 return False
         except RuntimeError:  # a sparse gradient has no memory order
             return False
+        if not {Tensor, Parameter}.issuperset(map(type, grads)):
+            return False
         if {g.dtype for g in grads} - {self._dtype} or any(grads[i].is_neg() for i in self._single):
             return False
         return all(same_order(grads[i], self._params[i]) for i in self._ordered)
@@ -228,6 +230,10 @@ def _conforming(grad: Tensor, param: Tensor, dtype: torch.dtype, name: str) -> T
         raise TensorError(f"the gradient of {name} has shape {tuple(grad.shape)}, its parameter {tuple(param.shape)}")
     if grad.dtype != dtype:
         raise OtherDtype(f"the gradient of {name} is of {grad.dtype}, where {dtype} is expected")
+    if type(grad).__torch_dispatch__ is not Tensor.__torch_dispatch__ and not is_fake(grad) and not grad.data_ptr():
+        raise TensorError(
+            f"the gradient of {name} is a {type(grad).__name__} without memory of its own: give the plain tensor in it"
+        )
     if same_order(grad, param) and not grad.is_neg():
         return grad
     with plain_memory():

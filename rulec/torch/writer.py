@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 from torch.autograd.graph import increment_version
@@ -39,15 +39,12 @@ class Writer:
         for engine in self._engines:
             engine.end()
 
-    def write(
-        self, launches: Sequence[Launch], written: Sequence[Tensor],
-        increment: Callable[[Sequence[Tensor]], object] = increment_version,
-    ) -> None:  # fmt: skip
-        """Runs launches of updates of these parameters; `increment` tells autograd of all of them."""
+    def write(self, launches: Sequence[Launch], written: Sequence[Tensor]) -> None:
+        """Runs launches of updates of these parameters; autograd is told of all of them."""
         if self._skips:
             self._write_skipping(launches, written)
             return
-        increment(written)  # before the kernel: torch's tensors are still in the caches
+        increment_version(written)  # before the kernel: torch's tensors are still in the caches
         if self._opened or not self._steps:
             run(launches)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -10,16 +11,13 @@ import torch
 from torch import Tensor
 
 import rulec.torch
-from rulec.errors import TensorError
-from rulec.torch import anatomy as anatomies
-from rulec.torch import plans
+from rulec.errors import HyperError, TensorError
+from rulec.torch import exports, plans
 from rulec.torch.optimizer import RuleOptimizer
+from rulec_backends.cpu import threads
 from tests.torch.twins import SHAPES, difference, give_gradients, parameters
 
 STEPS = 6
-
-#: Learnt before other tests fill this process with gigabytes, as a program would in its first steps.
-PLACES = anatomies.anatomy()
 
 
 def trained(change: Callable[[list[Tensor], Any], Any], make: Any = rulec.torch.AdamW) -> tuple[list[Tensor], Any]:
@@ -69,6 +67,13 @@ def _replace(params: list[Tensor], optimizer: Any) -> list[Tensor]:
 
 def _swap(params: list[Tensor], _: Any) -> None:
     torch.utils.swap_tensors(params[1], params[5])
+
+
+def _swap_alias(params: list[Tensor], _: Any) -> None:
+    """Another implementation in the same memory; the one before is freed."""
+    alias = params[1].detach().requires_grad_()
+    alias.grad = params[1].grad
+    torch.utils.swap_tensors(params[1], alias)
 
 
 def _data(new: Callable[[Tensor], Tensor]) -> Callable[[list[Tensor], Any], Any]:
@@ -132,6 +137,7 @@ CHANGES: dict[str, Callable[[list[Tensor], Any], Any]] = {
     "a gradient that is a parameter": _takes(lambda grad: torch.nn.Parameter(grad)),
     "other parameters": _replace,
     "parameters in each other's place": _swap,
+    "another tensor in the same memory": _swap_alias,
     "memory": _data(lambda data: data.clone()),
     "memory order": _data(lambda data: data.t().contiguous().t()),
     "frozen": _freeze,
@@ -190,6 +196,98 @@ def test_memory_that_is_shared_until_written_is_not_written() -> None:
     assert not torch.equal(params[1], before)
 
 
+@pytest.mark.parametrize("surveys", [True, False])
+def test_a_parameter_with_another_order_at_the_same_address_is_noticed(
+    surveys: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not surveys:
+        monkeypatch.setattr(plans, "survey_of", _none)
+    ends = []
+    for make in (rulec.torch.AdamW, torch.optim.AdamW):
+        params = parameters(shapes=[(3, 3)] * 20)
+        optimizer = make(params, lr=0.1, foreach=False)
+        for number in range(2 * STEPS):
+            give_gradients(params, number)
+            if number == STEPS:
+                params[1].data = params[1].data.t()
+            optimizer.step()
+        ends.append(params)
+    assert difference(*ends) <= 8
+
+
+class Wrapped(Tensor):
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError(function)
+
+
+@pytest.mark.parametrize("steps", [0, 1, STEPS])
+def test_a_gradient_without_memory_is_refused(steps: int) -> None:
+    params = parameters(shapes=SHAPES * 5)
+    optimizer = rulec.torch.AdamW(params, lr=0.1)
+    for number in range(steps):
+        give_gradients(params, number)
+        optimizer.step()
+    give_gradients(params, steps)
+    params[1].grad = torch.Tensor._make_wrapper_subclass(Wrapped, (3, 4))  # type: ignore[attr-defined]
+    with pytest.raises(TensorError, match="the gradient of parameter 1 is a Wrapped without memory"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_gradients_live_until_kernels_have_read_them(repeats: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels run without the global lock: another thread may drop gradients meanwhile."""
+
+    def end(run: Callable[..., Any]) -> tuple[list[Tensor], list[weakref.ref[Any]]]:
+        params = parameters(shapes=SHAPES * 5)
+        optimizer = rulec.torch.AdamW(params, lr=0.1)
+        for number in range(STEPS):
+            give_gradients(params, number)
+            optimizer.step()
+        assert optimizer._machine is not None
+        assert optimizer._machine.repeat is not None
+        optimizer.param_groups[0]["lr"] = 0.1 if repeats else 0.2
+        give_gradients(params, STEPS)
+        seen = [weakref.ref(p.grad) for p in params]
+        with monkeypatch.context() as patch:
+            patch.setattr(threads, "run", lambda *arguments: run(params, seen, arguments))
+            optimizer.step()
+        return params, seen
+
+    def drop(params: list[Tensor], seen: list[weakref.ref[Any]], arguments: Any) -> None:
+        for param in params:
+            param.grad = None
+        assert all(ref() is not None for ref in seen)
+        kept = [torch.full_like(p, float("nan")) for p in params for _ in range(4)]
+        plainly(*arguments)
+        assert kept
+
+    plainly = threads.run
+    dropped, seen = end(drop)
+    assert [ref() for ref in seen] == [None] * len(seen), "a gradient is held after its step"
+    kept, _ = end(lambda params, seen, arguments: plainly(*arguments))
+    assert difference(dropped, kept) == 0
+
+
+def test_a_look_before_an_error_holds_nothing() -> None:
+    params = parameters(shapes=SHAPES * 5)
+    optimizer = rulec.torch.AdamW(params, lr=0.1)
+    for number in range(STEPS):
+        give_gradients(params, number)
+        optimizer.step()
+    seen = weakref.ref(params[1].grad)  # type: ignore[arg-type]
+    optimizer.param_groups[0]["lr"] = -1.0
+    with pytest.raises(HyperError):
+        optimizer.step()
+    optimizer.param_groups[0]["lr"] = 0.1
+    optimizer.found_inf = torch.zeros(1)  # type: ignore[attr-defined]
+    with pytest.raises(TensorError):
+        optimizer.step()
+    optimizer.state_dict()
+    params[1].grad = None
+    assert seen() is None
+
+
 def test_hooks_and_scaling_are_seen_on_the_way() -> None:
     params = parameters(shapes=SHAPES * 5)
     optimizer = rulec.torch.AdamW(params, lr=0.1)
@@ -242,11 +340,17 @@ def test_objects_that_follow_in_the_place_of_others_are_noticed() -> None:
 
 
 def test_an_environment_variable_turns_surveys_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert anatomies.anatomy.__wrapped__() is not None
+    assert exports.exports.__wrapped__() is not None, "torch exports other functions: steps are slower"
     monkeypatch.setenv("RULEC_SURVEY", "0")
-    assert anatomies.anatomy.__wrapped__() is None
+    assert exports.exports.__wrapped__() is None
 
 
-def test_places_are_learnt_here() -> None:
-    """Else every step asks each tensor, and is several times slower."""
-    assert PLACES is not None, "torch keeps its tensors in a way that is not understood: steps are slower"
+@pytest.mark.parametrize("name", exports._OF_TORCH)
+def test_a_torch_without_a_function_is_asked_tensor_by_tensor(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(exports._OF_TORCH, name, "not_there")
+    assert exports.exports.__wrapped__() is None
+
+
+def test_a_function_that_does_another_thing_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(exports._OF_TORCH, "load", exports._OF_TORCH["is_neg"])
+    assert exports.exports.__wrapped__() is None

@@ -1,0 +1,135 @@
+"""Functions that torch and CPython export, by address: machine code asks them about tensors, lists and dicts.
+
+They are CPython's C API, the C functions that compiled models of torch call (`aoti_torch_*`), and a few C++ functions
+of torch, whose names have the types of their arguments. Where a name is missing, tensors are asked one by one.
+
+A handle of these functions is an `at::Tensor *`, as torch's headers say. An `at::Tensor` is a pointer to a tensor's
+implementation, as it is in every compiled extension; `Tensor._cdata` is that pointer, and is compared with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import sys
+import weakref
+from typing import Any
+
+import numpy as np
+import torch
+
+Numbers = np.ndarray[Any, np.dtype[Any]]
+
+#: CPython's functions, by our names.
+_OF_PYTHON = {
+    "list_size": "PyList_Size", "list_item": "PyList_GetItem", "dict_size": "PyDict_Size", "dict_next": "PyDict_Next",
+}  # fmt: skip
+
+#: torch's functions, by our names. `aoti_torch_get_data_ptr` refuses tensors of other layouts than torch.strided.
+_OF_TORCH = {
+    # bool pybind11::detail::type_caster<at::Tensor>::load(pybind11::handle, bool): takes the tensor of an object.
+    "load": "_ZN8pybind116detail11type_casterIN2at6TensorEvE4loadENS_6handleEb",
+    # const at::Tensor& c10::TensorImpl::grad() const
+    "grad": "_ZNK3c1010TensorImpl4gradEv",
+    # bool at::native::is_neg(const at::Tensor&)
+    "is_neg": "_ZN2at6native6is_negERKNS_6TensorE",
+    # bool at::native::is_inference(const at::Tensor&)
+    "is_inference": "_ZN2at6native12is_inferenceERKNS_6TensorE",
+    # void torch::autograd::impl::bump_version(const at::Tensor&)
+    "bump_version": "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE",
+    "dtype": "aoti_torch_get_dtype", "dim": "aoti_torch_get_dim", "sizes": "aoti_torch_get_sizes",
+    "strides": "aoti_torch_get_strides", "device": "aoti_torch_get_device_type",
+    "data_ptr": "aoti_torch_get_data_ptr", "assign": "aoti_torch_assign_tensors",
+    "make": "aoti_torch_new_uninitialized_tensor", "delete": "aoti_torch_delete_tensor_object",
+}  # fmt: skip
+
+#: The functions in a table of their addresses, in order.
+NAMES = (*_OF_PYTHON, *_OF_TORCH)
+
+
+@functools.cache
+def exports() -> Numbers | None:
+    """The addresses of the functions, in the order of `NAMES`.
+
+    None where one is missing or does other things, without a global lock, and with RULEC_SURVEY=0.
+    """
+    locked = getattr(sys, "_is_gil_enabled", lambda: True)()
+    if os.environ.get("RULEC_SURVEY") == "0" or not locked or ctypes.sizeof(ctypes.c_void_p) != 8:
+        return None
+    try:
+        of_torch = ctypes.CDLL(torch._C.__file__)  # a name is looked for in the libraries that it needs, too
+        places = [_address(ctypes.pythonapi, name) for name in _OF_PYTHON.values()]
+        places += [_address(of_torch, name) for name in _OF_TORCH.values()]
+        table = np.array(places, np.int64)
+        return table if _takes_tensors(table) else None
+    except (AttributeError, OSError, RuntimeError, TypeError):
+        return None
+
+
+def _takes_tensors(table: Numbers) -> bool:
+    """Whether `load` writes one word, `Tensor._cdata`, and `grad` gives a handle of the gradient."""
+    with torch.inference_mode(False):
+        tensor, gradient = torch.zeros(2, requires_grad=True, device="cpu"), torch.zeros(2, device="cpu")
+        tensor.grad = gradient
+    handles = Handles(table, 1)
+    none = _word(int(handles.all[0]))
+    room = (ctypes.c_int64 * 8)(*[none] * 8)
+    at = ctypes.addressof(room)
+    _take(table, at, tensor)
+    alone = [*room] == [tensor._cdata, *[none] * 7]
+    grad = _function(table, "grad", ctypes.c_size_t, ctypes.c_size_t)
+    right = alone and _word(grad(tensor._cdata)) == gradient._cdata
+    _function(table, "assign", ctypes.c_int32, ctypes.c_size_t, ctypes.c_size_t)(int(handles.all[0]), at)
+    return right and room[0] == none
+
+
+def _word(address: int) -> int:
+    return ctypes.c_int64.from_address(address).value
+
+
+def _function(table: Numbers, name: str, result: Any, *arguments: Any) -> Any:
+    """One of the functions, called with the global lock."""
+    return ctypes.PYFUNCTYPE(result, *arguments)(int(table[NAMES.index(name)]))
+
+
+def _take(table: Numbers, handle: int, tensor: torch.Tensor) -> None:
+    load = _function(table, "load", ctypes.c_bool, ctypes.c_size_t, ctypes.py_object, ctypes.c_bool)
+    if not load(handle, tensor, False):
+        raise TypeError(f"{type(tensor).__name__} is not a tensor of torch's")
+
+
+def _address(library: ctypes.CDLL, name: str) -> int:
+    return int(ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0)
+
+
+def number(table: Numbers, name: str, handle: int) -> int:
+    """A number that torch has of a tensor, such as its `dtype`; RuntimeError where torch refuses."""
+    value = ctypes.c_int64(0)
+    if _function(table, name, ctypes.c_int32, ctypes.c_size_t, ctypes.c_size_t)(handle, ctypes.addressof(value)):
+        raise RuntimeError(f"torch does not tell the {name} of a tensor")
+    return value.value
+
+
+class Handles:
+    """Handles of torch's, each for one tensor or none, that live as long as this object. They begin with none."""
+
+    def __init__(self, table: Numbers, count: int) -> None:
+        make = _function(table, "make", ctypes.c_int32, ctypes.c_size_t)
+        self.all = np.zeros(count, np.int64)
+        first = int(self.all.__array_interface__["data"][0])
+        if any(make(first + 8 * place) for place in range(count)):
+            raise RuntimeError("torch makes no handle of a tensor")
+        delete = _function(table, "delete", ctypes.c_int32, ctypes.c_size_t)
+        self._table = table
+        weakref.finalize(self, _delete_all, delete, self.all).atexit = False
+
+    def take(self, place: int, tensor: torch.Tensor) -> int:
+        """Has a handle stand for a tensor; returns the handle."""
+        _take(self._table, int(self.all[place]), tensor)
+        return int(self.all[place])
+
+
+def _delete_all(delete: Any, handles: Numbers) -> None:
+    for handle in handles.tolist():
+        delete(handle)
