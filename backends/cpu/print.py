@@ -20,7 +20,7 @@ from .inlined import update_function
 from .pairs import LOCALS as PAIR_LOCALS
 from .pairs import in_pairs, pair_lines
 from .rows import LOCALS as ROW_LOCALS
-from .rows import ROWS, RowGroup, in_groups, vectors_of
+from .rows import RowGroup, in_groups, vectors_of
 from .source import chunks_source, loop, stages_source
 from .stage import StageWriter
 
@@ -98,20 +98,12 @@ class _Loops:
         if level.place == MATRIX:
             return loop("matrix", "first", "last", body)
         if level.place == ROW:
-            return self._rows(level, body)
+            if self.group is not None:
+                return self.group.loop(level, body)
+            return loop("line", "matrix * height + top", "matrix * height + bottom", body)
         if self.shaped:
             return loop("i", "line * width + left", "line * width + right", body)
         return self.parts.loop(body)
-
-    def _rows(self, level: Level, body: list[str]) -> list[str]:
-        """The loop over rows: in groups, and those left over by themselves."""
-        top, bottom = "matrix * height + top", "matrix * height + bottom"
-        if self.group is None:
-            return loop("line", top, bottom, body)
-        return [
-            *loop("line", top, f"{bottom} - {ROWS - 1}, {ROWS}", self.group.lines(level)),
-            *loop("line", f"{bottom} - (bottom - top) % {ROWS}", bottom, body),
-        ]
 
     def leave(self, level: Level) -> list[str]:
         """The stores of the reductions of a row or a chunk."""

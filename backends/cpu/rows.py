@@ -20,11 +20,15 @@ from .stage import StageWriter
 #: The rows of a group: each is a stream of memory, and has its totals in registers.
 ROWS = 4
 
+#: The columns of a chunk without groups, at most: their totals fit the nearest cache, and one row comes from memory
+#: faster than several.
+NARROW = 2048
+
 #: The reductions of a stage, at most, whose totals fit the registers.
 _MOST = 4
 
 #: The names of this text that no value of a rule gets.
-LOCALS = frozenset({"column_total", *(f"{name}_{row}" for name in ("back", "new") for row in range(ROWS))})
+LOCALS = frozenset({"column_total", "alone", *(f"{name}_{row}" for name in ("back", "new") for row in range(ROWS))})
 
 
 def in_groups(write: StageWriter) -> bool:
@@ -48,7 +52,15 @@ class RowGroup:
         #: For each row its variables of vectors and totals, by those of a row by itself.
         self._names = [{name: write.unique(f"{name}_{row}") for name in alone} for row in range(ROWS)]
 
-    def lines(self, level: Level) -> list[str]:
+    def loop(self, level: Level, body: list[str]) -> list[str]:
+        """The loop over rows: over the groups of a wide chunk, then over the rows that stay alone."""
+        top, alone, bottom = (f"matrix * height + {row}" for row in ("top", "alone", "bottom"))
+        return [
+            f"alone = bottom - (bottom - top) % {ROWS} if right - left > {NARROW} else top",
+            *loop("line", top, f"{alone}, {ROWS}", self._lines(level)), *loop("line", alone, bottom, body),
+        ]  # fmt: skip
+
+    def _lines(self, level: Level) -> list[str]:
         """The statements for a group, at the level of rows."""
         write, rows = self.write, range(ROWS)
         elements = [line for row in rows for line in self._element(row)]

@@ -29,6 +29,7 @@ from rulec_backends.cpu import CpuBackend, limit_kernel
 from rulec_backends.cpu import limit as cpu_limit
 from rulec_backends.cpu import machine as cpu_machine
 from rulec_backends.cpu import print as cpu_print
+from rulec_backends.cpu import rows as cpu_rows
 from rulec_backends.cpu import threads as cpu_threads
 from rulec_backends.cpu.print import kernel_source
 from rulec_backends.cpu.rows import ROWS
@@ -53,6 +54,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"chunk": 328, "widest": 164, "least_rows": 8, "most_pieces": 16, "smallest_span": 328}
     for name, size in sizes.items():
         monkeypatch.setattr(POLICY, name, size)
+    monkeypatch.setattr(cpu_rows, "NARROW", 16)
 
 
 EVERY_REDUCTION = """

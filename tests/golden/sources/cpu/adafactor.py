@@ -31,7 +31,8 @@ def stage_0(pointers, tensors, tensor, row, chunk, place):
     for matrix in range(first, last):
         for j in range(matrix * width + left, matrix * width + right):
             store_float64(sum_g_squared_col_at, j, 6, float64(0.0))
-        for line in range(matrix * height + top, matrix * height + bottom - 3, 4):
+        alone = bottom - (bottom - top) % 4 if right - left > 2048 else top
+        for line in range(matrix * height + top, matrix * height + alone, 4):
             back_0 = (line + 0 - matrix) * width
             back_1 = (line + 1 - matrix) * width
             back_2 = (line + 2 - matrix) * width
@@ -75,7 +76,7 @@ def stage_0(pointers, tensors, tensor, row, chunk, place):
             store_float64(sum_g_squared_row_at, line + 1, 5, sum_g_squared_row_1)
             store_float64(sum_g_squared_row_at, line + 2, 5, sum_g_squared_row_2)
             store_float64(sum_g_squared_row_at, line + 3, 5, sum_g_squared_row_3)
-        for line in range(matrix * height + bottom - (bottom - top) % 4, matrix * height + bottom):
+        for line in range(matrix * height + alone, matrix * height + bottom):
             back = (line - matrix) * width
             sum_g_squared_row = 0.0
             for i in range(line * width + left, line * width + right):
