@@ -93,7 +93,8 @@ def _many(leaves: int, elements: int, rounds: int) -> Iterator[Row]:
         "packed": ours("adamw", grads, tree(leaves, elements, "parameter"), packed=True),
         "step": ours("adamw", grads, tree(leaves, elements, "parameter")),
     }
-    measures = {"packed": (PACKED, OF_MANY if elements == MANY[0][1] else None), "step": (STEP, None)}
+    wanted = OF_MANY if elements == MANY[0][1] else None
+    measures = {"packed": (PACKED, wanted), "step": (STEP, wanted)}
     yield from _rows(f"adamw, {leaves} leaves of {elements:,}", contenders, rounds, measures, settled=True)
 
 

@@ -1,6 +1,7 @@
 """Steps in JAX for comparison: ours, and optax's update and addition in one jit. Both reuse donated memory.
 
-Each contender has parameters and a state of its own; the gradients are shared.
+Each contender has parameters and a state of its own; the gradients are shared. A step has ended when its parameters are
+there: one program makes them and the state.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def ours(
     def step() -> None:
         for _ in range(together):
             held[:] = rulec.jax.step(rule, held[0], grads, held[1], **keywords)
-        jax.block_until_ready(held)  # type: ignore[no-untyped-call]
+        jax.block_until_ready(held[0])  # type: ignore[no-untyped-call]
 
     return step
 
@@ -72,7 +73,7 @@ def theirs(rule: str, grads: Any, params: Any, together: int = 1) -> Step:
     def step() -> None:
         for _ in range(together):
             held[:] = jitted(*held, grads)
-        jax.block_until_ready(held)  # type: ignore[no-untyped-call]
+        jax.block_until_ready(held[0])  # type: ignore[no-untyped-call]
 
     return step
 

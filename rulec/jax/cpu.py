@@ -29,7 +29,7 @@ from rulec.jax.packing import Piece
 from rulec.jax.state import State
 from rulec.jax.xla import is_traced
 from rulec.pure.hyper import PureRows
-from rulec.pure.plan import Bucket
+from rulec.pure.plan import Bucket, StepPlan
 from rulec.runtime.debug import LEVEL
 
 #: Leaves in one call: what XLA does to compile a call grows with the square of its arrays.
@@ -37,6 +37,9 @@ MOST_LEAVES = 128
 
 #: Elements that leaves with arrays of their own must have, on average, for a call to be faster than XLA's loops.
 LEAST_ELEMENTS = 16384
+
+#: From so many leaves on, and of fewer elements than `LEAST_ELEMENTS` on average, a step holds their states packed.
+LEAST_LEAVES = 64
 
 
 def chosen(backend: str | None, *trees: Any) -> str:
@@ -107,6 +110,23 @@ def _pays(run: Run) -> bool:
     program = run.bucket.program
     plain = program.elementwise and len(program.stages[0].stores) == 1
     return packed or (not plain and sum(sizes) >= LEAST_ELEMENTS * len(sizes))
+
+
+def are_many_and_small(arrays: Sequence[Any]) -> bool:
+    """Whether leaves are so many and so small that handling their arrays takes longer than a step's arithmetic."""
+    return len(arrays) >= LEAST_LEAVES and sum(map(attrgetter("size"), arrays)) < LEAST_ELEMENTS * len(arrays)
+
+
+def packs(plan: StepPlan) -> bool:
+    """Whether kernels take all states of a plan packed, for elementwise rules of plain states."""
+    return bool(plan.arrays) and all(map(_packs, plan.buckets))
+
+
+def _packs(bucket: Bucket) -> bool:
+    program = bucket.program
+    plain = program.elementwise and not (bucket.formats or program.memory.weights or program.memory.unbiased)
+    inputs = any(buffer.role == "input" and buffer.axes.elementwise for buffer in program.buffers)
+    return plain and not inputs and not isinstance(_kernel(program, bucket.layout), str)
 
 
 def _unlike(run: Run) -> str | None:

@@ -17,6 +17,7 @@ from rulec.jax.machine import Machine, Renamed, call, machine, machine_of, numbe
 from rulec.jax.packing import packed as pack
 from rulec.jax.passes import Gradient, passed
 from rulec.jax.recipe import Given, Recipe, Rules, recipe, rules_of
+from rulec.jax.state import behind_trees, delete_trees, held, is_held_packed
 from rulec.jax.step import one_step
 from rulec.jax.transform import options
 from rulec.jax.xla import is_outermost
@@ -65,9 +66,10 @@ def step(
     """
     inputs = {name: hyper.pop(name) for name in _inputs(rule, hyper)}
     current, numbers = numbered(recipe(rule, hyper, tags), getattr(state, "count", None))
-    chosen = cpu.chosen(backend, params, grads, state)
+    chosen = cpu.chosen(backend, params, grads, held(state))
     options_of = options(None, maximize, seed, weights)
-    if any(_passes(part).count for part in rules_of(rule)):
+    passes = any(_passes(part).count for part in rules_of(rule))
+    if passes:
         operands = params, grads, state, numbers
         grads, inputs = passed(current, options_of, (), operands, inputs, gradient)
     # `either` means that all arrays are concrete: they lie on one CPU device.
@@ -76,8 +78,21 @@ def step(
         chosen = "jax"  # others differentiate or batch it, which they cannot a kernel
     functions = machine(current, replace(options_of, backend=chosen))
     function = functions.step if donate and alone else functions.step_keeping
-    new_params, new_state = call(function, params, grads, state, numbers, inputs)
-    return new_params, new_state
+    # The functions of passes read the trees.
+    packs = chosen == "either" and not (weights or passes)
+    packed_state = _packed(functions, params, grads, state) if packs else None
+    if packed_state is None:
+        new_params, new_state = call(function, params, grads, state, numbers, inputs)
+        return new_params, new_state
+    new_params, new_state = call(function, params, grads, packed_state, numbers, inputs)
+    if donate:
+        delete_trees(state)
+    return new_params, behind_trees(new_state)
+
+
+def _packed(functions: Machine, params: Any, grads: Any, state: Any) -> Any:
+    """A state as a step holds it where that is packed behind its trees; None where it is not."""
+    return held(state) if is_held_packed(state) else call(functions.packed_state, params, grads, state)
 
 
 def _inputs(rule: Rules, keywords: Mapping[str, Any]) -> list[str]:

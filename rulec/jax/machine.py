@@ -19,11 +19,13 @@ import jax.numpy as jnp
 from rulec.compiler.routing import Router
 from rulec.compiler.weights import PARTS
 from rulec.errors import HyperError, RulecError, TensorError
+from rulec.jax import cpu
 from rulec.jax.first import first_values
 from rulec.jax.leaves import Tree, flat, like
 from rulec.jax.operands import explained, without_remarks
+from rulec.jax.packing import Packed, packed
 from rulec.jax.recipe import Group, Recipe
-from rulec.jax.state import Fields, check_state, fields_of
+from rulec.jax.state import Fields, State, check_state, fields_of
 from rulec.jax.step import one_step
 from rulec.jax.xla import compiler_options, is_traced
 from rulec.language.rule import Rule
@@ -55,6 +57,8 @@ class Machine:
         self.fields: Fields = fields_of(self.rules, dict(renamed), parts)
         self.inputs = {name: kind for rule in self.rules for name, kind in inputs_of(rule).items()}
         self.passes = PassNames(self.rules)
+        #: Structures of parameters and of a state, and dtypes of parameters -> whether the state is held packed.
+        self._packs: dict[Any, bool] = {}
         self._plan = functools.lru_cache(maxsize=_PLANS)(self._planned)
         self.init = jax.jit(self._init, inline=True)
         self.update = jax.jit(self._update, inline=True)
@@ -95,6 +99,27 @@ class Machine:
         states = {} if values is None else values.arrays
         gradients = params if grads is None else grads
         return self._plan(leaves_of(params.names, params.arrays, gradients.arrays, states, params.paired), update)
+
+    def packed_state(self, params: Any, grads: Any, state: Any) -> Any:
+        """The state packed, where a step of its own holds it so; None elsewhere.
+
+        It does for many small leaves on one CPU device, of rules whose kernels take them all.
+        """
+        if not isinstance(state, State) or any(isinstance(field, Packed) for field in state):
+            return None
+        arrays, structure = jax.tree.flatten(params)
+        if not cpu.are_many_and_small(arrays):
+            return None
+        key = structure, jax.tree.structure(state), frozenset(x.dtype for x in arrays)
+        if key not in self._packs:
+            self._packs[key] = self._packs_all(params, grads, state)
+        return packed(state) if self._packs[key] else None
+
+    def _packs_all(self, params: Any, grads: Any, state: Any) -> bool:
+        tree = self._flat(params, "the parameter")
+        values = self.fields.unpacked(state, tree, self.recipe.title)
+        plan = self.plan_of(tree, self._like(grads, tree, "the gradient of"), values, False)
+        return not tree.paired and cpu.packs(plan)
 
     # The functions that are traced
 

@@ -9,8 +9,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rulec.errors import TensorError
+from rulec.jax.xla import is_traced
 from rulec.pure.codes import Coded, Unbiased
 
 #: Where a leaf's array lies: in which of the flat arrays, from which element on, and its shape.
@@ -60,7 +62,16 @@ class Packed:
     @property
     def tree(self) -> Any:
         """A tree like the parameters, with None for a leaf without this state."""
-        return jax.tree.map(unpiece, self.pieces(), is_leaf=lambda x: x is None)
+        if not all(map(on_host, self.flats)):
+            return jax.tree.map(unpiece, self.pieces(), is_leaf=lambda x: x is None)
+        with jax.ensure_compile_time_eval(), jax.enable_x64(True):
+            parts = [_cut(flat, self._in(number)) for number, flat in enumerate(self.flats)]
+        rest = [*map(iter, parts)]
+        return self.packing.structure.unflatten([where and next(rest[where[0]]) for where in self.packing.places])
+
+    def _in(self, number: int) -> list[Where]:
+        """Where leaves lie in a flat array, in their order."""
+        return [where for where in self.packing.places if where is not None and where[0] == number]
 
     def pieces(self) -> Any:
         """The same tree, with a `Piece` in the place of each leaf's array."""
@@ -69,6 +80,38 @@ class Packed:
         return self.packing.structure.unflatten(
             [where and Piece(i, flats[where[0]], *where[1:]) for i, where in places]
         )
+
+
+def on_host(array: Any) -> bool:
+    """Whether an array lies as a whole in the memory of NumPy: what many small arrays need is done faster there."""
+    if not isinstance(array, jax.Array) or is_traced(array):
+        return False
+    devices: Any = array.sharding.device_set
+    return len(devices) == 1 and all(device.platform == "cpu" for device in devices)
+
+
+def _put(arrays: Any, like: Any) -> Any:
+    """Arrays of NumPy where another array of JAX lies; they may go on in the memory of NumPy."""
+    return jax.device_put(arrays, like.sharding if like.committed else None)
+
+
+def _cut(flat: Any, places: Sequence[Where]) -> Any:
+    """The leaves of a flat array on the host, without a program of XLA with as many results."""
+    if flat.is_deleted():
+        raise TensorError(
+            "the state was donated to an earlier call, which used its memory again: go on with what that call "
+            "returned, or call step with donate=False"
+        )
+    numbers = np.array(flat)  # leaves may lie in this copy, and never in what a step writes over
+    return _put([numbers[start : start + math.prod(shape)].reshape(shape) for _, start, shape in places], flat)
+
+
+def _concatenated(arrays: Sequence[Any]) -> Any:
+    """Arrays of one dtype end to end."""
+    if not all(map(on_host, arrays)) or len({x.sharding for x in arrays}) > 1:
+        return jnp.concatenate([x.reshape(-1) for x in arrays])
+    # A step can write over an array of JAX's own alone, which the copy is.
+    return _put(np.concatenate([np.asarray(x).reshape(-1) for x in arrays]), arrays[0]).copy()
 
 
 def _described(flat: Any) -> str:
@@ -176,7 +219,7 @@ def _pack(tree: Any) -> Any:
         return tree
     leaves, structure = jax.tree.flatten(tree, is_leaf=lambda x: x is None)
     places, parts = _places(leaves)
-    flats = [jnp.concatenate([x.reshape(-1) for x in arrays]) for arrays in parts]
+    flats = [*map(_concatenated, parts)]
     return Packed(flats, Packing(tuple(places), structure))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import namedtuple
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,25 +34,91 @@ class State:
     `format` together for a leaf in codes, and `values` for a leaf in bfloat16_sr. A state of numbers is a vector over
     the leaves with it or over the groups, or a single number of the whole model. It is a named tuple, so a pytree of
     arrays. `count` is int32; it is a vector where a rule may skip the steps of some leaves alone.
+
+    A step may hold states packed behind such trees; a tree is then copied out when it is first read.
     """
 
-    __slots__ = ()
+    #: The trees that were read, by the places of their fields, where states are held packed; None elsewhere.
+    _trees: dict[int, Any] | None = None
+
+    def _field(self, place: int) -> Any:
+        """The value of a field as users see it."""
+        values: Any = self
+        held = tuple.__getitem__(values, place)
+        if self._trees is None or not isinstance(held, Packed):
+            return held
+        if place not in self._trees:
+            self._trees[place] = held.tree
+        return self._trees[place]
+
+    def _values(self) -> tuple[Any, ...]:
+        """The values of all fields as users see them."""
+        return tuple(map(self._field, range(len(self))))  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._values())
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._values()[place]
+
+    def __reduce__(self) -> Any:
+        return _rebuilt, (self._fields, self._values())  # type: ignore[attr-defined]
+
+
+def _of_values(name: str) -> Callable[..., Any]:
+    """The method of tuples of this name, of what users see: tuple's own methods read what is held."""
+
+    def method(self: State, *operands: Any) -> Any:
+        return getattr(self._values(), name)(*(x._values() if isinstance(x, State) else x for x in operands))
+
+    return method
+
+
+for _name in ("eq", "ne", "lt", "le", "gt", "ge", "hash", "contains", "add", "mul", "rmul"):
+    setattr(State, f"__{_name}__", _of_values(f"__{_name}__"))
 
 
 @functools.cache
 def state_class(fields: tuple[str, ...]) -> Any:
     """The class of states with these fields. Equal fields give the same class, so tree structures are equal."""
     base: Any = namedtuple("State", [*fields])  # type: ignore[misc]
-    body = {"__slots__": (), "__reduce__": _reduce, "__module__": __name__, "__doc__": State.__doc__}
-    return type("State", (State, base), body)
+    shown = {field: property(functools.partial(State._field, place=i)) for i, field in enumerate(fields)}
+    text = {"__repr__": lambda self: base.__repr__(base(*self))}
+    kind: Any = type("State", (State, base), {**shown, **text, "__module__": __name__, "__doc__": State.__doc__})
+    keys = [*map(jax.tree_util.GetAttrKey, fields)]
+    jax.tree_util.register_pytree_with_keys(
+        kind, lambda state: ([*zip(keys, state, strict=True)], None), lambda _, values: kind._make(values),
+        lambda state: (state._values(), None),
+    )  # fmt: skip
+    return kind
 
 
-def _reduce(self: Any) -> Any:
-    return _rebuilt, (self._fields, tuple(self))
+def held(state: Any) -> Any:
+    """A state as it is held: packed where its trees are made when they are read."""
+    return type(state)._make(tuple.__iter__(state)) if is_held_packed(state) else state
+
+
+def is_held_packed(state: Any) -> bool:
+    """Whether a state is held packed behind its trees."""
+    return isinstance(state, State) and state._trees is not None
+
+
+def behind_trees(state: Any) -> Any:
+    """A packed state behind trees like the parameters, which are copied out when they are first read."""
+    shown = type(state)._make(tuple.__iter__(state))
+    shown._trees = {}
+    return shown
 
 
 def _rebuilt(fields: tuple[str, ...], values: Sequence[Any]) -> Any:
     return state_class(fields)(*values)
+
+
+def delete_trees(state: Any) -> None:
+    """Frees the trees of a state that was donated in another form, as donation does."""
+    trees = list(tuple.__iter__(state)) if state._trees is None else [*state._trees.values()]
+    for leaf in jax.tree.leaves(trees):
+        leaf.delete()
 
 
 @dataclass(frozen=True)
