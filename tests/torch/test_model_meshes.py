@@ -137,7 +137,7 @@ by_way = pytest.mark.parametrize(
 @pytest.mark.slow
 @by_way
 def test_models_on_meshes_of_four(way: Any, names: list[str]) -> None:
-    together(partial(steps_of, ways=[way], names=names, count=10, last=50), 4)
+    together(partial(steps_of, ways=[way], names=names, count=10, last=20), 4)
 
 
 def check_full_states(model: Model, optimizer: Any, whole: Model, reference: Any) -> None:
