@@ -129,7 +129,7 @@ def trace(
 ) -> tuple[TracedStep, ...]:  # fmt: skip
     """Runs the lines over one tensor in the float64 reference, and beside it in a backend where one is named.
 
-    `inputs` are those of each step, for a rule that has some.
+    `inputs` has the inputs of each step, for a rule with inputs.
     """
     sides: list[Side] = [ReferenceSide(kept.rule, [param.copy()], hyper)]
     if backend is not None:

@@ -1,4 +1,4 @@
-"""One thread for NumPy's products: those of a race are small, and threads that wait for each other only cost time."""
+"""One thread for NumPy's products: the products of a race are small, and waiting threads only cost time."""
 
 from __future__ import annotations
 

@@ -117,9 +117,9 @@ def check_backend(
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of the contract that holds or not by itself, with a name: a rule, or what it looks at.
+    """A piece of the contract, named by its rule or its subject, that can be checked alone.
 
-    `check` takes the subject, and a report that it adds to; it raises AssertionError where a MUST does not hold.
+    `check` takes the subject and a report, and adds to the report. It raises AssertionError where a MUST does not hold.
     """
 
     name: str
@@ -178,7 +178,10 @@ def _of_stages(rule: Rule, dtypes: Sequence[str]) -> Piece:
 
 
 def _check_storage(subject: Subject, report: Report, names: Sequence[str], dtypes: Sequence[str]) -> None:
-    """What a kernel stores and shares, by the rule with the most states; of those accepted, where any were tried."""
+    """Storage, ascent and shared kernels of the rule with the most states.
+
+    The rule is an accepted one of the report, or any of `names` where the report has tried none.
+    """
     tried = report.rules or report.refused
     accepted = sorted(map(loaded, report.rules if tried else names), key=lambda r: len(r.state))
     for rule in accepted[-1:]:
