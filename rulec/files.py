@@ -1,7 +1,8 @@
-"""Files written as a whole or not at all, even where the writing process is killed."""
+"""The folder of the cache, and files written as a whole or not at all, even where the writing process is killed."""
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import stat
@@ -17,6 +18,19 @@ except ImportError:  # Windows, which neither deletes nor replaces files that ar
 
 #: The end of a file's name while it is written, after a dot and the file's own name.
 PART = r"\.[0-9a-f]{16}\.part"
+
+
+@functools.cache
+def _default_folder() -> Path:
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("rulec"))
+
+
+def wanted_folder() -> Path:
+    """The configured folder of the cache: RULEC_CACHE_DIR, or the user's cache folder."""
+    chosen = os.environ.get("RULEC_CACHE_DIR")
+    return Path(chosen) if chosen else _default_folder()
 
 
 @contextmanager

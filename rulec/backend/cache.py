@@ -9,7 +9,6 @@ compiled anew, with one warning.
 from __future__ import annotations
 
 import errno
-import functools
 import hashlib
 import os
 import shutil
@@ -23,7 +22,7 @@ from typing import NamedTuple, TypeVar
 from rulec.backend import trust
 from rulec.backend.scratch import process_folder
 from rulec.errors import RulecError
-from rulec.files import written_whole
+from rulec.files import wanted_folder, written_whole
 
 T = TypeVar("T")
 
@@ -33,19 +32,6 @@ class Source(NamedTuple):
 
     name: str
     text: str
-
-
-@functools.cache
-def _default_folder() -> Path:
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("rulec"))
-
-
-def wanted_folder() -> Path:
-    """The configured folder of kernels: RULEC_CACHE_DIR, or the user's cache folder."""
-    chosen = os.environ.get("RULEC_CACHE_DIR")
-    return Path(chosen) if chosen else _default_folder()
 
 
 def cache_folder() -> Path:

@@ -8,10 +8,9 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from rulec.backend.cache import wanted_folder
 from rulec.backend.trust import held
 from rulec.errors import RulecError
-from rulec.files import PART, is_unlocked, opened_as_it_is
+from rulec.files import PART, is_unlocked, opened_as_it_is, wanted_folder
 
 #: Paths below the cache's folder: of folders above kernels, of the folder of one kernel, of files.
 _ABOVE = re.compile(r"\w+(/[0-9a-f]{2})?", re.ASCII)
@@ -19,7 +18,9 @@ _KERNEL = re.compile(r"\w+/([0-9a-f]{2})/\1[0-9a-f]{62}", re.ASCII)
 _FILE = re.compile(
     # In a kernel's folder a source, kernel or digest, or a partial file of a killed process.
     rf"{_KERNEL.pattern}(\.lock|/(\w+\.{{S}}([a-z0-9_]{{8}})?|\.\w+\.{{S}}{PART}))"
-    rf"|triton/(blocks\.json|\.blocks\.json{PART})".replace("{S}", "(py|c|cu|o|so|cubin|sha256)"),
+    # The table of Triton's block sizes, and rule files that were fetched.
+    rf"|triton/(blocks\.json|\.blocks\.json{PART})"
+    rf"|rules/\.?[0-9a-f]{{64}}\.yaml({PART})?".replace("{S}", "(py|c|cu|o|so|cubin|sha256)"),
     re.ASCII,
 )
 

@@ -15,10 +15,14 @@ if TYPE_CHECKING:
 
 RULE_HELP = (
     "A rule of the library (adamw), a rule file (my.yaml), a rule in a Python file (my.py:adam) or module "
-    "(package.module:adam), or these composed: 'clip_by_value >> lookahead(adamw, k=5)'."
+    "(package.module:adam), a pinned address (see --allow-url), or these composed: "
+    "'clip_by_value >> lookahead(adamw, k=5)'."
 )
 
 RuleArgument = Annotated[str, typer.Argument(metavar="RULE", help=RULE_HELP, autocompletion=rule_words)]
+AllowUrlFlag = Annotated[
+    bool, typer.Option("--allow-url", help="Fetch a rule at https://host/rule.yaml@sha256:HEX, and keep it.")
+]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 BackendOption = Annotated[
     str,
@@ -36,7 +40,7 @@ HyperOption = Annotated[
 ]
 
 
-def find_rule(text: str) -> Rule:
+def find_rule(text: str, allow_url: bool = False) -> Rule:
     """The rule of an argument; `a >> wrapper(b) + c` is read as Python would. RuleError where there is none.
 
     A composition keeps the interop section of its parts if only one part has any, so that it can be compared.
@@ -47,11 +51,11 @@ def find_rule(text: str) -> Rule:
     from rulec.language.library import load
 
     if not is_composition(text):
-        return load(text.strip())
+        return load(text.strip(), allow_url=allow_url)
     every: list[Rule] = []
 
     def find(name: str) -> Rule:
-        every.append(load(name))
+        every.append(load(name, allow_url=allow_url))
         return every[-1]
 
     joined = compose_text(text, find)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from rulec.cli.arguments import (
+    AllowUrlFlag,
     DtypeOption,
     JsonFlag,
     RuleArgument,
@@ -36,6 +37,7 @@ def build(
     layout: Annotated[
         str, typer.Option(metavar="WORD", help="hub: the folder that Hugging Face's kernels loads, for triton.")
     ] = "",
+    allow_url: AllowUrlFlag = False,
     json: JsonFlag = False,
 ) -> None:
     """Write a rule as source files that need nothing of rulec, to copy into a project.
@@ -47,7 +49,7 @@ def build(
     from rulec.standalone.hub import hub_files
     from rulec.standalone.prose import written
 
-    loaded = find_rule(rule)
+    loaded = find_rule(rule, allow_url)
     storage = Storage(check_state_dtypes(state_dtype), weights)
     files = written(loaded, backend, name=name, dtype=check_dtype(dtype), storage=storage)
     if layout not in ("", "hub"):

@@ -26,9 +26,12 @@ def info(json: JsonFlag = False) -> None:
 
 @app.command()
 def clear(json: JsonFlag = False) -> None:
-    """Throw every compiled kernel away; they are compiled again when they are needed. What else is there is left."""
-    from rulec.backend.cache import wanted_folder
+    """Throw every compiled kernel away, and every rule file that was fetched.
+
+    They are compiled and fetched again when they are needed. Other files in the folder are left.
+    """
     from rulec.backend.kept import clear as clear_cache
+    from rulec.files import wanted_folder
 
     folder, cleared = wanted_folder(), clear_cache()
     if json:
@@ -42,8 +45,9 @@ def clear(json: JsonFlag = False) -> None:
 
 def cache_info() -> dict[str, Any]:
     """The cache's folder, how many kernels it holds and their size in bytes, by backend and in all."""
-    from rulec.backend.cache import cache_trouble, wanted_folder
+    from rulec.backend.cache import cache_trouble
     from rulec.backend.kept import kept
+    from rulec.files import wanted_folder
 
     backends = kept()
     total = {key: sum(b[key] for b in backends.values()) for key in ("kernels", "bytes")}

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rulec.cli.arguments import DtypeOption, HyperOption, JsonFlag, RuleArgument, check_dtype, find_rule, numbers
+from rulec.cli.arguments import (
+    AllowUrlFlag,
+    DtypeOption,
+    HyperOption,
+    JsonFlag,
+    RuleArgument,
+    check_dtype,
+    find_rule,
+    numbers,
+)
 from rulec.cli.console import MISTAKE, print_json, progress
 from rulec.errors import BackendUnavailable, BackendUnsupported, RuleError
 
@@ -23,6 +32,7 @@ def check(
     backend: Annotated[str, typer.Option("--backend", "-b", help="The backend to hold against the oracle.")] = "cpu",
     hyper: HyperOption = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps to hold against the oracle.")] = 8,
+    allow_url: AllowUrlFlag = False,
     json: JsonFlag = False,
 ) -> None:
     """Check a rule: what it costs, and how exact it is.
@@ -35,7 +45,7 @@ def check(
     from rulec.runtime.engine import default_hyper
 
     try:
-        loaded = find_rule(rule)
+        loaded = find_rule(rule, allow_url)
     except RuleError as error:
         if json:
             print_json({"rule": rule, "mistakes": [_mistake(each) for each in (error, *error.others)]})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rulec.cli.arguments import DtypeOption, HyperOption, JsonFlag, RuleArgument, find_rule, numbers
+from rulec.cli.arguments import AllowUrlFlag, DtypeOption, HyperOption, JsonFlag, RuleArgument, find_rule, numbers
 from rulec.cli.console import print_json, progress
 from rulec.errors import RulecError
 
@@ -39,6 +39,7 @@ def diff(
         float | None, typer.Option(help="Differences up to this are rounding, in parts of a tensor's largest value.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Chooses the numbers.")] = 0,
+    allow_url: AllowUrlFlag = False,
     json: JsonFlag = False,
 ) -> None:
     """Find where a rule and another implementation part.
@@ -52,13 +53,13 @@ def diff(
 
     if dtype not in TOLERANCE:
         raise RulecError(f"a comparison runs in {' or '.join(TOLERANCE)}, not in {dtype!r}")
-    ours = find_rule(rule)
+    ours = find_rule(rule, allow_url)
     check_inputs(ours)
     # Another library's class has one rule for all tensors: ours is held against it on those it is for.
     trial = Trial(dtype, steps, shapes_for(ours, itself=not _is_rule(against)), seed)
     values = default_hyper(ours, numbers(hyper, "--hyper"), dtype)
     allowed = TOLERANCE[dtype] if tolerance is None else tolerance
-    other = _theirs(against, ours, values, keywords(theirs))
+    other = _theirs(against, ours, values, keywords(theirs), allow_url)
     mine = _ours(ours, values, backend)
     with progress() as shown:
         task = shown.add_task(f"{ours.name} beside {against}", total=steps)
@@ -109,9 +110,11 @@ class _Theirs:
     left_out: Sequence[str]
 
 
-def _theirs(against: str, rule: Rule, hyper: Mapping[str, float], overrides: Mapping[str, Any]) -> _Theirs:
+def _theirs(
+    against: str, rule: Rule, hyper: Mapping[str, float], overrides: Mapping[str, Any], allow_url: bool
+) -> _Theirs:
     if _is_rule(against):
-        return _other_rule(against, rule, hyper, overrides)
+        return _other_rule(find_rule(against, allow_url).standalone(), rule, hyper, overrides)
     from rulec.compare.target import find_target
 
     target = find_target(against, rule, hyper, overrides)
@@ -119,18 +122,18 @@ def _theirs(against: str, rule: Rule, hyper: Mapping[str, float], overrides: Map
 
 
 def _is_rule(text: str) -> bool:
+    from rulec.language.address import is_address
     from rulec.language.library import rules
 
     names = {*rules(), *(name.rpartition("/")[2] for name in rules())}
     joined = " + " in text or " >> " in text
-    return joined or text in names or text.endswith((".yaml", ".yml", ".py")) or ".py:" in text
+    return joined or is_address(text) or text in names or text.endswith((".yaml", ".yml", ".py")) or ".py:" in text
 
 
-def _other_rule(text: str, ours: Rule, hyper: Mapping[str, float], overrides: Mapping[str, Any]) -> _Theirs:
+def _other_rule(rule: Rule, ours: Rule, hyper: Mapping[str, float], overrides: Mapping[str, Any]) -> _Theirs:
     from rulec.compare.sides import ReferenceSide, check_inputs
     from rulec.runtime.engine import default_hyper
 
-    rule = find_rule(text).standalone()
     check_inputs(rule)
     known = rule.all_hyper
     values = default_hyper(rule, {**{k: v for k, v in hyper.items() if k in known}, **overrides})

@@ -11,6 +11,7 @@ import typer
 
 from rulec.cli.arguments import (
     RULE_HELP,
+    AllowUrlFlag,
     DtypeOption,
     HyperOption,
     JsonFlag,
@@ -68,6 +69,7 @@ def memory(
         float, typer.Option(min=0.001, help="The speed of a device with matrices of bfloat16, in TFLOP/s.")
     ] = _RATE,
     hyper: HyperOption = None,
+    allow_url: AllowUrlFlag = False,
     json: JsonFlag = False,
 ) -> None:
     """Tell what a training step keeps in memory, by kind.
@@ -86,7 +88,9 @@ def memory(
     if epilogue and not known:
         raise RulecError(f"which weights of {model} are of linear layers is not known: --epilogue needs a config.json")
     states = None if state_dtype is None else check_state_dtype(state_dtype)
-    training = Training(make, inputs, find_rule(rule), numbers(hyper, "--hyper"), check_dtype(dtype), states, weights)
+    training = Training(
+        make, inputs, find_rule(rule, allow_url), numbers(hyper, "--hyper"), check_dtype(dtype), states, weights
+    )
     _told(training, "epilogue" if epilogue else "eager" if eager else "deferred", known, mesh, rate, json)
 
 

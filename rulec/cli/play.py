@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rulec.cli.arguments import RULE_HELP, find_rule
+from rulec.cli.arguments import RULE_HELP, AllowUrlFlag, find_rule
 from rulec.cli.completion import rule_words
 from rulec.errors import RulecError
 
@@ -30,6 +30,7 @@ def play(
         ),
     ] = "",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port of the page; 0 for any that is free.")] = PORT,
+    allow_url: AllowUrlFlag = False,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in the browser.")] = True,
 ) -> None:
     """Open a page to write a rule in: its mistakes as you type, its formula, costs, kernels, path and races.
@@ -45,7 +46,7 @@ def play(
         from rulec.play.server import make_app
     except ImportError:
         raise RulecError("rulec play needs Starlette and uvicorn: pip install 'rulec[play]'") from None
-    opening, listening, key = opening_of(rule), listen(port), secrets.token_urlsafe(12)
+    opening, listening, key = opening_of(rule, allow_url), listen(port), secrets.token_urlsafe(12)
     port = listening.getsockname()[1]
     address = f"http://127.0.0.1:{port}/#{key}"  # what stands behind # stays in the browser
     app = make_app(opening, port, key)
@@ -57,12 +58,12 @@ def play(
         uvicorn.Server(config).run(sockets=[listening])
 
 
-def opening_of(rule: str) -> Opening:
+def opening_of(rule: str, allow_url: bool = False) -> Opening:
     """The text of a rule, that of the demonstration by default; a file's may have mistakes. RulecError for no rule."""
     from rulec.demo.rule import TEXT
-    from rulec.language.document import MAX_DOCUMENT
     from rulec.language.folder import library_folder
     from rulec.language.library import rules
+    from rulec.language.source import MAX_DOCUMENT
     from rulec.play.server import Opening
 
     if not rule:
@@ -72,7 +73,7 @@ def opening_of(rule: str) -> Opening:
         return Opening(library.read_text(encoding="utf-8"), f"{rule}.yaml", Path.cwd())
     path = Path(rule)
     if path.suffix not in (".yaml", ".yml") or not path.is_file():
-        loaded = find_rule(rule)
+        loaded = find_rule(rule, allow_url)
         return Opening(loaded.to_yaml(), f"{loaded.name}.yaml", Path.cwd())
     try:
         text = path.read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rulec.cli.arguments import RULE_HELP, find_rule
+from rulec.cli.arguments import RULE_HELP, AllowUrlFlag, find_rule
 from rulec.cli.completion import rule_words
 from rulec.cli.console import console, print_table, progress
 from rulec.errors import RulecError
@@ -44,12 +44,14 @@ def race(
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a page with interactive plots, in one file; with plotly.")
     ] = None,
+    allow_url: AllowUrlFlag = False,
 ) -> None:
     """Race rules: train each at many learning rates, and compare.
 
     Every rule has the same first weights, data, steps and number of runs. The table has the best learning rate of each,
     its final loss and the spread over seeds, and how wide the range of good rates is.
     """
+    from rulec.language.address import shown
     from rulec.racing import page
     from rulec.racing import race as run
     from rulec.racing.grid import seconds_of, spans_of
@@ -62,14 +64,14 @@ def race(
     repeated = {text for text in rules if rules.count(text) > 1}
     if repeated:
         raise RulecError(f"{min(repeated)} is in the race twice: give each rule once")
-    named = {text: find_rule(text) for text in rules}
+    named = {shown(text): find_rule(text, allow_url) for text in rules}
     spans = spans_of(lr or [])
     limit = None if budget is None else seconds_of(budget)
-    with progress() as shown:
-        bars = {label: shown.add_task(label, total=min(PARTS, steps or PARTS)) for label in named}
+    with progress() as progressed:
+        bars = {label: progressed.add_task(label, total=min(PARTS, steps or PARTS)) for label in named}
         result = run(
             named, task, lr=spans, rates=rates, seeds=seeds, steps=steps, budget=limit,
-            advance=lambda label: shown.advance(bars[label]),
+            advance=lambda label: progressed.advance(bars[label]),
         )  # fmt: skip
     _print(result)
     for path, write in ((json, result.json), (csv, result.csv), (html, result.html)):

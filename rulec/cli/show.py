@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from rulec.cli.arguments import (
+    AllowUrlFlag,
     BackendOption,
     DtypeOption,
     JsonFlag,
@@ -43,6 +44,7 @@ def show(
     latex: Annotated[bool, typer.Option("--latex", help="Show the mathematics as LaTeX instead.")] = False,
     yaml: Annotated[bool, typer.Option("--yaml", help="Show the rule as one rule file instead.")] = False,
     analysis: Annotated[bool, typer.Option("--analysis", help="Show what is proved about the rule instead.")] = False,
+    allow_url: AllowUrlFlag = False,
     json: JsonFlag = False,
 ) -> None:
     """Show the kernel that a rule becomes, for any backend.
@@ -52,7 +54,7 @@ def show(
     """
     from rulec.display.kernels import LANGUAGES, kernel_source
 
-    loaded, language = find_rule(rule), LANGUAGES.get(backend, "python")
+    loaded, language = find_rule(rule, allow_url), LANGUAGES.get(backend, "python")
     if passes:
         kind, text, language = "passes", _passes(loaded, check_dtype(dtype), state_dtype), "python"
     elif latex:

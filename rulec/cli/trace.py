@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rulec.cli.arguments import DtypeOption, HyperOption, JsonFlag, RuleArgument, check_dtype, find_rule, numbers
+from rulec.cli.arguments import (
+    AllowUrlFlag,
+    DtypeOption,
+    HyperOption,
+    JsonFlag,
+    RuleArgument,
+    check_dtype,
+    find_rule,
+    numbers,
+)
 from rulec.cli.console import console, print_json
 from rulec.errors import BackendUnsupported, RulecError
 
@@ -28,6 +37,7 @@ def trace(
     shape: Annotated[str, typer.Option(help="The tensor's shape, as in 3 or 2x4.")] = "3",
     hyper: HyperOption = None,
     seed: Annotated[int, typer.Option(help="Chooses the numbers.")] = 0,
+    allow_url: AllowUrlFlag = False,
     json: JsonFlag = False,
 ) -> None:
     """Show the value of every line of a step.
@@ -41,7 +51,7 @@ def trace(
     from rulec.compiler.routing import written_for
     from rulec.runtime.engine import default_hyper
 
-    whole, extent = find_rule(rule), read_shape(shape)
+    whole, extent = find_rule(rule, allow_url), read_shape(shape)
     values = default_hyper(whole, numbers(hyper, "--hyper"))
     trial = Trial(check_dtype(dtype), steps, (extent,), seed)
     routed = written_for(whole, extent).in_one()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from rulec.errors import RuleError
+from rulec.language.address import PATTERN
 from rulec.language.bind import Binding, bind
 from rulec.language.located import Text
 from rulec.language.names import short
@@ -18,11 +19,11 @@ from rulec.language.wrap import wrap
 #: Most parts of one text: names, operators and calls.
 MAX_PARTS = 300
 
-#: Names of rules that are no names of Python: files, with or without a rule in them, modules with a rule in them, and
-#: transforms by their folder.
-_PATH = re.compile(r"""[^\s()+,=>"']*\.(?:ya?ml|py)\b(?::\w+)?|\b[A-Za-z_][\w.]*:\w+|\btransforms/\w+""")
+#: Names of rules that are no names of Python: pinned addresses, files, with or without a rule in
+#: them, modules with a rule in them, and transforms by their folder.
+_PATH = re.compile(PATTERN + r"""|[^\s()+,=>"']*\.(?:ya?ml|py)\b(?::\w+)?|\b[A-Za-z_][\w.]*:\w+|\btransforms/\w+""")
 
-_FILE = re.compile(r"[^\s>]+\.(?:ya?ml|py)(?::\w+)?")
+_FILE = re.compile(rf"{PATTERN}|[^\s>]+\.(?:ya?ml|py)(?::\w+)?")
 
 _HOW = "join rules with + and >>, and write wrapper(rule) or rule(lr=0.1)"
 

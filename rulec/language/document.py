@@ -18,10 +18,8 @@ import yaml
 from rulec.errors import RuleError
 from rulec.language.located import Position, Text
 from rulec.language.names import short
-from rulec.language.source import Source, Span, rule_error
+from rulec.language.source import MAX_DOCUMENT, Source, Span, rule_error
 
-#: Longest document, in characters; a rule file is about twenty lines.
-MAX_DOCUMENT = 100_000
 MAX_NESTING = 20
 
 Path = tuple[str | int, ...]

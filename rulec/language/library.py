@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rulec.errors import RuleError
+from rulec.language.address import MAX_BYTES, is_address, read_address, text_at
 from rulec.language.folder import library_folder
 from rulec.language.modules import installed, installed_rule, is_python_name, python_rule
 from rulec.language.names import short
@@ -92,6 +93,8 @@ def decayed(rule: Rule, transform: str) -> Rule:
 
 @of_kind("missing")
 def _find(name: str, base: Path | None) -> Path:
+    if is_address(name):
+        raise RuleError(f"a rule file is made of rules of the library and of other files: save {short(name)} as a file")
     if name.endswith((".yaml", ".yml")):
         path = Path(name) if base is None else base / name
         if not path.is_file():
@@ -107,23 +110,26 @@ def _find(name: str, base: Path | None) -> Path:
     raise RuleError(f"there is no rule {short(name)}{hint} (`rulec list` names them all; a file's name ends in .yaml)")
 
 
-def load(name: str | Path) -> Rule:
+def load(name: str | Path, *, allow_url: bool = False) -> Rule:
     """The rule of a name (`"adamw"`), of a rule file (`"my.yaml"`), or of a composition of these.
 
     A name is one of the library, one that an installed package adds, or one of a rule in Python: `"my.py:rule"` runs
     the file, and `"package.module:rule"` imports the module. A composition reads as in Python:
     `"clip_by_value >> lookahead(adamw, k=5)"`, `"adam + decay(weight_decay=0.1)"`.
+    With `allow_url`, a name may be a pinned address, `"https://host/rule.yaml@sha256:HEX"`: the file is fetched once
+    and kept in the cache by its hash. It is a rule file made of rules of the library only, and nothing of it runs.
     Raises RuleError where there is no such rule, or at the place of a mistake in it.
     """
     from rulec.language.composition import compose_text, is_composition
 
+    one = functools.partial(_load_one, allow_url=allow_url)
     if not isinstance(name, str | Path):
         raise _no_name(name)
     text = str(name)
     # A path may read as a composition: then the file counts.
     is_file = text.endswith((".yaml", ".yml")) and len(text) < MAX_PATH and Path(text).is_file()
     composed = not isinstance(name, Path) and not is_file and is_composition(text)
-    return compose_text(text, _load_one) if composed else _load_one(text)
+    return compose_text(text, one) if composed else one(text)
 
 
 def _no_name(value: object) -> RuleError:
@@ -133,12 +139,30 @@ def _no_name(value: object) -> RuleError:
     )
 
 
-def _load_one(name: str) -> Rule:
+def _load_one(name: str, allow_url: bool) -> Rule:
+    if is_address(name):
+        return _fetched(name, allow_url)
     if is_python_name(name):
         return python_rule(name)
     if name in installed() and name not in _files():
         return installed_rule(name)
     return _load(_find(name, None), ())
+
+
+def _fetched(name: str, allow_url: bool) -> Rule:
+    """The rule of a pinned address; it names rules of the library, and no files."""
+    from rulec.language.yaml import parse_rule
+
+    with of_kind("missing"):
+        address = read_address(name, allow_url)
+        text = text_at(address)
+
+    def part(other: str) -> Rule:
+        if other.endswith((".yaml", ".yml")):
+            raise RuleError(f"a rule of the web is made of rules of the library, and {short(other)} is a file")
+        return _load(_find(other, None), ())
+
+    return parse_rule(text, address.url, part)
 
 
 def _load(path: Path, above: tuple[Path, ...]) -> Rule:
@@ -159,13 +183,12 @@ def _load_library(path: Path) -> Rule:
 
 
 def _read(path: Path, above: tuple[Path, ...]) -> Rule:
-    from rulec.language.document import MAX_DOCUMENT
     from rulec.language.yaml import parse_rule
 
     try:
         size = path.stat().st_size
-        if size > 4 * MAX_DOCUMENT:  # a character takes at most four bytes
-            raise RuleError(f"{path} has {size} bytes, over the limit of {4 * MAX_DOCUMENT}: it is no rule file")
+        if size > MAX_BYTES:
+            raise RuleError(f"{path} has {size} bytes, over the limit of {MAX_BYTES}: it is no rule file")
         text = path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
         raise RuleError(f"{path} is not UTF-8 text: its byte {error.start} is wrong") from None

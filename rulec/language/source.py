@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from rulec.errors import RuleError
 
+#: The most characters of a rule file.
+MAX_DOCUMENT = 100_000
+
 #: How much of a long line an excerpt shows, in characters.
 _WIDTH = 160
 

@@ -63,7 +63,7 @@ def test_an_unknown_option_is_exit_code_2() -> None:
 def test_a_defect_of_rulec_is_not_made_to_look_like_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
     from rulec.errors import InternalError
 
-    def broken(name: str) -> None:
+    def broken(name: str, allow_url: bool) -> None:
         raise InternalError("an invariant")
 
     monkeypatch.setattr("rulec.language.library.load", broken)

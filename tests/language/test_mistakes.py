@@ -14,7 +14,7 @@ import yaml
 
 import rulec
 from rulec import RuleError
-from rulec.language.document import MAX_DOCUMENT
+from rulec.language.source import MAX_DOCUMENT
 from tests.language.work import counted
 
 TABLE: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "mistakes.yaml").read_text(encoding="utf-8"))
