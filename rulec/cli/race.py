@@ -22,8 +22,8 @@ def race(
     task: Annotated[
         str,
         typer.Option(
-            help="digits, char, rosenbrock or valley; or my.py:function, your own task. The file my.py is run, as any "
-            "program of yours; the function returns (params, loss_and_grad)."
+            help="digits, char, cifar-like, rosenbrock, rastrigin or valley; or my.py:function, your own task in "
+            "NumPy, torch or JAX. The file my.py is run, as any program of yours."
         ),
     ] = "digits",
     lr: Annotated[

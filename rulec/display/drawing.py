@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Iterable
 from functools import cache
 
-from rulec.display.path import ANGLE, RATES, ROSENBROCK, STEEP, STEPS, VALLEY, Function, Path, Vector
+from rulec.display.path import RATES, STEPS, Path, Vector
+from rulec.display.surface import ANGLE, ROSENBROCK, STEEP, VALLEY, Surface
 
 #: Sides of a drawing, in its own units.
 SIZE = 240
@@ -14,18 +15,16 @@ SIZE = 240
 HALF = 28
 #: Function -> left, bottom, and side of the square that is drawn.
 FRAMES = {ROSENBROCK.name: (-2.0, -1.0, 4.0), VALLEY.name: (-2.0, -2.0, 4.0)}
-#: Function -> its minimum.
-MINIMA = {ROSENBROCK.name: (1.0, 1.0), VALLEY.name: (0.0, 0.0)}
 
 
-def figure(function: Function, path: Path) -> str:
+def figure(function: Surface, path: Path) -> str:
     """A drawing with its caption."""
     rate = "" if path.rate is None else f"; learning rate {path.rate:g}, the best of {_listed(RATES)}"
     caption = f"{function.name}: {STEPS} steps{rate}. The last value is {path.value:.2g}."
     return f"<figure>{picture(function, path)}<figcaption>{caption}</figcaption></figure>"
 
 
-def picture(function: Function, path: Path) -> str:
+def picture(function: Surface, path: Path) -> str:
     """A drawing: level lines, the minimum, and the path."""
     label = f"The path on {function.name[0].lower() if function is VALLEY else 'R'}{function.name[1:]}"
     return (
@@ -52,7 +51,7 @@ def levels(name: str) -> str:
     return f'<path class="levels" d="{" ".join(lines)}"/>'
 
 
-def line(function: Function, points: Vector) -> str:
+def line(function: Surface, points: Vector) -> str:
     """A path as a line with its two ends; it ends where it leaves the surroundings of the frame."""
     place = _placing(function.name)
     placed: list[tuple[int, int]] = []
@@ -71,8 +70,8 @@ def line(function: Function, points: Vector) -> str:
     return f'<polyline class="track" points="{drawn}"/>{ends}'
 
 
-def _marks(function: Function) -> str:
-    x, y = _placing(function.name)(*MINIMA[function.name])
+def _marks(function: Surface) -> str:
+    x, y = _placing(function.name)(*function.minimum)
     return f'<path class="minimum" d="M{x - 5} {y}h10M{x} {y - 5}v10"/>'
 
 

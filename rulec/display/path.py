@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,45 +12,18 @@ import numpy as np
 
 from rulec.array import Optimizer
 from rulec.compiler.routing import route
+from rulec.display.surface import ROSENBROCK, VALLEY, Surface
 from rulec.errors import RulecError
 from rulec.language.rule import Rule
 
 STEPS = 100
 #: Learning rates that are tried.
 RATES = (0.001, 0.01, 0.1, 1.0)
-#: Curvature across the valley; along it the curvature is 1.
-STEEP = 50.0
-#: The angle of the valley, in radians.
-ANGLE = math.pi / 6
+
+#: The functions that paths are drawn on.
+FUNCTIONS = (ROSENBROCK, VALLEY)
 
 Vector = np.ndarray[Any, np.dtype[np.float64]]
-
-
-@dataclass(frozen=True)
-class Function:
-    """A function of two numbers, its gradient, and the beginning of paths on it."""
-
-    name: str
-    start: tuple[float, float]
-    value: Callable[[Vector], float]
-    gradient: Callable[[Vector], Vector]
-
-
-def _rosenbrock(w: Vector) -> float:
-    return float((1 - w[0]) ** 2 + 100 * (w[1] - w[0] ** 2) ** 2)
-
-
-def _rosenbrock_gradient(w: Vector) -> Vector:
-    across = w[1] - w[0] ** 2
-    return np.array([-2 * (1 - w[0]) - 400 * w[0] * across, 200 * across])
-
-
-_TURN = np.array([[math.cos(ANGLE), math.sin(ANGLE)], [-math.sin(ANGLE), math.cos(ANGLE)]])
-_VALLEY = _TURN.T @ np.diag([1.0, STEEP]) @ _TURN
-
-ROSENBROCK = Function("Rosenbrock's function", (-1.2, 1.0), _rosenbrock, _rosenbrock_gradient)
-VALLEY = Function("A narrow valley", (-1.6, -0.2), lambda w: float(w @ _VALLEY @ w / 2), lambda w: _VALLEY @ w)
-FUNCTIONS = (ROSENBROCK, VALLEY)
 
 
 @dataclass(frozen=True)
@@ -89,14 +62,14 @@ def _at(rule: Rule, rate: float | None) -> list[Path]:
     return paths_with(rule, {} if rate is None else {"lr": rate})
 
 
-def paths_with(rule: Rule, hyper: Mapping[str, float], functions: tuple[Function, ...] = FUNCTIONS) -> list[Path]:
+def paths_with(rule: Rule, hyper: Mapping[str, float], functions: tuple[Surface, ...] = FUNCTIONS) -> list[Path]:
     """The path on each function with these hyper-parameters; RulecError for one out of its range."""
     if rule.analysis.scope in ("elementwise", "tensor"):
         return _run(rule, functions, hyper)
     return [path for function in functions for path in _run(rule, (function,), hyper)]  # one tensor sees the others
 
 
-def _run(rule: Rule, functions: tuple[Function, ...], hyper: Mapping[str, float]) -> list[Path]:
+def _run(rule: Rule, functions: tuple[Surface, ...], hyper: Mapping[str, float]) -> list[Path]:
     weights = [np.array(function.start) for function in functions]
     values: dict[str, Any] = dict(hyper)
     optimizer = Optimizer(rule, weights, backend="numpy", **values)
@@ -106,7 +79,7 @@ def _run(rule: Rule, functions: tuple[Function, ...], hyper: Mapping[str, float]
         for step in range(1, STEPS + 1):
             optimizer.step([f.gradient(w) for f, w in zip(functions, weights, strict=True)])
             track[step] = weights
-        last = [_finite(f.value(w)) for f, w in zip(functions, weights, strict=True)]
+        last = [_finite(float(f.value(w))) for f, w in zip(functions, weights, strict=True)]
     return [Path(track[:, place], hyper.get("lr"), value) for place, value in enumerate(last)]
 
 

@@ -22,6 +22,17 @@ from rulec.language.text import number_text
 #: Most bits of an exact power of numbers.
 _MAX_BITS = 4096
 
+
+
+def _sympy() -> Any:
+    """The module sympy; RulecError where it is not installed."""
+    try:
+        import sympy
+    except ImportError:
+        raise RulecError("expressions of sympy need sympy, which is not installed: pip install 'rulec[sympy]'") from None
+    return sympy
+
+
 #: The most operations of a condition that sympy may simplify.
 _LONG = 100
 
@@ -30,9 +41,7 @@ class ToSympy:
     """Makes sympy expressions of nodes."""
 
     def __init__(self) -> None:
-        import sympy
-
-        self.sp: Any = sympy
+        self.sp = _sympy()
 
     def symbol(self, identifier: str) -> Any:
         """The symbol of a name: a positive integer for counts (`t`, `numel` and so on), real for all others."""
@@ -174,9 +183,7 @@ class FromSympy:
     """Reads sympy expressions through a closed table. `names` has the node of each symbol."""
 
     def __init__(self, names: Mapping[str, Node]) -> None:
-        import sympy
-
-        self.sp: Any = sympy
+        self.sp = _sympy()
         self.names = names
         self.opaque = _opaque()
         self.done: dict[Any, Node] = {}

@@ -34,8 +34,8 @@ def race(
 ) -> Result:  # fmt: skip
     """Trains each rule at every learning rate with every seed, and returns losses, best rates and spreads.
 
-    `rules` are rules, library names, compositions or paths; a dict names them. `task` is `digits`, `char`, `rosenbrock`
-    or `valley`; or a function, or `my.py:function`, that returns `(params, loss_and_grad)`, as
+    `rules` are rules, library names, compositions or paths; a dict names them. `task` is a name of
+    `rulec.racing.tasks.TASKS`; or a function, or `my.py:function`, that returns `(params, loss_and_grad)`, as
     `rulec.racing.tasks.user.UserTask` says. `lr` is the lowest and the highest of `rates` learning rates, spaced by
     equal ratios, or a dict of them by rule, with "" for all others. `steps` is the task's own number by default. After
     `budget` seconds all rules stop at the same step. `advance` is called with a rule's name after each fiftieth of its

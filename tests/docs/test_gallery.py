@@ -15,7 +15,7 @@ from gallery.build import names
 from gallery.page import Entry, entry
 from gallery.subject import Subject
 from gallery.usage import programs
-from rulec.display import drawing, path
+from rulec.display import drawing, path, surface
 from tests.docs.markdown import blocks
 from tests.docs.running import PageRun
 
@@ -49,15 +49,15 @@ def test_pages_without_a_path_say_why() -> None:
 def test_paths_are_those_of_the_rule() -> None:
     rosenbrock, valley = path.paths(rulec.load("sgd"))
     assert (rosenbrock.rate, valley.rate) == (0.001, 0.01)  # 0.1 goes beyond 2/50, at which steps across grow
-    w = np.array(path.VALLEY.start)
+    w = np.array(surface.VALLEY.start)
     for _ in range(path.STEPS):
-        w -= 0.01 * path.VALLEY.gradient(w)
+        w -= 0.01 * surface.VALLEY.gradient(w)
     np.testing.assert_allclose(valley.points[-1], w, rtol=1e-12)
-    assert valley.value == pytest.approx(path.VALLEY.value(w))
+    assert valley.value == pytest.approx(surface.VALLEY.value(w))
 
 
 @pytest.mark.parametrize("function", path.FUNCTIONS, ids=lambda f: f.name)
-def test_gradients_and_level_lines_are_those_of_the_function(function: path.Function) -> None:
+def test_gradients_and_level_lines_are_those_of_the_function(function: surface.Surface) -> None:
     w, step = np.array([0.3, -0.7]), 1e-6
     for k in range(2):
         ahead, behind = w + step * np.eye(2)[k], w - step * np.eye(2)[k]
@@ -96,4 +96,4 @@ def test_programs_of_a_page_run(name: str, tmp_path: Path) -> None:
 
 def test_lines_end_where_numbers_do() -> None:
     points = np.array([[0.0, 0.0], [1.0, 1.0], [math.nan, 0.0], [5.0, 5.0]])
-    assert drawing.line(path.ROSENBROCK, points).count(",") == 2
+    assert drawing.line(surface.ROSENBROCK, points).count(",") == 2

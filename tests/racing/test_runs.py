@@ -13,7 +13,7 @@ from rulec.racing.grid import Grid, grid
 from rulec.racing.optimizers import is_batched
 from rulec.racing.race import PARTS
 from rulec.racing.tasks.digits import HandwrittenDigits
-from rulec.racing.tasks.surfaces import Rosenbrock
+from rulec.racing.tasks.surfaces import rosenbrock
 
 GRID = Grid((1e-3, 1e-2, 3e-2), (0, 1))
 
@@ -39,7 +39,7 @@ def test_rules_that_see_other_runs_are_not_batched(text: str) -> None:
 
 
 def test_sgd_on_rosenbrock_is_a_loop_by_hand() -> None:
-    contender = Contender("sgd", rulec.load("sgd"), Grid((1e-3,), (0,)), Rosenbrock())
+    contender = Contender("sgd", rulec.load("sgd"), Grid((1e-3,), (0,)), rosenbrock())
     contender.advance(40)
     x, y, losses = -1.2, 1.0, []
     for _ in range(40):
@@ -71,7 +71,7 @@ def test_passes_and_the_loss_are_those_of_each_run() -> None:
 
 
 def test_a_run_that_diverges_stops_alone() -> None:
-    contender = Contender("sgd", rulec.load("sgd"), Grid((1e-3, 1.0), (0, 1)), Rosenbrock())
+    contender = Contender("sgd", rulec.load("sgd"), Grid((1e-3, 1.0), (0, 1)), rosenbrock())
     contender.advance(20)
     losses = np.array(contender.losses)
     assert np.isfinite(losses[:, 0]).all()

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from scipy.optimize import rosen, rosen_der
 
+from rulec.display import surface
 from rulec.errors import RulecError
 from rulec.racing.task import Task, stacked
 from rulec.racing.tasks import task_of
 from rulec.racing.tasks.char import CLASSES, Characters, text
 from rulec.racing.tasks.digits import HandwrittenDigits
-from rulec.racing.tasks.surfaces import Rosenbrock, Valley
+from rulec.racing.tasks.surfaces import narrow_valley, rastrigin, rosenbrock
+from rulec.racing.tasks.textures import Textures, images, patches
 from rulec.racing.tasks.user import UserTask
 
 SEEDS = (0, 3)
 
 
-@pytest.mark.parametrize(
-    "make", [lambda: HandwrittenDigits((64, 6, 5, 10)), lambda: Characters(8), Rosenbrock, Valley],
-    ids=["digits", "char", "rosenbrock", "valley"],
-)  # fmt: skip
+#: Small models of the tasks.
+SMALL: dict[str, Callable[[], Task]] = {
+    "digits": lambda: HandwrittenDigits((64, 6, 5, 10)), "char": lambda: Characters(8),
+    "cifar-like": lambda: Textures((3, 4), 5), "rosenbrock": rosenbrock, "rastrigin": rastrigin,
+    "valley": narrow_valley,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("make", SMALL.values(), ids=SMALL)
 def test_gradients_are_those_of_the_losses(make: Callable[[], Task]) -> None:
     task, rng = make(), np.random.default_rng(0)
     params = {name: a.astype(np.float64) for name, a in stacked(task, 2, SEEDS).items()}
@@ -41,7 +51,7 @@ def test_gradients_are_those_of_the_losses(make: Callable[[], Task]) -> None:
         np.testing.assert_allclose(slope, (ends[0] - ends[1]) / (2 * step), rtol=1e-5, atol=1e-8)
 
 
-@pytest.mark.parametrize("name", ["digits", "char"])
+@pytest.mark.parametrize("name", ["digits", "char", "cifar-like"])
 def test_seeds_choose_weights_and_data_and_steps_choose_data(name: str) -> None:
     task = task_of(name)
     params = stacked(task, 1, (0,))
@@ -50,6 +60,34 @@ def test_seeds_choose_weights_and_data_and_steps_choose_data(name: str) -> None:
     assert same != task.gradients(params, 2, (0,))[0]
     assert same != task.gradients(params, 1, (1,))[0]
     assert any((a != b).any() for a, b in zip(task.initial(0).values(), task.initial(1).values(), strict=True))
+
+
+def test_surfaces_are_those_of_the_literature() -> None:
+    """SciPy's Rosenbrock function, and Rastrigin's sum by hand; both are 0 at their minimum."""
+    points = np.random.default_rng(0).uniform(-2, 2, (5, 2))
+    np.testing.assert_allclose(surface.ROSENBROCK.value(points), [rosen(point) for point in points], rtol=1e-13)
+    np.testing.assert_allclose(surface.ROSENBROCK.gradient(points), [rosen_der(point) for point in points], rtol=1e-12)
+    by_hand = [20 + sum(x * x - 10 * math.cos(2 * math.pi * x) for x in point) for point in points]
+    np.testing.assert_allclose(surface.RASTRIGIN.value(points), by_hand, rtol=1e-12)
+    for each in (surface.ROSENBROCK, surface.RASTRIGIN, surface.VALLEY):
+        assert each.value(np.array(each.minimum)) == 0
+
+
+def test_a_convolution_is_that_of_torch() -> None:
+    rng = np.random.default_rng(0)
+    values, kernel = rng.normal(size=(2, 16, 16, 3)), rng.normal(size=(27, 5))
+    theirs = torch.nn.functional.conv2d(
+        torch.from_numpy(values).permute(0, 3, 1, 2), torch.from_numpy(kernel.reshape(3, 3, 3, 5)).permute(3, 2, 0, 1),
+        stride=2, padding=1,
+    )  # fmt: skip
+    np.testing.assert_allclose(patches(values) @ kernel, theirs.permute(0, 2, 3, 1), rtol=1e-12, atol=1e-12)
+
+
+def test_textures_are_balanced_and_no_pixel_tells_them_apart() -> None:
+    pixels, labels = images(2000, 0)
+    assert np.bincount(labels).min() > 150
+    means = np.array([pixels[labels == label].mean(axis=0) for label in range(10)])
+    assert np.abs(means).max() < 5 / np.sqrt(150) * pixels.std()
 
 
 def test_digits_are_drawn_once_an_epoch_and_never_from_the_test() -> None:

@@ -10,12 +10,14 @@ from rulec.language.source import did_you_mean
 from rulec.racing.task import Task
 from rulec.racing.tasks.char import Characters
 from rulec.racing.tasks.digits import HandwrittenDigits
-from rulec.racing.tasks.surfaces import Rosenbrock, Valley
+from rulec.racing.tasks.surfaces import narrow_valley, rastrigin, rosenbrock
+from rulec.racing.tasks.textures import Textures
 from rulec.racing.tasks.user import UserTask
 
 #: Makers of the tasks that come with rulec.
 TASKS: dict[str, Callable[[], Task]] = {
-    "digits": HandwrittenDigits, "char": Characters, "rosenbrock": Rosenbrock, "valley": Valley
+    "digits": HandwrittenDigits, "char": Characters, "cifar-like": Textures,
+    "rosenbrock": rosenbrock, "rastrigin": rastrigin, "valley": narrow_valley,
 }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from rulec.errors import RulecError
 from rulec.racing.task import Stack, of_run
+from rulec.racing.tasks.frameworks import in_numpy
 
 Array = np.ndarray[Any, Any]
 
@@ -19,7 +20,12 @@ class UserTask:
 
     `function()` or `function(seed)` returns `(params, loss_and_grad)` or `(params, loss_and_grad, held_out)`. `params`
     is a dict of arrays in float32 or float64. `loss_and_grad(params, step, seed)` returns the loss and a dict of
-    gradients, `held_out(params)` a number. Raises RulecError for anything else.
+    gradients, `held_out(params)` a number.
+
+    In torch it returns `(model, loss)` or `(model, loss, held_out)`: a module, `loss(model, step, seed)`, and
+    `held_out(model)`, called in evaluation mode. In JAX it returns `(params, loss)` or `(params, loss, held_out)`: a
+    tree of arrays, `loss(params, step, seed)`, which is compiled, and `held_out(params)`. Gradients of these losses are
+    taken here. Raises RulecError for anything else.
     """
 
     steps = 200
@@ -28,13 +34,15 @@ class UserTask:
     def __init__(self, function: Callable[..., Any], name: str) -> None:
         self.name, self._function = name, function
         self._seeded = "seed" in inspect.signature(function).parameters
+        self._first: dict[int, Mapping[str, Array]] = {}
         self._functions: dict[int, Sequence[Any]] = {}
 
     def initial(self, seed: int) -> dict[str, Array]:
-        """Copies of the parameters that the function returns."""
-        params, *functions = self._checked(self._function(seed=seed) if self._seeded else self._function())
-        self._functions[seed] = functions
-        return {name: np.array(array) for name, array in params.items()}
+        """Copies of the parameters that the function returns. It is called once for a seed: all rules begin alike."""
+        if seed not in self._first:
+            result = self._function(seed=seed) if self._seeded else self._function()
+            self._first[seed], *self._functions[seed] = self._checked(in_numpy(result, self.name))
+        return {name: np.array(array) for name, array in self._first[seed].items()}
 
     def gradients(self, params: Stack, step: int, seeds: Sequence[int]) -> tuple[Array, Stack]:
         """The losses and gradients, one run after the other."""
