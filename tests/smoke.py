@@ -48,6 +48,17 @@ def adam_steps(backend: str) -> None:
     np.testing.assert_allclose(parameter, expected, rtol=1e-14, atol=1e-15)
 
 
+def sympy_is_an_extra() -> None:
+    rule = rulec.load("adam")
+    assert r"\beta_{1}" in rule.latex()
+    message = ""
+    try:
+        rule.sympy()
+    except rulec.RulecError as error:
+        message = str(error)
+    assert "pip install 'rulec[sympy]'" in message, message
+
+
 def command_lists_rules() -> None:
     command = Path(sys.executable).parent / "rulec"
     listed = subprocess.run([command, "list"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True)
@@ -66,6 +77,7 @@ if __name__ == "__main__":
     files_are_packed()
     adam_steps("numpy")
     adam_steps("cpu")
+    sympy_is_an_extra()
     command_lists_rules()
     measurements_stay_in_the_checkout()
     print(f"rulec {rulec.__version__} installed with {len(rulec.rules())} rules; numpy and cpu backends step")

@@ -10,7 +10,7 @@ from fractions import Fraction
 from numbers import Real
 from typing import Any
 
-from rulec.errors import RuleError
+from rulec.errors import RulecError, RuleError
 from rulec.language.functions import FUNCTIONS, KINDS, MAX_DRAWS
 from rulec.language.names import short
 from rulec.language.node import LEVELS, PLACED, Kind, Node, Op, const, node, walk
@@ -23,25 +23,24 @@ from rulec.language.text import number_text
 _MAX_BITS = 4096
 
 
+#: The most operations of a condition that sympy may simplify.
+_LONG = 100
 
-def _sympy() -> Any:
+
+def sympy_module() -> Any:
     """The module sympy; RulecError where it is not installed."""
     try:
         import sympy
     except ImportError:
-        raise RulecError("expressions of sympy need sympy, which is not installed: pip install 'rulec[sympy]'") from None
+        raise RulecError("expressions of sympy need the package sympy: pip install 'rulec[sympy]'") from None
     return sympy
-
-
-#: The most operations of a condition that sympy may simplify.
-_LONG = 100
 
 
 class ToSympy:
     """Makes sympy expressions of nodes."""
 
     def __init__(self) -> None:
-        self.sp = _sympy()
+        self.sp = sympy_module()
 
     def symbol(self, identifier: str) -> Any:
         """The symbol of a name: a positive integer for counts (`t`, `numel` and so on), real for all others."""
@@ -183,7 +182,7 @@ class FromSympy:
     """Reads sympy expressions through a closed table. `names` has the node of each symbol."""
 
     def __init__(self, names: Mapping[str, Node]) -> None:
-        self.sp = _sympy()
+        self.sp = sympy_module()
         self.names = names
         self.opaque = _opaque()
         self.done: dict[Any, Node] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import sympy
 from hypothesis import given, settings
 
 import rulec
-from rulec import Rule, RuleError
+from rulec import Rule, RulecError, RuleError
 from rulec.language.node import Kind, Node, Op, walk
 from rulec.language.rule import Assign, Hyper
 from tests.backends.kinds import BETWEEN, KINDS
@@ -383,3 +384,12 @@ def test_latex_of_branches_and_repeated_names() -> None:
         r"  p_{t} &= p_{t}^{(1)} \, d_{t} \\",
         r"  \text{evaluated at}\quad & p_{t} + m_{t}",
     ]
+
+
+def test_a_missing_sympy_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sympy", None)
+    rule = rulec.load("adam")
+    assert r"\beta_{1}" in rule.latex()
+    for ask in (rule.sympy, lambda: rulec.from_sympy(name="None", direction=1)):
+        with pytest.raises(RulecError, match=r"^expressions of sympy need the package sympy: pip install"):
+            ask()
