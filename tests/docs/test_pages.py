@@ -1,0 +1,108 @@
+"""The pages of the manual in a headless Chromium: nothing is wider than the window, and axe finds no violation.
+
+Skipped where no Chromium is installed. axe-core is an npm package, installed into pytest's cache at the version of
+tests/docs/axe/package-lock.json; its part is skipped where npm cannot install it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.docs.site import build
+from tests.play.chromium import Tab, chromium, command
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(command() is None, reason="no Chromium is installed: pages are looked at where one is"),
+]
+
+HERE = Path(__file__).parent / "axe"
+
+#: Violations on a page: rule, and the first elements that break it.
+VIOLATIONS = """
+(await axe.run(document, {resultTypes: ["violations"]})).violations.map(
+  (each) => `${each.id}: ${each.nodes.slice(0, 3).map((node) => node.target.join(" ")).join(", ")}`)
+"""
+
+#: Elements that reach over the right edge, and are not in one that scrolls or hides what reaches over its own.
+WIDE = """
+[...document.body.querySelectorAll("*")].filter((element) => {
+  if (element.getBoundingClientRect().right <= innerWidth + 1) return false;
+  for (let above = element.parentElement; above; above = above.parentElement)
+    if (getComputedStyle(above).overflowX !== "visible") return false;
+  return true;
+}).slice(0, 3).map((element) => `${element.tagName} ${element.className}`)
+"""
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return build(tmp_path_factory.mktemp("site"))
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    with chromium(tmp_path_factory.mktemp("profile")) as tab:
+        yield tab
+
+
+@pytest.fixture(scope="module")
+def axe(pytestconfig: pytest.Config) -> str:
+    """The script of axe-core."""
+    if shutil.which("npm") is None:
+        pytest.skip("npm, which installs axe-core, is not installed")
+    folder = pytestconfig.cache.mkdir("axe")
+    for name in ("package.json", "package-lock.json"):
+        shutil.copy(HERE / name, folder / name)
+    script = folder / "node_modules" / "axe-core" / "axe.min.js"
+    version = json.loads((HERE / "package.json").read_text())["devDependencies"]["axe-core"]
+    if not script.is_file() or f"axe v{version}" not in script.read_text()[:200]:
+        done = subprocess.run(
+            ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"],
+            cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            pytest.skip(f"npm cannot install axe-core: {done.stderr.strip()[-200:]}")
+    return script.read_text()
+
+
+def shown(tab: Tab, page: Path) -> None:
+    """Opens a page, and waits until it is loaded and its formula is set."""
+    tab.open(page.as_uri())
+    tab.wait("document.readyState === 'complete' && document.title")
+    tab.wait("[...document.querySelectorAll('.rule-formula')].every((each) => each.querySelector('.katex'))")
+
+
+def sized(tab: Tab, width: int) -> None:
+    """A wide window with light colours, or a phone with dark ones."""
+    tab.size(width, 900, dark=width < 600)
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+def test_nothing_is_wider_than_the_window(browser: Tab, pages: list[Path], width: int) -> None:
+    sized(browser, width)
+    faults = {}
+    for page in pages:
+        shown(browser, page)
+        if browser.value("document.documentElement.scrollWidth") > width:
+            faults[page.name] = browser.value(WIDE)
+    assert faults == {}
+    assert browser.errors == []
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+def test_axe_finds_no_violation(browser: Tab, pages: list[Path], axe: str, width: int) -> None:
+    sized(browser, width)
+    faults = {}
+    for page in pages:
+        shown(browser, page)
+        browser.value(axe)
+        if violations := browser.value(VIOLATIONS):
+            faults[page.name] = violations
+    assert faults == {}, json.dumps(faults, indent=1)
