@@ -61,10 +61,11 @@ def race(
         page.check()
     for path in (json, csv, html):
         _check_file(path)
-    repeated = {text for text in rules if rules.count(text) > 1}
+    labels = [shown(text) for text in rules]
+    repeated = {label for label in labels if labels.count(label) > 1}
     if repeated:
         raise RulecError(f"{min(repeated)} is in the race twice: give each rule once")
-    named = {shown(text): find_rule(text, allow_url) for text in rules}
+    named = {label: find_rule(text, allow_url) for label, text in zip(labels, rules, strict=True)}
     spans = spans_of(lr or [])
     limit = None if budget is None else seconds_of(budget)
     with progress() as progressed:
