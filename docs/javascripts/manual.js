@@ -1,0 +1,19 @@
+// Keys reach everything that scrolls, and the buttons of a block of code are no landmark of the page.
+// It runs from disk, with no request to elsewhere.
+function makeReachable() {
+  for (const box of document.querySelectorAll(".md-typeset pre > code, .md-typeset__scrollwrap")) {
+    if (box.scrollWidth > box.clientWidth || box.scrollHeight > box.clientHeight) box.tabIndex = 0;
+    else box.removeAttribute("tabindex");
+  }
+  for (const buttons of document.querySelectorAll("nav.md-code__nav")) buttons.setAttribute("role", "presentation");
+}
+
+let waiting = 0;
+function soon() {
+  cancelAnimationFrame(waiting);
+  waiting = requestAnimationFrame(makeReachable);
+}
+
+new MutationObserver(soon).observe(document.body, { childList: true, subtree: true });
+addEventListener("resize", soon);
+soon();
