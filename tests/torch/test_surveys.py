@@ -238,7 +238,7 @@ def test_a_gradient_without_memory_is_refused(steps: int) -> None:
 def test_gradients_live_until_kernels_have_read_them(repeats: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels run without the global lock: another thread may drop gradients meanwhile."""
 
-    def end(run: Callable[..., Any]) -> tuple[list[Tensor], list[weakref.ref[Any]]]:
+    def end(run: Callable[..., Any]) -> tuple[list[Tensor], list[weakref.ref[Any]], Any]:
         params = parameters(shapes=SHAPES * 5)
         optimizer = rulec.torch.AdamW(params, lr=0.1)
         for number in range(STEPS):
@@ -252,7 +252,7 @@ def test_gradients_live_until_kernels_have_read_them(repeats: bool, monkeypatch:
         with monkeypatch.context() as patch:
             patch.setattr(threads, "run", lambda *arguments: run(params, seen, arguments))
             optimizer.step()
-        return params, seen
+        return params, seen, optimizer
 
     def drop(params: list[Tensor], seen: list[weakref.ref[Any]], arguments: Any) -> None:
         for param in params:
@@ -263,9 +263,10 @@ def test_gradients_live_until_kernels_have_read_them(repeats: bool, monkeypatch:
         assert kept
 
     plainly = threads.run
-    dropped, seen = end(drop)
+    dropped, seen, optimizer = end(drop)
+    assert optimizer.skipped_steps == 0  # the optimizer lives
     assert [ref() for ref in seen] == [None] * len(seen), "a gradient is held after its step"
-    kept, _ = end(lambda params, seen, arguments: plainly(*arguments))
+    kept, *_ = end(lambda params, seen, arguments: plainly(*arguments))
     assert difference(dropped, kept) == 0
 
 
