@@ -1,7 +1,7 @@
 // Keys reach everything that scrolls, and the buttons of a block of code are no landmark of the page.
 // It runs from disk, with no request to elsewhere.
 function makeReachable() {
-  for (const box of document.querySelectorAll(".md-typeset pre > code, .md-typeset__scrollwrap")) {
+  for (const box of document.querySelectorAll(".md-typeset pre > code, .md-typeset__scrollwrap, .rule-formula")) {
     if (box.scrollWidth > box.clientWidth || box.scrollHeight > box.clientHeight) box.tabIndex = 0;
     else box.removeAttribute("tabindex");
   }

@@ -79,14 +79,16 @@ def shown(tab: Tab, page: Path) -> None:
     tab.wait("[...document.querySelectorAll('.rule-formula')].every((each) => each.querySelector('.katex'))")
 
 
-def sized(tab: Tab, width: int) -> None:
-    """A wide window with light colours, or a phone with dark ones."""
+def sized(tab: Tab, page: Path, width: int) -> None:
+    """A wide window with light colours, or a phone with dark ones. The browser would keep the colours of before."""
     tab.size(width, 900, dark=width < 600)
+    shown(tab, page)
+    tab.value("localStorage.clear()")
 
 
 @pytest.mark.parametrize("width", [1400, 390])
 def test_nothing_is_wider_than_the_window(browser: Tab, pages: list[Path], width: int) -> None:
-    sized(browser, width)
+    sized(browser, pages[0], width)
     faults = {}
     for page in pages:
         shown(browser, page)
@@ -98,7 +100,7 @@ def test_nothing_is_wider_than_the_window(browser: Tab, pages: list[Path], width
 
 @pytest.mark.parametrize("width", [1400, 390])
 def test_axe_finds_no_violation(browser: Tab, pages: list[Path], axe: str, width: int) -> None:
-    sized(browser, width)
+    sized(browser, pages[0], width)
     faults = {}
     for page in pages:
         shown(browser, page)
