@@ -1,7 +1,8 @@
 """A target of Numba for printed kernels: numbers, ranges and the words of kernels, and nothing else of Numba's.
 
 Numba's own target loads all that it knows of NumPy, lists, strings and random numbers: longer than most kernels take
-to compile. The machine code is the same.
+to compile. It also makes machine code of every function that a kernel calls, and wrappers that Python could call. This
+one optimises the whole kernel once; what it computes is the same.
 """
 
 from __future__ import annotations
@@ -13,6 +14,10 @@ from contextlib import contextmanager
 from typing import Any
 
 NAME = "rulec"
+
+
+#: Options of Numba's: kernels are called by machine code alone, so no function has wrappers for Python or C.
+_OPTIONS = {"nopython": True, "boundscheck": None, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
 class _Choice(threading.local):
@@ -46,7 +51,7 @@ def compiled(options: dict[str, Any]) -> Callable[[Any], Any]:
     def decorate(function: Any) -> Any:
         kind = _dispatcher() if _choice.small else None
         if kind is not None:
-            return kind(py_func=function, targetoptions={"nopython": True, "boundscheck": None, **options})
+            return kind(py_func=function, targetoptions={**_OPTIONS, **options})
         from numba import njit
 
         return njit(**options)(function)
@@ -58,8 +63,10 @@ def compiled(options: dict[str, Any]) -> Callable[[Any], Any]:
 def _dispatcher() -> Any:
     """The class of compiled functions for the small target; None where this Numba has no such targets."""
     try:
+        from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
         from numba.core.cpu import CPUContext
         from numba.core.dispatcher import Dispatcher
+        from numba.core.fastmathpass import rewrite_module
         from numba.core.registry import CPUTarget
         from numba.core.target_extension import CPU, dispatcher_registry, jit_registry, target_registry
         from numba.core.typing.context import BaseContext
@@ -71,12 +78,43 @@ def _dispatcher() -> Any:
         def load_additional_registries(self) -> None:
             pass
 
+    class Library(JITCodeLibrary):
+        """Optimised LLVM assembly, for an object file: it is not loaded."""
+
+        def _finalize_specific(self) -> None:
+            pass
+
+        def _optimize_final_module(self) -> None:
+            """Optimises a kernel once, with all that it calls."""
+            if self.name in ("kernel", "enter"):
+                super()._optimize_final_module()
+
+    class Code(JITCPUCodegen):
+        _library_class = Library
+
+        def _add_module(self, module: Any) -> None:
+            pass
+
     class Target(CPUContext):
+        def init(self) -> None:
+            super().init()  # type: ignore[no-untyped-call]
+            self._internal_codegen = Code(NAME)  # type: ignore[no-untyped-call]
+
         def load_additional_registries(self) -> None:
-            from numba.core.runtime.nrt import rtsys
             from numba.cpython import builtins, iterators, numbers, rangeobj, tupleobj  # noqa: F401
 
-            rtsys.initialize(self)
+        def post_lowering(self, mod: Any, library: Any) -> None:
+            """As Numba's own, but kernels allocate nothing: they are linked without its memory."""
+            if self.fastmath:
+                rewrite_module(mod, self.fastmath)  # type: ignore[no-untyped-call]
+
+        def get_executable(self, library: Any, fndesc: Any, env: Any) -> Any:
+            """A builtin function of its own, by which Numba knows `fndesc` and which nobody calls.
+
+            Kernels are run from object files.
+            """
+            library.finalize()
+            return fndesc.__sizeof__
 
     class Descriptor(CPUTarget):
         @threadsafe_cached_property
@@ -95,7 +133,7 @@ def _dispatcher() -> Any:
 
     def jit(*functions: Any, **options: Any) -> Any:
         """What Numba's own overloads are compiled by."""
-        whole = {"nopython": True, "boundscheck": None, **options}
+        whole = {**_OPTIONS, **options}
         return Compiled(functions[0], targetoptions=whole) if functions else lambda f: Compiled(f, targetoptions=whole)
 
     target_registry[NAME], dispatcher_registry[Small], jit_registry[Small] = Small, Compiled, jit
