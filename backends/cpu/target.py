@@ -87,7 +87,7 @@ def _dispatcher() -> Any:
         def _optimize_final_module(self) -> None:
             """Optimises a kernel once, with all that it calls."""
             if self.name in ("kernel", "enter"):
-                super()._optimize_final_module()
+                super()._optimize_final_module()  # type: ignore[no-untyped-call]
 
     class Code(JITCPUCodegen):
         _library_class = Library
@@ -97,7 +97,7 @@ def _dispatcher() -> Any:
 
     class Target(CPUContext):
         def init(self) -> None:
-            super().init()  # type: ignore[no-untyped-call]
+            super().init()
             self._internal_codegen = Code(NAME)  # type: ignore[no-untyped-call]
 
         def load_additional_registries(self) -> None:
