@@ -1,4 +1,4 @@
-"""The hook of MkDocs that adds the gallery to the site, and mends the tables of all pages."""
+"""The hook of MkDocs that adds the gallery to the site, and mends all pages."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 #: The place of the cards in docs/gallery.md.
 PLACE = "<!-- cards -->"
+#: The script that the theme would fetch for the search of a site on disk; the site has it itself.
+SHIM = "https://unpkg.com/iframe-worker/shim"
 #: The folder that sets formulas; the playground has it too.
 KATEX = ROOT / "rulec" / "display" / "katex"
 
@@ -37,3 +39,8 @@ def on_page_content(html: str, page: Any, config: Any, **_: Any) -> str:
     """Puts the cards into their page. Empty corners of tables are no headers: screen readers would announce nothing."""
     html = re.sub(r"<th( [^>]*)?></th>", r"<td\1></td>", html)
     return html.replace(PLACE, config.extra["gallery_cards"]) if page.file.src_uri == "gallery.md" else html
+
+
+def on_post_page(output: str, page: Any, config: Any, **_: Any) -> str:
+    """Gives a page the site's own script in place of the fetched one."""
+    return output.replace(SHIM, "../" * page.url.count("/") + "javascripts/iframe-worker.js")

@@ -108,3 +108,14 @@ def test_axe_finds_no_violation(browser: Tab, pages: list[Path], axe: str, width
         if violations := browser.value(VIOLATIONS):
             faults[page.name] = violations
     assert faults == {}, json.dumps(faults, indent=1)
+
+
+def test_the_search_works_from_disk(browser: Tab, pages: list[Path]) -> None:
+    """With the site's own script in place of one that the theme would fetch."""
+    page = next(page for page in pages if page.name == "adamw.html")
+    sized(browser, page, 1400)
+    shown(browser, page)
+    browser.click(".md-search__input")
+    browser.type("lookahead")
+    browser.wait("document.querySelector('.md-search-result__link[href*=\"gallery/transforms-lookahead.html\"]')")
+    assert browser.errors == []
