@@ -20,7 +20,7 @@ MEASURE = "24 runs one by one, times as long as one batch"
 
 
 def tasks() -> list[str]:
-    """The tasks that are measured: two models, and a function for what a step costs by itself."""
+    """The measured tasks: two models, and a function with a cheap gradient."""
     return ["digits", "char", "rosenbrock"]
 
 

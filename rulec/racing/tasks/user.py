@@ -38,7 +38,7 @@ class UserTask:
         self._functions: dict[int, Sequence[Any]] = {}
 
     def initial(self, seed: int) -> dict[str, Array]:
-        """Copies of the parameters that the function returns. It is called once for a seed: all rules begin alike."""
+        """Copies of the first parameters. The function is called once for a seed: all rules begin alike."""
         if seed not in self._first:
             result = self._function(seed=seed) if self._seeded else self._function()
             self._first[seed], *self._functions[seed] = self._checked(in_numpy(result, self.name))
