@@ -24,7 +24,7 @@ FEW = 6
 
 
 def names() -> list[str]:
-    """The rules of the library, or those that the environment names."""
+    """The rules of the library; with RULEC_GALLERY, the rules named there."""
     chosen = os.environ.get(VARIABLE, "").split()
     return chosen or [name for name in rulec.rules() if (ROOT / "rules" / f"{name}.yaml").is_file()]
 

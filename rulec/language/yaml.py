@@ -103,7 +103,7 @@ class _RuleReader:
         return self._placed(lambda: composed([*uses.values()], of_cases), span)
 
     def _whole(self, uses: dict[str, Rule]) -> Rule:
-        """The rule of the file; its step calls these rules, which apply to all tensors."""
+        """The rule of the file. Its step calls these rules for all tensors."""
         file = self.file
         body = self._step_rule(uses) if file.step is not None else self._composed_rule()
         attributes = _plain_attributes(file)
