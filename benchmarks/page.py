@@ -36,9 +36,9 @@ _TEXT = {
     "division and a root: one core divides for longer than it reads.",
     "matrices": "Weights in float32, products in bfloat16. The products are those of Muon's iteration by themselves, "
     "without norm and casts. A step of SOAP or Shampoo is the mean of ten, one of which decomposes.",
-    "many": "Many tensors in one optimizer, AdamW in float32. A step is all of `rulec.torch.AdamW(...).step()`. What it "
-    "adds to the kernel is the look at every parameter and gradient, through functions that torch exports: some fourteen "
-    "calls for a tensor.",
+    "many": "Many tensors in one optimizer, AdamW in float32. A step is all of `rulec.torch.AdamW(...).step()`. It looks "
+    "at every parameter and gradient through functions that torch exports, some fourteen calls for a tensor: most of "
+    "the time added to the kernel.",
     "start": "Seconds in new processes.",
     "memory": "Bytes for each parameter are from the difference between a small and a large tensor. The memory of "
     "training is counted tensor by tensor, or by XLA: all that is there at the moment when most is, in units of the "
