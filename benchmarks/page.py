@@ -38,8 +38,8 @@ _TEXT = {
     "without norm and casts. A step of SOAP or Shampoo is the mean of ten, one of which decomposes. "
     "SOAP and its peer take the same number of products of one size, which are nearly nine tenths of the peer's time.",
     "many": "Many tensors in one optimizer, AdamW in float32. A step is all of `rulec.torch.AdamW(...).step()`. It "
-    "looks at every parameter and gradient through functions that torch exports, some fourteen calls for a tensor: most of "
-    "the time added to the kernel.",
+    "looks at every parameter and gradient through functions that torch exports, some fourteen calls for a tensor: "
+    "most of the time added to the kernel.",
     "start": "Seconds in new processes.",
     "memory": "Bytes for each parameter are from the difference between a small and a large tensor. The memory of "
     "training is counted tensor by tensor, or by XLA: all that is there at the moment when most is, in units of the "
