@@ -37,6 +37,7 @@ for rule, there in (("AdamW", {"capturable": True}), ("Adagrad", {}), ("Lion", {
 """
 
 
+@pytest.mark.slow
 def test_triton_has_the_bits_of_the_cpu() -> None:
     in_the_interpreter(TRITON)
 

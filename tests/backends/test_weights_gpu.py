@@ -68,6 +68,7 @@ for there, here in (({"capturable": True}, {}), (coded, coded)):
 """
 
 
+@pytest.mark.slow
 def test_triton_has_the_bits_of_the_cpu() -> None:
     in_the_interpreter(TRITON)
 

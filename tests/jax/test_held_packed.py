@@ -115,6 +115,7 @@ def test_a_tuple_of_values_it_is_as_well() -> None:
     assert state != tuple.__getitem__(state, slice(None))
 
 
+@pytest.mark.slow
 def test_a_state_goes_on_in_a_jit_of_others_and_back() -> None:
     params, state = trained(1)
     grads = normal(5)

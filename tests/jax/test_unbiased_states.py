@@ -107,6 +107,7 @@ def test_a_skipped_step_keeps_the_state() -> None:
     assert np.array_equal(np.asarray(after.v["w"].values), before)
 
 
+@pytest.mark.slow
 def test_a_complex_leaf_stays_exact() -> None:
     params = {"c": jnp.ones(3, jnp.complex64)}
     state = rulec.jax.init("adamw", params, state_dtype="bfloat16_sr")

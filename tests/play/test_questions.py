@@ -65,6 +65,7 @@ def test_paths_with_the_hyper_parameters_of_sliders() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_race_with_rules_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(questions, "RATES", 3)
     told: list[float] = []
