@@ -34,6 +34,7 @@ from dataclasses import dataclass, field
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import rulec
 from tests.docs.markdown import ROOT, Block
@@ -48,6 +49,13 @@ _SET_UP = re.compile(
     r"pip install (-e )?'?\.(\[[\w,]+\])?'?|make \w+( \w+=.*)?|rulec \w+.*|\.ci/run|gfortran -o .*"
     r"|python -m examples\..*|python3 -m venv \.venv|source \.venv/bin/activate"
 )
+
+
+class _Loader(SourceFileLoader):
+    """Keeps no bytecode: Python would take that of another block of the same length from the same second."""
+
+    def set_data(self, path: str, data: Any, *, _mode: int = 0) -> None:
+        pass
 
 
 def example(name: str) -> ModuleType:
@@ -176,7 +184,7 @@ class PageRun:
         file = Path(block.title or "example.py")
         file.write_text(block.text)
         linecache.clearcache()  # every untitled block is a new example.py
-        SourceFileLoader(self.module.__name__, str(file)).exec_module(self.module)
+        _Loader(self.module.__name__, str(file)).exec_module(self.module)
 
     def _console(self, block: Block) -> str:
         """The block with what each command prints now, where the page shows it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,12 @@ def outcomes(page: str, folder: Path) -> list[bool]:
 def test_blocks_share_one_module(tmp_path: Path) -> None:
     page = "```python\na = 1\ndef f(): return a\n```\n\n```python\na = 2\nprint(f())\n```\n\n```text\n2\n```\n"
     assert outcomes(page, tmp_path) == [True, True]
+
+
+def test_blocks_of_one_length_are_run_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    page = "".join(f"```python\nprint({i})\n```\n\n```text\n{i}\n```\n\n" for i in range(4))
+    assert all(outcome.agrees for outcome in PageRun("page", tmp_path).run(blocks(page)))
 
 
 def test_wrong_output_is_noticed(tmp_path: Path) -> None:
