@@ -58,10 +58,14 @@ def _within(seconds: float, url: str, work: Callable[[], bytes]) -> bytes:
     thread.start()
     thread.join(seconds)
     if not results:
-        raise RuleError(f"{url} was not fetched within {seconds:g} seconds: try again, or load the rule from a file")
+        raise _late(url, seconds)
     if isinstance(results[0], Exception):
         raise results[0]
     return results[0]
+
+
+def _late(url: str, seconds: float) -> RuleError:
+    return RuleError(f"{url} was not fetched within {seconds:g} seconds: try again, or load the rule from a file")
 
 
 def _download(url: str, most: int) -> bytes:
@@ -80,7 +84,10 @@ def _download(url: str, most: int) -> bytes:
                 raise RuleError(f"{at} cannot be fetched: the server answers {error.code} {error.reason}") from None
             at = urljoin(at, to)
         except (URLError, HTTPException, OSError) as error:
-            raise RuleError(f"{at} cannot be fetched: {getattr(error, 'reason', None) or error}") from None
+            reason = getattr(error, "reason", None) or error
+            if isinstance(reason, TimeoutError):
+                raise _late(at, SECONDS) from None
+            raise RuleError(f"{at} cannot be fetched: {reason}") from None
         else:
             if len(content) > most:
                 raise RuleError(f"{at} has more than {most} bytes: it is no rule file")
