@@ -63,20 +63,49 @@ def compiled(options: dict[str, Any]) -> Callable[[Any], Any]:
 def _dispatcher() -> Any:
     """The class of compiled functions for the small target; None where this Numba has no such targets."""
     try:
-        from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
-        from numba.core.cpu import CPUContext
         from numba.core.dispatcher import Dispatcher
-        from numba.core.fastmathpass import rewrite_module
         from numba.core.registry import CPUTarget
         from numba.core.target_extension import CPU, dispatcher_registry, jit_registry, target_registry
         from numba.core.typing.context import BaseContext
         from numba.core.utils import threadsafe_cached_property
+
+        context = _context()
     except ImportError:
         return None
 
     class Typing(BaseContext):
         def load_additional_registries(self) -> None:
             pass
+
+    class Descriptor(CPUTarget):
+        @threadsafe_cached_property
+        def _toplevel_target_context(self) -> Any:
+            return context(self.typing_context, NAME)
+
+        @threadsafe_cached_property
+        def _toplevel_typing_context(self) -> Any:
+            return Typing()  # type: ignore[no-untyped-call]
+
+    class Small(CPU):
+        pass
+
+    class Compiled(Dispatcher):
+        targetdescr = Descriptor(NAME)  # type: ignore[no-untyped-call]
+
+    def jit(*functions: Any, **options: Any) -> Any:
+        """What Numba's own overloads are compiled by."""
+        whole = {**_OPTIONS, **options}
+        return Compiled(functions[0], targetoptions=whole) if functions else lambda f: Compiled(f, targetoptions=whole)
+
+    target_registry[NAME], dispatcher_registry[Small], jit_registry[Small] = Small, Compiled, jit
+    return Compiled
+
+
+def _context() -> Any:
+    """The class of what turns a typed function into LLVM assembly; ImportError where this Numba has other parts."""
+    from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
+    from numba.core.cpu import CPUContext
+    from numba.core.fastmathpass import rewrite_module
 
     class Library(JITCodeLibrary):
         """Optimised LLVM assembly, for an object file: it is not loaded."""
@@ -116,25 +145,4 @@ def _dispatcher() -> Any:
             library.finalize()
             return fndesc.__sizeof__
 
-    class Descriptor(CPUTarget):
-        @threadsafe_cached_property
-        def _toplevel_target_context(self) -> Any:
-            return Target(self.typing_context, NAME)  # type: ignore[no-untyped-call]
-
-        @threadsafe_cached_property
-        def _toplevel_typing_context(self) -> Any:
-            return Typing()  # type: ignore[no-untyped-call]
-
-    class Small(CPU):
-        pass
-
-    class Compiled(Dispatcher):
-        targetdescr = Descriptor(NAME)  # type: ignore[no-untyped-call]
-
-    def jit(*functions: Any, **options: Any) -> Any:
-        """What Numba's own overloads are compiled by."""
-        whole = {**_OPTIONS, **options}
-        return Compiled(functions[0], targetoptions=whole) if functions else lambda f: Compiled(f, targetoptions=whole)
-
-    target_registry[NAME], dispatcher_registry[Small], jit_registry[Small] = Small, Compiled, jit
-    return Compiled
+    return Target

@@ -83,7 +83,7 @@ class Packed:
 
 
 def on_host(array: Any) -> bool:
-    """Whether an array lies as a whole in the memory of NumPy: what many small arrays need is done faster there."""
+    """Whether an array lies as a whole in the memory of NumPy, where many small arrays are joined faster."""
     if not isinstance(array, jax.Array) or is_traced(array):
         return False
     devices: Any = array.sharding.device_set

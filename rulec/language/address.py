@@ -102,7 +102,7 @@ def _kept(digest: str) -> bytes | None:
 
 
 def _keep(digest: str, content: bytes) -> None:
-    """Writes a file into the cache. Where that fails, it is fetched again the next time."""
+    """Writes a file into the cache. If that fails, the next load fetches the file again."""
     file = _file(digest)
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -1,7 +1,7 @@
 """Functions that torch and CPython export, by address: machine code asks them about tensors, lists and dicts.
 
 They are CPython's C API, the C functions that compiled models of torch call (`aoti_torch_*`), and a few C++ functions
-of torch, whose names have the types of their arguments. Where a name is missing, tensors are asked one by one.
+of torch, whose names have the types of their arguments. If a name is missing, the step asks tensors one by one.
 
 A handle of these functions is an `at::Tensor *`, as torch's headers say. An `at::Tensor` is a pointer to a tensor's
 implementation, as it is in every compiled extension; `Tensor._cdata` is that pointer, and is compared with it.

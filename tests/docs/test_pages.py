@@ -30,7 +30,7 @@ VIOLATIONS = """
   (each) => `${each.id}: ${each.nodes.slice(0, 3).map((node) => node.target.join(" ")).join(", ")}`)
 """
 
-#: Elements that reach over the right edge, and are not in one that scrolls or hides what reaches over its own.
+#: The elements wider than the window, but for those inside an element that scrolls or hides its content.
 WIDE = """
 [...document.body.querySelectorAll("*")].filter((element) => {
   if (element.getBoundingClientRect().right <= innerWidth + 1) return false;

@@ -209,9 +209,7 @@ def test_orbax_saves_on_eight_devices_and_loads_on_four_and_on_one(cases: Sequen
 
 
 @for_whole(("false", 1e-6), ("true", 2**-7))
-def test_whole_matrices_in_bfloat16_are_those_of_one_device_where_xla_rounds_as_it_is_told(
-    cases: tuple[str, float],
-) -> None:
+def test_whole_matrices_in_bfloat16_equal_those_of_one_device(cases: tuple[str, float]) -> None:
     """Left to itself XLA leaves out other roundings on eight devices than on one."""
     precise, most = cases
     assert found_by_eight(f"--xla_allow_excess_precision={precise}", bfloat16=True)["bfloat16"] < most

@@ -154,6 +154,16 @@ CHANGES: dict[str, Callable[[list[Tensor], Any], Any]] = {
 }
 
 
+def settled() -> tuple[list[torch.nn.Parameter], rulec.torch.AdamW]:
+    """Parameters and an optimizer whose steps repeat each other."""
+    params = parameters(shapes=SHAPES * 5)
+    optimizer = rulec.torch.AdamW(params, lr=0.1)
+    for number in range(STEPS):
+        give_gradients(params, number)
+        optimizer.step()
+    return params, optimizer
+
+
 @pytest.mark.parametrize("name", CHANGES)
 def test_every_change_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, optimizer = trained(CHANGES[name])
@@ -168,11 +178,7 @@ def test_every_change_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_gradient_that_no_kernel_reads_is_refused_before_anything_is_written() -> None:
-    params = parameters(shapes=SHAPES * 5)
-    optimizer = rulec.torch.AdamW(params, lr=0.1)
-    for number in range(STEPS):
-        give_gradients(params, number)
-        optimizer.step()
+    params, optimizer = settled()
     before = [p.detach().clone() for p in params]
     params[1].grad = torch.ones(3, 4).to_sparse()
     versions = [p._version for p in params]
@@ -184,11 +190,7 @@ def test_a_gradient_that_no_kernel_reads_is_refused_before_anything_is_written()
 
 
 def test_memory_that_is_shared_until_written_is_not_written() -> None:
-    params = parameters(shapes=SHAPES * 5)
-    optimizer = rulec.torch.AdamW(params, lr=0.1)
-    for number in range(STEPS):
-        give_gradients(params, number)
-        optimizer.step()
+    params, optimizer = settled()
     lazy = torch._lazy_clone(params[1].detach())  # type: ignore[attr-defined]
     before = lazy.clone()
     optimizer.step()
@@ -271,11 +273,7 @@ def test_gradients_live_until_kernels_have_read_them(repeats: bool, monkeypatch:
 
 
 def test_a_look_before_an_error_holds_nothing() -> None:
-    params = parameters(shapes=SHAPES * 5)
-    optimizer = rulec.torch.AdamW(params, lr=0.1)
-    for number in range(STEPS):
-        give_gradients(params, number)
-        optimizer.step()
+    params, optimizer = settled()
     seen = weakref.ref(params[1].grad)  # type: ignore[arg-type]
     optimizer.param_groups[0]["lr"] = -1.0
     with pytest.raises(HyperError):
