@@ -77,6 +77,11 @@ def _dispatcher() -> Any:
         def load_additional_registries(self) -> None:
             pass
 
+        def resolve_value_type(self, value: Any) -> Any:
+            """As Numba's own, but `bool` and `range` are found before its lists are loaded, to ask if they are such."""
+            known = self._get_global_type(value) if value in (bool, range) else None  # type: ignore[no-untyped-call]
+            return known or super().resolve_value_type(value)  # type: ignore[no-untyped-call]
+
     class Descriptor(CPUTarget):
         @threadsafe_cached_property
         def _toplevel_target_context(self) -> Any:

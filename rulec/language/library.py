@@ -144,7 +144,7 @@ def _load_one(name: str, allow_url: bool) -> Rule:
         return _fetched(name, allow_url)
     if is_python_name(name):
         return python_rule(name)
-    if name in installed() and name not in _files():
+    if name not in _files() and name in installed():
         return installed_rule(name)
     return _load(_find(name, None), ())
 

@@ -38,6 +38,8 @@ _OF_TORCH = {
     "is_inference": "_ZN2at6native12is_inferenceERKNS_6TensorE",
     # void torch::autograd::impl::bump_version(const at::Tensor&)
     "bump_version": "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE",
+    # const c10::VariableVersion& torch::autograd::impl::version_counter(const at::Tensor&)
+    "version": "_ZN5torch8autograd4impl15version_counterERKN2at6TensorE",
     "dtype": "aoti_torch_get_dtype", "dim": "aoti_torch_get_dim", "sizes": "aoti_torch_get_sizes",
     "strides": "aoti_torch_get_strides", "device": "aoti_torch_get_device_type",
     "data_ptr": "aoti_torch_get_data_ptr", "assign": "aoti_torch_assign_tensors",
@@ -109,6 +111,18 @@ def number(table: Numbers, name: str, handle: int) -> int:
     if _function(table, name, ctypes.c_int32, ctypes.c_size_t, ctypes.c_size_t)(handle, ctypes.addressof(value)):
         raise RuntimeError(f"torch does not tell the {name} of a tensor")
     return value.value
+
+
+def reads_of(table: Numbers, param: torch.Tensor) -> tuple[int, int, int, int]:
+    """Addresses that looks at a parameter read besides the tensors themselves: hints of memory to fetch, or zero.
+
+    They are the parameter's storage, the place of its gradient, its count of versions, and the gradient's storage.
+    """
+    handles, grad = Handles(table, 1), param.grad
+    version = _function(table, "version", ctypes.c_size_t, ctypes.c_size_t)(handles.take(0, param))
+    place = _function(table, "grad", ctypes.c_size_t, ctypes.c_size_t)(param._cdata)
+    behind = 0 if grad is None else grad.untyped_storage()._cdata
+    return param.untyped_storage()._cdata, place, _word(version), behind
 
 
 class Handles:

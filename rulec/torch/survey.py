@@ -20,7 +20,7 @@ from torch.nn import Parameter
 
 from rulec.backend import registry
 from rulec.kernel.bucket.address import Located, array_address
-from rulec.torch.exports import Handles, Numbers, exports, number
+from rulec.torch.exports import Handles, Numbers, exports, number, reads_of
 from rulec.torch.survey_source import JOB, RECORD, survey_source
 
 #: Below this many tensors there is nothing to win.
@@ -83,8 +83,8 @@ class Survey:
         nowhere = array_address(self._ignored)
         kinds = self._kind(param), self._kind(None if out is None else param.grad)
         out = nowhere if out is None else out
-        storage = param.untyped_storage()._cdata
-        return id(param), param._cdata, param.data_ptr(), *kinds, *handles, out, nowhere, storage, 0
+        reads = reads_of(self.functions, param)
+        return id(param), param._cdata, param.data_ptr(), *kinds, *handles, out, nowhere, *reads, 0
 
     def _kind(self, tensor: Tensor | None) -> int:
         """The address of what a tensor is: `survey_source.KIND`, sizes and strides. Tensors of one kind share it."""

@@ -15,9 +15,12 @@ JOB = (
 CONTENTS = ("object", "length", "entries")
 
 #: The words of a record, for a parameter. `like` and `kind` are the addresses of what it is and its gradient is, and
-#: `param` and `grad` handles for the two. `out` and `row` take the gradient's address. `storage` and `last` are only
-#: hints of memory that is read: of the parameter's storage, and of the last gradient.
-RECORD = ("object", "impl", "data", "like", "kind", "param", "grad", "out", "row", "storage", "last")
+#: `param` and `grad` handles for the two. `out` and `row` take the gradient's address. What follows are only hints of
+#: memory that is read: `exports.reads_of` the parameter, and the last gradient.
+RECORD = (
+    "object", "impl", "data", "like", "kind", "param", "grad", "out", "row", "storage", "place", "version", "behind",
+    "last",
+)  # fmt: skip
 
 #: The words of what a tensor is; its sizes and strides follow. Of no gradient `dim` is -1.
 KIND = ("dtype", "dim", "device")
@@ -139,15 +142,25 @@ def read(functions, record, answers):
 
 
 @compiled
+def fetch_held(record):
+    """Has the memory fetched in which a release counts references."""
+    fetch_line({record_param}, 0)
+    fetch_line({record_grad}, 0)
+    fetch_line({record_impl}, 0)
+    fetch_line({record_last}, 0)
+
+
+@compiled
 def fetch(record):
     """Has the memory fetched that a look at a record reads first."""
+    fetch_held(record)
     fetch_line({record_object}, 0)
-    fetch_line({record_impl}, 0)
     fetch_line({record_impl}, 64)
     fetch_line({record_impl}, 128)
     fetch_line({record_storage}, 0)
-    fetch_line({record_param}, 0)
-    fetch_line({record_last}, 0)
+    fetch_line({record_place}, 0)
+    fetch_line({record_version}, 0)
+    fetch_line({record_behind}, 0)
     fetch_line({record_last}, 64)
     fetch_line({record_last}, 128)
 
@@ -182,6 +195,8 @@ def released(job):
     functions = {job_functions}
     for i in range({job_records}):
         record = {job_records_at} + {record_bytes} * i
+        if i + {ahead} < {job_records}:
+            fetch_held(record + {ahead} * {record_bytes})
         code_2({f_assign}, {job_nothing}, {record_param})
         code_2({f_assign}, {job_nothing}, {record_grad})
 

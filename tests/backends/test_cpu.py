@@ -6,9 +6,11 @@ import re
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numba.core.typing import context as numba_context
 
 import rulec
 from rulec.backend.protocol import Rows
@@ -354,6 +356,23 @@ def test_the_small_target_computes_as_numbas_own(name: str) -> None:
         assert small, "Numba lost what targets are made of: compiling takes three times as long"
         text = cpu_machine._compiled(source, path, cpu_machine.ENTRY)
     assert arithmetic(text) == arithmetic(cpu_machine._compiled(source, path, cpu_machine.ENTRY)) != Counter()
+
+
+def test_the_small_target_asks_nothing_that_loads_numbas_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    typeof = numba_context.typeof
+
+    def recorded(value: object, *purpose: object) -> Any:
+        asked.append(value)
+        return typeof(value, *purpose)
+
+    monkeypatch.setattr(numba_context, "typeof", recorded)
+    source = CpuBackend().emit(program_of("sgd"), layout_for(program_of("sgd"), "float32"))
+    with cpu_target.small_target():
+        cpu_machine._compiled(source, Path("kernel.py"), cpu_machine.ENTRY)
+    assert asked
+    assert bool not in asked
+    assert range not in asked
 
 
 def test_functions_of_a_kernel_stay_apart() -> None:

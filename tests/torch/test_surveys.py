@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -353,3 +354,18 @@ def test_a_torch_without_a_function_is_asked_tensor_by_tensor(name: str, monkeyp
 def test_a_function_that_does_another_thing_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(exports._OF_TORCH, "load", exports._OF_TORCH["is_neg"])
     assert exports.exports.__wrapped__() is None
+
+
+def test_the_memory_that_a_look_reads_is_found() -> None:
+    functions = exports.exports()
+    assert functions is not None
+    (param,) = params = parameters(shapes=[(3, 4)])
+    give_gradients(params, 0)
+    storage, place, version, behind = exports.reads_of(functions, param)
+    assert param.grad is not None
+    assert storage == param.untyped_storage()._cdata
+    assert exports._word(place) == param.grad._cdata
+    assert behind == param.grad.untyped_storage()._cdata
+    before = (ctypes.c_uint8 * 24).from_address(version)[:]
+    param.detach().add_(1)
+    assert (ctypes.c_uint8 * 24).from_address(version)[:] != before, "another count than that of versions"
