@@ -25,11 +25,13 @@ from ..printed import run_source
 from .epilogue import epilogue_source
 from .noise import estimate_source
 from .print import program_source
+from .quintic import quintic_source
 
 if TYPE_CHECKING:
     from .call import TritonCall
     from .noise_call import TritonNoiseCall
     from .product import ProductKernel
+    from .quintic_call import QuinticProducts
 
 
 class TritonBackend:
@@ -72,6 +74,16 @@ class TritonBackend:
         from .product import ProductKernel
 
         return ProductKernel(program, layout, factors, _kernels(program.name, source)["product"])
+
+    def emit_quintic(self, dtype: str) -> str:
+        """The source of a kernel for the products of `newton_schulz`, of matrices in a dtype of 16 bits."""
+        return quintic_source(dtype)
+
+    def build_quintic(self, dtype: str, source: str) -> QuinticProducts:
+        """The products by the kernel of a source text of `emit_quintic`."""
+        from .quintic_call import QuinticProducts
+
+        return QuinticProducts(_kernels("newton_schulz", source)["product"])
 
     def emit_estimate(self, program: Program, layout: Layout, values: str) -> str:
         """The source of a kernel with a sum of noise of the kind `values` for its gradient."""

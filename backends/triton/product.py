@@ -63,7 +63,7 @@ _HALF: Mapping[int, tuple[Tile, ...]] = {
 _SINGLE = (Tile(64, 64, 32, 2, 4, 3), Tile(32, 32, 32, 1, 4, 3))
 
 #: Small tiles for Triton's interpreter, so that small matrices have tiles at their ends.
-INTERPRETED = (Tile(32, 64, 16, 4, 4, 1, described=True),)
+INTERPRETED = (Tile(32, 64, 16, 4, 4, 1, described=True), Tile(32, 32, 16, 2, 4, 1, described=True))
 
 
 def tiles_for(factors: str, capability: int | None) -> tuple[Tile, ...]:
@@ -106,7 +106,7 @@ class ProductCall:
         program = kernel.program
         self._fixed = [b for b in used_buffers(program, program.stages[0]) if b != "g"]
         self._uploads = uploads(self._device, 8 * len(program.columns))
-        tiles_of_device, self._processors = _machine(self._device, kernel.factors)
+        tiles_of_device, self._processors = machine(self._device, kernel.factors)
         self._tiles = tiles or tiles_of_device
 
     def __call__(
@@ -182,7 +182,7 @@ def _described(product: Product, tile: Tile) -> tuple[Any, Any] | None:
     return outputs, inputs
 
 
-def _machine(device: Any, factors: str) -> tuple[tuple[Tile, ...], int]:
+def machine(device: Any, factors: str) -> tuple[tuple[Tile, ...], int]:
     """The tiles for a device, and the number of its processors."""
     import torch
 

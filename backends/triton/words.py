@@ -150,10 +150,15 @@ WORDS: Mapping[str, str] = {
 
 
 def file_text(program: Program, title: str, parts: Sequence[str]) -> str:
-    """A file: its docstring with a title, its imports, and its parts."""
-    head = "\n".join([title, "", *about(program)]).replace("\\", "\\\\").replace('"""', "'''")
+    """The file of a rule: its docstring has a title and what the rule is."""
+    return source_text("\n".join([title, "", *about(program), ""]), parts)
+
+
+def source_text(head: str, parts: Sequence[str]) -> str:
+    """A file: its docstring, its imports, and its parts."""
+    head = head.replace("\\", "\\\\").replace('"""', "'''")
     imports = "import triton\nimport triton.language as tl"
-    return "\n\n\n".join([f'"""{head}\n"""\n\n{imports}', *(part.rstrip("\n") for part in parts)]) + "\n"
+    return "\n\n\n".join([f'"""{head}"""\n\n{imports}', *(part.rstrip("\n") for part in parts)]) + "\n"
 
 
 def words_used(text: str) -> list[str]:

@@ -29,8 +29,8 @@ from .plan import (
     vector_width,
 )
 
-#: The number of remembered sets of tensors that fire without the others.
-_REMEMBERED = 16
+#: The number of remembered sets of tensors that fire without the others: the portions of a large model are such sets.
+_REMEMBERED = 256
 
 _NOTHING: Any = None
 

@@ -16,9 +16,12 @@ from rulec.arrays import random
 from rulec.arrays.functions import Functions
 from rulec.arrays.reductions import REDUCTIONS
 from rulec.errors import InternalError
-from rulec.language.node import Op
+from rulec.language.node import Node, Op
 
 Array = np.ndarray[Any, Any]
+
+#: Matrices of at most this many elements are worth stacking for every function.
+_SMALL = 1 << 14
 
 
 class Library:
@@ -36,7 +39,17 @@ class Library:
     #: The matrix functions. Numbers among their operands are Python's where their value is known.
     matrix: Mapping[Op, Callable[..., Any]]
 
+    #: Matrices of so many elements in all go into one stack at most, where they are large; None is without bound.
+    most_stacked: int | None = None
+
     _REDUCE: Mapping[Op, str] = {Op.SUM: "sum", Op.MIN: "min", Op.MAX: "max"}
+
+    def adopt(self, backend: Any) -> None:
+        """Has matrix functions computed by a backend's own kernels, where it has some for this library."""
+
+    def stacks(self, value: Node, operands: Sequence[Any]) -> bool:
+        """Whether matrices of such a shape are worth stacking for a matrix function: small ones."""
+        return all(math.prod(x.shape) <= _SMALL for x in operands if hasattr(x, "shape"))
 
     def constant(self, value: float) -> Any:
         """One number, for arithmetic with arrays."""
@@ -86,8 +99,8 @@ class Library:
         """Arrays of one element each, in any shape, as numbers of tensors."""
         return self.of.xp.concatenate([self.cast(self.numbers(x), "float64").reshape(1) for x in numbers])
 
-    def stack(self, matrices: Sequence[Any]) -> Any:
-        """Several stacks as one."""
+    def stack(self, matrices: Sequence[Any], dtype: str | None = None) -> Any:
+        """Several stacks as one. A library may round them to `dtype`, where that is their first use."""
         return self.of.xp.concatenate([*matrices])
 
     def split(self, matrices: Any, count: int) -> Sequence[Any]:

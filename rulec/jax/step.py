@@ -45,7 +45,7 @@ class GuardedGaps(Gaps):
     condition holds: for a stack where it holds for any of its matrices.
     """
 
-    def _kind(self, arguments: Sequence[Any]) -> Any:
+    def _kind(self, value: Node, arguments: Sequence[Any]) -> Any:
         mesh = self._mesh(arguments)
         return None if mesh is None else (mesh, *shapes_of(arguments))
 
@@ -74,7 +74,7 @@ class GuardedGaps(Gaps):
             return (yield from super()._value(value))
         operands = [self._operands(value, i) for i in range(self.count)]
         results: dict[int, Any] = {}
-        for places in self._alike(operands):
+        for places in self._alike(value, operands):
             wanted = [self._wanted(guard, i) for i in places]
             results |= zip(places, self._guarded(value, wanted, [operands[i] for i in places]), strict=True)
         return [results[i] for i in range(self.count)]

@@ -31,9 +31,6 @@ from rulec.runtime.tiles import Tiles
 #: routine for a matrix times its own transpose, and takes it only where both are the same memory.
 STACKED = frozenset({Op.NEWTON_SCHULZ, Op.QR, Op.EIGH, Op.SINGULAR_VECTORS, Op.INVERSE_ROOT, Op.CHOLESKY})
 
-#: Matrices of at most this many elements are worth stacking.
-_SMALL = 1 << 14
-
 
 def shapes_of(arguments: Sequence[Any]) -> tuple[Any, ...]:
     """The shapes of the arrays among arguments; arrays of one number, and numbers, stand for themselves."""
@@ -131,31 +128,35 @@ class Between(LaunchValues):
     def _by_shape(self, value: Node, function: Callable[..., Array], operands: Sequence[list[Any]]) -> list[Array]:
         """A matrix function of tensors: one call for each stack of small matrices of equal shape."""
         results: dict[int, Array] = {}
-        for places in self._alike(operands):
+        for places in self._alike(value, operands):
             stack = [operands[i] for i in places]
             results |= zip(places, self._stacked(value, function, stack), strict=True)
         return [results[i] for i in range(len(operands))]
 
-    def _alike(self, operands: Sequence[list[Any]]) -> list[list[int]]:
+    def _alike(self, value: Node, operands: Sequence[list[Any]]) -> list[list[int]]:
         """The places of tensors whose matrices go into one stack."""
         alike: dict[Any, list[int]] = {}
         for i, arguments in enumerate(operands):
-            kind = self._kind(arguments)
+            kind = self._kind(value, arguments)
             alike.setdefault(i if kind is None else kind, []).append(i)
-        return [*alike.values()]
+        most = self.library.most_stacked
+        if most is None:
+            return [*alike.values()]
+        cuts = [(places, max(1, most // max(1, math.prod(operands[places[0]][0].shape)))) for places in alike.values()]
+        return [places[k : k + count] for places, count in cuts for k in range(0, len(places), count)]
 
-    def _kind(self, arguments: Sequence[Any]) -> Any:
-        """The key of the stack for some matrices; None for matrices too large for a stack."""
-        small = all(math.prod(x.shape) <= _SMALL for x in arguments if hasattr(x, "shape"))
-        return shapes_of(arguments) if small else None
+    def _kind(self, value: Node, arguments: Sequence[Any]) -> Any:
+        """The key of the stack for some matrices; None for matrices that do not go into one."""
+        return shapes_of(arguments) if self.library.stacks(value, arguments) else None
 
     def _stacked(self, value: Node, function: Callable[..., Array], operands: Sequence[list[Any]]) -> Sequence[Array]:
         """A matrix function of equal matrices, in one call."""
         first = operands[0]
         if len(operands) == 1:
             return [self.rounded(value, function(*first))]
+        dtype = settings(value).get("dtype")
         stacked = [
-            self.library.stack([each[k] for each in operands]) if getattr(x, "shape", ()) else x
+            self.library.stack([each[k] for each in operands], dtype) if getattr(x, "shape", ()) else x
             for k, x in enumerate(first)
         ]
         result = self.rounded(value, function(*stacked))

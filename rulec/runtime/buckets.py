@@ -208,6 +208,7 @@ class Buckets:
         # Whether a step is skipped is known on the device alone, and so is then how often there was one.
         resident = there and (self._resident or program.skip is not None)
         library = self.common.arrays.library(device, there)
+        library.adopt(backend)
         decoded = partial(self.common.decoded, device)
         seed = self.common.seed
         bucket = Bucket(

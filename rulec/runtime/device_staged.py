@@ -24,6 +24,13 @@ from rulec.runtime.surroundings import Tiled
 class DeviceStaged(Staged):
     """The run of a launch on a device. Only the device knows the skipped tensors, so every write asks there."""
 
+    def _portions(self) -> Sequence[Portion]:
+        """Portions in which matrices of one shape are stacks, where a device has its own products for them."""
+        stacks = self.launch.part.bucket.library.most_stacked
+        if stacks is None or not any(v.op is Op.NEWTON_SCHULZ for v in self.plan.axes):
+            return super()._portions()
+        return self.launch.part.portions(stacks, by_shape=True)
+
     def _values(self, portion: Portion) -> DeviceValues:
         return DeviceValues(self.launch, portion)
 

@@ -18,7 +18,7 @@ from rulec.runtime.peers import Peers
 Places = np.ndarray[Any, np.dtype[np.int64]]
 
 #: Tensors with scratch of more elements than this in total are updated one portion after the other.
-_LARGE = 1 << 22
+LARGE = 1 << 22
 
 
 class Portion:
@@ -81,31 +81,38 @@ class Part:
     fired: Any
     pick: Callable[[Sequence[Any]], Sequence[Any]] | None
     check: Callable[[Sequence[Any]], Sequence[Any]]
-    _portions: dict[bool, list[Portion]] = field(default_factory=dict, repr=False)
+    _portions: dict[Any, list[Portion]] = field(default_factory=dict, repr=False)
 
     @property
     def tensors(self) -> list[Tensor]:
         """The tensors that fire."""
         return self.bucket.tensors if self.positions is None else [self.bucket.tensors[i] for i in self.positions]
 
-    def portions(self, cut: bool) -> list[Portion]:
-        """The tensors as one portion, or as several small ones where `cut`."""
-        portions = self._portions.get(cut)
+    def portions(self, most: int | None, by_shape: bool = False) -> list[Portion]:
+        """The tensors as one portion, or as several of at most so many elements, or of one tensor.
+
+        Those of one shape follow one another where portions are `by_shape`.
+        """
+        portions = self._portions.get((most, by_shape))
         if portions is None:
-            cuts = [*self._cut()] if cut else [None]
+            cuts = [None] if most is None else [*self._cut(most, by_shape)]
             portions = [Portion(self, None if len(cuts) == 1 else places) for places in cuts]
-            self._portions[cut] = portions
+            self._portions[most, by_shape] = portions
         return portions
 
-    def _cut(self) -> Iterator[list[int]]:
+    def _cut(self, most: int, by_shape: bool) -> Iterator[list[int]]:
+        tensors = self.tensors
+        places = [*range(len(tensors))]
+        if by_shape:
+            places.sort(key=lambda place: tensors[place].view.shape)
         portion: list[int] = []
         size = 0
-        for place, tensor in enumerate(self.tensors):
-            if portion and size + tensor.numel > _LARGE:
+        for place in places:
+            if portion and size + tensors[place].numel > most:
                 yield portion
                 portion, size = [], 0
             portion.append(place)
-            size += tensor.numel
+            size += tensors[place].numel
         yield portion
 
 

@@ -12,7 +12,7 @@ from rulec.runtime.between import Between
 from rulec.runtime.delegated import Delegated
 from rulec.runtime.joins import Joining, Writing
 from rulec.runtime.launch import Launch
-from rulec.runtime.part import Portion
+from rulec.runtime.part import LARGE, Portion
 from rulec.runtime.plan import VIEWS
 from rulec.runtime.portion_values import PortionValues
 
@@ -31,8 +31,12 @@ class Staged:
 
     def run(self) -> Joining:
         """Writes all new values and advances the counts. Yields where it needs values of other launches."""
-        for portion in self.launch.part.portions(self.plan.large and not self.launch.version.waits):
+        cut = self.plan.large and not self.launch.version.waits
+        for portion in self._portions() if cut else self.launch.part.portions(None):
             yield from self._portion(portion)
+
+    def _portions(self) -> Sequence[Portion]:
+        return self.launch.part.portions(LARGE)
 
     def _portion(self, portion: Portion) -> Joining:
         launch, plan, stages = self.launch, self.plan, self.program.stages

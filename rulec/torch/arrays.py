@@ -16,9 +16,11 @@ from torch import Tensor
 from rulec.arrays import bits
 from rulec.arrays.functions import Functions, arithmetic
 from rulec.arrays.matrix import iterations, matrix_functions
+from rulec.backend.quintic import QuinticProducts
 from rulec.language.node import Op
 from rulec.language.schedules import Coefficients, coefficients_of
 from rulec.language.settings import MUON
+from rulec.torch.products import TORCH
 
 
 class TorchFunctions(Functions):
@@ -102,16 +104,17 @@ def _chance(like: Tensor, *words: Tensor) -> Tensor:
         return cast(Tensor, bits.chance(torch, like, *words, word=torch.int64))
 
 
-def _newton_schulz(x: Tensor, steps: float, dtype: str, coefficients: str | Coefficients = MUON) -> Tensor:
-    """The quintic iteration in the dtype asked for, by the operations of torch.optim.Muon, on the whole stack."""
-    tall = x.shape[-2] > x.shape[-1]
+def newton_schulz(
+    x: Tensor, steps: float, dtype: str, coefficients: str | Coefficients = MUON,
+    products: Callable[[Tensor], QuinticProducts] = lambda y: TORCH,
+) -> Tensor:  # fmt: skip
+    """The quintic iteration in the dtype asked for, on the whole stack, by the `products` chosen for it."""
     y = x.to(getattr(torch, dtype))
-    y = y.mT if tall else y
     y = y / torch.linalg.vector_norm(y, dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    by = products(y)
     for a, b, c in coefficients_of(coefficients, iterations(steps)):
-        gram = torch.bmm(y, y.mT)
-        y = torch.baddbmm(y, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), y, beta=a)
-    return (y.mT if tall else y).to(x.dtype)
+        y = by.following(y, by.polynomial(by.gram(y), b, c), a)
+    return cast(Tensor, y.to(x.dtype))
 
 
 FUNCTIONS = TorchFunctions(torch)
@@ -122,4 +125,4 @@ ARITHMETIC: Mapping[Op, Callable[..., Any]] = arithmetic(
 )
 
 #: The matrix functions, where the tensors are.
-DEVICE_MATRIX: Mapping[Op, Callable[..., Any]] = {**matrix_functions(FUNCTIONS), Op.NEWTON_SCHULZ: _newton_schulz}
+DEVICE_MATRIX: Mapping[Op, Callable[..., Any]] = {**matrix_functions(FUNCTIONS), Op.NEWTON_SCHULZ: newton_schulz}

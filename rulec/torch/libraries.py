@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,13 @@ from torch import Tensor
 from rulec.arrays.library import Library
 from rulec.arrays.numpy import NumpyLibrary
 from rulec.arrays.reductions import REDUCTIONS
-from rulec.language.node import Op
-from rulec.torch.arrays import ARITHMETIC, DEVICE_MATRIX, FUNCTIONS
+from rulec.language.node import Node, Op
+from rulec.language.settings import settings
+from rulec.torch.arrays import ARITHMETIC, DEVICE_MATRIX, FUNCTIONS, newton_schulz
 from rulec.torch.fake import is_fake
 from rulec.torch.matrix import TORCH_MATRIX
 from rulec.torch.memory import plain_memory
+from rulec.torch.products import ProductsBy
 from rulec.torch.quintic import TorchQuintic
 
 
@@ -56,6 +59,9 @@ class HostLibrary(NumpyLibrary):
         return np.asarray(values.cpu() if isinstance(values, Tensor) else values)
 
 
+#: Elements of a stack of large matrices: enough for every processor, and few beside what a training keeps.
+_STACKED = 1 << 25
+
 #: How many sets of places a device remembers: more than one step of a model of very many groups has.
 _PLACES = 1 << 13
 
@@ -87,6 +93,30 @@ class DeviceLibrary(Library):
         self.device = torch.device(device)
         self._places: dict[bytes, Tensor] = {}
         self._held: list[Any] = []
+        self._products = ProductsBy(None)
+
+    def adopt(self, backend: Any) -> None:
+        if not hasattr(backend, "build_quintic"):
+            return
+        self.most_stacked, self._products = _STACKED, ProductsBy(backend)
+        self.matrix = {**DEVICE_MATRIX, Op.NEWTON_SCHULZ: partial(newton_schulz, products=self._products)}
+
+    def stacks(self, value: Node, operands: Sequence[Any]) -> bool:
+        """Small matrices, and all whose products are a backend's: torch's may have other bits in a large stack."""
+        if super().stacks(value, operands):
+            return True
+        rows, cols = operands[0].shape[-2:]
+        ours = value.op is Op.NEWTON_SCHULZ and self._products.of(settings(value)["dtype"], rows, cols)
+        return bool(ours)
+
+    def stack(self, matrices: Sequence[Tensor], dtype: str | None = None) -> Tensor:
+        """In one pass over the matrices, also where they are rounded."""
+        if dtype is None or dtype == str(matrices[0].dtype).removeprefix("torch."):
+            return torch.cat([*matrices])
+        batches = [len(x) for x in matrices]
+        stack = matrices[0].new_empty((sum(batches), *matrices[0].shape[1:]), dtype=getattr(torch, dtype))
+        torch._foreach_copy_([*torch.split(stack, batches)], [*matrices])
+        return stack
 
     def quintic(self, dtype: str) -> TorchQuintic:
         return TorchQuintic(dtype)

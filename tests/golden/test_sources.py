@@ -1,4 +1,5 @@
-"""What every backend prints for twelve rules, and for one also with noise as a gradient and with states in codes.
+"""What every backend prints for twelve rules, for one also with noise as a gradient and with states in codes, and for
+the products of matrices.
 
 The texts are files, so a change of any kernel is seen in a change's diff.
 
@@ -86,6 +87,22 @@ def kept_coded(backend: str) -> Path:
     return SOURCES / backend / f"{CODED[0]}_in_codes.{SUFFIXES[backend]}"
 
 
+#: The dtype of the matrices whose products are printed, and the backends that multiply them.
+MULTIPLIED = "bfloat16"
+MULTIPLYING = ("triton",)
+
+
+def multiplied(backend: str) -> str:
+    """The source of the products of `newton_schulz`."""
+    made: Any = registry.get(backend)
+    found: str = made.emit_quintic(MULTIPLIED)
+    return found
+
+
+def kept_products(backend: str) -> Path:
+    return SOURCES / backend / f"newton_schulz_in_{MULTIPLIED}.{SUFFIXES[backend]}"
+
+
 def kept(rule: str, backend: str) -> Path:
     name = rule.replace(" >> ", "_then_").replace("(", "_of_").replace(")", "")
     return SOURCES / backend / f"{name}.{SUFFIXES[backend]}"
@@ -109,6 +126,11 @@ def test_kernels_with_states_in_codes_are_those_that_were_kept(
     compare(kept_coded(backend), coded(backend), backend, request)
 
 
+@pytest.mark.parametrize("backend", MULTIPLYING)
+def test_products_of_matrices_are_those_that_were_kept(backend: str, request: pytest.FixtureRequest) -> None:
+    compare(kept_products(backend), multiplied(backend), backend, request)
+
+
 def compare(path: Path, text: str | None, backend: str, request: pytest.FixtureRequest) -> None:
     """Asserts that a source is what a file has, or writes it there."""
     if request.config.getoption("--refresh-golden"):
@@ -127,5 +149,6 @@ def test_nothing_else_is_kept_and_every_backend_is() -> None:
     files = {p for p in SOURCES.rglob("*") if p.is_file()}
     rules = {kept(rule, backend) for rule in RULES for backend in SUFFIXES}
     coded_files = {kept_coded(backend) for backend in DECODING}
-    assert files <= rules | {kept_estimate(backend) for backend in ESTIMATING} | coded_files
+    others = coded_files | {kept_products(backend) for backend in MULTIPLYING}
+    assert files <= rules | {kept_estimate(backend) for backend in ESTIMATING} | others
     assert {p.parent.name for p in files} == set(SUFFIXES)

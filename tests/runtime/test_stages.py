@@ -700,9 +700,9 @@ def test_a_matrix_function_that_fails(
 
 
 def test_portions_that_were_done_stay_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rulec.runtime import part
+    from rulec.runtime import staged
 
-    monkeypatch.setattr(part, "_LARGE", 12)
+    monkeypatch.setattr(staged, "LARGE", 12)
     shapes = [(3, 4), (3, 4), (3, 4)]
     ours = Run(rulec.load("muon"), random_arrays(0, shapes))
     ours.step(random_arrays(1, shapes))
@@ -750,9 +750,9 @@ def test_a_step_of_stages_allocates_nothing_that_grows(name: str) -> None:
 
 
 def test_scratch_is_that_of_the_largest_tensors_and_not_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rulec.runtime import part
+    from rulec.runtime import staged
 
-    monkeypatch.setattr(part, "_LARGE", 1 << 14)
+    monkeypatch.setattr(staged, "LARGE", 1 << 14)
     shape, size = (128, 128), 128 * 128 * 4
     peaks = []
     for count in (2, 12):

@@ -1,0 +1,33 @@
+"""The products of `newton_schulz` by a backend's own kernels, for stacks of matrices on its device.
+
+A backend may offer them by two more methods. `emit_quintic(dtype)` is the source for matrices of this dtype; it is
+pure, and raises BackendUnsupported for a dtype without such kernels. `build_quintic(dtype, source)` is the
+QuinticProducts. A matrix has the same bits in every stack, whatever its neighbours are.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+
+class QuinticProducts(Protocol):
+    """Products of stacks `(batch, rows, cols)` of one dtype, each summed in float32 and rounded once.
+
+    Symmetric matrices have as many rows as the shorter side of the others.
+    """
+
+    def pays(self, rows: int, cols: int) -> bool:
+        """Whether they are for matrices of this size. The library's own products are for all others."""
+        ...
+
+    def gram(self, y: Any) -> Any:
+        """The products of matrices and their transposes: `y @ y.T`, of tall ones `y.T @ y`."""
+        ...
+
+    def polynomial(self, gram: Any, b: float, c: float) -> Any:
+        """`b*x + c*x @ x` of symmetric matrices."""
+        ...
+
+    def following(self, y: Any, polynomial: Any, a: float) -> Any:
+        """`a*y + x @ y`, of tall matrices `a*y + y @ x`, for their polynomials `x`."""
+        ...

@@ -1,0 +1,180 @@
+"""Products of a backend's own kernels in steps of Muon: which matrices they are for, and in which stacks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import rulec
+from rulec.errors import BackendUnsupported
+from rulec.language.node import Op
+from rulec.runtime.engine import Engine, default_hyper
+from rulec.torch import libraries
+from rulec.torch.arrays import DEVICE_MATRIX
+from rulec.torch.libraries import DeviceLibrary
+from rulec.torch.products import TORCH, ProductsBy, TorchProducts
+from rulec.torch.tensors import TorchArrays
+from tests.runtime.elsewhere import Elsewhere
+from tests.runtime.nowhere import DEVICE, Nowhere, NowhereCall, copies
+
+
+class Noted(TorchProducts):
+    """torch's products, for matrices of 200 rows and more, which note the stacks that they are given."""
+
+    def __init__(self) -> None:
+        self.stacks: list[tuple[int, ...]] = []
+
+    def pays(self, rows: int, cols: int) -> bool:
+        return min(rows, cols) >= 200
+
+    def gram(self, y: Tensor) -> Tensor:
+        self.stacks.append(tuple(y.shape))
+        return super().gram(y)
+
+
+class Multiplying:
+    """What a backend with products of bfloat16 has."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.products = Noted()
+
+    def emit_quintic(self, dtype: str) -> str:
+        if dtype != "bfloat16":
+            raise BackendUnsupported(self.name, dtype, "newton_schulz")  # type: ignore[attr-defined]
+        return "source"
+
+    def build_quintic(self, dtype: str, source: str) -> Noted:
+        assert (dtype, source) == ("bfloat16", "source")
+        return self.products
+
+
+class HereMultiplying(Multiplying, Elsewhere):
+    """On the CPU."""
+
+
+class ThereMultiplying(Multiplying, Nowhere):
+    """On a device without memory: what would wait for it is an error."""
+
+
+SHAPES = ((200, 210), (300, 200), (100, 250), (200, 210), (12, 8), (300, 200), (12, 8))
+
+
+def trained(backend: Any, shapes: Sequence[tuple[int, int]] = SHAPES, rule: str = "muon") -> list[Tensor]:
+    """Parameters after a step."""
+    drawn = torch.Generator().manual_seed(0)
+    params = [torch.randn(shape, generator=drawn) for shape in shapes]
+    engine = Engine(rulec.load(rule), TorchArrays(), backend)
+    ids = tuple(engine.add(p, 0, f"tensor {i}") for i, p in enumerate(params))
+    table = engine.hyper_table([default_hyper(engine.rule, {}, "float32")])
+    engine.step(ids, [torch.randn(p.shape, generator=drawn) for p in params], table)
+    return params
+
+
+def test_large_matrices_of_one_shape_are_one_stack_and_small_ones_are_torchs() -> None:
+    backend = HereMultiplying()
+    ours, theirs = trained(backend), trained(Elsewhere())
+    assert [*dict.fromkeys(backend.products.stacks)] == [(2, 200, 210), (2, 300, 200)]
+    assert len(backend.products.stacks) == 2 * 5
+    for p, q in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(p, q, rtol=0, atol=1e-3 * 2**-6)
+
+
+def test_a_stack_has_no_more_elements_than_a_portion() -> None:
+    """Also of a rule whose matrices wait for those of the whole model, which are in one portion."""
+    for rule in ("muon", "clip_by_global_norm >> muon"):
+        backend = HereMultiplying()
+        with mock.patch.object(libraries, "_STACKED", 2 * 200 * 210 + 1):
+            trained(backend, [(200, 210)] * 5, rule)
+        assert [shape[0] for shape in backend.products.stacks[::5]] == [2, 2, 1]
+
+
+def test_without_products_of_the_backend_large_matrices_are_worked_on_one_by_one() -> None:
+    library = DeviceLibrary("cpu")
+    library.adopt(Elsewhere())
+    value = next(v for v in rulec.compile(rulec.load("muon")).vectors).value
+    assert value.op is Op.NEWTON_SCHULZ
+    stacks = [library.stacks(value, [torch.empty(1, *shape), 5.0]) for shape in ((12, 8), (200, 210))]
+    assert stacks == [True, False]
+    assert library.matrix is DEVICE_MATRIX
+    assert library.most_stacked is None
+
+
+def test_the_choice_of_products() -> None:
+    """By dtype and size; torch's where there is no memory to compute with."""
+    backend = HereMultiplying()
+    by = ProductsBy(backend)
+    large = torch.empty(1, 200, 300, dtype=torch.bfloat16)
+    assert by(large) is backend.products
+    assert by(large.float()) is TORCH
+    assert by(large[:, :100]) is TORCH
+    assert by(large.to("meta")) is TORCH
+    assert ProductsBy(object())(large) is TORCH
+
+
+def test_a_stack_is_rounded_as_it_is_made() -> None:
+    library = DeviceLibrary("cpu")
+    matrices = [torch.randn(n, 3, 4, generator=torch.Generator().manual_seed(n)) for n in (1, 2)]
+    assert torch.equal(library.stack(matrices, "bfloat16"), torch.cat(matrices).bfloat16())
+    assert library.stack(matrices, "float32").dtype is torch.float32
+
+
+#: Operations that only look at memory in another way, or ask for some.
+_VIEWS = {
+    "view", "transpose", "slice", "detach", "t", "expand", "split", "_unsafe_view", "select", "empty", "new_empty",
+    "split_with_sizes", "unsqueeze", "squeeze", "empty_like", "as_strided", "alias",
+}  # fmt: skip
+
+
+class Launches(TorchDispatchMode):
+    """Counts operations on a device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = function.overloadpacket.__name__
+        given = [y for x in args for y in (x if isinstance(x, list | tuple) else [x]) if isinstance(y, Tensor)]
+        self.names += [name] * (name not in _VIEWS and any(x.is_meta for x in given))
+        return function(*args, **(kwargs or {}))
+
+
+def counted(backend: Any, layers: int) -> tuple[int, list[str]]:
+    """The kernels and the other operations of the second step of the matrices of GPT-2 XL, with so many layers."""
+    shapes = ([(1600, 1600)] * 4 + [(6400, 1600), (1600, 6400)]) * layers
+    params = [torch.empty(shape, device=DEVICE) for shape in shapes]
+    engine = Engine(rulec.load("muon"), TorchArrays(), backend)
+    ids = tuple(engine.add(p, 0, f"tensor {i}") for i, p in enumerate(params))
+    table = engine.hyper_table([default_hyper(engine.rule, {}, "float32")])
+    kernels: list[int] = []
+    call = NowhereCall.__call__
+
+    def noted(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        kernels.append(1)
+        return call(self, *arguments, **keywords)
+
+    with copies(), mock.patch.object(NowhereCall, "__call__", noted):
+        engine.step(ids, params, table)
+        kernels.clear()
+        with Launches() as launches:
+            engine.step(ids, params, table)
+    return len(kernels), launches.names
+
+
+@pytest.mark.parametrize("layers", [3])
+def test_a_step_of_a_large_model_is_few_launches_and_never_waits_for_the_device(layers: int) -> None:
+    """18 matrices: a stack of 12, and two of 3; of each 15 products, the stack, a norm and its division, and a cast."""
+    kernels, names = counted(ThereMultiplying(), layers)
+    assert names.count("bmm") + names.count("baddbmm") == 3 * 15
+    assert kernels == 2 * 3
+    before, one_by_one = counted(Nowhere(), layers)
+    assert one_by_one.count("bmm") + one_by_one.count("baddbmm") == 6 * layers * 15
+    assert before == 2 * 6 * layers
+    assert len(names) - 3 < len(one_by_one) / 5
