@@ -14,9 +14,8 @@ from rulec_backends.triton import TritonBackend, quintic_call
 from rulec_backends.triton.product import Tile, tiles_for
 from rulec_backends.triton.quintic_call import QuinticProducts, count_half
 from tests import ledger
-from tests.backends import triton_quintic
+from tests.backends import triton_compiled, triton_quintic
 from tests.backends.quintics import FAULTS, SHAPES
-from tests.backends.triton_compiled import CHECKERS
 from tests.backends.triton_process import in_the_interpreter
 from tests.backends.triton_quintic import Facts, cases, compiled
 
@@ -211,7 +210,7 @@ def check(facts: Facts) -> None:
 
 def check_kernels(target: str, dtype: str, kinds: str = "") -> None:
     """Proves the kernels for a target unless the text, the compiler and the check are the same as when last proved."""
-    known = ledger.checker(Path(__file__), Path(triton_quintic.__file__), *CHECKERS)
+    known = ledger.checker(*map(Path, (__file__, triton_quintic.__file__, triton_compiled.__file__)))
     instruction = {"cuda:80": "mma", "cuda:90": "wgmma", "cuda:100": "tcgen05", "hip:gfx942": "mfma"}[target]
 
     def compile_and_check(_: list[str]) -> None:
