@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 
 from rulec.compiler.ir import Program, Result, Stage
-from rulec.compiler.layout import Layout, scale_name
+from rulec.compiler.layout import ITEM_SIZE, Layout, scale_name
 from rulec.kernel.place import COL, ELEMENT, MATRIX, ROW, TENSOR
 from rulec.language.node import Op
 
@@ -18,9 +18,13 @@ from .words import DIALECT
 _KIND = {Op.SUM: "SUM", Op.MIN: "LOWEST", Op.MAX: "HIGHEST"}
 _NOTHING = {Op.SUM: "0", Op.MIN: "INFINITY", Op.MAX: "-INFINITY"}
 
-#: Blocks that a multiprocessor must have room for. Without this number, the compiler may move values to local memory to
-#: make room for more blocks.
+#: Blocks that a multiprocessor must have room for: two, so that a thread has 128 registers. Without this number, the
+#: compiler may move values to local memory to make room for more blocks.
 _BLOCKS = 2
+#: Bytes of packs, by the dtype of arithmetic, and elements of packs, for which 128 registers are enough. A thread with
+#: more of them has 255.
+_KEPT = {"float32": 384, "float64": 208}
+_KEPT_ELEMENTS = 160
 
 #: The parameters of every kernel of a stage after its chunks or tiles.
 _TABLES = ("const int64_t *bound", "const int64_t *given", "const double *table", "const bool *stays",
@@ -50,9 +54,16 @@ class StageKernel:
         """The function and the kernel."""
         body = self._shaped() if self.shaped else self._flat()
         first = "const Tile *tiles" if self.shaped else "const Chunk *chunks"
-        head = f'extern "C" __global__ void __launch_bounds__({THREADS}, {_BLOCKS}) {self.name}'
+        head = f'extern "C" __global__ void __launch_bounds__({THREADS}, {self._blocks()}) {self.name}'
         lines = call_lines(head, [[first, *_TABLES]], "")
         return [self.writer.text(), "\n".join([*self._about(), *lines, "{", *indented(body), "}"])]
+
+    def _blocks(self) -> int:
+        """The blocks that a multiprocessor must have room for."""
+        compute = self.layout.compute
+        packs = [*map(self.layout.dtype, [*self.nest.buffers, *self.nest.stored]), *[compute] * len(self.nest.vectors)]
+        kept = self.wide * sum(ITEM_SIZE[dtype] for dtype in packs)
+        return 1 if kept > _KEPT[compute] or self.wide * len(packs) > _KEPT_ELEMENTS else _BLOCKS
 
     def _about(self) -> list[str]:
         """The work of a block, in a sentence."""
