@@ -23,17 +23,26 @@ from rulec.runtime.turns import Turns, in_turn
 class Meeting:
     """Brings a second thread while a first is inside, and sees whether the second comes in as well.
 
-    The first waits inside until the second has asked for the turn, or is inside too: no clock decides.
+    The first waits inside until the second waits for the turn, is inside too, or has ended: no clock decides.
     """
 
     def __init__(self, shared: Any, second: Callable[[], Any]) -> None:
-        self._asked, self._thread = threading.Event(), threading.Thread(target=second, daemon=True)
-        self._inside, self.crowded, self.visits = 0, False, 0
+        self._asked, self._thread = threading.Event(), threading.Thread(target=self._come, args=(second,), daemon=True)
+        self._inside, self.crowded, self.visits, self._problems = 0, False, 0, list[BaseException]()
+        self._visitors = set[threading.Thread]()
         shared._turn = _Asking(self)
+
+    def _come(self, second: Callable[[], Any]) -> None:
+        try:
+            second()
+        except BaseException as problem:  # noqa: BLE001 - the first thread raises it
+            self._problems.append(problem)
+        self._asked.set()
 
     def come_in(self) -> None:
         self._inside += 1
         self.visits += 1
+        self._visitors.add(threading.current_thread())
         self.crowded |= self._inside > 1
         if threading.current_thread() is self._thread:
             self._asked.set()
@@ -52,18 +61,22 @@ class Meeting:
         assert self.visits
         self._thread.join(60)
         assert not self._thread.is_alive()
+        for problem in self._problems:
+            raise problem
+        assert len(self._visitors) == 2, "the second thread never came in"
         assert not self.crowded
 
 
 class _Asking:
-    """A turn that says who asks for it."""
+    """A turn that says who has to wait for it."""
 
     def __init__(self, meeting: Meeting) -> None:
         self._meeting, self._lock = meeting, threading.RLock()
 
     def acquire(self) -> None:
-        self._meeting.ask()
-        self._lock.acquire()
+        if not self._lock.acquire(blocking=False):
+            self._meeting.ask()
+            self._lock.acquire()
 
     def release(self) -> None:
         self._lock.release()
@@ -162,14 +175,21 @@ def test_eager_updates_and_stores_wait(monkeypatch: pytest.MonkeyPatch) -> None:
             param.grad = torch.ones_like(param)
         eager.step()
 
-    meet(monkeypatch, eager, step, step)
+    def later() -> None:
+        with eager._turn:  # the first step clears the gradients that it has used
+            step()
+
+    meet(monkeypatch, eager, step, later)
     monkeypatch.undo()
     params = parameters()
     opt = momentum(params)
 
+    def step_of_a_store() -> None:
+        rulec.torch.GradStore({p: torch.ones_like(p) for p in params}).step(opt)
+
     for param in params:
         param.grad = None
-    meet(monkeypatch, opt, lambda: rulec.torch.GradStore({p: torch.ones_like(p) for p in params}).step(opt), opt.step)
+    meet(monkeypatch, opt, step_of_a_store, step_of_a_store)
 
 
 class Visited(dict[Any, Any]):
@@ -229,9 +249,7 @@ def torch_strategy() -> tuple[Any, ...]:
     opt = rulec.torch.SGD(es.parameters.values(), lr=0.1, backend="c")
 
     def plain() -> None:
-        for param in model.parameters():
-            param.grad = torch.ones_like(param)
-        opt.step()
+        rulec.torch.GradStore({p: torch.ones_like(p) for p in es.parameters.values()}).step(opt)
 
     return es, opt, lambda: es.evaluate(lambda: model(torch.ones(1, 3)).sum()), plain
 
