@@ -78,6 +78,13 @@ def numbers(texts: Sequence[str] | None, option: str) -> dict[str, float]:
     return values
 
 
+def hyper_values(rule: Rule, texts: Sequence[str] | None, dtype: str = "float32") -> dict[str, float]:
+    """All hyper-parameters of a rule: those of `--hyper`, and defaults. HyperError for one that it does not have."""
+    from rulec.runtime.hyper import default_hyper
+
+    return default_hyper(rule, numbers(texts, "--hyper"), dtype)
+
+
 def check_dtype(dtype: str) -> str:
     """The same dtype; RulecError where no kernel stores it."""
     from rulec.compiler.layout import FLOATS

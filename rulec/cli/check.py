@@ -9,16 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rulec.cli.arguments import (
-    AllowUrlFlag,
-    DtypeOption,
-    HyperOption,
-    JsonFlag,
-    RuleArgument,
-    check_dtype,
-    find_rule,
-    numbers,
-)
+from rulec.cli import arguments
 from rulec.cli.console import MISTAKE, print_json, progress
 from rulec.errors import BackendUnavailable, BackendUnsupported, RuleError
 
@@ -27,13 +18,13 @@ if TYPE_CHECKING:
 
 
 def check(
-    rule: RuleArgument,
-    dtype: DtypeOption = "float32",
+    rule: arguments.RuleArgument,
+    dtype: arguments.DtypeOption = "float32",
     backend: Annotated[str, typer.Option("--backend", "-b", help="The backend to hold against the oracle.")] = "cpu",
-    hyper: HyperOption = None,
+    hyper: arguments.HyperOption = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps to hold against the oracle.")] = 8,
-    allow_url: AllowUrlFlag = False,
-    json: JsonFlag = False,
+    allow_url: arguments.AllowUrlFlag = False,
+    json: arguments.JsonFlag = False,
 ) -> None:
     """Check a rule: what it costs, and how exact it is.
 
@@ -45,7 +36,7 @@ def check(
     from rulec.runtime.engine import default_hyper
 
     try:
-        loaded = find_rule(rule, allow_url)
+        loaded = arguments.find_rule(rule, allow_url)
     except RuleError as error:
         if json:
             print_json({"rule": rule, "mistakes": [_mistake(each) for each in (error, *error.others)]})
@@ -54,8 +45,8 @@ def check(
     if loaded.wraps:
         _report_wrapper(loaded, json)
         return
-    values = default_hyper(loaded, numbers(hyper, "--hyper"))
-    programs = costs_of(loaded, check_dtype(dtype))
+    values = arguments.hyper_values(loaded, hyper)
+    programs = costs_of(loaded, arguments.check_dtype(dtype))
     sides: list[dict[str, Any]] = []
     for part in parts_of(loaded):
         sides += _oracle(part, {key: values[key] for key in default_hyper(part, {})}, dtype, backend, steps)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rulec.cli.arguments import AllowUrlFlag, DtypeOption, HyperOption, JsonFlag, RuleArgument, find_rule, numbers
+from rulec.cli.arguments import AllowUrlFlag, DtypeOption, HyperOption, JsonFlag, RuleArgument, find_rule, hyper_values
 from rulec.cli.console import print_json, progress
 from rulec.errors import RulecError
 
@@ -49,7 +49,6 @@ def diff(
     from rulec.compare.difference import TOLERANCE, compare, order_of_values
     from rulec.compare.sides import check_inputs
     from rulec.compare.trial import Trial, shapes_for
-    from rulec.runtime.engine import default_hyper
 
     if dtype not in TOLERANCE:
         raise RulecError(f"a comparison runs in {' or '.join(TOLERANCE)}, not in {dtype!r}")
@@ -57,7 +56,7 @@ def diff(
     check_inputs(ours)
     # Another library's class has one rule for all tensors: ours is held against it on those it is for.
     trial = Trial(dtype, steps, shapes_for(ours, itself=not _is_rule(against)), seed)
-    values = default_hyper(ours, numbers(hyper, "--hyper"), dtype)
+    values = hyper_values(ours, hyper, dtype)
     allowed = TOLERANCE[dtype] if tolerance is None else tolerance
     other = _theirs(against, ours, values, keywords(theirs), allow_url)
     mine = _ours(ours, values, backend)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +14,9 @@ from rulec.cli.console import console, print_table, progress
 from rulec.errors import RulecError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from rulec.language.rule import Rule
     from rulec.racing import Result
 
 
@@ -51,29 +54,12 @@ def race(
     Every rule has the same first weights, data, steps and number of runs. The table has the best learning rate of each,
     its final loss and the spread over seeds, and how wide the range of good rates is.
     """
-    from rulec.language.address import shown
-    from rulec.racing import page
-    from rulec.racing import race as run
     from rulec.racing.grid import seconds_of, spans_of
-    from rulec.racing.race import PARTS
 
-    if html is not None:
-        page.check()
-    for path in (json, csv, html):
-        _check_file(path)
-    labels = [shown(text) for text in rules]
-    repeated = {label for label in labels if labels.count(label) > 1}
-    if repeated:
-        raise RulecError(f"{min(repeated)} is in the race twice: give each rule once")
-    named = {label: find_rule(text, allow_url) for label, text in zip(labels, rules, strict=True)}
-    spans = spans_of(lr or [])
+    _check_files(json, csv, html)
+    named = _contenders(rules, allow_url)
     limit = None if budget is None else seconds_of(budget)
-    with progress() as progressed:
-        bars = {label: progressed.add_task(label, total=min(PARTS, steps or PARTS)) for label in named}
-        result = run(
-            named, task, lr=spans, rates=rates, seeds=seeds, steps=steps, budget=limit,
-            advance=lambda label: progressed.advance(bars[label]),
-        )  # fmt: skip
+    result = _run(named, steps, task=task, lr=spans_of(lr or []), rates=rates, seeds=seeds, budget=limit)
     _print(result)
     for path, write in ((json, result.json), (csv, result.csv), (html, result.html)):
         if path is not None:
@@ -81,8 +67,39 @@ def race(
             print(f"wrote {path}")
 
 
+def _contenders(texts: Sequence[str], allow_url: bool) -> dict[str, Rule]:
+    """The rules of the race by the names that its table shows; RulecError where one comes twice."""
+    from rulec.language.address import shown
+
+    labels = [shown(text) for text in texts]
+    repeated = {label for label in labels if labels.count(label) > 1}
+    if repeated:
+        raise RulecError(f"{min(repeated)} is in the race twice: give each rule once")
+    return {label: find_rule(text, allow_url) for label, text in zip(labels, texts, strict=True)}
+
+
+def _run(named: Mapping[str, Rule], steps: int | None, **options: Any) -> Result:
+    """The race, with a bar for each rule; `options` are further arguments of `rulec.racing.race`."""
+    from rulec.racing import race as run
+    from rulec.racing.race import PARTS
+
+    with progress() as display:
+        bars = {label: display.add_task(label, total=min(PARTS, steps or PARTS)) for label in named}
+        return run(named, steps=steps, advance=lambda label: display.advance(bars[label]), **options)
+
+
+def _check_files(json: Path | None, csv: Path | None, html: Path | None) -> None:
+    """RulecError, before minutes are spent, where a file could not be written, or plotly is missing."""
+    from rulec.racing import page
+
+    if html is not None:
+        page.check()
+    for path in (json, csv, html):
+        _check_file(path)
+
+
 def _check_file(path: Path | None) -> None:
-    """RulecError, before minutes are spent, where a file could not be written."""
+    """RulecError where the file could not be written."""
     if path is None:
         return
     if path.is_dir():

@@ -6,39 +6,31 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rulec.cli.arguments import (
-    AllowUrlFlag,
-    DtypeOption,
-    HyperOption,
-    JsonFlag,
-    RuleArgument,
-    check_dtype,
-    find_rule,
-    numbers,
-)
+from rulec.cli import arguments
 from rulec.cli.console import console, print_json
 from rulec.errors import BackendUnsupported, RulecError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from rulec.compare.lines import TracedStep
     from rulec.compare.sides import Array
+    from rulec.compare.trial import Trial
     from rulec.language.rule import Rule
 
 
 def trace(
-    rule: RuleArgument,
+    rule: arguments.RuleArgument,
     steps: Annotated[int, typer.Option(min=1, help="How many steps.")] = 3,
     backend: Annotated[
         str, typer.Option("--backend", "-b", help="The backend beside the reference; `none` for the reference alone.")
     ] = "cpu",
-    dtype: DtypeOption = "float32",
+    dtype: arguments.DtypeOption = "float32",
     shape: Annotated[str, typer.Option(help="The tensor's shape, as in 3 or 2x4.")] = "3",
-    hyper: HyperOption = None,
+    hyper: arguments.HyperOption = None,
     seed: Annotated[int, typer.Option(help="Chooses the numbers.")] = 0,
-    allow_url: AllowUrlFlag = False,
-    json: JsonFlag = False,
+    allow_url: arguments.AllowUrlFlag = False,
+    json: arguments.JsonFlag = False,
 ) -> None:
     """Show the value of every line of a step.
 
@@ -46,26 +38,16 @@ def trace(
     inputs are random numbers, also those at the passes of a rule.
     """
     from rulec.backend import registry
-    from rulec.compare import lines
     from rulec.compare.trial import Trial
     from rulec.compiler.routing import written_for
-    from rulec.runtime.engine import default_hyper
 
-    whole, extent = find_rule(rule, allow_url), read_shape(shape)
-    values = default_hyper(whole, numbers(hyper, "--hyper"))
-    trial = Trial(check_dtype(dtype), steps, (extent,), seed)
+    whole, extent = arguments.find_rule(rule, allow_url), read_shape(shape)
+    values = arguments.hyper_values(whole, hyper)
+    trial = Trial(arguments.check_dtype(dtype), steps, (extent,), seed)
     routed = written_for(whole, extent).in_one()
-    kept = lines.keep_lines(routed, extent)
-    routed_values = {name: value for name, value in values.items() if name in routed.hyper}
-    operands = trial.params[0], [g[0] for g in trial.gradients()]
     beside = None if backend == "none" else registry.usable(backend).name
-    reason = ""
-    inputs = [*trial.inputs(kept.rule)] if kept.rule.inputs else []
-    try:
-        traced = lines.trace(kept, routed_values, *operands, beside, inputs)
-    except BackendUnsupported as error:
-        beside, reason = None, str(error)
-        traced = lines.trace(kept, routed_values, *operands, None, inputs)
+    traced, reason = _traced(routed, values, trial, beside)
+    beside = None if reason else beside
     if json:
         print_json(_data(routed, trial.params[0], traced, beside, dtype))
         return
@@ -74,6 +56,22 @@ def trace(
     if reason:
         print(f"the reference alone: {reason}")
     _print(trial.params[0], traced, beside, dtype)
+
+
+def _traced(
+    rule: Rule, values: Mapping[str, float], trial: Trial, backend: str | None
+) -> tuple[Sequence[TracedStep], str]:
+    """The steps over a trial's only tensor, and why they are of the reference alone where the backend refuses them."""
+    from rulec.compare import lines
+
+    kept = lines.keep_lines(rule, trial.shapes[0])
+    hyper = {name: value for name, value in values.items() if name in rule.hyper}
+    gradients = [gradient for (gradient,) in trial.gradients()]
+    inputs = [*trial.inputs(kept.rule)] if kept.rule.inputs else []
+    try:
+        return lines.trace(kept, hyper, trial.params[0], gradients, backend, inputs), ""
+    except BackendUnsupported as error:
+        return lines.trace(kept, hyper, trial.params[0], gradients, None, inputs), str(error)
 
 
 def read_shape(text: str) -> tuple[int, ...]:
