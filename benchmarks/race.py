@@ -13,15 +13,17 @@ from rulec.racing.grid import Grid, grid
 from rulec.racing.tasks import TASKS
 
 RULES = ("adamw", "muon")
-RATES, SEEDS, STEPS = 8, 3, 10
-ROUNDS, QUICK_ROUNDS = 5, 1
+RATES, SEEDS = 8, 3
+#: Steps of a sample, and samples.
+STEPS, ROUNDS = 10, 5
+QUICK_STEPS, QUICK_ROUNDS = 1, 1
 
 MEASURE = "24 runs one by one, times as long as one batch"
 
 
 def tasks() -> list[str]:
-    """The measured tasks: two models, and a function with a cheap gradient."""
-    return ["digits", "char", "rosenbrock"]
+    """The measured tasks: all that come with rulec."""
+    return [*TASKS]
 
 
 def rules(only: Sequence[str] = ()) -> list[str]:
@@ -36,16 +38,17 @@ def parts(only: Sequence[str] = ()) -> int:
 
 def measure(quick: bool, only: Sequence[str] = (), advance: Callable[[], object] = lambda: None) -> Result:
     """The measurement; `advance` is called after each of its `parts`."""
+    steps, rounds = (QUICK_STEPS, QUICK_ROUNDS) if quick else (STEPS, ROUNDS)
     rows = []
     for task in tasks():
         for rule in rules(only):
-            rows.append(_row(task, rule, QUICK_ROUNDS if quick else ROUNDS))
+            rows.append(_row(task, rule, steps, rounds))
             advance()
-    notes = [f"{RATES} learning rates x {SEEDS} seeds, {STEPS} steps of all runs by turns, model and optimizer"]
+    notes = [f"{RATES} learning rates x {SEEDS} seeds, {steps} steps of all runs by turns, model and optimizer"]
     return Result("race", rows, quick, threads(), notes)
 
 
-def _row(task_name: str, rule_name: str, rounds: int) -> Row:
+def _row(task_name: str, rule_name: str, steps: int, rounds: int) -> Row:
     """The time of separate runs over that of a batch; every sample takes further steps of the same training."""
     task, rule, whole = TASKS[task_name](), load(rule_name), grid((1e-4, 1e-2), RATES, SEEDS)
     batch = Contender(rule_name, rule, whole, task)
@@ -54,8 +57,8 @@ def _row(task_name: str, rule_name: str, rounds: int) -> Row:
 
     def one_by_one() -> None:
         for contender in alone:
-            contender.advance(STEPS)
+            contender.advance(steps)
 
-    times = interleaved({"batch": lambda: batch.advance(STEPS), "alone": one_by_one}, rounds)
+    times = interleaved({"batch": lambda: batch.advance(steps), "alone": one_by_one}, rounds)
     detail = {**times.medians(), "scatter": times.quartiles("alone", "batch")}
     return Row(f"{rule_name} on {task_name}", MEASURE, times.ratio("alone", "batch"), detail=detail)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from benchmarks.result import read_result
 from benchmarks.suite import MEASUREMENTS, measurement
 from rulec.compiler.layout import layout_for
 from rulec.errors import RulecError
+from rulec.racing.tasks import TASKS
 from tests.cli.running import error, run
 
 
@@ -142,11 +144,21 @@ def test_start() -> None:
         assert not {"sympy", "mpmath", "numba"} & set(row.detail.get("heavy", ()))
 
 
-def test_a_race_in_one_batch_is_measured_against_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(race, "tasks", lambda: ["rosenbrock"])
-    (row,) = race.measure(True, ["adamw"]).rows
-    assert row.what == "adamw on rosenbrock: 24 runs one by one, times as long as one batch"
-    assert row.value > 1
+def test_races_on_all_tasks_in_one_batch_are_measured_against_their_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: dict[str, list[int]] = {}
+    advance = race.Contender.advance
+
+    def counted(contender: Any, steps: int) -> None:
+        runs.setdefault(contender.task.name, []).append(len(contender.grid.rates) * len(contender.grid.seeds))
+        advance(contender, steps)
+
+    monkeypatch.setattr(race.Contender, "advance", counted)
+    rows = race.measure(True, ["adamw"]).rows
+    assert [row.subject for row in rows] == [f"adamw on {task}" for task in TASKS]
+    assert {row.measure for row in rows} == {"24 runs one by one, times as long as one batch"}
+    for counts in map(runs.__getitem__, TASKS):
+        assert {*counts} == {1, 24}
+        assert counts.count(1) % 24 == 0
 
 
 def test_a_process_that_fails_is_said() -> None:
