@@ -1,7 +1,7 @@
-"""Rows in groups, in stages that reduce columns: the totals of columns are read and written once for a group.
+"""Rows in groups, in stages that reduce columns or read values of columns: these are read and written once for a group.
 
-The totals of a wide matrix do not fit the nearest cache. Read and written for every row, they move 16 bytes for each
-element of 4.
+The columns of a wide matrix do not fit the nearest cache. Totals that are read and written for every row move 16 bytes
+for each element of 4.
 """
 
 from __future__ import annotations
@@ -32,10 +32,14 @@ LOCALS = frozenset({"column_total", "alone", *(f"{name}_{row}" for name in ("bac
 
 
 def in_groups(write: StageWriter) -> bool:
-    """Whether a stage takes rows in groups: it reduces columns, and no value depends on the place of an element."""
+    """Whether a stage takes rows in groups: it has values of columns, and none of the place of an element."""
     coded = any(write.layout.format(buffer) for buffer in write.nest.buffers)
     placed = any(n.op is Op.CHANCE for n in walk(write.stage.roots))
-    return bool(write.nest.totals(COL)) and len(write.stage.reduces) <= _MOST and not (coded or placed)
+    return (
+        bool(write.nest.totals(COL) or write.nest.read(COL))
+        and len(write.stage.reduces) <= _MOST
+        and not (coded or placed)
+    )
 
 
 def vectors_of(write: StageWriter) -> list[Result]:

@@ -428,7 +428,7 @@ def assembly_of(text: str, dtype: str = "float32") -> str:
 
 @pytest.mark.parametrize(("rule", "dtype"), [
     ("adam", "float32"), ("adam", "float64"), ("adam", "bfloat16"), ("adam", "float16"), ("lamb", "float32"),
-    ("adafactor", "float32"), ("radam", "float32"),
+    ("sm3", "float32"), ("radam", "float32"),
 ])  # fmt: skip
 def test_loops_are_vectors(rule: str, dtype: str) -> None:
     if " avx2" not in processor():

@@ -108,7 +108,7 @@ def test_a_call_takes_what_it_is_given() -> None:
 def test_parameters_say_what_they_are_of() -> None:
     found = {p.name: (p.kind, p.type, p.place) for p in writer("adafactor", stage=1).parameters()}
     assert found["g_at"] == ("buffer", "const float *", "")
-    assert (found["r_new"], found["c_new"]) == (("vector", "float", "row"), ("vector", "float", "col"))
+    assert (found["a"], found["b"]) == (("vector", "float", "row"), ("vector", "float", "col"))
     assert found["sum_u_squared"] == ("total", "double *", "")
 
 

@@ -29,7 +29,7 @@ class Policy:
     smallest_span: int = 32768
     #: Elements in a chunk. A tensor's last chunk is shorter, and a chunk of a tall matrix may be larger.
     chunk: int = 32768
-    #: Columns in a chunk of a tall matrix with reduced columns: their sums stay in a near cache.
+    #: Columns in a chunk of a tall matrix with values of columns: they stay in a near cache.
     widest: int = 16384
     #: Rows in a chunk of a tall matrix, at least: a line of sums for each chunk must cost little beside its elements.
     least_rows: int = 64
@@ -41,7 +41,7 @@ class Policy:
         return Cut(tensors, 1, 1, self.chunk)
 
     def cut(self, tensors: Lying, tall: bool) -> Cut:
-        """Matrices in chunks of several of them, or of a part of one; `tall` for a stage with reduced columns."""
+        """Matrices in chunks of several of them, or of a part of one; `tall` for a stage with values of columns."""
         height, width = tensors.height, tensors.width
         most = np.maximum(self.widest, self.chunk // np.maximum(height, 1)) if tall else self.chunk
         wide = _even(width, most, 64)

@@ -60,7 +60,8 @@ class Planner:
     def _chunks(self, stage: Stage) -> tuple[Chunks, Cut]:
         """A stage's chunks, and the cut of its rows and columns. Stages of one kind share them."""
         tensors, policy = self._tensors, self._policy
-        tall = any(place(r.axes, tensors.layout) == COL for r in stage.reduces)
+        vectors = [*stage.reduces, *map(tensors.program.result, stage.reads)]
+        tall = any(place(r.axes, tensors.layout) == COL for r in vectors)
         shaped = is_shaped(tensors.program, stage, tensors.layout)
         kind = ("tall" if tall else "wide") if shaped else "flat"
         if kind not in self._known:

@@ -9,14 +9,15 @@
  *     if ndim >= 2:
  *       r = r + rho*(mean(g**2, per="row") - r)
  *       c = c + rho*(mean(g**2, per="col") - c)
- *       s = r*c/maximum(mean(r, per="matrix"), eps1)
+ *       a = rsqrt(r/maximum(mean(r, per="matrix"), eps1))
+ *       b = rsqrt(c)
+ *       u = g*minimum(a*b, 1/eps1)
  *     else:
  *       v = v + rho*(g**2 - v)
- *       s = v
- *     u = g/sqrt(maximum(s, eps1**2))
+ *       u = g/sqrt(maximum(v, eps1**2))
  *     alpha = maximum(eps2, rms(p, per="tensor"))*minimum(lr, 1/sqrt(t))
  *     p = p - lr*weight_decay*p
- *     p = p - alpha*u/maximum(1, rms(u, per="tensor")/d) */
+ *     p = p - alpha/maximum(1, rms(u, per="tensor")/d)*u */
 
 #include <math.h>
 #include <stdint.h>
@@ -49,17 +50,17 @@ typedef struct {
     const Span *span;
     const Chunk *chunk;
     const int64_t *row_of;  // for each tensor its row of the table
-    const double *table;    // 12 numbers in a row
+    const double *table;    // 11 numbers in a row
     // For each tensor the address of:
-    void *const *p, *const *g, *const *r_new, *const *c_new, *const *s_divisor, *const *sum_g_squared_row,
-         *const *sum_g_squared_col, *const *sum_p_squared, *const *sum_u_squared;
+    void *const *p, *const *g, *const *a, *const *b, *const *sum_g_squared_row, *const *sum_g_squared_col,
+         *const *sum_p_squared, *const *sum_u_squared;
 } Bucket;
 
-/* The larger; NaN where either is. */
-RULEC_FUNCTION float maximumf(float a, float b)
+/* The smaller; NaN where either is. */
+RULEC_FUNCTION float minimumf(float a, float b)
 {
-    const float more = a > b ? a : b;
-    return a != a ? a : more;
+    const float less = a < b ? a : b;
+    return a != a ? a : less;
 }
 
 /* A sum is taken in lanes that do not wait for one another, and lanes are added in one order: so its bits
@@ -138,17 +139,16 @@ void stage_0(const Bucket *bucket)
 /* Stage 1 for one element: reduces to sum_u_squared per tensor.
  *
  * Before it:
- *     r_new = r + t**beta2_decay*(sum_g_squared_row/cols - r)
- *     c_new = c + t**beta2_decay*(sum_g_squared_col/rows - c)
- *     s_divisor = maximum(sum(r_new, per="matrix")/rows, eps1) */
+ *     a = rsqrt((r + t**beta2_decay*(sum_g_squared_row/cols - r))/maximum(sum(r +
+ *         t**beta2_decay*(sum_g_squared_row/cols - r), per="matrix")/rows, eps1))
+ *     b = rsqrt(c + t**beta2_decay*(sum_g_squared_col/rows - c)) */
 RULEC_FUNCTION void stage_1_element(
-    int64_t i, const float *g_at, float r_new, float c_new, float s_divisor,
-    float eps1_squared,
+    int64_t i, const float *g_at, float a, float b,
+    float one_over_eps1,
     double *sum_u_squared)
 {
     const float g = g_at[i];
-    const float s = r_new * c_new / s_divisor;
-    const float u = g / sqrtf(maximumf(s, eps1_squared));  // g/sqrt(maximum(s, eps1*eps1))
+    const float u = g * minimumf(a * b, one_over_eps1);  // g*minimum(a*b, 1/eps1)
     *sum_u_squared += u * u;
 }
 
@@ -157,32 +157,26 @@ static void stage_1_chunk(const Bucket *bucket, int64_t chunk)
 {
     const Chunk *at = &bucket->chunk[chunk];
     const float *g_at = bucket->g[at->tensor];
-    const float *r_new_at = bucket->r_new[at->tensor];
-    const float *c_new_at = bucket->c_new[at->tensor];
-    const float *s_divisor_at = bucket->s_divisor[at->tensor];
+    const float *a_at = bucket->a[at->tensor];
+    const float *b_at = bucket->b[at->tensor];
     double *sum_u_squared_at = bucket->sum_u_squared[at->tensor];
-    const double *row = bucket->table + 12 * bucket->row_of[at->tensor];
-    const float eps1_squared = (float)row[8];  // eps1*eps1
+    const double *row = bucket->table + 11 * bucket->row_of[at->tensor];
+    const float one_over_eps1 = (float)row[8];  // 1/eps1
 
     double sum_u_squared[LANES] = {0};
     for (int64_t matrix = at->first; matrix < at->last; matrix++) {
-        const float s_divisor = s_divisor_at[matrix];
         for (int64_t line = matrix * at->height + at->top; line < matrix * at->height + at->bottom; line++) {
             const int64_t back = (line - matrix) * at->width;  // from an element to its column
-            const float r_new = r_new_at[line];
+            const float a = a_at[line];
             const int64_t stop = line * at->width + at->right;
             int64_t i = line * at->width + at->left;
             for (; i + LANES <= stop; i += LANES) {
 #pragma omp simd
-                for (int lane = 0; lane < LANES; lane++) {
-                    stage_1_element(
-                        i + lane, g_at, r_new, c_new_at[i + lane - back], s_divisor,
-                        eps1_squared,
-                        &sum_u_squared[lane]);
-                }
+                for (int lane = 0; lane < LANES; lane++)
+                    stage_1_element(i + lane, g_at, a, b_at[i + lane - back], one_over_eps1, &sum_u_squared[lane]);
             }
             for (int lane = 0; i < stop; i++, lane++)
-                stage_1_element(i, g_at, r_new, c_new_at[i - back], s_divisor, eps1_squared, &sum_u_squared[lane]);
+                stage_1_element(i, g_at, a, b_at[i - back], one_over_eps1, &sum_u_squared[lane]);
         }
     }
     sum_u_squared_at[chunk] = sum_of(sum_u_squared);
@@ -201,18 +195,17 @@ void stage_1(const Bucket *bucket)
 /* Stage 2 for one element: stores p.
  *
  * Before it:
- *     alpha = maximum(eps2, sqrt(sum_p_squared/numel))*minimum(lr, 1/sqrt(t))
- *     p_new_divisor = maximum(1, sqrt(sum_u_squared/numel)/d) */
+ *     p_new_factor = maximum(eps2, sqrt(sum_p_squared/numel))*minimum(lr, 1/sqrt(t))/maximum(1,
+ *         sqrt(sum_u_squared/numel)/d) */
 RULEC_FUNCTION void stage_2_element(
-    int64_t i, float *p_at, const float *g_at, float r_new, float c_new, float s_divisor,
-    float lr_weight_decay, float eps1_squared, float alpha, float p_new_divisor)
+    int64_t i, float *p_at, const float *g_at, float a, float b,
+    float lr_weight_decay, float one_over_eps1, float p_new_factor)
 {
     const float p = p_at[i];
     const float g = g_at[i];
     const float p_new = p - lr_weight_decay * p;  // p - lr*weight_decay*p
-    const float s = r_new * c_new / s_divisor;
-    const float u = g / sqrtf(maximumf(s, eps1_squared));  // g/sqrt(maximum(s, eps1*eps1))
-    const float p_new_ = p_new - alpha * u / p_new_divisor;
+    const float u = g * minimumf(a * b, one_over_eps1);  // g*minimum(a*b, 1/eps1)
+    const float p_new_ = p_new - p_new_factor * u;
     p_at[i] = p_new_;
 }
 
@@ -222,26 +215,20 @@ static void stage_2_chunk(const Bucket *bucket, int64_t chunk)
     const Chunk *at = &bucket->chunk[chunk];
     float *p_at = bucket->p[at->tensor];
     const float *g_at = bucket->g[at->tensor];
-    const float *r_new_at = bucket->r_new[at->tensor];
-    const float *c_new_at = bucket->c_new[at->tensor];
-    const float *s_divisor_at = bucket->s_divisor[at->tensor];
-    const double *row = bucket->table + 12 * bucket->row_of[at->tensor];
+    const float *a_at = bucket->a[at->tensor];
+    const float *b_at = bucket->b[at->tensor];
+    const double *row = bucket->table + 11 * bucket->row_of[at->tensor];
     const float lr_weight_decay = (float)row[3];  // lr*weight_decay
-    const float eps1_squared = (float)row[8];  // eps1*eps1
-    const float alpha = (float)row[10];
-    const float p_new_divisor = (float)row[11];
+    const float one_over_eps1 = (float)row[8];  // 1/eps1
+    const float p_new_factor = (float)row[10];
 
     for (int64_t matrix = at->first; matrix < at->last; matrix++) {
-        const float s_divisor = s_divisor_at[matrix];
         for (int64_t line = matrix * at->height + at->top; line < matrix * at->height + at->bottom; line++) {
             const int64_t back = (line - matrix) * at->width;  // from an element to its column
-            const float r_new = r_new_at[line];
+            const float a = a_at[line];
 #pragma omp simd
-            for (int64_t i = line * at->width + at->left; i < line * at->width + at->right; i++) {
-                stage_2_element(
-                    i, p_at, g_at, r_new, c_new_at[i - back], s_divisor,
-                    lr_weight_decay, eps1_squared, alpha, p_new_divisor);
-            }
+            for (int64_t i = line * at->width + at->left; i < line * at->width + at->right; i++)
+                stage_2_element(i, p_at, g_at, a, b_at[i - back], lr_weight_decay, one_over_eps1, p_new_factor);
         }
     }
 }

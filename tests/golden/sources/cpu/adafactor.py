@@ -1,8 +1,8 @@
 """Adafactor: the cpu kernel for p:f32 g:f32 r:f32 c:f32, 3 stages. Printed by rulec."""
 
 from rulec_backends.cpu.words import (
-    accumulate, compiled, fetch_add, float32, float64, inlined, load_float32, load_float64, maximum, number,
-    sqrt, store_float32, store_float64, word,
+    accumulate, compiled, fetch_add, float32, float64, inlined, load_float32, load_float64, minimum, number,
+    store_float32, store_float64, word,
 )
 
 
@@ -11,6 +11,22 @@ def element_0(p, g):
     """The new values of one element."""
     x0 = g * g
     return x0, x0, p * p
+
+
+@inlined
+def element_1(g, a, b, one_over_eps1):
+    """The new values of one element."""
+    u = g * minimum(a * b, one_over_eps1)
+    return u * u,
+
+
+@inlined
+def element_2(p, g, a, b, lr_weight_decay, one_over_eps1, p_new_factor):
+    """The new values of one element."""
+    p_new = p - lr_weight_decay * p
+    u = g * minimum(a * b, one_over_eps1)
+    p_new_ = p_new - p_new_factor * u
+    return p_new_,
 
 
 @compiled
@@ -24,13 +40,13 @@ def stage_0(pointers, tensors, tensor, row, chunk, place):
     left, right = word(place, 7), word(place, 8)
     p_at = word(pointers, tensor)
     g_at = word(pointers, tensors + tensor)
-    sum_g_squared_row_at = word(pointers, 5 * tensors + tensor) + 8 * word(place, 9)
-    sum_g_squared_col_at = word(pointers, 6 * tensors + tensor) + 8 * word(place, 10)
-    sum_p_squared_at = word(pointers, 7 * tensors + tensor)
+    sum_g_squared_row_at = word(pointers, 4 * tensors + tensor) + 8 * word(place, 9)
+    sum_g_squared_col_at = word(pointers, 5 * tensors + tensor) + 8 * word(place, 10)
+    sum_p_squared_at = word(pointers, 6 * tensors + tensor)
     sum_p_squared = 0.0
     for matrix in range(first, last):
         for j in range(matrix * width + left, matrix * width + right):
-            store_float64(sum_g_squared_col_at, j, 6, float64(0.0))
+            store_float64(sum_g_squared_col_at, j, 5, float64(0.0))
         alone = bottom - (bottom - top) % 4 if right - left > 2048 else top
         for line in range(matrix * height + top, matrix * height + alone, 4):
             back_0 = (line + 0 - matrix) * width
@@ -66,16 +82,16 @@ def stage_0(pointers, tensors, tensor, row, chunk, place):
                 new_3 = element_0(p, g)
                 sum_g_squared_row_3 = accumulate(sum_g_squared_row_3, new_3[0])
                 sum_p_squared = accumulate(sum_p_squared, new_3[2])
-                column_total = load_float64(sum_g_squared_col_at, j, 6)
+                column_total = load_float64(sum_g_squared_col_at, j, 5)
                 column_total = column_total + float64(new_0[1])
                 column_total = column_total + float64(new_1[1])
                 column_total = column_total + float64(new_2[1])
                 column_total = column_total + float64(new_3[1])
-                store_float64(sum_g_squared_col_at, j, 6, column_total)
-            store_float64(sum_g_squared_row_at, line + 0, 5, sum_g_squared_row_0)
-            store_float64(sum_g_squared_row_at, line + 1, 5, sum_g_squared_row_1)
-            store_float64(sum_g_squared_row_at, line + 2, 5, sum_g_squared_row_2)
-            store_float64(sum_g_squared_row_at, line + 3, 5, sum_g_squared_row_3)
+                store_float64(sum_g_squared_col_at, j, 5, column_total)
+            store_float64(sum_g_squared_row_at, line + 0, 4, sum_g_squared_row_0)
+            store_float64(sum_g_squared_row_at, line + 1, 4, sum_g_squared_row_1)
+            store_float64(sum_g_squared_row_at, line + 2, 4, sum_g_squared_row_2)
+            store_float64(sum_g_squared_row_at, line + 3, 4, sum_g_squared_row_3)
         for line in range(matrix * height + alone, matrix * height + bottom):
             back = (line - matrix) * width
             sum_g_squared_row = 0.0
@@ -86,9 +102,9 @@ def stage_0(pointers, tensors, tensor, row, chunk, place):
                 x0 = g * g
                 sum_g_squared_row = accumulate(sum_g_squared_row, x0)
                 sum_p_squared = accumulate(sum_p_squared, p * p)
-                store_float64(sum_g_squared_col_at, j, 6, accumulate(load_float64(sum_g_squared_col_at, j, 6), x0))
-            store_float64(sum_g_squared_row_at, line, 5, sum_g_squared_row)
-    store_float64(sum_p_squared_at, chunk, 7, sum_p_squared)
+                store_float64(sum_g_squared_col_at, j, 5, accumulate(load_float64(sum_g_squared_col_at, j, 5), x0))
+            store_float64(sum_g_squared_row_at, line, 4, sum_g_squared_row)
+    store_float64(sum_p_squared_at, chunk, 6, sum_p_squared)
 
 
 @compiled
@@ -99,25 +115,50 @@ def stage_1(pointers, tensors, tensor, row, chunk, place):
     top, bottom = word(place, 5), word(place, 6)
     left, right = word(place, 7), word(place, 8)
     g_at = word(pointers, tensors + tensor)
-    r_new_at = word(pointers, 2 * tensors + tensor)
-    c_new_at = word(pointers, 3 * tensors + tensor)
-    s_divisor_at = word(pointers, 4 * tensors + tensor)
-    sum_u_squared_at = word(pointers, 8 * tensors + tensor)
-    eps1_squared = float32(number(row, 8))
+    a_at = word(pointers, 2 * tensors + tensor)
+    b_at = word(pointers, 3 * tensors + tensor)
+    sum_u_squared_at = word(pointers, 7 * tensors + tensor)
+    one_over_eps1 = float32(number(row, 8))
     sum_u_squared = 0.0
     for matrix in range(first, last):
-        s_divisor = load_float32(s_divisor_at, matrix, 4)
-        for line in range(matrix * height + top, matrix * height + bottom):
+        alone = bottom - (bottom - top) % 4 if right - left > 2048 else top
+        for line in range(matrix * height + top, matrix * height + alone, 4):
+            back_0 = (line + 0 - matrix) * width
+            back_1 = (line + 1 - matrix) * width
+            back_2 = (line + 2 - matrix) * width
+            back_3 = (line + 3 - matrix) * width
+            a_0 = load_float32(a_at, line + 0, 2)
+            a_1 = load_float32(a_at, line + 1, 2)
+            a_2 = load_float32(a_at, line + 2, 2)
+            a_3 = load_float32(a_at, line + 3, 2)
+            for j in range(matrix * width + left, matrix * width + right):
+                b = load_float32(b_at, j, 3)
+                i = j + back_0
+                g = load_float32(g_at, i, 1)
+                new_0 = element_1(g, a_0, b, one_over_eps1)
+                sum_u_squared = accumulate(sum_u_squared, new_0[0])
+                i = j + back_1
+                g = load_float32(g_at, i, 1)
+                new_1 = element_1(g, a_1, b, one_over_eps1)
+                sum_u_squared = accumulate(sum_u_squared, new_1[0])
+                i = j + back_2
+                g = load_float32(g_at, i, 1)
+                new_2 = element_1(g, a_2, b, one_over_eps1)
+                sum_u_squared = accumulate(sum_u_squared, new_2[0])
+                i = j + back_3
+                g = load_float32(g_at, i, 1)
+                new_3 = element_1(g, a_3, b, one_over_eps1)
+                sum_u_squared = accumulate(sum_u_squared, new_3[0])
+        for line in range(matrix * height + alone, matrix * height + bottom):
             back = (line - matrix) * width
-            r_new = load_float32(r_new_at, line, 2)
+            a = load_float32(a_at, line, 2)
             for i in range(line * width + left, line * width + right):
                 j = i - back
                 g = load_float32(g_at, i, 1)
-                c_new = load_float32(c_new_at, j, 3)
-                s = r_new * c_new / s_divisor
-                u = g / sqrt(maximum(s, eps1_squared))
+                b = load_float32(b_at, j, 3)
+                u = g * minimum(a * b, one_over_eps1)
                 sum_u_squared = accumulate(sum_u_squared, u * u)
-    store_float64(sum_u_squared_at, chunk, 8, sum_u_squared)
+    store_float64(sum_u_squared_at, chunk, 7, sum_u_squared)
 
 
 @compiled
@@ -129,27 +170,55 @@ def stage_2(pointers, tensors, tensor, row, chunk, place):
     left, right = word(place, 7), word(place, 8)
     p_at = word(pointers, tensor)
     g_at = word(pointers, tensors + tensor)
-    r_new_at = word(pointers, 2 * tensors + tensor)
-    c_new_at = word(pointers, 3 * tensors + tensor)
-    s_divisor_at = word(pointers, 4 * tensors + tensor)
+    a_at = word(pointers, 2 * tensors + tensor)
+    b_at = word(pointers, 3 * tensors + tensor)
     lr_weight_decay = float32(number(row, 3))
-    eps1_squared = float32(number(row, 8))
-    alpha = float32(number(row, 10))
-    p_new_divisor = float32(number(row, 11))
+    one_over_eps1 = float32(number(row, 8))
+    p_new_factor = float32(number(row, 10))
     for matrix in range(first, last):
-        s_divisor = load_float32(s_divisor_at, matrix, 4)
-        for line in range(matrix * height + top, matrix * height + bottom):
+        alone = bottom - (bottom - top) % 4 if right - left > 2048 else top
+        for line in range(matrix * height + top, matrix * height + alone, 4):
+            back_0 = (line + 0 - matrix) * width
+            back_1 = (line + 1 - matrix) * width
+            back_2 = (line + 2 - matrix) * width
+            back_3 = (line + 3 - matrix) * width
+            a_0 = load_float32(a_at, line + 0, 2)
+            a_1 = load_float32(a_at, line + 1, 2)
+            a_2 = load_float32(a_at, line + 2, 2)
+            a_3 = load_float32(a_at, line + 3, 2)
+            for j in range(matrix * width + left, matrix * width + right):
+                b = load_float32(b_at, j, 3)
+                i = j + back_0
+                p = load_float32(p_at, i, 0)
+                g = load_float32(g_at, i, 1)
+                new_0 = element_2(p, g, a_0, b, lr_weight_decay, one_over_eps1, p_new_factor)
+                store_float32(p_at, i, 0, new_0[0])
+                i = j + back_1
+                p = load_float32(p_at, i, 8)
+                g = load_float32(g_at, i, 1)
+                new_1 = element_2(p, g, a_1, b, lr_weight_decay, one_over_eps1, p_new_factor)
+                store_float32(p_at, i, 8, new_1[0])
+                i = j + back_2
+                p = load_float32(p_at, i, 9)
+                g = load_float32(g_at, i, 1)
+                new_2 = element_2(p, g, a_2, b, lr_weight_decay, one_over_eps1, p_new_factor)
+                store_float32(p_at, i, 9, new_2[0])
+                i = j + back_3
+                p = load_float32(p_at, i, 10)
+                g = load_float32(g_at, i, 1)
+                new_3 = element_2(p, g, a_3, b, lr_weight_decay, one_over_eps1, p_new_factor)
+                store_float32(p_at, i, 10, new_3[0])
+        for line in range(matrix * height + alone, matrix * height + bottom):
             back = (line - matrix) * width
-            r_new = load_float32(r_new_at, line, 2)
+            a = load_float32(a_at, line, 2)
             for i in range(line * width + left, line * width + right):
                 j = i - back
                 p = load_float32(p_at, i, 0)
                 g = load_float32(g_at, i, 1)
-                c_new = load_float32(c_new_at, j, 3)
+                b = load_float32(b_at, j, 3)
                 p_new = p - lr_weight_decay * p
-                s = r_new * c_new / s_divisor
-                u = g / sqrt(maximum(s, eps1_squared))
-                p_new_ = p_new - alpha * u / p_new_divisor
+                u = g * minimum(a * b, one_over_eps1)
+                p_new_ = p_new - p_new_factor * u
                 store_float32(p_at, i, 0, p_new_)
 
 
@@ -167,7 +236,7 @@ def kernel(job):
         for chunk in range(word(spans, 2 * span), word(spans, 2 * span + 1)):
             place = chunks + chunk * 88
             tensor = word(place, 0)
-            row = rows + word(row_index, tensor) * 96
+            row = rows + word(row_index, tensor) * 88
             if stage == 0:
                 stage_0(pointers, tensors, tensor, row, chunk, place)
             if stage == 1:

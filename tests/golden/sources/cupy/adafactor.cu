@@ -9,30 +9,31 @@
  *     if ndim >= 2:
  *       r = r + rho*(mean(g**2, per="row") - r)
  *       c = c + rho*(mean(g**2, per="col") - c)
- *       s = r*c/maximum(mean(r, per="matrix"), eps1)
+ *       a = rsqrt(r/maximum(mean(r, per="matrix"), eps1))
+ *       b = rsqrt(c)
+ *       u = g*minimum(a*b, 1/eps1)
  *     else:
  *       v = v + rho*(g**2 - v)
- *       s = v
- *     u = g/sqrt(maximum(s, eps1**2))
+ *       u = g/sqrt(maximum(v, eps1**2))
  *     alpha = maximum(eps2, rms(p, per="tensor"))*minimum(lr, 1/sqrt(t))
  *     p = p - lr*weight_decay*p
- *     p = p - alpha*u/maximum(1, rms(u, per="tensor")/d) */
+ *     p = p - alpha/maximum(1, rms(u, per="tensor")/d)*u */
 
 typedef long long int64_t;
 #define INFINITY __int_as_float(0x7f800000)
+
+/* The smaller; NaN where either is. */
+__device__ inline float minimumf(float a, float b)
+{
+    const float less = a < b ? a : b;
+    return a != a ? a : less;
+}
 
 /* The smaller; NaN where either is. */
 __device__ inline double minimum(double a, double b)
 {
     const double less = a < b ? a : b;
     return a != a ? a : less;
-}
-
-/* The larger; NaN where either is. */
-__device__ inline float maximumf(float a, float b)
-{
-    const float more = a > b ? a : b;
-    return a != a ? a : more;
 }
 
 /* The larger; NaN where either is. */
@@ -142,7 +143,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_0(
 {
     const Tile tile = tiles[blockIdx.x];
     bound += 5 * tile.tensor;  // the tensor's own addresses
-    given += 6 * tile.tensor;  // what comes with each call
+    given += 5 * tile.tensor;  // what comes with each call
     const int64_t place = given[0];  // its row of the table
     const bool wide = given[1];  // whether all its addresses are multiples of 16
     const float *const p_at = at<const float>(bound[0]);
@@ -190,13 +191,12 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_0(
 }
 
 __device__ inline void element_1(
-    int64_t i, const float *g_at, float r_new, float c_new, float s_divisor,
-    float eps1_squared, float unscale,
+    int64_t i, const float *g_at, float a, float b,
+    float one_over_eps1, float unscale,
     double *sum_u_squared)
 {
     const float g = g_at[i] * unscale;
-    const float s = r_new * c_new / s_divisor;
-    const float u = g / sqrtf(maximumf(s, eps1_squared));  // g/sqrt(maximum(s, eps1*eps1))
+    const float u = g * minimumf(a * b, one_over_eps1);  // g*minimum(a*b, 1/eps1)
     *sum_u_squared += u * u;
 }
 
@@ -207,15 +207,14 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_1(
 {
     const Tile tile = tiles[blockIdx.x];
     bound += 5 * tile.tensor;  // the tensor's own addresses
-    given += 6 * tile.tensor;  // what comes with each call
+    given += 5 * tile.tensor;  // what comes with each call
     const int64_t place = given[0];  // its row of the table
     const bool wide = given[1];  // whether all its addresses are multiples of 16
     const float *const g_at = at<const float>(given[2]);
-    const float *const r_new_at = at<const float>(given[3]);
-    const float *const c_new_at = at<const float>(given[4]);
-    const float *const s_divisor_at = at<const float>(given[5]);
-    const double *const row = table + 12 * place;
-    const float eps1_squared = (float)row[8];
+    const float *const a_at = at<const float>(given[3]);
+    const float *const b_at = at<const float>(given[4]);
+    const double *const row = table + 11 * place;
+    const float one_over_eps1 = (float)row[8];
     const float unscale = scale ? 1.0f / *scale : 1.0f;
     const unsigned lanes = tile.lanes, lane = threadIdx.x % lanes;
     double sum_u_squared = 0;
@@ -229,22 +228,14 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_1(
             const int64_t column = tile.matrix * tile.width + j;
             if (wide && j + 4 <= tile.right) {
                 auto g = pack<4>(g_at + i);
-                auto c_new = pack<4>(c_new_at + column);
+                auto b = pack<4>(b_at + column);
 #pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                    element_1(
-                        e, g.at, r_new_at[line], c_new.at[e], s_divisor_at[tile.matrix],
-                        eps1_squared, unscale,
-                        &sum_u_squared);
-                }
+                for (int e = 0; e < 4; ++e)
+                    element_1(e, g.at, a_at[line], b.at[e], one_over_eps1, unscale, &sum_u_squared);
             } else {
 #pragma unroll 1
-                for (int e = 0; e < 4 && j + e < tile.right; ++e) {
-                    element_1(
-                        i + e, g_at, r_new_at[line], c_new_at[column + e], s_divisor_at[tile.matrix],
-                        eps1_squared, unscale,
-                        &sum_u_squared);
-                }
+                for (int e = 0; e < 4 && j + e < tile.right; ++e)
+                    element_1(i + e, g_at, a_at[line], b_at[column + e], one_over_eps1, unscale, &sum_u_squared);
             }
         }
     }
@@ -254,15 +245,14 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_1(
 }
 
 __device__ inline void element_2(
-    int64_t i, float *p_at, const float *g_at, float r_new, float c_new, float s_divisor,
-    float lr_weight_decay, float eps1_squared, float alpha, float p_new_divisor, float unscale)
+    int64_t i, float *p_at, const float *g_at, float a, float b,
+    float lr_weight_decay, float one_over_eps1, float p_new_factor, float unscale)
 {
     const float p = p_at[i];
     const float g = g_at[i] * unscale;
     const float p_new = p - lr_weight_decay * p;  // p - lr*weight_decay*p
-    const float s = r_new * c_new / s_divisor;
-    const float u = g / sqrtf(maximumf(s, eps1_squared));  // g/sqrt(maximum(s, eps1*eps1))
-    const float p_new_ = p_new - alpha * u / p_new_divisor;
+    const float u = g * minimumf(a * b, one_over_eps1);  // g*minimum(a*b, 1/eps1)
+    const float p_new_ = p_new - p_new_factor * u;
     p_at[i] = p_new_;
 }
 
@@ -273,21 +263,19 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_2(
 {
     const Tile tile = tiles[blockIdx.x];
     bound += 5 * tile.tensor;  // the tensor's own addresses
-    given += 6 * tile.tensor;  // what comes with each call
+    given += 5 * tile.tensor;  // what comes with each call
     const int64_t place = given[0];  // its row of the table
     const bool wide = given[1];  // whether all its addresses are multiples of 16
     if (stays && stays[place])
         return;
     float *const p_at = at<float>(bound[0]);
     const float *const g_at = at<const float>(given[2]);
-    const float *const r_new_at = at<const float>(given[3]);
-    const float *const c_new_at = at<const float>(given[4]);
-    const float *const s_divisor_at = at<const float>(given[5]);
-    const double *const row = table + 12 * place;
+    const float *const a_at = at<const float>(given[3]);
+    const float *const b_at = at<const float>(given[4]);
+    const double *const row = table + 11 * place;
     const float lr_weight_decay = (float)row[3];
-    const float eps1_squared = (float)row[8];
-    const float alpha = (float)row[10];
-    const float p_new_divisor = (float)row[11];
+    const float one_over_eps1 = (float)row[8];
+    const float p_new_factor = (float)row[10];
     const float unscale = scale ? 1.0f / *scale : 1.0f;
     const unsigned lanes = tile.lanes, lane = threadIdx.x % lanes;
     // Each group of lanes takes a line; those without one go along, for lanes wait for each other.
@@ -301,20 +289,17 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_2(
             if (wide && j + 4 <= tile.right) {
                 auto p = pack<4>(p_at + i);
                 auto g = pack<4>(g_at + i);
-                auto c_new = pack<4>(c_new_at + column);
+                auto b = pack<4>(b_at + column);
 #pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                    element_2(
-                        e, p.at, g.at, r_new_at[line], c_new.at[e], s_divisor_at[tile.matrix],
-                        lr_weight_decay, eps1_squared, alpha, p_new_divisor, unscale);
-                }
+                for (int e = 0; e < 4; ++e)
+                    element_2(e, p.at, g.at, a_at[line], b.at[e], lr_weight_decay, one_over_eps1, p_new_factor, unscale);
                 pack<4>(p_at + i) = p;
             } else {
 #pragma unroll 1
                 for (int e = 0; e < 4 && j + e < tile.right; ++e) {
                     element_2(
-                        i + e, p_at, g_at, r_new_at[line], c_new_at[column + e], s_divisor_at[tile.matrix],
-                        lr_weight_decay, eps1_squared, alpha, p_new_divisor, unscale);
+                        i + e, p_at, g_at, a_at[line], b_at[column + e],
+                        lr_weight_decay, one_over_eps1, p_new_factor, unscale);
                 }
             }
         }
@@ -366,7 +351,7 @@ extern "C" __global__ void __launch_bounds__(256) scalars(
     const double eps1 = hyper[2 * group_count + group];
     const double d = hyper[4 * group_count + group];
     const double rho = pow(t, beta2_decay);
-    double *const row = table + 12 * i;
+    double *const row = table + 11 * i;
     row[0] = cols;
     row[1] = rho;
     row[2] = rows;
@@ -375,6 +360,6 @@ extern "C" __global__ void __launch_bounds__(256) scalars(
     row[5] = eps2;
     row[6] = minimum(lr, 1.0 / sqrt(t));  // min_lr_one_over_sqrt_t
     row[7] = eps1;
-    row[8] = eps1 * eps1;  // eps1_squared
+    row[8] = 1.0 / eps1;  // one_over_eps1
     row[9] = d;
 }

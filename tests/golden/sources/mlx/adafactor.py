@@ -17,24 +17,22 @@ def stage_0(rows, cols, p, g):
     return {}, {'sum_g_squared_row': sum_g_squared_row, 'sum_g_squared_col': sum_g_squared_col, 'sum_p_squared': sum_p_squared}
 
 
-def stage_1(g, r_new, c_new, s_divisor, eps1_squared):
+def stage_1(g, a, b, one_over_eps1):
     """Stage 1 of 3 for one tensor, and reductions in float64 on the CPU, float32 elsewhere.
 
     Arrays are of the tensor's shape or with 1 for some axes, scalars 0-d; computed in float32.
     """
-    s = r_new * c_new / s_divisor
-    u = g / mx.sqrt(mx.maximum(s, eps1_squared))
+    u = g * mx.minimum(a * b, one_over_eps1)
     sum_u_squared = total(u * u)
     return {}, {'sum_u_squared': sum_u_squared}
 
 
-def stage_2(p, g, r_new, c_new, s_divisor, lr_weight_decay, eps1_squared, alpha, p_new_divisor):
+def stage_2(p, g, a, b, lr_weight_decay, one_over_eps1, p_new_factor):
     """Stage 2 of 3 for one tensor.
 
     Arrays are of the tensor's shape or with 1 for some axes, scalars 0-d; computed in float32.
     """
     p_new = p - lr_weight_decay * p
-    s = r_new * c_new / s_divisor
-    u = g / mx.sqrt(mx.maximum(s, eps1_squared))
-    p_new_ = p_new - alpha * u / p_new_divisor
+    u = g * mx.minimum(a * b, one_over_eps1)
+    p_new_ = p_new - p_new_factor * u
     return {'p': p_new_}

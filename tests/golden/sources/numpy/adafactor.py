@@ -13,24 +13,22 @@ def stage_0(xp, real, p, g):
     return {"sum_g_squared_row": sum_g_squared_row, "sum_g_squared_col": sum_g_squared_col, "sum_p_squared": sum_p_squared}
 
 
-def stage_1(xp, real, g, r_new, c_new, s_divisor, eps1_squared):
+def stage_1(xp, real, g, a, b, one_over_eps1):
     """Stage 1 of 3 for one tensor. Arrays are (batch, rows, cols) or less, scalars 0-d; computed in float32.
 
     `xp` is the arrays' namespace, `real` makes float32 of a number or an array.
     """
-    s = r_new * c_new / s_divisor
-    u = g / xp.sqrt(xp.maximum(s, eps1_squared))
+    u = g * xp.minimum(a * b, one_over_eps1)
     sum_u_squared = xp.sum(u * u, dtype=xp.float64)
     return {"sum_u_squared": sum_u_squared}
 
 
-def stage_2(xp, real, p, g, r_new, c_new, s_divisor, lr_weight_decay, eps1_squared, alpha, p_new_divisor):
+def stage_2(xp, real, p, g, a, b, lr_weight_decay, one_over_eps1, p_new_factor):
     """Stage 2 of 3 for one tensor. Arrays are (batch, rows, cols) or less, scalars 0-d; computed in float32.
 
     `xp` is the arrays' namespace, `real` makes float32 of a number or an array.
     """
     p_new = p - lr_weight_decay * p
-    s = r_new * c_new / s_divisor
-    u = g / xp.sqrt(xp.maximum(s, eps1_squared))
-    p_new_ = p_new - alpha * u / p_new_divisor
+    u = g * xp.minimum(a * b, one_over_eps1)
+    p_new_ = p_new - p_new_factor * u
     p[...] = p_new_

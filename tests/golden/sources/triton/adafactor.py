@@ -8,14 +8,15 @@ https://arxiv.org/abs/1804.04235
     if ndim >= 2:
       r = r + rho*(mean(g**2, per="row") - r)
       c = c + rho*(mean(g**2, per="col") - c)
-      s = r*c/maximum(mean(r, per="matrix"), eps1)
+      a = rsqrt(r/maximum(mean(r, per="matrix"), eps1))
+      b = rsqrt(c)
+      u = g*minimum(a*b, 1/eps1)
     else:
       v = v + rho*(g**2 - v)
-      s = v
-    u = g/sqrt(maximum(s, eps1**2))
+      u = g/sqrt(maximum(v, eps1**2))
     alpha = maximum(eps2, rms(p, per="tensor"))*minimum(lr, 1/sqrt(t))
     p = p - lr*weight_decay*p
-    p = p - alpha*u/maximum(1, rms(u, per="tensor")/d)
+    p = p - alpha/maximum(1, rms(u, per="tensor")/d)*u
 """
 
 import triton
@@ -138,17 +139,16 @@ def stage_0(chunks, known, moving, table, stays, scale, slots, BLOCK: tl.constex
 
 @triton.jit
 def stage_1_tiles(
-    matrix, left, top, bottom, batch, height, width, g_at, r_new_at, c_new_at, s_divisor_at,
-    eps1_squared, scale, ALL: tl.constexpr, MATRICES: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, VECTOR: tl.constexpr,
+    matrix, left, top, bottom, batch, height, width, g_at, a_at, b_at, one_over_eps1, scale,
+    ALL: tl.constexpr, MATRICES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    VECTOR: tl.constexpr,
 ):
     """Rows `top` to `bottom` of a column of tiles, in float32: ALL of each tile, 16 bytes at a time,
     or those of its elements that are in the matrix, at any address.
     """
     g_at = tl.multiple_of(g_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
-    r_new_at = r_new_at.to(tl.pointer_type(tl.float32))
-    c_new_at = tl.multiple_of(c_new_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
-    s_divisor_at = s_divisor_at.to(tl.pointer_type(tl.float32))
+    a_at = a_at.to(tl.pointer_type(tl.float32))
+    b_at = tl.multiple_of(b_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
     if scale is not None:
         unscale = tl.div_rn(1.0, tl.load(scale))
     if ALL:
@@ -160,47 +160,44 @@ def stage_1_tiles(
     columns = plane * width.to(tl.int32) + along
     beside = None if ALL else (plane < batch - matrix) & (along < width - left)
     i = rows * width.to(tl.int32) + along
-    s_divisor = tl.load(s_divisor_at + matrix + plane, mask=None if ALL else plane < batch - matrix)
-    c_new = tl.load(c_new_at + matrix * width + left + columns, mask=beside)
+    b = tl.load(b_at + matrix * width + left + columns, mask=beside)
     sum_u_squared = tl.full((MATRICES, ROWS, 1), 0.0, tl.float64)
     for first in range(top, bottom, ROWS):
         line = matrix * height + first
         start = line * width + left
         below = None if ALL else (plane < batch - matrix) & (down < bottom - first)
         inside = None if ALL else beside & below
-        r_new = tl.load(r_new_at + line + rows, mask=below)
+        a = tl.load(a_at + line + rows, mask=below)
         g = tl.load(g_at + start + i, mask=inside)
         if scale is not None:
             g = g * unscale
-        s = tl.div_rn(r_new * c_new, s_divisor)
-        u = tl.div_rn(g, tl.sqrt_rn(tl.maximum(s, eps1_squared, propagate_nan=tl.PropagateNan.ALL)))
+        u = g * tl.minimum(a * b, one_over_eps1, propagate_nan=tl.PropagateNan.ALL)
         sum_u_squared = sum_u_squared + tl.sum((u * u if ALL else tl.where(inside, u * u, 0.0)).to(tl.float64), 2, True)
     return tl.sum(sum_u_squared)
 
 
 @triton.jit
 def stage_1_chunk(
-    number, batch, height, width, lines, across, deep, known, slots, g_at, r_new_at, c_new_at,
-    s_divisor_at, eps1_squared, scale, MATRICES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    WIDE: tl.constexpr, VECTOR: tl.constexpr,
+    number, batch, height, width, lines, across, deep, known, slots, g_at, a_at, b_at, one_over_eps1,
+    scale, MATRICES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
+    VECTOR: tl.constexpr,
 ):
     """One chunk of a tensor that is cut into tiles of this shape; WIDE ones are taken 16 bytes at a time."""
     left, piece, matrix = number % across, number // across % deep, number // (across * deep)
     left, matrix = left.to(tl.int64) * COLUMNS, matrix.to(tl.int64) * MATRICES
     top = piece.to(tl.int64) * lines
     bottom = tl.minimum(top + lines, height)
-    aligned = ((g_at | c_new_at) % 16 == 0) & (width % VECTOR == 0)
+    aligned = ((g_at | b_at) % 16 == 0) & (width % VECTOR == 0)
     whole = aligned & (left + COLUMNS <= width) & (matrix + MATRICES <= batch)
     middle = tl.where(whole, top + (bottom - top) // ROWS * ROWS, top) if WIDE else top
     sum_u_squared_rest = stage_1_tiles(
-        matrix, left, middle, bottom, batch, height, width, g_at, r_new_at, c_new_at, s_divisor_at,
-        eps1_squared, scale, False, MATRICES, ROWS // 2 if VECTOR == 8 and ROWS > 1 else ROWS, COLUMNS,
-        VECTOR,
+        matrix, left, middle, bottom, batch, height, width, g_at, a_at, b_at, one_over_eps1, scale, False,
+        MATRICES, ROWS // 2 if VECTOR == 8 and ROWS > 1 else ROWS, COLUMNS, VECTOR,
     )
     if WIDE:
         sum_u_squared = stage_1_tiles(
-            matrix, left, top, middle, batch, height, width, g_at, r_new_at, c_new_at, s_divisor_at,
-            eps1_squared, scale, True, MATRICES, ROWS, COLUMNS, VECTOR,
+            matrix, left, top, middle, batch, height, width, g_at, a_at, b_at, one_over_eps1, scale, True,
+            MATRICES, ROWS, COLUMNS, VECTOR,
         )
     sum_u_squared = sum_u_squared + sum_u_squared_rest if WIDE else sum_u_squared_rest
     tl.store(slots + tl.load(known + 7) + number, sum_u_squared)
@@ -216,53 +213,51 @@ def stage_1(chunks, known, moving, table, stays, scale, slots, BLOCK: tl.constex
     chunk = chunks + 2 * tl.program_id(0).to(tl.int64)
     tensor, number = tl.load(chunk).to(tl.int64), tl.load(chunk + 1)
     known += 8 * tensor
-    moving += 5 * tensor
+    moving += 4 * tensor
     row = tl.load(moving)
-    values = table + 12 * row
+    values = table + 11 * row
     batch, height, width = tl.load(known + 0), tl.load(known + 1), tl.load(known + 2)
     lines, tile = tl.load(known + 3), tl.load(known + 6)
     across, deep = tl.load(known + 4).to(tl.int32), tl.load(known + 5).to(tl.int32)
     g_at = tl.load(moving + 1)
-    r_new_at = tl.load(moving + 2)
-    c_new_at = tl.load(moving + 3)
-    s_divisor_at = tl.load(moving + 4)
-    eps1_squared = tl.load(values + 8).to(tl.float32)
+    a_at = tl.load(moving + 2)
+    b_at = tl.load(moving + 3)
+    one_over_eps1 = tl.load(values + 8).to(tl.float32)
     if tile == 0:
         stage_1_chunk(
-            number, batch, height, width, lines, across, deep, known, slots, g_at, r_new_at, c_new_at,
-            s_divisor_at, eps1_squared, scale, 1, 1, BLOCK, True, VECTOR,
+            number, batch, height, width, lines, across, deep, known, slots, g_at, a_at, b_at, one_over_eps1,
+            scale, 1, 1, BLOCK, True, VECTOR,
         )
     elif tile == 1:
         stage_1_chunk(
-            number, batch, height, width, lines, across, deep, known, slots, g_at, r_new_at, c_new_at,
-            s_divisor_at, eps1_squared, scale, 1, BLOCK // (32 * VECTOR), 32 * VECTOR, True, VECTOR,
+            number, batch, height, width, lines, across, deep, known, slots, g_at, a_at, b_at, one_over_eps1,
+            scale, 1, BLOCK // (32 * VECTOR), 32 * VECTOR, True, VECTOR,
         )
     elif tile == 2:
         stage_1_chunk(
-            number, batch, height, width, lines, across, deep, known, slots, g_at, r_new_at, c_new_at,
-            s_divisor_at, eps1_squared, scale, 1, BLOCK // 8, 8, False, VECTOR,
+            number, batch, height, width, lines, across, deep, known, slots, g_at, a_at, b_at, one_over_eps1,
+            scale, 1, BLOCK // 8, 8, False, VECTOR,
         )
     else:
         stage_1_chunk(
-            number, batch, height, width, lines, across, deep, known, slots, g_at, r_new_at, c_new_at,
-            s_divisor_at, eps1_squared, scale, BLOCK // 64, 8, 8, False, VECTOR,
+            number, batch, height, width, lines, across, deep, known, slots, g_at, a_at, b_at, one_over_eps1,
+            scale, BLOCK // 64, 8, 8, False, VECTOR,
         )
 
 
 @triton.jit
 def stage_2_tiles(
-    matrix, left, top, bottom, batch, height, width, p_at, g_at, r_new_at, c_new_at, s_divisor_at,
-    lr_weight_decay, eps1_squared, alpha, p_new_divisor, scale, stays, row, ALL: tl.constexpr,
-    MATRICES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, VECTOR: tl.constexpr,
+    matrix, left, top, bottom, batch, height, width, p_at, g_at, a_at, b_at, lr_weight_decay,
+    one_over_eps1, p_new_factor, scale, stays, row, ALL: tl.constexpr, MATRICES: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, VECTOR: tl.constexpr,
 ):
     """Rows `top` to `bottom` of a column of tiles, in float32: ALL of each tile, 16 bytes at a time,
     or those of its elements that are in the matrix, at any address.
     """
     p_at = tl.multiple_of(p_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
     g_at = tl.multiple_of(g_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
-    r_new_at = r_new_at.to(tl.pointer_type(tl.float32))
-    c_new_at = tl.multiple_of(c_new_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
-    s_divisor_at = s_divisor_at.to(tl.pointer_type(tl.float32))
+    a_at = a_at.to(tl.pointer_type(tl.float32))
+    b_at = tl.multiple_of(b_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
     if scale is not None:
         unscale = tl.div_rn(1.0, tl.load(scale))
     if stays is not None:
@@ -276,50 +271,47 @@ def stage_2_tiles(
     columns = plane * width.to(tl.int32) + along
     beside = None if ALL else (plane < batch - matrix) & (along < width - left)
     i = rows * width.to(tl.int32) + along
-    s_divisor = tl.load(s_divisor_at + matrix + plane, mask=None if ALL else plane < batch - matrix)
-    c_new = tl.load(c_new_at + matrix * width + left + columns, mask=beside)
+    b = tl.load(b_at + matrix * width + left + columns, mask=beside)
     for first in range(top, bottom, ROWS):
         line = matrix * height + first
         start = line * width + left
         below = None if ALL else (plane < batch - matrix) & (down < bottom - first)
         inside = None if ALL else beside & below
-        r_new = tl.load(r_new_at + line + rows, mask=below)
+        a = tl.load(a_at + line + rows, mask=below)
         p = tl.load(p_at + start + i, mask=inside)
         g = tl.load(g_at + start + i, mask=inside)
         if scale is not None:
             g = g * unscale
         p_new = p - lr_weight_decay * p
-        s = tl.div_rn(r_new * c_new, s_divisor)
-        u = tl.div_rn(g, tl.sqrt_rn(tl.maximum(s, eps1_squared, propagate_nan=tl.PropagateNan.ALL)))
-        p_new_ = p_new - tl.div_rn(alpha * u, p_new_divisor)
+        u = g * tl.minimum(a * b, one_over_eps1, propagate_nan=tl.PropagateNan.ALL)
+        p_new_ = p_new - p_new_factor * u
         writable = inside if stays is None else (write if ALL else inside & write)
         tl.store(p_at + start + i, p_new_, mask=writable)
 
 
 @triton.jit
 def stage_2_chunk(
-    number, batch, height, width, lines, across, deep, p_at, g_at, r_new_at, c_new_at, s_divisor_at,
-    lr_weight_decay, eps1_squared, alpha, p_new_divisor, scale, stays, row, MATRICES: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr, VECTOR: tl.constexpr,
+    number, batch, height, width, lines, across, deep, p_at, g_at, a_at, b_at, lr_weight_decay,
+    one_over_eps1, p_new_factor, scale, stays, row, MATRICES: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, WIDE: tl.constexpr, VECTOR: tl.constexpr,
 ):
     """One chunk of a tensor that is cut into tiles of this shape; WIDE ones are taken 16 bytes at a time."""
     left, piece, matrix = number % across, number // across % deep, number // (across * deep)
     left, matrix = left.to(tl.int64) * COLUMNS, matrix.to(tl.int64) * MATRICES
     top = piece.to(tl.int64) * lines
     bottom = tl.minimum(top + lines, height)
-    aligned = ((p_at | g_at | c_new_at) % 16 == 0) & (width % VECTOR == 0)
+    aligned = ((p_at | g_at | b_at) % 16 == 0) & (width % VECTOR == 0)
     whole = aligned & (left + COLUMNS <= width) & (matrix + MATRICES <= batch)
     middle = tl.where(whole, top + (bottom - top) // ROWS * ROWS, top) if WIDE else top
     stage_2_tiles(
-        matrix, left, middle, bottom, batch, height, width, p_at, g_at, r_new_at, c_new_at, s_divisor_at,
-        lr_weight_decay, eps1_squared, alpha, p_new_divisor, scale, stays, row, False, MATRICES,
+        matrix, left, middle, bottom, batch, height, width, p_at, g_at, a_at, b_at, lr_weight_decay,
+        one_over_eps1, p_new_factor, scale, stays, row, False, MATRICES,
         ROWS // 2 if VECTOR == 8 and ROWS > 1 else ROWS, COLUMNS, VECTOR,
     )
     if WIDE:
         stage_2_tiles(
-            matrix, left, top, middle, batch, height, width, p_at, g_at, r_new_at, c_new_at, s_divisor_at,
-            lr_weight_decay, eps1_squared, alpha, p_new_divisor, scale, stays, row, True, MATRICES, ROWS,
-            COLUMNS, VECTOR,
+            matrix, left, top, middle, batch, height, width, p_at, g_at, a_at, b_at, lr_weight_decay,
+            one_over_eps1, p_new_factor, scale, stays, row, True, MATRICES, ROWS, COLUMNS, VECTOR,
         )
 
 
@@ -333,43 +325,38 @@ def stage_2(chunks, known, moving, table, stays, scale, BLOCK: tl.constexpr, VEC
     chunk = chunks + 2 * tl.program_id(0).to(tl.int64)
     tensor, number = tl.load(chunk).to(tl.int64), tl.load(chunk + 1)
     known += 8 * tensor
-    moving += 5 * tensor
+    moving += 4 * tensor
     row = tl.load(moving)
-    values = table + 12 * row
+    values = table + 11 * row
     batch, height, width = tl.load(known + 0), tl.load(known + 1), tl.load(known + 2)
     lines, tile = tl.load(known + 3), tl.load(known + 6)
     across, deep = tl.load(known + 4).to(tl.int32), tl.load(known + 5).to(tl.int32)
     p_at = tl.load(known + 7)
     g_at = tl.load(moving + 1)
-    r_new_at = tl.load(moving + 2)
-    c_new_at = tl.load(moving + 3)
-    s_divisor_at = tl.load(moving + 4)
+    a_at = tl.load(moving + 2)
+    b_at = tl.load(moving + 3)
     lr_weight_decay = tl.load(values + 3).to(tl.float32)
-    eps1_squared = tl.load(values + 8).to(tl.float32)
-    alpha = tl.load(values + 10).to(tl.float32)
-    p_new_divisor = tl.load(values + 11).to(tl.float32)
+    one_over_eps1 = tl.load(values + 8).to(tl.float32)
+    p_new_factor = tl.load(values + 10).to(tl.float32)
     if tile == 0:
         stage_2_chunk(
-            number, batch, height, width, lines, across, deep, p_at, g_at, r_new_at, c_new_at, s_divisor_at,
-            lr_weight_decay, eps1_squared, alpha, p_new_divisor, scale, stays, row, 1, 1, BLOCK, True, VECTOR,
+            number, batch, height, width, lines, across, deep, p_at, g_at, a_at, b_at, lr_weight_decay,
+            one_over_eps1, p_new_factor, scale, stays, row, 1, 1, BLOCK, True, VECTOR,
         )
     elif tile == 1:
         stage_2_chunk(
-            number, batch, height, width, lines, across, deep, p_at, g_at, r_new_at, c_new_at, s_divisor_at,
-            lr_weight_decay, eps1_squared, alpha, p_new_divisor, scale, stays, row, 1, BLOCK // (32 * VECTOR),
-            32 * VECTOR, True, VECTOR,
+            number, batch, height, width, lines, across, deep, p_at, g_at, a_at, b_at, lr_weight_decay,
+            one_over_eps1, p_new_factor, scale, stays, row, 1, BLOCK // (32 * VECTOR), 32 * VECTOR, True, VECTOR,
         )
     elif tile == 2:
         stage_2_chunk(
-            number, batch, height, width, lines, across, deep, p_at, g_at, r_new_at, c_new_at, s_divisor_at,
-            lr_weight_decay, eps1_squared, alpha, p_new_divisor, scale, stays, row, 1, BLOCK // 8, 8, False,
-            VECTOR,
+            number, batch, height, width, lines, across, deep, p_at, g_at, a_at, b_at, lr_weight_decay,
+            one_over_eps1, p_new_factor, scale, stays, row, 1, BLOCK // 8, 8, False, VECTOR,
         )
     else:
         stage_2_chunk(
-            number, batch, height, width, lines, across, deep, p_at, g_at, r_new_at, c_new_at, s_divisor_at,
-            lr_weight_decay, eps1_squared, alpha, p_new_divisor, scale, stays, row, BLOCK // 64, 8, 8, False,
-            VECTOR,
+            number, batch, height, width, lines, across, deep, p_at, g_at, a_at, b_at, lr_weight_decay,
+            one_over_eps1, p_new_factor, scale, stays, row, BLOCK // 64, 8, 8, False, VECTOR,
         )
 
 
@@ -513,7 +500,7 @@ def scalars(
     numel = tl.load(numel_at + n, mask=inside)
     rows_ = tl.load(rows_at + n, mask=inside)
     rho_ = power_64(t, beta2_decay)
-    row = table + 12 * n
+    row = table + 11 * n
     tl.store(row + 0, cols, mask=inside)
     tl.store(row + 1, rho_, mask=inside)
     tl.store(row + 2, rows_, mask=inside)
@@ -522,7 +509,6 @@ def scalars(
     tl.store(row + 5, eps2, mask=inside)
     tl.store(row + 6, tl.minimum(lr, 1.0 / tl.sqrt(t), propagate_nan=tl.PropagateNan.ALL), mask=inside)
     tl.store(row + 7, eps1, mask=inside)
-    tl.store(row + 8, eps1 * eps1, mask=inside)
+    tl.store(row + 8, 1.0 / eps1, mask=inside)
     tl.store(row + 9, d, mask=inside)
     tl.store(row + 10, 0.0, mask=inside)
-    tl.store(row + 11, 0.0, mask=inside)
