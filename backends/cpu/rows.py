@@ -1,4 +1,4 @@
-"""Rows in groups, in stages that reduce columns or read values of columns: these are read and written once for a group.
+"""Rows in groups, in stages that reduce columns or read their values: these are read and written once for a group.
 
 The columns of a wide matrix do not fit the nearest cache. Totals that are read and written for every row move 16 bytes
 for each element of 4.
@@ -32,14 +32,15 @@ LOCALS = frozenset({"column_total", "alone", *(f"{name}_{row}" for name in ("bac
 
 
 def in_groups(write: StageWriter) -> bool:
-    """Whether a stage takes rows in groups: it has values of columns, and none of the place of an element."""
-    coded = any(write.layout.format(buffer) for buffer in write.nest.buffers)
-    placed = any(n.op is Op.CHANCE for n in walk(write.stage.roots))
-    return (
-        bool(write.nest.totals(COL) or write.nest.read(COL))
-        and len(write.stage.reduces) <= _MOST
-        and not (coded or placed)
-    )
+    """Whether a stage takes rows in groups: it reduces columns, or reads values of columns and only reduces.
+
+    A stage that stores waits for memory, with groups or without. No value may depend on the place of an element.
+    """
+    stage, nest = write.stage, write.nest
+    columns = nest.totals(COL) or (nest.read(COL) and not stage.stores)
+    coded = any(write.layout.format(buffer) for buffer in nest.buffers)
+    placed = any(n.op is Op.CHANCE for n in walk(stage.roots))
+    return bool(columns) and len(stage.reduces) <= _MOST and not (coded or placed)
 
 
 def vectors_of(write: StageWriter) -> list[Result]:

@@ -20,15 +20,6 @@ def element_1(g, a, b, one_over_eps1):
     return u * u,
 
 
-@inlined
-def element_2(p, g, a, b, lr_weight_decay, one_over_eps1, p_new_factor):
-    """The new values of one element."""
-    p_new = p - lr_weight_decay * p
-    u = g * minimum(a * b, one_over_eps1)
-    p_new_ = p_new - p_new_factor * u
-    return p_new_,
-
-
 @compiled
 def stage_0(pointers, tensors, tensor, row, chunk, place):
     """One chunk: reduces to sum_g_squared_row, sum_g_squared_col, sum_p_squared per tensor. Buffers do not
@@ -176,39 +167,7 @@ def stage_2(pointers, tensors, tensor, row, chunk, place):
     one_over_eps1 = float32(number(row, 8))
     p_new_factor = float32(number(row, 10))
     for matrix in range(first, last):
-        alone = bottom - (bottom - top) % 4 if right - left > 2048 else top
-        for line in range(matrix * height + top, matrix * height + alone, 4):
-            back_0 = (line + 0 - matrix) * width
-            back_1 = (line + 1 - matrix) * width
-            back_2 = (line + 2 - matrix) * width
-            back_3 = (line + 3 - matrix) * width
-            a_0 = load_float32(a_at, line + 0, 2)
-            a_1 = load_float32(a_at, line + 1, 2)
-            a_2 = load_float32(a_at, line + 2, 2)
-            a_3 = load_float32(a_at, line + 3, 2)
-            for j in range(matrix * width + left, matrix * width + right):
-                b = load_float32(b_at, j, 3)
-                i = j + back_0
-                p = load_float32(p_at, i, 0)
-                g = load_float32(g_at, i, 1)
-                new_0 = element_2(p, g, a_0, b, lr_weight_decay, one_over_eps1, p_new_factor)
-                store_float32(p_at, i, 0, new_0[0])
-                i = j + back_1
-                p = load_float32(p_at, i, 8)
-                g = load_float32(g_at, i, 1)
-                new_1 = element_2(p, g, a_1, b, lr_weight_decay, one_over_eps1, p_new_factor)
-                store_float32(p_at, i, 8, new_1[0])
-                i = j + back_2
-                p = load_float32(p_at, i, 9)
-                g = load_float32(g_at, i, 1)
-                new_2 = element_2(p, g, a_2, b, lr_weight_decay, one_over_eps1, p_new_factor)
-                store_float32(p_at, i, 9, new_2[0])
-                i = j + back_3
-                p = load_float32(p_at, i, 10)
-                g = load_float32(g_at, i, 1)
-                new_3 = element_2(p, g, a_3, b, lr_weight_decay, one_over_eps1, p_new_factor)
-                store_float32(p_at, i, 10, new_3[0])
-        for line in range(matrix * height + alone, matrix * height + bottom):
+        for line in range(matrix * height + top, matrix * height + bottom):
             back = (line - matrix) * width
             a = load_float32(a_at, line, 2)
             for i in range(line * width + left, line * width + right):
