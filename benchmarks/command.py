@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from benchmarks.gpu.names import PARTS
 from rulec.cli.console import console, fail, json_text, print_json, print_table, progress, write_text
 from rulec.errors import RulecError
 
@@ -41,6 +42,10 @@ def bench(
     tune: Annotated[
         bool, typer.Option("--tune", help="With gpu: find block sizes and write the triton backend's table of them.")
     ] = False,
+    part: Annotated[
+        list[str] | None,
+        typer.Option(help=f"With gpu: measure this part alone; repeatable. There are {', '.join(PARTS)}."),
+    ] = None,
     chart: Annotated[Path | None, typer.Option(help="With memory or states: draw the results, as a PNG, here.")] = None,
 ) -> None:
     """Measure speed and memory: ratios within this run.
@@ -54,20 +59,20 @@ def bench(
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     _check_paths(json, page)
     _check_rules(rule)
-    if tune and what != ["gpu"]:
-        raise RulecError("--tune is of the measurement on a GPU alone: rulec bench gpu --tune")
+    _check_gpu(what, tune, part)
     if chart is not None and what not in (["memory"], ["states"]):
         raise RulecError("--chart is of one measurement, memory or states: rulec bench memory --chart PATH")
     names = what or usual()
     _check_there(names)
     results: list[Result] = []
-    keep = partial(_keep, results, json)
-    chosen = [measurement(name, quick, rule or (), keep, tune) for name in names]
+    keep = partial(_keep, results, json, _recorded(names, json, quick, rule or [], tune))
+    chosen = [measurement(name, quick, rule or (), keep, tune, part or ()) for name in names]
     for one in chosen:
         with progress() as shown:
             task = shown.add_task(one.name, total=one.parts)
-            results.append(one.run(partial(shown.advance, task)))
-        _keep(results[:-1], json, results[-1])
+            done = one.run(partial(shown.advance, task))
+        keep(done)
+        results.append(done)
         if json != Path("-"):
             _print(results[-1])
     if json == Path("-"):
@@ -95,6 +100,32 @@ def _check_paths(json: Path | None, page: Path | None) -> None:
         raise RulecError("--page needs the folder of the results: give --json FOLDER too")
 
 
+def _check_gpu(what: list[str] | None, tune: bool, part: list[str] | None) -> None:
+    """RulecError for an option of the measurement on a GPU without it, or with two of them."""
+    for option, asked in (("--tune", tune), ("--part NAME", bool(part))):
+        if asked and what != ["gpu"]:
+            alone = "is of the measurement on a GPU alone"
+            raise RulecError(f"{option.partition(' ')[0]} {alone}: rulec bench gpu {option}")
+    if tune and part:
+        raise RulecError("--tune measures block sizes, which are no part: leave out --tune or --part")
+
+
+def _recorded(names: list[str], path: Path | None, quick: bool, rules: list[str], tune: bool) -> Result | None:
+    """The results on a GPU that the file has already, and keeps beside new ones; None where it has none."""
+    alone = names == ["gpu"] or (path is not None and path.suffix != ".json")
+    if path is None or path == Path("-") or "gpu" not in names or tune or not alone:
+        return None
+    from benchmarks.gpu import merge
+    from benchmarks.result import read_result
+
+    file = path if path.suffix == ".json" else path / "gpu.json"
+    if not file.is_file():
+        return None
+    before = read_result(file)
+    merge.check(before, str(file), quick, rules)
+    return before
+
+
 def _check_there(names: list[str]) -> None:
     """A sentence and exit code 1 where a measurement needs a GPU or JAX and there is none."""
     from benchmarks.gpu import device as gpu_device
@@ -116,10 +147,17 @@ def _check_rules(names: list[str] | None) -> None:
             raise RulecError(f"there is no library rule {name!r}{did_you_mean(name, rules())} (`rulec list`)")
 
 
-def _keep(done: list[Result], path: Path | None, so_far: Result) -> None:
-    """Writes the results of a measurement, finished or under way, beside those before it; no failure loses them."""
+def _keep(done: list[Result], path: Path | None, before: Result | None, so_far: Result) -> None:
+    """Writes the results of a measurement, finished or under way, beside those before it; no failure loses them.
+
+    Results on a GPU are written with the results `before`, of other runs.
+    """
     if path is None or path == Path("-"):
         return
+    if before is not None and so_far.name == "gpu":
+        from benchmarks.gpu.merge import merged
+
+        so_far = merged(before, so_far)
     results = [*done, so_far]
     data = [result.data() for result in results]
     if path.suffix == ".json":
@@ -135,7 +173,7 @@ def _print(result: Result) -> None:
     quick = " (quick: these figures do not count)" if result.quick else ""
     out = console()
     out.print(f"{result.name}, {result.threads} threads{quick}", style="bold")
-    for note in result.notes:
+    for note in result.remarks:
         out.print(f"  {note}", markup=False)
     rows = [[row.subject, row.measure, figure(row), target(row), _mark(row)] for row in result.rows]
     print_table(("", "figure", "measured", "target", " "), rows, right=("measured", "target"))

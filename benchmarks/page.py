@@ -87,29 +87,55 @@ def _missed(results: Sequence[Result]) -> str:
 def _section(result: Result) -> str:
     missed = [row for row in result.rows if row.met is False]
     judged = [row for row in result.rows if row.met is not None]
-    lines = [f"## {result.name}", "", _TEXT[result.name], "", _machine(result), ""]
-    lines += [f"- {note}" for note in result.notes] + ([""] if result.notes else [])
+    lines = [f"## {result.name}", "", _TEXT[result.name], "", *_runs(result)]
+    lines += [f"- {note}" for note in result.remarks] + ([""] if result.remarks else [])
     lines += [f"{len(judged) - len(missed)} of {len(judged)} targets are met.", ""]
     lines += ["| | figure | measured | target | met |", "|---|---|---:|---:|---|"]
     lines += [f"| {row.subject} | {row.measure} | {figure(row)} | {target(row)} | {_met(row)} |" for row in result.rows]
     return "\n".join([*lines, ""])
 
 
-def _machine(result: Result) -> str:
-    machine = result.machine
+def _runs(result: Result) -> list[str]:
+    """A paragraph about each run, with its machine, its date and its parts, and one about parts without a run."""
+    command = f"rulec bench {result.name}"
+    lines = []
+    if not result.parts or any(not row.part for row in result.rows):
+        where = _machine(result.name, result.measured, result.machine, result.threads)
+        lines.append(f"Measured on {where}. Command: `{command}`.")
+    runs: dict[str, list[str]] = {}
+    for name, one in result.parts.items():
+        if one.ran:
+            where = _machine(result.name, one.measured, one.machine, result.threads)
+            runs.setdefault(where, []).append(name)
+    lines += [f"Parts {', '.join(names)}: measured on {w}. Command: `{command} --part`." for w, names in runs.items()]
+    missing = _missing(result) if result.name == "gpu" else []
+    if missing:
+        lines.append(f"No run of these parts is recorded yet: {', '.join(missing)}.")
+    return [line for text in lines for line in (text, "")]
+
+
+def _missing(result: Result) -> list[str]:
+    from benchmarks.gpu.merge import measured_parts
+    from benchmarks.gpu.names import PARTS
+
+    there = measured_parts(result)
+    return [name for name in PARTS if name not in there]
+
+
+def _machine(name: str, measured: str, machine: Mapping[str, Any], threads: int) -> str:
+    """The date of a run, its machine and the versions that matter."""
     cache = machine["last_level_cache_bytes"]
     parts = [machine["cpu"], f"{machine['cores']} cores"]
     parts += [f"{cache / 2**20:.0f} MiB of cache"] if cache else []
-    parts += [f"{result.threads} threads", machine["system"]]
+    parts += [f"{threads} threads", machine["system"]]
     if "gpu" in machine:
         parts = [_device(machine["gpu"]), *parts]
     shown = (
         ("python", "numpy", "torch", "triton", "cupy") if "gpu" in machine else ("python", "numpy", "numba", "torch")
     )
-    shown = ("python", "numba", "jax", "optax") if result.name == "jax" else shown
+    shown = ("python", "numba", "jax", "optax") if name == "jax" else shown
     versions = [f"{name} {machine['versions'][name]}" for name in shown if machine["versions"].get(name)]
-    command = f"rulec bench {result.name}"
-    return f"Measured on {result.measured}: {', '.join(parts)}; {', '.join(versions)}. Command: `{command}`."
+    return f"{measured}: {', '.join(parts)}; {', '.join(versions)}"
 
 
 def _device(gpu: Mapping[str, Any]) -> str:

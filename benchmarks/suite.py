@@ -22,7 +22,7 @@ MEASUREMENTS: dict[str, str] = {
     "es": "evolution strategies: perturbed layers in one batch, steps without a gradient, and how near they come",
     "race": "a race's learning rates and seeds as one batch, against the same runs one by one",
     "jax": "steps in JAX against optax under jit: large leaves, many leaves, and the first call",
-    "gpu": "correctness, bandwidth, other libraries and the host's time on one GPU, in nine minutes",
+    "gpu": "correctness, bandwidth, memory, other libraries and the host's time on one GPU, in parts of nine minutes",
 }
 
 
@@ -46,14 +46,14 @@ def usual() -> list[str]:
 
 def measurement(
     name: str, quick: bool, only: Sequence[str] = (), keep: Callable[[Result], object] = lambda _: None,
-    tune: bool = False,
+    tune: bool = False, chosen: Sequence[str] = (),
 ) -> Measurement:  # fmt: skip
     """The measurement of that name. `quick` takes sizes too small to count, `only` restricts it to some rules.
 
     A measurement that may be interrupted gives its results so far to `keep`, part by part. With `tune` the measurement
-    on a GPU finds block sizes and writes the triton backend's table of them instead.
+    on a GPU finds block sizes and writes the triton backend's table of them instead; `chosen` are its parts to measure.
 
-    RulecError for a name that is none of `MEASUREMENTS`.
+    RulecError for a name that is none of `MEASUREMENTS`, and for an unknown part.
     """
     if name == "rules":
         from benchmarks import rules
@@ -105,7 +105,8 @@ def measurement(
     if name == "gpu":
         from benchmarks.gpu import measure as gpu
 
-        return Measurement(name, gpu.parts(only, tune), lambda advance: gpu.measure(quick, only, advance, keep, tune))
+        parts = gpu.parts(only, tune, chosen)
+        return Measurement(name, parts, lambda advance: gpu.measure(quick, only, advance, keep, tune, chosen))
     known = ", ".join(MEASUREMENTS)
     raise RulecError(f"there is no measurement {name!r}{did_you_mean(name, MEASUREMENTS)}: there are {known}")
 

@@ -99,11 +99,11 @@ def _measured(bench: Bench, way: str, tokens: int, layers: int) -> dict[str, flo
     step = _step_of(model, way, make(bench, (tokens, WIDE // smaller), "bfloat16"))
     for _ in range(3):  # states are made, the first step is watched, and kernels are compiled
         step()
-    before = _memory(bench)
-    _reset(bench)
+    before = memory_now(bench)
+    memory_reset(bench)
     step()
     bench.device.synchronize()
-    peak = _memory(bench, peak=True)
+    peak = memory_peak(bench)
     times = timed(bench.device, {"step": [step]}, QUICK_ROUNDS if bench.quick else ROUNDS, 4.0)
     weights = sum(p.nbytes for p in model.parameters())
     return {"step": times.median("step"), "peak": peak, "before": before, "weights": weights}
@@ -163,16 +163,22 @@ def _step_of(model: Any, way: str, inputs: Any) -> Step:
     return step
 
 
-def _memory(bench: Bench, peak: bool = False) -> int:
-    """Bytes of tensors now, or their peak since `_reset`; 1 on a device that does not count them."""
+def memory_now(bench: Bench) -> int:
+    """Bytes of tensors now; 0 on a device that does not count them."""
     import torch
 
-    if bench.device.name != "cuda":
-        return 1
-    return torch.cuda.max_memory_allocated() if peak else torch.cuda.memory_allocated()
+    return torch.cuda.memory_allocated() if bench.device.name == "cuda" else 0
 
 
-def _reset(bench: Bench) -> None:
+def memory_peak(bench: Bench) -> int:
+    """The most bytes of tensors since `memory_reset`; 1 on a device that does not count them."""
+    import torch
+
+    return torch.cuda.max_memory_allocated() if bench.device.name == "cuda" else 1
+
+
+def memory_reset(bench: Bench) -> None:
+    """Has the peak counted from here on."""
     import torch
 
     if bench.device.name == "cuda":

@@ -23,7 +23,7 @@ ROUNDS, QUICK_ROUNDS = 60, 3
 
 #: Microseconds that a step of a thousand tensors may take on the host, and a captured one; how far, relative to the
 #: largest parameter, a captured step may be from the same step uncaptured.
-PER_STEP, CAPTURED, SAME = 250.0, 30.0, 1e-6
+PER_STEP, CAPTURED, SAME = 200.0, 30.0, 1e-6
 
 #: Learning rates of successive replays, each of them the same number in float32 and float64.
 RATES = (2.0**-10, 2.0**-8, 2.0**-12, 0.0, 2.0**-9)

@@ -1,9 +1,13 @@
-"""`rulec bench gpu`: correctness, bandwidth, peers and host time on one GPU, in less than nine minutes."""
+"""`rulec bench gpu`: correctness, bandwidth, memory, peers and host time on one GPU, a part at a time or all that fit.
+
+A run ends in less than nine minutes, whatever is asked for.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.gpu import check as gpu_check
@@ -12,6 +16,10 @@ from benchmarks.gpu import es as gpu_es
 from benchmarks.gpu import host as gpu_host
 from benchmarks.gpu import jax as gpu_jax
 from benchmarks.gpu import large as gpu_large
+from benchmarks.gpu import llama as gpu_llama
+from benchmarks.gpu import lowrank as gpu_lowrank
+from benchmarks.gpu import matrices as gpu_matrices
+from benchmarks.gpu import muon as gpu_muon
 from benchmarks.gpu import rules as gpu_rules
 from benchmarks.gpu import seed as gpu_seed
 from benchmarks.gpu import sizes as gpu_sizes
@@ -19,9 +27,10 @@ from benchmarks.gpu import states as gpu_states
 from benchmarks.gpu import tune as gpu_tune
 from benchmarks.gpu.crew import Processes
 from benchmarks.gpu.device import Bench, gpu_facts, missing
+from benchmarks.gpu.names import check_parts
 from benchmarks.gpu.part import Findings, Section
 from benchmarks.gpu.run import Run
-from benchmarks.result import Result
+from benchmarks.result import Record, Result
 from rulec.compare.machine import cores, facts, memory, version
 from rulec.errors import RulecError
 
@@ -32,34 +41,54 @@ BUDGET = 500.0
 MOST_WORKERS, WORKER_BYTES = 16, 6 * 2**30
 
 #: Packages with peers, whose versions are recorded.
-PEERS = ("heavyball", "torch-optimi", "apex", "bitsandbytes")
+PEERS = (
+    "heavyball", "torch-optimi", "apex", "bitsandbytes", "dion", "emerging-optimizers", "pytorch_optimizer",
+    "kron-torch", "apollo-torch", "galore-torch", "hyperscalees",
+)  # fmt: skip
 
 Advance = Callable[[], object]
 Keep = Callable[[Result], object]
 
 
-def sections(only: Sequence[str], backends: Sequence[str]) -> list[Section]:
-    """The sections of the measurement, the most important first; rules are checked on `backends`."""
-    return [
-        Section("correctness", gpu_check.parts(backends, only), 210.0, together=True),
-        Section("compiling", gpu_rules.warm_parts(only), 60.0, together=True),
-        Section("fused", [*gpu_sizes.fused_parts(only), *gpu_large.parts(only)], 60.0),
+def sections(
+    only: Sequence[str], backends: Sequence[str], chosen: Sequence[str] = (), unusable: Sequence[str] = ()
+) -> list[Section]:
+    """The sections of the measurement, the most important first, or of the chosen parts alone.
+
+    Rules are checked on `backends`; `unusable` says why not on others. A section has a limit, to leave time
+    to the next ones: chosen parts share all time.
+    """
+    every = [
+        Section("correctness", gpu_check.parts(backends, only), 210.0, together=True, notes=unusable),
+        Section("large", gpu_large.parts(only), 40.0),
+        Section("fused", gpu_sizes.judged_parts(only), 90.0, notes=gpu_sizes.not_installed(only)),
         Section("host", gpu_host.parts(only), 40.0),
-        Section("seed", gpu_seed.parts(only), 30.0),
+        Section("seed", gpu_seed.parts(only), 30.0, notes=[note for note in (gpu_seed.missing(),) if note]),
+        Section("rules", gpu_rules.warm_parts(only), 30.0, together=True),
         Section("rules", gpu_rules.parts(only), 120.0),
-        Section("reducing rules", gpu_rules.reducing_parts(only), 80.0),
-        Section("states in codes", gpu_states.parts(only), 40.0),
-        Section("jax", gpu_jax.parts(only), 60.0),
+        Section("reductions", gpu_rules.reducing_warm_parts(only), 30.0, together=True),
+        Section("reductions", gpu_rules.reducing_parts(only), 80.0),
+        Section("states", gpu_states.parts(only), 40.0),
+        Section("jax", gpu_jax.parts(only), 60.0, notes=gpu_jax.missing(only)),
         Section("eager", gpu_eager.parts(only), 60.0),
+        Section("llama", gpu_llama.parts(only), 90.0),
+        Section("lowrank", gpu_lowrank.parts(only), 30.0, notes=gpu_lowrank.missing(only)),
         Section("noise", gpu_es.parts(only), 45.0),
-        Section("other ways", gpu_rules.other_parts(only), 25.0),
-        Section("peers", gpu_sizes.peer_parts(only), 240.0),
+        Section("ways", gpu_rules.other_parts(only), 25.0),
+        Section("muon", gpu_muon.parts(only), 150.0, notes=gpu_muon.missing(only)),
+        Section("matrices", gpu_matrices.parts(only), 150.0, notes=gpu_matrices.missing(only)),
+        Section("peers", gpu_sizes.peer_parts(only), 240.0, notes=gpu_sizes.not_installed(only)),
     ]
+    if not chosen:
+        return every
+    share = BUDGET / len({*chosen})
+    return [replace(one, seconds=max(share, one.seconds)) for one in every if one.name in chosen]
 
 
-def parts(only: Sequence[str], tune: bool = False) -> int:
-    """The number of calls of `advance` in `measure`, where every backend is there."""
-    planned = tuning() if tune else sections(only, gpu_check.BACKENDS)
+def parts(only: Sequence[str], tune: bool = False, chosen: Sequence[str] = ()) -> int:
+    """The number of calls of `advance` in `measure`, where every backend is there. RulecError for an unknown part."""
+    check_parts(chosen)
+    planned = tuning() if tune else sections(only, gpu_check.BACKENDS, chosen)
     return sum(len(section.parts) for section in planned)
 
 
@@ -68,10 +97,48 @@ def tuning() -> list[Section]:
     return [Section("block sizes", gpu_tune.parts(), BUDGET)]
 
 
+class Ledger:
+    """The findings of each part and the seconds it took: the result so far, at any time."""
+
+    def __init__(self, quick: bool, only: Sequence[str], tune: bool) -> None:
+        self.quick, self.only, self.tune = quick, list(only), tune
+        self.machine = _machine()
+        self.findings: dict[str, Findings] = {}
+        self._seconds: dict[str, float] = {}
+        self._ran: dict[str, bool] = {}
+
+    def run(self, run: Run, crew: Processes, section: Section) -> None:
+        """Runs a section, a timed one with the device to itself."""
+        begin = time.monotonic()
+        findings = self.findings.setdefault(section.name, Findings())
+        for note in section.notes:
+            findings.say(note)
+        if not section.together:
+            crew.close(first=1)
+        self._ran[section.name] = True  # while it is under way: the result so far has its rows
+        self._ran[section.name] = run.section(section, findings) > 0
+        self._seconds[section.name] = self._seconds.get(section.name, 0.0) + time.monotonic() - begin
+
+    def result(self) -> Result:
+        """All rows, each with its part; of `--tune` without parts."""
+        rows = {name: [*one.correctness(), *one.rows] for name, one in self.findings.items()}
+        if self.tune:
+            plain = [row for of_part in rows.values() for row in of_part]
+            notes = [note for one in self.findings.values() for note in one.notes]
+            return Result("gpu_blocks", plain, self.quick, cores(), notes, self.machine)
+        named = [replace(row, part=name) for name, of_part in rows.items() for row in of_part]
+        records = {name: self._record(name, one) for name, one in self.findings.items()}
+        return Result("gpu", named, self.quick, cores(), [], self.machine, parts=records)
+
+    def _record(self, name: str, findings: Findings) -> Record:
+        return Record(self._ran[name], self._seconds.get(name, 0.0), list(findings.notes), self.only, self.machine)
+
+
 def measure(
-    quick: bool, only: Sequence[str], advance: Advance = lambda: None, keep: Keep = lambda _: None, tune: bool = False
-) -> Result:
-    """The measurement; after every part `keep` takes the result so far, and `advance` is called.
+    quick: bool, only: Sequence[str], advance: Advance = lambda: None, keep: Keep = lambda _: None, tune: bool = False,
+    chosen: Sequence[str] = (),
+) -> Result:  # fmt: skip
+    """The measurement, or its chosen parts; after every piece `keep` takes the result so far, and `advance` is called.
 
     With `tune` block sizes are measured instead, and unless `quick` written. RulecError where there is no GPU.
     """
@@ -80,54 +147,36 @@ def measure(
     if reason is not None:
         raise RulecError(reason)
     backends, unusable = gpu_check.usable_backends()
-    notes = [] if tune else [*unusable, *_left_out(only)]
-    findings, machine, spent = Findings(notes=notes), _machine(), dict[str, float]()
-
-    def result() -> Result:
-        rows = [*findings.correctness(), *findings.rows]
-        where = {**machine, "seconds": dict(spent)}
-        return Result("gpu_blocks" if tune else "gpu", rows, quick, cores(), list(findings.notes), where)
+    ledger = Ledger(quick, only, tune)
 
     def changed() -> None:
         advance()
-        keep(result())
+        keep(ledger.result())
 
     crew = Processes(1 if tune else workers(), Bench(quick))
-    run = Run(crew, findings, BUDGET - (time.monotonic() - begin), time.monotonic, changed)
+    run = Run(crew, BUDGET - (time.monotonic() - begin), time.monotonic, changed)
     try:
-        for section in tuning() if tune else sections(only, backends):
-            spent[section.name] = _seconds_of(run, crew, section)
+        for section in tuning() if tune else sections(only, backends, chosen, unusable):
+            ledger.run(run, crew, section)
     finally:
         crew.close()
     if tune and not quick:
-        _save_blocks(findings, machine["gpu"]["name"])
-    return result()
+        _save_blocks(ledger)
+    return ledger.result()
 
 
-def _seconds_of(run: Run, crew: Processes, section: Section) -> float:
-    """Runs a section, a timed one with the device to itself, and returns its seconds."""
-    begin = time.monotonic()
-    if not section.together:
-        crew.close(first=1)
-    run.section(section)
-    return time.monotonic() - begin
-
-
-def _save_blocks(findings: Findings, device: str) -> None:
-    chosen = gpu_tune.table(findings.rows)
-    if chosen:
-        gpu_tune.save(device, chosen)
-        findings.say(f"the triton backend has these blocks on {device} from now on")
+def _save_blocks(ledger: Ledger) -> None:
+    device = ledger.machine["gpu"]["name"]
+    for findings in ledger.findings.values():
+        blocks = gpu_tune.table(findings.rows)
+        if blocks:
+            gpu_tune.save(device, blocks)
+            findings.say(f"the triton backend has these blocks on {device} from now on")
 
 
 def workers() -> int:
     """The number of processes that check rules at once."""
     return max(1, min(MOST_WORKERS, cores() - 1, (memory() or WORKER_BYTES) // WORKER_BYTES))
-
-
-def _left_out(only: Sequence[str]) -> list[str]:
-    seed = gpu_seed.missing()
-    return [*gpu_sizes.not_installed(only), *gpu_jax.missing(only), *([seed] if seed else [])]
 
 
 def _machine() -> dict[str, Any]:

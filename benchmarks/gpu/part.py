@@ -54,15 +54,17 @@ class Part:
 
 @dataclass(frozen=True)
 class Section:
-    """Parts with a common limit on their time, the most important first.
+    """Pieces of work with a common limit on their time, the most important first.
 
-    With `together` several may run at once: such parts time nothing.
+    `name` is one of `PARTS`; sections of one name belong together, such as compiling and timing. With `together`
+    several pieces may run at once: they time nothing. `notes` say what is left out, such as a peer.
     """
 
     name: str
     parts: Sequence[Part]
     seconds: float
     together: bool = False
+    notes: Sequence[str] = ()
 
 
 @dataclass

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import rulec
+from benchmarks.gpu.tensors import SIZES
 from benchmarks.kernels import hyper_defaults
 from benchmarks.peers import Maker, Step
 from rulec.compare.target import translate
@@ -24,7 +25,8 @@ _LION = {"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.0}
 class Peer:
     """An optimizer of another library for the same rule; `name` is for rows.
 
-    With `compiled` its step goes through torch's compiler. `target` is the wanted speed of ours in times of this one's.
+    With `compiled` its step goes through torch's compiler. `target` is the wanted speed of ours in times of this one's,
+    at the sizes `at`, or at all where it is empty. `group` has keywords that it wants in its group of parameters.
     """
 
     name: str
@@ -33,6 +35,12 @@ class Peer:
     keywords: Mapping[str, Any] = field(default_factory=dict)
     compiled: bool = False
     target: float | None = None
+    at: tuple[str, ...] = ()
+    group: Mapping[str, Any] = field(default_factory=dict)
+
+    def target_at(self, size: str) -> float | None:
+        """The target at a size, by its name in `SIZES`."""
+        return self.target if not self.at or size in self.at else None
 
     @property
     def package(self) -> str:
@@ -54,7 +62,7 @@ class Peer:
     def step(self, params: list[Any]) -> Step:
         """Its step of these parameters."""
         kind = getattr(importlib.import_module(self.module), self.kind)
-        optimizer = kind(params, **self.keywords)
+        optimizer = kind([{"params": params, **self.group}] if self.group else params, **self.keywords)
         if hasattr(optimizer, "consume_grad"):  # HeavyBall's: else there is nothing to do from the second step on
             optimizer.consume_grad = False
         step: Step = optimizer.step
@@ -69,10 +77,14 @@ def _compiled(step: Step) -> Step:
     return compiled
 
 
+#: The size at which other one-kernel steps have targets too: one large tensor, where only bandwidth counts.
+_LARGE = SIZES[:1]
+
 FUSED = Peer("torch's fused step", "torch.optim", "AdamW", {**_ADAMW, "fused": True}, target=1.0)
 COMPILED = Peer(
-    "torch's compiled step", "torch.optim", "AdamW", {**_ADAMW, "foreach": True, "capturable": True}, compiled=True
-)
+    "torch's compiled step", "torch.optim", "AdamW", {**_ADAMW, "foreach": True, "capturable": True}, compiled=True,
+    target=1.0, at=_LARGE,
+)  # fmt: skip
 
 #: The peers of each rule that is measured at all sizes.
 PEERS: Mapping[str, tuple[Peer, ...]] = {
@@ -81,13 +93,13 @@ PEERS: Mapping[str, tuple[Peer, ...]] = {
         Peer("torch's foreach step", "torch.optim", "AdamW", {**_ADAMW, "foreach": True}),
         Peer("apex", "apex.optimizers", "FusedAdam", {**_ADAMW, "adam_w_mode": True}),
         Peer("bitsandbytes", "bitsandbytes.optim", "AdamW32bit", _ADAMW),
-        Peer("optimi", "optimi", "AdamW", {**_ADAMW, "eps": 1e-8}),
+        Peer("optimi", "optimi", "AdamW", {**_ADAMW, "eps": 1e-8}, target=1.0, at=_LARGE),
         Peer("HeavyBall", "heavyball", "AdamW", _ADAMW),
         COMPILED,
     ),
     "lion": (
         Peer("bitsandbytes", "bitsandbytes.optim", "Lion32bit", _LION),
-        Peer("optimi", "optimi", "Lion", _LION),
+        Peer("optimi", "optimi", "Lion", _LION, target=1.0, at=_LARGE),
     ),
     "nadam": (
         Peer("torch's foreach step", "torch.optim", "NAdam", {"lr": 2e-3, "foreach": True}),

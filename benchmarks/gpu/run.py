@@ -65,13 +65,18 @@ class Run:
     """
 
     def __init__(
-        self, crew: Crew, findings: Findings, seconds: float, clock: Callable[[], float], changed: Callable[[], object]
-    ) -> None:
-        self._crew, self._findings, self._clock, self._changed = crew, findings, clock, changed
+        self, crew: Crew, seconds: float, clock: Callable[[], float], changed: Callable[[], object]
+    ) -> None:  # fmt: skip
+        self._crew, self._clock, self._changed = crew, clock, changed
         self._deadline = clock() + seconds
+        self._findings, self._begun = Findings(), 0
 
-    def section(self, section: Section) -> None:
-        """Runs a section; failed parts, and parts without time, are noted."""
+    def section(self, section: Section, findings: Findings) -> int:
+        """Runs a section, and adds to its findings; failed parts, and parts without time, are noted.
+
+        Returns the number of parts that were begun.
+        """
+        self._findings, self._begun = findings, 0
         deadline = min(self._deadline, self._clock() + section.seconds)
         free = list(range(self._crew.size if section.together else 1))
         waiting, jobs = deque(section.parts), dict[int, _Job]()
@@ -83,6 +88,7 @@ class Run:
                     jobs[worker] = self._begin(worker, part, deadline)
             if jobs:
                 free += self._listen(jobs, deadline)
+        return self._begun
 
     def _fits(self, part: Part, deadline: float) -> bool:
         left = deadline - self._clock()
@@ -93,6 +99,7 @@ class Run:
 
     def _begin(self, worker: int, part: Part, deadline: float) -> _Job:
         self._crew.give(worker, part)
+        self._begun += 1
         return _Job(part, min(deadline, self._clock() + START + part.seconds))
 
     def _listen(self, jobs: dict[int, _Job], deadline: float) -> list[int]:

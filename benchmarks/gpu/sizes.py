@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.gpu.device import Bench
 from benchmarks.gpu.part import Finding, Note, Part
-from benchmarks.gpu.peers import PEERS, Peer, peer_of
+from benchmarks.gpu.peers import FUSED, PEERS, Peer, peer_of
 from benchmarks.gpu.rules import AS_FAST, QUICK_ROUNDS, SHARE, bytes_moved, step_of
 from benchmarks.gpu.tensors import BYTES_EACH, FULL, MANY, QUICK, SIZES, Size, copying, in_sets, parameters, sizes
 from benchmarks.gpu.time import Step, timed
@@ -20,15 +20,20 @@ ROUNDS = 20
 _OTHERS_AT = SIZES[:3]
 
 
-def fused_parts(only: Sequence[str]) -> list[Part]:
-    """AdamW against torch's fused step at every size; these have targets."""
-    return [part for part in _parts(only) if part.arguments[2] == "torch's fused step"]
+def judged_parts(only: Sequence[str]) -> list[Part]:
+    """What has a target: AdamW against torch's fused step at every size, one large tensor against other steps."""
+    judged = [part for part in _parts(only) if _target(part) is not None]
+    return sorted(judged, key=lambda part: (part.arguments[2] != FUSED.name, _compiling(part)))
 
 
 def peer_parts(only: Sequence[str]) -> list[Part]:
     """All other peers: slow compilers last, and of these the many tensors at the very end, since they take longest."""
-    rest = [part for part in _parts(only) if part.arguments[2] != "torch's fused step"]
-    return sorted(rest, key=_compiling)
+    return sorted((part for part in _parts(only) if _target(part) is None), key=_compiling)
+
+
+def _target(part: Part) -> float | None:
+    size, rule, peer = part.arguments
+    return peer_of(rule, peer).target_at(size)
 
 
 def _compiling(part: Part) -> tuple[bool, bool]:
@@ -76,8 +81,8 @@ def against(bench: Bench, size: str, rule: str, peer: str) -> Iterator[Finding]:
         raise RulecError(f"{peer} took gradients away, after which a step has nothing to do")
     detail = {**times.medians(), "sets": len(contenders["step"]), "scatter": times.quartiles("peer", "step")}
     subject = f"{rule}, {tensors.name}"
-    yield Row(subject, f"{AS_FAST} {peer}", times.ratio("peer", "step"), theirs.target, detail=detail)
-    if theirs.target is not None:
+    yield Row(subject, f"{AS_FAST} {peer}", times.ratio("peer", "step"), theirs.target_at(size), detail=detail)
+    if theirs is FUSED:
         moved, copied = sum(bytes_moved(rule, shape) for shape in tensors.shapes), 8 * _copied(bench)
         yield Row(subject, SHARE, times.ratio("copy", "step") * moved / copied, detail={**detail, "bytes": moved})
 

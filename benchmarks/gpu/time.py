@@ -6,6 +6,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from benchmarks.gpu.device import Device
 from rulec.compare.interleave import Times, without_collection
@@ -20,6 +21,23 @@ SETS, FEWEST = 64, 5
 
 #: Of the time that the host takes to hand a call over, how much the device is held beforehand, and seconds at most.
 _HOLD, _LONGEST_HOLD = 1.5, 0.03
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A step with what is called before each of its calls, untimed."""
+
+    step: Step
+    before: Step
+
+    def __call__(self) -> object:
+        """The step alone."""
+        return self.step()
+
+
+def _prepare(step: Step) -> None:
+    if isinstance(step, Prepared):
+        step.before()
 
 
 def sets_past(cache: int, of_one: int) -> int:
@@ -56,6 +74,7 @@ def timed(
 
 
 def _sample(device: Device, step: Step, hold: float) -> tuple[object, object]:
+    _prepare(step)
     device.hold(hold)
     first = device.mark()
     step()
@@ -65,9 +84,11 @@ def _sample(device: Device, step: Step, hold: float) -> tuple[object, object]:
 def _warm(device: Device, steps: Sequence[Step], clock: Callable[[], float]) -> float:
     """The seconds for which the device is held before one call; calls every set twice."""
     for step in (*steps, *steps):
+        _prepare(step)
         step()
     samples = []
     for step in [*steps, *steps, *steps][:3]:
+        _prepare(step)
         device.synchronize()
         begin = clock()
         step()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from benchmarks.gpu import device as gpu_device
 from benchmarks.gpu import measure as gpu
 from benchmarks.gpu import tune as gpu_tune
 from benchmarks.gpu.device import Bench
+from benchmarks.gpu.names import PARTS
 from benchmarks.gpu.part import Checked, Note
 from benchmarks.gpu.run import Ended, Started
 from benchmarks.page import results_page
@@ -107,10 +109,10 @@ def test_results_are_written_after_every_part(
     assert [len(data["rows"]) for data in seen[1:]] == sorted(len(data["rows"]) for data in seen[1:])
     assert seen[1]["rows"][0]["measure"] == "rules that agree with the float64 reference"
     result = read_result(file)
-    assert result.rows[-1] == row
-    assert result.machine["gpu"] == DEVICE
-    assert "lion at 100 Mi: failed: OutOfMemoryError: no memory" in result.notes
-    assert "correctness, cupy: not run: none" in result.notes
+    assert result.rows[-1] == replace(row, part="rules")
+    assert result.machine["gpu"] == result.parts["rules"].machine["gpu"] == DEVICE
+    assert "lion at 100 Mi: failed: OutOfMemoryError: no memory" in result.parts["rules"].notes
+    assert result.parts["correctness"].notes == ["correctness, cupy: not run: none"]
     assert "lion at 100 Mi: failed: OutOfMemoryError: no memory" in shown
     assert "met" in shown
 
@@ -118,7 +120,9 @@ def test_results_are_written_after_every_part(
 def test_what_is_timed_has_the_device_alone(crew: type[Crew]) -> None:
     result = gpu.measure(True, ("lion",))
     (made,) = crew.made
-    assert list(result.machine["seconds"]) == [section.name for section in gpu.sections(("lion",), ("triton",))]
+    assert list(result.parts) == list(PARTS)
+    assert {name for name, one in result.parts.items() if one.ran} >= {"correctness", "rules", "jax", "ways"}
+    assert not result.parts["muon"].ran  # nothing of it is about the rule
     together = sum(section.together for section in gpu.sections(("lion",), ("triton",)))
     sections = len(gpu.sections(("lion",), ("triton",)))
     assert made.closed == [1] * (sections - together) + [0]
@@ -168,7 +172,7 @@ def test_real_parts_in_real_processes(tmp_path: Path, monkeypatch: pytest.Monkey
     assert said["adamw, 10 tensors of 1000: host time of a step"].value > 0
     assert said["adamw, one tensor of 65,553 elements: elements that differ from those of small tensors"].met
     # Graphs are the GPU's alone: what cannot run is said, and all else goes on.
-    assert [note.split(":")[0] for note in result.notes if ": failed:" in note] == ["adamw in a graph"]
+    assert [note.split(":")[0] for note in result.remarks if ": failed:" in note] == ["adamw in a graph"]
 
 
 def test_workers_are_few_where_memory_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,3 +238,66 @@ def test_every_block_tried_is_one_that_kernels_may_have() -> None:
 
 def test_tune_is_of_the_gpu_alone() -> None:
     assert "--tune is of the measurement on a GPU alone" in error("bench", "rules", "--tune")
+
+
+# Parts by themselves, and their results in one file
+
+SPEED = Row("adamw, 1000 tensors of 1000", "host time of a step", 150.0, 200.0, "at most", "us", part="host")
+
+
+def scripted(crew: type[Crew], piece: str, value: float) -> None:
+    """Has a piece of work find a row of this value, and have a remark."""
+    row = replace(SPEED, value=value, part="")
+    crew.scripts_of_all[piece] = [(0.0, Started()), (1.0, row), (0.0, Note(f"{piece} said")), (0.0, Ended())]
+
+
+def test_parts_fill_one_file(crew: type[Crew], tmp_path: Path) -> None:
+    scripted(crew, "host time of adamw", 150.0)
+    run("bench", "gpu", "--part", "host", "--part", "large", "--json", str(tmp_path))
+    assert [name for _, _, name in crew.made[0].given] == [
+        part.name for section in gpu.sections((), (), ["large", "host"]) for part in section.parts
+    ]
+    first = read_result(tmp_path / "gpu.json")
+    assert (first.rows, list(first.parts)) == ([SPEED], ["large", "host"])
+    scripted(crew, "muon on GPT-2 XL against its products", 1.0)
+    run("bench", "gpu", "--part", "muon", "--json", str(tmp_path))
+    second = read_result(tmp_path / "gpu.json")
+    assert [(row.part, row.value) for row in second.rows] == [("host", 150.0), ("muon", 1.0)]
+    assert list(second.parts) == ["large", "host", "muon"]
+    assert second.parts["host"] == first.parts["host"]
+    scripted(crew, "host time of adamw", 140.0)
+    shown = run("bench", "gpu", "--part", "host", "--json", str(tmp_path))
+    third = read_result(tmp_path / "gpu.json")
+    assert [(row.part, row.value) for row in third.rows] == [("host", 140.0), ("muon", 1.0)]
+    assert third.remarks.count("host time of adamw said") == 1
+    assert "muon" not in shown  # what is printed is this run's
+
+
+def test_an_unknown_part_is_refused_with_the_list_of_them(crew: type[Crew]) -> None:
+    said = error("bench", "gpu", "--part", "muons")
+    assert "rulec bench gpu has no part 'muons'; did you mean 'muon'?: its parts are correctness, large, fused" in said
+    assert crew.made == []
+
+
+def test_the_help_lists_the_parts() -> None:
+    said = " ".join(invoke("bench", "--help").stdout.split())
+    assert f"There are {', '.join(PARTS)}." in said
+
+
+def test_a_part_is_of_the_gpu_alone() -> None:
+    assert "--part is of the measurement on a GPU alone: rulec bench gpu --part NAME" in error(
+        "bench", "rules", "--part", "muon"
+    )
+    assert "leave out --tune or --part" in error("bench", "gpu", "--tune", "--part", "muon")
+
+
+def test_results_of_another_kind_are_not_mixed(crew: type[Crew], tmp_path: Path) -> None:
+    file = tmp_path / "gpu.json"
+    run("bench", "gpu", "--quick", "--part", "host", "--json", str(file))
+    assert "has results of a quick run, and a full run has no place in it" in error("bench", "gpu", "--json", str(file))
+    assert "has results of all rules, and this run is of lion" in error(
+        "bench", "gpu", "--quick", "--rule", "lion", "--json", str(file)
+    )
+    file.write_text("[]")
+    assert "is no benchmark result" in error("bench", "gpu", "--json", str(file))
+    assert len(crew.made) == 1  # nothing was measured before it was refused

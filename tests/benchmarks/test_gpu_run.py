@@ -18,9 +18,9 @@ def run(
     """The crew, what was found, and how many findings there were after each part."""
     clock = Clock()
     crew, findings, changes = ScriptedCrew(size, clock, scripts), Findings(), list[int]()
-    running = Run(crew, findings, seconds, clock, lambda: changes.append(len(findings.rows) + len(findings.notes)))
+    running = Run(crew, seconds, clock, lambda: changes.append(len(findings.rows) + len(findings.notes)))
     for section in sections:
-        running.section(section)
+        running.section(section, findings)
     return crew, findings, changes
 
 
@@ -85,6 +85,17 @@ def test_parts_without_time_are_listed_and_shorter_ones_still_run() -> None:
     assert [name for _, _, name in crew.given] == ["a", "c"]
     assert findings.notes == ["b: not run: 10 s were left of its time, and it may take 30"]
     assert len(changes) == 3
+
+
+def test_what_was_begun_is_counted() -> None:
+    """A section of which nothing was begun did not run: its part keeps what it had."""
+    clock = Clock()
+    running = Run(ScriptedCrew(1, clock, {"a": [(0.0, Started()), (90.0, Ended())]}), 100.0, clock, lambda: None)
+    first, second = (
+        Section("s", [part("a"), part("b", least=50.0)], 100.0),
+        Section("t", [part("c", least=50.0)], 100.0),
+    )
+    assert [running.section(section, Findings()) for section in (first, second)] == [1, 0]
 
 
 def test_a_section_ends_in_time_for_the_next() -> None:

@@ -134,7 +134,28 @@ def test_a_step_on_a_gpu_is_held_against_a_copy_and_optax(
     assert faster.measure == f"step in JAX, times as fast as optax.{rule}"
 
 
+@pytest.mark.parametrize("rule", gpu_jax.OF_LEAVES)
+def test_many_leaves_on_a_gpu_are_to_be_twice_as_fast(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_jax, "TOGETHER", 1)
+    seconds = {"step": 1.0, "packed": 4.0, "optax": 6.0}
+
+    def interleaved(contenders: dict[str, Any], rounds: int) -> Times:
+        for step in contenders.values():
+            step()
+        return Times({name: [seconds[name]] for name in contenders})
+
+    monkeypatch.setattr(gpu_jax, "interleaved", interleaved)
+    found = {row.what: row for row in gpu_jax.leaves(Bench(True, HostDevice()), rule) if isinstance(row, Row)}
+    subject = f"{rule}, 5 leaves of 1,000 in JAX"
+    assert {what: (row.value, row.target, row.met) for what, row in found.items()} == {
+        f"{subject}: step in JAX, times as fast as optax.{rule}": (6.0, 2.0, True),
+        f"{subject}: step in JAX with packed states, times as fast as optax.{rule}": (1.5, 2.0, False),
+    }
+
+
 def test_without_a_gpu_of_jax_there_is_a_note() -> None:
     (note,) = gpu_jax.rule(Bench(False, HostDevice()), "lion")
     assert note == Note("lion in JAX: not run: jax sees no GPU; pip install 'jax[cuda12]'")
+    assert [*gpu_jax.leaves(Bench(False, HostDevice()), "lion")] == [note]
     assert [part.name for part in gpu_jax.parts(("lamb",))] == ["lamb in JAX at 100 Mi"]
+    assert [part.name for part in gpu_jax.parts(("lion",))] == ["lion in JAX at 100 Mi", "lion in JAX of 1000 leaves"]

@@ -1,0 +1,144 @@
+"""Muon and the other rules for matrices on a GPU, on the processor: what is counted, judged and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.gpu import matrices as gpu_matrices
+from benchmarks.gpu import muon as gpu_muon
+from benchmarks.gpu.device import Bench
+from benchmarks.gpu.part import Finding
+from benchmarks.gpu.peers import Peer
+from benchmarks.result import Row
+from rulec.compare.interleave import Times
+from rulec.errors import RulecError
+from tests.benchmarks.gpu_fakes import HostDevice
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench(True, HostDevice())
+
+
+def row_of(found: Iterator[Finding]) -> Row:
+    (row,) = found
+    assert isinstance(row, Row)
+    return row
+
+
+def scripted(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> None:
+    """Has contenders take these seconds, a second where none is said; each is called once."""
+
+    def timed(device: Any, contenders: dict[str, Any], *_: Any) -> Times:
+        for step, *_others in contenders.values():
+            step()
+        return Times({name: [seconds.get(name, 1.0)] * 3 for name in contenders})
+
+    monkeypatch.setattr(gpu_muon, "timed", timed)
+
+
+def test_symmetric_products_count_half(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    scripted(monkeypatch, gram=2.0, polynomial=4.0, last=3.0, step=33.0)
+    row = row_of(gpu_muon.products(bench))
+    assert row.detail["products"] == 5 * (1.0 + 2.0 + 3.0)
+    assert (row.value, row.target, row.sense, row.met) == (1.1, 1.15, "at most", True)
+    scripted(monkeypatch, gram=2.0, polynomial=4.0, last=3.0, step=36.0)
+    assert row_of(gpu_muon.products(bench)).met is False
+
+
+def test_the_products_are_those_of_an_iteration(bench: Bench) -> None:
+    """Three products of a batch are one step of Newton and Schulz, as torch has it."""
+    alone = gpu_muon.Products(bench, [(16, 48), (48, 16), (16, 16)])
+    assert [tuple(one["x"].shape) for one in alone._sets] == [(2, 16, 48), (1, 16, 16)]
+    assert alone.flops == 5 * (2 * (16**2 * 48 * 3 + 16**3) + 16**3 * 4)
+    for name in gpu_muon.COUNTED:
+        alone.contenders()[name][0]()
+    for one in alone._sets:
+        x = one["x"].float()
+        a = x @ x.mT
+        want = 3.4445 * x + (-4.775 * a + 2.0315 * a @ a) @ x
+        torch.testing.assert_close(one["y"].float(), want, rtol=0.05, atol=0.05)
+
+
+def test_the_matrices_are_those_of_the_layers() -> None:
+    size = gpu_muon.matrices(Bench(False, HostDevice()))
+    assert len(size.shapes) == 4 * 48
+    assert {*size.shapes} == {(1600, 4800), (1600, 1600), (1600, 6400), (6400, 1600)}
+
+
+def test_each_library_is_to_be_beaten_by_half(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    scripted(monkeypatch, step=1.0, peer=1.4)
+    row = row_of(gpu_muon.against(bench, "torch.optim.Muon"))
+    assert row.what == "muon, 8 matrices: step, times as fast as torch.optim.Muon"
+    assert (row.value, row.target, row.met) == (1.4, 1.5, False)
+    names = [part.name for part in gpu_muon.parts(())]
+    assert names[:2] == ["muon on GPT-2 XL against its products", "muon on GPT-2 XL against torch.optim.Muon"]
+    assert gpu_muon.parts(("adamw",)) == []
+
+
+def test_libraries_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Peer, "missing", property(lambda self: f"{self.package} is missing"))
+    assert len(gpu_muon.parts(())) == 1
+    assert gpu_muon.missing(("muon",))[0] == "torch is missing"
+    assert gpu_matrices.parts(()) == []
+    assert gpu_matrices.missing(("kron",)) == [
+        "kron_torch is missing", "pytorch_optimizer is missing", "heavyball is missing",
+    ]  # fmt: skip
+    assert gpu_matrices.missing(("adamw",)) == []
+
+
+def test_a_library_that_takes_gradients_away_is_not_compared_with(bench: Bench) -> None:
+    class Consumes(Peer):
+        def step(self, params: list[Any]) -> Any:
+            return lambda: [setattr(p, "grad", None) for p in params]
+
+    params = [torch.ones(4, 4, requires_grad=True)]
+    params[0].grad = torch.ones(4, 4)
+    with pytest.raises(RulecError, match="HeavyBall took gradients away"):
+        gpu_muon.versus(bench, "", Consumes("HeavyBall", "heavyball", "Muon"), "muon", params, 2)
+
+
+def test_every_rule_that_was_asked_for_has_a_case() -> None:
+    assert {case.rule for case in gpu_matrices.CASES} == {"soap", "shampoo", "apollo", "galore", "kron"}
+    assert {part.arguments[0].partition(",")[0] for part in gpu_matrices.parts(("soap",))} == {"soap"}
+    slow = [part.least for part in gpu_matrices.parts(())]
+    assert slow == sorted(slow)
+
+
+INSTALLED = [(c, p) for c in gpu_matrices.CASES for p in c.peers if p.package == "pytorch_optimizer"]
+
+
+@pytest.mark.parametrize(("case", "peer"), INSTALLED, ids=[case.name for case, _ in INSTALLED])
+def test_a_case_is_stepped_beside_a_library(
+    case: gpu_matrices.Case, peer: Peer, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted(monkeypatch, step=10.0, peer=20.0)
+    row = row_of(gpu_matrices.against(bench, case.name, peer.name))
+    rank = " of rank 8" if case.ranked else ""
+    assert row.subject == f"{case.rule}{rank} on 1 of 32 by 48, {case.what}"
+    assert (row.value, row.target, row.met) == (2.0, 1.5, True)
+    assert row.detail["step"] == 10.0 / case.steps
+
+
+def test_steps_are_timed_together_where_one_of_them_decomposes() -> None:
+    calls: list[int] = []
+    gpu_muon.repeated(lambda: calls.append(1), 10)()
+    assert len(calls) == 10
+    assert {case.steps for case in gpu_matrices.CASES if "one of which" in case.what} == {10}
+
+
+def test_a_peer_has_keywords_in_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    params = [torch.ones(16, 16, requires_grad=True)]
+    params[0].grad = torch.ones(16, 16)
+    step: Any = Peer(
+        "GaLore",
+        "pytorch_optimizer",
+        "GaLore",
+        group={"rank": 2, "update_proj_gap": 7, "scale": 0.5, "projection_type": "std"},
+    ).step(params)
+    (group,) = step.__self__.param_groups
+    assert (group["rank"], group["update_proj_gap"], group["params"]) == (2, 7, params)
