@@ -21,9 +21,10 @@ FULL, QUICK = (5000, 10_000), (500, 1000)
 ROUNDS, QUICK_ROUNDS = 9, 3
 
 #: The targets of some rules: of the limit's speed, and times as fast as others.
-OF_LIMIT, OF_PYTHON = 0.9, 4.0
+OF_PYTHON = 4.0
 CLIPPED = "clip_by_global_norm >> adamw"
 JUDGED = ("lamb", "cautious_adamw", CLIPPED)
+OF_LIMIT = {**dict.fromkeys(JUDGED, 0.9), **dict.fromkeys(("adafactor", "came", "sm3"), 0.92)}
 
 #: Of the clipped AdamW against torch's fused one: (tensors, elements of each or None for one as large as the others,
 #: times as fast, rounds).
@@ -113,8 +114,7 @@ def _limit(name: str, shape: Shape, pool: Pool, rounds: int) -> Row:
         **times.medians(), "stages": len(whole.program.stages), "bytes": moved,
         "bytes_per_second": moved / times.median("step"), "scatter": times.quartiles("limit", "step"),
     }  # fmt: skip
-    target = OF_LIMIT if name in JUDGED else None
-    return Row(name, LIMIT, times.ratio("limit", "step"), target, detail=detail)
+    return Row(name, LIMIT, times.ratio("limit", "step"), OF_LIMIT.get(name), detail=detail)
 
 
 def _python(name: str, elements: int, rounds: int) -> Iterator[Row]:

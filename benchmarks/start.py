@@ -19,8 +19,8 @@ from rulec.errors import RulecError
 ROUNDS, QUICK_ROUNDS = 9, 2
 COLD_ROUNDS = 3
 
-#: Seconds: what `import rulec` may add to `import numpy`; from `import rulec` to the end of the first step; the
-#: compilation of one rule into an empty cache.
+#: Seconds: what `import rulec` may add to `import numpy`; from `import rulec` to the end of the first step, with a full
+#: cache and with an empty one.
 IMPORT, FIRST_STEP, COLD = 0.1, 0.5, 0.5
 
 #: Seconds for the kernels of a rule of the library, from its file to machine code: compiled, and from the cache.
@@ -35,7 +35,7 @@ _IMPORT = """
 import sys, time
 import numpy
 begin, before = time.perf_counter(), set(sys.modules)
-import rulec
+import {package}
 seconds = time.perf_counter() - begin
 """
 
@@ -93,8 +93,11 @@ print(json.dumps({{"seconds": seconds, "modules": len(set(sys.modules) - before)
 def measure(quick: bool, advance: Callable[[], object] = lambda: None) -> Result:
     """The measurement; `advance` is called after each of its `parts`."""
     rounds = QUICK_ROUNDS if quick else ROUNDS
-    _run(_IMPORT, None)  # fills the cache of bytecode
-    rows = [_row("import rulec", "added to import numpy", _IMPORT, IMPORT, rounds)]
+    rows = []
+    for package, target in (("rulec", IMPORT), ("numba", None)):
+        program = _IMPORT.format(package=package)
+        _run(program, None)  # fills the cache of bytecode
+        rows.append(_row(f"import {package}", "added to import numpy", program, target, rounds))
     advance()
     with tempfile.TemporaryDirectory(prefix="rulec-bench-") as cache:
         for what, program in programs():
@@ -122,7 +125,7 @@ def parts() -> int:
     return len(programs()) + 3
 
 
-def _row(subject: str, measure: str, program: str, target: float, rounds: int, cache: str | None = None) -> Row:
+def _row(subject: str, measure: str, program: str, target: float | None, rounds: int, cache: str | None = None) -> Row:
     runs = [_run(program, cache) for _ in range(rounds)]
     detail = {"seconds": [r["seconds"] for r in runs], "modules": runs[-1]["modules"], "heavy": runs[-1]["heavy"]}
     return Row(subject, measure, statistics.median(detail["seconds"]), target, "at most", "s", detail)

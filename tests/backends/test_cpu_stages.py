@@ -24,7 +24,7 @@ from rulec.compiler.view import matrix_view
 from rulec.errors import InternalError
 from rulec.kernel.bucket.cut import Cut, Lying
 from rulec.kernel.bucket.plan import CHUNK_COLUMNS
-from rulec.language.node import Op
+from rulec.language.node import Op, walk
 from rulec_backends.cpu import CpuBackend, limit_kernel
 from rulec_backends.cpu import limit as cpu_limit
 from rulec_backends.cpu import machine as cpu_machine
@@ -434,6 +434,29 @@ def test_totals_of_columns_are_moved_once_for_a_group_of_rows(name: str, arrays:
         assert len(re.findall(r" = load_float32\(\w+, i, ", text)) == rows * arrays
         assert len(re.findall(r"load_float64\(\w+, j, ", text)) == 1
         assert len(re.findall(r"store_float64\(\w+, j, ", text)) == 1
+
+
+FACTORED = ("adafactor", "adafactor_paper", "adalomo", "came")
+
+
+@pytest.mark.parametrize("name", FACTORED)
+def test_values_of_columns_are_read_once_for_a_group_of_rows_where_nothing_is_stored(name: str) -> None:
+    found = rulec.compile(rulec.load(name))
+    source = CpuBackend().emit(found, layout_for(found, "float32"))
+    stages = [text for text in source.split("@compiled\n") if text.startswith("def stage_")]
+    reduced = ["j" in {r.axes.letters[-1] for r in stage.reduces} for stage in found.stages]
+    stored = [bool(stage.stores) for stage in found.stages]
+    assert [f"alone, {ROWS})" in text for text in stages] == [
+        here or not kept for here, kept in zip(reduced, stored, strict=True)
+    ]
+    assert len(re.findall(r"= load_float32\(b_at, j, ", stages[1])) == 2, "one for a group, one for a row by itself"
+
+
+@pytest.mark.parametrize("name", FACTORED)
+def test_rules_of_rows_and_columns_divide_no_element(name: str) -> None:
+    """A root and a division for each element take longer than reading it."""
+    values = [n.op for stage in rulec.compile(rulec.load(name)).stages for n in walk(stage.roots)]
+    assert not {Op.DIV, Op.SQRT, Op.RSQRT}.intersection(values)
 
 
 @pytest.mark.slow
