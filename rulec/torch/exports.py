@@ -42,6 +42,7 @@ _OF_TORCH = {
     "version": "_ZN5torch8autograd4impl15version_counterERKN2at6TensorE",
     "dtype": "aoti_torch_get_dtype", "dim": "aoti_torch_get_dim", "sizes": "aoti_torch_get_sizes",
     "strides": "aoti_torch_get_strides", "device": "aoti_torch_get_device_type",
+    "index": "aoti_torch_get_device_index",
     "data_ptr": "aoti_torch_get_data_ptr", "assign": "aoti_torch_assign_tensors",
     "make": "aoti_torch_new_uninitialized_tensor", "delete": "aoti_torch_delete_tensor_object",
 }  # fmt: skip

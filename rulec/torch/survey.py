@@ -91,9 +91,9 @@ class Survey:
         like = tensor if tensor is None else (tensor.dtype, tensor.device)
         if like not in self._numbers:
             self._numbers[like] = self._numbers_of(tensor)
-        dtype, device = self._numbers[like]
+        dtype, *device = self._numbers[like]
         shape = () if tensor is None else (*tensor.shape, *tensor.stride())
-        words = (dtype, -1 if tensor is None else tensor.dim(), device, *shape)
+        words = (dtype, -1 if tensor is None else tensor.dim(), *device, *shape)
         if words not in self._kinds:
             self._kinds[words] = np.array(words, np.int64)
         return array_address(self._kinds[words])
@@ -101,10 +101,10 @@ class Survey:
     def _numbers_of(self, tensor: Tensor | None) -> list[int]:
         """torch's numbers for a tensor's dtype and device."""
         if tensor is None:
-            return [number(self.functions, "dtype", self.nothing), 0]
+            return [number(self.functions, "dtype", self.nothing), 0, 0]
         handles = Handles(self.functions, 1)
         handle = handles.take(0, tensor)
-        return [number(self.functions, name, handle) for name in ("dtype", "device")]
+        return [number(self.functions, name, handle) for name in ("dtype", "device", "index")]
 
 
 class Contents:
@@ -149,10 +149,10 @@ def survey_of(
 ) -> Survey | None:  # fmt: skip
     """The survey of a step's parameters, whose gradients kernels can read; None where there is none.
 
-    There is none of other classes than torch's own, none of tensors on devices, and none where torch does not export
-    what a look asks.
+    There is none of other classes than torch's own, none of tensors on other devices than processors and GPUs of NVIDIA
+    and AMD, and none where torch does not export what a look asks.
     """
-    if not {Tensor, Parameter}.issuperset(map(type, params)) or not all(p.is_cpu for p in params):
+    if not {Tensor, Parameter}.issuperset(map(type, params)) or not all(p.is_cpu or p.is_cuda for p in params):
         return None
     grads = [p.grad for p in written]
     if any(g is None or not g.numel() for g in grads):

@@ -23,7 +23,7 @@ RECORD = (
 )  # fmt: skip
 
 #: The words of what a tensor is; its sizes and strides follow. Of no gradient `dim` is -1.
-KIND = ("dtype", "dim", "device")
+KIND = ("dtype", "dim", "device", "index")
 
 #: The words of a bucket's step counts, for steps that repeat each other: see `Repeat`.
 COUNTS = ("at", "length", "t", "table", "stride", "next")
@@ -93,7 +93,9 @@ def alike(functions, kind, tensor, answers):
         return False
     if {kind_dim} < 0:
         return True
-    if answer({f_device}, tensor, answers) != {kind_device} or answer({f_dim}, tensor, answers) != {kind_dim}:
+    if answer({f_device}, tensor, answers) != {kind_device} or answer({f_index}, tensor, answers) != {kind_index}:
+        return False
+    if answer({f_dim}, tensor, answers) != {kind_dim}:
         return False
     if truth({f_is_neg}, tensor):
         return False

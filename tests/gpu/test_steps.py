@@ -10,6 +10,7 @@ from torch import Tensor
 
 import rulec.torch
 from rulec.errors import RulecError
+from rulec.torch import survey
 from tests.gpu.training import DEVICE, SHAPES, assert_near, bits, give, gradients, no_waiting, parameters
 
 pytestmark = pytest.mark.gpu
@@ -220,3 +221,30 @@ def test_a_checkpoint_goes_on_where_it_was() -> None:
         give(tensors, gradients(tensors, 3))
         one.step()
     assert bits(params) == bits(others)
+
+
+@pytest.mark.parametrize("moves", ["gradient", "parameter"])
+def test_surveyed_steps_are_those_that_ask_each_tensor(moves: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty tensors, gradients at new addresses in every step, and once a parameter in other memory."""
+    shapes = [(7,), (33, 5)] * 10
+
+    def stepped(surveyed: bool) -> list[bytes]:
+        params = [torch.nn.Parameter(p) for p in _seeded(shapes, 0)]
+        optimizer = rulec.torch.AdamW(params)
+        for step in range(8):
+            give(params, _seeded(shapes, 1 + step))
+            if moves == "parameter" and step == 5:
+                params[3].data = params[3].data.clone()
+            optimizer.step()
+        assert optimizer._machine is not None
+        assert (optimizer._machine.plans.survey is not None) == surveyed
+        return bits(params)
+
+    wanted = stepped(surveyed=True)
+    monkeypatch.setattr(survey, "exports", lambda: None)
+    assert stepped(surveyed=False) == wanted
+
+
+def _seeded(shapes: list[tuple[int, ...]], seed: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator).to(DEVICE) for shape in shapes]

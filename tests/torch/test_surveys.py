@@ -16,6 +16,7 @@ from rulec.errors import HyperError, TensorError
 from rulec.torch import exports, plans
 from rulec.torch.optimizer import RuleOptimizer
 from rulec_backends.cpu import threads
+from tests.backends.triton_process import in_a_process
 from tests.torch.twins import SHAPES, difference, give_gradients, parameters
 
 STEPS = 6
@@ -369,3 +370,39 @@ def test_the_memory_that_a_look_reads_is_found() -> None:
     before = (ctypes.c_uint8 * 24).from_address(version)[:]
     param.detach().add_(1)
     assert (ctypes.c_uint8 * 24).from_address(version)[:] != before, "another count than that of versions"
+
+
+_CALLS = """
+import json, sys
+import torch
+import rulec.torch
+from rulec_backends.triton.work import StageWork
+
+StageWork.run = lambda *_: None  # the launch itself: the interpreter's goes over all elements
+
+
+def calls(count):
+    params = [torch.nn.Parameter(torch.randn(4)) for _ in range(count)]
+    optimizer = rulec.torch.AdamW(params, backend="triton")
+    numbers = []
+    for _ in range(6):
+        for p in params:
+            p.grad = torch.randn(4)
+        seen = []
+        sys.setprofile(lambda frame, event, argument: seen.append(event) if event.endswith("call") else None)
+        optimizer.step()
+        sys.setprofile(None)
+        numbers.append(len(seen))
+    return numbers
+
+
+print(json.dumps([calls(count) for count in (32, 96)]))
+"""
+
+
+@pytest.mark.slow
+def test_a_step_of_launches_on_a_device_calls_nothing_for_each_tensor() -> None:
+    """Steps that read gradients at new addresses, as after each backward pass; the first ones ask each tensor."""
+    pytest.importorskip("triton")
+    few, many = in_a_process(_CALLS, TRITON_INTERPRET="1")
+    assert few[-1] == many[-1] < few[0] < many[0]
