@@ -11,12 +11,15 @@ from rulec.kernel.bucket.cut import Cut, Lying, Whole, parts
 #: Chunks of one tensor, at most. With more blocks, a program takes several, one after the other, and the table of
 #: chunks stays small.
 MOST_CHUNKS = 1 << 16
-#: Chunks of one tensor, at most, where each writes a slot for another program.
+#: Chunks of one tensor, at most, where each writes a slot for another program, or has tiles.
 MOST_REDUCED = 1 << 12
 #: Where columns are reduced: the least tiles of a chunk, and the most chunks of a matrix, one below the other. The line
 #: of slots for each chunk must cost little beside its elements.
 LEAST_TILES = 8
 MOST_PIECES = 128
+#: Where nothing is reduced, so that the cut decides no bits: the chunks of one tensor from which on a chunk may have
+#: several tiles, up to `LEAST_TILES`. What a program reads before its first tile must cost little beside its tiles.
+ENOUGH_CHUNKS = 1 << 10
 #: From this many elements of a row on, tiles have one row: places in a tile of several rows would need 64 bits.
 WIDEST = 1 << 26
 
@@ -52,9 +55,12 @@ class Tiles:
         """Matrices in chunks."""
         matrices, rows, wide = np.array(self.shapes, np.int64)[self.tile(tensors)].reshape(-1, 3).T
         down = parts(tensors.height, rows)
-        depth = _together(down * parts(tensors.width, wide) * parts(tensors.batch, matrices), self.reduces)
+        count = down * parts(tensors.width, wide) * parts(tensors.batch, matrices)
+        depth = _together(count, True)
         if self.columns:
             depth = np.maximum(depth, np.maximum(LEAST_TILES, parts(down, MOST_PIECES)))
+        if not self.reduces:
+            depth = np.maximum(depth, np.minimum(LEAST_TILES, parts(count, ENOUGH_CHUNKS)))
         return Cut(tensors, matrices, np.minimum(depth, np.maximum(down, 1)) * rows, wide)
 
     def tile(self, tensors: Lying) -> Whole:

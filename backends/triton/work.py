@@ -21,13 +21,8 @@ from .coded import Tables, coded_in, columns_of, lengthened
 from .cut import Blocks, Tiles
 from .finish import jobs
 from .memory import uploads
-from .plan import (
-    FINISHED,
-    moved,
-    moving_columns,
-    tile_shapes,
-    vector_width,
-)
+from .plan import FINISHED, moved, moving_columns, tile_shapes, vector_width
+from .registers import most_registers
 
 #: The number of remembered sets of tensors that fire without the others: the portions of a large model are such sets.
 _REMEMBERED = 256
@@ -54,7 +49,7 @@ class StageWork:
     ) -> None:  # fmt: skip
         """`addresses` has, by name, the address of each tensor's parameter or state."""
         program, layout, stage = tensors.program, tensors.layout, tensors.program.stages[index]
-        self._name = program.name
+        self._program = program
         self.kernel, self.finish = kernels[f"stage_{index}"], kernels.get("finish", _NOTHING)
         columns = moving_columns(program, stage)
         self.reads_gradients = "g" in columns
@@ -79,7 +74,7 @@ class StageWork:
         self._views = self._places.views(self._results)
         self.call_table = Given(len(tensors.sizes), 1 + len(columns))
         self.uploads = uploads(device, self.call_table.count + 8 * len(program.columns), ring)
-        self.options = self._options(self.emulates(stage, layout))
+        self.options = self._options(self.emulates(stage, layout)) | self._bounds(stage, layout)
         self._some: dict[tuple[int, ...], Launch] = {}
         self._captured: list[Launch] = []
         self.everything = self._launch(range(len(tensors.sizes)))
@@ -115,6 +110,13 @@ class StageWork:
         emulated = {"EMULATED": self.device.type == "cpu"} if emulates else {}
         warps = self._block.threads // _warp_size(self.device)
         return {"BLOCK": self._block.elements, **shape, **emulated, "num_warps": warps, "enable_fp_fusion": False}
+
+    def _bounds(self, stage: Stage, layout: Layout) -> dict[str, int]:
+        """The bound of a thread's registers, in a stage with rows and columns on a GPU of NVIDIA."""
+        if not self._shaped or not _is_cuda(self.device):
+            return {}
+        count = sum(moved(self._program, stage, layout))
+        return {"maxnreg": most_registers(count, self._vector, bool(stage.reduces), self._block.threads)}
 
     # Tables on the device
 
@@ -173,7 +175,7 @@ class StageWork:
             try:
                 self.kernel[(len(launch.chunks),)](*arguments, **self.options)
             except compiler_errors() as error:
-                raise BackendUnavailable(refusal(self._name, self.device, error)) from error
+                raise BackendUnavailable(refusal(self._program.name, self.device, error)) from error
         if launch.jobs is not None and len(launch.jobs):
             self.finish[(len(launch.jobs),)](launch.jobs, self.slots, self._results, LANES=FINISHED)
 
@@ -199,11 +201,19 @@ def refusal(rule: str, device: Any, error: Exception) -> str:
 
 def _warp_size(device: Any) -> int:
     """The threads of a warp: 32 on NVIDIA's GPUs, 64 on most of AMD's."""
-    if device.type == "cpu":
-        return 32
+    return 32 if device.type == "cpu" else int(_target().warp_size)
+
+
+def _is_cuda(device: Any) -> bool:
+    """Whether the device is a GPU of NVIDIA; torch calls AMD's GPUs cuda, too."""
+    return device.type != "cpu" and str(_target().backend) == "cuda"
+
+
+def _target() -> Any:
+    """What Triton compiles for: its `backend`, `arch` and `warp_size`."""
     import triton
 
-    return int(triton.runtime.driver.active.get_current_target().warp_size)
+    return triton.runtime.driver.active.get_current_target()
 
 
 def _device_name(device: Any) -> str:

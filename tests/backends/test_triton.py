@@ -123,6 +123,15 @@ def check_ends(blocks: str, names: str, flat: str, rules: str, shaped: str) -> N
     )
 
 
+def test_several_tiles_of_one_program() -> None:
+    in_the_interpreter(
+        "from rulec_backends.triton import blocks as triton_blocks, cut as triton_cut, work as triton_work\n"
+        "triton_work.tile_for = lambda vector, device: triton_blocks.tile_for(vector, 'some GPU')\n"
+        "triton_cut.MOST_REDUCED = 2\n"
+        "check_rule(subject, loaded('adafactor'), 'float32', ((27, 256),))"
+    )
+
+
 @pytest.mark.slow
 def test_ends_of_blocks_and_tiles() -> None:
     check_ends("DEFAULT", "('lamb',)", "((1025,), (2048,))", "(loaded('sm3'),)", "((5, 300), (129, 128), (40, 3, 3))")

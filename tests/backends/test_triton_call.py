@@ -49,16 +49,18 @@ def test_chunks_of_one_huge_tensor_are_few() -> None:
     assert Blocks(1024, False).cut(rows_of([2**31 + 17])).counts[0] <= 2**16
 
 
-def tiled(*shapes: tuple[int, ...], columns: bool = True) -> tuple[Cut, list[list[int]]]:
+def tiled(
+    *shapes: tuple[int, ...], columns: bool = True, reduces: bool = True
+) -> tuple[Cut, list[list[int]]]:  # fmt: skip
     """Tensors in chunks of tiles, and what a program is told of each."""
-    tiles = Tiles(tile_shapes(1024, 4), columns, True)
+    tiles = Tiles(tile_shapes(1024, 4), columns, reduces)
     cut = tiles.cut(lying([matrix_view(shape) for shape in shapes], False))
     return cut, np.stack(tiles.known(cut), axis=1).tolist()
 
 
-def covered(shape: tuple[int, ...], columns: bool) -> np.ndarray[Any, Any]:
+def covered(shape: tuple[int, ...], columns: bool, reduces: bool) -> np.ndarray[Any, Any]:
     """How often each element of a tensor is in a chunk, as the printed kernel reads its line of `known`."""
-    cut, ((batch, height, width, lines, across, deep, tile),) = tiled(shape, columns=columns)
+    cut, ((batch, height, width, lines, across, deep, tile),) = tiled(shape, columns=columns, reduces=reduces)
     matrices, rows, wide = tile_shapes(1024, 4)[tile]
     assert lines % rows == 0
     found = np.zeros((batch, height, width), np.int64)
@@ -68,14 +70,21 @@ def covered(shape: tuple[int, ...], columns: bool) -> np.ndarray[Any, Any]:
     return found
 
 
-@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize(("columns", "reduces"), [(False, True), (True, True), (False, False)])
 @pytest.mark.parametrize(
     "shape",
     [(), (7,), (5000,), (0,), (0, 4), (3, 0), (1, 130), (300, 5), (5, 300), (129, 128), (40, 3, 3), (2, 200, 7),
      (70, 9), (3, 1, 9), (2000, 129), (6, 17, 8), (6, 16, 8)],
 )  # fmt: skip
-def test_every_element_is_in_one_chunk_of_tiles(shape: tuple[int, ...], columns: bool) -> None:
-    assert (covered(shape, columns) == 1).all()
+def test_every_element_is_in_one_chunk_of_tiles(shape: tuple[int, ...], columns: bool, reduces: bool) -> None:
+    assert (covered(shape, columns, reduces) == 1).all()
+
+
+@pytest.mark.parametrize(("side", "tiles"), [(512, 1), (2048, 4), (4096, 8), (10240, 25)])
+def test_programs_that_reduce_nothing_take_several_tiles_of_a_large_matrix(side: int, tiles: int) -> None:
+    """What a program reads before its first tile is then little; small matrices are left to many programs."""
+    _, ((*_, lines, _, _, _),) = tiled((side, side), columns=False, reduces=False)
+    assert lines == 8 * tiles
 
 
 def test_a_tall_matrix_leaves_few_lines_of_slots() -> None:
@@ -292,6 +301,8 @@ def test_neither_numbers_nor_counts_nor_addresses_specialise_a_kernel() -> None:
 def test_the_tables_of_tensors_fired_are_remembered_and_kept_for_a_graph() -> None:
     """Those that are made while a graph is captured are filled by its replays alone, and nobody else's."""
     program = f"""{CALL}
+from rulec_backends.triton import work as triton_work
+triton_work._REMEMBERED = 16
 work = call._works[0]
 captured = work.launch((1,), capturing=True)
 first = work.launch((1,))
