@@ -75,6 +75,14 @@ class TritonBackend:
 
         return ProductKernel(program, layout, factors, _kernels(program.name, source)["product"])
 
+    def has_quintic(self, device: Any) -> bool:
+        """Whether Triton's products run on a device's units for products: not on NVIDIA's GPUs before Ampere."""
+        import torch
+
+        if device.type == "cpu" or torch.version.hip:
+            return True
+        return torch.cuda.get_device_capability(device)[0] >= 8
+
     def emit_quintic(self, dtype: str) -> str:
         """The source of a kernel for the products of `newton_schulz`, of matrices in a dtype of 16 bits."""
         return quintic_source(dtype)

@@ -24,8 +24,9 @@ from .memory import uploads
 from .plan import FINISHED, moved, moving_columns, tile_shapes, vector_width
 from .registers import most_registers
 
-#: The number of remembered sets of tensors that fire without the others: the portions of a large model are such sets.
-_REMEMBERED = 256
+#: Remembered sets of tensors that fire without the others: so many at most, with so many times the chunks of all
+#: tensors. The portions of a large model are such sets, and have its chunks once.
+_REMEMBERED, _TIMES = 256, 16
 
 _NOTHING: Any = None
 
@@ -152,10 +153,15 @@ class StageWork:
         if capturing:
             self._captured.append(launch)
         elif fired not in self._some:
-            if len(self._some) >= _REMEMBERED:
-                self._some.pop(next(iter(self._some)))
-            self._some[fired] = launch
+            self._remember(fired, launch)
         return launch
+
+    def _remember(self, fired: tuple[int, ...], launch: Launch) -> None:
+        """Keeps the tables of these tensors for the next time, and drops the oldest where there are too many."""
+        some, most = self._some, _TIMES * len(self.everything.chunks)
+        some[fired] = launch
+        while len(some) > _REMEMBERED or sum(len(each.chunks) for each in some.values()) > most:
+            del some[next(iter(some))]
 
     def _launch(self, fired: Sequence[int]) -> Launch:
         chunks, host = self._uploaded(np.stack(self.cut.numbered(fired), axis=1).astype(np.int32))

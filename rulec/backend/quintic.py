@@ -1,8 +1,9 @@
 """The products of `newton_schulz` by a backend's own kernels, for stacks of matrices on its device.
 
-A backend may offer them by two more methods. `emit_quintic(dtype)` is the source for matrices of this dtype; it is
-pure, and raises BackendUnsupported for a dtype without such kernels. `build_quintic(dtype, source)` is the
-QuinticProducts. A matrix has the same bits in every stack, whatever its neighbours are.
+A backend may offer them by three more methods. `has_quintic(device)` says whether it has such kernels for a device of
+torch's. `emit_quintic(dtype)` is the source for matrices of this dtype; it is pure, and raises BackendUnsupported for a
+dtype without such kernels. `build_quintic(dtype, source)` is the QuinticProducts. A matrix has the same bits in every
+stack, whatever its neighbours are.
 """
 
 from __future__ import annotations

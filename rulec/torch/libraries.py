@@ -96,7 +96,7 @@ class DeviceLibrary(Library):
         self._products = ProductsBy(None)
 
     def adopt(self, backend: Any) -> None:
-        if not hasattr(backend, "build_quintic"):
+        if not hasattr(backend, "build_quintic") or not backend.has_quintic(self.device):
             return
         self.most_stacked, self._products = _STACKED, ProductsBy(backend)
         self.matrix = {**DEVICE_MATRIX, Op.NEWTON_SCHULZ: partial(newton_schulz, products=self._products)}

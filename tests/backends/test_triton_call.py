@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from rulec_backends.triton.cut import MOST_CHUNKS, MOST_PIECES, MOST_REDUCED, Bl
 from rulec_backends.triton.finish import jobs
 from rulec_backends.triton.memory import uploads
 from rulec_backends.triton.plan import FINISHED, tile_shapes
+from rulec_backends.triton.work import Launch, StageWork
 from tests.backends.triton_process import in_a_process, in_the_interpreter
 
 # Chunks
@@ -315,3 +317,29 @@ kept = work._captured == [captured, first]
 """
     shown = "[apart, same, again, kept, len(work._some) < 20]"
     assert in_the_interpreter(program, shown) == [True, True, False, True, True]
+
+
+class Tables(StageWork):
+    """The remembered tables of tensors of one chunk each."""
+
+    def __init__(self, tensors: int) -> None:
+        self._some, self._captured = {}, []
+        self.everything = self._launch(range(tensors))
+
+    def _launch(self, fired: Sequence[int]) -> Launch:
+        return Launch([*fired], None, {}, [])
+
+    @property
+    def remembered(self) -> list[tuple[int, ...]]:
+        return [*self._some]
+
+
+def test_remembered_tables_have_no_more_chunks_in_all_than_some_times_those_of_all_tensors() -> None:
+    """All portions of a large model are remembered, and of large sets as many as before."""
+    portions, halves = Tables(200), Tables(200)
+    for i in range(200):
+        portions.launch((i,))
+        halves.launch((*range(i % 100, i % 100 + 99), 100 + i))
+    assert len(portions.remembered) == 200
+    assert len(halves.remembered) == 32
+    assert halves.remembered[-1][-1] == 299

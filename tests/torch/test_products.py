@@ -45,6 +45,9 @@ class Multiplying:
         super().__init__(*arguments)
         self.products = Noted()
 
+    def has_quintic(self, device: torch.device) -> bool:
+        return True
+
     def emit_quintic(self, dtype: str) -> str:
         if dtype != "bfloat16":
             raise BackendUnsupported(self.name, dtype, "newton_schulz")  # type: ignore[attr-defined]
