@@ -10,8 +10,6 @@ import pytest
 import torch
 
 from rulec.errors import BackendUnsupported
-from rulec.torch.arrays import DEVICE_MATRIX
-from rulec.torch.libraries import DeviceLibrary
 from rulec_backends.triton import TritonBackend, quintic_call
 from rulec_backends.triton.product import Tile, tiles_for
 from rulec_backends.triton.quintic_call import QuinticProducts, count_half
@@ -190,19 +188,6 @@ def test_a_small_matrix_has_small_tiles_and_a_smaller_one_none() -> None:
     assert [by.pays(*sides) for sides in ((256, 300), (255, 3000), (3000, 255))] == [True, False, False]
     assert count_half(HOPPER[-1], 300) == 15
     assert launched((0, 300, 300)).programs == []
-
-
-@pytest.mark.parametrize(("capability", "has"), [((7, 0), False), ((7, 5), False), ((8, 0), True), ((12, 0), True)])
-def test_nvidias_gpus_before_ampere_keep_the_products_of_torch(capability: tuple[int, int], has: bool) -> None:
-    """Triton has no instructions of their tensor cores."""
-    with (
-        mock.patch.object(torch.version, "hip", None),
-        mock.patch.object(torch.cuda, "get_device_capability", return_value=capability),
-    ):
-        library = DeviceLibrary("cuda:0")
-        library.adopt(TritonBackend())
-    assert (library.most_stacked is not None) is has
-    assert (library.matrix is not DEVICE_MATRIX) is has
 
 
 # In assembly

@@ -20,6 +20,7 @@ from rulec.torch.arrays import DEVICE_MATRIX
 from rulec.torch.libraries import DeviceLibrary
 from rulec.torch.products import TORCH, ProductsBy, TorchProducts
 from rulec.torch.tensors import TorchArrays
+from rulec_backends.triton import TritonBackend
 from tests.runtime.elsewhere import Elsewhere
 from tests.runtime.nowhere import DEVICE, Nowhere, NowhereCall, copies
 
@@ -107,6 +108,19 @@ def test_without_products_of_the_backend_large_matrices_are_worked_on_one_by_one
     assert stacks == [True, False]
     assert library.matrix is DEVICE_MATRIX
     assert library.most_stacked is None
+
+
+@pytest.mark.parametrize(("capability", "has"), [((7, 0), False), ((7, 5), False), ((8, 0), True), ((12, 0), True)])
+def test_nvidias_gpus_before_ampere_keep_the_products_of_torch(capability: tuple[int, int], has: bool) -> None:
+    """Triton has no instructions of their tensor cores."""
+    with (
+        mock.patch.object(torch.version, "hip", None),
+        mock.patch.object(torch.cuda, "get_device_capability", return_value=capability),
+    ):
+        library = DeviceLibrary("cuda:0")
+        library.adopt(TritonBackend())
+    assert (library.most_stacked is not None) is has
+    assert (library.matrix is not DEVICE_MATRIX) is has
 
 
 def test_the_choice_of_products() -> None:
