@@ -6,13 +6,11 @@ computed, and each is also written mirrored. A matrix has the same bits in every
 
 from __future__ import annotations
 
+from rulec.backend.quintic import DTYPES
 from rulec.errors import BackendUnsupported
 
 from .ops import rounded
 from .words import source_text, words_used
-
-#: The dtypes of matrices.
-DTYPES = ("bfloat16", "float16")
 
 _PLACES = '''\
 @triton.jit

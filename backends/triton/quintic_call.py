@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rulec.backend.quintic import WORTH_HALVING as _WORTH_HALVING
 from rulec.errors import BackendUnavailable
 
 from .memory import current
 from .product import Tile, machine
 from .work import compiler_errors, refusal
-
-#: From so many rows or columns on, whichever are fewer, half of a product is quicker than the whole by the library.
-_WORTH_HALVING = 256
 
 #: So many processors need one tile of a matrix among them: a stack has several matrices.
 _SHARED = 4

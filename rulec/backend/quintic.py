@@ -10,6 +10,12 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+#: The dtypes of matrices that a GPU's backend has products for.
+DTYPES = ("bfloat16", "float16")
+
+#: From so many rows or columns on, whichever are fewer, half of a product is quicker than the whole by the library.
+WORTH_HALVING = 256
+
 
 class QuinticProducts(Protocol):
     """Products of stacks `(batch, rows, cols)` of one dtype, each summed in float32 and rounded once.

@@ -16,9 +16,12 @@ import torch
 from torch import Tensor
 
 from rulec.backend.protocol import Rows, Scratch, Written
+from rulec.backend.quintic import DTYPES, QuinticProducts
 from rulec.compiler.ir import Axes, Program
 from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
+from rulec.errors import BackendUnsupported
+from rulec.torch.products import ShapesProducts
 
 _MODULE = "torch._subclasses.fake_tensor"
 
@@ -65,6 +68,20 @@ class ShapesBackend:
     def decodes(self, program: Program, layout: Layout) -> bool:
         """True: states in codes need no other memory."""
         return True
+
+    def has_quintic(self, device: torch.device) -> bool:
+        """True: large matrices are stacked, as on GPUs."""
+        return True
+
+    def emit_quintic(self, dtype: str) -> str:
+        """No source. BackendUnsupported for a dtype of which no GPU's backend has products."""
+        if dtype not in DTYPES:
+            raise BackendUnsupported(self.name, f"products of matrices in {dtype}", "newton_schulz")
+        return ""
+
+    def build_quintic(self, dtype: str, source: str) -> QuinticProducts:
+        """torch's products, for the matrices that a GPU's backend takes."""
+        return ShapesProducts()
 
     def fill_noise(self, out: Any, noise: Any, offset: int = 0) -> None:
         """Nothing: a kernel writes noise in place."""

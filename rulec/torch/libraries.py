@@ -19,7 +19,7 @@ from rulec.torch.arrays import ARITHMETIC, DEVICE_MATRIX, FUNCTIONS, newton_schu
 from rulec.torch.fake import is_fake
 from rulec.torch.matrix import TORCH_MATRIX
 from rulec.torch.memory import plain_memory
-from rulec.torch.products import ProductsBy
+from rulec.torch.product_choice import ProductsBy
 from rulec.torch.quintic import TorchQuintic
 
 

@@ -9,16 +9,19 @@ from unittest import mock
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rulec
+import rulec.torch
 from rulec.errors import BackendUnsupported
 from rulec.language.node import Op
 from rulec.runtime.engine import Engine, default_hyper
 from rulec.torch import libraries
 from rulec.torch.arrays import DEVICE_MATRIX
 from rulec.torch.libraries import DeviceLibrary
-from rulec.torch.products import TORCH, ProductsBy, TorchProducts
+from rulec.torch.product_choice import ProductsBy
+from rulec.torch.products import TORCH, TorchProducts
 from rulec.torch.tensors import TorchArrays
 from rulec_backends.triton import TritonBackend
 from tests.runtime.elsewhere import Elsewhere
@@ -121,6 +124,24 @@ def test_nvidias_gpus_before_ampere_keep_the_products_of_torch(capability: tuple
         library.adopt(TritonBackend())
     assert (library.most_stacked is not None) is has
     assert (library.matrix is not DEVICE_MATRIX) is has
+
+
+def test_fake_matrices_are_stacked_as_on_a_gpu() -> None:
+    """So the memory of a step on paper has the stacks."""
+    shapes: list[tuple[int, ...]] = []
+
+    class Stacks(DeviceLibrary):
+        def stack(self, matrices: Sequence[Tensor], dtype: str | None = None) -> Tensor:
+            stack = super().stack(matrices, dtype)
+            shapes.append(tuple(stack.shape))
+            return stack
+
+    with mock.patch("rulec.torch.tensors.DeviceLibrary", Stacks), FakeTensorMode():
+        params = [torch.nn.Parameter(torch.empty(shape)) for shape in [(256, 300), (300, 256), (200, 300)] * 2]
+        for p in params:
+            p.grad = torch.empty_like(p)
+        rulec.torch.Muon(params).step()
+    assert shapes == [(2, 256, 300), (2, 300, 256)]
 
 
 def test_the_choice_of_products() -> None:
