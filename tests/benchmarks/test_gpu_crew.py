@@ -55,7 +55,7 @@ def test_what_goes_wrong_in_a_process_is_that_parts_alone() -> None:
     ]  # fmt: skip
     crew, findings = Processes(1, Bench(True, HostDevice())), Findings()
     try:
-        Run(crew, findings, 300.0, time.monotonic, lambda: None).section(Section("s", parts, 300.0))
+        Run(crew, 300.0, time.monotonic, lambda: None).section(Section("s", parts, 300.0), findings)
     finally:
         crew.close()
     assert findings.notes == [
@@ -71,7 +71,7 @@ def test_a_process_whose_device_is_spoilt_is_not_used_again() -> None:
     parts = [Part("a", tells_its_process), Part("b", spoils), Part("c", tells_its_process)]
     crew, findings = Processes(1, Bench(True, HostDevice())), Findings()
     try:
-        Run(crew, findings, 300.0, time.monotonic, lambda: None).section(Section("s", parts, 300.0))
+        Run(crew, 300.0, time.monotonic, lambda: None).section(Section("s", parts, 300.0), findings)
     finally:
         crew.close()
     first, spoilt, failed, after = findings.notes

@@ -52,7 +52,7 @@ def test_rules_that_decompose(monkeypatch: pytest.MonkeyPatch) -> None:
         "soap, 1 matrix of 6 by 4: step, times as fast as pytorch_optimizer.SOAP",
         "shampoo, 1 matrix of 6 by 4: step, times as fast as pytorch_optimizer.Shampoo",
     ]
-    assert all(row.target is None and row.value > 0 for row in result.rows)
+    assert all(row.target == matrices.OF_OTHERS and row.value > 0 for row in result.rows)
     monkeypatch.setattr(peers, "_CLASSES", {})
     result = matrices.measure(True, ["soap"])
     assert (result.rows, len(result.notes)) == ([], 1)

@@ -96,12 +96,12 @@ def test_rules(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(many, "SIZES", ((3, 100, 7.0),))
+    monkeypatch.setattr(many, "SIZES", ((3, 100, 7.0, 31.0),))
     monkeypatch.setattr(many, "QUICK_ROUNDS", 1)
     monkeypatch.setattr(many, "GROUPS", 4)
     result = many.measure(True)
     assert [(row.target, row.sense) for row in result.rows] == [
-        (0.9, "at least"), (7.0, "at least"), (pytest.approx(30 + 3 * 0.4), "at most"), (1.5, "at most"),
+        (0.9, "at least"), (7.0, "at least"), (31.0, "at most"), (1.2, "at most"),
     ]  # fmt: skip
     kernel, step, added, groups = result.rows
     assert kernel.value == pytest.approx(kernel.detail["limit"] / kernel.detail["kernel"])
@@ -138,10 +138,11 @@ def test_start() -> None:
     parts: list[None] = []
     result = start.measure(True, lambda: parts.append(None))
     assert len(parts) == start.parts()
-    assert len(result.rows) == start.parts() - 1  # the kernels of the library are not in a quick one
+    assert len(result.rows) == start.parts()  # without the kernels of the library; imports are two rows
     for row in result.rows:
         assert row.value > 0
-        assert not {"sympy", "mpmath", "numba"} & set(row.detail.get("heavy", ()))
+        numba = row.subject == "import numba"
+        assert {"sympy", "mpmath", "numba"} & set(row.detail.get("heavy", ())) == ({"numba"} if numba else set())
 
 
 def test_races_on_all_tasks_in_one_batch_are_measured_against_their_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +168,7 @@ def test_a_process_that_fails_is_said() -> None:
 
 
 def test_a_row_of_the_import_says_what_was_loaded() -> None:
-    report = start._run(start._IMPORT, None)
+    report = start._run(start._IMPORT.format(package="rulec"), None)
     assert report["heavy"] == []
     assert 0 < report["modules"] < 200
 

@@ -86,4 +86,4 @@ def test_digests_stay_what_they_are() -> None:
     """Files hold them: one that changes makes every file of that rule another rule's."""
     assert meaning(rulec.load("adam"))[:16] == "10f26af2a40af837"
     assert meaning(rulec.load("schedule_free_adamw"))[:16] == "9b39f67e47f7f298"
-    assert meaning(rulec.load("adafactor"))[:16] == "d640a1115fc72ab2"
+    assert meaning(rulec.load("adafactor"))[:16] == "f96ae43dc1e70abf"
