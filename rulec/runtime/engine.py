@@ -9,7 +9,8 @@ the hyper-parameters of a step. `Launcher` makes launches; `Common` holds the nu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +26,7 @@ from rulec.language.hyper import checked_seed
 from rulec.language.rule import Rule, assignments
 from rulec.language.traits import draws
 from rulec.runtime.arrays import Arrays
-from rulec.runtime.bucket import Bucket
+from rulec.runtime.bucket import Bucket, Tensor
 from rulec.runtime.buckets import Buckets
 from rulec.runtime.common import Common
 from rulec.runtime.device import Scaling
@@ -79,6 +80,7 @@ class Engine:
         self._ways: dict[Any, Rule | None] = {}
         self._within: dict[Any, Bucket | None] = {}
         self.passes = PassNames(router.rules)
+        weakref.finalize(self, _part, self.tensors).atexit = False
 
     @property
     def live(self) -> dict[tuple[str, int], Any]:
@@ -344,3 +346,9 @@ def _check_shared(rules: Sequence[Rule]) -> None:
                     f"{first.name} and {rule.name}, which gets the other tensors, both keep {name} per {state.per}, "
                     f"and not the same: give one of them another name"
                 )
+
+
+def _part(tensors: Iterable[Tensor]) -> None:
+    """Has tensors know their buckets no more: buckets and states then end with their engine, not at a collection."""
+    for tensor in tensors:
+        tensor.bucket = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -406,3 +407,21 @@ def test_a_step_of_launches_on_a_device_calls_nothing_for_each_tensor() -> None:
     pytest.importorskip("triton")
     few, many = in_a_process(_CALLS, TRITON_INTERPRET="1")
     assert few[-1] == many[-1] < few[0] < many[0]
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb", "adafactor", "muon"])
+def test_states_end_with_their_optimizer_without_a_collection(name: str) -> None:
+    params = parameters(shapes=[(4, 3)] * 20)
+    optimizer = rulec.torch.optimizer(name)(params)
+    gc.collect()
+    gc.disable()
+    try:
+        for step in range(5):
+            give_gradients(params, step)
+            optimizer.step()
+        states = [weakref.ref(state) for state in optimizer.state[params[0]].values()]
+        del optimizer
+        assert states
+        assert all(state() is None for state in states)
+    finally:
+        gc.enable()
