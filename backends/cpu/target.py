@@ -78,9 +78,10 @@ def _dispatcher() -> Any:
             pass
 
         def resolve_value_type(self, value: Any) -> Any:
-            """As Numba's own, but `bool` and `range` are found before its lists are loaded, to ask if they are such."""
-            known = self._get_global_type(value) if value in (bool, range) else None  # type: ignore[no-untyped-call]
-            return known or super().resolve_value_type(value)  # type: ignore[no-untyped-call]
+            """The type of a constant. Numba would load its lists and dictionaries to ask whether `bool` is one."""
+            known = value is bool or value is range
+            find = self._get_global_type if known else super().resolve_value_type
+            return find(value)  # type: ignore[no-untyped-call]
 
     class Descriptor(CPUTarget):
         @threadsafe_cached_property

@@ -10,7 +10,7 @@ import inspect
 import linecache
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
 from pathlib import Path
@@ -178,12 +178,7 @@ def _trace_rule(
         points[key] = _pass(
             rule_name, key, value, [*hypers, *FACTS], [*states, *(inputs or {}), *map(gradient_of, points)]
         )
-    for word, key in [*(("pass", key) for key in points), *(("input", key) for key in inputs or {})]:
-        if key not in positional:
-            article = "an" if word == "input" else "a"
-            raise RuleError(
-                f"{rule_name} has {article} {word} {key!r}, and its function has no such argument: add it before *"
-            )
+    _check_arguments(rule_name, positional, points, inputs or {})
     check_names(Rule(rule_name, (), hypers, states, inputs or {}, wraps=calls, passes=points))
     trace = Trace(rule_name, states, hypers, calls, function.__code__, read, points)
     trace.cases = cases
@@ -211,6 +206,15 @@ def _trace_rule(
     )
     traced = with_whole(traced, {key: value for key, value in whole.items() if value is not None})
     return _stored(check_direction_free_of_lr(check_rule(with_beginnings(traced))), storage or {}, read.states)
+
+
+def _check_arguments(
+    rule: str, arguments: Container[str], passes: Iterable[str], inputs: Iterable[str]
+) -> None:  # fmt: skip
+    """RuleError where the function of a rule has no argument for one of its passes or inputs."""
+    for word, key in [*(("a pass", key) for key in passes), *(("an input", key) for key in inputs)]:
+        if key not in arguments:
+            raise RuleError(f"{rule} has {word} {key!r}, and its function has no such argument: add it before *")
 
 
 def _stored(rule: Rule, words: Mapping[str, str], lengths: Mapping[str, int]) -> Rule:

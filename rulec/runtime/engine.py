@@ -80,7 +80,7 @@ class Engine:
         self._ways: dict[Any, Rule | None] = {}
         self._within: dict[Any, Bucket | None] = {}
         self.passes = PassNames(router.rules)
-        weakref.finalize(self, _part, self.tensors).atexit = False
+        weakref.finalize(self, _forget_buckets, self.tensors).atexit = False
 
     @property
     def live(self) -> dict[tuple[str, int], Any]:
@@ -348,7 +348,7 @@ def _check_shared(rules: Sequence[Rule]) -> None:
                 )
 
 
-def _part(tensors: Iterable[Tensor]) -> None:
-    """Has tensors know their buckets no more: buckets and states then end with their engine, not at a collection."""
+def _forget_buckets(tensors: Iterable[Tensor]) -> None:
+    """Ends the circle of tensors and buckets: states are freed with their engine, not at Python's next collection."""
     for tensor in tensors:
         tensor.bucket = None

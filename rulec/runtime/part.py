@@ -91,7 +91,7 @@ class Part:
     def portions(self, most: int | None, by_shape: bool = False) -> list[Portion]:
         """The tensors as one portion, or as several of at most so many elements, or of one tensor.
 
-        Those of one shape follow one another where portions are `by_shape`.
+        With `by_shape`, tensors of one shape follow one another.
         """
         portions = self._portions.get((most, by_shape))
         if portions is None:

@@ -58,7 +58,7 @@ def test_memory_that_is_less_than_said_is_away_too(bench: Bench, monkeypatch: py
 
 
 def test_the_peak_is_of_a_step_that_comes_after_others(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was there before the model does not count, nor what the first steps need."""
+    """Memory from before the model does not count, nor does memory that only the first steps need."""
     calls: list[str] = []
     monkeypatch.setattr(gpu_llama, "memory_now", lambda bench: 100)
     monkeypatch.setattr(gpu_llama, "memory_reset", lambda bench: calls.append("reset"))

@@ -1,4 +1,4 @@
-"""Low-rank members on a GPU, on the processor: what is timed, what is judged, and EGGROLL's own code beside it."""
+"""The measurement of low-rank members, on the processor: its timed steps, its targets, and EGGROLL's own code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One file of several runs on GPUs: what a run takes the place of, what it leaves, and the page of them all."""
+"""One file of several runs on GPUs: a run replaces rows of its own parts, leaves other rows, and the page shows all."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def test_large_matrices_of_one_shape_are_one_stack_and_small_ones_are_torchs() -
 
 
 def test_a_stack_has_no_more_elements_than_a_portion() -> None:
-    """Also of a rule whose matrices wait for those of the whole model, which are in one portion."""
+    """In the second rule all matrices wait for a norm of the whole model, and are in one portion."""
     for rule in ("muon", "clip_by_global_norm >> muon"):
         backend = HereMultiplying()
         with mock.patch.object(libraries, "_STACKED", 2 * 200 * 210 + 1):
