@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from rulec.backend.protocol import Rows, Scalars, Scratch
+from rulec.backend.protocol import Rows, Scalars, Scratch, Standing
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
 from rulec.errors import InternalError
-from rulec.kernel.bucket.address import addresses_of
+from rulec.kernel.bucket.address import addresses_of, array_address
 from rulec.kernel.bucket.call import AddressedCall
 from rulec.kernel.bucket.cut import Whole
 from rulec.kernel.bucket.tensors import Tensors
@@ -67,6 +68,11 @@ class TritonCall(AddressedCall[StageWork]):
             work.run(launch, on_device, table, truth_bytes(rows.stays), rows.scale)
         return launch.reduced
 
+    def standing(self, rows: Rows) -> Standing:
+        """The call of the program's only stage over all tensors, to be run again with other rows and gradients."""
+        (work,) = filter(None, self._works)
+        return StandingCall(work, self._device, rows).standing
+
     def scalars(self, known: Scalars) -> tuple[Any, dict[str, Any]]:
         """The scalar table, a row for each tensor of the bucket, and the new scalar states by name, on the device."""
         import torch
@@ -104,3 +110,34 @@ class TritonCall(AddressedCall[StageWork]):
         if moving and moving[0].device != self._device:
             raise InternalError(f"the triton kernel runs on {self._device} and was given arrays on {moving[0].device}")
         return addresses_of(moving, self._address)  # type: ignore[no-any-return]
+
+
+class StandingCall:
+    """The call of one stage over all tensors of a bucket, whose words are written in place between its runs."""
+
+    def __init__(self, work: StageWork, device: Any, rows: Rows) -> None:
+        self._work, self._device = work, device
+        table = work.call_table
+        self._words = table.with_scalars(rows.table).copy()
+        self._words[: table.count].reshape(table.words.shape)[:, 0] = rows.index
+        self._row, self._next = (ctypes.c_int64(number) for number in (array_address(rows.table), 0))
+        words = array_address(self._words)
+        self._scalars, self._bytes = words + 8 * table.count, rows.table.nbytes
+        self._there: Any = None
+        self._table: Any = None
+        # A stage that reads no gradients has no column for their addresses: these go to memory that nobody reads.
+        self._unread = np.zeros(0 if work.reads_gradients else len(rows.index), np.int64)
+        first = words + 8 if work.reads_gradients else array_address(self._unread)
+        stride = 8 * (table.words.shape[1] if work.reads_gradients else 1)
+        row, following = map(ctypes.addressof, (self._row, self._next))
+        self.standing = Standing(self.run, following, row, first, stride)
+
+    def run(self) -> None:
+        """One launch, with the gradients and the row of the scalar table of now."""
+        work = self._work
+        ctypes.memmove(self._scalars, self._row.value, self._bytes)
+        with current(self._device, None):
+            there = work.uploads.put(self._words, None, None, False)
+            if there is not self._there:
+                self._there, self._table = there, floats(there[work.call_table.count :])
+            work.run(work.everything, there, self._table, None, None)

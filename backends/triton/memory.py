@@ -40,6 +40,8 @@ class Slot:
         self._memory = torch.empty(words, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
         self.words: Whole = self._memory.numpy()
         self._event: Any = None
+        self._copied: tuple[Any, int] = (None, 0)
+        self._pair: tuple[Any, Any] = (None, None)
 
     def ready(self) -> Whole:
         """Its words, after the end of the last copy."""
@@ -51,7 +53,11 @@ class Slot:
         """Begins a copy to a tensor, on the current stream of its device."""
         import torch
 
-        target[:count].copy_(self._memory[:count], non_blocking=True)
+        last, words = self._copied
+        if last is not target or words != count:
+            self._copied, self._pair = (target, count), (target[:count], self._memory[:count])
+        into, source = self._pair
+        into.copy_(source, non_blocking=True)
         if target.is_cuda and not captured:
             self._event = self._event or torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()

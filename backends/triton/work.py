@@ -20,6 +20,7 @@ from .blocks import INTERPRETER, Block, block_for, reducing, tile_for
 from .coded import Tables, coded_in, columns_of, lengthened
 from .cut import Blocks, Tiles
 from .finish import jobs
+from .launcher import Launcher, kind_of
 from .memory import uploads
 from .plan import FINISHED, moved, moving_columns, tile_shapes, vector_width
 from .registers import most_registers
@@ -51,7 +52,7 @@ class StageWork:
         """`addresses` has, by name, the address of each tensor's parameter or state."""
         program, layout, stage = tensors.program, tensors.layout, tensors.program.stages[index]
         self._program = program
-        self.kernel, self.finish = kernels[f"stage_{index}"], kernels.get("finish", _NOTHING)
+        self.finish = kernels.get("finish", _NOTHING)
         columns = moving_columns(program, stage)
         self.reads_gradients = "g" in columns
         self.moving = tensors.moving(stage, columns)
@@ -75,7 +76,8 @@ class StageWork:
         self._views = self._places.views(self._results)
         self.call_table = Given(len(tensors.sizes), 1 + len(columns))
         self.uploads = uploads(device, self.call_table.count + 8 * len(program.columns), ring)
-        self.options = self._options(self.emulates(stage, layout)) | self._bounds(stage, layout)
+        options = self._options(self.emulates(stage, layout)) | self._bounds(stage, layout)
+        self.launcher = Launcher(kernels[f"stage_{index}"], options)
         self._some: dict[tuple[int, ...], Launch] = {}
         self._captured: list[Launch] = []
         self.everything = self._launch(range(len(tensors.sizes)))
@@ -179,7 +181,7 @@ class StageWork:
         if len(launch.chunks):
             arguments = [launch.chunks, self.known, moving, table, stays, scale, *reduces]
             try:
-                self.kernel[(len(launch.chunks),)](*arguments, **self.options)
+                self.launcher.run(len(launch.chunks), arguments, kind_of(arguments))
             except compiler_errors() as error:
                 raise BackendUnavailable(refusal(self._program.name, self.device, error)) from error
         if launch.jobs is not None and len(launch.jobs):

@@ -65,13 +65,15 @@ class Standing(NamedTuple):
     """A call over all tensors of a bucket that may be run again and again.
 
     Before each `run` the words at these addresses are written: `next` is set to zero, last of all; `table` gets the
-    address of the scalar table's rows, and the words from `gradients` on the address of each gradient.
+    address of the scalar table's rows. The address of the first gradient goes to `gradients`, that of each further one
+    `stride` bytes behind the one before it.
     """
 
     run: Callable[[], None]
     next: int
     table: int
     gradients: int
+    stride: int = 8
 
 
 class Call(Protocol):

@@ -190,7 +190,7 @@ class Machine:
             self.plans.follow(plan, grads, launches, self._snapshot.lists)
         elif survey is not None and inputs is None and scaling is None and self._repeats:
             keywords, store = self.interface.group_keywords, self.buffers.store
-            self.repeat = repeat_of(plan, survey, groups, keywords, store, launches)
+            self.repeat = repeat_of(plan, survey, groups, keywords, store, launches, self.residence)
         if self._group_states is not None:
             self._group_states.publish(groups)
         if self.residence.there:

@@ -20,6 +20,7 @@ from rulec.runtime.debug import LEVEL
 from rulec.runtime.launch import Launch
 from rulec.runtime.rows import Numbers, ScalarRows
 from rulec.torch.plans import StepPlan
+from rulec.torch.residence import Residence
 from rulec.torch.states import Store
 from rulec.torch.survey import REPEAT, Contents, Job, Survey
 
@@ -32,9 +33,10 @@ class Repeat:
 
     def __init__(
         self, survey: Survey, groups: list[dict[str, Any]], store: Store, launches: Sequence[Launch],
-        rows: Sequence[Numbers],
+        rows: Sequence[Numbers], residence: Residence,
     ) -> None:  # fmt: skip
         self._survey, self._groups, self._store, self._kept = survey, groups, store, (launches, rows)
+        self._residence = residence
         #: The number of further steps.
         self.left = min(map(len, rows))
         #: What each bucket's call is run by.
@@ -48,6 +50,8 @@ class Repeat:
         store = self._store
         if not self.left or groups is not self._groups or state is not store or store.edits.changed:
             return False
+        if self._residence.capturing:  # of such a step no graph is made: the way of other steps says so
+            return False
         if not self._job.done():
             return False
         try:
@@ -60,7 +64,8 @@ class Repeat:
 
 
 def repeat_of(
-    plan: StepPlan, survey: Survey, groups: Any, keywords: Sequence[str], store: Store, launches: Sequence[Launch]
+    plan: StepPlan, survey: Survey, groups: Any, keywords: Sequence[str], store: Store, launches: Sequence[Launch],
+    residence: Residence,
 ) -> Repeat | None:  # fmt: skip
     """The repeat of a step with these launches; None where a step may do more than launch kernels."""
     if LEVEL or type(groups) is not list or not all(map(_is_plain, launches)):
@@ -69,13 +74,15 @@ def repeat_of(
     rows = [_rows_ahead(launch) for launch in launches]
     if not all(map(len, rows)) or not _is_steady(values) or not {dict}.issuperset(map(type, groups)):
         return None
-    repeat = Repeat(survey, groups, store, launches, rows)
-    first = {id(launch.part.bucket): call.gradients for launch, call in zip(launches, repeat.calls, strict=True)}
+    repeat = Repeat(survey, groups, store, launches, rows, residence)
+    call_of = {id(launch.part.bucket): call for launch, call in zip(launches, repeat.calls, strict=True)}
     places: dict[int, int] = {}
     for share in plan.shares:
         tensors = [share.engine.tensors[i] for i in share.ids]
         there = range(len(tensors)) if share.places is None else share.places
-        places |= {place: first[id(t.bucket)] + 8 * t.position for place, t in zip(there, tensors, strict=True)}
+        calls = [call_of[id(t.bucket)] for t in tensors]
+        at = [call.gradients + call.stride * t.position for call, t in zip(calls, tensors, strict=True)]
+        places |= zip(there, at, strict=True)
     survey.point([places[i] for i in range(len(plan.written))], launches)
     return repeat
 

@@ -59,11 +59,16 @@ def test_a_captured_optimizer_is_torchs_fused_one() -> None:
     assert steps == [WARM_UP + len(RATES)] * 2
 
 
-def test_a_step_that_is_not_capturable_is_not_captured() -> None:
-    params = parameters()
+@pytest.mark.parametrize("steps", [1, 8])
+def test_a_step_that_is_not_capturable_is_not_captured(steps: int) -> None:
+    """Neither the second step, nor one that repeats the steps before it."""
+    params = parameters([(7,), (33, 5)] * 10)
     optimizer = rulec.torch.AdamW(params)
     give(params, gradients(params, 0))
-    optimizer.step()
+    for _ in range(steps):
+        optimizer.step()
+    assert optimizer._machine is not None
+    assert (optimizer._machine.repeat is not None) == (steps > 1)
     before = [p.detach().clone() for p in params]
     with pytest.raises(RulecError, match="capturable=True"), torch.cuda.graph(torch.cuda.CUDAGraph()):
         optimizer.step()

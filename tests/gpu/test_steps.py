@@ -238,6 +238,7 @@ def test_surveyed_steps_are_those_that_ask_each_tensor(moves: str, monkeypatch: 
             optimizer.step()
         assert optimizer._machine is not None
         assert (optimizer._machine.plans.survey is not None) == surveyed
+        assert (optimizer._machine.repeat is not None) == surveyed
         return bits(params)
 
     wanted = stepped(surveyed=True)

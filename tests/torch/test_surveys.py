@@ -407,6 +407,49 @@ def test_a_step_of_launches_on_a_device_calls_nothing_for_each_tensor() -> None:
     pytest.importorskip("triton")
     few, many = in_a_process(_CALLS, TRITON_INTERPRET="1")
     assert few[-1] == many[-1] < few[0] < many[0]
+    assert few[-1] <= 60, "a step that repeats the last one calls more than its checks, a copy and a launch"
+
+
+_REPEATED = """
+import json
+import torch
+import rulec.torch
+from rulec.torch import machine
+
+
+def trained(rule, repeats):
+    torch.manual_seed(0)
+    machine.repeat_of = repeat_of if repeats else lambda *_: None
+    params = [torch.nn.Parameter(torch.randn(n)) for n in (3, 40, 7, 5) * 5]
+    groups = [{"params": params[:9]}, {"params": params[9:], "lr": 0.05}]
+    optimizer = rulec.torch.optimizer(rule)(groups, lr=0.1, backend="triton")
+    repeated = 0
+    for step in range(12):
+        for p in params:
+            p.grad = torch.randn(p.shape)
+        if step == 7:
+            optimizer.param_groups[0]["lr"] = 0.3
+        if step == 9:
+            params[2].grad = None
+        before = optimizer._machine and optimizer._machine.repeat
+        left = before.left if before else 0
+        optimizer.step()
+        repeated += left - before.left if before else 0
+    assert (repeated >= 4) == repeats, repeated
+    return [x for p in params for x in (p, *optimizer.state[p].values())]
+
+
+repeat_of = machine.repeat_of
+same = lambda rule: all(map(torch.equal, trained(rule, True), trained(rule, False)))
+print(json.dumps([rule for rule in ("adamw", "lion", "momentum") if not same(rule)]))
+"""
+
+
+@pytest.mark.slow
+def test_repeated_launches_have_the_bits_of_other_steps() -> None:
+    """Two groups, new gradients, and between repeats another rate and a gradient that is missing."""
+    pytest.importorskip("triton")
+    assert in_a_process(_REPEATED, TRITON_INTERPRET="1") == []
 
 
 @pytest.mark.parametrize("name", ["adamw", "lamb", "adafactor", "muon"])

@@ -1,0 +1,36 @@
+"""Launches of one Triton kernel with fixed constants: the compiled kernel is looked for once, not at each launch.
+
+Triton's own call reads all arguments and options to find the compiled kernel, which takes longer than the launch. What
+it looks at is known here: whether an argument is None, and whether an address is a multiple of 16 bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+
+class Launcher:
+    """A kernel on one device, with the constants and options of its compilation."""
+
+    def __init__(self, kernel: Any, constants: Mapping[str, Any]) -> None:
+        """`constants` are those of the kernel's signature, and options such as `num_warps`."""
+        self.kernel, self.constants = kernel, constants
+        self._compiled: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
+
+    def run(self, programs: int, arguments: Sequence[Any], kind: Hashable) -> None:
+        """Launches so many programs. `kind` is the same for arguments that one compiled kernel can take."""
+        known = self._compiled.get(kind)
+        if known is not None:
+            compiled, constants = known
+            compiled[programs, 1, 1](*arguments, *constants)
+            return
+        compiled = self.kernel[(programs,)](*arguments, **self.constants)
+        if compiled is not None:  # the interpreter compiles nothing
+            names = self.kernel.arg_names[len(arguments) :]
+            self._compiled[kind] = compiled, tuple(self.constants[name] for name in names)
+
+
+def kind_of(arguments: Sequence[Any]) -> Hashable:
+    """The kind of arguments that are tensors, of the same dtypes at each launch, or None."""
+    return tuple([None if x is None else not x.data_ptr() & 15 for x in arguments])
