@@ -30,8 +30,9 @@ def backend(request: pytest.FixtureRequest) -> Any:
     return found
 
 
-@pytest.mark.parametrize(("dtype", "most"), [("float32", 1e-6), ("float64", 2e-15), ("bfloat16", 1e-2)])
+@pytest.mark.parametrize(("dtype", "most"), [("float32", 1e-6), ("float64", 4e-15), ("bfloat16", 1e-2)])
 def test_sums_are_those_of_the_definition(backend: Any, dtype: str, most: float) -> None:
+    """A normal of up to 8 is off by a few units in its last place; in float64 these are 9e-16 each."""
     assert worst_fills(backend, KIND, dtype, (1, 35), 3000) < most
 
 
