@@ -1,7 +1,8 @@
 """Launches of one Triton kernel with fixed constants: the compiled kernel is looked for once, not at each launch.
 
 Triton's own call reads all arguments and options to find the compiled kernel, which takes longer than the launch. What
-it looks at is known here: whether an argument is None, and whether an address is a multiple of 16 bytes.
+it looks at is known here: whether an argument is None, and whether an address is a multiple of 16 bytes. Compiled
+kernels take addresses as whole numbers; of a tensor Triton asks the driver whether its memory can be reached.
 """
 
 from __future__ import annotations

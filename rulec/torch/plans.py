@@ -17,7 +17,7 @@ from rulec.torch.memory import plain_memory
 from rulec.torch.placed import is_placed
 from rulec.torch.routes import Route
 from rulec.torch.sections import Section
-from rulec.torch.survey import FEW, Survey, survey_of
+from rulec.torch.survey import Survey, survey_of
 
 #: How many sets of parameters with gradients a machine remembers the plans of.
 _PLANS = 1024
@@ -86,7 +86,7 @@ class Plans:
         self.surveyed: StepPlan | None = None
         self._last: StepPlan | None = None
         #: How many more surveys may be made: what changes in every step is better asked.
-        self.surveys_left = 8 if len(params) >= FEW else 0
+        self.surveys_left = 8
 
     def of(self, present: tuple[int, ...] | None, grads: Sequence[Tensor]) -> StepPlan:
         """The plan for the parameters at some places, with these gradients."""

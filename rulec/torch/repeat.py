@@ -12,6 +12,7 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+import torch
 
 from rulec.backend.protocol import Standing
 from rulec.kernel.bucket.address import array_address
@@ -36,7 +37,7 @@ class Repeat:
         rows: Sequence[Numbers], residence: Residence,
     ) -> None:  # fmt: skip
         self._survey, self._groups, self._store, self._kept = survey, groups, store, (launches, rows)
-        self._residence = residence
+        self._may_be_captured = "cuda" in residence.types
         #: The number of further steps.
         self.left = min(map(len, rows))
         #: What each bucket's call is run by.
@@ -50,7 +51,7 @@ class Repeat:
         store = self._store
         if not self.left or groups is not self._groups or state is not store or store.edits.changed:
             return False
-        if self._residence.capturing:  # of such a step no graph is made: the way of other steps says so
+        if self._may_be_captured and torch.cuda.is_current_stream_capturing():  # a plain step refuses that in words
             return False
         if not self._job.done():
             return False
@@ -68,7 +69,7 @@ def repeat_of(
     residence: Residence,
 ) -> Repeat | None:  # fmt: skip
     """The repeat of a step with these launches; None where a step may do more than launch kernels."""
-    if LEVEL or type(groups) is not list or not all(map(_is_plain, launches)):
+    if LEVEL or type(groups) is not list or not launches or not all(map(_is_plain, launches)):
         return None
     values = chain.from_iterable([group[keyword] for keyword in keywords] for group in groups)
     rows = [_rows_ahead(launch) for launch in launches]

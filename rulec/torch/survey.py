@@ -23,9 +23,6 @@ from rulec.kernel.bucket.address import Located, array_address
 from rulec.torch.exports import Handles, Numbers, exports, number, reads_of
 from rulec.torch.survey_source import JOB, RECORD, survey_source
 
-#: Below this many tensors there is nothing to win.
-FEW = 16
-
 #: What a job asks for: a look; a look and the note that parameters are written, for a step that repeats the last one;
 #: the end of what handles hold.
 LOOK, REPEAT, RELEASE = 1, 2, 3

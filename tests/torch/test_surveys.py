@@ -290,6 +290,29 @@ def test_a_look_before_an_error_holds_nothing() -> None:
     assert seen() is None
 
 
+@pytest.mark.parametrize("count", [1, 20])
+def test_steps_without_gradients_do_nothing(count: int) -> None:
+    params = [torch.nn.Parameter(torch.ones(3)) for _ in range(count)]
+    optimizer = rulec.torch.AdamW(params)
+    for _ in range(5):
+        optimizer.step()
+    assert all(torch.equal(p, torch.ones(3)) for p in params)
+    give_gradients(params, 0)
+    optimizer.step()
+    assert [float(optimizer.state[p]["step"]) for p in params] == [1.0] * count
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_steps_of_few_tensors_are_repeated(count: int) -> None:
+    params = [torch.nn.Parameter(torch.ones(3)) for _ in range(count)]
+    optimizer = rulec.torch.AdamW(params)
+    for number in range(4):
+        give_gradients(params, number)
+        optimizer.step()
+    assert optimizer._machine is not None
+    assert optimizer._machine.repeat is not None
+
+
 def test_hooks_and_scaling_are_seen_on_the_way() -> None:
     params = parameters(shapes=SHAPES * 5)
     optimizer = rulec.torch.AdamW(params, lr=0.1)
