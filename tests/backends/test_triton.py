@@ -13,8 +13,8 @@ from rulec_backends import triton as triton_backend
 from rulec_backends.triton import TritonBackend
 from rulec_backends.triton.ops import constant
 from rulec_backends.triton.words import WORDS, words_used
-from tests.backends import kinds
-from tests.backends.triton_process import in_the_interpreter
+from tests.backends import kinds, triton_process
+from tests.backends.triton_process import in_the_interpreter, interpreter_fault
 from tests.library import by_share
 
 # In the interpreter: the contract
@@ -301,6 +301,21 @@ def test_an_operation_without_a_word_is_refused_in_one_sentence(monkeypatch: pyt
     assert str(caught.value) == (
         "backend 'triton' cannot express 'cbrt' of rule 'MADGRAD': choose another backend (`rulec doctor` lists them)"
     )
+
+
+@pytest.mark.parametrize(
+    ("triton", "numpy", "fails"),
+    [("3.6.0", "2.4.0", True), ("3.6.0+git1", "3.0", True), ("3.6.0", "2.3.5", False), ("3.7.1", "2.5.2", False)],
+)
+def test_an_interpreter_that_fails_beside_its_numpy_is_named(triton: str, numpy: str, fails: bool) -> None:
+    fault = f"the interpreter of Triton {triton} fails with NumPy {numpy}: it needs Triton 3.7, or NumPy below 2.4"
+    assert interpreter_fault(triton, numpy) == (fault if fails else "")
+
+
+def test_tests_in_such_an_interpreter_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_process, "version", {"triton": "3.6.0", "numpy": "2.5.2"}.__getitem__)
+    with pytest.raises(pytest.skip.Exception, match="fails with NumPy 2.5.2"):
+        in_the_interpreter("pass")
 
 
 # Where it cannot run

@@ -13,8 +13,11 @@ import subprocess
 import sys
 import tempfile
 import traceback
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -30,7 +33,9 @@ subject = conformance._subject("triton", None, None)
 
 
 def in_a_process(program: str, **environment: str) -> Any:
-    """What a Python program prints as JSON in its last line."""
+    """What a Python program prints as JSON in its last line; a test of the interpreter is skipped where it fails."""
+    if environment.get("TRITON_INTERPRET") == "1":
+        require_interpreter()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "program.py").write_text(program)
@@ -42,6 +47,28 @@ def in_a_process(program: str, **environment: str) -> Any:
 def in_the_interpreter(program: str, result: str = "None") -> Any:
     """The same in Triton's interpreter: what `result` is once the lines of `program` have run."""
     return in_a_process(f"{HEAD}{program}\nprint(json.dumps({result}))\n", TRITON_INTERPRET="1")
+
+
+def require_interpreter() -> None:
+    """Skips a test that runs kernels in Triton's interpreter, where that interpreter fails."""
+    fault = interpreter_fault(version("triton"), version("numpy"))
+    if fault:
+        pytest.skip(fault)
+
+
+def interpreter_fault(triton: str, numpy: str) -> str:
+    """A sentence where the interpreter of this Triton fails beside this NumPy; empty where it works.
+
+    Before 3.7 it makes the bounds of loops numbers by `int` of arrays with one element, an error of NumPy from 2.4 on.
+    """
+    if _release(triton) >= (3, 7) or _release(numpy) < (2, 4):
+        return ""
+    return f"the interpreter of Triton {triton} fails with NumPy {numpy}: it needs Triton 3.7, or NumPy below 2.4"
+
+
+def _release(text: str) -> tuple[int, ...]:
+    """The first two numbers of a version."""
+    return tuple(int(number) for number in text.split(".")[:2])
 
 
 class Parent:

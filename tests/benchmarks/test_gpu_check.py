@@ -18,6 +18,7 @@ from rulec.testing import NumpyKind
 from rulec.testing.numerics import IEEE
 from rulec.testing.trial import Subject
 from rulec_backends.numpy import NumpyBackend
+from tests.backends.triton_process import require_interpreter
 from tests.benchmarks.gpu_fakes import HostDevice
 from tests.testing.broken import WrongSign
 
@@ -38,6 +39,7 @@ def in_the_interpreter(call: str) -> Any:
 
 
 def in_a_process(program: str) -> Any:
+    require_interpreter()
     done = subprocess.run(
         [sys.executable, "-c", program], env={**os.environ, "TRITON_INTERPRET": "1"},
         cwd=Path(__file__).parents[2], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,

@@ -21,6 +21,7 @@ from benchmarks.gpu.run import Ended, Started
 from benchmarks.page import results_page
 from benchmarks.result import Row, read_result
 from rulec.errors import RulecError
+from tests.backends.triton_process import require_interpreter
 from tests.benchmarks.gpu_fakes import Clock, HostDevice, Script, ScriptedCrew
 from tests.cli.running import error, invoke, run
 
@@ -153,6 +154,7 @@ def test_the_page_names_the_device(crew: type[Crew], tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_real_parts_in_real_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the processor, where everything is as on a GPU but its kernels and its clock."""
+    require_interpreter()
     monkeypatch.setattr(gpu, "missing", lambda: None)
     monkeypatch.setattr(gpu_device, "missing", lambda: None)
     monkeypatch.setattr(gpu, "gpu_facts", lambda: DEVICE)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.backends.triton_process import require_interpreter
 from tests.cli.running import error, run, run_json
 
 
@@ -99,6 +100,7 @@ print("equal")
 @pytest.mark.slow
 def test_hugging_faces_kernels_loads_the_layout(tmp_path: Path) -> None:
     """As released: the package is installed beside the environment, which has all that a local folder needs."""
+    require_interpreter()
     site, folder = tmp_path / "site", tmp_path / "kernel"
     pip = [sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "--target", str(site), "kernels==0.17.2"]
     subprocess.run(pip, check=True)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 import rulec
 from rulec.runtime.storage import Storage
 from rulec.standalone.prose import written
+from tests.backends.triton_process import require_interpreter
 
 Array = NDArray[Any]
 
@@ -80,6 +81,8 @@ class Case:
 
 def ran(folder: Path, backend: str, program: str, *cases: Case) -> list[list[Array]]:
     """The arrays that `program` leaves for each case: one process runs it for all of them, in a folder for each."""
+    if backend == "triton":
+        require_interpreter()
     (folder / "main.py").write_text(_BLOCKED)
     folders = [folder / str(number) for number in range(len(cases))]
     for place, case in zip(folders, cases, strict=True):
