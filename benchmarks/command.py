@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from benchmarks.gpu.asked import FIRST, Asked
 from benchmarks.gpu.names import PARTS
 from rulec.cli.console import console, fail, json_text, print_json, print_table, progress, write_text
 from rulec.errors import RulecError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from benchmarks.result import Result, Row
 
 app = typer.Typer(name="bench", pretty_exceptions_enable=False, rich_markup_mode=None, add_completion=False)
@@ -46,6 +49,13 @@ def bench(
         list[str] | None,
         typer.Option(help=f"With gpu: measure this part alone; repeatable. There are {', '.join(PARTS)}."),
     ] = None,
+    first: Annotated[
+        str,
+        typer.Option(metavar="LOOK", help=f"With gpu: a first look of five minutes, {' or '.join(FIRST)}."),
+    ] = "",
+    seconds: Annotated[
+        float | None, typer.Option(min=1, help="With gpu: end within so many seconds; 500 where nothing is said.")
+    ] = None,
     chart: Annotated[Path | None, typer.Option(help="With memory or states: draw the results, as a PNG, here.")] = None,
 ) -> None:
     """Measure speed and memory: ratios within this run.
@@ -53,20 +63,21 @@ def bench(
     Of kernels, steps, start and memory, against the targets that the project set itself. Exit code 1 where a GPU or
     JAX is asked for and there is none.
     """
+    asked = Asked(part or (), first, tune, seconds)
     from benchmarks.suite import measurement, usual
 
     # torch's profiler, which counts allocations, tells stderr when it starts; it reads this when torch is imported.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     _check_paths(json, page)
     _check_rules(rule)
-    _check_gpu(what, tune, part)
+    _check_gpu(what, asked, rule or ())
     if chart is not None and what not in (["memory"], ["states"]):
         raise RulecError("--chart is of one measurement, memory or states: rulec bench memory --chart PATH")
     names = what or usual()
     _check_there(names)
     results: list[Result] = []
-    keep = partial(_keep, results, json, _recorded(names, json, quick, rule or [], tune))
-    chosen = [measurement(name, quick, rule or (), keep, tune, part or ()) for name in names]
+    keep = partial(_keep, results, json, _recorded(names, json, quick, rule or [], asked))
+    chosen = [measurement(name, quick, rule or (), keep, asked) for name in names]
     for one in chosen:
         with progress() as shown:
             task = shown.add_task(one.name, total=one.parts)
@@ -100,29 +111,31 @@ def _check_paths(json: Path | None, page: Path | None) -> None:
         raise RulecError("--page needs the folder of the results: give --json FOLDER too")
 
 
-def _check_gpu(what: list[str] | None, tune: bool, part: list[str] | None) -> None:
+def _check_gpu(what: list[str] | None, asked: Asked, rules: Sequence[str]) -> None:
     """RulecError for an option of the measurement on a GPU without it, or with two of them."""
-    for option, asked in (("--tune", tune), ("--part NAME", bool(part))):
-        if asked and what != ["gpu"]:
+    options = {
+        "--tune": asked.tune, "--part NAME": asked.parts, "--first LOOK": asked.first, "--seconds N": asked.seconds,
+    }  # fmt: skip
+    for option, value in options.items():
+        if value and what != ["gpu"]:
             alone = "is of the measurement on a GPU alone"
             raise RulecError(f"{option.partition(' ')[0]} {alone}: rulec bench gpu {option}")
-    if tune and part:
-        raise RulecError("--tune measures block sizes, which are no part: leave out --tune or --part")
+    asked.check(rules)
 
 
-def _recorded(names: list[str], path: Path | None, quick: bool, rules: list[str], tune: bool) -> Result | None:
+def _recorded(names: list[str], path: Path | None, quick: bool, rules: list[str], asked: Asked) -> Result | None:
     """The results on a GPU that the file has already, and keeps beside new ones; None where it has none."""
     alone = names == ["gpu"] or (path is not None and path.suffix != ".json")
-    if path is None or path == Path("-") or "gpu" not in names or tune or not alone:
+    if path is None or path == Path("-") or "gpu" not in names or asked.tune or not alone:
         return None
     from benchmarks.gpu import merge
     from benchmarks.result import read_result
 
-    file = path if path.suffix == ".json" else path / "gpu.json"
+    file = path if path.suffix == ".json" else path / f"{asked.result}.json"
     if not file.is_file():
         return None
     before = read_result(file)
-    merge.check(before, str(file), quick, rules)
+    merge.check(before, str(file), quick, rules, asked.result)
     return before
 
 
@@ -154,7 +167,7 @@ def _keep(done: list[Result], path: Path | None, before: Result | None, so_far: 
     """
     if path is None or path == Path("-"):
         return
-    if before is not None and so_far.name == "gpu":
+    if before is not None and so_far.name == before.name:
         from benchmarks.gpu.merge import merged
 
         so_far = merged(before, so_far)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from benchmarks.gpu.asked import Asked
 from benchmarks.result import Result
 from rulec.errors import RulecError
 from rulec.language.source import did_you_mean
@@ -46,12 +47,12 @@ def usual() -> list[str]:
 
 def measurement(
     name: str, quick: bool, only: Sequence[str] = (), keep: Callable[[Result], object] = lambda _: None,
-    tune: bool = False, chosen: Sequence[str] = (),
+    asked: Asked | None = None,
 ) -> Measurement:  # fmt: skip
     """The measurement of that name. `quick` takes sizes too small to count, `only` restricts it to some rules.
 
-    A measurement that may be interrupted gives its results so far to `keep`, part by part. With `tune` the measurement
-    on a GPU finds block sizes and writes the triton backend's table of them instead; `chosen` are its parts to measure.
+    A measurement that may be interrupted gives its results so far to `keep`, part by part. `asked` is of the one on a
+    GPU.
 
     RulecError for a name that is none of `MEASUREMENTS`, and for an unknown part.
     """
@@ -105,8 +106,8 @@ def measurement(
     if name == "gpu":
         from benchmarks.gpu import measure as gpu
 
-        parts = gpu.parts(only, tune, chosen)
-        return Measurement(name, parts, lambda advance: gpu.measure(quick, only, advance, keep, tune, chosen))
+        parts = gpu.parts(only, asked)
+        return Measurement(name, parts, lambda advance: gpu.measure(quick, only, advance, keep, asked))
     known = ", ".join(MEASUREMENTS)
     raise RulecError(f"there is no measurement {name!r}{did_you_mean(name, MEASUREMENTS)}: there are {known}")
 

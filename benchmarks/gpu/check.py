@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -93,11 +93,26 @@ def parts(backends: Sequence[str], only: Sequence[str]) -> list[Part]:
 
 def _parts(backend: str, only: Sequence[str]) -> Iterator[Part]:
     if not only:  # these take longest, and are begun first
-        for dtype in _COMPUTED:
-            yield Part(f"operations in {dtype}, {backend}", operations, (backend, dtype), 2 * PER_RULE)
-        for test in (*hostile_rules(), *staged_rules()):
-            yield Part(f"stages of {test.name}, {backend}", stages, (backend, test.name), 2 * PER_RULE)
-    for name in only or rulec.rules():
+        yield from operation_parts(backend)
+        yield from hard_parts(backend)
+    yield from rule_parts(backend, only or rulec.rules())
+
+
+def operation_parts(backend: str) -> Iterator[Part]:
+    """Every operation, in each dtype of arithmetic."""
+    for dtype in _COMPUTED:
+        yield Part(f"operations in {dtype}, {backend}", operations, (backend, dtype), 2 * PER_RULE)
+
+
+def hard_parts(backend: str) -> Iterator[Part]:
+    """Each rule made to be hard."""
+    for test in (*hostile_rules(), *staged_rules()):
+        yield Part(f"stages of {test.name}, {backend}", stages, (backend, test.name), 2 * PER_RULE)
+
+
+def rule_parts(backend: str, names: Iterable[str]) -> Iterator[Part]:
+    """Each of these rules."""
+    for name in names:
         yield Part(f"correctness of {name}, {backend}", rule, (backend, name), PER_RULE)
 
 

@@ -6,6 +6,7 @@ import contextlib
 import faulthandler
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -67,8 +68,10 @@ class Processes:
         return f"its process was ended by signal {-code}" if code and code < 0 else f"its process ended with {code}"
 
     def end(self, worker: int) -> None:
-        """Kills the process: one that hangs on the device answers to nothing less."""
+        """Kills the process, and all that it has started: one that hangs on the device answers to nothing less."""
         one = self._workers.pop(worker)
+        with contextlib.suppress(ProcessLookupError):  # it has ended, or has no group of its own yet
+            os.killpg(one.process.pid, signal.SIGKILL)
         one.process.kill()
         one.process.join(_GRACE)
         one.connection.close()
@@ -86,10 +89,12 @@ class Processes:
 
 
 def _begin(connection: Connection, bench: Bench) -> None:
-    """The main function of a process. Prints of libraries go to stderr, because stdout may be for JSON alone.
+    """The main function of a process, which leads a group of its own.
 
-    Where a library crashes, the place goes to stderr too.
+    Prints of libraries go to stderr, because stdout may be for JSON alone. Where a library crashes, the place goes to
+    stderr too.
     """
+    os.setsid()
     os.dup2(2, 1)
     faulthandler.enable()
     serve(connection, bench)

@@ -66,7 +66,7 @@ def _measured(bench: Bench, backend: str, values: Values, directions: int) -> It
     times = timed(bench.device, contenders, QUICK_ROUNDS if bench.quick else ROUNDS, SECONDS)
     subject = f"adamw, {backend}, {values}, {directions} direction{'s' * (directions > 1)}"
     seconds = times.medians()
-    detail = {**seconds, "elements": step.elements, "scatter": times.quartiles(FUSED, BOTH)}
+    detail = {**times.detail(FUSED, BOTH), "elements": step.elements}
     most = ONE if directions == 1 and values != "normal" else MANY
     yield Row(subject, SHARE, times.ratio(FUSED, BOTH), most, "at most", detail=detail)
     yield Row(subject, RATE, 1e-9 * step.elements * directions / seconds[FUSED], unit="G/s", detail=detail)

@@ -16,8 +16,8 @@ from benchmarks.gpu.time import Step, host_times, timed
 from benchmarks.result import Row
 from rulec.errors import RulecError
 
-#: Tensors and their elements; groups.
-COUNT, ELEMENTS, GROUPS = 1000, 1000, 500
+#: Tensors and their elements; other numbers of tensors, which have no target; groups.
+COUNT, ELEMENTS, COUNTS, GROUPS = 1000, 1000, (1, 300), 500
 QUICK_COUNT = 10
 ROUNDS, QUICK_ROUNDS = 60, 3
 
@@ -37,14 +37,15 @@ def parts(only: Sequence[str]) -> list[Part]:
         return []
     return [
         Part("host time of adamw", host),
+        *(Part(f"host time of adamw, {count} tensor{'s' * (count > 1)}", few, (count,)) for count in COUNTS),
         Part("adamw in a graph", captured),
         Part("adamw with many groups", groups),
     ]
 
 
-def _tensors(bench: Bench) -> Size:
-    count = QUICK_COUNT if bench.quick else COUNT
-    return Size(f"{count} tensors of {ELEMENTS}", [(ELEMENTS,)] * count)
+def _tensors(bench: Bench, count: int = COUNT) -> Size:
+    count = min(QUICK_COUNT, count) if bench.quick else count
+    return Size(f"{count} tensor{'s' * (count > 1)} of {ELEMENTS}", [(ELEMENTS,)] * count)
 
 
 def _rounds(bench: Bench) -> int:
@@ -61,6 +62,14 @@ def host(bench: Bench) -> Iterator[Row]:
         times = host_times(bench.device, contenders, _rounds(bench), before=before)
         subject = f"adamw, {size.name}" + (", new gradients each step" if moving else "")
         yield Row(subject, HOST, 1e6 * times.median("step"), PER_STEP, "at most", "us", times.medians())
+
+
+def few(bench: Bench, count: int) -> Iterator[Row]:
+    """The host's time for fewer tensors, ours and torch's fused step."""
+    size = _tensors(bench, count)
+    contenders = {"step": _ours(parameters(bench, size)), "torch": FUSED.step(parameters(bench, size))}
+    times = host_times(bench.device, contenders, _rounds(bench))
+    yield Row(f"adamw, {size.name}", HOST, 1e6 * times.median("step"), unit="us", detail=times.medians())
 
 
 def _new_gradients(bench: Bench, size: Size, params: Sequence[Any]) -> Step:
@@ -157,7 +166,7 @@ def _replays(bench: Bench, subject: str, graph: Any, lr: Any, size: Size) -> Ite
     times = host_times(bench.device, contenders, _rounds(bench))
     yield Row(subject, REPLAYED, 1e6 * times.median("step"), CAPTURED, "at most", "us", times.medians())
     on_device = timed(bench.device, {"step": [graph.replay], "torch": [other.replay]}, _rounds(bench))
-    detail = {**on_device.medians(), "scatter": on_device.quartiles("torch", "step")}
+    detail = on_device.detail("torch", "step")
     yield Row(subject, "times as fast as torch's captured fused step", on_device.ratio("torch", "step"), detail=detail)
 
 
@@ -172,5 +181,5 @@ def groups(bench: Bench) -> Iterator[Row]:
     on_host = host_times(bench.device, contenders, _rounds(bench))
     subject = f"{count} groups of one tensor of {ELEMENTS}"
     for where, times in (("device", on_device), ("host", on_host)):
-        detail = {**times.medians(), "scatter": times.quartiles("groups", "one")}
+        detail = times.detail("groups", "one")
         yield Row(subject, f"{where} time, times that of one group", times.ratio("groups", "one"), detail=detail)

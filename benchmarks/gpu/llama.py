@@ -87,7 +87,7 @@ def _timed(bench: Bench, subject: str, way: str, makers: Mapping[str, Callable[[
     for other in makers:
         if other != way:
             target = SLOWER.get(way) if other == DEFERRED else None
-            detail = {**times.medians(), "scatter": times.quartiles(way, other)}
+            detail = times.detail(way, other)
             yield Row(subject, f"{TIME} {other}", times.ratio(way, other), target, "at most", detail=detail)
 
 

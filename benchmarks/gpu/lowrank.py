@@ -68,7 +68,7 @@ def members(bench: Bench, dtype: str) -> Iterator[Finding]:
 
 def _over_plain(subject: str, times: Times, measures: Mapping[str, tuple[str, float | None]]) -> Iterator[Row]:
     for name, (measure, target) in measures.items():
-        detail = {**times.medians(), "scatter": times.quartiles(name, "base")}
+        detail = times.detail(name, "base")
         yield Row(subject, measure, times.ratio(name, "base"), target, "at most", detail=detail)
 
 

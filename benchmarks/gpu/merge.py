@@ -12,9 +12,12 @@ from rulec.errors import RulecError
 _ORDER = {name: number for number, name in enumerate(("", *PARTS))}
 
 
-def check(before: Result, where: str, quick: bool, rules: Sequence[str]) -> None:
-    """RulecError, before anything is measured, where the results to come may not stand beside those in a file."""
-    if before.name != "gpu":
+def check(before: Result, where: str, quick: bool, rules: Sequence[str], name: str = "gpu") -> None:
+    """RulecError, before anything is measured, where the results to come may not stand beside those in a file.
+
+    `name` is that of the results to come.
+    """
+    if before.name != name:
         raise RulecError(f"{where} has results of {before.name}: give rulec bench gpu another --json")
     if before.quick != quick:
         kind, other = ("quick", "full") if before.quick else ("full", "quick")

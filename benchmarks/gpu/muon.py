@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 from benchmarks.gpu.device import Bench
 from benchmarks.gpu.part import Finding, Part
@@ -20,6 +22,9 @@ ROUNDS = 15
 
 #: The targets: times as fast as each other library's step, and times the products alone.
 OF_PEERS, OF_PRODUCTS = 1.5, 1.15
+
+#: Elements of the stacks that are tried beside those of the adapter.
+LARGER = 1 << 27
 
 PRODUCTS = "step, times its products alone"
 
@@ -44,13 +49,14 @@ PEERS = (
 
 
 def parts(only: Sequence[str]) -> list[Part]:
-    """The products, and each library that is installed."""
+    """The products, each library that is installed, and other stacks."""
     if only and "muon" not in only:
         return []
     there = [peer for peer in PEERS if not peer.missing]
     return [
         Part("muon on GPT-2 XL against its products", products),
         *(Part(f"muon on GPT-2 XL against {p.name}", against, (p.name,), 150.0, 20.0) for p in there),
+        Part("muon on GPT-2 XL with larger stacks", stacks),
     ]
 
 
@@ -72,20 +78,40 @@ def products(bench: Bench) -> Iterator[Finding]:
     alone = Products(bench, size.shapes)
     contenders = {"step": [step_of("muon", parameters(bench, size))], **alone.contenders()}
     times = timed(bench.device, contenders, _rounds(bench), 8.0)
-    seconds, both = times.medians(), with_products(times)
+    both = with_products(times)
     rate = 1e-12 * alone.flops / both.median("products")
     detail = {
-        **seconds, "products": both.median("products"), "counted": _SAID, "teraflops of the products": rate,
-        "scatter": both.quartiles("step", "products"),
+        **times.medians(), **both.detail("step", "products"), "counted": _SAID, "teraflops of the products": rate,
     }  # fmt: skip
     yield Row(f"muon, {size.name}", PRODUCTS, both.ratio("step", "products"), OF_PRODUCTS, "at most", detail=detail)
 
 
 def with_products(times: Times) -> Times:
-    """The seconds of a step and of its products, round by round."""
+    """The seconds of a step and of its products, round by round; all else as in `times`."""
     rounds = zip(*(times.seconds[name] for name in COUNTED), strict=True)
     counted = [ITERATIONS * sum(c * s for c, s in zip(COUNTED.values(), one, strict=True)) for one in rounds]
-    return Times({"step": times.seconds["step"], "products": counted})
+    return replace(times, seconds={"step": times.seconds["step"], "products": counted})
+
+
+def stacks(bench: Bench) -> Iterator[Finding]:
+    """The step with larger stacks of matrices, beside the step as it is."""
+    size = matrices(bench)
+    params = parameters(bench, size)
+    contenders = {"step": [step_of("muon", params)], "larger": [_with_stacks(params, LARGER)]}
+    times = timed(bench.device, contenders, _rounds(bench), 4.0)
+    measure = f"step, times as fast with stacks of {LARGER >> 20} Mi elements"
+    detail = times.detail("step", "larger")
+    yield Row(f"muon, {size.name}", measure, times.ratio("step", "larger"), detail=detail)
+
+
+def _with_stacks(params: list[Any], elements: int) -> Step:
+    """The step with stacks of so many elements: the first one, which decides that, is taken here."""
+    from rulec.torch import libraries
+
+    with mock.patch.object(libraries, "_STACKED", elements):
+        step = step_of("muon", params)
+        step()
+    return step
 
 
 class Products:
@@ -139,9 +165,10 @@ def against(bench: Bench, name: str) -> Iterator[Finding]:
 
 
 def versus(
-    bench: Bench, subject: str, peer: Peer, rule: str, params: list[Any], rounds: int, steps: int = 1, **keywords: Any
+    bench: Bench, subject: str, peer: Peer, rule: str, params: list[Any], rounds: int, steps: int = 1,
+    target: float | None = OF_PEERS, **keywords: Any,
 ) -> Row:  # fmt: skip
-    """The speed of `steps` of ours in times of a library's; it is to be one and a half times each."""
+    """The speed of `steps` of ours in times of a library's, which is to be the target at least."""
     contenders = {
         "step": [repeated(step_of(rule, params, **keywords), steps)],
         "peer": [repeated(peer.step(params), steps)],
@@ -149,9 +176,9 @@ def versus(
     times = timed(bench.device, contenders, rounds, 8.0)
     if any(param.grad is None for param in params):
         raise RulecError(f"{peer.name} took gradients away, after which a step has nothing to do")
-    detail = {name: seconds / steps for name, seconds in times.medians().items()}
-    scatter = {"scatter": times.quartiles("peer", "step")}
-    return Row(subject, f"{AS_FAST} {peer.name}", times.ratio("peer", "step"), OF_PEERS, detail=detail | scatter)
+    each = {name: seconds / steps for name, seconds in times.medians().items()}
+    detail = {**times.detail("peer", "step"), **each, "steps": steps}
+    return Row(subject, f"{AS_FAST} {peer.name}", times.ratio("peer", "step"), target, detail=detail)
 
 
 def repeated(step: Step, times: int) -> Step:

@@ -17,6 +17,10 @@ class Note:
     text: str
 
 
+#: The kind of `Checked` that is a test of the project: `backend` is what the tests are of, `rule` the test.
+TESTS = "tests"
+
+
 @dataclass(frozen=True)
 class Checked:
     """The comparison of a rule with the float64 reference; `kind` is the group of rules in which it counts.
@@ -90,25 +94,27 @@ class Findings:
             self.notes.append(note)
 
     def correctness(self) -> list[Row]:
-        """A row for each backend, dtype and kind: how many of the compared rules agree with the reference."""
+        """A row for each backend, dtype and kind: how many of the compared rules agree, or of the tests pass."""
         groups: dict[tuple[str, str, str], list[Checked]] = {}
         for one in self.checked:
             groups.setdefault((one.backend, one.kind, one.dtype), []).append(one)
         return [
-            _agreement(f"{backend}, {dtype}", kind, checked)
+            _agreement(", ".join(filter(None, (backend, dtype))), kind, checked)
             for (backend, kind, dtype), checked in sorted(groups.items())
         ]
 
 
 def _agreement(subject: str, kind: str, checked: Sequence[Checked]) -> Row:
     run = [one for one in checked if one.refused is None]
-    agreeing = {one.rule: one.difference for one in run if one.fault is None}
-    detail = {
-        "largest difference": agreeing,
-        "failed": {one.rule: one.fault for one in run if one.fault is not None},
+    failed = {one.rule: one.fault for one in run if one.fault is not None}
+    agreeing = {one.rule: one.difference for one in run if one.rule not in failed}
+    detail: dict[str, Any] = {} if kind == TESTS else {"largest difference": agreeing}
+    detail |= {
+        "failed": failed,
         "refused": {one.rule: one.refused for one in checked if one.refused is not None},
     }
-    return Row(subject, f"{kind} that agree with the float64 reference", len(agreeing), len(run), detail=detail)
+    measure = "tests that pass" if kind == TESTS else f"{kind} that agree with the float64 reference"
+    return Row(subject, measure, len(agreeing), len({one.rule for one in run}), detail=detail)
 
 
 def sentence(error: BaseException) -> str:

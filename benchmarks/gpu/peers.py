@@ -17,7 +17,8 @@ from benchmarks.peers import Maker, Step
 from rulec.compare.target import translate
 from rulec.language.library import interop_entries
 
-_ADAMW = {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.01}
+#: The keywords of AdamW in most libraries.
+ADAMW = {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.01}
 _LION = {"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.0}
 
 
@@ -50,7 +51,7 @@ class Peer:
     @property
     def slow(self) -> bool:
         """Whether its first step may take a minute, for it is compiled."""
-        return self.compiled or self.package == "heavyball"
+        return self.compiled or self.package in ("heavyball", "torchao")
 
     @property
     def missing(self) -> str | None:
@@ -80,9 +81,9 @@ def _compiled(step: Step) -> Step:
 #: The size at which other one-kernel steps have targets too: one large tensor, where only bandwidth counts.
 _LARGE = SIZES[:1]
 
-FUSED = Peer("torch's fused step", "torch.optim", "AdamW", {**_ADAMW, "fused": True}, target=1.0)
+FUSED = Peer("torch's fused step", "torch.optim", "AdamW", {**ADAMW, "fused": True}, target=1.0)
 COMPILED = Peer(
-    "torch's compiled step", "torch.optim", "AdamW", {**_ADAMW, "foreach": True, "capturable": True}, compiled=True,
+    "torch's compiled step", "torch.optim", "AdamW", {**ADAMW, "foreach": True, "capturable": True}, compiled=True,
     target=1.0, at=_LARGE,
 )  # fmt: skip
 
@@ -90,11 +91,11 @@ COMPILED = Peer(
 PEERS: Mapping[str, tuple[Peer, ...]] = {
     "adamw": (
         FUSED,
-        Peer("torch's foreach step", "torch.optim", "AdamW", {**_ADAMW, "foreach": True}),
-        Peer("apex", "apex.optimizers", "FusedAdam", {**_ADAMW, "adam_w_mode": True}),
-        Peer("bitsandbytes", "bitsandbytes.optim", "AdamW32bit", _ADAMW),
-        Peer("optimi", "optimi", "AdamW", {**_ADAMW, "eps": 1e-8}, target=1.0, at=_LARGE),
-        Peer("HeavyBall", "heavyball", "AdamW", _ADAMW),
+        Peer("torch's foreach step", "torch.optim", "AdamW", {**ADAMW, "foreach": True}),
+        Peer("apex", "apex.optimizers", "FusedAdam", {**ADAMW, "adam_w_mode": True}),
+        Peer("bitsandbytes", "bitsandbytes.optim", "AdamW32bit", ADAMW),
+        Peer("optimi", "optimi", "AdamW", {**ADAMW, "eps": 1e-8}, target=1.0, at=_LARGE),
+        Peer("HeavyBall", "heavyball", "AdamW", ADAMW),
         COMPILED,
     ),
     "lion": (

@@ -128,14 +128,14 @@ def rule(
     yield _share(subject, times, bytes_moved(name, shape, dtype), 8 * elements, flat, wanted if judged else None)
     for way, one in theirs.items():
         target = OF_FOREACH if judged and way == "foreach" and "fused" not in theirs else None
-        detail = {**times.medians(), "scatter": times.quartiles(way, "step")}
+        detail = times.detail(way, "step")
         yield Row(subject, f"{AS_FAST} {one.name}", times.ratio(way, "step"), target, detail=detail)
 
 
 def _share(subject: str, times: Times, moved: int, copied: int, flat: bool, target: float | None) -> Row:
     detail = {
-        **times.medians(), "bytes": moved, "bytes_per_second": moved / times.median("step"),
-        "copy_bytes_per_second": copied / times.median("copy"), "scatter": times.quartiles("copy", "step"),
+        **times.detail("copy", "step"), "bytes": moved, "bytes_per_second": moved / times.median("step"),
+        "copy_bytes_per_second": copied / times.median("copy"),
     }  # fmt: skip
     share = times.ratio("copy", "step") * moved / copied
     return Row(subject, SHARE if flat else STAGES, share, target, detail=detail)

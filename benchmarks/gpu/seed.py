@@ -47,7 +47,7 @@ def against_cupy(bench: Bench) -> Iterator[Finding]:
     times = timed(bench.device, contenders, QUICK_ROUNDS if bench.quick else ROUNDS)
     subject = f"adam, one tensor of {elements:,} elements"
     for way, called, target in (("fused", "four fused broadcasts", FUSED), ("plain", "plain operators", PLAIN)):
-        detail = {**times.medians(), "scatter": times.quartiles(way, "step")}
+        detail = times.detail(way, "step")
         yield Row(subject, f"{AS_FAST} CuPy's {called}", times.ratio(way, "step"), target, detail=detail)
 
 

@@ -79,7 +79,7 @@ def against(bench: Bench, size: str, rule: str, peer: str) -> Iterator[Finding]:
     times = timed(bench.device, contenders, QUICK_ROUNDS if bench.quick else ROUNDS, 6.0)
     if any(param.grad is None for param in params):
         raise RulecError(f"{peer} took gradients away, after which a step has nothing to do")
-    detail = {**times.medians(), "sets": len(contenders["step"]), "scatter": times.quartiles("peer", "step")}
+    detail = {**times.detail("peer", "step"), "sets": len(contenders["step"])}
     subject = f"{rule}, {tensors.name}"
     yield Row(subject, f"{AS_FAST} {peer}", times.ratio("peer", "step"), theirs.target_at(size), detail=detail)
     if theirs is FUSED:

@@ -79,6 +79,14 @@ def llama_7b(layers: int = 32) -> list[Shape]:
     return [(words, wide), *(layer * layers), (wide,), (words, wide)]
 
 
+def llama_1b() -> list[Shape]:
+    """146 tensors with the shapes of Llama 3.2 1B but for its embeddings: 16 layers of 2048, and two vectors."""
+    wide, inner, keys = 2048, 8192, 512
+    layer: list[Shape] = [(wide, wide), (keys, wide), (keys, wide), (wide, wide)]
+    layer += [(inner, wide), (inner, wide), (wide, inner), (wide,), (wide,)]
+    return [*(layer * 16), (wide,), (wide,)]
+
+
 #: What the sizes are called before they are made, in the order of the targets.
 MANY = "1000 tensors"
 SIZES = ("100 Mi", MANY, "GPT-2 XL", "Llama 7B", "2**31 + 17")

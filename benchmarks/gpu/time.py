@@ -1,4 +1,4 @@
-"""Timing on a device, by turns: the device's time between two events, and the host's time for a step."""
+"""Timing on a device, by turns: between two events, from idle to idle, and the host's time for a step."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from benchmarks.gpu.device import Device
 from rulec.compare.interleave import Times, without_collection
@@ -20,7 +21,24 @@ PAST_CACHE = 4
 SETS, FEWEST = 64, 5
 
 #: Of the time that the host takes to hand a call over, how much the device is held beforehand, and seconds at most.
-_HOLD, _LONGEST_HOLD = 1.5, 0.03
+_HOLD, _LONGEST_HOLD = 1.5, 0.2
+
+
+@dataclass(frozen=True)
+class StepTimes(Times):
+    """Seconds of one call of each contender, round by round, and the host's median time to hand a call over.
+
+    `late` names the contenders that take the host longer than the device is held: gaps between launches may be in their
+    seconds.
+    """
+
+    host: Mapping[str, float] = field(default_factory=dict)
+    late: Sequence[str] = ()
+
+    def detail(self, above: str, below: str) -> dict[str, Any]:
+        """The numbers behind a ratio, those of the host among them."""
+        late = {"handed over later than the device was held": list(self.late)} if self.late else {}
+        return {**super().detail(above, below), "host": dict(self.host), **late}
 
 
 @dataclass(frozen=True)
@@ -48,17 +66,17 @@ def sets_past(cache: int, of_one: int) -> int:
 def timed(
     device: Device, contenders: Mapping[str, Sequence[Step]], rounds: int, seconds: float = 10.0,
     clock: Callable[[], float] = time.perf_counter,
-) -> Times:  # fmt: skip
+) -> StepTimes:  # fmt: skip
     """The device's time of each contender once a round, in an order that turns.
 
     A contender is one call, or as many as it has sets of inputs, which take turns too. The device is held until a call
-    is handed over as a whole, as it is in training, where the host is ahead. No round is begun after `seconds`, but
-    `FEWEST` are.
+    is handed over as a whole, as it is in training, where the host is ahead: for one and a half times the host's time,
+    at most a fifth of a second. No round is begun after `seconds`, but `FEWEST` are.
     """
     names = list(contenders)
     samples: dict[str, list[float]] = {name: [] for name in names}
     with without_collection():
-        holds = {name: _warm(device, contenders[name], clock) for name in names}
+        host = {name: _warm(device, contenders[name], clock) for name in names}
         begin = clock()
         for number in range(rounds):
             if number >= FEWEST and clock() - begin > seconds:
@@ -66,11 +84,15 @@ def timed(
             marks = {}
             for name in names[number % len(names) :] + names[: number % len(names)]:
                 step = contenders[name][number % len(contenders[name])]
-                marks[name] = _sample(device, step, holds[name])
+                marks[name] = _sample(device, step, _hold(host[name]))
             device.synchronize()
             for name, pair in marks.items():
                 samples[name].append(device.seconds(*pair))
-    return Times(samples)
+    return StepTimes(samples, host, [name for name in names if host[name] > _LONGEST_HOLD])
+
+
+def _hold(host: float) -> float:
+    return min(_LONGEST_HOLD, _HOLD * host + 2e-5)
 
 
 def _sample(device: Device, step: Step, hold: float) -> tuple[object, object]:
@@ -82,7 +104,7 @@ def _sample(device: Device, step: Step, hold: float) -> tuple[object, object]:
 
 
 def _warm(device: Device, steps: Sequence[Step], clock: Callable[[], float]) -> float:
-    """The seconds for which the device is held before one call; calls every set twice."""
+    """The host's seconds for a call on an idle device; calls every set twice."""
     for step in (*steps, *steps):
         _prepare(step)
         step()
@@ -94,7 +116,36 @@ def _warm(device: Device, steps: Sequence[Step], clock: Callable[[], float]) -> 
         step()
         samples.append(clock() - begin)
     device.synchronize()
-    return min(_LONGEST_HOLD, _HOLD * statistics.median(samples) + 2e-5)
+    return statistics.median(samples)
+
+
+def idle_times(
+    device: Device, contenders: Mapping[str, Step], rounds: int, seconds: float = 10.0,
+    clock: Callable[[], float] = time.perf_counter,
+) -> StepTimes:  # fmt: skip
+    """The time of each contender from an idle device to an idle device, by turns, on the clock of the host.
+
+    This is the larger of the host's time and the device's, where a step has little to overlap. No round is begun after
+    `seconds`, but `FEWEST` are.
+    """
+    names = list(contenders)
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    handed: dict[str, list[float]] = {name: [] for name in names}
+    with without_collection():
+        for name in names:
+            _warm(device, [contenders[name]], clock)
+        begin = clock()
+        for number in range(rounds):
+            if number >= FEWEST and clock() - begin > seconds:
+                break
+            for name in names[number % len(names) :] + names[: number % len(names)]:
+                device.synchronize()
+                first = clock()
+                contenders[name]()
+                handed[name].append(clock() - first)
+                device.synchronize()
+                samples[name].append(clock() - first)
+    return StepTimes(samples, {name: statistics.median(each) for name, each in handed.items()})
 
 
 def host_times(

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 #: A sample is at least this long, in seconds, made of as many calls as that takes.
 SHORTEST_SAMPLE = 2e-3
@@ -41,6 +42,10 @@ class Times:
             return ratios[0], ratios[0]
         first, _, third = statistics.quantiles(ratios, n=4, method="inclusive")
         return first, third
+
+    def detail(self, above: str, below: str) -> dict[str, Any]:
+        """The numbers behind a ratio: the median of each contender, and how far the ratio scatters."""
+        return {**self.medians(), "scatter": self.quartiles(above, below)}
 
     def _ratios(self, above: str, below: str) -> list[float]:
         return [a / b for a, b in zip(self.seconds[above], self.seconds[below], strict=True)]

@@ -314,7 +314,7 @@ def test_an_interpreter_that_fails_beside_its_numpy_is_named(triton: str, numpy:
 
 def test_tests_in_such_an_interpreter_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_process, "version", {"triton": "3.6.0", "numpy": "2.5.2"}.__getitem__)
-    with pytest.raises(pytest.skip.Exception, match="fails with NumPy 2.5.2"):
+    with pytest.raises(pytest.skip.Exception, match="fails with NumPy"):
         in_the_interpreter("pass")
 
 

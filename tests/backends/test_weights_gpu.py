@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import rulec
+import rulec.torch
 from rulec.array import Optimizer
 from rulec.compiler.ir import Memory
 from rulec.compiler.layout import layout_for, scheduled
@@ -137,3 +138,28 @@ def test_machine_code_keeps_a_split_weight_in_registers(kind: str) -> None:
     for each in code.values():
         assert (each.local(), each.stack) == ([], 0)
         assert each.wide_accesses()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["triton", "cupy"])
+@pytest.mark.parametrize("kind", DTYPES)
+def test_a_gpu_has_the_bits_of_the_cpu(backend: str, kind: str) -> None:
+    """But for weights at the middle of two that a contraction moves by an ulp of float32."""
+    weights, first = trained("cuda", kind, backend=backend), trained("cpu", kind, steps=0)
+    for ours, theirs, before in zip(weights, trained("cpu", kind), first, strict=True):
+        assert ((ours - theirs).abs() <= 2.0**-7 * theirs.abs() + 1e-6).all()
+        assert (ours != theirs).float().mean() < 0.01
+        assert (ours != before).float().mean() > 0.5
+
+
+def trained(device: str, kind: str, steps: int = 3, **words: Any) -> list[Any]:
+    """The bfloat16 weights, as floats, after some steps of AdamW."""
+    torch = pytest.importorskip("torch")
+    draws = torch.Generator().manual_seed(0)
+    params = [torch.nn.Parameter(torch.randn(n, generator=draws).bfloat16().to(device)) for n in ((300, 500), (70,))]
+    optimizer = rulec.torch.AdamW(params, lr=1e-2, weights=kind, **words)
+    for _ in range(steps):
+        for p in params:
+            p.grad = torch.randn(p.shape, generator=draws).bfloat16().to(device)
+        optimizer.step()
+    return [p.detach().cpu().float() for p in params]

@@ -14,6 +14,7 @@ from benchmarks import suite
 from benchmarks.gpu import device as gpu_device
 from benchmarks.gpu import measure as gpu
 from benchmarks.gpu import tune as gpu_tune
+from benchmarks.gpu.asked import Asked
 from benchmarks.gpu.device import Bench
 from benchmarks.gpu.names import PARTS
 from benchmarks.gpu.part import Checked, Note
@@ -208,12 +209,12 @@ def test_blocks_are_saved_for_the_device(crew: type[Crew], monkeypatch: pytest.M
     monkeypatch.setattr(gpu_tune, "save", lambda device, table: saved.append((device, table)))
     for part, row in zip(gpu_tune.parts(), (tuned(28, (1024, 128)), tuned(6, (4096, 256))), strict=False):
         crew.scripts_of_all[part.name] = [(0.0, Started()), (1.0, row), (1.0, Ended())]
-    assert gpu.measure(True, (), tune=True).name == "gpu_blocks"
+    assert gpu.measure(True, (), asked=Asked(tune=True)).name == "gpu_blocks"
     assert saved == []  # of a quick run nothing is kept
-    result = gpu.measure(False, (), tune=True)
+    result = gpu.measure(False, (), asked=Asked(tune=True))
     assert saved == [("Some GPU", {6: (4096, 256), 1 << 30: (1024, 128)})]
     assert "the triton backend has these blocks on Some GPU from now on" in result.notes
-    assert gpu.parts((), tune=True) == len(gpu_tune.parts())
+    assert gpu.parts((), Asked(tune=True)) == len(gpu_tune.parts())
 
 
 def test_the_table_is_read_by_the_triton_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

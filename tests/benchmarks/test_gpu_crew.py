@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -64,6 +67,30 @@ def test_what_goes_wrong_in_a_process_is_that_parts_alone() -> None:
         "before it hangs", "four: failed: it was not done when its time was over, and was ended",
         "still here",
     ]  # fmt: skip
+
+
+def begins_another(bench: Bench) -> Iterator[Note]:
+    """As tests in processes of their own do."""
+    yield Note(str(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"]).pid))
+    time.sleep(3600)
+
+
+@pytest.mark.slow
+def test_what_a_process_has_begun_is_ended_with_it() -> None:
+    crew, findings = Processes(1, Bench(True, HostDevice())), Findings()
+    try:
+        Run(crew, 300.0, time.monotonic, lambda: None).section(
+            Section("s", [Part("a", begins_another, (), 1.0)], 300.0), findings
+        )
+    finally:
+        crew.close()
+    pid = findings.notes[0]
+    state = Path(f"/proc/{pid}/stat")
+    for _ in range(100):  # until whoever adopts it has seen its end
+        if not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z":
+            return
+        time.sleep(0.05)
+    pytest.fail(f"process {pid} goes on")
 
 
 @pytest.mark.slow

@@ -13,9 +13,10 @@ from benchmarks.gpu import muon as gpu_muon
 from benchmarks.gpu.device import Bench
 from benchmarks.gpu.part import Finding
 from benchmarks.gpu.peers import Peer
+from benchmarks.gpu.time import StepTimes
 from benchmarks.result import Row
-from rulec.compare.interleave import Times
 from rulec.errors import RulecError
+from rulec.torch import libraries
 from tests.benchmarks.gpu_fakes import HostDevice
 
 
@@ -33,10 +34,10 @@ def row_of(found: Iterator[Finding]) -> Row:
 def scripted(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> None:
     """Has contenders take these seconds, a second where none is said; each is called once."""
 
-    def timed(device: Any, contenders: dict[str, Any], *_: Any) -> Times:
+    def timed(device: Any, contenders: dict[str, Any], *_: Any) -> StepTimes:
         for step, *_others in contenders.values():
             step()
-        return Times({name: [seconds.get(name, 1.0)] * 3 for name in contenders})
+        return StepTimes({name: [seconds.get(name, 1.0)] * 3 for name in contenders}, dict.fromkeys(contenders, 0.25))
 
     monkeypatch.setattr(gpu_muon, "timed", timed)
 
@@ -45,6 +46,7 @@ def test_symmetric_products_count_half(bench: Bench, monkeypatch: pytest.MonkeyP
     scripted(monkeypatch, gram=2.0, polynomial=4.0, last=3.0, step=33.0)
     row = row_of(gpu_muon.products(bench))
     assert row.detail["products"] == 5 * (1.0 + 2.0 + 3.0)
+    assert (row.detail["gram"], row.detail["host"]["step"]) == (2.0, 0.25)
     assert (row.value, row.target, row.sense, row.met) == (1.1, 1.15, "at most", True)
     scripted(monkeypatch, gram=2.0, polynomial=4.0, last=3.0, step=36.0)
     assert row_of(gpu_muon.products(bench)).met is False
@@ -75,14 +77,28 @@ def test_each_library_is_to_be_beaten_by_half(bench: Bench, monkeypatch: pytest.
     row = row_of(gpu_muon.against(bench, "torch.optim.Muon"))
     assert row.what == "muon, 8 matrices: step, times as fast as torch.optim.Muon"
     assert (row.value, row.target, row.met) == (1.4, 1.5, False)
+    assert row.detail["host"] == {"step": 0.25, "peer": 0.25}
     names = [part.name for part in gpu_muon.parts(())]
     assert names[:2] == ["muon on GPT-2 XL against its products", "muon on GPT-2 XL against torch.optim.Muon"]
     assert gpu_muon.parts(("adamw",)) == []
 
 
+def test_larger_stacks_are_tried_beside_those_of_the_adapter(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr(gpu_muon, "step_of", lambda *_: lambda: seen.append(libraries._STACKED))
+    scripted(monkeypatch, step=3.0, larger=2.0)
+    row = row_of(gpu_muon.stacks(bench))
+    assert row.what == "muon, 8 matrices: step, times as fast with stacks of 128 Mi elements"
+    assert (row.value, row.target) == (1.5, None)
+    assert seen[0] == gpu_muon.LARGER != libraries._STACKED  # the first step decides; later ones see the adapter's own
+    assert set(seen[1:]) == {libraries._STACKED}
+
+
 def test_libraries_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Peer, "missing", property(lambda self: f"{self.package} is missing"))
-    assert len(gpu_muon.parts(())) == 1
+    assert [part.name for part in gpu_muon.parts(())] == [
+        "muon on GPT-2 XL against its products", "muon on GPT-2 XL with larger stacks",
+    ]  # fmt: skip
     assert gpu_muon.missing(("muon",))[0] == "torch is missing"
     assert gpu_matrices.parts(()) == []
     assert gpu_matrices.missing(("kron",)) == [
@@ -121,7 +137,7 @@ def test_a_case_is_stepped_beside_a_library(
     rank = " of rank 8" if case.ranked else ""
     assert row.subject == f"{case.rule}{rank} on 1 of 32 by 48, {case.what}"
     assert (row.value, row.target, row.met) == (2.0, 1.5, True)
-    assert row.detail["step"] == 10.0 / case.steps
+    assert (row.detail["step"], row.detail["steps"]) == (10.0 / case.steps, case.steps)
 
 
 def test_steps_are_timed_together_where_one_of_them_decomposes() -> None:

@@ -13,24 +13,31 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.gpu import check as gpu_check
 from benchmarks.gpu import host as gpu_host
 from benchmarks.gpu import large as gpu_large
+from benchmarks.gpu import layers as gpu_layers
 from benchmarks.gpu import measure as gpu
+from benchmarks.gpu import muon as gpu_muon
 from benchmarks.gpu import peers as gpu_peers
 from benchmarks.gpu import rules as gpu_rules
 from benchmarks.gpu import seed as gpu_seed
 from benchmarks.gpu import sizes as gpu_sizes
 from benchmarks.gpu import states as gpu_states
 from benchmarks.gpu import tensors as gpu_tensors
+from benchmarks.gpu import weights as gpu_weights
+from benchmarks.gpu.asked import Asked
 from benchmarks.gpu.device import Bench
 from benchmarks.gpu.names import PARTS
 from benchmarks.gpu.part import Finding, Note
-from benchmarks.gpu.tensors import Size, fitting_llama, gpt2_xl, llama_7b
+from benchmarks.gpu.tensors import Size, fitting_llama, gpt2_xl, llama_1b, llama_7b
+from benchmarks.gpu.time import StepTimes
 from benchmarks.result import Row
 from rulec.compare.interleave import Times
 from rulec.errors import RulecError
+from rulec.formats import NAMES
 from tests.benchmarks.gpu_fakes import HostDevice
 
 FUSED = "torch's fused step"
@@ -106,6 +113,36 @@ def test_rules_with_targets_are_the_first_that_reduce() -> None:
     assert {*ordered[: len(gpu_rules.LINES)]} == {*gpu_rules.LINES}
 
 
+def test_rules_over_a_llama_are_timed_from_idle_to_idle(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The figure is of the host's clock; the device's own time and the host's are in the detail."""
+    wall = {"step": 2.0, "torch's foreach Adafactor": 3.0, "torch's fused AdamW": 1.0}
+
+    def idle(device: Any, contenders: dict[str, Any], *_: Any) -> StepTimes:
+        for step in contenders.values():
+            step()
+        return StepTimes({name: [wall[name]] for name in contenders}, dict.fromkeys(contenders, 0.5))
+
+    monkeypatch.setattr(gpu_layers, "idle_times", idle)
+    monkeypatch.setattr(gpu_layers, "timed", lambda *_: Times({name: [0.25] for name in _[1]}))
+    foreach, fused = rows(gpu_layers.layers(bench, "adafactor")).values()
+    assert foreach.subject == "adafactor, 146 tensors as of a tiny Llama"
+    assert foreach.measure == "step from idle to idle, times as fast as torch's foreach Adafactor"
+    assert (foreach.value, foreach.target, foreach.met) == (1.5, 2.0, False)
+    assert (fused.value, fused.target) == (0.5, None)
+    for row in (foreach, fused):
+        assert (row.detail["host"]["step"], row.detail["device"]["step"]) == (0.5, 0.25)
+    assert [row.target for row in rows(gpu_layers.layers(bench, "sm3")).values()] == [None, None]
+
+
+def test_the_tensors_of_a_llama_are_those_of_its_layers() -> None:
+    size = gpu_layers.tensors(Bench(False, HostDevice()))
+    assert (size.name, len(size.shapes)) == ("146 tensors as of Llama 3.2 1B", 146)
+    # The model's own elements but for its embeddings, and one more vector.
+    assert size.elements == 1_235_814_400 - 128_256 * 2048 + 2048 == Size("", llama_1b()).elements
+    assert [part.arguments[0] for part in gpu_layers.parts(())] == list(gpu_layers.RULES)
+    assert [part.arguments[0] for part in gpu_layers.parts(("lamb",))] == ["lamb"]
+
+
 def test_half_width_storage_moves_half_and_is_not_judged(bench: Bench) -> None:
     found = rows(gpu_rules.rule(bench, "lion", True, "bfloat16"))
     row = found[f"lion, bfloat16: {gpu_rules.SHARE}"]
@@ -128,15 +165,82 @@ def test_states_in_codes_are_held_against_states_in_float32(bench: Bench, monkey
     # The parameter read and written, the gradient, and of two states codes and scales read and written.
     each = 12 + 4 * (1 + 4 / 256)
     assert step.detail["bytes"] == round(each * gpu_tensors.QUICK)
-    assert (step.value, step.target) == (0.75, None)
+    assert (step.value, step.target, step.sense, step.met) == (0.75, 1.0, "at most", True)
     share = found[f"adamw, states in dynamic8: {gpu_rules.SHARE}"]
     assert share.value == pytest.approx(each / 8 / 3)
-    assert [part.arguments[0] for part in gpu_states.parts(["adamw"])][:2] == ["int8", "softsign8"]
+    ordered = [part.arguments[0] for part in gpu_states.parts(["adamw"])]
+    assert ordered[:4] == ["dynamic8", "int8", "float8_e4m3", "softsign8"]
+    assert {*ordered} >= {*NAMES}
     assert gpu_states.parts(["lion"]) == []
 
 
 def test_a_step_with_states_in_codes_is_timed(bench: Bench) -> None:
     assert all(row.value > 0 for row in rows(gpu_states.coded(bench, "int8")).values())
+
+
+def test_only_dynamic8_on_the_devices_own_backend_is_judged(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_states, "timed", lambda *_: Times({name: [1.0] for name in _[1]}))
+    for name, backend in (("int8", None), ("dynamic8", "cpu")):
+        step, _ = rows(gpu_states.coded(bench, name, backend)).values()
+        assert step.target is None
+
+
+def test_codes_are_held_against_those_of_other_libraries(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gpu_states.missing(["lion"]) == []
+    module = ModuleType("bitsandbytes.optim")
+    module.AdamW8bit = torch.optim.AdamW  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "bitsandbytes.optim", module)
+    seconds = {"step": [1.0], "peer": [1.4]}
+    monkeypatch.setattr(gpu_muon, "timed", lambda *_: Times(seconds))
+    (row,) = rows(gpu_states.against(bench, "bitsandbytes' AdamW8bit")).values()
+    assert row.what == "adamw, states in dynamic8: step, times as fast as bitsandbytes' AdamW8bit"
+    assert (row.value, row.target, row.met) == (1.4, 1.5, False)
+    assert [peer.target for peer in gpu_states.PEERS] == [1.5, None]
+
+
+@pytest.mark.parametrize(("kind", "each"), [("split", 26), ("kahan", 26), ("stochastic", 22)])
+def test_weights_of_16_bits_are_held_against_a_copy_by_their_bytes(
+    kind: str, each: int, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of bfloat16: parameter and gradient 6, what lies beside 4 or none; states in float32 16."""
+    seen: list[Any] = []
+
+    def timed(device: Any, contenders: Any, *_: Any) -> Times:
+        for step, *_others in contenders.values():
+            step()
+        return Times({"step": [2.0], "copy": [1.0]})
+
+    plain = gpu_weights.step_of
+    monkeypatch.setattr(gpu_weights, "step_of", lambda *a, **k: (seen.append(k), plain(*a, **k))[1])
+    monkeypatch.setattr(gpu_weights, "timed", timed)
+    (row,) = rows(gpu_weights.kept(bench, kind)).values()
+    assert row.what == f"adamw, bfloat16 weights, {kind}: step, of the copy bandwidth"
+    assert row.detail["bytes"] == each * gpu_tensors.QUICK
+    assert row.value == pytest.approx(each / 8 / 2)
+    assert seen == [{"weights": kind}]
+
+
+@pytest.mark.parametrize("dtype", gpu_weights.SHIFTED)
+def test_a_gradient_off_alignment_is_held_against_an_aligned_one(
+    dtype: str, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params: list[Any] = []
+    monkeypatch.setattr(gpu_weights, "step_of", lambda rule, given: params.extend(given))
+    monkeypatch.setattr(gpu_weights, "timed", lambda *_: Times({"step": [1.2], "aligned": [1.0]}))
+    (row,) = rows(gpu_weights.unaligned(bench, dtype)).values()
+    assert (row.value, row.target, row.sense) == (1.2, None, "at most")
+    off, aligned = (param.grad.data_ptr() % 16 for param in params)
+    assert (off, aligned) == (params[0].element_size(), 0)
+    assert {str(param.dtype) for param in params} == {f"torch.{dtype}"}
+    assert {str(param.grad.dtype) for param in params} == {f"torch.{dtype}"}
+
+
+def test_weights_are_held_against_another_library_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_peers.importlib.util, "find_spec", lambda name: None)
+    assert [part.work for part in gpu_weights.parts(())] == [gpu_weights.kept] * 3 + [gpu_weights.unaligned] * 2
+    monkeypatch.setattr(gpu_peers.importlib.util, "find_spec", lambda name: object())
+    assert gpu_weights.parts(())[-1].work is gpu_weights.against
+    assert gpu_weights.parts(("lion",)) == []
 
 
 def test_composed_rules_run_too(bench: Bench) -> None:
@@ -183,6 +287,16 @@ def test_the_hosts_time_has_its_target_with_gradients_that_move_too(bench: Bench
     assert [(row.target, row.sense, row.unit) for row in found.values()] == [(200.0, "at most", "us")] * 2
     for row in found.values():
         assert row.value == pytest.approx(1e6 * row.detail["step"])
+
+
+@pytest.mark.parametrize(("count", "named"), [(1, "1 tensor of 1000"), (300, "10 tensors of 1000")])
+def test_the_hosts_time_for_few_tensors_has_no_target(count: int, named: str, bench: Bench) -> None:
+    (row,) = rows(gpu_host.few(bench, count)).values()
+    assert (row.what, row.target, row.unit) == (f"adamw, {named}: host time of a step", None, "us")
+    assert row.value == pytest.approx(1e6 * row.detail["step"])
+    assert set(row.detail) == {"step", "torch"}
+    assert [part.arguments for part in gpu_host.parts(())] == [(), (1,), (300,), (), ()]
+    assert gpu_host._tensors(Bench(False, HostDevice()), 300).name == "300 tensors of 1000"
 
 
 def test_new_gradients_come_by_turns_from_two_sets(bench: Bench) -> None:
@@ -237,8 +351,6 @@ def test_groups(bench: Bench) -> None:
 
 
 def test_twins_are_compared_by_the_largest_number(bench: Bench) -> None:
-    import torch
-
     a, b = torch.tensor([8.0, 1.0]), torch.tensor([8.0, 1.5])
     assert gpu_host._difference([a, a], [a, b]) == 0.5 / 8
     with pytest.raises(Exception, match="no numbers"):
@@ -293,7 +405,14 @@ def test_chosen_parts_share_all_the_time() -> None:
     ]  # fmt: skip
     both = gpu.sections((), ("triton",), ["muon", "host"])  # in the order of all parts, and none below its own limit
     assert [(section.name, section.seconds) for section in both] == [("host", 250.0), ("muon", 250.0)]
-    assert gpu.parts((), chosen=["host"]) == len(gpu_host.parts(()))
+    assert gpu.parts((), Asked(["host"])) == len(gpu_host.parts(()))
+
+
+def test_sections_share_the_time_that_there_is() -> None:
+    whole, half = (gpu.sections((), ("triton",), budget=seconds) for seconds in (gpu.BUDGET, gpu.BUDGET / 2))
+    assert [section.seconds for section in half] == [section.seconds / 2 for section in whole]
+    both = gpu.sections((), ("triton",), ["muon", "host"], budget=200.0)
+    assert [(section.name, section.seconds) for section in both] == [("host", 100.0), ("muon", 100.0)]
 
 
 def test_every_rule_is_planned_on_every_backend() -> None:
@@ -359,7 +478,6 @@ def test_plain_operators_are_adam(bench: Bench, monkeypatch: pytest.MonkeyPatch)
     import contextlib
 
     import numpy as np
-    import torch
 
     cupy = ModuleType("cupy")
     cupy.from_dlpack, cupy.zeros_like, cupy.sqrt = np.from_dlpack, np.zeros_like, np.sqrt  # type: ignore[attr-defined]
@@ -381,8 +499,6 @@ def test_plain_operators_are_adam(bench: Bench, monkeypatch: pytest.MonkeyPatch)
     ids=lambda given: given if isinstance(given, str) else given.name,
 )
 def test_a_peer_takes_the_same_steps(bench: Bench, name: str, peer: gpu_peers.Peer) -> None:
-    import torch
-
     param = gpu_rules.parameter(bench, (1000,))
     twin = param.detach().clone().requires_grad_()
     ours, theirs = gpu_rules.step_of(name, [param]), peer.step([twin])

@@ -45,6 +45,19 @@ def test_what_is_found_is_told_after_every_part() -> None:
     assert changes == [2, 4]
 
 
+def test_every_finding_is_told_at_once() -> None:
+    """So that the results are written after every row, whatever becomes of the rest of the part."""
+    says: Script = [(0.0, Started()), (1.0, Row("x", "y", 1.0)), (1.0, Note("said")), (1e9, Ended())]
+    clock, findings, told = Clock(), Findings(), list[tuple[float, int, int]]()
+    crew = ScriptedCrew(1, clock, {"a": says})
+
+    def found() -> None:
+        told.append((clock.now, len(findings.rows), len(findings.notes)))
+
+    Run(crew, 50.0, clock, lambda: None, found).section(Section("s", [part("a")], 50.0), findings)
+    assert told == [(1.0, 1, 0), (2.0, 1, 1)]
+
+
 def test_a_part_that_fails_is_a_sentence_and_the_rest_goes_on() -> None:
     scripts: dict[str, Script] = {"a": [(0.0, Started()), (1.0, Ended("ValueError: no"))]}
     crew, findings, changes = run([Section("s", [part("a"), part("b")], 100.0)], scripts)
@@ -129,6 +142,12 @@ def test_rules_are_counted_by_backend_dtype_and_kind() -> None:
         "triton, float16: rules that agree with the float64 reference",
         "triton, float32: rules that agree with the float64 reference",
     ]
+    findings.add(Checked("steps", "test_a", "", kind="tests"))
+    findings.add(Checked("steps", "test_a", "", fault="its end", kind="tests"))
+    findings.add(Checked("steps", "test_b", "", refused="no device", kind="tests"))
+    tests = next(row for row in findings.correctness() if row.what == "steps: tests that pass")
+    assert (tests.value, tests.target) == (0, 1)
+    assert tests.detail == {"failed": {"test_a": "its end"}, "refused": {"test_b": "no device"}}
     row = rows["triton, float32: rules that agree with the float64 reference"]
     assert (row.value, row.target, row.met) == (1, 2, False)
     assert row.detail == {

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks.gpu.time import FEWEST, SETS, host_times, sets_past, timed
+from benchmarks.gpu.time import FEWEST, SETS, StepTimes, host_times, idle_times, sets_past, timed
 from tests.benchmarks.gpu_fakes import Clock, HostDevice
 
 
@@ -48,8 +48,55 @@ def test_the_device_is_held_while_a_call_is_handed_over() -> None:
     def slow() -> None:
         clock.now += 0.002
 
-    timed(device, {"slow": [slow], "long": [lambda: setattr(clock, "now", clock.now + 1.0)]}, 2, clock=clock)
-    assert sorted(device.held) == pytest.approx([0.00302, 0.00302, 0.03, 0.03])
+    steps = {"slow": [slow], "long": [lambda: setattr(clock, "now", clock.now + 0.1)]}
+    timed(device, steps, 2, clock=clock)
+    assert sorted(device.held) == pytest.approx([0.00302, 0.00302, 0.15002, 0.15002])
+
+
+def test_a_call_that_takes_the_host_longer_than_the_device_is_held_is_named() -> None:
+    device, clock = CountedDevice(), Clock()
+    waits = {"short": 0.1, "longer": 0.19, "longest": 0.3}
+    steps = {name: [lambda wait=wait: setattr(clock, "now", clock.now + wait)] for name, wait in waits.items()}
+    times = timed(device, steps, 1, clock=clock)
+    assert device.held == pytest.approx([0.15002, 0.2, 0.2])
+    assert times.host == pytest.approx(waits)
+    assert times.late == ["longest"]
+    seconds = StepTimes({"a": [1.0], "b": [2.0]}, {"a": 0.1, "b": 0.3}, ["b"])
+    assert seconds.detail("a", "b") == {
+        "a": 1.0, "b": 2.0, "scatter": (0.5, 0.5), "host": {"a": 0.1, "b": 0.3},
+        "handed over later than the device was held": ["b"],
+    }  # fmt: skip
+    assert "handed over later than the device was held" not in StepTimes({"a": [1.0], "b": [2.0]}).detail("a", "b")
+
+
+class Behind(HostDevice):
+    """A device that is done with a call some time after the host, as its owner's clock has it."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.clock, self.left = clock, 0.0
+
+    def synchronize(self) -> None:
+        self.clock.now += self.left
+        self.left = 0.0
+
+
+def test_idle_to_idle_is_the_time_until_the_device_is_done_and_the_hosts_is_less() -> None:
+    clock = Clock()
+    device = Behind(clock)
+
+    def step(host: float, more: float) -> Callable[[], object]:
+        def call() -> None:
+            clock.now += host
+            device.left += more
+
+        return call
+
+    times = idle_times(device, {"a": step(1.0, 3.0), "b": step(2.0, 0.5)}, 3, clock=clock)
+    assert times.seconds == {"a": [4.0] * 3, "b": [2.5] * 3}
+    assert (times.host, times.late) == ({"a": 1.0, "b": 2.0}, ())
+    assert device.held == []
+    assert len(idle_times(device, {"a": step(1.0, 3.0)}, 100, 9.0, clock).seconds["a"]) == FEWEST
 
 
 def test_rounds_end_with_the_time_but_some_are_taken() -> None:
