@@ -68,7 +68,7 @@ class Processes:
         return f"its process was ended by signal {-code}" if code and code < 0 else f"its process ended with {code}"
 
     def end(self, worker: int) -> None:
-        """Kills the process, and all that it has started: one that hangs on the device answers to nothing less."""
+        """Kills the process and its children: one that hangs on the device answers to nothing less."""
         one = self._workers.pop(worker)
         with contextlib.suppress(ProcessLookupError):  # it has ended, or has no group of its own yet
             os.killpg(one.process.pid, signal.SIGKILL)

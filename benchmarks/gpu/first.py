@@ -46,7 +46,7 @@ def _correctness(backends: Sequence[str], unusable: Sequence[str], budget: float
         *(part for backend in backends for part in gpu_check.operation_parts(backend)),
         *(part for backend in backends for part in gpu_check.hard_parts(backend)),
     ]
-    return [first, second, Section("correctness", checks, 0.4 * budget, together=True, notes=notes), last]
+    return [first, second, Section("correctness", checks, 0.55 * budget, together=True, notes=notes), last]
 
 
 def _tests(missing: str | None, budget: float) -> list[tuple[list[Part], float]]:

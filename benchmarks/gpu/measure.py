@@ -156,16 +156,16 @@ def measure(
     backends, unusable = gpu_check.usable_backends()
     ledger = Ledger(quick, only, asked)
 
-    def found() -> None:
+    def write() -> None:
         keep(ledger.result())
 
     def changed() -> None:
         advance()
-        found()
+        write()
 
     planned = _planned(only, backends, unusable, asked)
     crew = Processes(1 if asked.tune else workers(), Bench(quick))
-    run = Run(crew, asked.left(), time.monotonic, changed, found)
+    run = Run(crew, asked.left(), time.monotonic, changed, write)
     try:
         for section in planned:
             ledger.run(run, crew, section)

@@ -105,7 +105,7 @@ def stacks(bench: Bench) -> Iterator[Finding]:
 
 
 def _with_stacks(params: list[Any], elements: int) -> Step:
-    """The step with stacks of so many elements: the first one, which decides that, is taken here."""
+    """The step with stacks of so many elements: the first step decides, and is taken here."""
     from rulec.torch import libraries
 
     with mock.patch.object(libraries, "_STACKED", elements):

@@ -61,14 +61,14 @@ class _Job:
 class Run:
     """Runs sections, all of them within `seconds` from now.
 
-    `changed` is called whenever a part is over, `found` after each finding; `clock` tells the time in seconds.
+    `changed` is called whenever a part is over, `keep` after each finding; `clock` tells the time in seconds.
     """
 
     def __init__(
         self, crew: Crew, seconds: float, clock: Callable[[], float], changed: Callable[[], object],
-        found: Callable[[], object] = lambda: None,
+        keep: Callable[[], object] = lambda: None,
     ) -> None:  # fmt: skip
-        self._crew, self._clock, self._changed, self._found = crew, clock, changed, found
+        self._crew, self._clock, self._changed, self._keep = crew, clock, changed, keep
         self._deadline = clock() + seconds
         self._findings, self._begun = Findings(), 0
 
@@ -119,7 +119,7 @@ class Run:
                 del jobs[worker]
             else:
                 self._findings.add(message)
-                self._found()
+                self._keep()
         return freed + self._overdue(jobs)
 
     def _overdue(self, jobs: dict[int, _Job]) -> list[int]:

@@ -1,4 +1,4 @@
-"""AdamW on one large tensor of 16-bit weights that train as 32 bits do, and with gradients that are not aligned."""
+"""AdamW on one large tensor of 16-bit weights that train as 32 bits do, and with gradients off alignment."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def kept(bench: Bench, kind: str) -> Iterator[Row]:
 
 @functools.cache
 def bytes_moved(kind: str, elements: int) -> int:
-    """The bytes that a step reads and writes with weights of a kind, what lies beside them included."""
+    """The bytes that a step reads and writes with weights of a kind, their second parts included."""
     rule, storage = rulec.load(RULE), Storage({}, kind)
     program = rulec.compile(rule, memory=storage.memory_of(rule, DTYPE))
     states, _ = storage.of(program, DTYPE, elements)

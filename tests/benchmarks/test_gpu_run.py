@@ -51,10 +51,10 @@ def test_every_finding_is_told_at_once() -> None:
     clock, findings, told = Clock(), Findings(), list[tuple[float, int, int]]()
     crew = ScriptedCrew(1, clock, {"a": says})
 
-    def found() -> None:
+    def keep() -> None:
         told.append((clock.now, len(findings.rows), len(findings.notes)))
 
-    Run(crew, 50.0, clock, lambda: None, found).section(Section("s", [part("a")], 50.0), findings)
+    Run(crew, 50.0, clock, lambda: None, keep).section(Section("s", [part("a")], 50.0), findings)
     assert told == [(1.0, 1, 0), (2.0, 1, 1)]
 
 

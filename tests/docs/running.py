@@ -47,6 +47,7 @@ EXAMPLES = ROOT / "docs" / "examples"
 #: What `sh` blocks may hold: set-up, and commands whose existence is checked.
 _SET_UP = re.compile(
     r"pip install (-e )?'?\.(\[[\w,]+\])?'?|make \w+( \w+=.*)?|rulec \w+.*|\.ci/run|gfortran -o .*"
+    r"|python -m pip (wheel|download|install) .*|python -m rulec \w+.*|export PYTHONPATH=\w+"
     r"|python -m examples\..*|python3 -m venv \.venv|source \.venv/bin/activate"
 )
 
