@@ -139,7 +139,6 @@ def idle_times(
             if number >= FEWEST and clock() - begin > seconds:
                 break
             for name in names[number % len(names) :] + names[: number % len(names)]:
-                device.synchronize()
                 first = clock()
                 contenders[name]()
                 handed[name].append(clock() - first)

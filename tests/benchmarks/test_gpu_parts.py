@@ -185,17 +185,28 @@ def test_only_dynamic8_on_the_devices_own_backend_is_judged(bench: Bench, monkey
         assert step.target is None
 
 
-def test_codes_are_held_against_those_of_other_libraries(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert gpu_states.missing(["lion"]) == []
-    module = ModuleType("bitsandbytes.optim")
+@pytest.mark.parametrize(("name", "target"), [("bitsandbytes", 1.5), ("torchao", None)])
+def test_codes_are_held_against_those_of_other_libraries(
+    name: str, target: float | None, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = ModuleType(f"{name}.optim")
     module.AdamW8bit = torch.optim.AdamW  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "bitsandbytes.optim", module)
-    seconds = {"step": [1.0], "peer": [1.4]}
-    monkeypatch.setattr(gpu_muon, "timed", lambda *_: Times(seconds))
-    (row,) = rows(gpu_states.against(bench, "bitsandbytes' AdamW8bit")).values()
-    assert row.what == "adamw, states in dynamic8: step, times as fast as bitsandbytes' AdamW8bit"
-    assert (row.value, row.target, row.met) == (1.4, 1.5, False)
-    assert [peer.target for peer in gpu_states.PEERS] == [1.5, None]
+    monkeypatch.setitem(sys.modules, f"{name}.optim", module)
+    monkeypatch.setattr(gpu_muon, "timed", lambda *_: Times({"step": [1.0], "peer": [1.4]}))
+    (row,) = rows(
+        gpu_states.against(bench, f"{name}' AdamW8bit" if name[-1] == "s" else f"{name}'s AdamW8bit")
+    ).values()
+    assert row.what.startswith(f"adamw, states in dynamic8: step, times as fast as {name}'")
+    assert (row.value, row.target) == (1.4, target)
+
+
+def test_other_libraries_codes_are_named_where_they_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_peers.importlib.util, "find_spec", lambda name: None)
+    assert [note.partition(",")[0] for note in gpu_states.missing(())] == ["bitsandbytes", "torchao"]
+    assert gpu_states.missing(["lion"]) == []
+    monkeypatch.setattr(gpu_peers.importlib.util, "find_spec", lambda name: object())
+    least = {part.arguments[0]: part.least for part in gpu_states.parts(()) if part.work is gpu_states.against}
+    assert least == {"bitsandbytes' AdamW8bit": 5.0, "torchao's AdamW8bit": 20.0}  # the latter compiles its step
 
 
 @pytest.mark.parametrize(("kind", "each"), [("split", 26), ("kahan", 26), ("stochastic", 22)])
