@@ -19,19 +19,16 @@ class Launcher:
         self.kernel, self.constants = kernel, constants
         self._compiled: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
 
-    def run(self, programs: int, arguments: Sequence[Any], kind: Hashable) -> None:
-        """Launches so many programs. `kind` is the same for arguments that one compiled kernel can take."""
+    def run(self, programs: int, tensors: Sequence[Any]) -> None:
+        """Launches so many programs with these arguments: tensors, of the same dtypes at each launch, or None."""
+        addresses = [None if x is None else x.data_ptr() for x in tensors]
+        kind = tuple([x if x is None else not x & 15 for x in addresses])
         known = self._compiled.get(kind)
-        if known is not None:
-            compiled, constants = known
-            compiled[programs, 1, 1](*arguments, *constants)
+        if known is None:
+            compiled = self.kernel[(programs,)](*tensors, **self.constants)
+            if compiled is not None:  # the interpreter compiles nothing
+                names = self.kernel.arg_names[len(tensors) :]
+                self._compiled[kind] = compiled, tuple(self.constants[name] for name in names)
             return
-        compiled = self.kernel[(programs,)](*arguments, **self.constants)
-        if compiled is not None:  # the interpreter compiles nothing
-            names = self.kernel.arg_names[len(arguments) :]
-            self._compiled[kind] = compiled, tuple(self.constants[name] for name in names)
-
-
-def kind_of(arguments: Sequence[Any]) -> Hashable:
-    """The kind of arguments that are tensors, of the same dtypes at each launch, or None."""
-    return tuple([None if x is None else not x.data_ptr() & 15 for x in arguments])
+        compiled, constants = known
+        compiled[programs, 1, 1](*addresses, *constants)

@@ -20,7 +20,7 @@ from .blocks import INTERPRETER, Block, block_for, reducing, tile_for
 from .coded import Tables, coded_in, columns_of, lengthened
 from .cut import Blocks, Tiles
 from .finish import jobs
-from .launcher import Launcher, kind_of
+from .launcher import Launcher
 from .memory import uploads
 from .plan import FINISHED, moved, moving_columns, tile_shapes, vector_width
 from .registers import most_registers
@@ -181,7 +181,7 @@ class StageWork:
         if len(launch.chunks):
             arguments = [launch.chunks, self.known, moving, table, stays, scale, *reduces]
             try:
-                self.launcher.run(len(launch.chunks), arguments, kind_of(arguments))
+                self.launcher.run(len(launch.chunks), arguments)
             except compiler_errors() as error:
                 raise BackendUnavailable(refusal(self._program.name, self.device, error)) from error
         if launch.jobs is not None and len(launch.jobs):
