@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -182,6 +183,7 @@ def _described(product: Product, tile: Tile) -> tuple[Any, Any] | None:
     return outputs, inputs
 
 
+@functools.cache
 def machine(device: Any, factors: str) -> tuple[tuple[Tile, ...], int]:
     """The tiles for a device, and the number of its processors."""
     import torch

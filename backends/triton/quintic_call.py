@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from rulec.backend.quintic import WORTH_HALVING as _WORTH_HALVING
@@ -10,107 +12,186 @@ from rulec.errors import BackendUnavailable
 
 from .memory import current
 from .product import Tile, machine
+from .quintic_kinds import Kind, count_half, following_kind, gram_kind, polynomial_kind, stack_size
 from .work import compiler_errors, refusal
 
-#: So many processors need one tile of a matrix among them: a stack has several matrices.
-_SHARED = 4
+__all__ = ["QuinticProducts", "count_half"]
+
+#: Descriptors that are remembered: more than a step of a large model has.
+_DESCRIPTORS = 1 << 12
 
 
 class QuinticProducts:
     """The products of `newton_schulz` for stacks `(batch, rows, cols)` of one dtype on one GPU.
 
     Stacks in another memory order than that of their shape are copied. The tile depends on the shape of a matrix and on
-    the GPU alone, so the bits of a matrix do not depend on its neighbours.
+    the GPU alone, so the bits of a matrix do not depend on its neighbours. Products with descriptors are launched by
+    their compiled kernels from the second time on.
     """
 
     def __init__(self, kernel: Any, tiles: Sequence[Tile] = ()) -> None:
         """`tiles` replace the device's."""
         self._kernel, self._tiles = kernel, tiles
+        self._works: dict[tuple[Kind, Any, Any], Work] = {}
 
     def pays(self, rows: int, cols: int) -> bool:
         """Whether matrices are large enough."""
         return min(rows, cols) >= _WORTH_HALVING
 
-    def gram(self, y: Any) -> Any:
+    def stack_size(self, device: Any, dtype: str, rows: int, cols: int, count: int, most: int) -> int:
+        """How many of `count` matrices go into a stack of `most` elements, to fill the device's processors."""
+        return stack_size(rows, cols, count, most // (rows * cols), *self._machine(device, dtype))
+
+    def gram(self, y: Any, out: Any = None) -> Any:
         """The products of each matrix and its transpose, with the shorter side twice: exactly symmetric."""
         batch, rows, cols = y.shape
-        tall, side = rows > cols, min(rows, cols)
-        return self._half(y, None, y.new_empty(batch, side, side), tall)
+        kind = gram_kind(rows, cols)
+        return self._launch(y, y, None, _room(out, y, (batch, kind.height, kind.width)), kind)
 
-    def polynomial(self, gram: Any, b: float, c: float) -> Any:
+    def polynomial(self, gram: Any, b: float, c: float, out: Any = None) -> Any:
         """`b*x + c*x @ x` of symmetric matrices, exactly symmetric."""
-        return self._half(gram, gram, gram.new_empty(gram.shape), False, b, c)
+        return self._launch(gram, gram, gram, _room(out, gram, gram.shape), polynomial_kind(gram.shape[-1]), b, c)
 
-    def following(self, y: Any, polynomial: Any, a: float) -> Any:
+    def following(self, y: Any, polynomial: Any, a: float, out: Any = None) -> Any:
         """`a*y + x @ y`, or of tall matrices `a*y + y @ x`, of matrices and their symmetric polynomials."""
         _, rows, cols = y.shape
         left, right = (y, polynomial) if rows > cols else (polynomial, y)
-        tiles, processors = self._machine(y)
-        tile = chosen(tiles, processors, [tile.count(rows, cols) for tile in tiles])
-        return self._launch(
-            left, right, y, y.new_empty(tuple(y.shape)), tile, min(rows, cols), (False, True), False, a, 1.0
-        )
+        return self._launch(left, right, y, _room(out, y, y.shape), following_kind(rows, cols), a)
 
-    def _half(self, x: Any, added: Any, out: Any, down: bool, share: float = 0.0, factor: float = 1.0) -> Any:
-        """A product of `x` and its transpose, or down its columns of its transpose and itself."""
-        tiles, processors = self._machine(x)
-        square = [tile for tile in tiles if tile.high == tile.wide]
-        side, depth = out.shape[-1], x.shape[-2 if down else -1]
-        tile = chosen(square, processors, [count_half(tile, side) for tile in square])
-        return self._launch(x, x, added, out, tile, depth, (down, down), True, share, factor)
-
-    def _machine(self, x: Any) -> tuple[Sequence[Tile], int]:
-        tiles, processors = machine(x.device, str(x.dtype).removeprefix("torch."))
+    def _machine(self, device: Any, dtype: str) -> tuple[Sequence[Tile], int]:
+        tiles, processors = machine(device, dtype)
         return self._tiles or tiles, processors
 
+    def _work(self, kind: Kind, out: Any) -> Work:
+        """What is known of all launches of a kind, found once."""
+        work = self._works.get((kind, out.device, out.dtype))
+        if work is None:
+            tile = kind.tile(*self._machine(out.device, str(out.dtype).removeprefix("torch.")))
+            work = Work(self._kernel, kind, tile, emulated=out.device.type == "cpu")
+            self._works[kind, out.device, out.dtype] = work
+        return work
+
     def _launch(
-        self, left: Any, right: Any, added: Any, out: Any, tile: Tile, depth: int, down: tuple[bool, bool], half: bool,
-        share: float, factor: float,
-    ) -> Any:  # fmt: skip
-        """Writes products to `out`, and returns it. The terms of the factors that are `down` lie down their columns."""
-        batch, height, width = out.shape
+        self, left: Any, right: Any, added: Any, out: Any, kind: Kind, share: float = 0.0, factor: float = 1.0
+    ) -> Any:
+        """Writes `share * added + factor * left @ right` to `out`, and returns it."""
         if not out.numel():
             return out
-        left, right, added = (None if x is None else x.contiguous() for x in (left, right, added))
-        factors = _described(left, right, tile, down) if tile.described else None
-        count = count_half(tile, height) if half else tile.count(height, width)
-        options = {k: v for k, v in tile.constants.items() if k != "PARTS"}
-        options |= {"LEFT_DOWN": down[0], "RIGHT_DOWN": down[1], "HALF": half, "ADDS": added is not None}
-        options |= {"ALL": not (height % tile.high or width % tile.wide), "EVEN": not depth % tile.deep}
-        options |= {"DESCRIBED": factors is not None, "EMULATED": out.device.type == "cpu"}
-        options |= {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": False}
+        left, right = left.contiguous(), right.contiguous()
+        added = None if added is None else added.contiguous()
         with current(out.device, None):
             try:
-                self._kernel[(batch * count,)](
-                    *(factors or (left, right)), added, out, height, width, depth, share, factor, **options
-                )
+                self._work(kind, out).run(left, right, added, out, share, factor)
             except compiler_errors() as error:
                 raise BackendUnavailable(refusal("newton_schulz", out.device, error)) from error
         return out
 
 
-def count_half(tile: Tile, side: int) -> int:
-    """The number of square tiles on and below the diagonal."""
-    across = -(-side // tile.high)
-    return across * (across + 1) // 2
+def _room(out: Any, like: Any, shape: Sequence[int]) -> Any:
+    """The memory given for a result, or new memory where that does not lie in the order of its shape."""
+    return out if out is not None and out.is_contiguous() else like.new_empty(tuple(shape))
 
 
-def chosen(tiles: Sequence[Tile], processors: int, counts: Sequence[int]) -> Tile:
-    """The largest tile of which a matrix has enough for the processors, else the smallest."""
-    enough = (tile for tile, count in zip(tiles, counts, strict=True) if count * _SHARED >= processors)
-    return next(enough, tiles[-1])
+@dataclass
+class Work:
+    """The launches of one kind of product on one device."""
+
+    kernel: Any
+    kind: Kind
+    tile: Tile
+    emulated: bool
+    _kept: dict[tuple[bool, bool], tuple[Any, tuple[Any, ...]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        kind, tile = self.kind, self.tile
+        self._count = kind.count(tile)
+        self._blocks = [
+            (1, tile.deep, lines) if down else (1, lines, tile.deep)
+            for lines, down in zip((tile.high, tile.wide), kind.down, strict=True)
+        ]
+        self._constants = {k: v for k, v in tile.constants.items() if k != "PARTS"} | {
+            "HALF": kind.half, "ADDS": kind.adds, "LEFT_DOWN": kind.down[0], "RIGHT_DOWN": kind.down[1],
+            "ALL": not (kind.height % tile.high or kind.width % tile.wide), "EVEN": not kind.depth % tile.deep,
+            "EMULATED": self.emulated,
+        }  # fmt: skip
+        self._options = {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": False}
+
+    def run(self, left: Any, right: Any, added: Any, out: Any, share: float, factor: float) -> None:
+        """One launch.
+
+        Of a kernel with descriptors, the first one has Triton compile it for addresses that are aligned like these, and
+        later ones are spared the search for it, which takes longer than the launch.
+        """
+        count, kind = len(out) * self._count, self.kind
+        rest = added, out, kind.height, kind.width, kind.depth, share, factor
+        factors = self._described(left, right)
+        if factors is None:
+            constants = self._constants | {"DESCRIBED": False}
+            self.kernel[(count,)](left, right, *rest, **constants, **self._options)
+            return
+        aligned = added is None or not added.data_ptr() % 16, not out.data_ptr() % 16
+        kept = self._kept.get(aligned)
+        if kept is not None:
+            compiled, known = kept
+            compiled[count, 1, 1](*factors, *rest, *known)
+            return
+        constants = self._constants | {"DESCRIBED": True}
+        compiled = self.kernel[(count,)](*factors, *rest, **constants, **self._options)
+        if compiled is not None:  # the interpreter compiles nothing
+            names = self.kernel.arg_names[len(factors) + len(rest) :]
+            self._kept[aligned] = compiled, tuple(constants[name] for name in names)
+
+    def _described(self, left: Any, right: Any) -> tuple[Any, Any] | None:
+        """The factors as descriptors for the device's copies; None where either has none."""
+        if not self.tile.described or not _describes():
+            return None
+        first, second = self._blocks
+        one = _descriptor(left, first, self.emulated)
+        other = one if right is left and first == second else _descriptor(right, second, self.emulated)
+        return None if one is None or other is None else (one, other)
 
 
-def _described(left: Any, right: Any, tile: Tile, down: tuple[bool, bool]) -> tuple[Any, Any] | None:
-    """The factors as descriptors for the device's copies; None where they are not at multiples of 16 bytes."""
+@functools.cache
+def _describes() -> bool:
+    """Whether this version of Triton has descriptors: from 3.4 on."""
     try:
-        from triton.tools.tensor_descriptor import TensorDescriptor
-    except ImportError:  # before Triton 3.4
+        from triton.tools import tensor_descriptor  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+class Memory:
+    """Memory at an address, as a descriptor sees it: a descriptor that is remembered keeps no tensor alive."""
+
+    def __init__(self, address: int, dtype: Any) -> None:
+        self._address, self.dtype = address, dtype
+
+    def data_ptr(self) -> int:
+        """The address."""
+        return self._address
+
+
+def _descriptor(x: Any, block: tuple[int, int, int], emulated: bool) -> Any:
+    """A descriptor of a contiguous stack, for blocks of this shape; None for one that has none.
+
+    The interpreter reads the tensor itself.
+    """
+    if emulated:
+        return _made(x, x.data_ptr(), x.dtype, x.shape, block)
+    return _remembered(x.data_ptr(), x.dtype, x.shape, block)
+
+
+@functools.lru_cache(maxsize=_DESCRIPTORS)
+def _remembered(address: int, dtype: Any, shape: Sequence[int], block: tuple[int, int, int]) -> Any:
+    return _made(Memory(address, dtype), address, dtype, shape, block)
+
+
+def _made(base: Any, address: int, dtype: Any, shape: Sequence[int], block: tuple[int, int, int]) -> Any:
+    """None where lines do not begin at multiples of 16 bytes."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    batch, rows, cols = shape
+    if address % 16 or cols * dtype.itemsize % 16 or not batch * rows * cols:
         return None
-    if any(x.data_ptr() % 16 or x.shape[-1] * x.element_size() % 16 or not x.numel() for x in (left, right)):
-        return None
-    one, other = (
-        TensorDescriptor.from_tensor(x, [1, tile.deep, lines] if turned else [1, lines, tile.deep])
-        for x, lines, turned in zip((left, right), (tile.high, tile.wide), down, strict=True)
-    )
-    return one, other
+    return TensorDescriptor(base, [batch, rows, cols], [rows * cols, cols, 1], [*block])

@@ -51,6 +51,10 @@ class Library:
         """Whether matrices of such a shape are worth stacking for a matrix function: small ones."""
         return all(math.prod(x.shape) <= _SMALL for x in operands if hasattr(x, "shape"))
 
+    def stack_size(self, value: Node, shape: Sequence[int], count: int) -> int:
+        """How many of `count` tensors, with matrices `(batch, rows, cols)`, go into one stack: all of them."""
+        return count
+
     def constant(self, value: float) -> Any:
         """One number, for arithmetic with arrays."""
         return np.float64(value)

@@ -20,21 +20,26 @@ WORTH_HALVING = 256
 class QuinticProducts(Protocol):
     """Products of stacks `(batch, rows, cols)` of one dtype, each summed in float32 and rounded once.
 
-    Symmetric matrices have as many rows as the shorter side of the others.
+    Symmetric matrices have as many rows as the shorter side of the others. A result may be written to `out`, memory of
+    its shape that no operand lies in.
     """
 
     def pays(self, rows: int, cols: int) -> bool:
         """Whether they are for matrices of this size. The library's own products are for all others."""
         ...
 
-    def gram(self, y: Any) -> Any:
+    def stack_size(self, device: Any, dtype: str, rows: int, cols: int, count: int, most: int) -> int:
+        """How many of `count` matrices of this size go into one stack, of `most` elements or of one matrix."""
+        ...
+
+    def gram(self, y: Any, out: Any = None) -> Any:
         """The products of matrices and their transposes: `y @ y.T`, of tall ones `y.T @ y`."""
         ...
 
-    def polynomial(self, gram: Any, b: float, c: float) -> Any:
+    def polynomial(self, gram: Any, b: float, c: float, out: Any = None) -> Any:
         """`b*x + c*x @ x` of symmetric matrices."""
         ...
 
-    def following(self, y: Any, polynomial: Any, a: float) -> Any:
+    def following(self, y: Any, polynomial: Any, a: float, out: Any = None) -> Any:
         """`a*y + x @ y`, of tall matrices `a*y + y @ x`, for their polynomials `x`."""
         ...

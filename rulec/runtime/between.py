@@ -139,10 +139,11 @@ class Between(LaunchValues):
         for i, arguments in enumerate(operands):
             kind = self._kind(value, arguments)
             alike.setdefault(i if kind is None else kind, []).append(i)
-        most = self.library.most_stacked
-        if most is None:
-            return [*alike.values()]
-        cuts = [(places, max(1, most // max(1, math.prod(operands[places[0]][0].shape)))) for places in alike.values()]
+        shapes = [tuple(operands[places[0]][0].shape) for places in alike.values()]
+        cuts = [
+            (places, self.library.stack_size(value, shape, len(places)))
+            for places, shape in zip(alike.values(), shapes, strict=True)
+        ]
         return [places[k : k + count] for places, count in cuts for k in range(0, len(places), count)]
 
     def _kind(self, value: Node, arguments: Sequence[Any]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,10 +27,11 @@ class DeviceStaged(Staged):
 
     def _portions(self) -> Sequence[Portion]:
         """Portions in which matrices of one shape are stacks, where a device has its own products for them."""
-        stacks = self.launch.part.bucket.library.most_stacked
-        if stacks is None or not any(v.op is Op.NEWTON_SCHULZ for v in self.plan.axes):
+        library = self.launch.part.bucket.library
+        value = next((v for v in self.plan.axes if v.op is Op.NEWTON_SCHULZ), None)
+        if library.most_stacked is None or value is None:
             return super()._portions()
-        return self.launch.part.portions(stacks, by_shape=True)
+        return self.launch.part.portions(library.most_stacked, partial(library.stack_size, value))
 
     def _values(self, portion: Portion) -> DeviceValues:
         return DeviceValues(self.launch, portion)

@@ -17,6 +17,9 @@ from rulec.runtime.peers import Peers
 
 Places = np.ndarray[Any, np.dtype[np.int64]]
 
+#: How many of so many tensors, with matrices `(batch, rows, cols)`, are in one stack.
+StackSize = Callable[[tuple[int, int, int], int], int]
+
 #: Tensors with scratch of more elements than this in total are updated one portion after the other.
 LARGE = 1 << 22
 
@@ -88,31 +91,42 @@ class Part:
         """The tensors that fire."""
         return self.bucket.tensors if self.positions is None else [self.bucket.tensors[i] for i in self.positions]
 
-    def portions(self, most: int | None, by_shape: bool = False) -> list[Portion]:
+    def portions(self, most: int | None, stack_size: StackSize | None = None) -> list[Portion]:
         """The tensors as one portion, or as several of at most so many elements, or of one tensor.
 
-        With `by_shape`, tensors of one shape follow one another.
+        With `stack_size`, tensors of one stack are in one portion, and follow one another.
         """
-        portions = self._portions.get((most, by_shape))
+        portions = self._portions.get((most, stack_size is None))
         if portions is None:
-            cuts = [None] if most is None else [*self._cut(most, by_shape)]
+            cuts = [None] if most is None else [*self._cut(most, self._sets(stack_size))]
             portions = [Portion(self, None if len(cuts) == 1 else places) for places in cuts]
-            self._portions[most, by_shape] = portions
+            self._portions[most, stack_size is None] = portions
         return portions
 
-    def _cut(self, most: int, by_shape: bool) -> Iterator[list[int]]:
+    def _sets(self, stack_size: StackSize | None) -> Iterator[list[int]]:
+        """The places of tensors that are not parted."""
         tensors = self.tensors
-        places = [*range(len(tensors))]
-        if by_shape:
-            places.sort(key=lambda place: tensors[place].view.shape)
+        if stack_size is None:
+            yield from ([place] for place in range(len(tensors)))
+            return
+        alike: dict[tuple[int, int, int], list[int]] = {}
+        for place, tensor in enumerate(tensors):
+            alike.setdefault((tensor.view.batch, tensor.view.rows, tensor.view.cols), []).append(place)
+        for shape, places in sorted(alike.items()):
+            count = stack_size(shape, len(places))
+            yield from (places[k : k + count] for k in range(0, len(places), count))
+
+    def _cut(self, most: int, sets: Iterator[list[int]]) -> Iterator[list[int]]:
+        tensors = self.tensors
         portion: list[int] = []
         size = 0
-        for place in places:
-            if portion and size + tensors[place].numel > most:
+        for places in sets:
+            more = sum(tensors[place].numel for place in places)
+            if portion and size + more > most:
                 yield portion
                 portion, size = [], 0
-            portion.append(place)
-            size += tensors[place].numel
+            portion += places
+            size += more
         yield portion
 
 

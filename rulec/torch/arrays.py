@@ -108,12 +108,17 @@ def newton_schulz(
     x: Tensor, steps: float, dtype: str, coefficients: str | Coefficients = MUON,
     products: Callable[[Tensor], QuinticProducts] = lambda y: TORCH,
 ) -> Tensor:  # fmt: skip
-    """The quintic iteration in the dtype asked for, on the whole stack, by the `products` chosen for it."""
+    """The quintic iteration in the dtype asked for, on the whole stack, by the `products` chosen for it.
+
+    Iterations take turns in the memory of two stacks, and share that of the symmetric matrices.
+    """
     y = x.to(getattr(torch, dtype))
     y = y / torch.linalg.vector_norm(y, dim=(-2, -1), keepdim=True).clamp(min=1e-7)
-    by = products(y)
+    by, gram, polynomial, last = products(y), None, None, None
     for a, b, c in coefficients_of(coefficients, iterations(steps)):
-        y = by.following(y, by.polynomial(by.gram(y), b, c), a)
+        gram = by.gram(y, out=gram)
+        polynomial = by.polynomial(gram, b, c, out=polynomial)
+        y, last = by.following(y, polynomial, a, out=last), y
     return cast(Tensor, y.to(x.dtype))
 
 

@@ -20,6 +20,7 @@ from rulec.torch.fake import is_fake
 from rulec.torch.matrix import TORCH_MATRIX
 from rulec.torch.memory import plain_memory
 from rulec.torch.product_choice import ProductsBy
+from rulec.torch.products import TORCH
 from rulec.torch.quintic import TorchQuintic
 
 
@@ -59,8 +60,9 @@ class HostLibrary(NumpyLibrary):
         return np.asarray(values.cpu() if isinstance(values, Tensor) else values)
 
 
-#: Elements of a stack of large matrices: enough for every processor, and few beside what a training keeps.
-_STACKED = 1 << 25
+#: Most elements of a stack of large matrices: enough for every processor several times. A stack has temporaries of
+#: 10 to 14 bytes for each, which are few beside what a training keeps.
+_STACKED = 1 << 26
 
 #: How many sets of places a device remembers: more than one step of a model of very many groups has.
 _PLACES = 1 << 13
@@ -108,6 +110,15 @@ class DeviceLibrary(Library):
         rows, cols = operands[0].shape[-2:]
         ours = value.op is Op.NEWTON_SCHULZ and self._products.of(settings(value)["dtype"], rows, cols)
         return bool(ours)
+
+    def stack_size(self, value: Node, shape: Sequence[int], count: int) -> int:
+        """As many as fill the device, where the products are a backend's, and no more than a portion has."""
+        if self.most_stacked is None:
+            return count
+        batch, rows, cols = shape
+        dtype = str(settings(value).get("dtype"))
+        by = self._products.of(dtype, rows, cols) or TORCH
+        return max(1, by.stack_size(self.device, dtype, rows, cols, batch * count, self.most_stacked) // max(1, batch))
 
     def stack(self, matrices: Sequence[Tensor], dtype: str | None = None) -> Tensor:
         """In one pass over the matrices, also where they are rounded."""

@@ -9,22 +9,29 @@ from rulec.backend.quintic import WORTH_HALVING
 
 
 class TorchProducts:
-    """By torch, the operations of torch.optim.Muon on a whole stack. Tall matrices are seen transposed."""
+    """By torch, the operations of torch.optim.Muon on a whole stack. Tall matrices are seen transposed.
+
+    Results are in memory of their own, which torch's allocator has ready.
+    """
 
     def pays(self, rows: int, cols: int) -> bool:
         """For all sizes."""
         return True
 
-    def gram(self, y: Tensor) -> Tensor:
+    def stack_size(self, device: torch.device, dtype: str, rows: int, cols: int, count: int, most: int) -> int:
+        """As many as there are, and fit."""
+        return max(1, min(count, most // max(1, rows * cols)))
+
+    def gram(self, y: Tensor, out: Tensor | None = None) -> Tensor:
         """The products of matrices and their transposes."""
         wide = _wide(y)
         return torch.bmm(wide, wide.mT)
 
-    def polynomial(self, gram: Tensor, b: float, c: float) -> Tensor:
+    def polynomial(self, gram: Tensor, b: float, c: float, out: Tensor | None = None) -> Tensor:
         """`b*x + c*x @ x`."""
         return torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
 
-    def following(self, y: Tensor, polynomial: Tensor, a: float) -> Tensor:
+    def following(self, y: Tensor, polynomial: Tensor, a: float, out: Tensor | None = None) -> Tensor:
         """`a*y + x @ y`, of tall matrices in the memory order of their transposes."""
         wide = _wide(y)
         result = torch.baddbmm(wide, polynomial, wide, beta=a)
@@ -41,6 +48,18 @@ class ShapesProducts(TorchProducts):
     def pays(self, rows: int, cols: int) -> bool:
         """For the sizes that a GPU's backend takes."""
         return min(rows, cols) >= WORTH_HALVING
+
+    def gram(self, y: Tensor, out: Tensor | None = None) -> Tensor:
+        """In the memory given."""
+        return super().gram(y) if out is None else out
+
+    def polynomial(self, gram: Tensor, b: float, c: float, out: Tensor | None = None) -> Tensor:
+        """In the memory given."""
+        return super().polynomial(gram, b, c) if out is None else out
+
+    def following(self, y: Tensor, polynomial: Tensor, a: float, out: Tensor | None = None) -> Tensor:
+        """In the memory given."""
+        return super().following(y, polynomial, a) if out is None else out
 
 
 TORCH = TorchProducts()
