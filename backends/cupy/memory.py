@@ -153,10 +153,9 @@ class _Piece:
         self.words: np.ndarray[Any, np.dtype[np.int64]] = np.frombuffer(self._memory, np.int64, words)
         self._copied = cupy.cuda.Event(disable_timing=True)
 
-    def ready(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Its words, after the end of the last copy."""
-        self._copied.synchronize()
-        return self.words
+    def arrived(self) -> bool:
+        """Whether the last copy has ended."""
+        return bool(self._copied.done)
 
     def copy(self, target: Any, count: int, stream: Any, captured: bool) -> None:
         """Begins a copy to an array on the current device."""

@@ -43,11 +43,9 @@ class Slot:
         self._copied: tuple[Any, int] = (None, 0)
         self._pair: tuple[Any, Any] = (None, None)
 
-    def ready(self) -> Whole:
-        """Its words, after the end of the last copy."""
-        if self._event is not None:
-            self._event.synchronize()
-        return self.words
+    def arrived(self) -> bool:
+        """Whether the last copy has ended."""
+        return self._event is None or bool(self._event.query())
 
     def copy(self, target: Any, count: int, stream: Any, captured: bool) -> None:
         """Begins a copy to a tensor, on the current stream of its device."""

@@ -246,6 +246,11 @@ class Event:
     def _happen(self) -> None:
         self.pending = False
 
+    @property
+    def done(self) -> bool:
+        assert not Stream.capturing
+        return not self.pending
+
     def synchronize(self) -> None:
         assert not Stream.capturing
         _run(lambda: self.pending)

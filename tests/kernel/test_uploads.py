@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from rulec.kernel.bucket.uploads import TURNS, Ring, Uploads
+from rulec.kernel.bucket.uploads import Ring, Uploads
 
 Words = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Copies:
-    """A GPU that says which pieces of memory were copied from, and which were waited for."""
+    """A GPU that says which pieces of memory were copied from, and has ended the first copies: `ended` of them."""
 
     def __init__(self, spares: int = 0) -> None:
         self.copied: list[int] = []
-        self.waited: list[int] = []
+        self.ended = 0
         self.made = 0
         self.uploads = Uploads(Ring(self), 3, spares)
 
@@ -27,16 +27,15 @@ class Copies:
 
         class Piece:
             words: Words = np.zeros(count, np.int64)
-            used = False
+            event: int | None = None
 
-            def ready(self) -> Words:
-                if self.used:
-                    copies.waited.append(number)
-                return self.words
+            def arrived(self) -> bool:
+                return self.event is None or self.event < copies.ended
 
             def copy(self, target: Words, count: int, stream: Any, captured: bool) -> None:
+                assert self.arrived(), "the words of a copy under way were written"
+                self.event = None if captured else len(copies.copied)
                 copies.copied.append(number)
-                self.used = not captured
                 target[:count] = self.words[:count]
 
         return Piece()
@@ -69,14 +68,20 @@ def test_another_stream_has_a_copy_of_its_own() -> None:
     assert len(copies.copied) == 2
 
 
-def test_pieces_are_used_in_turns_and_waited_for_only_then() -> None:
+def test_a_call_never_waits_for_a_copy_and_uses_pieces_again_after_it() -> None:
     copies = Copies()
-    for i in range(TURNS):
+    for i in range(100):
         copies.put(i, 0, 0)
-    assert copies.waited == []
-    assert len(set(copies.copied)) == TURNS
-    copies.put(99, 0, 0)
-    assert copies.waited == [copies.copied[0]]
+    assert copies.copied == [*range(100)], "all are under way"
+    copies.ended = 2
+    for i in range(3):
+        copies.put(i, 1, 0)
+    assert copies.copied[100:] == [0, 1, 100], "the two that have arrived, and one more"
+    copies.ended = 103
+    for i in range(200):
+        copies.put(i, 2, 0)
+        copies.ended += 1
+    assert copies.made == 101, "no more than were under way at once"
 
 
 def test_what_a_graph_reads_is_never_used_again() -> None:
@@ -86,13 +91,15 @@ def test_what_a_graph_reads_is_never_used_again() -> None:
     captured = [copies.uploads.put(np.array(table), None, "", True) for table in ([1, 2, 3], [7, 8, 9])]
     assert copies.made == before, "nothing is allocated while a graph is captured"
     reserved = copies.copied[1:]
-    for i in range(3 * TURNS):
+    copies.ended = 3
+    for i in range(50):
         copies.put(i, i, i)
-    assert copies.waited  # the ring went round
+        copies.ended += i % 2
     assert not set(reserved) & set(copies.copied[3:])
+    assert len(set(copies.copied[3:])) < 50, "pieces were used again"
     assert [table.tolist() for table in captured] == [[1, 2, 3], [7, 8, 9]]
     assert len(set(reserved)) == 2
-    assert copies.made == before + 2 + TURNS - 1, "new spares, and the rest of the ring"
+    assert copies.made == before + 2 + len({*copies.copied[3:]} - {copies.copied[0]}), "new spares, and the ring"
 
 
 def test_a_longer_table_gets_longer_memory() -> None:

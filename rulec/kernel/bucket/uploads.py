@@ -1,29 +1,26 @@
 """Small tables from main memory to a device during a step: one asynchronous copy, and nobody waits.
 
 A copy from pinned memory is still under way when its call returns. So pieces of pinned memory are used in turns, and
-none is written again before its last copy has arrived. A captured copy runs again at every replay of the graph: its
-piece, and its memory on the device, have no other use.
+none is written again before its last copy has arrived: while the oldest is under way there is one more. A captured copy
+runs again at every replay of the graph: its piece, and its memory on the device, have no other use.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any, Protocol
 
 import numpy as np
 
 from .cut import Whole
 
-#: Pieces of a ring: most copies under way before a call must wait for the oldest.
-TURNS = 16
-
-
 class Pinned(Protocol):
     """Memory of the host that a device copies `words` from."""
 
     words: Whole
 
-    def ready(self) -> Whole:
-        """Its words, after the last copy from them has arrived."""
+    def arrived(self) -> bool:
+        """Whether the last copy from them has arrived, without waiting for it."""
         ...
 
     def copy(self, target: Any, count: int, stream: Any, captured: bool) -> None:
@@ -44,12 +41,11 @@ class Device(Protocol):
 
 
 class Ring:
-    """Pinned memory for tables on their way to a device, in order."""
+    """Pinned memory for tables on their way to a device, the least recently used first: as much as is under way."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self._pieces: list[Pinned] = []
-        self._turn = 0
+        self._pieces: deque[Pinned] = deque()
         self._kept: list[Pinned] = []
 
     def copy(self, target: Any, table: Whole, stream: Any, captured: bool = False) -> None:
@@ -64,13 +60,11 @@ class Ring:
         return self._kept[-1]
 
     def _free(self, words: int) -> Pinned:
-        """The least recently used piece, after the last copy from it has arrived."""
-        turn, self._turn = self._turn, (self._turn + 1) % TURNS
-        if turn == len(self._pieces):
-            self._pieces.append(self.device.pinned(words))
-        if len(self._pieces[turn].ready()) < words:
-            self._pieces[turn] = self.device.pinned(words)
-        return self._pieces[turn]
+        """The least recently used piece, if the last copy from it has arrived; else, or if it is short, a new one."""
+        free = self._pieces and self._pieces[0].arrived()
+        piece = self._pieces.popleft() if free else self.device.pinned(words)
+        self._pieces.append(piece if len(piece.words) >= words else self.device.pinned(words))
+        return self._pieces[-1]
 
 
 class Uploads:
