@@ -39,6 +39,7 @@ class TritonBackend:
 
     name = "triton"
     on_device = True
+    narrow = True
 
     def unavailable_reason(self) -> str | None:
         """None with a usable GPU or the interpreter; else the missing part, in words."""

@@ -131,7 +131,7 @@ class StageSource:
         return [f"{self.at[a]} = {text}" for a, text in texts.items()]
 
     def _storage(self, name: str) -> str:
-        return self.compute if name in self.stage.reads else self.layout.dtype(name)
+        return self.layout.result(name) if name in self.stage.reads else self.layout.dtype(name)
 
     def before_lines(self) -> list[str]:
         """The values read once for all elements: the factor of gradients, and whether to store."""
@@ -175,6 +175,7 @@ class StageSource:
 
     def _vector(self, vector: Result, index: str, mask: str) -> str:
         text = f"tl.load({self.at[vector.name]} + {index}, mask={mask})"
+        text = self.computed(text, self.layout.result(vector.name))
         return f"{self.names[vector.name]} = {self._true(text) if is_boolean(vector.value) else text}"
 
     def value_lines(self) -> list[str]:

@@ -33,13 +33,18 @@ class Layout:
 
     A state in `formats` is stored in codes: a kernel decodes it to its dtype, float32, and encodes the new value. With
     `maximize`, gradients point uphill and are negated as they are loaded. With `transposed`, the rows of the
-    rule's matrices are the columns in memory.
+    rule's matrices are the columns in memory. `results` are the vectors that are not in the dtype of arithmetic.
     """
 
     dtypes: tuple[tuple[str, str], ...]
     maximize: bool = False
     transposed: bool = False
     formats: tuple[tuple[str, Format], ...] = ()
+    results: tuple[tuple[str, str], ...] = ()
+
+    def result(self, name: str) -> str:
+        """The dtype of a vector in memory."""
+        return dict(self.results).get(name, self.compute)
 
     def dtype(self, buffer: str) -> str:
         """The storage dtype of a buffer."""
@@ -68,12 +73,12 @@ class Layout:
         """The layout of another version of the program: with the same states, and scratch of its own."""
         known = dict(self.dtypes)
         dtypes = tuple((b.name, known.get(b.name, self.compute)) for b in array_buffers(program))
-        return replace(self, dtypes=dtypes)
+        return replace(self, dtypes=dtypes, results=())
 
     def text(self) -> str:
         """The layout in one line, for messages and file names."""
         short = {"float32": "f32", "float64": "f64", "bfloat16": "bf16", "float16": "f16", "int16": "i16", "int8": "i8"}
-        words = [f"{b}:{form.key if (form := self.format(b)) else short[d]}" for b, d in self.dtypes]
+        words = [f"{b}:{form.key if (form := self.format(b)) else short[d]}" for b, d in (*self.dtypes, *self.results)]
         return " ".join(words + ["maximize"] * self.maximize + ["transposed"] * self.transposed)
 
 
@@ -134,7 +139,7 @@ def traffic(program: Program, layout: Layout) -> tuple[float, float]:
     for stage in program.stages:
         loads = {str(n.arg) for n in walk(stage.roots) if n.op is Op.LOAD}
         read += sum(layout.size(b) for b in loads & pointers)
-        read += sum(ITEM_SIZE[layout.compute] for name in stage.reads if program.result(name).axes.elementwise)
+        read += sum(ITEM_SIZE[layout.result(name)] for name in stage.reads if program.result(name).axes.elementwise)
         written += sum(layout.size(s.buffer) for s in stage.stores)
     return read, written
 

@@ -39,7 +39,7 @@ def byte_counts(
     vector = next((v for v in program.vectors if v.name == name), None)
     if vector is None:
         return [ITEM_SIZE[layout.dtype(name)] * size for size in sizes]
-    letters, item = set(vector.axes.letters), ITEM_SIZE[layout.compute]
+    letters, item = set(vector.axes.letters), ITEM_SIZE[layout.result(name)]
     if {"i", "j"} <= letters:
         return [item * size for size in sizes]
     return [item * v.batch * (v.rows if "i" in letters else 1) * (v.cols if "j" in letters else 1) for v in views]

@@ -17,9 +17,11 @@ from rulec.arrays.piece import Runs, runs_of
 from rulec.backend.protocol import Backend, Call, Kernel
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout, is_shaped, scheduled
+from rulec.compiler.narrow import narrowed
 from rulec.compiler.pipeline import compile
 from rulec.compiler.rings import Ring, ringed, turned
 from rulec.compiler.view import MatrixView
+from rulec.language.node import Node
 from rulec.language.rule import Rule
 from rulec.runtime.arrays import Vector
 from rulec.runtime.coded import Decoded, kernel_of
@@ -115,6 +117,11 @@ class Version:
     rows: ScalarRows | DeviceScalarRows | None = None
     call: Call | None = None
 
+    @property
+    def narrow(self) -> frozenset[Node]:
+        """The values that kernels read in 16 bits."""
+        return frozenset(self.program.result(name).value for name, _ in self.layout.results)
+
 
 @dataclass
 class Bucket:
@@ -166,6 +173,8 @@ class Bucket:
 
     def _compiled(self, program: Program) -> Version:
         program, layout = scheduled(program, self.layout.of(program), early=not self.parted)
+        if getattr(self.backend, "narrow", False) and not self.parted:
+            layout = narrowed(program, layout)
         source, kernel = kernel_of(self.backend, program, layout, self.decoded, partial(self.library.join, axis=0))
         if LEVEL >= 4:
             print(source, file=sys.stderr)

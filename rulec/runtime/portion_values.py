@@ -132,8 +132,13 @@ class PortionValues:
         return shared[self.groups] if "k" in self.program.buffer(buffer).axes.letters else shared[0]
 
     def matrices(self, buffer: str, i: int) -> Any:
-        """A buffer of a tensor as `(batch, rows, cols)`: vectors in float64, matrices in the compute dtype."""
+        """A buffer of a tensor as `(batch, rows, cols)`: vectors in float64, matrices in the compute dtype.
+
+        Scratch that is narrower is as it is stored: its readers round to that dtype.
+        """
         tensor, axes = self.portion.tensors[i], self.program.buffer(buffer).axes
+        if buffer in self.launch.version.plan.scratch and self.layout.dtype(buffer) != self.compute:
+            return tensor.view.matrices(self._stored(buffer, i))
         elements = self._read(buffer, self._stored(buffer, i))
         if axes.elementwise:
             elements = tensor.view.matrices(elements)
@@ -186,7 +191,7 @@ class PortionValues:
         return self.portion.bucket.states[self.portion.positions[i]]
 
     def vectors(self, result: Result, arrays: Sequence[Array]) -> list[Any]:
-        """A result as arrays that kernels can read: contiguous, in the compute dtype, in the order of memory."""
+        """A result as arrays that kernels can read: contiguous, in its dtype, in the order of memory."""
         # A view of memory that the kernel writes must be copied first.
         copied = result.value.op in VIEWS
         vectors = []
@@ -198,5 +203,5 @@ class PortionValues:
                 array = self.library.spread(array, shape)
             if result.axes.elementwise:
                 array = view.tensor(array)
-            vectors.append(self.library.handed(array, self.compute, copied))
+            vectors.append(self.library.handed(array, self.layout.result(result.name), copied))
         return vectors

@@ -41,7 +41,8 @@ class Staged:
     def _portion(self, portion: Portion) -> Joining:
         launch, plan, stages = self.launch, self.plan, self.program.stages
         values = self._values(portion)
-        between = Between(plan, values) if plan.delegations is None else Delegated(plan, values)
+        kind = Between if plan.delegations is None else Delegated
+        between = kind(plan, values, narrow=launch.version.narrow)
         yield from between.begin()
         last = len(stages) - 1
         for index, stage in enumerate(stages):

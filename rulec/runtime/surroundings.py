@@ -100,11 +100,12 @@ class InTiles(Surroundings, Protocol):
 
 @dataclass
 class LaunchValues:
-    """The values of one launch so far."""
+    """The values of one launch so far. Those that are `narrow` stay in the dtype that their function rounds them to."""
 
     plan: Plan
     around: Surroundings
     values: dict[Node, Any] = field(default_factory=dict)
+    narrow: frozenset[Node] = frozenset()
 
     def __post_init__(self) -> None:
         self.library = self.around.library
@@ -128,7 +129,7 @@ class LaunchValues:
 
     def is_rounded(self, value: Node) -> bool:
         """Whether a result is in the compute dtype."""
-        return {"i", "j"} <= set(self.axes(value).letters) and not is_boolean(value)
+        return {"i", "j"} <= set(self.axes(value).letters) and not is_boolean(value) and value not in self.narrow
 
     def statics(self, value: Node, i: int) -> list[float]:
         """The static operands of an operation, for tensor i."""

@@ -53,6 +53,7 @@ class ShapesBackend:
 
     name = "shapes"
     on_device = True
+    narrow = True
 
     def unavailable_reason(self) -> None:
         """None: there is nothing to run."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from .cut import Whole
 
+
 class Pinned(Protocol):
     """Memory of the host that a device copies `words` from."""
 
