@@ -180,6 +180,10 @@ class NumpyArrays(Arrays):
     def scratch(self, like: Array, dtype: str) -> Array:
         return np.empty_like(like, dtype=numpy_dtype(dtype))
 
+    def scratches(self, like: Array, dtype: str, count: int) -> list[Array]:
+        """Each by itself."""
+        return [self.scratch(like, dtype) for _ in range(count)]
+
     def plain(self, array: Array) -> bool:
         """Whether the array is in C order."""
         return bool(array.flags.c_contiguous)

@@ -141,8 +141,8 @@ class Backend(Protocol):
 
     A backend may set `on_device = True`: the values between its stages then stay on the tensors' device, and nothing
     waits for the device. Rows, vectors and reductions are arrays of the tensors' own kind (see `Rows` and `Written`);
-    without it they are NumPy's. With `narrow = True` its kernels read and write operands and results of matrix functions
-    in 16 bits, where these round them anyway (see `Layout.results`).
+    without it they are NumPy's. With `narrow = True` its kernels read and write operands and results of
+    `newton_schulz` in the 16 bits that these are rounded to (see `Layout.results`).
     """
 
     name: str

@@ -65,6 +65,10 @@ class Arrays(Protocol):
         """Uninitialised memory for one step, in the shape and memory order of a parameter."""
         ...
 
+    def scratches(self, like: Any, dtype: str, count: int) -> Sequence[Any]:
+        """Such memory for `count` parameters like a plain one: one piece after the other, if that spares a copy."""
+        ...
+
     def plain(self, array: Any) -> bool:
         """Whether the elements lie in memory in the order of the shape."""
         ...

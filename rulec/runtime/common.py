@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rulec.arrays.library import Library
@@ -59,6 +60,7 @@ class Common:
         self.largest = self.skipped = self.turned = 0
         self.skipped_there = SkippedThere()
         self._scratch: dict[Any, Any] = {}
+        self._stacks: dict[Any, list[Sequence[Any]]] = {}
 
     def scratch(self, slot: Any, like: Any, dtype: str) -> Any:
         """Memory for one step, like a parameter. The same slot, shape and dtype give the same memory again.
@@ -70,6 +72,30 @@ class Common:
         if memory is None:
             memory = self._scratch[key] = self.arrays.scratch(like, dtype)
         return memory
+
+    def scratches(self, slot: Any, likes: Sequence[Any], dtype: str) -> list[Any]:
+        """Memory for one step, like each of several parameters: for those of one shape one piece after the other."""
+        alike: dict[Any, list[int]] = {}
+        for place, like in enumerate(likes):
+            plain = self.arrays.plain(like)
+            alike.setdefault(self.arrays.shape(like) if plain else place, []).append(place)
+        memory: dict[int, Any] = {}
+        for shape, places in alike.items():
+            first = likes[places[0]]
+            if isinstance(shape, int):
+                memory[shape] = self.scratch((slot, shape), first, dtype)
+            else:
+                memory |= zip(places, self._pieces((slot, shape, dtype), first, dtype, len(places)), strict=False)
+        return [memory[place] for place in range(len(likes))]
+
+    def _pieces(self, key: Any, like: Any, dtype: str, count: int) -> Sequence[Any]:
+        """`count` pieces of memory or more. What was made once stays: captured graphs may use it."""
+        known = self._stacks.setdefault(key, [])
+        fitting = next((pieces for pieces in known if len(pieces) >= count), None)
+        if fitting is None:
+            fitting = self.arrays.scratches(like, dtype, count)
+            known.append(fitting)
+        return fitting
 
     def decoded(self, device: str, state: str, like: Any) -> Any:
         """Memory for a state in float32 during one kernel, in the shape and memory order of a parameter."""

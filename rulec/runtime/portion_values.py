@@ -64,7 +64,7 @@ class PortionValues:
         for name in self.launch.version.plan.scratch:
             dtype = self.layout.dtype(name)
             params = [self.portion.bucket.params[i] for i in positions]
-            self.scratch[name] = [common.scratch((name, i, owner), p, dtype) for i, p in enumerate(params)]
+            self.scratch[name] = common.scratches((name, owner), params, dtype)
         for name, value in self.launch.inputs.items():
             if self.program.rule.inputs[name] == "like p":
                 self.scratch[name] = self.portion.pick(value)

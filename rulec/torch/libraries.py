@@ -79,6 +79,18 @@ def accumulated(a: Tensor, b: Tensor, into: Tensor | None) -> Tensor:
     return torch.baddbmm(into, a.expand(len(b), -1, -1), b, out=into)
 
 
+def _in_memory(matrices: Sequence[Tensor]) -> Tensor | None:
+    """The stack of contiguous matrices that lie one after the other in the same memory; None for others."""
+    first, batch = matrices[0], sum(len(x) for x in matrices)
+    storage, place = first.untyped_storage()._cdata, first.storage_offset()
+    for x in matrices:
+        if not x.is_contiguous() or x.untyped_storage()._cdata != storage or x.storage_offset() != place:
+            return None
+        place += x.numel()
+    _, rows, cols = first.shape
+    return first.as_strided((batch, rows, cols), (rows * cols, cols, 1))
+
+
 class DeviceLibrary(Library):
     """torch on one device, which is never waited for, with the exceptions of `rulec.torch.arrays`.
 
@@ -121,9 +133,10 @@ class DeviceLibrary(Library):
         return max(1, by.stack_size(self.device, dtype, rows, cols, batch * count, self.most_stacked) // max(1, batch))
 
     def stack(self, matrices: Sequence[Tensor], dtype: str | None = None) -> Tensor:
-        """In one pass over the matrices, also where they are rounded."""
+        """In one pass over the matrices, also where they are rounded; without any where they are a stack in memory."""
         if dtype is None or dtype == str(matrices[0].dtype).removeprefix("torch."):
-            return torch.cat([*matrices])
+            stack = _in_memory(matrices)
+            return torch.cat([*matrices]) if stack is None else stack
         batches = [len(x) for x in matrices]
         stack = matrices[0].new_empty((sum(batches), *matrices[0].shape[1:]), dtype=getattr(torch, dtype))
         torch._foreach_copy_([*torch.split(stack, batches)], [*matrices])

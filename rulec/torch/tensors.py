@@ -137,6 +137,11 @@ class TorchArrays(Arrays):
         with plain_memory():
             return torch.empty_like(like, dtype=DTYPES[dtype])
 
+    def scratches(self, like: Tensor, dtype: str, count: int) -> Sequence[Tensor]:
+        """One after the other: a stack of them needs no copy."""
+        with plain_memory():
+            return torch.unbind(like.detach().new_empty((count, *like.shape), dtype=DTYPES[dtype]))
+
     def plain(self, array: Tensor) -> bool:
         """Whether the tensor is contiguous."""
         return array.is_contiguous()

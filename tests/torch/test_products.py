@@ -16,7 +16,9 @@ import rulec
 import rulec.torch
 from rulec.errors import BackendUnsupported
 from rulec.language.node import Op
+from rulec.runtime.common import Common
 from rulec.runtime.engine import Engine, default_hyper
+from rulec.runtime.hyper import HyperValues
 from rulec.torch import libraries
 from rulec.torch.arrays import DEVICE_MATRIX
 from rulec.torch.libraries import DeviceLibrary
@@ -161,6 +163,36 @@ def test_a_stack_is_rounded_as_it_is_made() -> None:
     matrices = [torch.randn(n, 3, 4, generator=torch.Generator().manual_seed(n)) for n in (1, 2)]
     assert torch.equal(library.stack(matrices, "bfloat16"), torch.cat(matrices).bfloat16())
     assert library.stack(matrices, "float32").dtype is torch.float32
+
+
+def test_matrices_that_lie_in_a_row_are_a_stack_without_a_copy() -> None:
+    library = DeviceLibrary("cpu")
+    memory = torch.randn(6, 3, 4)
+    pieces = [memory[1:2], memory[2:4], memory[4:5]]
+    stack = library.stack(pieces, "float32")
+    assert torch.equal(stack, torch.cat(pieces))
+    assert stack.data_ptr() == memory[1].data_ptr()
+    others = (pieces[::-1], [memory[:1], memory[2:3]], [memory[:1], memory[1:2].clone()], [memory.mT[:1], memory.mT[1:2]])
+    for apart in others:
+        stack = library.stack(apart, "float32")
+        assert torch.equal(stack, torch.cat([*apart]))
+        assert stack.untyped_storage().data_ptr() != memory.untyped_storage().data_ptr()
+
+
+def test_scratch_of_tensors_of_one_shape_lies_in_a_row_and_is_kept() -> None:
+    """A smaller set of tensors has the memory of a larger one; what a captured graph may use stays."""
+    common = Common(TorchArrays(), HyperValues.__new__(HyperValues), None, 0)  # type: ignore[arg-type]
+    likes = [torch.empty(3, 4), torch.empty(2), torch.empty(3, 4), torch.empty(5, 3).mT, torch.empty(3, 4)]
+    first = common.scratches("o", likes, "bfloat16")
+    assert [tuple(x.shape) for x in first] == [tuple(x.shape) for x in likes]
+    assert first[3].stride() == likes[3].stride()
+    addresses = [x.data_ptr() for x in first]
+    assert addresses[2] - addresses[0] == addresses[4] - addresses[2] == 3 * 4 * 2
+    assert [x.data_ptr() for x in common.scratches("o", likes[1:], "bfloat16")][:1] == addresses[1:2]
+    assert [x.data_ptr() for x in common.scratches("o", likes[:1], "bfloat16")] == addresses[:1]
+    assert common.scratches("o", likes[:1] * 4, "bfloat16")[0].data_ptr() != addresses[0]
+    assert [x.data_ptr() for x in common.scratches("o", likes, "bfloat16")] == addresses
+    assert common.scratches("other", likes[:1], "bfloat16")[0].data_ptr() != addresses[0]
 
 
 #: Operations that only look at memory in another way, or ask for some.
