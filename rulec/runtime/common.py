@@ -81,11 +81,11 @@ class Common:
             alike.setdefault(self.arrays.shape(like) if plain else place, []).append(place)
         memory: dict[int, Any] = {}
         for shape, places in alike.items():
-            first = likes[places[0]]
-            if isinstance(shape, int):
-                memory[shape] = self.scratch((slot, shape), first, dtype)
+            first, count = likes[places[0]], len(places)
+            if count == 1:
+                memory[places[0]] = self.scratch((slot, places[0]), first, dtype)
             else:
-                memory |= zip(places, self._pieces((slot, shape, dtype), first, dtype, len(places)), strict=False)
+                memory |= zip(places, self._pieces((slot, shape, dtype), first, dtype, count), strict=False)
         return [memory[place] for place in range(len(likes))]
 
     def _pieces(self, key: Any, like: Any, dtype: str, count: int) -> Sequence[Any]:
