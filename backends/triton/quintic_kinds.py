@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .product import Tile
 
@@ -35,7 +35,16 @@ class Kind:
         """The largest tile of which a matrix has enough for the processors, else the smallest."""
         fitting = [tile for tile in tiles if tile.high == tile.wide or not self.half]
         enough = (tile for tile in fitting if self.count(tile) * _SHARED >= processors)
-        return next(enough, fitting[-1])
+        return tuned(next(enough, fitting[-1]), self.half, self.adds)
+
+
+def tuned(tile: Tile, half: bool, adds: bool) -> Tile:
+    """The tile with the stages that a kind of product was fastest with on an H200, where it has descriptors.
+
+    A processor has no room for two such tiles. Products that are written twice want four stages.
+    """
+    whole = tile.described and adds and not half
+    return replace(tile, stages=min(tile.stages, 3)) if whole else tile
 
 
 def count_half(tile: Tile, side: int) -> int:

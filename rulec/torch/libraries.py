@@ -60,8 +60,8 @@ class HostLibrary(NumpyLibrary):
         return np.asarray(values.cpu() if isinstance(values, Tensor) else values)
 
 
-#: Most elements of a stack of large matrices: enough for every processor several times. A stack has temporaries of
-#: 10 to 14 bytes for each, which are few beside what a training keeps.
+#: Most elements of a stack of large matrices: enough for every processor several times. In 16 bits a stack takes up to
+#: 10 bytes for each, few beside what a training keeps.
 _STACKED = 1 << 26
 
 #: How many sets of places a device remembers: more than one step of a model of very many groups has.

@@ -52,6 +52,15 @@ def test_stacks_of_models_fill_the_processors(model: str) -> None:
         assert stack * shape[0] * shape[1] <= 1 << 26
 
 
+def test_tiles_of_hopper_have_the_stages_that_were_fastest() -> None:
+    chosen = [kind.tile(TILES, PROCESSORS) for kind in kinds(1600, 6400)]
+    assert [(t.high, t.wide, t.warps, t.stages) for t in chosen] == [
+        (128, 128, 8, 4), (128, 128, 8, 4), (128, 256, 8, 3)
+    ]  # fmt: skip
+    small = [kind.tile(TILES, PROCESSORS) for kind in kinds(300, 400)]
+    assert small == [TILES[-1]] * 3, "without descriptors"
+
+
 def test_a_larger_stack_is_taken_where_it_takes_no_longer() -> None:
     assert size((4096, 4096), 64) == 4
     assert filled((4096, 4096), 1) == filled((4096, 4096), 4)

@@ -19,6 +19,7 @@ from typing import Any
 
 from rulec_backends.triton import TritonBackend
 from rulec_backends.triton.product import Tile, tiles_for
+from rulec_backends.triton.quintic_kinds import tuned
 from tests.backends.triton_compiled import ROOT, approximate, memory
 
 _SHORT = {"bfloat16": "bf16", "float16": "fp16"}
@@ -80,7 +81,11 @@ def cases(target: str, dtype: str, kinds: str = "") -> list[tuple[str, Tile, boo
     tiles = tiles_for(dtype, int(target[5:-1]) if target.startswith("cuda") else None)
     chosen = [kind for kind in KINDS if not kinds or kind in kinds.split(",")]
     every = product(chosen, tiles, (True, False))
-    return [(kind, tile, whole) for kind, tile, whole in every if tile.high == tile.wide or not KINDS[kind][2]]
+    return [
+        (kind, tuned(tile, *KINDS[kind][2:]), whole)
+        for kind, tile, whole in every
+        if tile.high == tile.wide or not KINDS[kind][2]
+    ]
 
 
 def _compile(target: str, dtype: str, kinds: str) -> Iterator[Facts]:
