@@ -19,16 +19,22 @@ class Launcher:
         self.kernel, self.constants = kernel, constants
         self._compiled: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
 
-    def run(self, programs: int, tensors: Sequence[Any]) -> None:
-        """Launches so many programs with these arguments: tensors, of the same dtypes at each launch, or None."""
-        addresses = [None if x is None else x.data_ptr() for x in tensors]
-        kind = tuple([x if x is None else not x & 15 for x in addresses])
+    def run(self, programs: int, arguments: Sequence[Any], kind: Hashable, bare: Sequence[Any] | None = None) -> None:
+        """Launches so many programs. `kind` is the same for arguments that one compiled kernel takes.
+
+        Dtypes and whole numbers are the same at each launch. `bare` are the arguments with addresses for tensors.
+        """
         known = self._compiled.get(kind)
-        if known is None:
-            compiled = self.kernel[(programs,)](*tensors, **self.constants)
-            if compiled is not None:  # the interpreter compiles nothing
-                names = self.kernel.arg_names[len(tensors) :]
-                self._compiled[kind] = compiled, tuple(self.constants[name] for name in names)
+        if known is not None:
+            compiled, constants = known
+            compiled[programs, 1, 1](*(arguments if bare is None else bare), *constants)
             return
-        compiled, constants = known
-        compiled[programs, 1, 1](*addresses, *constants)
+        compiled = self.kernel[(programs,)](*arguments, **self.constants)
+        if compiled is not None:  # the interpreter compiles nothing
+            names = self.kernel.arg_names[len(arguments) :]
+            self._compiled[kind] = compiled, tuple(self.constants[name] for name in names)
+
+    def run_on(self, programs: int, tensors: Sequence[Any]) -> None:
+        """Launches so many programs with these arguments: tensors, or None."""
+        addresses = [None if x is None else x.data_ptr() for x in tensors]
+        self.run(programs, tensors, tuple([x if x is None else not x & 15 for x in addresses]), addresses)

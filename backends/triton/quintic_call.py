@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from rulec.backend.quintic import WORTH_HALVING as _WORTH_HALVING
 from rulec.errors import BackendUnavailable
 
+from .launcher import Launcher
 from .memory import current
 from .product import Tile, machine
 from .quintic_kinds import Kind, count_half, following_kind, gram_kind, polynomial_kind, stack_size
@@ -100,7 +101,6 @@ class Work:
     kind: Kind
     tile: Tile
     emulated: bool
-    _kept: dict[tuple[bool, bool], tuple[Any, tuple[Any, ...]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         kind, tile = self.kind, self.tile
@@ -109,37 +109,22 @@ class Work:
             (1, tile.deep, lines) if down else (1, lines, tile.deep)
             for lines, down in zip((tile.high, tile.wide), kind.down, strict=True)
         ]
-        self._constants = {k: v for k, v in tile.constants.items() if k != "PARTS"} | {
+        constants = {k: v for k, v in tile.constants.items() if k != "PARTS"} | {
             "HALF": kind.half, "ADDS": kind.adds, "LEFT_DOWN": kind.down[0], "RIGHT_DOWN": kind.down[1],
             "ALL": not (kind.height % tile.high or kind.width % tile.wide), "EVEN": not kind.depth % tile.deep,
             "EMULATED": self.emulated,
         }  # fmt: skip
-        self._options = {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": False}
+        constants |= {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": False}
+        self._launchers = [Launcher(self.kernel, constants | {"DESCRIBED": described}) for described in (False, True)]
 
     def run(self, left: Any, right: Any, added: Any, out: Any, share: float, factor: float) -> None:
-        """One launch.
-
-        Of a kernel with descriptors, the first one has Triton compile it for addresses that are aligned like these, and
-        later ones are spared the search for it, which takes longer than the launch.
-        """
-        count, kind = len(out) * self._count, self.kind
-        rest = added, out, kind.height, kind.width, kind.depth, share, factor
+        """One launch."""
+        kind = self.kind
         factors = self._described(left, right)
-        if factors is None:
-            constants = self._constants | {"DESCRIBED": False}
-            self.kernel[(count,)](left, right, *rest, **constants, **self._options)
-            return
-        aligned = added is None or not added.data_ptr() % 16, not out.data_ptr() % 16
-        kept = self._kept.get(aligned)
-        if kept is not None:
-            compiled, known = kept
-            compiled[count, 1, 1](*factors, *rest, *known)
-            return
-        constants = self._constants | {"DESCRIBED": True}
-        compiled = self.kernel[(count,)](*factors, *rest, **constants, **self._options)
-        if compiled is not None:  # the interpreter compiles nothing
-            names = self.kernel.arg_names[len(factors) + len(rest) :]
-            self._kept[aligned] = compiled, tuple(constants[name] for name in names)
+        arguments = *(factors or (left, right)), added, out, kind.height, kind.width, kind.depth, share, factor
+        added_at = 0 if added is None else added.data_ptr()
+        aligned = left.data_ptr() & 15, right.data_ptr() & 15, added_at & 15, out.data_ptr() & 15
+        self._launchers[factors is not None].run(len(out) * self._count, arguments, aligned)
 
     def _described(self, left: Any, right: Any) -> tuple[Any, Any] | None:
         """The factors as descriptors for the device's copies; None where either has none."""

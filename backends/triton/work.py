@@ -181,7 +181,7 @@ class StageWork:
         if len(launch.chunks):
             arguments = [launch.chunks, self.known, moving, table, stays, scale, *reduces]
             try:
-                self.launcher.run(len(launch.chunks), arguments)
+                self.launcher.run_on(len(launch.chunks), arguments)
             except compiler_errors() as error:
                 raise BackendUnavailable(refusal(self._program.name, self.device, error)) from error
         if launch.jobs is not None and len(launch.jobs):

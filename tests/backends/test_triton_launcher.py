@@ -44,7 +44,7 @@ def test_a_compiled_kernel_is_looked_for_once_for_each_kind_of_arguments() -> No
     launcher = Launcher(kernel, {"EMULATED": False, "num_warps": 4, "BLOCK": 1024})
     for stays in (None, aligned):
         for moving in (aligned, odd, aligned[2:]):
-            launcher.run(7, [words, moving, stays])
+            launcher.run_on(7, [words, moving, stays])
     assert [grid for grid, _ in kernel.searches] == [(7,)] * 4
     assert all(constants == launcher.constants for _, constants in kernel.searches)
     again = [launch for compiled in kernel.made for launch in compiled.launches]

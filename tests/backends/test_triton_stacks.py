@@ -180,7 +180,7 @@ def test_a_launch_is_few_calls_and_makes_no_descriptor_anew() -> None:
         sys.setprofile(None)
     assert len(kernel.again) == 1
     assert quintic_call._remembered.cache_info().misses == made
-    assert len(calls) <= 14, calls
+    assert len(calls) <= 15, calls
 
 
 def test_a_descriptor_keeps_no_tensor_alive() -> None:
