@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from rulec.arrays.pieces import Pieces
 from rulec.backend.protocol import Rows, Scalars, Scratch
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
@@ -101,6 +102,7 @@ class TritonCall(AddressedCall[StageWork]):
 
     def _addresses(self, moving: Sequence[Any]) -> Sequence[int]:
         """The addresses of these arrays; InternalError where the first is on another device."""
-        if moving and moving[0].device != self._device:
-            raise InternalError(f"the triton kernel runs on {self._device} and was given arrays on {moving[0].device}")
+        first = moving.flat if isinstance(moving, Pieces) else next(iter(moving), None)
+        if first is not None and first.device != self._device:
+            raise InternalError(f"the triton kernel runs on {self._device} and was given arrays on {first.device}")
         return addresses_of(moving, self._address)  # type: ignore[no-any-return]

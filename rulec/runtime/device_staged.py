@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rulec.arrays.pieces import Pieces
 from rulec.backend.protocol import Rows
 from rulec.compiler.scalars import evaluate_once
 from rulec.language.node import Node, Op
@@ -51,13 +52,39 @@ class DeviceStaged(Staged):
         return self._kernel(len(self.program.stages) - 1, values)
 
     def _write_narrow(self, portion: Portion, stays: Any, narrow: Sequence[tuple[str, Any]]) -> None:
-        states = portion.bucket.states
+        states, flat = portion.bucket.states, self._in_flat(portion, narrow)
+        if flat:
+            self._write_flat(portion, stays, flat)
         for buffer, value in narrow:
+            if buffer in flat:
+                continue
             if buffer not in states[portion.positions[0]]:
                 self.launch.keep_number(buffer, portion.whole or portion.at, value, stays)
                 continue
             for i in range(len(portion)):
                 self._write_unless(portion, i, buffer, value[i], stays)
+
+    def _in_flat(self, portion: Portion, narrow: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+        """The new values of states that are written for all tensors at once: flat arrays, by name."""
+        known = self.plan.vector_states if portion.flats is not None else {}
+        return {
+            buffer: value.flat
+            for buffer, value in narrow
+            if isinstance(value, Pieces) and buffer in known and value.cuts is portion.flats.cuts(known[buffer])
+        }
+
+    def _write_flat(self, portion: Portion, stays: Any, new: dict[str, Any]) -> None:
+        """Writes new values of vectors. Of tensors that stay, the old values are written again."""
+        memory, library, flats = portion.flat_states(self.plan.vector_states), portion.bucket.library, portion.flats
+        if stays is not None:
+            assert flats is not None
+            old = memory.read([*new])
+            where = library.arithmetic[Op.WHERE]
+            new = {
+                name: where(flats.spread(stays, "", memory.letters[name]), old[name].flat, flat)
+                for name, flat in new.items()
+            }
+        memory.write(new)
 
     def _write_unless(self, portion: Portion, i: int, buffer: str, value: Any, stays: Any) -> None:
         state, new = self._stored_as(portion, i, buffer, value)
@@ -89,7 +116,22 @@ class DeviceValues(PortionValues):
 
     def __init__(self, launch: Launch, portion: Portion) -> None:
         self._host: Rows | None = None
+        self._vectors: dict[str, Pieces] | None = None
         super().__init__(launch, portion)
+        self.flats = portion.flats
+        self._columns = self._cut_table()
+
+    def _cut_table(self) -> tuple[Sequence[Any], Sequence[Any], np.ndarray[Any, Any]]:
+        """The columns of the table, its first row, and the columns that are known to have one number for all tensors."""
+        table, known = self.rows.table, self._host
+        alike = np.zeros(table.shape[1], np.bool_)
+        if known is not None:
+            rows = known.table[known.index[self.portion.at]]
+            alike = (rows == rows[:1]).all(axis=0)
+            alike[len(self.program.scalars.columns) :] = False
+        if len(table) == 1:
+            alike[:] = True
+        return self.library.columns(table), self.library.first_row(table) if alike.any() else (), alike
 
     def _rows(self) -> Rows:
         rows, library, portion = self.launch.rows, self.portion.bucket.library, self.portion
@@ -103,19 +145,28 @@ class DeviceValues(PortionValues):
 
     def column(self, index: int) -> Any:
         """A column of the table, for each tensor or one for all."""
-        table = self.rows.table
-        if len(table) == 1:
-            return table[0, index]
+        columns, first, alike = self._columns
+        if alike[index]:
+            return first[index]
         places = self.rows.index[self.portion.at]
-        if len(places) == len(table) and (places == np.arange(len(table))).all():
-            return table[:, index]
-        return self.library.take(table[:, index], places)
+        if len(places) == len(self.rows.table) and (places == np.arange(len(places))).all():
+            return columns[index]
+        return self.library.take(columns[index], places)
 
     def fill(self, index: int, numbers: Any) -> None:
         """Writes a late column into the table."""
-        table = self.rows.table
-        first = len(table) == 1 and len(numbers.shape) > 0
-        self.library.write(table[:, index], self.library.spread(numbers[0] if first else numbers, (len(table),)))
+        count = len(self.rows.table)
+        first = count == 1 and len(numbers.shape) > 0
+        self.library.write(self._columns[0][index], self.library.spread(numbers[0] if first else numbers, (count,)))
+
+    def vectors_of(self, buffer: str) -> Pieces | None:
+        """A state in a flat array. The first call reads all states that gaps read, in one pass."""
+        plan = self.launch.version.plan
+        if self.flats is None or buffer not in plan.vectors_read:
+            return None
+        if self._vectors is None:
+            self._vectors = self.portion.flat_states(plan.vector_states).read(plan.vectors_read)
+        return self._vectors[buffer]
 
     def known(self, value: Node, numbers: Any, i: int) -> Any:
         """The number of tensor i: a Python number where the host knows it."""

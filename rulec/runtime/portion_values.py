@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 
 from rulec.arrays.piece import Runs
+from rulec.arrays.pieces import Pieces
 from rulec.backend.protocol import Rows
 from rulec.compiler.ir import Result
 from rulec.compiler.layout import ITEM_SIZE
 from rulec.language.node import Node
+from rulec.runtime.flat import Flats, axes_in_flat
 from rulec.runtime.halves import Halves
 from rulec.runtime.launch import Launch
 from rulec.runtime.part import Portion
@@ -40,6 +42,7 @@ class PortionValues:
         self.grads = portion.pick(launch.grads)
         self.rows = self._rows()
         self.scratch: dict[str, Any] = {}
+        self.flats: Flats | None = None
         if launch.inputs or launch.version.plan.scratch:
             self._allot()
 
@@ -141,6 +144,10 @@ class PortionValues:
             elements = tensor.view.kept(elements, axes.letters)
         return self.library.cast(elements, self.compute if {"i", "j"} <= set(axes.letters) else "float64")
 
+    def vectors_of(self, buffer: str) -> Pieces | None:
+        """A state in a flat array; None where each tensor's is read on its own."""
+        return None
+
     def _read(self, buffer: str, array: Any) -> Any:
         """The elements of a buffer, or of a part of it."""
         elements = self.library.read(array)
@@ -185,8 +192,14 @@ class PortionValues:
     def _states(self, i: int) -> dict[str, Any]:
         return self.portion.bucket.states[self.portion.positions[i]]
 
-    def vectors(self, result: Result, arrays: Sequence[Array]) -> list[Any]:
+    def vectors(self, result: Result, arrays: Sequence[Any]) -> Sequence[Any]:
         """A result as arrays that kernels can read: contiguous, in the compute dtype, in the order of memory."""
+        letters = axes_in_flat(result.axes)
+        if isinstance(arrays, Pieces) and self.flats is not None and letters:
+            # Kernels read a vector of each matrix of a tensor.
+            after = letters if "b" in letters else "b" + letters
+            flat = self.flats.spread(arrays.flat, letters, after)
+            return Pieces(self.library.handed(flat, self.compute, False), self.flats.cuts(after))
         # A view of memory that the kernel writes must be copied first.
         copied = result.value.op in VIEWS
         vectors = []

@@ -11,11 +11,13 @@ import numpy as np
 from rulec.arrays import random
 from rulec.arrays.library import Library
 from rulec.arrays.piece import Runs
+from rulec.arrays.pieces import Pieces
 from rulec.backend.noise import Noise
 from rulec.compiler.ir import Axes
 from rulec.compiler.scalars import evaluate_once
 from rulec.language.node import Node, Op, is_boolean
 from rulec.language.settings import settings, statics
+from rulec.runtime.flat import Flats
 from rulec.runtime.joins import Processes
 from rulec.runtime.peers import Peers
 from rulec.runtime.plan import Plan
@@ -58,7 +60,8 @@ class Surroundings(Protocol):
     `column` gives a column of the scalar table. `known` gives a Python number where the host knows it, else the result
     of `Library.at`. `parted` has the places of parts, by the processes for completing a reduction.
     `lines` has the rows and columns of parts of matrices.
-    `room` gives the bytes allowed on the way. `fill_noise` is the backend's, or None.
+    `room` gives the bytes allowed on the way. `fill_noise` is the backend's, or None. `flats` are the cuts of vectors in
+    flat arrays, or None where each tensor has its own; `vectors_of` gives a buffer's, or None in the same way.
     """
 
     @property
@@ -73,11 +76,14 @@ class Surroundings(Protocol):
     def library(self) -> Library: ...
     @property
     def fill_noise(self) -> Any: ...
+    @property
+    def flats(self) -> Flats | None: ...
 
     def __len__(self) -> int: ...
     def column(self, index: int) -> Any: ...
     def numbers(self, buffer: str) -> Any: ...
     def matrices(self, buffer: str, i: int) -> Array: ...
+    def vectors_of(self, buffer: str) -> Pieces | None: ...
     def room(self, i: int) -> int: ...
     def facts(self, i: int) -> Mapping[str, float]: ...
     def hyper(self, i: int) -> Mapping[str, float]: ...

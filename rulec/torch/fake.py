@@ -83,6 +83,14 @@ class ShapesBackend:
         """torch's products, for the matrices that a GPU's backend takes."""
         return ShapesProducts()
 
+    def emit_segments(self) -> str:
+        """No source."""
+        return ""
+
+    def build_segments(self, source: str) -> Callable[..., Any]:
+        """A function that is never called: of what is fake, no numbers are known."""
+        return lambda op, values, ends: None
+
     def fill_noise(self, out: Any, noise: Any, offset: int = 0) -> None:
         """Nothing: a kernel writes noise in place."""
 

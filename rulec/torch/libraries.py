@@ -16,7 +16,7 @@ from rulec.arrays.reductions import REDUCTIONS
 from rulec.language.node import Node, Op
 from rulec.language.settings import settings
 from rulec.torch.arrays import ARITHMETIC, DEVICE_MATRIX, FUNCTIONS, newton_schulz
-from rulec.torch.fake import is_fake
+from rulec.torch.fake import has_no_memory, is_fake
 from rulec.torch.matrix import TORCH_MATRIX
 from rulec.torch.memory import plain_memory
 from rulec.torch.product_choice import ProductsBy
@@ -84,18 +84,28 @@ class DeviceLibrary(Library):
     """
 
     of = FUNCTIONS
+    flattens = True
     arithmetic = ARITHMETIC
     matrix: Mapping[Op, Callable[..., Any]] = DEVICE_MATRIX
 
     _REDUCE: Mapping[Op, str] = {Op.SUM: "sum", Op.MIN: "amin", Op.MAX: "amax"}
+    _SEGMENTS: Mapping[Op, str] = {Op.SUM: "sum", Op.MIN: "min", Op.MAX: "max"}
 
     def __init__(self, device: str) -> None:
         self.device = torch.device(device)
         self._places: dict[bytes, Tensor] = {}
         self._held: list[Any] = []
         self._products = ProductsBy(None)
+        self._segments: Callable[[Op, Tensor, Tensor], Tensor] | None = None
+
+    @property
+    def joins_segments(self) -> bool:  # type: ignore[override]
+        """Where a backend has a kernel for them. torch's own sums of runs have such an order on the CPU alone."""
+        return self._segments is not None or self.device.type in ("cpu", "meta")
 
     def adopt(self, backend: Any) -> None:
+        if hasattr(backend, "build_segments"):
+            self._segments = backend.build_segments(backend.emit_segments())
         if not hasattr(backend, "build_quintic") or not backend.has_quintic(self.device):
             return
         self.most_stacked, self._products = _STACKED, ProductsBy(backend)
@@ -166,6 +176,22 @@ class DeviceLibrary(Library):
         """The numbers at these places; from the second time on the places are on the device already."""
         return torch.index_select(values, 0, self.places(places))
 
+    def picked(self, values: Tensor, places: Tensor) -> Tensor:
+        return torch.index_select(values, 0, places)
+
+    def columns(self, table: Tensor) -> Sequence[Tensor]:
+        return table.unbind(1)
+
+    def first_row(self, table: Tensor) -> Sequence[Tensor]:
+        return table[0].unbind()
+
+    def copy_all(self, into: Sequence[Tensor], arrays: Sequence[Tensor]) -> None:
+        """In one pass over the arrays of each dtype."""
+        dtypes = dict.fromkeys((a.dtype, b.dtype) for a, b in zip(into, arrays, strict=True))
+        for dtype in dtypes:
+            pairs = [(a, b) for a, b in zip(into, arrays, strict=True) if (a.dtype, b.dtype) == dtype]
+            torch._foreach_copy_([a for a, _ in pairs], [b for _, b in pairs])
+
     def put(self, into: Any, places: np.ndarray[Any, Any] | slice, values: Any) -> None:
         cast = values.to(into.dtype)
         if isinstance(places, slice):
@@ -207,6 +233,15 @@ class DeviceLibrary(Library):
             return values.new_full(shape, REDUCTIONS[op].nothing)
         function: Callable[..., Tensor] = getattr(torch, self._REDUCE[op])
         return function(values, dim=axes, keepdim=kept) if axes else values
+
+    def segments(self, op: Op, values: Tensor, ends: Tensor) -> Tensor:
+        """By a backend's kernel; by torch on the CPU, which takes the terms of a run one after the other."""
+        if has_no_memory(values):
+            return values.new_empty(len(ends) - 1, dtype=torch.float64)
+        if self._segments is not None:
+            return self._segments(op, values, ends)
+        wide = values.double()
+        return torch.segment_reduce(wide, self._SEGMENTS[op], offsets=ends, initial=REDUCTIONS[op].nothing)
 
     def blank(self, like: Any, shape: tuple[int, ...]) -> Tensor:
         return torch.empty(shape, dtype=like.dtype, device=self.device)
