@@ -108,7 +108,7 @@ class Library:
         return [table[0, index] for index in range(table.shape[1])]
 
     def copy_all(self, into: Sequence[Any], arrays: Sequence[Any]) -> None:
-        """Writes arrays to others of the same shapes, rounded to their dtypes."""
+        """Writes arrays of one dtype to others of one dtype and of the same shapes, rounded."""
         for one, other in zip(into, arrays, strict=True):
             self.write(one, other)
 

@@ -116,14 +116,14 @@ class Between(LaunchValues):
 
     def _is_flat(self, value: Node) -> bool:
         """Whether a value, of operands elementwise, is computed for all tensors at once."""
-        if self.around.flats is None or axes_in_flat(self.axes(value)) is None or value.op is Op.CHANCE:
+        if self.around.flats is None or self.plan.in_flat[value] is None or value.op is Op.CHANCE:
             return False
         return not statics(value) and all(
             self.is_number(a) or isinstance(self.values[a], Pieces) for a in value.args
         )  # fmt: skip
 
     def _in_flat(self, value: Node, function: Callable[..., Array]) -> Pieces:
-        letters = axes_in_flat(self.axes(value))
+        letters = self.plan.in_flat[value]
         assert letters is not None
         flat = function(*(self.flat(a, letters) for a in value.args))
         return self._pieces(flat, letters)
@@ -141,7 +141,7 @@ class Between(LaunchValues):
         known = self.spreads.setdefault(value, {})
         if letters not in known:
             flat = operand.flat if isinstance(operand, Pieces) else operand
-            known[letters] = flats.spread(flat, axes_in_flat(self.axes(value)) or "", letters)
+            known[letters] = flats.spread(flat, self.plan.in_flat[value] or "", letters)
         return known[letters]
 
     def _operands(self, value: Node, i: int) -> list[Any]:
@@ -293,7 +293,9 @@ class Between(LaunchValues):
 
     def _reduced_in_flat(self, value: Node, values: Pieces) -> Any:
         """A reduction within each tensor of a vector in a flat array: numbers of tensors, or a shorter vector."""
-        before, after = (axes_in_flat(self.axes(v)) for v in (value.args[0], value))
-        assert before and after is not None and self.around.flats is not None
+        before, after = (self.plan.in_flat[v] for v in (value.args[0], value))
+        assert before is not None
+        assert after is not None
+        assert self.around.flats is not None
         flat = self.around.flats.reduced(value.op, values, before, after)
         return self._pieces(flat, after) if after else flat

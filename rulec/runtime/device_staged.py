@@ -66,11 +66,14 @@ class DeviceStaged(Staged):
 
     def _in_flat(self, portion: Portion, narrow: Sequence[tuple[str, Any]]) -> dict[str, Any]:
         """The new values of states that are written for all tensors at once: flat arrays, by name."""
-        known = self.plan.vector_states if portion.flats is not None else {}
+        flats, known = portion.flats, self.plan.vector_states
+        if flats is None or not known:
+            return {}
+        names = portion.flat_states(known).names
         return {
             buffer: value.flat
             for buffer, value in narrow
-            if isinstance(value, Pieces) and buffer in known and value.cuts is portion.flats.cuts(known[buffer])
+            if isinstance(value, Pieces) and buffer in names and value.cuts is flats.cuts(known[buffer])
         }
 
     def _write_flat(self, portion: Portion, stays: Any, new: dict[str, Any]) -> None:
@@ -122,7 +125,7 @@ class DeviceValues(PortionValues):
         self._columns = self._cut_table()
 
     def _cut_table(self) -> tuple[Sequence[Any], Sequence[Any], np.ndarray[Any, Any]]:
-        """The columns of the table, its first row, and the columns that are known to have one number for all tensors."""
+        """The columns of the table, its first row, and whether each column is known to have one number for all."""
         table, known = self.rows.table, self._host
         alike = np.zeros(table.shape[1], np.bool_)
         if known is not None:
@@ -165,8 +168,9 @@ class DeviceValues(PortionValues):
         if self.flats is None or buffer not in plan.vectors_read:
             return None
         if self._vectors is None:
-            self._vectors = self.portion.flat_states(plan.vector_states).read(plan.vectors_read)
-        return self._vectors[buffer]
+            states = self.portion.flat_states(plan.vector_states)
+            self._vectors = states.read([name for name in plan.vectors_read if name in states.names])
+        return self._vectors.get(buffer)
 
     def known(self, value: Node, numbers: Any, i: int) -> Any:
         """The number of tensor i: a Python number where the host knows it."""

@@ -6,6 +6,7 @@ shapes of its tensors are. Its axes name its cuts: a part of "bij", in this orde
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ def axes_in_flat(axes: Axes) -> str | None:
     """The axes of a value in a flat array; None for a value that is not kept so."""
     letters = "".join(letter for letter in "bij" if letter in axes.letters)
     plain = axes == axes_of_letters(axes.letters) and set(axes.letters) <= set("knbij")
-    return letters if plain and letters != "bij" and letters != "ij" else None
+    return letters if plain and letters not in ("bij", "ij") else None
 
 
 class Flats:
@@ -124,32 +125,48 @@ class FlatStates:
     def __init__(self, states: Sequence[Mapping[str, Any]], letters: Mapping[str, str], flats: Flats, library: Library):
         self._library, self.letters = library, letters
         self._arrays = {name: [each[name] for each in states] for name in letters}
-        self._memory = {
-            name: Pieces(library.empty(int(flats.cuts(axes).sizes.sum())), flats.cuts(axes))
-            for name, axes in letters.items()
+        #: The states whose arrays lie in memory as their pieces do.
+        self.names = {
+            name
+            for name, arrays in self._arrays.items()
+            if all(x.is_contiguous() for x in arrays)
+            and [x.numel() for x in arrays] == flats.cuts(letters[name]).sizes.tolist()
         }
-        self._flat = {name: [x.reshape(-1) for x in arrays] for name, arrays in self._arrays.items()}
+        self._memory = {
+            name: Pieces(library.empty(int(flats.cuts(letters[name]).sizes.sum())), flats.cuts(letters[name]))
+            for name in letters
+            if name in self.names
+        }
+        self._flat = {name: [x.reshape(-1) for x in self._arrays[name]] for name in self._memory}
         self._pieces = {name: [x.reshape(-1) for x in memory] for name, memory in self._memory.items()}
 
     def are_of(self, states: Sequence[Mapping[str, Any]]) -> bool:
         """Whether these are the same arrays still."""
         return all(
-            all(each[name] is array for each, array in zip(states, arrays, strict=True))
+            all(map(operator.is_, map(operator.itemgetter(name), states), arrays))
             for name, arrays in self._arrays.items()
         )
 
     def read(self, names: Sequence[str]) -> dict[str, Pieces]:
         """The values of these states, by name; they stay until the states are written."""
         self._library.hold(self)
-        self._library.copy_all(self._all(self._pieces, names), self._all(self._flat, names))
+        for same in self._alike(names):
+            self._library.copy_all(self._all(self._pieces, same), self._all(self._flat, same))
         return {name: self._memory[name] for name in names}
 
     def write(self, values: Mapping[str, Any]) -> None:
         """Writes flat arrays to states, by name."""
         self._library.hold(self)
-        for name, flat in values.items():
-            self._library.write(self._memory[name].flat, flat)
-        self._library.copy_all(self._all(self._flat, [*values]), self._all(self._pieces, [*values]))
+        self._library.copy_all([self._memory[name].flat for name in values], [*values.values()])
+        for same in self._alike([*values]):
+            self._library.copy_all(self._all(self._flat, same), self._all(self._pieces, same))
+
+    def _alike(self, names: Sequence[str]) -> list[list[str]]:
+        """The states of each dtype."""
+        dtypes: dict[Any, list[str]] = {}
+        for name in names:
+            dtypes.setdefault(self._arrays[name][0].dtype, []).append(name)
+        return [*dtypes.values()]
 
     @staticmethod
     def _all(arrays: Mapping[str, Sequence[Any]], names: Sequence[str]) -> list[Any]:

@@ -60,8 +60,8 @@ class Surroundings(Protocol):
     `column` gives a column of the scalar table. `known` gives a Python number where the host knows it, else the result
     of `Library.at`. `parted` has the places of parts, by the processes for completing a reduction.
     `lines` has the rows and columns of parts of matrices.
-    `room` gives the bytes allowed on the way. `fill_noise` is the backend's, or None. `flats` are the cuts of vectors in
-    flat arrays, or None where each tensor has its own; `vectors_of` gives a buffer's, or None in the same way.
+    `room` gives the bytes allowed on the way. `fill_noise` is the backend's, or None. `flats` are the cuts of vectors
+    in flat arrays, or None where each tensor has its own; `vectors_of` gives a buffer's, or None in the same way.
     """
 
     @property

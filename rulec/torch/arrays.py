@@ -117,11 +117,23 @@ def newton_schulz(
     return cast(Tensor, y.to(x.dtype))
 
 
+def _rsqrt(x: Tensor) -> Tensor:
+    """The inverse of the root, rounded twice as in NumPy: torch's own may be off by a bit."""
+    return torch.reciprocal(torch.sqrt(x))
+
+
 FUNCTIONS = TorchFunctions(torch)
 
 #: The operations, in the tensors' own dtype.
 ARITHMETIC: Mapping[Op, Callable[..., Any]] = arithmetic(
-    FUNCTIONS, power=_power, remainder=_remainder, equal=torch.eq, where=_where, cbrt=_cbrt, chance=_chance
+    FUNCTIONS,
+    power=_power,
+    remainder=_remainder,
+    equal=torch.eq,
+    where=_where,
+    cbrt=_cbrt,
+    rsqrt=_rsqrt,
+    chance=_chance,
 )
 
 #: The matrix functions, where the tensors are.

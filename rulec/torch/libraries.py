@@ -13,6 +13,7 @@ from torch import Tensor
 from rulec.arrays.library import Library
 from rulec.arrays.numpy import NumpyLibrary
 from rulec.arrays.reductions import REDUCTIONS
+from rulec.backend.segments import ReducesSegments
 from rulec.language.node import Node, Op
 from rulec.language.settings import settings
 from rulec.torch.arrays import ARITHMETIC, DEVICE_MATRIX, FUNCTIONS, newton_schulz
@@ -96,7 +97,7 @@ class DeviceLibrary(Library):
         self._places: dict[bytes, Tensor] = {}
         self._held: list[Any] = []
         self._products = ProductsBy(None)
-        self._segments: Callable[[Op, Tensor, Tensor], Tensor] | None = None
+        self._segments: ReducesSegments | None = None
 
     @property
     def joins_segments(self) -> bool:  # type: ignore[override]
@@ -153,7 +154,7 @@ class DeviceLibrary(Library):
         return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
 
     def write(self, array: Any, values: Tensor) -> None:
-        array.copy_(values.reshape(array.shape))
+        array.copy_(values if values.shape == array.shape else values.reshape(array.shape))
 
     def handed(self, values: Tensor, dtype: str, copied: bool) -> Tensor:
         """The same tensor where it will do."""
@@ -170,7 +171,7 @@ class DeviceLibrary(Library):
         """A view; of a number known here, filled memory on the device."""
         if values.device != self.device:
             return torch.full(shape, values.item(), dtype=values.dtype, device=self.device)
-        return values.broadcast_to(shape)
+        return values if tuple(values.shape) == shape else values.broadcast_to(shape)
 
     def take(self, values: Tensor, places: np.ndarray[Any, Any]) -> Tensor:
         """The numbers at these places; from the second time on the places are on the device already."""
@@ -186,11 +187,8 @@ class DeviceLibrary(Library):
         return table[0].unbind()
 
     def copy_all(self, into: Sequence[Tensor], arrays: Sequence[Tensor]) -> None:
-        """In one pass over the arrays of each dtype."""
-        dtypes = dict.fromkeys((a.dtype, b.dtype) for a, b in zip(into, arrays, strict=True))
-        for dtype in dtypes:
-            pairs = [(a, b) for a, b in zip(into, arrays, strict=True) if (a.dtype, b.dtype) == dtype]
-            torch._foreach_copy_([a for a, _ in pairs], [b for _, b in pairs])
+        """In one pass over the arrays."""
+        torch._foreach_copy_([*into], [*arrays])
 
     def put(self, into: Any, places: np.ndarray[Any, Any] | slice, values: Any) -> None:
         cast = values.to(into.dtype)
@@ -239,7 +237,7 @@ class DeviceLibrary(Library):
         if has_no_memory(values):
             return values.new_empty(len(ends) - 1, dtype=torch.float64)
         if self._segments is not None:
-            return self._segments(op, values, ends)
+            return self._segments(op, values.double(), ends)  # type: ignore[no-any-return]
         wide = values.double()
         return torch.segment_reduce(wide, self._SEGMENTS[op], offsets=ends, initial=REDUCTIONS[op].nothing)
 

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rulec import Rule
 from rulec.arrays.pieces import Cuts, Pieces
-from rulec.backend.protocol import Rows, Written
+from rulec.backend.protocol import Rows, Scalars, Written
 from rulec.compiler.ir import Program, Result
 from rulec.compiler.layout import Layout
 from rulec.runtime.engine import Engine, default_hyper, run
@@ -45,7 +45,7 @@ class StillKernel:
 
 class StillCall:
     def __init__(self, program: Program, params: Any, states: Any, views: Sequence[Any]) -> None:
-        self.params, self.states, self.views = params, states, views
+        self.program, self.params, self.states, self.views = program, params, states, views
         self.reduced = [{r.name: self._reduced(r) for r in stage.reduces} for stage in program.stages]
 
     def __call__(
@@ -59,6 +59,11 @@ class StillCall:
             }
         return Written(self.params, self.states, reduced)
 
+    def scalars(self, known: Scalars) -> tuple[Tensor, dict[str, Tensor]]:
+        count = len(self.params)
+        new = {s.buffer: torch.ones(count, dtype=torch.float64) for s in self.program.scalars.stores}
+        return torch.ones((count, len(self.program.columns)), dtype=torch.float64), new
+
     def _reduced(self, result: Result) -> Any:
         if result.axes.number:
             return torch.ones(len(self.params), dtype=torch.float64)
@@ -67,11 +72,11 @@ class StillCall:
         return Pieces(torch.ones(int(cuts.sizes.sum()), dtype=torch.float64), cuts)
 
 
-class Calls(TorchDispatchMode):
+class Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the name of every operation of torch's while it is entered."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.names: list[str] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -91,7 +96,7 @@ class Steps:
 
     def __init__(self, rule: Rule, shapes: Sequence[tuple[int, ...]], resident: bool = False) -> None:
         self.params = [torch.ones(shape) for shape in shapes]
-        self.engine = Engine(rule, TorchArrays(), Still(), resident=resident)  # type: ignore[arg-type]
+        self.engine = Engine(rule, TorchArrays(), Still(), resident=resident)
         self.ids = tuple(self.engine.add(p, 0, f"tensor {i}") for i, p in enumerate(self.params))
         self.grads = [torch.ones(shape) for shape in shapes]
         self.table = self.engine.hyper_table([default_hyper(self.engine.rule, {}, "float32")])
