@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rulec.arrays.pieces import Pieces
+from rulec.arrays.pieces import Together
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import ITEM_SIZE, Layout
 from rulec.compiler.view import MatrixView
@@ -28,7 +28,7 @@ class Moving:
     def take(self, scratch: Mapping[str, Sequence[Any]], fired: Sequence[int]) -> Sequence[Any]:
         """The arrays of these tensors; InternalError where they are missing or of another size."""
         arrays = scratch.get(self.name, ())
-        if isinstance(arrays, Pieces) and np.array_equal(arrays.byte_counts, self._bytes[list(fired)]):
+        if isinstance(arrays, Together) and np.array_equal(arrays.byte_counts, self._bytes[list(fired)]):
             return arrays
         if [x.nbytes for x in arrays] != [self.sizes[i] for i in fired]:
             actual = f"{len(arrays)} arrays of {[x.nbytes for x in arrays][:5]} bytes"

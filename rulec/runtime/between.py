@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from rulec.arrays.pieces import Pieces
+from rulec.arrays.pieces import Pieces, Stacks
 from rulec.arrays.segments import reduced_to, segments_of, spread_from
 from rulec.compiler.ir import PARTS, Result
 from rulec.compiler.matrix import MATRIX
@@ -133,7 +133,7 @@ class Between(LaunchValues):
         return Pieces(flat, self.around.flats.cuts(letters))
 
     def flat(self, value: Node, letters: str) -> Any:
-        """A value as a flat array with these axes; a number that all tensors share as it is."""
+        """A value as a flat array with more axes; the number itself where all tensors share one."""
         operand, flats = self.values[value], self.around.flats
         assert flats is not None
         if self.is_number(value) and not getattr(operand, "ndim", 0):
@@ -159,7 +159,7 @@ class Between(LaunchValues):
     def _for_each(self, value: Node, function: Callable[..., Array]) -> list[Array]:
         return [self.rounded(value, function(*self._operands(value, i))) for i in range(self.count)]
 
-    def _matrices(self, value: Node) -> list[Array]:
+    def _matrices(self, value: Node) -> Sequence[Array]:
         """A matrix function of all tensors."""
         if value.op is Op.EYE:
             return [self.identity(value, i) for i in range(self.count)]
@@ -169,12 +169,17 @@ class Between(LaunchValues):
             return self._by_shape(value, function, operands)
         return [self.rounded(value, function(*each)) for each in operands]
 
-    def _by_shape(self, value: Node, function: Callable[..., Array], operands: Sequence[list[Any]]) -> list[Array]:
+    def _by_shape(
+        self, value: Node, function: Callable[..., Array], operands: Sequence[list[Any]]
+    ) -> Sequence[Array]:  # fmt: skip
         """A matrix function of tensors: one call for each stack of small matrices of equal shape."""
+        places = self._alike(value, operands)
+        chosen = [[operands[i] for i in each] for each in places]
+        if self.around.flats is not None:
+            return Stacks([self._in_stack(value, function, x) for x in chosen], places, self.library.split)
         results: dict[int, Array] = {}
-        for places in self._alike(value, operands):
-            stack = [operands[i] for i in places]
-            results |= zip(places, self._stacked(value, function, stack), strict=True)
+        for each, stack in zip(places, chosen, strict=True):
+            results |= zip(each, self._stacked(value, function, stack), strict=True)
         return [results[i] for i in range(len(operands))]
 
     def _alike(self, value: Node, operands: Sequence[list[Any]]) -> list[list[int]]:
@@ -195,16 +200,20 @@ class Between(LaunchValues):
 
     def _stacked(self, value: Node, function: Callable[..., Array], operands: Sequence[list[Any]]) -> Sequence[Array]:
         """A matrix function of equal matrices, in one call."""
+        stack = self._in_stack(value, function, operands)
+        return [stack] if len(operands) == 1 else self.library.split(stack, len(operands))
+
+    def _in_stack(self, value: Node, function: Callable[..., Array], operands: Sequence[list[Any]]) -> Array:
+        """The same, with the results in one stack."""
         first = operands[0]
         if len(operands) == 1:
-            return [self.rounded(value, function(*first))]
+            return self.rounded(value, function(*first))
         dtype = settings(value).get("dtype")
         stacked = [
             self.library.stack([each[k] for each in operands], dtype) if getattr(x, "shape", ()) else x
             for k, x in enumerate(first)
         ]
-        result = self.rounded(value, function(*stacked))
-        return self.library.split(result, len(operands))
+        return self.rounded(value, function(*stacked))
 
     def _matrix_function(self, value: Node) -> Callable[..., Any]:
         function = self.library.matrix[value.op]

@@ -61,8 +61,8 @@ class DeviceStaged(Staged):
             if buffer not in states[portion.positions[0]]:
                 self.launch.keep_number(buffer, portion.whole or portion.at, value, stays)
                 continue
-            for i in range(len(portion)):
-                self._write_unless(portion, i, buffer, value[i], stays)
+            pairs = [self._unless(portion, i, buffer, value[i], stays) for i in range(len(portion))]
+            portion.bucket.library.copy_all([state for state, _ in pairs], [new for _, new in pairs])
 
     def _in_flat(self, portion: Portion, narrow: Sequence[tuple[str, Any]]) -> dict[str, Any]:
         """The new values of states that are written for all tensors at once: flat arrays, by name."""
@@ -89,12 +89,13 @@ class DeviceStaged(Staged):
             }
         memory.write(new)
 
-    def _write_unless(self, portion: Portion, i: int, buffer: str, value: Any, stays: Any) -> None:
+    def _unless(self, portion: Portion, i: int, buffer: str, value: Any, stays: Any) -> tuple[Any, Any]:
+        """The state of a tensor, and its new value: the old one where the tensor stays."""
         state, new = self._stored_as(portion, i, buffer, value)
         library = portion.bucket.library
         if stays is not None:
             new = library.arithmetic[Op.WHERE](library.at(stays, i), library.read(state), new)
-        library.write(state, new)
+        return state, new
 
     def _keep_scalars(self, portion: Portion, stays: Any) -> None:
         bucket = portion.bucket

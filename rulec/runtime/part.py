@@ -38,6 +38,8 @@ class Portion:
         #: A slice of everything where these are all tensors of the bucket, in order, else None.
         self.whole = slice(None) if self.fired is None else None
         self._parted: dict[frozenset[str], list[tuple[tuple[Peers, ...], Places]]] = {}
+        #: States and scratch as matrices, by name and place: each array, and its view.
+        self.views: dict[tuple[str, int], tuple[Any, Any]] = {}
         self._flat_states: dict[tuple[tuple[str, str], ...], FlatStates] = {}
 
     def __len__(self) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rulec.arrays.piece import Runs
-from rulec.arrays.pieces import Pieces
+from rulec.arrays.pieces import Pieces, Stacks
 from rulec.backend.protocol import Rows
 from rulec.compiler.ir import Result
 from rulec.compiler.layout import ITEM_SIZE
@@ -136,13 +136,20 @@ class PortionValues:
 
     def matrices(self, buffer: str, i: int) -> Any:
         """A buffer of a tensor as `(batch, rows, cols)`: vectors in float64, matrices in the compute dtype."""
-        tensor, axes = self.portion.tensors[i], self.program.buffer(buffer).axes
-        elements = self._read(buffer, self._stored(buffer, i))
-        if axes.elementwise:
-            elements = tensor.view.matrices(elements)
-        else:
-            elements = tensor.view.kept(elements, axes.letters)
-        return self.library.cast(elements, self.compute if {"i", "j"} <= set(axes.letters) else "float64")
+        letters = self.program.buffer(buffer).axes.letters
+        elements = self._as_matrices(buffer, self._stored(buffer, i), i)
+        return self.library.cast(elements, self.compute if {"i", "j"} <= set(letters) else "float64")
+
+    def _as_matrices(self, buffer: str, array: Any, i: int) -> Any:
+        """A stored array as `(batch, rows, cols)`: for the same memory the view of the last step."""
+        known = self.portion.views.get((buffer, i))
+        if known is not None and known[0] is array:
+            return known[1]
+        elements, axes, view = self._read(buffer, array), self.program.buffer(buffer).axes, self.portion.tensors[i].view
+        matrices = view.matrices(elements) if axes.elementwise else view.kept(elements, axes.letters)
+        if elements is array and buffer not in ("p", "g", *self.launch.inputs):
+            self.portion.views[buffer, i] = array, matrices
+        return matrices
 
     def vectors_of(self, buffer: str) -> Pieces | None:
         """A state in a flat array; None where each tensor's is read on its own."""
@@ -200,6 +207,8 @@ class PortionValues:
             after = letters if "b" in letters else "b" + letters
             flat = self.flats.spread(arrays.flat, letters, after)
             return Pieces(self.library.handed(flat, self.compute, False), self.flats.cuts(after))
+        if isinstance(arrays, Stacks) and result.axes.elementwise:
+            return self._stacks(arrays)
         # A view of memory that the kernel writes must be copied first.
         copied = result.value.op in VIEWS
         vectors = []
@@ -213,3 +222,13 @@ class PortionValues:
                 array = view.tensor(array)
             vectors.append(self.library.handed(array, self.compute, copied))
         return vectors
+
+    def _stacks(self, arrays: Stacks) -> Stacks:
+        """Matrices like the parameters in stacks, in the order of memory."""
+        views = [tensor.view for tensor in self.portion.tensors]
+        stacks = []
+        for stack, places in zip(arrays.stacks, arrays.places, strict=True):
+            view = views[places[0]]
+            whole = self.library.spread(stack, (len(places) * view.batch, view.rows, view.cols))
+            stacks.append(self.library.handed(whole.swapaxes(1, 2) if view.transposed else whole, self.compute, False))
+        return Stacks(stacks, arrays.places, self.library.split, [view.shape for view in views])

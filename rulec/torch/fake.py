@@ -88,7 +88,7 @@ class ShapesBackend:
         return ""
 
     def build_segments(self, source: str) -> Callable[..., Any]:
-        """A function that is never called: of what is fake, no numbers are known."""
+        """A function without results: fake numbers are never reduced."""
         return lambda op, values, ends: None
 
     def fill_noise(self, out: Any, noise: Any, offset: int = 0) -> None:

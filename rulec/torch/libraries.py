@@ -150,7 +150,7 @@ class DeviceLibrary(Library):
 
     def read(self, array: Any) -> Tensor:
         """The tensor, or a copy in float32 of 16 bits."""
-        tensor: Tensor = array.detach()
+        tensor: Tensor = array.detach() if array.requires_grad else array
         return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
 
     def write(self, array: Any, values: Tensor) -> None:

@@ -25,7 +25,7 @@ SHAPES = [(8, 16), (16, 8), (8, 8), (4, 24)]
 
 #: Most calls of torch in a step of rules with vectors alone, however many tensors there are: with counts and scalars on
 #: the device, numbers of all tensors are spread too.
-MOST = {"adafactor": 40, "came": 60, "adamp": 40, "adam_mini": 20, "sm3": 12}
+MOST = {"adafactor": 40, "came": 60, "adamp": 40, "adam_mini": 20, "sm3": 12, "normuon": 150}
 
 
 def four_shapes(count: int) -> list[tuple[int, ...]]:

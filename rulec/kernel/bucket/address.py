@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rulec.arrays.pieces import Pieces
+from rulec.arrays.pieces import Together
 
 
 def element_count(tensor: Any) -> int:
@@ -64,8 +64,8 @@ def chosen(arrays: Sequence[Any], places: Sequence[int]) -> Sequence[Any]:
 
 def addresses_of(arrays: Sequence[Any], address: Callable[[Any], int]) -> Any:
     """The address of each array."""
-    if isinstance(arrays, Pieces):
-        return arrays.addresses(address(arrays.flat))
+    if isinstance(arrays, Together):
+        return arrays.addresses(address)
     return arrays.addresses if isinstance(arrays, Located) else [*map(address, arrays)]
 
 
