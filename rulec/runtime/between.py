@@ -93,11 +93,12 @@ class Between(LaunchValues):
         if kind is Kind.RANDOM:
             return [self.random(value, i) for i in range(self.count)]
         function = self.library.arithmetic[value.op]
-        with np.errstate(all="ignore"):
-            if self.is_number(value):
+        if self.is_number(value):
+            with np.errstate(all="ignore"):
                 return function(*(self.values[a] for a in value.args))
-            if self._is_flat(value):
-                return self._in_flat(value, function)
+        if self._is_flat(value):
+            return self._in_flat(value, function)
+        with np.errstate(all="ignore"):
             return self._for_each(value, function)
 
     def _leaf(self, value: Node) -> Any:

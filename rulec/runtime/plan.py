@@ -58,6 +58,8 @@ class Plan:
         self.after = frozenset(self.gaps[-1].values)
         self.held = [n for n in _before([s.value for s in program.finish], program.stages[-1]) if n.op in VIEWS]
         self.axes: dict[Node, Axes] = {value: inference.axes(value) for value in done}
+        #: The values that are numbers of tensors, groups or the model.
+        self.numbers = frozenset(value for value, axes in self.axes.items() if axes.number)
         #: The axes of values in flat arrays; None for values that are never in one.
         self.in_flat = {value: axes_in_flat(axes) for value, axes in self.axes.items()}
         self.delegations: Delegations | None = None

@@ -126,7 +126,7 @@ class LaunchValues:
 
     def is_number(self, value: Node) -> bool:
         """Whether a value is a number of each tensor, of each group or of the model."""
-        return self.axes(value).number
+        return value in self.plan.numbers
 
     def rounded(self, value: Node, result: Any) -> Array:
         """A result in its dtype: the compute dtype for a matrix, float64 for a vector."""
@@ -138,8 +138,11 @@ class LaunchValues:
 
     def statics(self, value: Node, i: int) -> list[float]:
         """The static operands of an operation, for tensor i."""
+        wanted = statics(value)
+        if not wanted:
+            return []
         facts, hyper = self.around.facts(i), self.around.hyper(i)
-        return [float(evaluate_once(x, hyper, facts, {})) for x in statics(value)]
+        return [float(evaluate_once(x, hyper, facts, {})) for x in wanted]
 
     def identity(self, value: Node, i: int) -> Any:
         """An identity matrix in the compute dtype, made where the arrays are."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -97,16 +97,20 @@ class DeviceLibrary(Library):
         self._places: dict[bytes, Tensor] = {}
         self._held: list[Any] = []
         self._products = ProductsBy(None)
-        self._segments: ReducesSegments | None = None
+        self._backend: Any = None
 
     @property
     def joins_segments(self) -> bool:  # type: ignore[override]
         """Where a backend has a kernel for them. torch's own sums of runs have such an order on the CPU alone."""
-        return self._segments is not None or self.device.type in ("cpu", "meta")
+        return hasattr(self._backend, "build_segments") or self.device.type in ("cpu", "meta")
+
+    @cached_property
+    def _segments(self) -> ReducesSegments | None:
+        backend = self._backend
+        return backend.build_segments(backend.emit_segments()) if hasattr(backend, "build_segments") else None
 
     def adopt(self, backend: Any) -> None:
-        if hasattr(backend, "build_segments"):
-            self._segments = backend.build_segments(backend.emit_segments())
+        self._backend = backend
         if not hasattr(backend, "build_quintic") or not backend.has_quintic(self.device):
             return
         self.most_stacked, self._products = _STACKED, ProductsBy(backend)
@@ -237,7 +241,7 @@ class DeviceLibrary(Library):
         if has_no_memory(values):
             return values.new_empty(len(ends) - 1, dtype=torch.float64)
         if self._segments is not None:
-            return self._segments(op, values.double(), ends)  # type: ignore[no-any-return]
+            return cast(Tensor, self._segments(op, values.double(), ends))
         wide = values.double()
         return torch.segment_reduce(wide, self._SEGMENTS[op], offsets=ends, initial=REDUCTIONS[op].nothing)
 
