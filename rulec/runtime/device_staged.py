@@ -52,9 +52,7 @@ class DeviceStaged(Staged):
         return self._kernel(len(self.program.stages) - 1, values)
 
     def _write_narrow(self, portion: Portion, stays: Any, narrow: Sequence[tuple[str, Any]]) -> None:
-        states, flat = portion.bucket.states, self._in_flat(portion, narrow)
-        if flat:
-            self._write_flat(portion, stays, flat)
+        states, flat = portion.bucket.states, self._write_flat(portion, stays, narrow)
         for buffer, value in narrow:
             if buffer in flat:
                 continue
@@ -64,30 +62,22 @@ class DeviceStaged(Staged):
             pairs = [self._unless(portion, i, buffer, value[i], stays) for i in range(len(portion))]
             portion.bucket.library.copy_all([state for state, _ in pairs], [new for _, new in pairs])
 
-    def _in_flat(self, portion: Portion, narrow: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-        """The new values of states that are written for all tensors at once: flat arrays, by name."""
-        flats, known = portion.flats, self.plan.vector_states
-        if flats is None or not known:
-            return {}
-        names = portion.flat_states(known).names
-        return {
-            buffer: value.flat
-            for buffer, value in narrow
-            if isinstance(value, Pieces) and buffer in names and value.cuts is flats.cuts(known[buffer])
-        }
+    def _write_flat(self, portion: Portion, stays: Any, narrow: Sequence[tuple[str, Any]]) -> set[str]:
+        """Writes the new values that are flat arrays, for all tensors at once, and returns the names of their states.
 
-    def _write_flat(self, portion: Portion, stays: Any, new: dict[str, Any]) -> None:
-        """Writes new values of vectors. Of tensors that stay, the old values are written again."""
-        memory, library, flats = portion.flat_states(self.plan.vector_states), portion.bucket.library, portion.flats
+        Of tensors that stay, the old values are written again.
+        """
+        known, letters = portion.remembered, self.plan.vector_states
+        flat = {name: value for name, value in narrow if isinstance(value, Pieces) and name in letters}
+        if known is None or not flat:
+            return set()
+        states, flats = known.states(portion.states, letters), known.flats
+        new = {n: x.flat for n, x in flat.items() if n in states.names and x.cuts is flats.cuts(letters[n])}
         if stays is not None:
-            assert flats is not None
-            old = memory.read([*new])
-            where = library.arithmetic[Op.WHERE]
-            new = {
-                name: where(flats.spread(stays, "", memory.letters[name]), old[name].flat, flat)
-                for name, flat in new.items()
-            }
-        memory.write(new)
+            old, where = states.read([*new]), portion.bucket.library.arithmetic[Op.WHERE]
+            new = {n: where(flats.spread(stays, "", letters[n]), old[n].flat, x) for n, x in new.items()}
+        states.write(new)
+        return {*new}
 
     def _unless(self, portion: Portion, i: int, buffer: str, value: Any, stays: Any) -> tuple[Any, Any]:
         """The state of a tensor, and its new value: the old one where the tensor stays."""
@@ -122,7 +112,7 @@ class DeviceValues(PortionValues):
         self._host: Rows | None = None
         self._vectors: dict[str, Pieces] | None = None
         super().__init__(launch, portion)
-        self.flats = portion.flats
+        self.remembered = portion.remembered
         self._columns = self._cut_table()
 
     def _cut_table(self) -> tuple[Sequence[Any], Sequence[Any], np.ndarray[Any, Any]]:
@@ -166,10 +156,10 @@ class DeviceValues(PortionValues):
     def vectors_of(self, buffer: str) -> Pieces | None:
         """A state in a flat array. The first call reads all states that gaps read, in one pass."""
         plan = self.launch.version.plan
-        if self.flats is None or buffer not in plan.vectors_read:
+        if self.remembered is None or buffer not in plan.vectors_read:
             return None
         if self._vectors is None:
-            states = self.portion.flat_states(plan.vector_states)
+            states = self.remembered.states(self.portion.states, plan.vector_states)
             self._vectors = states.read([name for name in plan.vectors_read if name in states.names])
         return self._vectors.get(buffer)
 

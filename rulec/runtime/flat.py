@@ -7,7 +7,7 @@ shapes of its tensors are. Its axes name its cuts: a part of "bij", in this orde
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ class Flats:
         self._cuts: dict[str, Cuts] = {}
         self._spreads: dict[tuple[str, str], Any] = {}
         self._ends: dict[tuple[str, str], Any] = {}
-        self._dense: dict[bytes, Any] = {}
+        self._dense: dict[tuple[str, bytes], Any] = {}
 
     def cuts(self, letters: str) -> Cuts:
         """The cuts of values with these axes."""
@@ -106,9 +106,10 @@ class Flats:
         cuts = self.cuts(letters)
         if not isinstance(arrays, Pieces):
             return Pieces(self._library.join([x.reshape(-1) for x in arrays], 0), cuts)
-        if len(cuts.sizes) == 0 or np.array_equal(arrays.cuts.starts, cuts.starts):
-            return Pieces(arrays.flat, cuts)
-        key = arrays.cuts.starts.tobytes()
+        if np.array_equal(arrays.cuts.starts, cuts.starts):
+            count = self._count(letters)
+            return Pieces(arrays.flat if len(arrays.flat) == count else arrays.flat[:count], cuts)
+        key = letters, arrays.cuts.starts.tobytes()
         if key not in self._dense:
             places = np.arange(int(cuts.sizes.sum())) + np.repeat(arrays.cuts.starts - cuts.starts, cuts.sizes)
             self._dense[key] = self._library.numbers(places)
@@ -123,7 +124,7 @@ class FlatStates:
     """
 
     def __init__(self, states: Sequence[Mapping[str, Any]], letters: Mapping[str, str], flats: Flats, library: Library):
-        self._library, self.letters = library, letters
+        self._library = library
         self._arrays = {name: [each[name] for each in states] for name in letters}
         #: The states whose arrays lie in memory as their pieces do.
         self.names = {
@@ -171,6 +172,56 @@ class FlatStates:
     @staticmethod
     def _all(arrays: Mapping[str, Sequence[Any]], names: Sequence[str]) -> list[Any]:
         return [x for name in names for x in arrays[name]]
+
+
+class Remembered:
+    """The memory of steps of the same tensors: the cuts of their vectors, states in flat arrays, and views.
+
+    `views` has states and scratch as matrices, by name and place: each array, and its view.
+    """
+
+    def __init__(self, extents: Sequence[tuple[int, int, int]], library: Library) -> None:
+        self.flats, self._library = Flats(extents, library), library
+        self.views: dict[tuple[str, int], tuple[Any, Any]] = {}
+        self._states: dict[tuple[tuple[str, str], ...], FlatStates] = {}
+
+    def states(self, states: Sequence[Mapping[str, Any]], letters: Mapping[str, str]) -> FlatStates:
+        """The memory of each tensor's `states` in flat arrays: `letters` has their axes, by name."""
+        key = tuple(letters.items())
+        known = self._states.get(key)
+        if known is None or not known.are_of(states):
+            known = self._states[key] = FlatStates(states, letters, self.flats, self._library)
+        return known
+
+
+#: So many times the tensors of a bucket are in the sets of tensors that it remembers. The portions of a large model are
+#: such sets, and have its tensors once.
+_TIMES = 4
+
+
+class Sets:
+    """The memory of sets of a bucket's tensors, by their positions: None for all. The oldest are dropped."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, ...] | None, Remembered] = {}
+
+    def of(self, positions: Sequence[int] | None, count: int, make: Callable[[], Remembered]) -> Remembered:
+        """The memory of a set, of `count` tensors in all."""
+        key = None if positions is None else tuple(positions)
+        known = self._known.pop(key, None)
+        self._known[key] = known = make() if known is None else known
+        while self.size > max(_TIMES * count, len(key or ())):
+            del self._known[next(filter(None, self._known))]
+        return known
+
+    @property
+    def size(self) -> int:
+        """The tensors of the sets, but for the set of all."""
+        return sum(map(len, filter(None, self._known)))
+
+    def clear(self) -> None:
+        """Forgets all sets."""
+        self._known.clear()
 
 
 def _kept(extents: tuple[int, int, int], letters: str) -> tuple[int, int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -13,7 +13,7 @@ from rulec.errors import TensorError
 from rulec.kernel.bucket.address import chosen
 from rulec.runtime.arrays import Arrays
 from rulec.runtime.bucket import Bucket, Tensor
-from rulec.runtime.flat import Flats, FlatStates
+from rulec.runtime.flat import Remembered
 from rulec.runtime.peers import Peers
 
 Places = np.ndarray[Any, np.dtype[np.int64]]
@@ -38,9 +38,6 @@ class Portion:
         #: A slice of everything where these are all tensors of the bucket, in order, else None.
         self.whole = slice(None) if self.fired is None else None
         self._parted: dict[frozenset[str], list[tuple[tuple[Peers, ...], Places]]] = {}
-        #: States and scratch as matrices, by name and place: each array, and its view.
-        self.views: dict[tuple[str, int], tuple[Any, Any]] = {}
-        self._flat_states: dict[tuple[tuple[str, str], ...], FlatStates] = {}
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -64,22 +61,21 @@ class Portion:
         """The tensors."""
         return [self.bucket.tensors[i] for i in self.positions]
 
-    @cached_property
-    def flats(self) -> Flats | None:
-        """The cuts of vectors in flat arrays; None where each tensor's are computed on their own."""
+    @property
+    def remembered(self) -> Remembered | None:
+        """The memory of steps of these tensors; None where each tensor's vectors are computed on their own."""
         bucket = self.bucket
         if not bucket.library.flattens or bucket.parted or bucket.layout.formats:
             return None
-        return Flats([(t.view.batch, t.view.rows, t.view.cols) for t in self.tensors], bucket.library)
+        return bucket.sets.of(self.fired, len(bucket.tensors), self._new_memory)
 
-    def flat_states(self, letters: Mapping[str, str]) -> FlatStates:
-        """The memory of states in flat arrays: `letters` has their axes, by name."""
-        assert self.flats is not None
-        states, key = [self.bucket.states[i] for i in self.positions], tuple(letters.items())
-        known = self._flat_states.get(key)
-        if known is None or not known.are_of(states):
-            known = self._flat_states[key] = FlatStates(states, letters, self.flats, self.bucket.library)
-        return known
+    def _new_memory(self) -> Remembered:
+        return Remembered([(t.view.batch, t.view.rows, t.view.cols) for t in self.tensors], self.bucket.library)
+
+    @property
+    def states(self) -> list[dict[str, Any]]:
+        """The states of each tensor."""
+        return [self.bucket.states[i] for i in self.positions]
 
     @cached_property
     def index(self) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -14,7 +14,7 @@ from rulec.backend.protocol import Rows
 from rulec.compiler.ir import Result
 from rulec.compiler.layout import ITEM_SIZE
 from rulec.language.node import Node
-from rulec.runtime.flat import Flats, axes_in_flat
+from rulec.runtime.flat import Flats, Remembered, axes_in_flat
 from rulec.runtime.halves import Halves
 from rulec.runtime.launch import Launch
 from rulec.runtime.part import Portion
@@ -42,12 +42,17 @@ class PortionValues:
         self.grads = portion.pick(launch.grads)
         self.rows = self._rows()
         self.scratch: dict[str, Any] = {}
-        self.flats: Flats | None = None
+        self.remembered: Remembered | None = None
         if launch.inputs or launch.version.plan.scratch:
             self._allot()
 
     def __len__(self) -> int:
         return len(self.portion)
+
+    @property
+    def flats(self) -> Flats | None:
+        """The cuts of vectors in flat arrays."""
+        return None if self.remembered is None else self.remembered.flats
 
     def _rows(self) -> Rows:
         """The rows of these tensors, one for each where late columns may differ between tensors."""
@@ -142,13 +147,14 @@ class PortionValues:
 
     def _as_matrices(self, buffer: str, array: Any, i: int) -> Any:
         """A stored array as `(batch, rows, cols)`: for the same memory the view of the last step."""
-        known = self.portion.views.get((buffer, i))
+        views = {} if self.remembered is None else self.remembered.views
+        known = views.get((buffer, i))
         if known is not None and known[0] is array:
             return known[1]
         elements, axes, view = self._read(buffer, array), self.program.buffer(buffer).axes, self.portion.tensors[i].view
         matrices = view.matrices(elements) if axes.elementwise else view.kept(elements, axes.letters)
         if elements is array and buffer not in ("p", "g", *self.launch.inputs):
-            self.portion.views[buffer, i] = array, matrices
+            views[buffer, i] = array, matrices
         return matrices
 
     def vectors_of(self, buffer: str) -> Pieces | None:

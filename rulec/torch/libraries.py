@@ -192,7 +192,8 @@ class DeviceLibrary(Library):
 
     def copy_all(self, into: Sequence[Tensor], arrays: Sequence[Tensor]) -> None:
         """In one pass over the arrays."""
-        torch._foreach_copy_([*into], [*arrays])
+        if into:
+            torch._foreach_copy_([*into], [*arrays])
 
     def put(self, into: Any, places: np.ndarray[Any, Any] | slice, values: Any) -> None:
         cast = values.to(into.dtype)

@@ -14,7 +14,7 @@ import rulec
 from rulec.arrays.pieces import Cuts, Pieces
 from rulec.language.node import Op
 from rulec.runtime.engine import Engine, default_hyper, run
-from rulec.runtime.flat import Flats, axes_in_flat
+from rulec.runtime.flat import Flats, Remembered, axes_in_flat
 from rulec.torch.libraries import DeviceLibrary
 from rulec.torch.tensors import TorchArrays
 from tests.runtime.counted import Steps, counted
@@ -143,6 +143,25 @@ def test_states_in_new_memory_are_read_and_written_there() -> None:
             np.testing.assert_array_equal(value, wanted[key], err_msg=key)
 
 
+def _missing() -> Remembered:
+    raise AssertionError("this set was forgotten")
+
+
+def test_sets_of_tensors_that_fire_once_are_forgotten() -> None:
+    steps = Steps(rulec.load("adafactor"), four_shapes(8))
+    steps.step()
+    bucket = steps.engine.tensors[0].bucket
+    assert bucket is not None
+    kept = bucket.sets.of(None, 8, _missing)
+    for first in range(8):
+        for last in range(first + 1, 8):
+            steps.step([first, last])
+            steps.step([0, 1, 2])
+    assert 16 < bucket.sets.size <= 32
+    assert bucket.sets.of(None, 8, _missing) is kept
+    assert bucket.sets.of([0, 1, 2], 8, _missing)
+
+
 # The parts
 
 
@@ -180,9 +199,18 @@ def test_runs_are_reduced_with_neighbours_that_are_not_numbers(op: Op) -> None:
 
 def test_results_of_some_tensors_are_taken_without_gaps() -> None:
     whole = Pieces(torch.arange(6.0), Cuts.of([(1, 2, 1), (1, 3, 1), (1, 1, 1)]))
+    first = flats([(1, 2, 9), (1, 3, 9)]).taken(whole.chosen([0, 1]), "bi")
+    assert first.flat.tolist() == [0, 1, 2, 3, 4]
     some = flats([(1, 2, 9), (1, 1, 9)]).taken(whole.chosen([0, 2]), "bi")
     assert some.flat.tolist() == [0, 1, 5]
     assert [x.tolist() for x in some] == [[[[0.0], [1.0]]], [[[5.0]]]]
+
+
+def test_rows_and_columns_that_begin_at_the_same_places_are_taken_each_in_their_lengths() -> None:
+    made = flats([(1, 2, 3)])
+    rows, cols = (Pieces(torch.arange(9.0), Cuts.of([(4,), shape])).chosen([1]) for shape in ((1, 2, 1), (1, 1, 3)))
+    assert made.taken(rows, "bi").flat.tolist() == [4, 5]
+    assert made.taken(cols, "bj").flat.tolist() == [4, 5, 6]
 
 
 def test_only_vectors_of_the_parameters_own_extents_lie_in_flat_arrays() -> None:
