@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from rulec.arrays.pieces import Together
 from rulec.backend.protocol import Rows, Scalars, Scratch
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
@@ -126,6 +127,8 @@ class CudaCall(AddressedCall[Work]):
             words[at, len(GIVEN) + line.line] = self._addresses(arrays)
 
     def _addresses(self, moving: Sequence[Any]) -> Sequence[int] | Whole:
+        if isinstance(moving, Together):
+            return moving.addresses(self._memory.address)
         return np.fromiter(map(self._memory.address, moving), np.int64, len(moving))
 
     def _launch(self, kernel: str, blocks: int, arguments: tuple[int, ...]) -> None:

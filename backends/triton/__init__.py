@@ -26,12 +26,14 @@ from .epilogue import epilogue_source
 from .noise import estimate_source
 from .print import program_source
 from .quintic import quintic_source
+from .segments import segments_source
 
 if TYPE_CHECKING:
     from .call import TritonCall
     from .noise_call import TritonNoiseCall
     from .product import ProductKernel
     from .quintic_call import QuinticProducts
+    from .segments_call import Segments
 
 
 class TritonBackend:
@@ -93,6 +95,16 @@ class TritonBackend:
         from .quintic_call import QuinticProducts
 
         return QuinticProducts(_kernels("newton_schulz", source)["product"])
+
+    def emit_segments(self) -> str:
+        """The source of a kernel that reduces runs of a vector."""
+        return segments_source()
+
+    def build_segments(self, source: str) -> Segments:
+        """The reduction by the kernel of a source text of `emit_segments`."""
+        from .segments_call import Segments
+
+        return Segments(_kernels("segments", source)["segments"])
 
     def emit_estimate(self, program: Program, layout: Layout, values: str) -> str:
         """The source of a kernel with a sum of noise of the kind `values` for its gradient."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rulec.arrays.pieces import Together
 from rulec.backend.protocol import Rows, Scalars, Scratch, Standing
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
@@ -107,8 +108,9 @@ class TritonCall(AddressedCall[StageWork]):
 
     def _addresses(self, moving: Sequence[Any]) -> Sequence[int]:
         """The addresses of these arrays; InternalError where the first is on another device."""
-        if moving and moving[0].device != self._device:
-            raise InternalError(f"the triton kernel runs on {self._device} and was given arrays on {moving[0].device}")
+        first = next(iter(moving.memory if isinstance(moving, Together) else moving), None)
+        if first is not None and first.device != self._device:
+            raise InternalError(f"the triton kernel runs on {self._device} and was given arrays on {first.device}")
         return addresses_of(moving, self._address)  # type: ignore[no-any-return]
 
 

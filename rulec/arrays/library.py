@@ -42,6 +42,10 @@ class Library:
     #: Matrices of so many elements in all go into one stack at most, where they are large; None is without bound.
     most_stacked: int | None = None
 
+    #: Whether vectors of several tensors are computed in one flat array; and whether `segments` reduces parts of one.
+    flattens = False
+    joins_segments = False
+
     _REDUCE: Mapping[Op, str] = {Op.SUM: "sum", Op.MIN: "min", Op.MAX: "max"}
 
     def adopt(self, backend: Any) -> None:
@@ -95,6 +99,23 @@ class Library:
         """The numbers at these places."""
         return values[places]
 
+    def picked(self, values: Any, places: Any) -> Any:
+        """The elements of a vector at places that are an array of this library."""
+        return values[places]
+
+    def columns(self, table: Any) -> Sequence[Any]:
+        """The columns of a table, as views."""
+        return [table[:, index] for index in range(table.shape[1])]
+
+    def first_row(self, table: Any) -> Sequence[Any]:
+        """The numbers of a table's first row, as arrays without axes."""
+        return [table[0, index] for index in range(table.shape[1])]
+
+    def copy_all(self, into: Sequence[Any], arrays: Sequence[Any]) -> None:
+        """Writes arrays of one dtype to others of one dtype and of the same shapes, rounded."""
+        for one, other in zip(into, arrays, strict=True):
+            self.write(one, other)
+
     def put(self, into: Any, places: Array | slice, values: Any) -> None:
         """Writes numbers, or one, at these places. InternalError where arrays are never written."""
         raise InternalError("arrays of this library cannot be written")
@@ -119,6 +140,13 @@ class Library:
             shape = tuple(1 if i in axes else n for i, n in enumerate(values.shape)) if kept else ()
             return self.of.xp.full(shape, REDUCTIONS[op].nothing, dtype=self.of.xp.float64)
         return getattr(self.of.xp, self._REDUCE[op])(values, axis=axes, keepdims=kept) if axes else values
+
+    def segments(self, op: Op, values: Any, ends: Any) -> Any:
+        """Runs of a vector of float64, each reduced to a number. `ends` has the end of each, after a 0.
+
+        The order of adding depends on the length of a run alone. InternalError where `joins_segments` is False.
+        """
+        raise InternalError("this library does not reduce runs of a vector")
 
     def empty(self, count: int) -> Any:
         """Memory for `count` numbers of float64."""

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+import numpy as np
+
+from rulec.arrays.pieces import Together
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import ITEM_SIZE, Layout
 from rulec.compiler.view import MatrixView
@@ -24,12 +28,18 @@ class Moving:
     def take(self, scratch: Mapping[str, Sequence[Any]], fired: Sequence[int]) -> Sequence[Any]:
         """The arrays of these tensors; InternalError where they are missing or of another size."""
         arrays = scratch.get(self.name, ())
+        if isinstance(arrays, Together) and np.array_equal(arrays.byte_counts, self._bytes[list(fired)]):
+            return arrays
         if [x.nbytes for x in arrays] != [self.sizes[i] for i in fired]:
             actual = f"{len(arrays)} arrays of {[x.nbytes for x in arrays][:5]} bytes"
             raise InternalError(
                 f"the {self.backend} kernel needs {self.name!r} for {len(fired)} tensors and was given {actual}"
             )
         return arrays
+
+    @cached_property
+    def _bytes(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        return np.array(self.sizes, np.int64)
 
 
 def byte_counts(

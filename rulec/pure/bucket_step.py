@@ -54,6 +54,8 @@ class BucketStep:
 
     #: The library draws random numbers.
     fill_noise = None
+    #: Each leaf's vectors are arrays of their own.
+    flats = None
     gaps: type[Gaps] = Gaps
 
     def __init__(self, step: StepValues, bucket: Bucket) -> None:
@@ -105,6 +107,9 @@ class BucketStep:
         static = self.bucket.static
         expression = known_number(value, self.program, static, {})
         return self.library.at(numbers, i) if expression is None else float(evaluate_once(expression, static, {}, {}))
+
+    def vectors_of(self, buffer: str) -> None:
+        """Nothing in flat arrays."""
 
     def parted(self, axes: frozenset[str]) -> list[Any]:
         """None: the framework's compiler reduces over devices."""

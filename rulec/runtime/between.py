@@ -2,7 +2,8 @@
 
 Numbers of tensors, groups and the model are arrays over the fired tensors, in float64. A vector or a matrix is one
 array `(batch, rows, cols)` for each tensor, with 1 for an axis that it does not have. Vectors are in float64, matrices
-in the compute dtype. All are arrays of the launch's library.
+in the compute dtype. All are arrays of the launch's library. Where the surroundings have `flats`, vectors of all
+tensors are the pieces of one flat array (`rulec.runtime.flat`), and an operation on them is one call.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from typing import Any, cast
 
 import numpy as np
 
+from rulec.arrays.pieces import Pieces, Stacks
 from rulec.arrays.segments import reduced_to, segments_of, spread_from
 from rulec.compiler.ir import PARTS, Result
 from rulec.compiler.matrix import MATRIX
 from rulec.language.node import Kind, Node, Op
-from rulec.language.settings import settings
+from rulec.language.settings import settings, statics
+from rulec.runtime.flat import axes_in_flat
 from rulec.runtime.joins import Join, Joining, Waits
 from rulec.runtime.partial import Partial, Partials
 from rulec.runtime.plan import Gap
@@ -39,9 +42,14 @@ def shapes_of(arguments: Sequence[Any]) -> tuple[Any, ...]:
 
 @dataclass
 class Between(LaunchValues):
-    """Computes the values of one launch, gap by gap. `reduced` has the results of its stages' reductions, by name."""
+    """Computes the values of one launch, gap by gap.
+
+    `reduced` has the results of its stages' reductions, by name. `spreads` has, by value and axes, flat arrays with
+    each element for all elements with more axes.
+    """
 
     reduced: dict[str, Any] = field(default_factory=dict)
+    spreads: dict[Node, dict[str, Any]] = field(default_factory=dict)
 
     def begin(self) -> Joining:
         """Waits for what all gaps need: here for nothing."""
@@ -61,6 +69,7 @@ class Between(LaunchValues):
             self.values[value] = yield from self._value(value)
             for last in over.get(value, ()):
                 self.values.pop(last, None)
+                self.spreads.pop(last, None)
 
     def _project(self, projection: Projection) -> None:
         """Computes a projection's reductions, and writes its states."""
@@ -84,9 +93,12 @@ class Between(LaunchValues):
         if kind is Kind.RANDOM:
             return [self.random(value, i) for i in range(self.count)]
         function = self.library.arithmetic[value.op]
-        with np.errstate(all="ignore"):
-            if self.is_number(value):
+        if self.is_number(value):
+            with np.errstate(all="ignore"):
                 return function(*(self.values[a] for a in value.args))
+        if self._is_flat(value):
+            return self._in_flat(value, function)
+        with np.errstate(all="ignore"):
             return self._for_each(value, function)
 
     def _leaf(self, value: Node) -> Any:
@@ -98,7 +110,40 @@ class Between(LaunchValues):
             return self.reduced[str(value.arg)]
         if self.is_number(value):
             return self.around.numbers(str(value.arg or self.around.compute))
-        return [self.around.matrices(str(value.arg), i) for i in range(self.count)]
+        vectors = self.around.vectors_of(str(value.arg))
+        return [self.around.matrices(str(value.arg), i) for i in range(self.count)] if vectors is None else vectors
+
+    # Values in flat arrays
+
+    def _is_flat(self, value: Node) -> bool:
+        """Whether a value, of operands elementwise, is computed for all tensors at once."""
+        if self.around.flats is None or self.plan.in_flat[value] is None or value.op is Op.CHANCE:
+            return False
+        return not statics(value) and all(
+            self.is_number(a) or isinstance(self.values[a], Pieces) for a in value.args
+        )  # fmt: skip
+
+    def _in_flat(self, value: Node, function: Callable[..., Array]) -> Pieces:
+        letters = self.plan.in_flat[value]
+        assert letters is not None
+        flat = function(*(self.flat(a, letters) for a in value.args))
+        return self._pieces(flat, letters)
+
+    def _pieces(self, flat: Any, letters: str) -> Pieces:
+        assert self.around.flats is not None
+        return Pieces(flat, self.around.flats.cuts(letters))
+
+    def flat(self, value: Node, letters: str) -> Any:
+        """A value as a flat array with more axes; the number itself where all tensors share one."""
+        operand, flats = self.values[value], self.around.flats
+        assert flats is not None
+        if self.is_number(value) and not getattr(operand, "ndim", 0):
+            return operand
+        known = self.spreads.setdefault(value, {})
+        if letters not in known:
+            flat = operand.flat if isinstance(operand, Pieces) else operand
+            known[letters] = flats.spread(flat, self.plan.in_flat[value] or "", letters)
+        return known[letters]
 
     def _operands(self, value: Node, i: int) -> list[Any]:
         """The operands of a value for tensor i: arrays and numbers. Settings of matrix functions are known numbers."""
@@ -115,7 +160,7 @@ class Between(LaunchValues):
     def _for_each(self, value: Node, function: Callable[..., Array]) -> list[Array]:
         return [self.rounded(value, function(*self._operands(value, i))) for i in range(self.count)]
 
-    def _matrices(self, value: Node) -> list[Array]:
+    def _matrices(self, value: Node) -> Sequence[Array]:
         """A matrix function of all tensors."""
         if value.op is Op.EYE:
             return [self.identity(value, i) for i in range(self.count)]
@@ -125,12 +170,17 @@ class Between(LaunchValues):
             return self._by_shape(value, function, operands)
         return [self.rounded(value, function(*each)) for each in operands]
 
-    def _by_shape(self, value: Node, function: Callable[..., Array], operands: Sequence[list[Any]]) -> list[Array]:
+    def _by_shape(
+        self, value: Node, function: Callable[..., Array], operands: Sequence[list[Any]]
+    ) -> Sequence[Array]:  # fmt: skip
         """A matrix function of tensors: one call for each stack of small matrices of equal shape."""
+        places = self._alike(value, operands)
+        chosen = [[operands[i] for i in each] for each in places]
+        if self.around.flats is not None:
+            return Stacks([self._in_stack(value, function, x) for x in chosen], places, self.library.split)
         results: dict[int, Array] = {}
-        for places in self._alike(value, operands):
-            stack = [operands[i] for i in places]
-            results |= zip(places, self._stacked(value, function, stack), strict=True)
+        for each, stack in zip(places, chosen, strict=True):
+            results |= zip(each, self._stacked(value, function, stack), strict=True)
         return [results[i] for i in range(len(operands))]
 
     def _alike(self, value: Node, operands: Sequence[list[Any]]) -> list[list[int]]:
@@ -152,16 +202,20 @@ class Between(LaunchValues):
 
     def _stacked(self, value: Node, function: Callable[..., Array], operands: Sequence[list[Any]]) -> Sequence[Array]:
         """A matrix function of equal matrices, in one call."""
+        stack = self._in_stack(value, function, operands)
+        return [stack] if len(operands) == 1 else self.library.split(stack, len(operands))
+
+    def _in_stack(self, value: Node, function: Callable[..., Array], operands: Sequence[list[Any]]) -> Array:
+        """The same, with the results in one stack."""
         first = operands[0]
         if len(operands) == 1:
-            return [self.rounded(value, function(*first))]
+            return self.rounded(value, function(*first))
         dtype = settings(value).get("dtype")
         stacked = [
             self.library.stack([each[k] for each in operands], dtype) if getattr(x, "shape", ()) else x
             for k, x in enumerate(first)
         ]
-        result = self.rounded(value, function(*stacked))
-        return self.library.split(result, len(operands))
+        return self.rounded(value, function(*stacked))
 
     def _matrix_function(self, value: Node) -> Callable[..., Any]:
         function = self.library.matrix[value.op]
@@ -187,7 +241,10 @@ class Between(LaunchValues):
         """Takes the reductions of a stage, by name, completed where tensors are parts of others."""
         removed = [frozenset("bij") - set(r.axes.letters) for r in reduces]
         whole = yield from self._completed([r.value.op for r in reduces], [reduced[r.name] for r in reduces], removed)
-        self.reduced.update(zip((r.name for r in reduces), whole, strict=True))
+        flats = self.around.flats
+        for result, values in zip(reduces, whole, strict=True):
+            letters = axes_in_flat(result.axes)
+            self.reduced[result.name] = flats.taken(values, letters) if flats and letters else values
 
     def _completed(
         self, ops: Sequence[Op], values: Sequence[Any], removed: Sequence[frozenset[str]]
@@ -197,7 +254,7 @@ class Between(LaunchValues):
         if not ways:
             return [*values]
         library = self.library
-        parts = [[*x] if isinstance(x, list) else [x[k : k + 1] for k in range(self.count)] for x in values]
+        parts = [[*x] if isinstance(x, list | Pieces) else [x[k : k + 1] for k in range(self.count)] for x in values]
         sent = [
             Partial(ops[i], library.join([library.cast(parts[i][k], "float64").reshape(-1) for k in places], 0), peers)
             for i, peers, places in ways
@@ -208,7 +265,7 @@ class Between(LaunchValues):
                 shape = tuple(parts[i][k].shape)
                 parts[i][k] = numbers[begin : (begin := begin + math.prod(shape))].reshape(shape)
         return [
-            each if isinstance(x, list) else library.join([library.cast(part, "float64") for part in each], 0)
+            each if isinstance(x, list | Pieces) else library.join([library.cast(part, "float64") for part in each], 0)
             for x, each in zip(values, parts, strict=True)
         ]
 
@@ -231,6 +288,9 @@ class Between(LaunchValues):
         values = self.values[operand]
         if self.is_number(operand):
             return values
+        after = self.plan.in_flat[value]
+        if isinstance(values, Pieces) and after is not None:
+            return self._reduced_in_flat(value, values, after)
         letters = set(self.axes(value).letters)
         removed = frozenset(self.axes(operand).letters) - letters
         axes = tuple(i for i, letter in enumerate("bij") if letter in removed or (letter == "b" and removed & {*PARTS}))
@@ -242,3 +302,11 @@ class Between(LaunchValues):
         values = self.library.together(reduced) if letters <= {"k", "n"} else reduced
         (values,) = yield from self._completed([value.op], [values], [removed])
         return values
+
+    def _reduced_in_flat(self, value: Node, values: Pieces, after: str) -> Any:
+        """A reduction within each tensor of a vector in a flat array: numbers of tensors, or a shorter vector."""
+        before = self.plan.in_flat[value.args[0]]
+        assert before is not None
+        assert self.around.flats is not None
+        flat = self.around.flats.reduced(value.op, values, before, after)
+        return self._pieces(flat, after) if after else flat

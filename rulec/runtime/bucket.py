@@ -28,6 +28,7 @@ from rulec.runtime.coded import Decoded, kernel_of
 from rulec.runtime.counts import Counts, DeviceCounts
 from rulec.runtime.debug import LEVEL
 from rulec.runtime.device import DeviceScalarRows
+from rulec.runtime.flat import Sets
 from rulec.runtime.halves import Halves
 from rulec.runtime.partial import Whole
 from rulec.runtime.peers import Peers
@@ -159,6 +160,8 @@ class Bucket:
     at_turn: dict[int, Version] = field(default_factory=dict)
     #: The groups of the tensors, in order.
     groups: np.ndarray[Any, np.dtype[np.int64]] = field(default_factory=lambda: np.zeros(0, np.int64))
+    #: What steps of the same tensors have in common on a device.
+    sets: Sets = field(default_factory=Sets)
 
     def compiled(self, decided: tuple[bool, ...] = ()) -> Version:
         """The version for this outcome of the program's predicates, in their order; compiled at the first call."""
@@ -248,10 +251,11 @@ class Bucket:
         params, all_states = [*self.params], [*self.states]
         params[position], all_states[position] = param, dict(states)
         versions = {decided: replace(v, rows=None, call=None) for decided, v in self.versions.items()}
-        return replace(self, params=params, states=all_states, versions=versions, turning=False)
+        return replace(self, params=params, states=all_states, versions=versions, turning=False, sets=Sets())
 
     def rebind(self) -> None:
         """Drops the bound calls: tensors moved, or joined."""
         self.at_turn.clear()
+        self.sets.clear()
         for version in self.versions.values():
             version.call = None

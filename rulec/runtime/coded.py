@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from rulec.arrays.pieces import Pieces
 from rulec.backend.protocol import Backend, Call, Kernel, Rows, Scalars, Scratch, Written
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout, scale_name
@@ -183,5 +184,5 @@ def _joined(reduced: Sequence[Mapping[str, Any]], join: Joined) -> Mapping[str, 
     joined: dict[str, Any] = {}
     for name, first in reduced[0].items():
         each = [r[name] for r in reduced]
-        joined[name] = [x for xs in each for x in xs] if isinstance(first, list) else join(each)
+        joined[name] = [x for xs in each for x in xs] if isinstance(first, list | Pieces) else join(each)
     return joined

@@ -33,6 +33,7 @@ class WholeValues:
         self.compute, self.seed, self.library = parts.compute, parts.seed, parts.library
         self.fill_noise, self.groups = parts.fill_noise, parts.groups[self._places]
         self.owner: Processes = parts.owner
+        self.flats = None
 
     def __len__(self) -> int:
         return len(self._places)
@@ -52,6 +53,9 @@ class WholeValues:
     def matrices(self, buffer: str, i: int) -> Array:
         """Nothing: arrays come from the processes that have the parts."""
         raise AssertionError(f"{buffer} of tensor {i} was not sent to its owner")
+
+    def vectors_of(self, buffer: str) -> None:
+        """Nothing in flat arrays."""
 
     def room(self, i: int) -> int:
         """The bytes allowed on the way."""

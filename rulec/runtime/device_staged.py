@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rulec.arrays.pieces import Pieces
 from rulec.backend.protocol import Rows
 from rulec.compiler.scalars import evaluate_once
 from rulec.language.node import Node, Op
@@ -53,20 +54,40 @@ class DeviceStaged(Staged):
         return self._kernel(len(self.program.stages) - 1, values)
 
     def _write_narrow(self, portion: Portion, stays: Any, narrow: Sequence[tuple[str, Any]]) -> None:
-        states = portion.bucket.states
+        states, flat = portion.bucket.states, self._write_flat(portion, stays, narrow)
         for buffer, value in narrow:
+            if buffer in flat:
+                continue
             if buffer not in states[portion.positions[0]]:
                 self.launch.keep_number(buffer, portion.whole or portion.at, value, stays)
                 continue
-            for i in range(len(portion)):
-                self._write_unless(portion, i, buffer, value[i], stays)
+            pairs = [self._unless(portion, i, buffer, value[i], stays) for i in range(len(portion))]
+            portion.bucket.library.copy_all([state for state, _ in pairs], [new for _, new in pairs])
 
-    def _write_unless(self, portion: Portion, i: int, buffer: str, value: Any, stays: Any) -> None:
+    def _write_flat(self, portion: Portion, stays: Any, narrow: Sequence[tuple[str, Any]]) -> set[str]:
+        """Writes the new values that are flat arrays, for all tensors at once, and returns the names of their states.
+
+        Of tensors that stay, the old values are written again.
+        """
+        known, letters = portion.remembered, self.plan.vector_states
+        flat = {name: value for name, value in narrow if isinstance(value, Pieces) and name in letters}
+        if known is None or not flat:
+            return set()
+        states, flats = known.states(portion.states, letters), known.flats
+        new = {n: x.flat for n, x in flat.items() if n in states.names and x.cuts is flats.cuts(letters[n])}
+        if stays is not None:
+            old, where = states.read([*new]), portion.bucket.library.arithmetic[Op.WHERE]
+            new = {n: where(flats.spread(stays, "", letters[n]), old[n].flat, x) for n, x in new.items()}
+        states.write(new)
+        return {*new}
+
+    def _unless(self, portion: Portion, i: int, buffer: str, value: Any, stays: Any) -> tuple[Any, Any]:
+        """The state of a tensor, and its new value: the old one where the tensor stays."""
         state, new = self._stored_as(portion, i, buffer, value)
         library = portion.bucket.library
         if stays is not None:
             new = library.arithmetic[Op.WHERE](library.at(stays, i), library.read(state), new)
-        library.write(state, new)
+        return state, new
 
     def _keep_scalars(self, portion: Portion, stays: Any) -> None:
         bucket = portion.bucket
@@ -91,7 +112,22 @@ class DeviceValues(PortionValues):
 
     def __init__(self, launch: Launch, portion: Portion) -> None:
         self._host: Rows | None = None
+        self._vectors: dict[str, Pieces] | None = None
         super().__init__(launch, portion)
+        self.remembered = portion.remembered
+        self._columns = self._cut_table()
+
+    def _cut_table(self) -> tuple[Sequence[Any], Sequence[Any], np.ndarray[Any, Any]]:
+        """The columns of the table, its first row, and whether each column is known to have one number for all."""
+        table, known = self.rows.table, self._host
+        alike = np.zeros(table.shape[1], np.bool_)
+        if known is not None:
+            rows = known.table[known.index[self.portion.at]]
+            alike = (rows == rows[:1]).all(axis=0)
+            alike[len(self.program.scalars.columns) :] = False
+        if len(table) == 1:
+            alike[:] = True
+        return self.library.columns(table), self.library.first_row(table) if alike.any() else (), alike
 
     def _rows(self) -> Rows:
         rows, library, portion = self.launch.rows, self.portion.bucket.library, self.portion
@@ -105,19 +141,29 @@ class DeviceValues(PortionValues):
 
     def column(self, index: int) -> Any:
         """A column of the table, for each tensor or one for all."""
-        table = self.rows.table
-        if len(table) == 1:
-            return table[0, index]
+        columns, first, alike = self._columns
+        if alike[index]:
+            return first[index]
         places = self.rows.index[self.portion.at]
-        if len(places) == len(table) and (places == np.arange(len(table))).all():
-            return table[:, index]
-        return self.library.take(table[:, index], places)
+        if len(places) == len(self.rows.table) and (places == np.arange(len(places))).all():
+            return columns[index]
+        return self.library.take(columns[index], places)
 
     def fill(self, index: int, numbers: Any) -> None:
         """Writes a late column into the table."""
-        table = self.rows.table
-        first = len(table) == 1 and len(numbers.shape) > 0
-        self.library.write(table[:, index], self.library.spread(numbers[0] if first else numbers, (len(table),)))
+        count = len(self.rows.table)
+        first = count == 1 and len(numbers.shape) > 0
+        self.library.write(self._columns[0][index], self.library.spread(numbers[0] if first else numbers, (count,)))
+
+    def vectors_of(self, buffer: str) -> Pieces | None:
+        """A state in a flat array. The first call reads all states that gaps read, in one pass."""
+        plan = self.launch.version.plan
+        if self.remembered is None or buffer not in plan.vectors_read:
+            return None
+        if self._vectors is None:
+            states = self.remembered.states(self.portion.states, plan.vector_states)
+            self._vectors = states.read([name for name in plan.vectors_read if name in states.names])
+        return self._vectors.get(buffer)
 
     def known(self, value: Node, numbers: Any, i: int) -> Any:
         """The number of tensor i: a Python number where the host knows it."""

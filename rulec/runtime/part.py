@@ -13,6 +13,7 @@ from rulec.errors import TensorError
 from rulec.kernel.bucket.address import chosen
 from rulec.runtime.arrays import Arrays
 from rulec.runtime.bucket import Bucket, Tensor
+from rulec.runtime.flat import Remembered
 from rulec.runtime.peers import Peers
 
 Places = np.ndarray[Any, np.dtype[np.int64]]
@@ -62,6 +63,22 @@ class Portion:
     def tensors(self) -> list[Tensor]:
         """The tensors."""
         return [self.bucket.tensors[i] for i in self.positions]
+
+    @property
+    def remembered(self) -> Remembered | None:
+        """The memory of steps of these tensors; None where each tensor's vectors are computed on their own."""
+        bucket = self.bucket
+        if not bucket.library.flattens or bucket.parted or bucket.layout.formats:
+            return None
+        return bucket.sets.of(self.fired, len(bucket.tensors), self._new_memory)
+
+    def _new_memory(self) -> Remembered:
+        return Remembered([(t.view.batch, t.view.rows, t.view.cols) for t in self.tensors], self.bucket.library)
+
+    @property
+    def states(self) -> list[dict[str, Any]]:
+        """The states of each tensor."""
+        return [self.bucket.states[i] for i in self.positions]
 
     @cached_property
     def index(self) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -9,6 +9,7 @@ from rulec.compiler.axes import AxisInference
 from rulec.compiler.ir import Axes, Program, Stage
 from rulec.language.node import Kind, Node, Op, walk
 from rulec.runtime.delegation import Delegation, Delegations
+from rulec.runtime.flat import axes_in_flat
 from rulec.runtime.projection import Projection, Search
 
 #: Operations with a result in their operand's memory: it must be copied before the operand is written.
@@ -57,6 +58,10 @@ class Plan:
         self.after = frozenset(self.gaps[-1].values)
         self.held = [n for n in _before([s.value for s in program.finish], program.stages[-1]) if n.op in VIEWS]
         self.axes: dict[Node, Axes] = {value: inference.axes(value) for value in done}
+        #: The values that are numbers of tensors, groups or the model.
+        self.numbers = frozenset(value for value, axes in self.axes.items() if axes.number)
+        #: The axes of values in flat arrays; None for values that are never in one.
+        self.in_flat = {value: axes_in_flat(axes) for value, axes in self.axes.items()}
         self.delegations: Delegations | None = None
         self.gaps = self._delegated() if halved else self._followed()
         #: The states that get their new values in a gap, and not at the end of the step.
@@ -71,6 +76,10 @@ class Plan:
         self.reduces = any(stage.reduces for stage in program.stages) or any(n.op.kind is Kind.REDUCE for n in done)
         #: Whether late columns are of groups and the model: then tensors that share a row still do.
         self.late_alike = all(set(self.axes[c.value].letters) <= {"k"} for c in program.late)
+        #: The states that gaps read or write as vectors, with their axes; and those of them that gaps read.
+        self.vector_states = _vector_states(program)
+        self.vectors_read = [str(n.arg) for g in self.gaps for n in g.values if n.op is Op.LOAD]
+        self.vectors_read = [name for name in dict.fromkeys(self.vectors_read) if name in self.vector_states]
         self.scratch = [b.name for b in program.buffers if b.role == "scratch"]
         #: Whether anything as large as a parameter is made that is gone after the step.
         self.large = bool(self.scratch) or any(v.axes.elementwise for v in program.vectors)
@@ -108,6 +117,12 @@ class Plan:
         return tuple(
             replace(gap, delegations=tuple(cuts)) for gap, cuts in zip(self.gaps, self.delegations.gaps, strict=True)
         )
+
+
+def _vector_states(program: Program) -> dict[str, str]:
+    """The states of rows, columns or matrices, with their axes in flat arrays."""
+    axes = {b.name: axes_in_flat(b.axes) for b in program.states if b.name not in program.memory.unbiased}
+    return {name: letters for name, letters in axes.items() if letters}
 
 
 def _before(roots: Sequence[Node], stage: Stage) -> list[Node]:

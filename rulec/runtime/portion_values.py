@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 
 from rulec.arrays.piece import Runs
+from rulec.arrays.pieces import Pieces, Stacks
 from rulec.backend.protocol import Rows
 from rulec.compiler.ir import Result
 from rulec.compiler.layout import ITEM_SIZE
 from rulec.language.node import Node
+from rulec.runtime.flat import Flats, Remembered
 from rulec.runtime.halves import Halves
 from rulec.runtime.launch import Launch
 from rulec.runtime.part import Portion
@@ -40,11 +42,17 @@ class PortionValues:
         self.grads = portion.pick(launch.grads)
         self.rows = self._rows()
         self.scratch: dict[str, Any] = {}
+        self.remembered: Remembered | None = None
         if launch.inputs or launch.version.plan.scratch:
             self._allot()
 
     def __len__(self) -> int:
         return len(self.portion)
+
+    @property
+    def flats(self) -> Flats | None:
+        """The cuts of vectors in flat arrays."""
+        return None if self.remembered is None else self.remembered.flats
 
     def _rows(self) -> Rows:
         """The rows of these tensors, one for each where late columns may differ between tensors."""
@@ -136,15 +144,34 @@ class PortionValues:
 
         Scratch that is narrower is as it is stored: its readers round to that dtype.
         """
-        tensor, axes = self.portion.tensors[i], self.program.buffer(buffer).axes
-        if buffer in self.launch.version.plan.scratch and self.layout.dtype(buffer) != self.compute:
-            return tensor.view.matrices(self._stored(buffer, i))
-        elements = self._read(buffer, self._stored(buffer, i))
-        if axes.elementwise:
-            elements = tensor.view.matrices(elements)
-        else:
-            elements = tensor.view.kept(elements, axes.letters)
-        return self.library.cast(elements, self.compute if {"i", "j"} <= set(axes.letters) else "float64")
+        elements, letters = (
+            self._as_matrices(buffer, self._stored(buffer, i), i),
+            self.program.buffer(buffer).axes.letters,
+        )
+        if self._is_narrow(buffer):
+            return elements
+        return self.library.cast(elements, self.compute if {"i", "j"} <= set(letters) else "float64")
+
+    def _is_narrow(self, buffer: str) -> bool:
+        """Whether a buffer is scratch of a narrower dtype than arithmetic's."""
+        return buffer in self.launch.version.plan.scratch and self.layout.dtype(buffer) != self.compute
+
+    def _as_matrices(self, buffer: str, array: Any, i: int) -> Any:
+        """A stored array as `(batch, rows, cols)`: for the same memory the view of the last step."""
+        views = {} if self.remembered is None else self.remembered.views
+        known = views.get((buffer, i))
+        if known is not None and known[0] is array:
+            return known[1]
+        axes, view = self.program.buffer(buffer).axes, self.portion.tensors[i].view
+        elements = array if self._is_narrow(buffer) else self._read(buffer, array)
+        matrices = view.matrices(elements) if axes.elementwise else view.kept(elements, axes.letters)
+        if elements is array and buffer not in ("p", "g", *self.launch.inputs):
+            views[buffer, i] = array, matrices
+        return matrices
+
+    def vectors_of(self, buffer: str) -> Pieces | None:
+        """A state in a flat array; None where each tensor's is read on its own."""
+        return None
 
     def _read(self, buffer: str, array: Any) -> Any:
         """The elements of a buffer, or of a part of it."""
@@ -190,8 +217,16 @@ class PortionValues:
     def _states(self, i: int) -> dict[str, Any]:
         return self.portion.bucket.states[self.portion.positions[i]]
 
-    def vectors(self, result: Result, arrays: Sequence[Array]) -> list[Any]:
+    def vectors(self, result: Result, arrays: Sequence[Any]) -> Sequence[Any]:
         """A result as arrays that kernels can read: contiguous, in its dtype, in the order of memory."""
+        letters = self.launch.version.plan.in_flat[result.value]
+        if isinstance(arrays, Pieces) and self.flats is not None and letters:
+            # Kernels read a vector of each matrix of a tensor.
+            after = letters if "b" in letters else "b" + letters
+            flat = self.flats.spread(arrays.flat, letters, after)
+            return Pieces(self.library.handed(flat, self.layout.result(result.name), False), self.flats.cuts(after))
+        if isinstance(arrays, Stacks) and result.axes.elementwise:
+            return self._stacks(arrays, self.layout.result(result.name))
         # A view of memory that the kernel writes must be copied first.
         copied = result.value.op in VIEWS
         vectors = []
@@ -205,3 +240,13 @@ class PortionValues:
                 array = view.tensor(array)
             vectors.append(self.library.handed(array, self.layout.result(result.name), copied))
         return vectors
+
+    def _stacks(self, arrays: Stacks, dtype: str) -> Stacks:
+        """Matrices like the parameters in stacks of this dtype, in the order of memory."""
+        views = [tensor.view for tensor in self.portion.tensors]
+        stacks = []
+        for stack, places in zip(arrays.stacks, arrays.places, strict=True):
+            view = views[places[0]]
+            whole = self.library.spread(stack, (len(places) * view.batch, view.rows, view.cols))
+            stacks.append(self.library.handed(whole.swapaxes(1, 2) if view.transposed else whole, dtype, False))
+        return Stacks(stacks, arrays.places, self.library.split, [view.shape for view in views])

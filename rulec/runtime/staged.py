@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from rulec.arrays.pieces import Pieces
 from rulec.compiler.ir import Stage
 from rulec.runtime.between import Between
 from rulec.runtime.delegated import Delegated
@@ -54,7 +55,8 @@ class Staged:
         stays = self._stays(values, between)
         narrow = self._narrow(between, before=True)
         for value in plan.held:
-            if value in between.values:  # else its owner alone has it
+            # Else its owner alone has it, or it is a copy already.
+            if value in between.values and not isinstance(between.values[value], Pieces):
                 between.values[value] = self._copied(between.values[value])
         if launch.version.waits:
             yield Writing()
@@ -122,6 +124,8 @@ class Staged:
 
     def _copied(self, value: Any) -> Any:
         copy = self.launch.part.bucket.library.copy
+        if isinstance(value, Pieces):
+            return Pieces(copy(value.flat), value.cuts)
         return [copy(x) for x in value] if isinstance(value, list) else copy(value)
 
     def _write_narrow(self, portion: Portion, stays: Any, narrow: Sequence[tuple[str, Any]]) -> None:

@@ -11,11 +11,13 @@ import numpy as np
 from rulec.arrays import random
 from rulec.arrays.library import Library
 from rulec.arrays.piece import Runs
+from rulec.arrays.pieces import Pieces
 from rulec.backend.noise import Noise
 from rulec.compiler.ir import Axes
 from rulec.compiler.scalars import evaluate_once
 from rulec.language.node import Node, Op, is_boolean
 from rulec.language.settings import settings, statics
+from rulec.runtime.flat import Flats
 from rulec.runtime.joins import Processes
 from rulec.runtime.peers import Peers
 from rulec.runtime.plan import Plan
@@ -58,7 +60,8 @@ class Surroundings(Protocol):
     `column` gives a column of the scalar table. `known` gives a Python number where the host knows it, else the result
     of `Library.at`. `parted` has the places of parts, by the processes for completing a reduction.
     `lines` has the rows and columns of parts of matrices.
-    `room` gives the bytes allowed on the way. `fill_noise` is the backend's, or None.
+    `room` gives the bytes allowed on the way. `fill_noise` is the backend's, or None. `flats` are the cuts of vectors
+    in flat arrays, or None where each tensor has its own; `vectors_of` gives a buffer's, or None in the same way.
     """
 
     @property
@@ -73,11 +76,14 @@ class Surroundings(Protocol):
     def library(self) -> Library: ...
     @property
     def fill_noise(self) -> Any: ...
+    @property
+    def flats(self) -> Flats | None: ...
 
     def __len__(self) -> int: ...
     def column(self, index: int) -> Any: ...
     def numbers(self, buffer: str) -> Any: ...
     def matrices(self, buffer: str, i: int) -> Array: ...
+    def vectors_of(self, buffer: str) -> Pieces | None: ...
     def room(self, i: int) -> int: ...
     def facts(self, i: int) -> Mapping[str, float]: ...
     def hyper(self, i: int) -> Mapping[str, float]: ...
@@ -121,7 +127,7 @@ class LaunchValues:
 
     def is_number(self, value: Node) -> bool:
         """Whether a value is a number of each tensor, of each group or of the model."""
-        return self.axes(value).number
+        return value in self.plan.numbers
 
     def rounded(self, value: Node, result: Any) -> Array:
         """A result in its dtype: the compute dtype for a matrix, float64 for a vector."""
@@ -133,8 +139,11 @@ class LaunchValues:
 
     def statics(self, value: Node, i: int) -> list[float]:
         """The static operands of an operation, for tensor i."""
+        wanted = statics(value)
+        if not wanted:
+            return []
         facts, hyper = self.around.facts(i), self.around.hyper(i)
-        return [float(evaluate_once(x, hyper, facts, {})) for x in statics(value)]
+        return [float(evaluate_once(x, hyper, facts, {})) for x in wanted]
 
     def identity(self, value: Node, i: int) -> Any:
         """An identity matrix in the compute dtype, made where the arrays are."""

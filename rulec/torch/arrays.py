@@ -38,6 +38,10 @@ class TorchFunctions(Functions):
         """By `flip`: torch has no negative strides."""
         return torch.flip(x, (1, 2)[:axes])
 
+    def matmul(self, a: Tensor, b: Tensor) -> Tensor:
+        """Of stacks of equal length at once: `torch.matmul` comes to the same by five calls more."""
+        return torch.bmm(a, b) if a.dim() == b.dim() == 3 and len(a) == len(b) else torch.matmul(a, b)
+
     def solve_upper(self, a: Tensor, b: Tensor) -> Tensor:
         """By torch's own function for triangular matrices, which does not wait for a device."""
         return cast(Tensor, torch.linalg.solve_triangular(a, b, upper=True))
@@ -122,11 +126,23 @@ def newton_schulz(
     return cast(Tensor, y.to(x.dtype))
 
 
+def _rsqrt(x: Tensor) -> Tensor:
+    """The inverse of the root, rounded twice as in NumPy: torch's own may be off by a bit."""
+    return torch.reciprocal(torch.sqrt(x))
+
+
 FUNCTIONS = TorchFunctions(torch)
 
 #: The operations, in the tensors' own dtype.
 ARITHMETIC: Mapping[Op, Callable[..., Any]] = arithmetic(
-    FUNCTIONS, power=_power, remainder=_remainder, equal=torch.eq, where=_where, cbrt=_cbrt, chance=_chance
+    FUNCTIONS,
+    power=_power,
+    remainder=_remainder,
+    equal=torch.eq,
+    where=_where,
+    cbrt=_cbrt,
+    rsqrt=_rsqrt,
+    chance=_chance,
 )
 
 #: The matrix functions, where the tensors are.

@@ -84,6 +84,14 @@ class ShapesBackend:
         """torch's products, for the matrices that a GPU's backend takes."""
         return ShapesProducts()
 
+    def emit_segments(self) -> str:
+        """No source."""
+        return ""
+
+    def build_segments(self, source: str) -> Callable[..., Any]:
+        """A function without results: fake numbers are never reduced."""
+        return lambda op, values, ends: None
+
     def fill_noise(self, out: Any, noise: Any, offset: int = 0) -> None:
         """Nothing: a kernel writes noise in place."""
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -13,10 +13,11 @@ from torch import Tensor
 from rulec.arrays.library import Library
 from rulec.arrays.numpy import NumpyLibrary
 from rulec.arrays.reductions import REDUCTIONS
+from rulec.backend.segments import ReducesSegments
 from rulec.language.node import Node, Op
 from rulec.language.settings import settings
 from rulec.torch.arrays import ARITHMETIC, DEVICE_MATRIX, FUNCTIONS, newton_schulz
-from rulec.torch.fake import is_fake
+from rulec.torch.fake import has_no_memory, is_fake
 from rulec.torch.matrix import TORCH_MATRIX
 from rulec.torch.memory import plain_memory
 from rulec.torch.product_choice import ProductsBy
@@ -98,18 +99,32 @@ class DeviceLibrary(Library):
     """
 
     of = FUNCTIONS
+    flattens = True
     arithmetic = ARITHMETIC
     matrix: Mapping[Op, Callable[..., Any]] = DEVICE_MATRIX
 
     _REDUCE: Mapping[Op, str] = {Op.SUM: "sum", Op.MIN: "amin", Op.MAX: "amax"}
+    _SEGMENTS: Mapping[Op, str] = {Op.SUM: "sum", Op.MIN: "min", Op.MAX: "max"}
 
     def __init__(self, device: str) -> None:
         self.device = torch.device(device)
         self._places: dict[bytes, Tensor] = {}
         self._held: list[Any] = []
         self._products = ProductsBy(None)
+        self._backend: Any = None
+
+    @property
+    def joins_segments(self) -> bool:  # type: ignore[override]
+        """Where a backend has a kernel for them. torch's own sums of runs have such an order on the CPU alone."""
+        return hasattr(self._backend, "build_segments") or self.device.type in ("cpu", "meta")
+
+    @cached_property
+    def _segments(self) -> ReducesSegments | None:
+        backend = self._backend
+        return backend.build_segments(backend.emit_segments()) if hasattr(backend, "build_segments") else None
 
     def adopt(self, backend: Any) -> None:
+        self._backend = backend
         if not hasattr(backend, "build_quintic") or not backend.has_quintic(self.device):
             return
         self.most_stacked, self._products = _STACKED, ProductsBy(backend)
@@ -163,11 +178,11 @@ class DeviceLibrary(Library):
 
     def read(self, array: Any) -> Tensor:
         """The tensor, or a copy in float32 of 16 bits."""
-        tensor: Tensor = array.detach()
+        tensor: Tensor = array.detach() if array.requires_grad else array
         return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
 
     def write(self, array: Any, values: Tensor) -> None:
-        array.copy_(values.reshape(array.shape))
+        array.copy_(values if values.shape == array.shape else values.reshape(array.shape))
 
     def handed(self, values: Tensor, dtype: str, copied: bool) -> Tensor:
         """The same tensor where it will do."""
@@ -184,11 +199,25 @@ class DeviceLibrary(Library):
         """A view; of a number known here, filled memory on the device."""
         if values.device != self.device:
             return torch.full(shape, values.item(), dtype=values.dtype, device=self.device)
-        return values.broadcast_to(shape)
+        return values if tuple(values.shape) == shape else values.broadcast_to(shape)
 
     def take(self, values: Tensor, places: np.ndarray[Any, Any]) -> Tensor:
         """The numbers at these places; from the second time on the places are on the device already."""
         return torch.index_select(values, 0, self.places(places))
+
+    def picked(self, values: Tensor, places: Tensor) -> Tensor:
+        return torch.index_select(values, 0, places)
+
+    def columns(self, table: Tensor) -> Sequence[Tensor]:
+        return table.unbind(1)
+
+    def first_row(self, table: Tensor) -> Sequence[Tensor]:
+        return table[0].unbind()
+
+    def copy_all(self, into: Sequence[Tensor], arrays: Sequence[Tensor]) -> None:
+        """In one pass over the arrays."""
+        if into:
+            torch._foreach_copy_([*into], [*arrays])
 
     def put(self, into: Any, places: np.ndarray[Any, Any] | slice, values: Any) -> None:
         cast = values.to(into.dtype)
@@ -231,6 +260,15 @@ class DeviceLibrary(Library):
             return values.new_full(shape, REDUCTIONS[op].nothing)
         function: Callable[..., Tensor] = getattr(torch, self._REDUCE[op])
         return function(values, dim=axes, keepdim=kept) if axes else values
+
+    def segments(self, op: Op, values: Tensor, ends: Tensor) -> Tensor:
+        """By a backend's kernel; by torch on the CPU, which takes the terms of a run one after the other."""
+        if has_no_memory(values):
+            return values.new_empty(len(ends) - 1, dtype=torch.float64)
+        if self._segments is not None:
+            return cast(Tensor, self._segments(op, values.double(), ends))
+        wide = values.double()
+        return torch.segment_reduce(wide, self._SEGMENTS[op], offsets=ends, initial=REDUCTIONS[op].nothing)
 
     def blank(self, like: Any, shape: tuple[int, ...]) -> Tensor:
         return torch.empty(shape, dtype=like.dtype, device=self.device)

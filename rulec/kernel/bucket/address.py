@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from rulec.arrays.pieces import Together
+
 
 def element_count(tensor: Any) -> int:
     """The number of elements of a NumPy array or a PyTorch tensor."""
@@ -62,6 +64,8 @@ def chosen(arrays: Sequence[Any], places: Sequence[int]) -> Sequence[Any]:
 
 def addresses_of(arrays: Sequence[Any], address: Callable[[Any], int]) -> Any:
     """The address of each array."""
+    if isinstance(arrays, Together):
+        return arrays.addresses(address)
     return arrays.addresses if isinstance(arrays, Located) else [*map(address, arrays)]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from rulec.arrays.pieces import Cuts, Pieces
 from rulec.arrays.reductions import REDUCTIONS
 from rulec.compiler.ir import Result, Stage
 from rulec.compiler.layout import Layout
@@ -167,20 +168,15 @@ class Places:
         return to[:1] + np.arange(len(fired)) if self.regions[region].shapes is None else to[fired]
 
     def views(self, results: Any) -> dict[str, Any]:
-        """The results by name: one array of numbers, or for rows and columns a list of one array for each tensor."""
+        """The results by name: one array of numbers, or for rows and columns the pieces of one, a piece a tensor."""
         views: dict[str, Any] = {}
         for region, to in zip(self.regions, self.to, strict=True):
-            ranges = zip(to.tolist(), (to + region.sizes).tolist(), strict=True)
-            if region.shapes is None:
-                start = int(to[:1].sum())
-                views[region.name] = results[start : start + len(to)]
-            else:
-                views[region.name] = [
-                    results[a:b].reshape(shape) for (a, b), shape in zip(ranges, region.shapes, strict=True)
-                ]
+            start = int(to[:1].sum())
+            whole = results[start : start + int(region.sizes.sum())]
+            views[region.name] = whole if region.shapes is None else Pieces(whole, Cuts(to - start, region.shapes))
         return views
 
 
 def chosen(views: Mapping[str, Any], fired: Sequence[int]) -> dict[str, Any]:
     """The results of these tensors alone, from their places by `Places.targets`."""
-    return {n: [v[i] for i in fired] if isinstance(v, list) else v[: len(fired)] for n, v in views.items()}
+    return {n: v.chosen(fired) if isinstance(v, Pieces) else v[: len(fired)] for n, v in views.items()}

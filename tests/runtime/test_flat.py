@@ -1,0 +1,219 @@
+"""Vectors of all tensors in flat arrays between the stages of a step on a device: calls, bits, and what is fired."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+
+import rulec
+from rulec.arrays.pieces import Cuts, Pieces
+from rulec.language.node import Op
+from rulec.runtime.engine import Engine, default_hyper, run
+from rulec.runtime.flat import Flats, Remembered, axes_in_flat
+from rulec.torch.libraries import DeviceLibrary
+from rulec.torch.tensors import TorchArrays
+from tests.runtime.counted import Steps, counted
+from tests.runtime.elsewhere import Elsewhere
+
+#: Four shapes, taken in turns.
+SHAPES = [(8, 16), (16, 8), (8, 8), (4, 24)]
+
+#: Most calls of torch in a step of rules with vectors alone, however many tensors there are: with counts and scalars on
+#: the device, numbers of all tensors are spread too.
+MOST = {"adafactor": 40, "came": 60, "adamp": 40, "adam_mini": 20, "sm3": 12, "normuon": 150}
+
+
+def four_shapes(count: int) -> list[tuple[int, ...]]:
+    return [SHAPES[i % 4] for i in range(count)]
+
+
+def calls(name: str, count: int, resident: bool) -> list[str]:
+    steps = Steps(rulec.load(name), four_shapes(count), resident)
+    for _ in range(2):
+        steps.step()
+    with counted() as names:
+        steps.step()
+    return names
+
+
+@pytest.mark.parametrize("resident", [False, True])
+@pytest.mark.parametrize("name", MOST)
+def test_calls_do_not_grow_with_tensors(name: str, resident: bool) -> None:
+    few, many = (calls(name, count, resident) for count in (8, 300))
+    assert len(many) <= MOST[name], many
+    assert many == few
+
+
+def test_calls_do_not_grow_where_some_tensors_fire() -> None:
+    def some(count: int) -> list[str]:
+        steps = Steps(rulec.load("adafactor"), four_shapes(count))
+        fired = range(0, count, 3)
+        for _ in range(2):
+            steps.step(fired)
+        with counted() as names:
+            steps.step(fired)
+        return names
+
+    assert some(300) == some(9)
+
+
+class Training:
+    """Steps of a rule by kernels of the backend `elsewhere`, on the tensors of these numbers."""
+
+    def __init__(self, name: str, shapes: Sequence[tuple[int, ...]], numbers: Sequence[int], **options: Any) -> None:
+        self.shapes, self.numbers = shapes, numbers
+        self.params = [self._drawn(shapes[i], 1000 + i) for i in numbers]
+        self.engine = Engine(rulec.load(name), TorchArrays(), Elsewhere(), **options)
+        self.ids = [self.engine.add(p, 0, f"tensor {i}", number=i) for i, p in zip(numbers, self.params, strict=True)]
+        self.table = self.engine.hyper_table([default_hyper(self.engine.rule, {}, "float32")])
+
+    @staticmethod
+    def _drawn(shape: tuple[int, ...], seed: int) -> torch.Tensor:
+        return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+    def step(self, step: int, fired: Sequence[int]) -> None:
+        """A step of the tensors of these numbers."""
+        places = [k for k, i in enumerate(self.numbers) if i in fired]
+        grads = [self._drawn(self.shapes[self.numbers[k]], 10 * self.numbers[k] + step) for k in places]
+        self.engine.begin()
+        run(self.engine.ready(tuple(self.ids[k] for k in places), grads, self.table, {}))
+        self.engine.end()
+
+    def everything(self, number: int) -> dict[str, np.ndarray[Any, Any]]:
+        """The parameter and the states of the tensor of this number."""
+        place = self.numbers.index(number)
+        states = {name: x.float().numpy().copy() for name, x in self.engine.state(self.ids[place]).items()}
+        return states | {"p": self.params[place].numpy().copy()}
+
+
+def trained(name: str, shapes: Sequence[tuple[int, ...]], numbers: Sequence[int], **options: Any) -> Training:
+    """All tensors, some, and all again."""
+    training = Training(name, shapes, numbers, **options)
+    for step, fired in enumerate(([*numbers], [i for i in numbers if i % 3 != 1], [*numbers])):
+        training.step(step, fired)
+    return training
+
+
+#: Of one shape, of other lengths, of several matrices, and of lengths at the ends of what a sum takes at once.
+MIXED = [(6, 5), (2, 3, 4), (6, 5), (5, 6), (300, 7), (6, 5), (1, 9), (2, 6, 5), (7, 300)]
+
+
+@pytest.mark.parametrize("resident", [False, True])
+@pytest.mark.parametrize("name", ["adafactor", "came", "adamp", "adam_mini", "normuon", "sm3", "soap"])
+def test_a_tensor_has_the_same_bits_alone_and_among_others(name: str, resident: bool) -> None:
+    together = trained(name, MIXED, [*range(len(MIXED))], resident=resident)
+    for number in range(len(MIXED)):
+        alone = trained(name, MIXED, [number], resident=resident)
+        wanted = alone.everything(number)
+        for key, value in together.everything(number).items():
+            np.testing.assert_array_equal(value, wanted[key], err_msg=f"{key} of tensor {number}")
+
+
+@pytest.mark.parametrize("state_dtype", [{}, {"": "bfloat16"}])
+@pytest.mark.parametrize("name", ["adam_mini", "normuon", "sm3"])
+def test_without_sums_between_stages_bits_are_those_of_tensors_on_their_own(name: str, state_dtype: Any) -> None:
+    numbers = [*range(len(MIXED))]
+    flat = trained(name, MIXED, numbers, state_dtype=state_dtype)
+    with mock.patch.object(DeviceLibrary, "flattens", False):
+        apart = trained(name, MIXED, numbers, state_dtype=state_dtype)
+    for number in numbers:
+        wanted = apart.everything(number)
+        for key, value in flat.everything(number).items():
+            np.testing.assert_array_equal(value, wanted[key], err_msg=f"{key} of tensor {number}")
+
+
+def test_states_in_new_memory_are_read_and_written_there() -> None:
+    """As after a checkpoint was loaded: the flat arrays know the old memory."""
+    shapes = [(6, 5), (5, 6)]
+    steady, moved = (Training("adafactor", shapes, [0, 1]) for _ in range(2))
+    for training in (steady, moved):
+        training.step(0, [0, 1])
+    for states in moved.engine.tensors[0].bucket.states:  # type: ignore[union-attr]
+        states |= {name: x.clone() for name, x in states.items()}
+    for training in (steady, moved):
+        training.step(1, [0, 1])
+    for number in (0, 1):
+        wanted = steady.everything(number)
+        for key, value in moved.everything(number).items():
+            np.testing.assert_array_equal(value, wanted[key], err_msg=key)
+
+
+def _missing() -> Remembered:
+    raise AssertionError("this set was forgotten")
+
+
+def test_sets_of_tensors_that_fire_once_are_forgotten() -> None:
+    steps = Steps(rulec.load("adafactor"), four_shapes(8))
+    steps.step()
+    bucket = steps.engine.tensors[0].bucket
+    assert bucket is not None
+    kept = bucket.sets.of(None, 8, _missing)
+    for first in range(8):
+        for last in range(first + 1, 8):
+            steps.step([first, last])
+            steps.step([0, 1, 2])
+    assert 16 < bucket.sets.size <= 32
+    assert bucket.sets.of(None, 8, _missing) is kept
+    assert bucket.sets.of([0, 1, 2], 8, _missing)
+
+
+# The parts
+
+
+def flats(extents: Sequence[tuple[int, int, int]]) -> Flats:
+    return Flats(extents, DeviceLibrary("cpu"))
+
+
+def test_values_are_spread_over_more_axes() -> None:
+    made = flats([(1, 2, 3), (2, 1, 2)])
+    numbers = torch.tensor([1.0, 2.0])
+    assert made.spread(numbers, "", "bi").tolist() == [1, 1, 2, 2]
+    assert made.spread(numbers, "", "bj").tolist() == [1, 1, 1, 2, 2, 2, 2]
+    assert made.spread(torch.tensor([1.0, 2.0, 3.0]), "b", "bj").tolist() == [1, 1, 1, 2, 2, 3, 3]
+    assert made.spread(torch.tensor([1.0, 2.0, 3.0]), "i", "bi").tolist() == [1, 2, 3, 3]
+
+
+def test_one_matrix_a_tensor_needs_no_spreading() -> None:
+    numbers = torch.tensor([1.0, 2.0])
+    assert flats([(1, 2, 3), (1, 4, 2)]).spread(numbers, "", "b") is numbers
+
+
+@pytest.mark.parametrize("op", [Op.SUM, Op.MIN, Op.MAX])
+def test_runs_are_reduced_with_neighbours_that_are_not_numbers(op: Op) -> None:
+    made = flats([(1, 3, 9), (2, 2, 9), (1, 0, 9), (1, 1, 9)])
+    terms = torch.tensor([1.0, 2.0, 4.0, float("nan"), 1.0, 5.0, 3.0, 8.0], dtype=torch.float64)
+    found = made.reduced(op, Pieces(terms, made.cuts("bi")), "bi", "b").tolist()
+    of: Any = {Op.SUM: sum, Op.MIN: min, Op.MAX: max}[op]
+    nothing = {Op.SUM: 0.0, Op.MIN: np.inf, Op.MAX: -np.inf}[op]
+    assert found[:1] + found[2:] == [of([1.0, 2.0, 4.0]), of([5.0, 3.0]), nothing, 8.0]
+    assert np.isnan(found[1])
+    whole = made.reduced(op, Pieces(terms, made.cuts("bi")), "bi", "").tolist()
+    assert np.isnan(whole[1])
+    assert whole[0] == found[0]
+
+
+def test_results_of_some_tensors_are_taken_without_gaps() -> None:
+    whole = Pieces(torch.arange(6.0), Cuts.of([(1, 2, 1), (1, 3, 1), (1, 1, 1)]))
+    first = flats([(1, 2, 9), (1, 3, 9)]).taken(whole.chosen([0, 1]), "bi")
+    assert first.flat.tolist() == [0, 1, 2, 3, 4]
+    some = flats([(1, 2, 9), (1, 1, 9)]).taken(whole.chosen([0, 2]), "bi")
+    assert some.flat.tolist() == [0, 1, 5]
+    assert [x.tolist() for x in some] == [[[[0.0], [1.0]]], [[[5.0]]]]
+
+
+def test_rows_and_columns_that_begin_at_the_same_places_are_taken_each_in_their_lengths() -> None:
+    made = flats([(1, 2, 3)])
+    rows, cols = (Pieces(torch.arange(9.0), Cuts.of([(4,), shape])).chosen([1]) for shape in ((1, 2, 1), (1, 1, 3)))
+    assert made.taken(rows, "bi").flat.tolist() == [4, 5]
+    assert made.taken(cols, "bj").flat.tolist() == [4, 5, 6]
+
+
+def test_only_vectors_of_the_parameters_own_extents_lie_in_flat_arrays() -> None:
+    program = rulec.compile(rulec.load("came"))
+    axes = {b.name: axes_in_flat(b.axes) for b in program.states}
+    assert axes == {"m": None, "r": "bi", "c": "bj", "ur": "bi", "uc": "bj"}
