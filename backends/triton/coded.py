@@ -22,10 +22,18 @@ from .flat import FlatStage
 from .format_words import function_name, function_names, words
 from .ops import is_bare
 from .plan import known_columns
+from .quotient import NAME, QuotientPrinter
 from .stage import call
 
 #: The most elements of a thread in a stage whose blocks were lengthened for those of a format.
 _MOST = 16
+#: The least threads of a block. Threads that decode and encode wait for one another, and fewer wait less.
+_THREADS = 64
+#: The registers of a thread on GPUs of NVIDIA, in a stage without reductions: for up to two states, and for more work.
+#: Elements under a mask would take more, and then fewer threads would wait for the memory of all other elements.
+REGISTERS, MORE_REGISTERS = 88, 96
+#: The blocks of a chunk of a large tensor. A program reads its scalars once.
+TOGETHER = 16
 
 
 def coded_in(program: Program, stage: Stage, layout: Layout) -> list[tuple[str, Format]]:
@@ -54,6 +62,17 @@ def lengthened(block: Block, coded: Sequence[tuple[str, Format]]) -> Block:
     return Block(elements, max(block.threads, min(1024, elements // _MOST)))
 
 
+def halved(block: Block) -> Block:
+    """The block of a stage with states in codes that reduces nothing, from that of one without codes."""
+    return Block(block.elements // 2, max(block.threads // 2, _THREADS))
+
+
+def most_registers(coded: Sequence[tuple[str, Format]]) -> int:
+    """The bound of a thread's registers in a stage with such states, which reduces nothing."""
+    is_light = len(coded) <= 2 and all(form.name != "softsign8" for _, form in coded)
+    return REGISTERS if is_light else MORE_REGISTERS
+
+
 class Tables:
     """The tables of formats on a device, one after the other in one array of float32."""
 
@@ -76,7 +95,9 @@ class CodedStage(FlatStage):
         self._scales = {name: f"scales_{i}" for i, (name, _) in enumerate(coded)}
         self._words = {name: f"words_{i}" for i, (name, _) in enumerate(coded)}
         forms = [form for _, form in coded]
-        self.local_names = frozenset({*self._scales.values(), *self._words.values(), *function_names(forms)})
+        self.local_names = frozenset({*self._scales.values(), *self._words.values(), *function_names(forms), NAME})
+        if layout.compute == "float32":
+            self.printer_type = QuotientPrinter
         super().__init__(program, layout, index)
         self.known = columns_of(program, self.stage, layout)
         buffers = coded_buffers(layout, self.printer.loads(), self.nest.stored)

@@ -20,20 +20,30 @@ MOST_PIECES = 128
 #: Where nothing is reduced, so that the cut decides no bits: the chunks of one tensor from which on a chunk may have
 #: several tiles, up to `LEAST_TILES`. What a program reads before its first tile must cost little beside its tiles.
 ENOUGH_CHUNKS = 1 << 10
+#: The same for chunks of blocks, whose programs are smaller.
+MANY_CHUNKS = 1 << 13
 #: From this many elements of a row on, tiles have one row: places in a tile of several rows would need 64 bits.
 WIDEST = 1 << 26
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Chunks of whole blocks of `block` elements; fewer in a stage that `reduces`."""
+    """Chunks of whole blocks of `block` elements; fewer in a stage that `reduces`.
+
+    A chunk has `least` blocks where a tensor has enough chunks, and nothing is reduced.
+    """
 
     block: int
     reduces: bool
+    least: int = 1
 
     def cut(self, tensors: Lying) -> Cut:
         """Single rows in chunks."""
-        return Cut(tensors, 1, 1, self.block * _together(parts(tensors.width, self.block), self.reduces))
+        count = parts(tensors.width, self.block)
+        together = _together(count, self.reduces)
+        if not self.reduces:
+            together = np.maximum(together, np.minimum(self.least, np.maximum(count // MANY_CHUNKS, 1)))
+        return Cut(tensors, 1, 1, self.block * together)
 
     def known(self, cut: Cut) -> list[Whole]:
         """The `FLAT` columns."""

@@ -2,7 +2,7 @@
 
 They equal `rulec.formats` bit for bit, in float32 without contraction. The magnitudes of floats grow with their bits,
 so the largest one of each block of the format is taken over whole numbers. Whole numbers are rounded by a sum with
-1.5*2**23. A table of a format, with its values and thresholds, lies in the memory of the device.
+1.5*2**23. A table of a format, with its values and its cells, lies in the memory of the device.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from rulec.formats import Format, lines, reach, table, zero
+from rulec.formats import Format, lines, reach, steps, table, zero
 from rulec.formats.float8 import E4M3, E5M2
 from rulec.formats.tables import DYNAMIC, Floats
 
@@ -55,11 +55,9 @@ SCALE
     known = None if ALL else group * GROUP < size - start
     stored = known if write is None else (write if ALL else known & write)
     tl.store(scales + start // GROUP + group, tl.where(finite, scale, float("nan")), mask=stored)
-OPERAND
-    known = spread(finite.to(tl.int32), GROUP, BLOCK) != 0
-    y = tl.where(known, x, 0.0) * spread(inverse, GROUP, BLOCK)
+    y = x * spread(inverse, GROUP, BLOCK)
 NEAREST
-    code = tl.where(known, code, 0)
+    code = tl.where(spread(finite.to(tl.int32), GROUP, BLOCK) != 0, code, 0)
 STORE
 '''
 
@@ -70,20 +68,23 @@ def spread(x, GROUP: tl.constexpr, BLOCK: tl.constexpr):
     return tl.reshape(tl.broadcast_to(x[:, None], (BLOCK // GROUP, GROUP)), (BLOCK,))
 '''
 
-#: The largest magnitude of a block, where codes reach as far below zero as above, or not below zero at all: there a
-#: finite value below zero counts as zero.
+#: The largest magnitude of a block, where codes reach as far below zero as above.
 _EVEN = """\
-    length = bits & 0x7FFFFFFF
-    most = tl.max(tl.reshape(length, (BLOCK // GROUP, GROUP)), 1)
+    most = tl.max(tl.reshape(bits & 0x7FFFFFFF, (BLOCK // GROUP, GROUP)), 1)
     finite = most < 0x7F800000
     top = most.to(tl.float32, bitcast=True)"""
-_UNSIGNED = _EVEN.replace(
-    "    most", "    length = tl.where((bits < 0) & (length < 0x7F800000), 0, length)\n    most", 1
-)
+
+#: Where they do not reach below zero: there a finite value counts as zero. Of a number with a sign, bits are negative.
+_UNSIGNED = """\
+    finite = tl.max(tl.reshape(bits & 0x7FFFFFFF, (BLOCK // GROUP, GROUP)), 1) < 0x7F800000
+    bits = tl.maximum(bits, 0)
+    x = bits.to(tl.float32, bitcast=True)
+    top = tl.max(tl.reshape(bits, (BLOCK // GROUP, GROUP)), 1).to(tl.float32, bitcast=True)"""
+
+#: Where they reach less far below zero.
 _UNEVEN = """\
-    length = bits & 0x7FFFFFFF
-    positive = tl.max(tl.reshape(tl.where(bits < 0, 0, length), (BLOCK // GROUP, GROUP)), 1)
-    negative = tl.max(tl.reshape(tl.where(bits < 0, length, 0), (BLOCK // GROUP, GROUP)), 1)
+    positive = tl.maximum(tl.max(tl.reshape(bits, (BLOCK // GROUP, GROUP)), 1), 0)
+    negative = tl.maximum(tl.max(tl.reshape(bits ^ -0x80000000, (BLOCK // GROUP, GROUP)), 1), 0)
     finite = tl.maximum(positive, negative) < 0x7F800000
     below = tl.div_rn(negative.to(tl.float32, bitcast=True), tl.full((BLOCK // GROUP,), REACH, tl.float32))
     top = tl.where(negative >= positive, below, positive.to(tl.float32, bitcast=True))"""
@@ -100,7 +101,7 @@ _STORE_PAIRS = """\
     stored = inside if write is None else (write if ALL else inside & write)
     tl.store(codes + start // 2 + pair, (upper << 4 | lower).to(tl.uint8), mask=stored)"""
 
-_RINT = "    code = ({} + 12582912.0).to(tl.int32, bitcast=True)"
+_RINT = "    code = ({} + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000"
 
 _FLOAT8 = """\
     bits = y.to(tl.int32, bitcast=True)
@@ -109,13 +110,25 @@ _FLOAT8 = """\
     small = (tl.abs(y) + POWER).to(tl.int32, bitcast=True) - POWER_BITS
     code = tl.where(length < LEAST, small, normal) | ((bits >> 24) & 0x80)"""
 
-_LINES = """\
+#: By the line of `rulec.formats.lines`: thresholds are evenly spaced.
+_LINE = """\
+    place = tl.maximum(SLOPE * y + START, 0.0)
+    index = FIRST + (place + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000
+    code = index - (y <= index.to(tl.float32) * 0.0625 + 0.03125).to(tl.int32)"""
+
+#: By `rulec.formats.Steps.entries`. The bound of the cell is for values that are not finite.
+_CELLS = """\
     bits = y.to(tl.int32, bitcast=True)
-    length = tl.abs(y)
-PLACE
-    step = (tl.maximum(place, 0.0) + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000
-    index = FIRST + (step ^ (bits >> 31))
-    code = index - (y <= BELOW).to(tl.int32)"""
+    length = tl.maximum(bits & 0x7FFFFFFF, LOWEST)
+    cell = tl.minimum(length >> SHIFT, LAST)
+    low = length & MASK
+SIGN
+    code = (tl.load(words + FIRST + cell).to(tl.int32, bitcast=True) + low) >> SHIFT"""
+
+_SIGN = """\
+    sign = bits >> 31
+    cell += sign & COUNT
+    low = (low ^ sign) - sign"""
 
 _LOOK = "tl.load(words + {})"
 
@@ -143,16 +156,21 @@ def format_functions(formats: Iterable[Format], text: str) -> list[str]:
 
 
 def words(form: Format) -> Floats:
-    """The table of a format: the values of codes, and then for each the threshold below it."""
+    """The table of a format: the values of codes, and then the entries of cells, whose bits count."""
     nothing = np.zeros(0, np.float32)
     values = table(form) if looks_up(form) else nothing
-    return np.concatenate([values, lines(form).below if form.name in DYNAMIC and not _is_even(form) else nothing])
+    return np.concatenate([values, steps(form).entries().view(np.float32) if has_cells(form) else nothing])
 
 
 def looks_up(form: Format) -> bool:
     """Whether the values of codes come from a table; those of int8, of roots, and evenly spaced ones are computed."""
     arithmetic = (form.name == "int8" and form.signed) or (form.name in ("int8", "softsign8") and not form.signed)
     return not arithmetic and not _is_even(form)
+
+
+def has_cells(form: Format) -> bool:
+    """Whether the code of a value comes from the table, too."""
+    return form.name in DYNAMIC and not _is_even(form)
 
 
 def _is_even(form: Format) -> bool:
@@ -171,7 +189,7 @@ def _encode(form: Format) -> str:
     limit = float(reach(form))
     return filled(_ENCODE, {
         "SCALE": _UNSIGNED if not form.signed else _EVEN if limit == 1 else _UNEVEN, "REACH": repr(limit),
-        "OPERAND": "    x = tl.where(x > 0, x, 0.0)" if not form.signed else "", "NEAREST": _nearest(form),
+        "NEAREST": _nearest(form),
         "STORE": _STORE_PAIRS if form.bits == 4 else _STORE_BYTES, "CODE": form.code_dtype,
         "SMALLEST": repr(form.smallest_scale), "LARGEST": repr(form.largest), **_names(form),
     }).replace("\n\n", "\n")  # fmt: skip
@@ -196,8 +214,10 @@ def _value(form: Format) -> str:
 
 def _nearest(form: Format) -> str:
     """The statements for the variable `code`: the code of y, as an integer of which the lower bits count."""
-    if form.name in DYNAMIC:
-        code = _lines(form)
+    if has_cells(form):
+        code = _cells(form)
+    elif form.name in DYNAMIC:
+        code = _line(form)
     elif form.name.startswith("float8"):
         code = _float8(form)
     elif not form.signed:
@@ -207,7 +227,9 @@ def _nearest(form: Format) -> str:
     else:
         code = _RINT.format("y")
     none = zero(form)
-    if form.floor and none is not None:
+    if form.floor and none == 0 and not form.signed:
+        code += "\n    code = tl.maximum(code, tl.minimum(x.to(tl.int32, bitcast=True), 1))"
+    elif form.floor and none is not None:
         code += f"\n    code = tl.where((x > 0) & ((code & 0xFF) == {none}), {none + 1}, code)"
     return code
 
@@ -222,15 +244,18 @@ def _float8(form: Format) -> str:
     })  # fmt: skip
 
 
-def _lines(form: Format) -> str:
-    look = lines(form)
-    (slope, start), *others = [tuple(map(_number, line)) for line in look.lines]
-    places = [f"    place = {slope} * length + {start}"]
-    places += [f"    place = tl.minimum(place, {slope} * length + {start})" for slope, start in others]
-    below = (
-        "(index.to(tl.float32) * 0.0625 + 0.03125)" if _is_even(form) else _LOOK.format(f"{table(form).size} + index")
-    )
-    return filled(_LINES, {"PLACE": "\n".join(places), "FIRST": look.first, "BELOW": below})
+def _line(form: Format) -> str:
+    ((slope, start),) = lines(form).lines
+    return filled(_LINE, {"SLOPE": _number(slope), "START": _number(start), "FIRST": lines(form).first})
+
+
+def _cells(form: Format) -> str:
+    look = steps(form)
+    sign = filled(_SIGN, {"COUNT": look.cells}) if form.signed else ""
+    return filled(_CELLS, {
+        "LOWEST": look.low << look.shift, "LAST": look.low + look.cells - 1, "MASK": (1 << look.shift) - 1,
+        "SIGN": sign, "FIRST": table(form).size - look.low, "SHIFT": look.shift,
+    }).replace("\n\n", "\n")  # fmt: skip
 
 
 def _number(value: np.float32) -> str:

@@ -11,6 +11,7 @@ from ..scalars import has_scalars
 from .coded import CodedStage, coded_in
 from .flat import FlatStage
 from .format_words import format_functions
+from .quotient import functions as quotient_functions
 from .scalars import ScalarSource
 from .shaped import ShapedStage
 from .words import file_text, words_used
@@ -25,6 +26,7 @@ def program_source(program: Program, layout: Layout) -> str:
     first = words_used("\n".join(stages))
     every = words_used("\n".join([*stages, *["finish("] * _reduces(program), *scalars]))
     formats = format_functions([form for _, form in layout.formats], "\n".join(stages))
+    formats += quotient_functions("\n".join(stages))
     title = f"{program.name} by the triton backend: {layout.text()}. Printed by rulec."
     return file_text(program, title, [*first, *formats, *stages, *(w for w in every if w not in first), *scalars])
 

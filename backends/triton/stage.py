@@ -47,12 +47,13 @@ class StageSource:
     `names` are the variables of buffers' old values, vectors and reductions; `at` of their addresses, or of slots. With
     `works_on`, all values of a tensor that stays as it is are computed, and only its stores left out. With
     `gradient_in_memory`, the gradient is read from its address; else `gradient` gives its expression. `local_names` are
-    further names in the functions of such a stage.
+    further names in the functions of such a stage, and `printer_type` prints its values.
     """
 
     works_on = False
     gradient_in_memory = True
     local_names: frozenset[str] = frozenset()
+    printer_type: type[StagePrinter] = StagePrinter
 
     def __init__(self, program: Program, layout: Layout, index: int) -> None:
         self.program, self.layout, self.index = program, layout, index
@@ -64,7 +65,7 @@ class StageSource:
         self.names = {name: unique_name(name, taken) for name in lines}
         self.at = {name: unique_name(f"{self.names[name]}_at", taken) for name in lines}
         self.rest = {r.name: unique_name(f"{self.names[r.name]}_rest", taken) for r in self.stage.reduces}
-        self.printer = StagePrinter(
+        self.printer = self.printer_type(
             "triton", program, self.stage, operations(self.compute), lambda v: constant(v, self.compute),
             self.names.__getitem__, frozenset(taken), self.names.__getitem__,
         )  # fmt: skip

@@ -15,9 +15,10 @@ from rulec.language.node import Op
 from ..array_print import Dialect
 from ..python_standalone import OneFile, Parts, call_lines, filled, number, words_in
 from .blocks import Block
-from .coded import CodedStage, lengthened
+from .coded import CodedStage, halved, lengthened
 from .flat import FlatStage
 from .format_words import format_functions, words
+from .quotient import functions as quotient_functions
 from .words import words_used
 
 #: Functions on the host that torch lacks. The kernels' own functions have other names.
@@ -196,7 +197,9 @@ class TritonFile(OneFile):
         stage = (CodedStage if self.layout.formats else FlatStage)(self.program, self.layout, 0)
         kernels = ["\n".join(lines) for lines in stage.functions()]
         codes = format_functions([form for _, form in self.layout.formats], "\n".join(kernels))
-        block = lengthened(Block(1024, 128), self.layout.formats)
+        codes += quotient_functions("\n".join(kernels))
+        block = Block(1024, 128)
+        block = lengthened(halved(block), self.layout.formats) if self.layout.formats else block
         tables = "\n".join(filled(_TABLES, {"block": str(block.elements), "warps": str(block.threads // 32)}))
         parts = [*words_used("\n".join(kernels)), *codes, *kernels, tables, *self._words(), *[_LIKE] * self._has_plain]
         table = self.table('torch.tensor([group["{}"] for _, _, group in tensors], dtype=torch.float64)')

@@ -15,9 +15,11 @@ from rulec.kernel.bucket.slots import Places, chosen, regions
 from rulec.kernel.bucket.tensors import Tensors
 from rulec.kernel.bucket.uploads import Given, Ring
 from rulec.kernel.place import COL, is_shaped, place
+from rulec.language.node import Op, walk
 
 from .blocks import INTERPRETER, Block, block_for, reducing, tile_for
-from .coded import Tables, coded_in, columns_of, lengthened
+from .coded import TOGETHER, Tables, coded_in, columns_of, halved, lengthened
+from .coded import most_registers as most_registers_of_codes
 from .cut import Blocks, Tiles
 from .finish import jobs
 from .launcher import Launcher
@@ -60,7 +62,7 @@ class StageWork:
         self._shaped = is_shaped(program, stage, layout)
         self._vector = vector_width(program, stage, layout)
         coded = coded_in(program, stage, layout)
-        self._block = lengthened(self._chosen(sum(moved(program, stage, layout)), bool(stage.reduces)), coded)
+        self._block = lengthened(self._chosen(sum(moved(program, stage, layout)), stage, bool(coded)), coded)
         how = self._how(stage, layout)
         self.cut = how.cut(tensors.seen(self._shaped))
         shape = how.known(self.cut)
@@ -82,13 +84,17 @@ class StageWork:
         self._captured: list[Launch] = []
         self.everything = self._launch(range(len(tensors.sizes)))
 
-    def _chosen(self, count: int, reduces: bool) -> Block:
-        """The block of a stage that moves `count` bytes for an element."""
+    def _chosen(self, count: int, stage: Stage, coded: bool) -> Block:
+        """The block of a stage that moves `count` bytes for an element, with or without states in codes."""
         name = _device_name(self.device)
         if self._shaped:
             return tile_for(self._vector, name)
         block = self.flat_block(count, name)
-        return reducing(block) if reduces and name != INTERPRETER else block
+        if name == INTERPRETER:
+            return block
+        if stage.reduces:
+            return reducing(block)
+        return halved(block) if coded else drawing(block) if draws(stage) else block
 
     @staticmethod
     def emulates(stage: Stage, layout: Layout) -> bool:
@@ -103,7 +109,8 @@ class StageWork:
     def _how(self, stage: Stage, layout: Layout) -> Blocks | Tiles:
         """The cut of tensors into chunks."""
         if not self._shaped:
-            return Blocks(self._block.elements, bool(stage.reduces))
+            least = TOGETHER if coded_in(self._program, stage, layout) else 1
+            return Blocks(self._block.elements, bool(stage.reduces), least)
         columns = any(place(r.axes, layout) == COL for r in stage.reduces)
         return Tiles(tile_shapes(self._block.elements, self._vector), columns, bool(stage.reduces))
 
@@ -115,9 +122,12 @@ class StageWork:
         return {"BLOCK": self._block.elements, **shape, **emulated, "num_warps": warps, "enable_fp_fusion": False}
 
     def _bounds(self, stage: Stage, layout: Layout) -> dict[str, int]:
-        """The bound of a thread's registers, in a stage with rows and columns on a GPU of NVIDIA."""
-        if not self._shaped or not _is_cuda(self.device):
+        """The bound of a thread's registers, with rows and columns or states in codes, on a GPU of NVIDIA."""
+        if not _is_cuda(self.device):
             return {}
+        if not self._shaped:
+            coded = coded_in(self._program, stage, layout)
+            return {"maxnreg": most_registers_of_codes(coded)} if coded and not stage.reduces else {}
         count = sum(moved(self._program, stage, layout))
         return {"maxnreg": most_registers(count, self._vector, bool(stage.reduces), self._block.threads)}
 
@@ -186,6 +196,16 @@ class StageWork:
                 raise BackendUnavailable(refusal(self._program.name, self.device, error)) from error
         if launch.jobs is not None and len(launch.jobs):
             self.finish[(len(launch.jobs),)](launch.jobs, self.slots, self._results, LANES=FINISHED)
+
+
+def draws(stage: Stage) -> bool:
+    """Whether a stage rounds at random."""
+    return any(node.op is Op.CHANCE for node in walk(stage.roots))
+
+
+def drawing(block: Block) -> Block:
+    """The block of a stage that rounds at random: a thread has fewer elements, and so more threads fit on a GPU."""
+    return Block(block.elements // 2, block.threads)
 
 
 def compiler_errors() -> tuple[type[Exception], ...]:

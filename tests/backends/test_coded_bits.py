@@ -9,10 +9,11 @@ import pytest
 
 import rulec
 from rulec.backend import registry
+from rulec.backend.protocol import Backend
 from rulec.compiler.layout import scale_name
 from rulec.formats import NAMES, Format, decode, encode
 from rulec.runtime.coded import kernel_of
-from tests.backends.coded_training import training
+from tests.backends.coded_training import HERE, Memory, training
 from tests.formats.kinds import edges
 
 Array = np.ndarray[Any, Any]
@@ -65,16 +66,16 @@ def same(values: Array, wanted: Array) -> bool:
     return bool((np.isnan(values) != numbers).all()) and values[numbers].tobytes() == wanted[numbers].tobytes()
 
 
-@pytest.mark.parametrize("backend", ["c", "cpu"])
-def test_every_code_and_values_beside_every_change_of_one(backend: str) -> None:
+def check_every_code(backend: Backend, memory: Memory = HERE) -> None:
+    """AssertionError unless a backend decodes every code, and encodes such values, as the formats do."""
     grad = values()
-    case = training(rulec.parse(RULE), FORMATS, grad.shape)
+    case = training(rulec.parse(RULE), FORMATS, grad.shape, memory)
     case.grads[0] = grad
     arrays = {"p": case.first.copy(), **case.states()}
     for name, form in FORMATS.items():
         arrays[name], arrays[scale_name(name)] = any_codes(form, grad.size)
     before = {name: array.copy() for name, array in arrays.items()}
-    _, kernel = kernel_of(registry.get(backend), case.program, case.layout, lambda _, like: np.empty_like(like))
+    _, kernel = kernel_of(backend, case.program, case.layout, lambda _, like: np.empty_like(like))
     case.steps(kernel, arrays, range(1, 2))
     for name, form in FORMATS.items():
         codes, scales = encode(form, grad)
@@ -82,3 +83,8 @@ def test_every_code_and_values_beside_every_change_of_one(backend: str) -> None:
         assert arrays[scale_name(name)].tobytes() == scales.tobytes(), name
         decoded = decode(form, before[name], before[scale_name(name)], grad.shape)
         assert same(arrays[f"copy_of_{name}"], decoded), name
+
+
+@pytest.mark.parametrize("backend", ["c", "cpu"])
+def test_every_code_and_values_beside_every_change_of_one(backend: str) -> None:
+    check_every_code(registry.get(backend))

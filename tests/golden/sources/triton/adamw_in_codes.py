@@ -47,9 +47,8 @@ def encode_dynamic8_256_signed(
     i = tl.arange(0, BLOCK)
     x = values if ALL else tl.where(i < size - start, values, 0.0)
     bits = x.to(tl.int32, bitcast=True)
-    length = bits & 0x7FFFFFFF
-    positive = tl.max(tl.reshape(tl.where(bits < 0, 0, length), (BLOCK // 256, 256)), 1)
-    negative = tl.max(tl.reshape(tl.where(bits < 0, length, 0), (BLOCK // 256, 256)), 1)
+    positive = tl.maximum(tl.max(tl.reshape(bits, (BLOCK // 256, 256)), 1), 0)
+    negative = tl.maximum(tl.max(tl.reshape(bits ^ -0x80000000, (BLOCK // 256, 256)), 1), 0)
     finite = tl.maximum(positive, negative) < 0x7F800000
     below = tl.div_rn(negative.to(tl.float32, bitcast=True), tl.full((BLOCK // 256,), 0.992968738079071, tl.float32))
     top = tl.where(negative >= positive, below, positive.to(tl.float32, bitcast=True))
@@ -59,21 +58,16 @@ def encode_dynamic8_256_signed(
     known = None if ALL else group * 256 < size - start
     stored = known if write is None else (write if ALL else known & write)
     tl.store(scales + start // 256 + group, tl.where(finite, scale, float("nan")), mask=stored)
-    known = spread(finite.to(tl.int32), 256, BLOCK) != 0
-    y = tl.where(known, x, 0.0) * spread(inverse, 256, BLOCK)
+    y = x * spread(inverse, 256, BLOCK)
     bits = y.to(tl.int32, bitcast=True)
-    length = tl.abs(y)
-    place = 1111111.125 * length + -0.1111111119389534
-    place = tl.minimum(place, 222222.21875 * length + 0.7777777910232544)
-    place = tl.minimum(place, 44444.4453125 * length + 2.555555582046509)
-    place = tl.minimum(place, 8888.888671875 * length + 6.111111164093018)
-    place = tl.minimum(place, 1777.77783203125 * length + 13.222222328186035)
-    place = tl.minimum(place, 355.5555419921875 * length + 27.44444465637207)
-    place = tl.minimum(place, 71.11111450195312 * length + 55.88888931274414)
-    step = (tl.maximum(place, 0.0) + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000
-    index = 128 + (step ^ (bits >> 31))
-    code = index - (y <= tl.load(words + 256 + index)).to(tl.int32)
-    code = tl.where(known, code, 0)
+    length = tl.maximum(bits & 0x7FFFFFFF, 881983488)
+    cell = tl.minimum(length >> 17, 8128)
+    low = length & 131071
+    sign = bits >> 31
+    cell += sign & 1400
+    low = (low ^ sign) - sign
+    code = (tl.load(words + -6473 + cell).to(tl.int32, bitcast=True) + low) >> 17
+    code = tl.where(spread(finite.to(tl.int32), 256, BLOCK) != 0, code, 0)
     inside = None if ALL else i < size - start
     stored = inside if write is None else (write if ALL else inside & write)
     tl.store(codes + start + i, code.to(tl.uint8), mask=stored)
@@ -103,33 +97,43 @@ def encode_dynamic4_128_unsigned_floor(
     i = tl.arange(0, BLOCK)
     x = values if ALL else tl.where(i < size - start, values, 0.0)
     bits = x.to(tl.int32, bitcast=True)
-    length = bits & 0x7FFFFFFF
-    length = tl.where((bits < 0) & (length < 0x7F800000), 0, length)
-    most = tl.max(tl.reshape(length, (BLOCK // 128, 128)), 1)
-    finite = most < 0x7F800000
-    top = most.to(tl.float32, bitcast=True)
+    finite = tl.max(tl.reshape(bits & 0x7FFFFFFF, (BLOCK // 128, 128)), 1) < 0x7F800000
+    bits = tl.maximum(bits, 0)
+    x = bits.to(tl.float32, bitcast=True)
+    top = tl.max(tl.reshape(bits, (BLOCK // 128, 128)), 1).to(tl.float32, bitcast=True)
     scale = tl.minimum(tl.maximum(top, 1.1754943508222875e-38), 3.4028234663852886e38)
     inverse = tl.where(finite, tl.div_rn(tl.full((BLOCK // 128,), 1.0, tl.float32), scale), 0.0)
     group = tl.arange(0, BLOCK // 128)
     known = None if ALL else group * 128 < size - start
     stored = known if write is None else (write if ALL else known & write)
     tl.store(scales + start // 128 + group, tl.where(finite, scale, float("nan")), mask=stored)
-    x = tl.where(x > 0, x, 0.0)
-    known = spread(finite.to(tl.int32), 128, BLOCK) != 0
-    y = tl.where(known, x, 0.0) * spread(inverse, 128, BLOCK)
-    bits = y.to(tl.int32, bitcast=True)
-    length = tl.abs(y)
-    place = 16.0 * length + -1.600000023841858
-    step = (tl.maximum(place, 0.0) + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000
-    index = 1 + (step ^ (bits >> 31))
-    code = index - (y <= (index.to(tl.float32) * 0.0625 + 0.03125)).to(tl.int32)
-    code = tl.where(known, code, 0)
+    y = x * spread(inverse, 128, BLOCK)
+    place = tl.maximum(16.0 * y + -1.600000023841858, 0.0)
+    index = 1 + (place + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000
+    code = index - (y <= index.to(tl.float32) * 0.0625 + 0.03125).to(tl.int32)
+    code = tl.where(spread(finite.to(tl.int32), 128, BLOCK) != 0, code, 0)
     code = code if ALL else tl.where(i < size - start, code, 0)
     upper, lower = tl.split(tl.reshape(code, (BLOCK // 2, 2)))
     pair = tl.arange(0, BLOCK // 2)
     inside = None if ALL else 2 * pair < size - start
     stored = inside if write is None else (write if ALL else inside & write)
     tl.store(codes + start // 2 + pair, (upper << 4 | lower).to(tl.uint8), mask=stored)
+
+
+@triton.jit
+def quotient_of_root(root, divisor):
+    """root/divisor as IEEE rounds it, of square roots by one number."""
+    above_one = tl.full((), 1.0000001192092896, tl.float32)
+    is_fused = tl.fma(above_one, above_one, tl.full((), -1.000000238418579, tl.float32)) > 0
+    if is_fused & (divisor > 8.881784197001252e-16) & (divisor < 1125899906842624.0):
+        inverse = tl.div_rn(1.0, divisor)
+        near = root * inverse
+        rest = tl.fma(-near, tl.broadcast_to(divisor, root.shape), root)
+        quotient = tl.fma(rest, tl.broadcast_to(inverse, root.shape), near)
+        quotient = tl.where(tl.abs(rest) > 0, quotient, near)
+    else:
+        quotient = tl.div_rn(root, divisor)
+    return quotient
 
 
 @triton.jit
@@ -164,7 +168,7 @@ def stage_0_blocks(
         m_new = beta1 * m + one_minus_beta1 * g
         v_new = beta2 * v + one_minus_beta2 * g * g
         m_hat = tl.div_rn(m_new, one_minus_beta1_t)
-        sigma = tl.div_rn(tl.sqrt_rn(v_new), sqrt_one_minus_beta2_t)
+        sigma = quotient_of_root(tl.sqrt_rn(v_new), sqrt_one_minus_beta2_t)
         adam_direction = tl.div_rn(m_hat, sigma + eps)
         decay_direction = weight_decay * p
         direction = adam_direction + decay_direction
