@@ -44,7 +44,17 @@ def divisors() -> list[float]:
     """Divisors next to the ends of a power of two, at and beyond the bounds, and some between."""
     near_two = [2 - k * 2.0**-23 for k in (1, 2, 3, 5, 255, 4095, 4097)]
     others = [1.0, 1 + 2.0**-23, 1 / 3, 0.1, 0.03160696, 2.0**-49, 2.0**49, 2.0**-51, 2.0**51, 0.0, -3.0, 2.0**-140]
-    return [*near_two, *others, 3.0e38, float("inf"), float("nan")]
+    return [
+        *near_two,
+        *others,
+        1.7 * 2.0**100,
+        1.7 * 2.0**125,
+        1.3 * 2.0**-100,
+        1.3 * 2.0**-125,
+        3.0e38,
+        float("inf"),
+        float("nan"),
+    ]
 
 
 @pytest.mark.parametrize("divisor", divisors())
