@@ -47,7 +47,7 @@ def divisors() -> list[float]:
     return [
         *near_two,
         *others,
-        1.7 * 2.0**100,
+        3 * 2.0**100,
         1.7 * 2.0**125,
         1.3 * 2.0**-100,
         1.3 * 2.0**-125,
@@ -65,7 +65,9 @@ def test_quotients_are_those_of_a_division(divisor: float) -> None:
     )
     exponents = rng.integers(127 - 75, 127 + 64, fractions.size)
     roots = np.concatenate([fractions | (127 << 23), fractions | exponents << 23]).astype(np.uint32).view(np.float32)
-    roots = np.concatenate([roots, np.float32([0.0, -0.0, np.inf, np.nan, 2.0**-74.5])])
+    # Over 3*2**100, these are in the middle of two subnormal numbers.
+    middles = np.float32(3 * 2.0**-50) * np.arange(1, 2000, dtype=np.float32)
+    roots = np.concatenate([roots, middles, np.float32([0.0, -0.0, np.inf, np.nan, 2.0**-74.5])])
     with np.errstate(all="ignore"):
         found = quotient_of_root()(roots, np.float32(divisor))
         wanted = roots / np.float32(divisor)
