@@ -63,7 +63,7 @@ def lengthened(block: Block, coded: Sequence[tuple[str, Format]]) -> Block:
 
 
 def halved(block: Block) -> Block:
-    """The block of a stage with states in codes that reduces nothing, from that of one without codes."""
+    """The block of a stage with states in codes and without reductions, from the block of a stage of floats."""
     return Block(block.elements // 2, max(block.threads // 2, _THREADS))
 
 
