@@ -390,7 +390,7 @@ class Broken:
             raise PTXASError('no kernel for sm_10\\nand more')
         return launch
 
-call._works[0].kernel = Broken()
+call._works[0].launcher.kernel = Broken()
 try:
     from rulec.backend.protocol import Rows
     import numpy as np
