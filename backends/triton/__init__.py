@@ -87,14 +87,15 @@ class TritonBackend:
         return torch.cuda.get_device_capability(device)[0] >= 8
 
     def emit_quintic(self, dtype: str) -> str:
-        """The source of a kernel for the products of `newton_schulz`, of matrices in a dtype of 16 bits."""
+        """The source of kernels for the products of `newton_schulz`, of matrices in a dtype of 16 bits."""
         return quintic_source(dtype)
 
     def build_quintic(self, dtype: str, source: str) -> QuinticProducts:
-        """The products by the kernel of a source text of `emit_quintic`."""
+        """The products by the kernels of a source text of `emit_quintic`."""
         from .quintic_call import QuinticProducts
 
-        return QuinticProducts(_kernels("newton_schulz", source)["product"])
+        kernels = _kernels("newton_schulz", source)
+        return QuinticProducts(kernels["product"], dividing=kernels["divided"])
 
     def emit_segments(self) -> str:
         """The source of a kernel that reduces runs of a vector."""

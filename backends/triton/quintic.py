@@ -195,11 +195,29 @@ def product(
         put_whole(tile, added, out, top, start, height, width, share, factor, ADDS, HIGH, WIDE, ALL, EMULATED)
 '''
 
+_DIVIDED = '''\
+@triton.jit
+def divided(y, norms, out, size, BLOCK: tl.constexpr, EMULATED: tl.constexpr):
+    """BLOCK elements of one matrix of a stack, of `size` elements each, over the norm of that matrix."""
+    count = tl.cdiv(size, BLOCK)
+    matrix, number = tl.program_id(0) // count, tl.program_id(0) % count
+    at = matrix.to(tl.int64) * size + number * BLOCK + tl.arange(0, BLOCK)
+    inside = number * BLOCK + tl.arange(0, BLOCK) < size
+    norm = tl.load(norms + matrix).to(tl.float32)
+    value = tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
+    quotient = tl.div_rn(value, tl.full((BLOCK,), 1.0, tl.float32) * norm)
+    tl.store(out + at, ROUNDED, mask=inside)
+'''
+
 
 def quintic_source(dtype: str) -> str:
-    """The whole file: the kernel `product`, of matrices in `dtype`. BackendUnsupported for a dtype not of 16 bits."""
+    """The whole file: the kernels `product` and `divided`, of matrices in `dtype`.
+
+    BackendUnsupported for a dtype not of 16 bits.
+    """
     if dtype not in DTYPES:
         raise BackendUnsupported("triton", f"products of matrices in {dtype}", "newton_schulz")
     written = _WRITTEN.replace("ROUNDED", rounded("tile", dtype, "float32"))
+    divided = _DIVIDED.replace("ROUNDED", rounded("quotient", dtype, "float32"))
     title = f"The products of newton_schulz in {dtype}, by the triton backend. Printed by rulec."
-    return source_text(title, [*words_used(written), _PLACES, _BLOCK, _SUMS, written, _PRODUCT])
+    return source_text(title, [*words_used(written), _PLACES, _BLOCK, _SUMS, written, _PRODUCT, divided])

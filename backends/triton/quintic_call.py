@@ -18,6 +18,9 @@ from .work import compiler_errors, refusal
 
 __all__ = ["QuinticProducts", "count_half"]
 
+#: The elements of a program that divides by norms, and its warps: each thread has two accesses of 16 bytes.
+_DIVIDED, _WARPS = 2048, 4
+
 #: Descriptors that are remembered: more than a step of a large model has.
 _DESCRIPTORS = 1 << 12
 
@@ -30,10 +33,11 @@ class QuinticProducts:
     their compiled kernels from the second time on.
     """
 
-    def __init__(self, kernel: Any, tiles: Sequence[Tile] = ()) -> None:
-        """`tiles` replace the device's."""
-        self._kernel, self._tiles = kernel, tiles
+    def __init__(self, kernel: Any, tiles: Sequence[Tile] = (), dividing: Any = None) -> None:
+        """`kernel` and `dividing` are `product` and `divided` of a source text. `tiles` replace the device's."""
+        self._kernel, self._tiles, self._dividing = kernel, tiles, dividing
         self._works: dict[tuple[Kind, Any, Any], Work] = {}
+        self._dividers: dict[Any, Launcher] = {}
 
     def pays(self, rows: int, cols: int) -> bool:
         """Whether matrices are large enough."""
@@ -42,6 +46,22 @@ class QuinticProducts:
     def stack_size(self, device: Any, dtype: str, rows: int, cols: int, count: int, most: int) -> int:
         """How many of `count` matrices go into a stack of `most` elements, to fill the device's processors."""
         return stack_size(rows, cols, count, most // (rows * cols), *self._machine(device, dtype))
+
+    def divided(self, y: Any, norms: Any) -> Any:
+        """Each matrix over its norm, in one pass; `norms` are `(batch, 1, 1)`."""
+        out = y.new_empty(tuple(y.shape))
+        if not out.numel():
+            return out
+        y, size = y.contiguous(), out[0].numel()
+        launcher = self._dividers.get(out.device)
+        if launcher is None:
+            constants = {"BLOCK": _DIVIDED, "EMULATED": out.device.type == "cpu", "num_warps": _WARPS}
+            launcher = Launcher(self._dividing, constants | {"enable_fp_fusion": False})
+            self._dividers[out.device] = launcher
+        aligned = y.data_ptr() & 15, norms.data_ptr() & 15, out.data_ptr() & 15
+        with current(out.device, None):
+            launcher.run(len(out) * -(-size // _DIVIDED), (y, norms, out, size), (size, *aligned))
+        return out
 
     def gram(self, y: Any, out: Any = None) -> Any:
         """The products of each matrix and its transpose, with the shorter side twice: exactly symmetric."""

@@ -32,6 +32,10 @@ class QuinticProducts(Protocol):
         """How many of `count` matrices of this size go into one stack, of `most` elements or of one matrix."""
         ...
 
+    def divided(self, y: Any, norms: Any) -> Any:
+        """Matrices over their `norms`, of shape `(batch, 1, 1)` and the same dtype: IEEE quotients, rounded once."""
+        ...
+
     def gram(self, y: Any, out: Any = None) -> Any:
         """The products of matrices and their transposes: `y @ y.T`, of tall ones `y.T @ y`."""
         ...

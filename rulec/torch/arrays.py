@@ -117,8 +117,8 @@ def newton_schulz(
     Iterations take turns in the memory of two stacks, and share that of the symmetric matrices.
     """
     y = x.to(getattr(torch, dtype))
-    y = y / torch.linalg.vector_norm(y, dim=(-2, -1), keepdim=True).clamp(min=1e-7)
     by, gram, polynomial, last = products(y), None, None, None
+    y = by.divided(y, torch.linalg.vector_norm(y, dim=(-2, -1), keepdim=True).clamp(min=1e-7))
     for a, b, c in coefficients_of(coefficients, iterations(steps)):
         gram = by.gram(y, out=gram)
         polynomial = by.polynomial(gram, b, c, out=polynomial)

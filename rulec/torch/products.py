@@ -22,6 +22,10 @@ class TorchProducts:
         """As many as there are, and fit."""
         return max(1, min(count, most // max(1, rows * cols)))
 
+    def divided(self, y: Tensor, norms: Tensor) -> Tensor:
+        """Matrices over their norms."""
+        return y / norms
+
     def gram(self, y: Tensor, out: Tensor | None = None) -> Tensor:
         """The products of matrices and their transposes."""
         wide = _wide(y)

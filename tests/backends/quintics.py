@@ -31,12 +31,16 @@ FAULTS = {
 }
 
 
+#: The same of the kernel that divides by norms.
+DIVIDING_FAULTS = {"a norm of its neighbour": ("tl.load(norms + matrix)", "tl.load(norms + 0 * matrix)")}
+
+
 def products(dtype: str, fault: str = "") -> Any:
     """The triton backend's products, with a fault where one is named."""
     backend: Any = registry.get("triton")
     source = backend.emit_quintic(dtype)
     if fault:
-        before, after = FAULTS[fault]
+        before, after = (FAULTS | DIVIDING_FAULTS)[fault]
         assert before in source, fault
         source = source.replace(before, after)
     return backend.build_quintic(dtype, source)
@@ -52,6 +56,17 @@ def symmetric(batch: int, side: int, dtype: str, device: str) -> Tensor:
     """Symmetric matrices of whole numbers."""
     lower = torch.tril(integers((batch, side, side), dtype, device))
     return lower + torch.tril(lower, -1).mT
+
+
+def divides_otherwise(dtype: str, shape: Sequence[int], device: str = "cpu", fault: str = "") -> bool:
+    """Whether matrices over their norms have other bits than torch's, with zeros, infinities and NaN among them."""
+    drawn = torch.Generator().manual_seed(1)
+    y = torch.randn(tuple(shape), generator=drawn).to(device, getattr(torch, dtype))
+    y.view(-1)[:4] = torch.tensor([0.0, -0.0, torch.inf, torch.nan])
+    norms = torch.rand((shape[0], 1, 1), generator=drawn).to(device, y.dtype) * 30 + 1e-7
+    ours, theirs = products(dtype, fault).divided(y, norms), y / norms
+    same = (ours.view(torch.int16) == theirs.view(torch.int16)) | (ours.isnan() & theirs.isnan())
+    return not bool(same.all())
 
 
 PRODUCTS = ("gram", "polynomial", "following")

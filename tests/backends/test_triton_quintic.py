@@ -47,6 +47,16 @@ failed = [depends_on_neighbours('bfloat16', shape) for shape in ((35, 48),)]
     assert in_the_interpreter(program, "failed") == [[]]
 
 
+def test_matrices_over_their_norms_have_torchs_bits() -> None:
+    program = """
+from tests.backends.quintics import divides_otherwise
+shapes = (3, 40, 70), (1, 64, 96), (2, 33, 41)
+found = [divides_otherwise(dtype, shape) for dtype in ('bfloat16', 'float16') for shape in shapes]
+planted = divides_otherwise('bfloat16', (3, 40, 70), fault='a norm of its neighbour')
+"""
+    assert in_the_interpreter(program, "[any(found), planted]") == [False, True]
+
+
 TRIANGLES = """
 import torch, triton, triton.language as tl
 from tests.backends.quintics import products

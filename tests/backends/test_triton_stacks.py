@@ -103,6 +103,12 @@ class Made:
         return launch
 
 
+class Dividing(Made):
+    """The kernel that divides by norms."""
+
+    arg_names = ("y", "norms", "out", "size", "BLOCK", "EMULATED")
+
+
 @contextlib.contextmanager
 def hopper() -> Iterator[None]:
     """Tensors without memory are on a GPU of 132 processors, the current one."""
@@ -122,7 +128,7 @@ def stack(*shape: int) -> Tensor:
 def test_only_the_first_launch_of_a_product_asks_triton_for_a_kernel(shape: tuple[int, int, int]) -> None:
     """Its arguments are those of the later ones, and behind them the constants, in the kernel's order."""
     kernel = Made()
-    by = QuinticProducts(kernel)
+    by = QuinticProducts(kernel, dividing=Dividing())
     with hopper():
         newton_schulz(stack(*shape), 5, "bfloat16", products=lambda y: by)
         assert (len(kernel.first), len(kernel.again)) == (3, 12)
@@ -205,7 +211,7 @@ def test_iterations_take_turns_in_the_memory_of_two_stacks() -> None:
             return out
 
     with hopper():
-        by = Noted(Made())
+        by = Noted(Made(), dividing=Dividing())
         newton_schulz(stack(3, 1600, 6400), 5, "bfloat16", products=lambda y: by)
     assert len({id(x) for x in asked}) == 4
     assert len({id(x) for x in asked[0::3]}) == len({id(x) for x in asked[1::3]}) == 1

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import rulec.torch
 from benchmarks.gpu.host import RATES, WARM_UP, capture
-from tests.backends.quintics import depends_on_neighbours, wrong
+from tests.backends.quintics import depends_on_neighbours, divides_otherwise, wrong
 from tests.gpu.training import DEVICE, assert_near, bits, give, gradients, no_waiting, parameters
 
 pytestmark = [
@@ -31,6 +31,13 @@ ROUNDING = 2.0**-6
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_products_of_whole_numbers_are_exact_but_for_one_rounding(shape: tuple[int, int, int], dtype: str) -> None:
     assert wrong(dtype, shape, DEVICE) == []
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_matrices_over_their_norms_have_torchs_bits(dtype: str) -> None:
+    assert not any(
+        divides_otherwise(dtype, shape, DEVICE) for shape in ((3, 300, 1000), (1, 257, 261), (5, 1024, 4096))
+    )
 
 
 @pytest.mark.parametrize("shape", [(256, 300), (1000, 333), (1600, 1600)])
