@@ -88,11 +88,18 @@ def _section(result: Result) -> str:
     missed = [row for row in result.rows if row.met is False]
     judged = [row for row in result.rows if row.met is not None]
     lines = [f"## {result.name}", "", _TEXT[result.name], "", *_runs(result)]
-    lines += [f"- {note}" for note in result.remarks] + ([""] if result.remarks else [])
+    lines += [f"- {note}" for note in _notes(result.remarks)] + ([""] if result.remarks else [])
     lines += [f"{len(judged) - len(missed)} of {len(judged)} targets are met.", ""]
     lines += ["| | figure | measured | target | met |", "|---|---|---:|---:|---|"]
     lines += [f"| {row.subject} | {row.measure} | {figure(row)} | {target(row)} | {_met(row)} |" for row in result.rows]
     return "\n".join([*lines, ""])
+
+
+def _notes(remarks: Sequence[str]) -> list[str]:
+    """The notes of a measurement; what was not run for want of time is one of them."""
+    late = [name for name, said, why in (note.partition(": not run: ") for note in remarks) if said and "left" in why]
+    others = [note for note in remarks if note.partition(": not run: ")[0] not in late]
+    return [*others, *([f"not run for want of time: {'; '.join(late)}"] if late else [])]
 
 
 def _runs(result: Result) -> list[str]:

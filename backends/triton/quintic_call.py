@@ -183,16 +183,16 @@ def _descriptor(x: Any, block: tuple[int, int, int], emulated: bool) -> Any:
     The interpreter reads the tensor itself.
     """
     if emulated:
-        return _made(x, x.data_ptr(), x.dtype, x.shape, block)
+        return _new_descriptor(x, x.data_ptr(), x.dtype, x.shape, block)
     return _remembered(x.data_ptr(), x.dtype, x.shape, block)
 
 
 @functools.lru_cache(maxsize=_DESCRIPTORS)
 def _remembered(address: int, dtype: Any, shape: Sequence[int], block: tuple[int, int, int]) -> Any:
-    return _made(Memory(address, dtype), address, dtype, shape, block)
+    return _new_descriptor(Memory(address, dtype), address, dtype, shape, block)
 
 
-def _made(base: Any, address: int, dtype: Any, shape: Sequence[int], block: tuple[int, int, int]) -> Any:
+def _new_descriptor(base: Any, address: int, dtype: Any, shape: Sequence[int], block: tuple[int, int, int]) -> Any:
     """None where lines do not begin at multiples of 16 bytes."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 

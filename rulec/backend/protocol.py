@@ -142,7 +142,7 @@ class Backend(Protocol):
     A backend may set `on_device = True`: the values between its stages then stay on the tensors' device, and nothing
     waits for the device. Rows, vectors and reductions are arrays of the tensors' own kind (see `Rows` and `Written`);
     without it they are NumPy's. With `narrow = True` its kernels read and write operands and results of
-    `newton_schulz` in the 16 bits that these are rounded to (see `Layout.results`).
+    `newton_schulz` in 16 bits, as the function rounds them (see `Layout.results`).
     """
 
     name: str

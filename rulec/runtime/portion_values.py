@@ -142,7 +142,7 @@ class PortionValues:
     def matrices(self, buffer: str, i: int) -> Any:
         """A buffer of a tensor as `(batch, rows, cols)`: vectors in float64, matrices in the compute dtype.
 
-        Scratch that is narrower is as it is stored: its readers round to that dtype.
+        Narrow scratch is as it is stored: its readers round to its dtype.
         """
         elements, letters = (
             self._as_matrices(buffer, self._stored(buffer, i), i),

@@ -106,7 +106,7 @@ class InTiles(Surroundings, Protocol):
 
 @dataclass
 class LaunchValues:
-    """The values of one launch so far. Those that are `narrow` stay in the dtype that their function rounds them to."""
+    """The values of one launch so far. The `narrow` ones stay in the dtype that their function rounds to."""
 
     plan: Plan
     around: Surroundings

@@ -78,12 +78,12 @@ def test_rows_from_before_there_were_parts_stay_until_they_are_measured() -> Non
 def test_the_recorded_results_load_and_merge() -> None:
     old = read_result(RECORDED)
     merge.check(old, "gpu.json", False, [])
-    row = replace(old.rows[-1], value=1.25, part="fused")
-    both = merge.merged(old, result("H100", [row], fused=record("H100")))
-    assert len(both.rows) == len(old.rows)
-    assert both.rows[-1] == row
-    assert both.rows[:-1] == [one for one in old.rows if one.what != row.what]
-    assert json.loads(json.dumps(both.data()))["parts"]["fused"]["measured"] == "2026-12-01"
+    first = next(one for one in old.rows if not one.part)
+    row = replace(first, value=1.25, part="large")
+    both = merge.merged(old, result("H100", [row], large=record("H100")))
+    assert [one for one in both.rows if one is not row] == [one for one in old.rows if one is not first]
+    assert row in both.rows
+    assert json.loads(json.dumps(both.data()))["parts"]["large"]["measured"] == "2026-12-01"
 
 
 @pytest.mark.parametrize(

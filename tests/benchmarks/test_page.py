@@ -35,6 +35,16 @@ def test_every_row_is_on_the_page_with_its_target_and_whether_it_is_met(tmp_path
     assert "2 threads" in page
 
 
+def test_what_was_not_run_for_want_of_time_is_one_note(tmp_path: Path) -> None:
+    notes = ["a: not run: 3 s were left of its time, and it may take 5", "cupy: not run: no GPU", "b: failed: it hung"]
+    notes.append("c: not run: 2 s were left of its time, and it may take 5")
+    write(tmp_path, Result("many", [], False, 2, notes))
+    page = results_page(tmp_path)
+    assert [line for line in page.splitlines() if line.startswith("- ")] == [
+        "- cupy: not run: no GPU", "- b: failed: it hung", "- not run for want of time: a; c",
+    ]  # fmt: skip
+
+
 def test_without_results_the_page_says_how_to_get_them(tmp_path: Path) -> None:
     assert "No results are recorded" in results_page(tmp_path)
 

@@ -192,3 +192,16 @@ def product(
         put_half(tile, added, out, top, start, height, share, factor, ADDS, HIGH, ALL, EMULATED)
     else:
         put_whole(tile, added, out, top, start, height, width, share, factor, ADDS, HIGH, WIDE, ALL, EMULATED)
+
+
+@triton.jit
+def divided(y, norms, out, size, BLOCK: tl.constexpr, EMULATED: tl.constexpr):
+    """BLOCK elements of one matrix of a stack, of `size` elements each, over the norm of that matrix."""
+    count = tl.cdiv(size, BLOCK)
+    matrix, number = tl.program_id(0) // count, tl.program_id(0) % count
+    at = matrix.to(tl.int64) * size + number * BLOCK + tl.arange(0, BLOCK)
+    inside = number * BLOCK + tl.arange(0, BLOCK) < size
+    norm = tl.load(norms + matrix).to(tl.float32)
+    value = tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
+    quotient = tl.div_rn(value, tl.full((BLOCK,), 1.0, tl.float32) * norm)
+    tl.store(out + at, to_bfloat16(quotient, EMULATED), mask=inside)
