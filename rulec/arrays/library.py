@@ -111,6 +111,10 @@ class Library:
         """The numbers of a table's first row, as arrays without axes."""
         return [table[0, index] for index in range(table.shape[1])]
 
+    def address(self, array: Any) -> int:
+        """The address of an array whose memory may move; 0 where nobody moves it."""
+        return 0
+
     def copy_all(self, into: Sequence[Any], arrays: Sequence[Any]) -> None:
         """Writes arrays of one dtype to others of one dtype and of the same shapes, rounded."""
         for one, other in zip(into, arrays, strict=True):

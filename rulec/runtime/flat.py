@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -126,6 +127,7 @@ class FlatStates:
     def __init__(self, states: Sequence[Mapping[str, Any]], letters: Mapping[str, str], flats: Flats, library: Library):
         self._library = library
         self._arrays = {name: [each[name] for each in states] for name in letters}
+        self._addresses = self._places()
         #: The states whose arrays lie in memory as their pieces do.
         self.names = {
             name
@@ -142,11 +144,15 @@ class FlatStates:
         self._pieces = {name: [x.reshape(-1) for x in memory] for name, memory in self._memory.items()}
 
     def are_of(self, states: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether these are the same arrays still."""
-        return all(
+        """Whether these are the same arrays still, in the same memory."""
+        same = all(
             all(map(operator.is_, map(operator.itemgetter(name), states), arrays))
             for name, arrays in self._arrays.items()
         )
+        return same and self._places() == self._addresses
+
+    def _places(self) -> list[int]:
+        return [*map(self._library.address, chain.from_iterable(self._arrays.values()))]
 
     def read(self, names: Sequence[str]) -> dict[str, Pieces]:
         """The values of these states, by name; they stay until the states are written."""
@@ -177,12 +183,12 @@ class FlatStates:
 class Remembered:
     """The memory of steps of the same tensors: the cuts of their vectors, states in flat arrays, and views.
 
-    `views` has states and scratch as matrices, by name and place: each array, and its view.
+    `views` has states and scratch as matrices, by name and place: each array, its address and its view.
     """
 
     def __init__(self, extents: Sequence[tuple[int, int, int]], library: Library) -> None:
         self.flats, self._library = Flats(extents, library), library
-        self.views: dict[tuple[str, int], tuple[Any, Any]] = {}
+        self.views: dict[tuple[str, int], tuple[Any, int, Any]] = {}
         self._states: dict[tuple[tuple[str, str], ...], FlatStates] = {}
 
     def states(self, states: Sequence[Mapping[str, Any]], letters: Mapping[str, str]) -> FlatStates:

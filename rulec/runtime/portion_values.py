@@ -160,13 +160,13 @@ class PortionValues:
         """A stored array as `(batch, rows, cols)`: for the same memory the view of the last step."""
         views = {} if self.remembered is None else self.remembered.views
         known = views.get((buffer, i))
-        if known is not None and known[0] is array:
-            return known[1]
+        if known is not None and known[0] is array and known[1] == self.library.address(array):
+            return known[2]
         axes, view = self.program.buffer(buffer).axes, self.portion.tensors[i].view
         elements = array if self._is_narrow(buffer) else self._read(buffer, array)
         matrices = view.matrices(elements) if axes.elementwise else view.kept(elements, axes.letters)
         if elements is array and buffer not in ("p", "g", *self.launch.inputs):
-            views[buffer, i] = array, matrices
+            views[buffer, i] = array, self.library.address(array), matrices
         return matrices
 
     def vectors_of(self, buffer: str) -> Pieces | None:

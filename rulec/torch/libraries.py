@@ -214,6 +214,10 @@ class DeviceLibrary(Library):
     def first_row(self, table: Tensor) -> Sequence[Tensor]:
         return table[0].unbind()
 
+    def address(self, array: Tensor) -> int:
+        """torch's, for a tensor's `data` may be replaced; 0 without memory."""
+        return 0 if has_no_memory(array) else array.data_ptr()
+
     def copy_all(self, into: Sequence[Tensor], arrays: Sequence[Tensor]) -> None:
         """In one pass over the arrays."""
         if into:
