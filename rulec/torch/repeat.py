@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from rulec.backend.protocol import Standing
+from rulec.errors import PartialUpdate
 from rulec.kernel.bucket.address import array_address
 from rulec.runtime.counts import Counts
 from rulec.runtime.debug import LEVEL
@@ -55,13 +56,30 @@ class Repeat:
             return False
         if not self._job.done():
             return False
+        done = 0
         try:
             self.left -= 1
             for run in self._runs:
                 run()
+                done += 1
+        except Exception as error:
+            self._put_back(done, error)
+            raise
         finally:
             self._survey.release()
         return True
+
+    def _put_back(self, done: int, error: Exception) -> None:
+        """Counts the step back for buckets without an update; PartialUpdate where `done` buckets have theirs."""
+        launches, _ = self._kept
+        for launch in launches[done:]:
+            launch.part.bucket.counts.advance(None, -1)
+        if done:
+            names = [tensor.name for launch in launches[:done] for tensor in launch.part.tensors]
+            some = ", ".join(names[:5])
+            raise PartialUpdate(
+                f"a step failed after {len(names)} tensors were updated ({some}...): {error}"
+            ) from error
 
 
 def repeat_of(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import rulec.torch
-from rulec.errors import HyperError, TensorError
+from rulec.errors import HyperError, PartialUpdate, TensorError
 from rulec.torch import exports, plans
 from rulec.torch.optimizer import RuleOptimizer
 from rulec_backends.cpu import threads
@@ -311,6 +311,32 @@ def test_steps_of_few_tensors_are_repeated(count: int) -> None:
         optimizer.step()
     assert optimizer._machine is not None
     assert optimizer._machine.repeat is not None
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_repeated_step_that_fails_is_counted_for_what_it_updated(failing: int) -> None:
+    params = [torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(5, dtype=torch.float64))]
+    optimizer = rulec.torch.AdamW(params)
+    for number in range(4):
+        give_gradients(params, number)
+        optimizer.step()
+    assert optimizer._machine is not None
+    repeat = optimizer._machine.repeat
+    assert repeat is not None
+
+    def broken() -> None:
+        raise MemoryError("no memory for a table")
+
+    repeat._runs[failing] = broken
+    before = [p.detach().clone() for p in params]
+    with pytest.raises(PartialUpdate if failing else MemoryError, match="no memory for a table"):
+        optimizer.step()
+    updated = [not torch.equal(p, old) for p, old in zip(params, before, strict=True)]
+    assert sum(updated) == failing
+    assert [float(optimizer.state[p]["step"]) for p in params] == [4.0 + new for new in updated]
+    optimizer._machine.repeat = None
+    optimizer.step()
+    assert [float(optimizer.state[p]["step"]) for p in params] == [5.0 + new for new in updated]
 
 
 def test_hooks_and_scaling_are_seen_on_the_way() -> None:
