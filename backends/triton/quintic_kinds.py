@@ -78,21 +78,21 @@ def kinds(rows: int, cols: int) -> tuple[Kind, Kind, Kind]:
 
 
 def fill(kind: Kind, tile: Tile, processors: int, stack: int) -> float:
-    """The part of the processors' turns that have a tile, where each takes one tile in a turn."""
+    """The share of processors with a tile, over all waves of a launch."""
     count = stack * kind.count(tile)
-    return count / (_turns(count, processors) * processors)
+    return count / (_waves(count, processors) * processors)
 
 
 def stack_size(rows: int, cols: int, count: int, most: int, tiles: Sequence[Tile], processors: int) -> int:
     """How many of `count` matrices go into a stack, `most` or fewer: as many as take the least time in all.
 
-    Each processor computes a tile in a turn, so a stack takes as long as whole turns of them.
+    In a wave each processor computes one tile, so a stack takes as long as a whole number of waves.
     """
     chosen = [(kind, kind.tile(tiles, processors)) for kind in kinds(rows, cols)]
     works = [(kind.count(tile), tile.high * tile.wide * kind.depth) for kind, tile in chosen]
 
     def time(stack: int) -> int:
-        return sum(_turns(stack * tiles_of_one, processors) * terms for tiles_of_one, terms in works)
+        return sum(_waves(stack * tiles_of_one, processors) * terms for tiles_of_one, terms in works)
 
     def whole(stack: int) -> int:
         return count // stack * time(stack) + time(count % stack)
@@ -101,5 +101,5 @@ def stack_size(rows: int, cols: int, count: int, most: int, tiles: Sequence[Tile
     return min(sizes, key=whole)
 
 
-def _turns(count: int, processors: int) -> int:
+def _waves(count: int, processors: int) -> int:
     return -(-count // processors)
