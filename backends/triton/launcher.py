@@ -7,6 +7,7 @@ kernels take addresses as whole numbers; of a tensor Triton asks the driver whet
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -30,7 +31,7 @@ class Launcher:
             compiled[programs, 1, 1](*(arguments if bare is None else bare), *constants)
             return
         compiled = self.kernel[(programs,)](*arguments, **self.constants)
-        if compiled is not None:  # the interpreter compiles nothing
+        if compiled is not None and _takes_constants():  # the interpreter compiles nothing
             names = self.kernel.arg_names[len(arguments) :]
             self._compiled[kind] = compiled, tuple(self.constants[name] for name in names)
 
@@ -38,3 +39,11 @@ class Launcher:
         """Launches so many programs with these arguments: tensors, or None."""
         addresses = [None if x is None else x.data_ptr() for x in tensors]
         self.run(programs, tensors, tuple([x if x is None else not x & 15 for x in addresses]), addresses)
+
+
+@functools.cache
+def _takes_constants() -> bool:
+    """Whether a compiled kernel takes all arguments of the signature, constants among them: from Triton 3.3 on."""
+    import triton
+
+    return tuple(int(number) for number in triton.__version__.split(".")[:2]) >= (3, 3)

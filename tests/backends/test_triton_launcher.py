@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
+from rulec_backends.triton import launcher as module
 from rulec_backends.triton.launcher import Launcher
 
 
@@ -35,6 +37,19 @@ class Kernel:
             return self.made[-1]
 
         return search
+
+
+def test_before_triton_3_3_each_launch_is_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its compiled kernels take no constants."""
+    triton = pytest.importorskip("triton")
+    monkeypatch.setattr(triton, "__version__", "3.2.0")
+    module._takes_constants.cache_clear()
+    kernel, words = Kernel(), torch.zeros(4, dtype=torch.int64)
+    launcher = Launcher(kernel, {"EMULATED": False, "BLOCK": 1024})
+    for _ in range(2):
+        launcher.run_on(7, [words, words, None])
+    module._takes_constants.cache_clear()
+    assert len(kernel.searches) == 2
 
 
 def test_a_compiled_kernel_is_looked_for_once_for_each_kind_of_arguments() -> None:
