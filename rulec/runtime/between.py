@@ -189,12 +189,13 @@ class Between(LaunchValues):
         for i, arguments in enumerate(operands):
             kind = self._kind(value, arguments)
             alike.setdefault(i if kind is None else kind, []).append(i)
-        shapes = [tuple(operands[places[0]][0].shape) for places in alike.values()]
-        cuts = [
-            (places, self.library.stack_size(value, shape, len(places)))
-            for places, shape in zip(alike.values(), shapes, strict=True)
-        ]
+        cuts = [(places, self._stack_size(value, operands[places[0]][0], len(places))) for places in alike.values()]
         return [places[k : k + count] for places, count in cuts for k in range(0, len(places), count)]
+
+    def _stack_size(self, value: Node, operand: Any, count: int) -> int:
+        """How many of `count` tensors with operands like this one go into one stack: all that have numbers."""
+        shape = tuple(getattr(operand, "shape", ()))
+        return self.library.stack_size(value, shape, count) if len(shape) == 3 else count
 
     def _kind(self, value: Node, arguments: Sequence[Any]) -> Any:
         """The key of the stack for some matrices; None for matrices that do not go into one."""
