@@ -56,6 +56,14 @@ class PartialUpdate(RulecError, RuntimeError):
         self.updated, self.pending = list(updated), list(pending)
 
 
+def interrupted(name: str) -> PartialUpdate:
+    """The error of the call after a step of this optimizer, or rule, that was interrupted while it wrote."""
+    return PartialUpdate(
+        f"the last step of {name} was interrupted while it was written, so parameters, states and step counts may not "
+        f"agree: load a checkpoint, or call again to go on with them as they are"
+    )
+
+
 class StepTooLarge(RulecError, MemoryError):
     """A step that needs more memory than its limit; nothing was done. `needed` has the bytes by purpose."""
 

@@ -65,7 +65,8 @@ class ElementwiseCall:
         job = self._job(rows, len(self._spans), self._tables[0])
         at, place = ctypes.addressof(job), 8 * cpu_threads.ROWS
         run = partial(self.launch, job)
-        return Standing(run, at + 8 * cpu_threads.NEXT_SPAN, at + place, array_address(self._gradients))
+        first = array_address(self._gradients)
+        return Standing(run, at + 8 * cpu_threads.NEXT_SPAN, at + place, first, is_exact=True)
 
     def _job(self, rows: Rows, spans: int, spans_at: int) -> ctypes.Array[ctypes.c_int64]:
         job = Job()

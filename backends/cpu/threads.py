@@ -118,10 +118,11 @@ class _Team:
     def run(self, kernel: _Run, job: ctypes.Array[ctypes.c_int64], threads: int) -> None:
         for _ in range(threads - 1):
             self._work.put((kernel, job))
-        kernel(ctypes.addressof(job))
-        # Every span is taken; a helper may still be at its last one.
-        while job[ACTIVE]:
-            time.sleep(0)
+        try:
+            kernel(ctypes.addressof(job))
+        finally:  # every span is taken; a helper may still be at its last one
+            while job[ACTIVE]:
+                time.sleep(0)
 
 
 _FORKED: list[int] = []

@@ -106,10 +106,15 @@ class NumpyArrays(Arrays):
     ) -> Callable[[Sequence[Any]], Sequence[Array]]:
         """A function that gives the same gradients, or TensorError where one does not fit its parameter."""
 
-        wanted = numpy_dtype(dtype)
+        wanted, shapes = numpy_dtype(dtype), [param.shape for param in params]
 
         def check(grads: Sequence[Any]) -> Sequence[Array]:
-            for grad, param, name in zip(grads, params, names, strict=True):
+            for grad, param, shape, name in zip(grads, params, shapes, names, strict=True):
+                if param.shape != shape:
+                    raise TensorError(
+                        f"parameter {name} has shape {param.shape} now, where its states have {shape}: give it its "
+                        f"shape again, or make an optimizer for the new one"
+                    )
                 self._check_gradient(grad, param, wanted, name)
             self._check_apart(grads, names)
             return grads
@@ -196,3 +201,7 @@ class NumpyArrays(Arrays):
         """A copy of the numbers, with a 0-d view of each."""
         numbers = values.copy()
         return Vector(numbers, [numbers[i : i + 1].reshape(()) for i in range(numbers.size)])
+
+    def vector_now(self, vector: Vector) -> Vector:
+        """The same: views of an array that owns its memory keep theirs."""
+        return vector

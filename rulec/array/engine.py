@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -97,6 +98,8 @@ class ArrayEngine(Engine):
         for name, array in params.items():
             arrays.check_parameter(array, name)
         arrays.claim([*params.values()], [f"parameter {name}" for name in params])
+        # NumPy moves the memory of no array that has a weak reference, by resize(refcheck=False) either.
+        self._in_place = [weakref.ref(array) for array in params.values()]
         self.ids = {n: self.add(array, 0, n, tags.get(n, frozenset())) for n, array in params.items()}
         self._turned: Turned | None = None
 

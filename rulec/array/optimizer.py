@@ -12,7 +12,7 @@ from rulec.array.engine import ArrayEngine
 from rulec.array.loading import contents, loaded, restored
 from rulec.array.partial import PartialStep
 from rulec.array.passes import ArrayPasses
-from rulec.errors import RulecError, RuleError, TensorError
+from rulec.errors import RulecError, RuleError, TensorError, interrupted
 from rulec.language.evaluation import to_evaluation, to_training
 from rulec.language.library import load
 from rulec.language.passes import check_single
@@ -284,6 +284,9 @@ class Optimizer(Turns):
     def _check_closed(self, wanted: str, remedy: str = "close it first") -> None:
         if self._broken is not None:
             raise self._broken.broken()
+        if self._engine.unfinished:
+            self._engine.unfinished = False
+            raise interrupted(self.rule.name)
         if self._open is not None:
             raise RulecError(f"{wanted} inside partial(), which is open: {remedy}")
         if self._passes is not None and not self._passes.closed:

@@ -66,7 +66,8 @@ class Standing(NamedTuple):
 
     Before each `run` the words at these addresses are written: `next` is set to zero, last of all; `table` gets the
     address of the scalar table's rows. The address of the first gradient goes to `gradients`, that of each further one
-    `stride` bytes behind the one before it.
+    `stride` bytes behind the one before it. Where `is_exact`, the word `next` is zero until the kernel begins, and no
+    interrupt comes into it from then to its end.
     """
 
     run: Callable[[], None]
@@ -74,6 +75,7 @@ class Standing(NamedTuple):
     table: int
     gradients: int
     stride: int = 8
+    is_exact: bool = False
 
 
 class Call(Protocol):

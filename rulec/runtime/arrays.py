@@ -80,3 +80,7 @@ class Arrays(Protocol):
     def vector(self, values: np.ndarray[Any, Any], device: str | None = None) -> Vector:
         """A copy of these numbers, one for each tensor: float64, or int64 for step counts. None is the host."""
         ...
+
+    def vector_now(self, vector: Vector) -> Vector | None:
+        """The same numbers where their memory is now; None where a view of one lies apart from the others."""
+        ...

@@ -25,6 +25,7 @@ from rulec.compiler.view import matrix_view
 from rulec.errors import RuleError, TensorError
 from rulec.language.node import RANGE, ROWS, Kind, Node, Op, walk
 from rulec.language.traits import placed_level
+from rulec.runtime.arrays import Vector
 from rulec.runtime.bucket import Bucket, Tensor
 from rulec.runtime.common import Common
 from rulec.runtime.counts import Counts, DeviceCounts
@@ -154,6 +155,26 @@ class Buckets:
         if tensor.bucket is not None:
             tensor.bucket.params[tensor.position] = array
             tensor.bucket.rebind()
+
+    def relocate(self, arrays: Mapping[int, Mapping[str, Any]]) -> bool:
+        """Takes over states whose memory moved: see `Engine.relocate`."""
+        vectors: list[dict[str, Vector]] = []
+        for bucket in self.by_key.values():
+            before = {"": bucket.counts.vector, **bucket.scalar_states}
+            now = {name: self.common.arrays.vector_now(vector) for name, vector in before.items()}
+            vectors.append({name: vector for name, vector in now.items() if vector is not None})
+            if len(vectors[-1]) < len(before):
+                return False
+        for bucket, numbers in zip(self.by_key.values(), vectors, strict=True):
+            bucket.counts = bucket.counts.over(numbers.pop(""))
+            bucket.scalar_states |= numbers
+            bucket.rebind()
+        for i, states in arrays.items():
+            tensor = self.tensors[i]
+            assert tensor.bucket is not None
+            held = tensor.bucket.states[tensor.position]
+            held |= {name: array for name, array in states.items() if name in held}
+        return True
 
     def needs_copy(self, tensor_id: int, table: Numbers) -> bool:
         """Whether a parameter lies in memory in another order than its shape's, and its rule looks at its matrices."""

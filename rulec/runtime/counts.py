@@ -19,6 +19,11 @@ class _Shown:
         self._vector = vector
 
     @property
+    def vector(self) -> Vector:
+        """The counts as an array, and as a view for each tensor."""
+        return self._vector
+
+    @property
     def numbers(self) -> Any:
         """The counts, live."""
         return self._vector.numbers

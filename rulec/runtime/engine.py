@@ -38,10 +38,10 @@ from rulec.runtime.part import Part, Partitions
 from rulec.runtime.partial import Whole
 from rulec.runtime.passes import PassNames, wants
 from rulec.runtime.rows import Numbers
-from rulec.runtime.step import run
+from rulec.runtime.step import run, was_interrupted
 from rulec.runtime.storage import Storage
 
-__all__ = ["EPS", "Engine", "Launch", "default_hyper", "run"]
+__all__ = ["EPS", "Engine", "Launch", "default_hyper", "run", "was_interrupted"]
 
 
 class Engine:
@@ -80,6 +80,8 @@ class Engine:
         self._ways: dict[Any, Rule | None] = {}
         self._within: dict[Any, Bucket | None] = {}
         self.passes = PassNames(router.rules)
+        #: Whether an interrupt came into a step that had written.
+        self.unfinished = False
         weakref.finalize(self, _forget_buckets, self.tensors).atexit = False
 
     @property
@@ -120,6 +122,16 @@ class Engine:
         """Another array in the place of a parameter, of the same shape and dtype."""
         self._homes.replace(tensor_id, array)
         self._forget_parts()
+
+    def relocate(self, arrays: Mapping[int, Mapping[str, Any]]) -> bool:
+        """Takes over states whose memory moved, of the same shapes and dtypes: arrays by tensor and by name.
+
+        False, and nothing done, where a step count or another number of a tensor lies apart from those of its bucket.
+        """
+        if not self._homes.relocate(arrays):
+            return False
+        self._forget_parts()
+        return True
 
     def prepare(self, ids: Sequence[int], grad_dtypes: Sequence[str] | None, hyper: Numbers) -> None:
         """Puts new tensors in buckets and allocates their states.
@@ -189,10 +201,16 @@ class Engine:
     ) -> None:
         """One step of the tensors `ids` with `grads`, in the same order. Nothing is written where anything is wrong."""
         self.begin()
+        launches: list[Launch] = []
         try:
-            self.fire(ids, grads, hyper, inputs)
-        finally:
-            self.end()
+            try:
+                launches = self.ready(ids, grads, hyper, inputs)
+                run(launches)
+            finally:
+                self.end()
+        except BaseException as error:
+            self.unfinished = was_interrupted(launches, error)
+            raise
 
     def begin(self) -> None:
         """Opens a step: values of groups and the model advance once in it, for any number of `fire`."""

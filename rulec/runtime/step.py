@@ -49,6 +49,11 @@ def run(launches: Sequence[Launch]) -> None:
             _warn(launch)
 
 
+def was_interrupted(launches: Sequence[Launch], error: BaseException) -> bool:
+    """Whether an interrupt, such as KeyboardInterrupt, ended a run that had written; other errors say so themselves."""
+    return not isinstance(error, Exception) and any(launch.wrote for launch in launches)
+
+
 def _updated(begun: Sequence[Launch], done: Sequence[Launch]) -> str:
     """The tensors that a failed step has updated, in words."""
     names = [t.name for launch in done for t in launch.part.tensors]
@@ -78,13 +83,14 @@ def _written(launch: Launch) -> Joining:
         yield from Staged(launch).run()
     else:
         # Counts advance before the kernel, while they are in the processor's cache; they go back where it fails.
+        launch.wrote = True
         bucket.counts.advance(part.fired)
         try:
             launch.kernel(0, launch.rows, part.positions, launch.grads, None)
-        except BaseException:
+        except Exception:
             bucket.counts.advance(part.fired, -1)
+            launch.wrote = False
             raise
-        launch.wrote = True
         for state, values in launch.scalar_states.items():
             launch.keep_number(state, slice(None) if part.fired is None else part.fired, values)
     if launch.version.program is not bucket.program:

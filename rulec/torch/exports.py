@@ -34,8 +34,6 @@ _OF_TORCH = {
     "grad": "_ZNK3c1010TensorImpl4gradEv",
     # bool at::native::is_neg(const at::Tensor&)
     "is_neg": "_ZN2at6native6is_negERKNS_6TensorE",
-    # bool at::native::is_inference(const at::Tensor&)
-    "is_inference": "_ZN2at6native12is_inferenceERKNS_6TensorE",
     # void torch::autograd::impl::bump_version(const at::Tensor&)
     "bump_version": "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE",
     # const c10::VariableVersion& torch::autograd::impl::version_counter(const at::Tensor&)
@@ -57,8 +55,7 @@ def exports() -> Numbers | None:
 
     None where one is missing or does other things, without a global lock, and with RULEC_SURVEY=0.
     """
-    locked = getattr(sys, "_is_gil_enabled", lambda: True)()
-    if os.environ.get("RULEC_SURVEY") == "0" or not locked or ctypes.sizeof(ctypes.c_void_p) != 8:
+    if os.environ.get("RULEC_SURVEY") == "0" or not is_locked():
         return None
     try:
         of_torch = ctypes.CDLL(torch._C.__file__)  # a name is looked for in the libraries that it needs, too
@@ -68,6 +65,11 @@ def exports() -> Numbers | None:
         return table if _takes_tensors(table) else None
     except (AttributeError, OSError, RuntimeError, TypeError):
         return None
+
+
+def is_locked() -> bool:
+    """Whether Python has a global lock, and words of 64 bits: nothing else changes tensors while machine code looks."""
+    return ctypes.sizeof(ctypes.c_void_p) == 8 and bool(getattr(sys, "_is_gil_enabled", lambda: True)())
 
 
 def _takes_tensors(table: Numbers) -> bool:
@@ -114,16 +116,16 @@ def number(table: Numbers, name: str, handle: int) -> int:
     return value.value
 
 
-def reads_of(table: Numbers, param: torch.Tensor) -> tuple[int, int, int, int]:
-    """Addresses that looks at a parameter read besides the tensors themselves: hints of memory to fetch, or zero.
+def reads_of(table: Numbers, param: torch.Tensor) -> tuple[int, int, int]:
+    """Addresses that looks at a gradient read besides the tensors themselves: hints of memory to fetch, or zero.
 
-    They are the parameter's storage, the place of its gradient, its count of versions, and the gradient's storage.
+    They are the place of a parameter's gradient, the parameter's count of versions, and the gradient's storage.
     """
     handles, grad = Handles(table, 1), param.grad
     version = _function(table, "version", ctypes.c_size_t, ctypes.c_size_t)(handles.take(0, param))
     place = _function(table, "grad", ctypes.c_size_t, ctypes.c_size_t)(param._cdata)
     behind = 0 if grad is None else grad.untyped_storage()._cdata
-    return param.untyped_storage()._cdata, place, _word(version), behind
+    return place, _word(version), behind
 
 
 class Handles:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from rulec.errors import RulecError, TensorError
+from rulec.errors import RulecError, TensorError, interrupted
 from rulec.language.rule import Rule
 from rulec.runtime.device import Scaling
 from rulec.runtime.launch import Launch
@@ -80,8 +80,9 @@ class Machine:
         self.plans = Plans(self.params, self.engines, self.routes, self.homes, self._copies)
         device_skips = self.residence.there and interface.skips
         steps, skips = bool(interface.shared) or device_skips, interface.skips and not self.residence.there
-        self.writer = Writer([route.param for route in self.routes], self.engines, self.homes, steps, skips)
         remembers = bool(interface.shared and self.engines)
+        written = [route.param for route in self.routes]
+        self.writer = Writer(written, self.engines, self.homes, steps, skips, remembers)
         self._group_states = GroupStates(interface.shared, self.engines[0]) if remembers else None
         self.buffers = Buffers(self.engines, self.routes, self.homes, Store(saved), groups)
         #: What takes the next step, where it is as the last one.
@@ -115,11 +116,27 @@ class Machine:
 
     def stale(self, groups: Groups, state: Any) -> bool:
         """Whether a machine must be built anew before a step of these groups with this state."""
+        self.check_whole()
         store, self.repeat = self.buffers.store, None
         if state is not store or store.edits.changed:
             return True
-        changes = self._snapshot.changes(groups, self.plans.survey)
+        addresses, survey = self.buffers.addresses, self.plans.survey
+        if survey is not None and self.plans.addresses is not addresses:  # it knows other states
+            self.plans.survey = survey = None
+        changes = self._snapshot.changes(groups, survey)
+        surveyed = survey is not None and survey.fresh
+        if not (surveyed or addresses.same() or self._follow_states()):
+            return True
         return bool(changes) and not self._follow(changes, groups)
+
+    def check_whole(self) -> None:
+        """PartialUpdate, once, where the last step was interrupted while it wrote."""
+        repeat = self.repeat
+        if not self.writer.unfinished and (repeat is None or not repeat.unfinished):
+            return
+        self.repeat = None
+        self.writer.finish()
+        raise interrupted(self.interface.name)
 
     def _follow(self, changes: Collection[Change], groups: Groups) -> bool:
         """Takes over changes; False where a machine must be built anew."""
@@ -131,6 +148,12 @@ class Machine:
             for engine in self.engines:
                 engine.take_numbers(groups, self.residence)
         return True
+
+    def _follow_states(self) -> bool:
+        """Takes over states whose memory moved; False where more than their address is new."""
+        self.residence.check_capture(NEW_TENSORS)
+        self.repeat = self.plans.survey = None
+        return self.buffers.follow()
 
     def _follow_memory(self) -> bool:
         """Takes over parameters whose memory moved; False where more than their address is new."""
@@ -187,12 +210,13 @@ class Machine:
         if launches is None:
             return False
         if survey is None and self.plans.surveys_left:
-            self.plans.follow(plan, grads, launches, self._snapshot.lists)
+            self.plans.follow(plan, grads, launches, self._snapshot.lists, self.buffers.addresses)
         elif survey is not None and inputs is None and scaling is None and self._repeats:
             keywords, store = self.interface.group_keywords, self.buffers.store
             self.repeat = repeat_of(plan, survey, groups, keywords, store, launches, self.residence)
         if self._group_states is not None:
             self._group_states.publish(groups)
+            self.writer.finish()
         if self.residence.there:
             plan.scalings.add(scaling_kind(scaling))
         return True
@@ -381,6 +405,7 @@ class Machine:
         self.writer.end()
         if self._group_states is not None:
             self._group_states.publish(groups)
+            self.writer.finish()
 
     def fire(self, places: tuple[int, ...], grads: Sequence[Tensor], meets: bool = False) -> bool:
         """Updates the parameters at these places, in order, in the open step.
@@ -418,7 +443,8 @@ class Machine:
 
     def check_undisturbed(self, places: Sequence[int]) -> None:
         """Takes over parameters whose memory moved; RulecError for any other change since the step was opened."""
-        if self.buffers.store.edits.changed:
+        edited = self.buffers.store.edits.changed
+        if edited or not (self.buffers.addresses.same(tuple(places)) or self._follow_states()):
             raise RulecError(
                 "the optimizer's state was changed in the middle of a step: change it before, or after step()"
             )

@@ -446,6 +446,8 @@ class RuleOptimizer(Optimizer, Turns):
     @in_turn
     def __getstate__(self) -> dict[str, Any]:
         self._check_closed("a copy")
+        if self._machine is not None:
+            self._machine.check_whole()
         state = super().__getstate__()
         states = self.state.plain() if isinstance(self.state, Store) else self.state
         return {**state, "state": states, "_options": self._options, "_skipped": self.skipped_steps}

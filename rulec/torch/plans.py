@@ -11,6 +11,7 @@ from torch import Tensor
 from rulec.language.rule import Rule
 from rulec.runtime.device import Scaling
 from rulec.runtime.launch import Launch
+from rulec.torch.addresses import StateAddresses
 from rulec.torch.engine import Home, TorchEngine
 from rulec.torch.inputs import Inputs
 from rulec.torch.memory import plain_memory
@@ -84,6 +85,8 @@ class Plans:
         self.known: dict[tuple[int, ...] | None, StepPlan] = {}
         self.survey: Survey | None = None
         self.surveyed: StepPlan | None = None
+        #: The addresses of states that the survey looks at.
+        self.addresses: StateAddresses | None = None
         self._last: StepPlan | None = None
         #: How many more surveys may be made: what changes in every step is better asked.
         self.surveys_left = 8
@@ -93,17 +96,29 @@ class Plans:
         return self.known.get(present) or self.make(present, grads)
 
     def follow(
-        self, plan: StepPlan, grads: Sequence[Any], launches: Sequence[Launch], lists: Sequence[list[Any]]
+        self, plan: StepPlan, grads: Sequence[Any], launches: Sequence[Launch], lists: Sequence[list[Any]],
+        addresses: StateAddresses,
     ) -> None:  # fmt: skip
-        """Takes note of a step that asked each gradient: the next step of the plan may survey them."""
+        """Takes note of a step that asked each gradient: the next step of the plan may survey them.
+
+        A survey looks at the states with these `addresses`, too.
+        """
         if plan is self._last:
             self.surveys_left -= 1
             read = {id(grad) for launch in launches for grad in launch.grads}
             if read == {*map(id, grads)}:  # else kernels read copies of some
                 whole = not (plan.converted or plan.copied or plan.sections)
-                self.survey = survey_of(self._params, plan.chosen, plan.written, lists) if whole else None
-                self.surveyed = plan
+                self.survey = self._survey_of(plan, lists, addresses) if whole else None
+                self.surveyed, self.addresses = plan, addresses
         self._last = plan
+
+    def _survey_of(
+        self, plan: StepPlan, lists: Sequence[list[Any]], addresses: StateAddresses
+    ) -> Survey | None:  # fmt: skip
+        """A survey of a plan; None where states are not as they were, or there is none."""
+        if not addresses.same():
+            return None
+        return survey_of(self._params, plan.chosen, plan.written, lists, addresses.all.tensors)
 
     def make(self, present: tuple[int, ...] | None, grads: Sequence[Tensor]) -> StepPlan:
         """A new plan, kept."""

@@ -7,6 +7,7 @@ be checked, as in `survey`: the groups' dicts, their lists, parameters, gradient
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
@@ -24,7 +25,7 @@ from rulec.runtime.rows import Numbers, ScalarRows
 from rulec.torch.plans import StepPlan
 from rulec.torch.residence import Residence
 from rulec.torch.states import Store
-from rulec.torch.survey import REPEAT, Contents, Job, Survey
+from rulec.torch.survey import REPEAT, Contents, Survey, job_of
 
 #: Classes of values that stay what they are as long as they are the same object.
 _STEADY = frozenset({float, int, bool, str, type(None)})
@@ -44,8 +45,10 @@ class Repeat:
         #: What each bucket's call is run by.
         self.calls = [launch.version.call.standing(launch.rows) for launch in launches]  # type: ignore[union-attr]
         self._runs = [call.run for call in self.calls]
+        #: Whether an interrupt left a step of which nobody can say how far it went.
+        self.unfinished = False
         counts = np.array([_counts(*of) for of in zip(launches, rows, self.calls, strict=True)], np.int64)
-        self._job = Job(survey, REPEAT, Contents([groups, *survey.lists], groups), counts)
+        self._job = job_of(survey, REPEAT, Contents([groups, *survey.lists], groups), counts)
 
     def done(self, groups: Any, state: Any) -> bool:
         """Takes the step. False, and nothing written, where it is not as the last one."""
@@ -54,23 +57,41 @@ class Repeat:
             return False
         if self._may_be_captured and torch.cuda.is_current_stream_capturing():  # a plain step refuses that in words
             return False
-        if not self._job.done():
-            return False
         done = 0
         try:
+            if not self._job.done():
+                return False
             self.left -= 1
             for run in self._runs:
                 run()
                 done += 1
+            self._job.forget()
         except Exception as error:
             self._put_back(done, error)
+            raise
+        except BaseException:
+            self._finish()
             raise
         finally:
             self._survey.release()
         return True
 
+    def _finish(self) -> None:
+        """Ends the step that an interrupt came into, if it had begun and calls say whether they ran."""
+        self.left = 0
+        if not self._job.answered:
+            return
+        if not all(call.is_exact for call in self.calls):
+            self.unfinished = True
+            return
+        for call in self.calls:
+            if not ctypes.c_int64.from_address(call.next).value:
+                call.run()
+        self._job.forget()
+
     def _put_back(self, done: int, error: Exception) -> None:
         """Counts the step back for buckets without an update; PartialUpdate where `done` buckets have theirs."""
+        self._job.forget()
         launches, _ = self._kept
         for launch in launches[done:]:
             launch.part.bucket.counts.advance(None, -1)

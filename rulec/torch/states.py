@@ -22,6 +22,7 @@ from rulec.errors import StateMismatch
 from rulec.formats import UNBIASED, Format
 from rulec.runtime.counts import is_count
 from rulec.runtime.recode import formats_of, recoded
+from rulec.torch.addresses import ShownState, StateAddresses, check_memory, facts_of
 from rulec.torch.codes import arrays_here, values_here, with_plain_names
 from rulec.torch.engine import Home, TorchEngine
 from rulec.torch.fake import has_no_memory, is_fake, real_memory
@@ -29,10 +30,10 @@ from rulec.torch.fused import SectionState, loaded_of_sections, of_section, save
 from rulec.torch.group_rules import Groups
 from rulec.torch.memory import plain_memory
 from rulec.torch.peers.reading import is_coded, taken
-from rulec.torch.placed import as_placed, fill
+from rulec.torch.placed import as_placed, fill, part_of
 from rulec.torch.routes import Route
 from rulec.torch.sections import Section
-from rulec.torch.tensors import dtype_name, real_view
+from rulec.torch.tensors import check_apart, dtype_name, real_view
 
 #: The key of a group for the formats of its states in codes: torch's name of a state -> the key of its format.
 FORMATS = "formats"
@@ -148,6 +149,8 @@ class Buffers:
         by_param: dict[int, list[int]] = {}
         for place, route in enumerate(routes):
             by_param.setdefault(route.place, []).append(place)
+        #: Where the states lie that the store shows.
+        self.addresses = StateAddresses()
         #: For each parameter with sections the places of their routes.
         self._fused = [places for places in by_param.values() if routes[places[0]].section is not None]
 
@@ -160,6 +163,9 @@ class Buffers:
         held: dict[int, Mapping[str, Any]] = {
             place: with_plain_names(saved.get(route.param, {})) for place, route in enumerate(self._routes)
         }
+        for place, values in held.items():
+            for name, value in values.items():
+                check_memory(value, f"{name} of {self._routes[place].name}")
         chosen = [place for place, values in held.items() if values or full]
         for engine in self._engines:
             places = [place for place in chosen if self._homes[place][0] is engine]
@@ -309,9 +315,11 @@ class Buffers:
         """Puts every buffer into the store; other values there stay."""
         for engine in self._engines:
             engine.published = engine.extensions
+        states: list[ShownState] = []
         for place, route in enumerate(self._routes):
             buffers = self._of(place)
             if buffers:
+                states += self._shown_states(place, buffers)
                 entry = self.store.entry(route.param)
                 if route.section is not None:
                     _show_section(entry, buffers, route.section.number)
@@ -320,7 +328,41 @@ class Buffers:
                     del entry[name]
                 entry.take(buffers)
         self._show_formats()
+        if not self.addresses.has(states):  # entries of histories only change their places
+            self.addresses = StateAddresses(states)
         self.store.edits.changed = False
+
+    def _shown_states(self, place: int, buffers: Mapping[str, Tensor]) -> list[ShownState]:
+        """The states at a place, with their buffers as they are shown, in the same order."""
+        param = self._routes[place].place
+        arrays = [array for name, array in self.written(place).items() if name != "step" or self._counted(place)]
+        return [
+            ShownState(place, param, name, array, shown, part_of(shown))
+            for array, (name, shown) in zip(arrays, buffers.items(), strict=True)
+        ]
+
+    def follow(self) -> bool:
+        """Has kernels write the states where others have moved them.
+
+        False, and nothing done, where more than an address is new, or one step count lies apart from the others.
+        """
+        states = self.addresses.states
+        names = [f"{state.name} of {self._routes[state.place].name}" for state in states]
+        for state, name in zip(states, names, strict=True):
+            check_memory(state.shown, name)
+        arrays = [state.now() for state in states]
+        if [*map(facts_of, arrays)] != self.addresses.facts:
+            return False
+        check_apart([*(route.here for route in self._routes), *arrays], [*(r.name for r in self._routes), *names])
+        now = {id(state.array): array for state, array in zip(states, arrays, strict=True)}
+        for engine in self._engines:
+            places = [(place, i) for place, (home, i) in enumerate(self._homes) if home is engine]
+            held = {i: self.written(place) for place, i in places}  # entries of histories may have other names by now
+            at = {i: {k: now[id(x)] for k, x in each.items() if id(x) in now} for i, each in held.items()}
+            if not engine.relocate({i: each for i, each in at.items() if each}):
+                return False
+        self.show()
+        return True
 
     def _show_formats(self) -> None:
         """Puts the formats of states, bfloat16_sr too, into the groups; groups without such states have none."""

@@ -1,15 +1,16 @@
-"""One look at all parameters and gradients of a step, in machine code: whether they are as they were.
+"""One look at all parameters, states and gradients of a step, in machine code: whether they are as they were.
 
-To ask torch from Python for each gradient, its dtype, shape and address, and each parameter's address, costs more than
-a small kernel. A survey asks the same of the functions that torch exports (`exports`), in one call. It only says "as
-before": of anything else the step is told nothing, and asks tensor by tensor.
+To ask torch from Python for each gradient, its dtype, shape and address, and for the address of each parameter and
+state, costs more than a small kernel. A survey asks the functions that torch exports (`exports`), and compares the words
+of tensors in memory (`tensor_words`), in one call. It only says "as before": of anything else the step is told nothing,
+and asks tensor by tensor.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from operator import is_
 from typing import Any
@@ -20,8 +21,9 @@ from torch.nn import Parameter
 
 from rulec.backend import registry
 from rulec.kernel.bucket.address import Located, array_address
-from rulec.torch.exports import Handles, Numbers, exports, number, reads_of
+from rulec.torch.exports import Handles, Numbers, exports, is_locked, number, reads_of
 from rulec.torch.survey_source import JOB, RECORD, survey_source
+from rulec.torch.tensor_words import MOST_DIMS, layout, tensor_table
 
 #: What a job asks for: a look; a look and the note that parameters are written, for a step that repeats the last one;
 #: the end of what handles hold.
@@ -29,29 +31,30 @@ LOOK, REPEAT, RELEASE = 1, 2, 3
 
 
 class Survey:
-    """The parameters of a step in the lists of their groups, with their gradients, as they are now.
+    """The parameters of a step in the lists of their groups, with their gradients and `states`, as they are now.
 
     `written` are the parameters with gradients, at the places `chosen` among all. After a `look` that finds everything
-    as it was, `grads` has the addresses of now, and `fresh` is True. Until `release`, parameters and gradients are then
-    held as by a reference: no other thread can free the memory that kernels read.
+    as it was, `grads` has the addresses of now, and `fresh` is True. Until `release`, gradients are then held as by a
+    reference, as parameters and states always are: no other thread can free the memory that kernels read.
     """
 
     def __init__(
         self, params: Sequence[Tensor], chosen: Sequence[int], written: Sequence[Tensor], lists: Sequence[list[Any]],
-        functions: Numbers,
+        states: Sequence[Tensor], functions: Numbers,
     ) -> None:  # fmt: skip
         self.fresh, self.lists, self.functions = False, [*lists], functions
         self._chosen, self._params = [*chosen], [*params]
+        self.tensors = Tensors([*params, *states])
         self._owners: Sequence[Any] = ()
         self.grads = Located(np.zeros(len(written), np.int64), lambda i: written[i].grad)
-        self._handles = Handles(functions, 1 + 2 * len(params))
+        self._handles = Handles(functions, 1 + len(params))
         self._kinds: dict[Any, Numbers] = {}
         self._numbers: dict[Any, list[int]] = {}
         self._ignored = np.zeros(1, np.int64)
         first = array_address(self.grads.addresses)
         outs = {place: first + 8 * i for i, place in enumerate(chosen)}
         self.records = np.array([self._record(i, p, outs.get(i)) for i, p in enumerate(params)], np.int64)
-        self._job, self._release = Job(self, LOOK, Contents(self.lists)), Job(self, RELEASE, Contents())
+        self._job, self._release = job_of(self, LOOK, Contents(self.lists)), job_of(self, RELEASE, Contents())
 
     def look(self, lists: Sequence[list[Any]]) -> bool:
         """Whether the parameters in the groups' lists, and their gradients, are as they were but for new addresses."""
@@ -76,12 +79,10 @@ class Survey:
 
     def _record(self, place: int, param: Tensor, out: int | None) -> tuple[int, ...]:
         """The words of `RECORD`; what no kernel reads has its addresses written nowhere."""
-        handles = self._handles.all[1 + 2 * place : 3 + 2 * place].tolist()
-        nowhere = array_address(self._ignored)
-        kinds = self._kind(param), self._kind(None if out is None else param.grad)
+        handle, nowhere = int(self._handles.all[1 + place]), array_address(self._ignored)
+        kind = self._kind(None if out is None else param.grad)
         out = nowhere if out is None else out
-        reads = reads_of(self.functions, param)
-        return id(param), param._cdata, param.data_ptr(), *kinds, *handles, out, nowhere, *reads, 0
+        return param._cdata, kind, handle, out, nowhere, *reads_of(self.functions, param), 0
 
     def _kind(self, tensor: Tensor | None) -> int:
         """The address of what a tensor is: `survey_source.KIND`, sizes and strides. Tensors of one kind share it."""
@@ -121,16 +122,31 @@ class Contents:
         ]
 
 
-class Job:
-    """One call of the machine code of a survey; `counts` has rows of step counts, for a repeat."""
+class Tensors:
+    """Plain tensors as they are at the time of this object, which keeps them; of at most `MOST_DIMS` dimensions."""
 
-    def __init__(self, survey: Survey, asked: int, contents: Contents, counts: Numbers | None = None) -> None:
-        self._kept = survey.functions, contents, np.zeros(3, np.int64)
-        counts = np.zeros((0, 1)) if counts is None else counts
-        self._tables = [*contents.tables(), survey.records, counts]
+    def __init__(self, tensors: Iterable[Tensor] = ()) -> None:
+        self._kept, where = [*tensors], layout()
+        assert where is not None
+        self.table = tensor_table(where, self._kept)
+
+
+class Job:
+    """One call of the machine code, for what is `asked`.
+
+    `records` are those of gradients, and `counts` has rows of step counts, for a repeat.
+    """
+
+    def __init__(
+        self, functions: Numbers, nothing: int, asked: int, contents: Contents, tensors: Tensors, records: Numbers,
+        counts: Numbers,
+    ) -> None:  # fmt: skip
+        self._kept = functions, contents, tensors, np.zeros(3, np.int64)
+        self._tables = [*contents.tables(), tensors.table, records, counts]
         pairs = [number for table in self._tables for number in (len(table), array_address(table))]
-        functions, answers = array_address(survey.functions), array_address(self._kept[2])
-        self._words = (ctypes.c_int64 * len(JOB))(asked, *pairs, functions, survey.nothing, answers, 0)
+        self._words = (ctypes.c_int64 * len(JOB))(
+            asked, *pairs, array_address(functions), nothing, array_address(self._kept[3]), 0
+        )
         self._at, self._run, self._answer = ctypes.addressof(self._words), _machine(), len(JOB) - 1
 
     def done(self) -> bool:
@@ -140,11 +156,43 @@ class Job:
         self._run(self._at)
         return words[answer] != 0
 
+    @property
+    def answered(self) -> bool:
+        """Whether it was done since `forget`, whatever interrupted the call."""
+        return self._words[self._answer] != 0
+
+    def forget(self) -> None:
+        """Forgets that it was done."""
+        self._words[self._answer] = 0
+
+
+_NONE = np.zeros((0, 1))
+
+
+def job_of(survey: Survey, asked: int, contents: Contents, counts: Numbers = _NONE) -> Job:
+    """The job of a survey; `counts` has rows of step counts, for a repeat."""
+    return Job(survey.functions, survey.nothing, asked, contents, survey.tensors, survey.records, counts)
+
+
+def look_of(tensors: Sequence[Tensor]) -> Callable[[], bool] | None:
+    """A function: whether tensors are still as they are now. None where machine code cannot look at them."""
+    if not _can_look(tensors):
+        return None
+    return Job(_NONE, 0, LOOK, Contents(), Tensors(tensors), _NONE, _NONE).done
+
+
+def _can_look(tensors: Iterable[Tensor]) -> bool:
+    """Whether machine code can look at these plain tensors."""
+    if not is_locked() or layout() is None or any(t.dim() > MOST_DIMS for t in tensors):
+        return False
+    return registry.get("cpu").unavailable_reason() is None
+
 
 def survey_of(
-    params: Sequence[Tensor], chosen: Sequence[int], written: Sequence[Tensor], lists: Sequence[list[Any]]
+    params: Sequence[Tensor], chosen: Sequence[int], written: Sequence[Tensor], lists: Sequence[list[Any]],
+    states: Sequence[Tensor],
 ) -> Survey | None:  # fmt: skip
-    """The survey of a step's parameters, whose gradients kernels can read; None where there is none.
+    """The survey of a step's parameters, whose gradients kernels can read, and their states; None where there is none.
 
     There is none of other classes than torch's own, none of tensors on other devices than processors and GPUs of NVIDIA
     and AMD, and none where torch does not export what a look asks.
@@ -154,10 +202,10 @@ def survey_of(
     grads = [p.grad for p in written]
     if any(g is None or not g.numel() for g in grads):
         return None
-    functions = exports() if registry.get("cpu").unavailable_reason() is None else None
+    functions = exports() if _can_look([*params, *states]) else None
     if functions is None:
         return None
-    survey = Survey(params, chosen, written, lists, functions)
+    survey = Survey(params, chosen, written, lists, states, functions)
     right = survey.look(lists) and survey.grads.addresses.tolist() == [g.data_ptr() for g in grads if g is not None]
     survey.release()
     return survey if right else None
@@ -167,7 +215,9 @@ def survey_of(
 def _machine() -> Any:
     """The compiled function, which keeps the global lock; it takes the address of a job."""
     cpu: Any = registry.get("cpu")
-    machine = cpu.machine("survey", survey_source())
+    where = layout()
+    assert where is not None
+    machine = cpu.machine("survey", survey_source(where))
     run = ctypes.PYFUNCTYPE(None, ctypes.c_size_t)(machine.address)
     run.machine = machine  # type: ignore[attr-defined]
     return run

@@ -1,28 +1,31 @@
-"""The text of the function that surveys a step: it asks the functions of `exports`, and compares what they say."""
+"""The text of the function that surveys a step: it compares words of tensors, and asks the functions of `exports`."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from rulec.torch.exports import NAMES
+from rulec.torch.tensor_words import Layout
 
 #: The words of a job: what is asked for, tables with their lengths, the functions, a handle of no tensor, memory for
 #: answers, and whether everything is as it was.
 JOB = (
-    "asked", "lists", "lists_at", "dicts", "dicts_at", "records", "records_at", "counts", "counts_at", "functions",
-    "nothing", "answers", "same",
+    "asked", "lists", "lists_at", "dicts", "dicts_at", "tensors", "tensors_at", "records", "records_at", "counts",
+    "counts_at", "functions", "nothing", "answers", "same",
 )  # fmt: skip
 
 #: The words of a list or a dict: the object, its length, and its entries (keys and values in turn).
 CONTENTS = ("object", "length", "entries")
 
-#: The words of a record, for a parameter. `like` and `kind` are the addresses of what it is and its gradient is, and
-#: `param` and `grad` handles for the two. `out` and `row` take the gradient's address. What follows are only hints of
-#: memory that is read: `exports.reads_of` the parameter, and the last gradient.
-RECORD = (
-    "object", "impl", "data", "like", "kind", "param", "grad", "out", "row", "storage", "place", "version", "behind",
-    "last",
-)  # fmt: skip
+#: The first words of a tensor that must be as it was; `tensor_words.words_of` it follow.
+TENSOR = ("object", "impl", "storage")
 
-#: The words of what a tensor is; its sizes and strides follow. Of no gradient `dim` is -1.
+#: The words of a record, for a parameter's gradient. `impl` is the parameter's implementation, `kind` the address of
+#: what the gradient is, and `grad` a handle for it. `out` and `row` take the gradient's address. What follows are only
+#: hints of memory that is read: `exports.reads_of` the parameter, and the last gradient.
+RECORD = ("impl", "kind", "grad", "out", "row", "place", "version", "behind", "last")
+
+#: The words of what a gradient is; its sizes and strides follow. Of no gradient `dim` is -1.
 KIND = ("dtype", "dim", "device", "index")
 
 #: The words of a bucket's step counts, for steps that repeat each other: see `Repeat`.
@@ -32,19 +35,21 @@ COUNTS = ("at", "length", "t", "table", "stride", "next")
 _AHEAD = 8
 
 
-def survey_source() -> str:
-    """The text, for the cpu backend's compiler."""
-    tables = {"job": JOB, "contents": CONTENTS, "record": RECORD, "kind": KIND, "count": COUNTS}
+def survey_source(where: Layout) -> str:
+    """The text, for the cpu backend's compiler, where tensors have their words at these places."""
+    tables = {"job": JOB, "contents": CONTENTS, "tensor": TENSOR, "record": RECORD, "kind": KIND, "count": COUNTS}
     words = {f"{of}_{name}": f"word({of}, {i})" for of, names in tables.items() for i, name in enumerate(names)}
     functions = {f"f_{name}": f"word(functions, {i})" for i, name in enumerate(NAMES)}
     sizes = {f"{of}_bytes": 8 * len(names) for of, names in tables.items()}
+    sizes["tensor_bytes"] += 8 * (where.impl_words + where.data_words)
     return _TEXT.format(
-        **words, **functions, **sizes, ahead=_AHEAD, t_at=COUNTS.index("t"), same=JOB.index("same"), first=len(KIND),
-        dim=KIND.index("dim"), last_at=RECORD.index("last"),
+        **words, **functions, **sizes, **asdict(where), ahead=_AHEAD, t_at=COUNTS.index("t"), same=JOB.index("same"),
+        first=len(KIND), dim=KIND.index("dim"), last_at=RECORD.index("last"), impl_at=8 * RECORD.index("impl"),
+        known=len(TENSOR), storage_known=len(TENSOR) + where.impl_words,
     )  # fmt: skip
 
 
-_TEXT = '''"""A survey of parameters and gradients, by functions that torch and CPython export. Printed by rulec."""
+_TEXT = '''"""A survey of tensors and gradients, by functions that torch and CPython export. Printed by rulec."""
 
 from rulec_backends.cpu.ffi_words import code_2, code_4, invoke, invoke_2, put, tell, truth, truth_3
 from rulec_backends.cpu.words import (
@@ -115,13 +120,17 @@ def alike(functions, kind, tensor, answers):
 
 
 @compiled
-def unmoved(functions, record, answers):
-    """Whether a parameter is the same, in the same memory; its handle is taken."""
-    if not truth_3({f_load}, {record_param}, {record_object}) or word({record_param}, 0) != {record_impl}:
+def unmoved(tensor):
+    """Whether a tensor is the same, in the same memory: all its words are as they were."""
+    impl, storage = {tensor_impl}, {tensor_storage}
+    if word({tensor_object}, {object_impl}) != impl or word(impl, {impl_storage}) != storage:
         return False
-    if answer({f_data_ptr}, {record_param}, answers) != {record_data}:
-        return False
-    return alike(functions, {record_like}, {record_param}, answers) and not truth({f_is_inference}, {record_param})
+    changed = 0
+    for i in range({impl_words}):
+        changed |= word(impl, {impl_first} + i) ^ word(tensor, {known} + i)
+    for i in range({data_words}):
+        changed |= word(storage, {storage_data} + i) ^ word(tensor, {storage_known} + i)
+    return changed == 0
 
 
 @compiled
@@ -144,22 +153,26 @@ def read(functions, record, answers):
 
 
 @compiled
+def fetch_tensor(tensor):
+    """Has the memory fetched that a look at a tensor reads."""
+    fetch_line({tensor_object}, 0)
+    fetch_line({tensor_impl}, 0)
+    fetch_line({tensor_impl}, 64)
+    fetch_line({tensor_impl}, 128)
+    fetch_line({tensor_storage}, 0)
+
+
+@compiled
 def fetch_held(record):
     """Has the memory fetched in which a release counts references."""
-    fetch_line({record_param}, 0)
     fetch_line({record_grad}, 0)
-    fetch_line({record_impl}, 0)
     fetch_line({record_last}, 0)
 
 
 @compiled
 def fetch(record):
-    """Has the memory fetched that a look at a record reads first."""
+    """Has the memory fetched that a look at a gradient reads first."""
     fetch_held(record)
-    fetch_line({record_object}, 0)
-    fetch_line({record_impl}, 64)
-    fetch_line({record_impl}, 128)
-    fetch_line({record_storage}, 0)
     fetch_line({record_place}, 0)
     fetch_line({record_version}, 0)
     fetch_line({record_behind}, 0)
@@ -177,11 +190,17 @@ def looked(job):
     for i in range({job_dicts}):
         if not same_dict(functions, {job_dicts_at} + {contents_bytes} * i, answers):
             return False
+    for i in range({job_tensors}):
+        tensor = {job_tensors_at} + {tensor_bytes} * i
+        if i + {ahead} < {job_tensors}:
+            fetch_tensor(tensor + {ahead} * {tensor_bytes})
+        if not unmoved(tensor):
+            return False
     for i in range({job_records}):
         record = {job_records_at} + {record_bytes} * i
         if i + {ahead} < {job_records}:
             fetch(record + {ahead} * {record_bytes})
-        if not unmoved(functions, record, answers) or not read(functions, record, answers):
+        if not read(functions, record, answers):
             return False
     for b in range({job_counts}):
         count = {job_counts_at} + {count_bytes} * b
@@ -199,7 +218,6 @@ def released(job):
         record = {job_records_at} + {record_bytes} * i
         if i + {ahead} < {job_records}:
             fetch_held(record + {ahead} * {record_bytes})
-        code_2({f_assign}, {job_nothing}, {record_param})
         code_2({f_assign}, {job_nothing}, {record_grad})
 
 
@@ -216,7 +234,7 @@ def kernel(job):
     for i in range({job_records}):
         record = {job_records_at} + {record_bytes} * i
         if word({record_kind}, {dim}) >= 0:
-            tell({f_bump_version}, {record_param})
+            tell({f_bump_version}, record + {impl_at})  # a word with an implementation is a tensor of torch's
     for b in range({job_counts}):
         count = {job_counts_at} + {count_bytes} * b
         t = number(count, {t_at}) + 1.0

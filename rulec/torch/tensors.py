@@ -159,6 +159,16 @@ class TorchArrays(Arrays):
             views = [numbers[i] for i in range(len(numbers))]
             return Vector(numbers if device is not None else numbers.numpy(), views)
 
+    def vector_now(self, vector: Vector) -> Vector | None:
+        there = vector.numbers if isinstance(vector.numbers, Tensor) else vector.numbers.base
+        if not isinstance(there, Tensor):  # no number
+            return vector
+        first, size = there.data_ptr(), there.element_size()
+        alike = [(v.dtype, v.dim(), v.is_neg()) == (there.dtype, 0, False) for v in vector.views]
+        if not all(alike) or [v.data_ptr() for v in vector.views] != [first + size * i for i in range(len(there))]:
+            return None
+        return Vector(there if there is vector.numbers else there.numpy(), vector.views)
+
 
 @contextmanager
 def _memory_for(

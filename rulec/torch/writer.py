@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from rulec.runtime.engine import Launch, run
+from rulec.runtime.engine import Launch, run, was_interrupted
 from rulec.torch.engine import Home, TorchEngine
 
 
@@ -16,14 +16,17 @@ class Writer:
 
     A run of launches between `begin` and `end` is a part of that step. Any other run is a step of its own where the
     engines keep something for its end: `steps` says so. Where `skips`, an update may be skipped, and the host knows it
-    after the run.
+    after the run. `unfinished` is True after an interrupt of a run that had written; where groups have states, from the
+    run to the call of `finish`, too.
     """
 
     def __init__(
-        self, params: Sequence[Tensor], engines: Sequence[TorchEngine], homes: Sequence[Home], steps: bool, skips: bool
-    ) -> None:
+        self, params: Sequence[Tensor], engines: Sequence[TorchEngine], homes: Sequence[Home], steps: bool, skips: bool,
+        publishes: bool,
+    ) -> None:  # fmt: skip
         self._params, self._engines, self._homes = params, engines, homes
-        self._steps, self._skips = steps, skips
+        self._steps, self._skips, self._publishes = steps, skips, publishes
+        self.unfinished = False
         self._opened = self._counted_skip = False
         self._skipped_updates = self._skipped_steps = 0
 
@@ -41,10 +44,22 @@ class Writer:
 
     def write(self, launches: Sequence[Launch], written: Sequence[Tensor]) -> None:
         """Runs launches of updates of these parameters; autograd is told of all of them."""
-        if self._skips:
-            self._write_skipping(launches, written)
-            return
-        increment_version(written)  # before the kernel: torch's tensors are still in the caches
+        try:
+            if self._skips:
+                self._write_skipping(launches, written)
+            else:
+                increment_version(written)  # before the kernel: torch's tensors are still in the caches
+                self._run(launches)
+            self.unfinished = self._publishes
+        except BaseException as error:
+            self.unfinished = was_interrupted(launches, error)
+            raise
+
+    def finish(self) -> None:
+        """Ends a step whose groups show their states."""
+        self.unfinished = False
+
+    def _run(self, launches: Sequence[Launch]) -> None:
         if self._opened or not self._steps:
             run(launches)
         else:
@@ -64,10 +79,7 @@ class Writer:
         """Runs launches whose updates may be skipped, and tells autograd of the updated parameters."""
         buckets = [bucket for engine in self._engines for bucket in engine.buckets.values()]
         before = [bucket.counts.numbers.copy() for bucket in buckets]
-        if self._opened or not self._steps:
-            run(launches)
-        else:
-            self._step(launches)
+        self._run(launches)
         skipped = sum(engine.skipped for engine in self._engines)
         if skipped == self._skipped_updates:
             increment_version(written)
