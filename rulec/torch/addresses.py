@@ -68,8 +68,8 @@ _address: Callable[[Tensor], int] = Tensor.data_ptr
 class ShownState:
     """A state of a parameter: its array for kernels, and the tensor for users, perhaps a view.
 
-    `place` is the place of its route, `param` the place of the parameter among all. `name` is the name for users. `part`
-    is the local tensor of a DTensor.
+    `place` is the place of its route, `param` the place of the parameter among all. `name` is the name for users.
+    `part` is the local tensor of a DTensor.
     """
 
     place: int

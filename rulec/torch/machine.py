@@ -421,6 +421,7 @@ class Machine:
         self, places: tuple[int, ...], grads: Sequence[Tensor], way: Callable[[Rule], Rule], counts: bool
     ) -> None:  # fmt: skip
         """Runs a part of the step on the parameters at these places: see `Engine.ready_part`."""
+        self.check_undisturbed(places)
         with plain_arithmetic([*filter(torch.is_autocast_enabled, self.residence.types)]):
             plan = self.plans.of(places, grads)
             seen = [real_view(grad) for grad in grads]

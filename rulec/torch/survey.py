@@ -1,9 +1,9 @@
 """One look at all parameters, states and gradients of a step, in machine code: whether they are as they were.
 
 To ask torch from Python for each gradient, its dtype, shape and address, and for the address of each parameter and
-state, costs more than a small kernel. A survey asks the functions that torch exports (`exports`), and compares the words
-of tensors in memory (`tensor_words`), in one call. It only says "as before": of anything else the step is told nothing,
-and asks tensor by tensor.
+state, costs more than a small kernel. A survey asks the functions that torch exports (`exports`), and compares the
+words of tensors in memory (`tensor_words`), in one call. It only says "as before": of anything else the step is told
+nothing, and asks tensor by tensor.
 """
 
 from __future__ import annotations
