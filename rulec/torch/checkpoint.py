@@ -22,6 +22,7 @@ from rulec.torch.entries import GroupRule
 from rulec.torch.group_rules import group_rules_of
 from rulec.torch.interface import COUNTS
 from rulec.torch.machine import Machine
+from rulec.torch.memory import resolved
 from rulec.torch.optimizer import RuleOptimizer
 from rulec.torch.partitioned import Partitioned
 from rulec.torch.placed import check_whole
@@ -195,7 +196,7 @@ def names_of(optimizer: RuleOptimizer) -> list[str]:
 
 def stored(tensor: Tensor, format: str = "") -> Stored:
     """A tensor's bytes; those of codes with the key of their format."""
-    here = tensor.detach().cpu().contiguous()
+    here = resolved(tensor.detach().cpu().contiguous())
     bits = here.view(torch.uint16) if here.dtype is torch.bfloat16 else here
     return Stored.of(bits.numpy(), str(here.dtype).removeprefix("torch."), format)
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from rulec.compiler.layout import scale_name
 from rulec.errors import StateMismatch
 from rulec.formats import Format, decode, decode_spread, gathered, of_key, spread
+from rulec.torch.memory import resolved
 from rulec.torch.placed import as_part, is_flat, is_placed, is_split, part_of, saved_part
 from rulec.torch.sections import Section
 from rulec.torch.tensors import real_view
@@ -222,9 +223,9 @@ def _blocks_here(form: Format, codes: Any, scales: Any, param: Any, state: str) 
 
 def _flat(value: Any) -> Array:
     """A saved value of this process in main memory, in one dimension: integers as they are, all else in float32."""
-    tensor = torch.as_tensor(value).detach().cpu()
+    tensor = resolved(torch.as_tensor(value).detach().cpu())
     if tensor.is_complex():
-        tensor = torch.view_as_real(tensor.resolve_conj())
+        tensor = torch.view_as_real(tensor)
     array: Array = (tensor.float() if tensor.is_floating_point() else tensor).reshape(-1).numpy()
     return array
 

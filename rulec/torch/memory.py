@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+from torch import Tensor
 
 
 def plain_memory() -> ExitStack:
@@ -26,6 +27,11 @@ def plain_arithmetic(types: Iterable[str]) -> ExitStack:
     for kind in types:
         stack.enter_context(torch.autocast(kind, enabled=False))
     return stack
+
+
+def resolved(tensor: Tensor) -> Tensor:
+    """The same numbers as memory has them: torch leaves it to who reads a view to negate or conjugate its memory."""
+    return tensor.resolve_conj().resolve_neg()
 
 
 frame_callback: Callable[[], Any]

@@ -118,4 +118,4 @@ class Snapshot:
 
 def _facts(param: Tensor) -> tuple[Any, ...]:
     here = part_of(param)
-    return here.shape, here.stride(), here.dtype, here.device
+    return here.shape, here.stride(), here.dtype, here.device, here.is_neg(), here.is_conj()

@@ -19,7 +19,7 @@ from rulec.runtime.state import STATE_SIZE, StateSpec
 from rulec.torch.fake import is_fake, real_memory
 from rulec.torch.guard import Guard, guard_for, never
 from rulec.torch.libraries import DeviceLibrary, HostLibrary
-from rulec.torch.memory import plain_memory
+from rulec.torch.memory import plain_memory, resolved
 from rulec.torch.placed import part_of
 
 #: The dtypes that kernels store, by our names.
@@ -46,7 +46,7 @@ def real_view(tensor: Tensor) -> Tensor:
     tensor = part_of(tensor).detach()
     if not tensor.is_complex() or tensor.layout is not torch.strided:
         return tensor
-    return torch.view_as_real(tensor.resolve_conj().resolve_neg())
+    return torch.view_as_real(resolved(tensor))
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -200,8 +200,6 @@ class _GradientCheck:
         self._params, self._dtype, self._names = params, dtype, names
         self._counts = [p.numel() for p in params]
         self._contiguous = [p.is_contiguous() for p in params]
-        # Only a single number can be contiguous and yet lie negated in memory, as the imaginary part of a conjugate.
-        self._single = [i for i, count in enumerate(self._counts) if count == 1]
         self._ordered = [i for i, plain in enumerate(self._contiguous) if not plain]
         self._guard: Guard = never
         self._guards_left = 4
@@ -226,13 +224,14 @@ class _GradientCheck:
             return False
         if not {Tensor, Parameter}.issuperset(map(type, grads)):
             return False
-        if {g.dtype for g in grads} - {self._dtype} or any(grads[i].is_neg() for i in self._single):
+        if {g.dtype for g in grads} - {self._dtype} or any(map(_is_neg, grads)):  # it may lie negated in memory
             return False
         return all(same_order(grads[i], self._params[i]) for i in self._ordered)
 
 
 _numel = Tensor.numel
 _is_contiguous = Tensor.is_contiguous
+_is_neg = Tensor.is_neg
 
 
 def _conforming(grad: Tensor, param: Tensor, dtype: torch.dtype, name: str) -> Tensor:

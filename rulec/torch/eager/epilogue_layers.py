@@ -22,6 +22,7 @@ from torch.nn import functional
 from rulec.backend.product import Product
 from rulec.torch.eager.hooks import hears_alone
 from rulec.torch.fake import is_fake
+from rulec.torch.memory import resolved
 
 _FACTORS = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
@@ -180,7 +181,7 @@ class _Linear(torch.autograd.Function):
             of_inputs = outputs.mm(weight.to(outputs.dtype)) if wants[0] else None
             of_bias = outputs.sum(0) if wants[2] else None
             of_weight = None
-            if wants[1] and _is_made(ctx, Product(outputs, inputs)):
+            if wants[1] and _is_made(ctx, Product(resolved(outputs), resolved(inputs))):
                 of_weight = outputs.t().mm(inputs).to(weight.dtype)
         return of_inputs, of_weight, of_bias, None
 

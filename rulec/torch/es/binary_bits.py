@@ -11,11 +11,12 @@ from torch.utils.dlpack import from_dlpack
 
 from rulec.errors import TensorError
 from rulec.es.binary import pack, unpack, words_of
+from rulec.torch.memory import resolved
 
 
 def array_of(tensor: Tensor) -> Any:
     """The same memory as an array: NumPy's, or CuPy's on a GPU."""
-    plain = tensor.detach().contiguous()
+    plain = resolved(tensor.detach().contiguous())
     if plain.device.type == "cpu":
         return plain.numpy()
     import cupy

@@ -28,6 +28,7 @@ from rulec.torch.es.shared import Marked
 from rulec.torch.es.swapped import OneMember
 from rulec.torch.es.uncompiled import uncompiled
 from rulec.torch.es.warn import warn_of_left_alone, warn_of_lost_noise
+from rulec.torch.memory import resolved
 
 
 def perturb(model: nn.Module, perturbation: Perturbation | Mapping[str, Perturbation]) -> Strategy:
@@ -270,7 +271,7 @@ def _on_host(values: Any) -> Any:
     """A tensor as an array; everything else as it is."""
     if not isinstance(values, Tensor):
         return values
-    values = values.detach().cpu()
+    values = resolved(values.detach().cpu())
     return values.numpy() if values.is_complex() else values.double().numpy()
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from rulec.compiler.weights import PARTS
 from rulec.errors import StateMismatch
 from rulec.formats import Format, decode, table
+from rulec.torch.memory import resolved
 from rulec.torch.peers.decoded import DecodedState
 from rulec.torch.placed import is_placed
 
@@ -54,8 +55,8 @@ def _decoded(codes: Tensor, scales: Any, state: str) -> DecodedState:
         raise StateMismatch(f"{state} has {codes.numel()} codes of flashoptim without a scale for each 32")
     factors = scales.float().reshape(-1)
     factors = factors if form.signed else factors * factors
-    arrays = codes.detach().cpu().numpy(), factors.detach().cpu().numpy()
-    floats = torch.from_numpy(decode(form, *arrays, tuple(codes.shape))).to(codes.device)
+    arrays = [resolved(tensor.detach().cpu()).numpy() for tensor in (codes, factors)]
+    floats = torch.from_numpy(decode(form, arrays[0], arrays[1], tuple(codes.shape))).to(codes.device)
     return DecodedState(codes, factors, form.block, torch.from_numpy(table(form).copy()), floats)
 
 
@@ -65,9 +66,9 @@ def weight(param: Tensor, error: Tensor, width: int) -> Tensor:
     A part of 16 bits is saved in the parameter's dtype with the same bits; one of eight bits as its numbers.
     """
     if error.is_floating_point():
-        error = error.to(torch.int8) if width == 3 else error.contiguous().view(torch.int16)
+        error = error.to(torch.int8) if width == 3 else resolved(error).contiguous().view(torch.int16)
     mantissa, least = _DTYPES[param.dtype]
-    p, share = param.float().cpu().numpy(), error.cpu().numpy().astype(np.float32)
+    p, share = param.float().cpu().numpy(), resolved(error.cpu()).numpy().astype(np.float32)
     share /= np.float32(127 if width == 3 else 32767)
     exponent = np.where(p == 0, least, np.maximum(np.frexp(p)[1] - 1, least))
     return torch.from_numpy(p + np.ldexp(share, exponent - mantissa - 1)).to(param.device)

@@ -14,6 +14,7 @@ from rulec.compiler.layout import scale_name
 from rulec.errors import StateMismatch
 from rulec.formats import Format, table
 from rulec.torch.codes import CODES
+from rulec.torch.memory import resolved
 from rulec.torch.peers import flashoptim
 from rulec.torch.peers.decoded import DecodedState
 from rulec.torch.placed import is_placed, part_of
@@ -66,7 +67,7 @@ def _is(coded: Any, form: Format) -> bool:
         return False
     if form.largest != 1 or form.block != coded.block:
         return False
-    numbers = coded.table.detach().float().cpu().numpy()
+    numbers = resolved(coded.table.detach().float().cpu()).numpy()
     fits = tuple(coded.codes.shape) == form.codes_shape(tuple(coded.values.shape))
     return fits and np.array_equal(numbers.view(np.uint32), table(form).view(np.uint32))
 
