@@ -14,11 +14,12 @@ from torch.optim.optimizer import ParamsT
 from rulec.errors import HyperError, RulecError, StateMismatch, TensorError
 from rulec.runtime.lbfgs import Progress, Settings, descend
 from rulec.runtime.turns import Turns, in_turn
+from rulec.torch.before import Before
 from rulec.torch.interface import torch_words
 from rulec.torch.optimizer import check_groups_match, iterable, saved_groups
 from rulec.torch.placed import is_placed
 from rulec.torch.routes import names_of
-from rulec.torch.tensors import check_parameters
+from rulec.torch.tensors import check_memory, check_parameters
 
 #: What torch calls the parts of a `Progress`.
 _NAMES = {
@@ -104,7 +105,7 @@ class LBFGS(Optimizer, Turns):
         settings = self._check()
         saved = self.state[self._params[0]]
         known = {ours: saved[theirs] for ours, theirs in _NAMES.items() if theirs in saved}
-        space = _Vectors(self._params, closure)
+        space = _Vectors(self._params, names_of(self.param_groups), closure)
         before = space.copies()
         try:
             loss, progress = descend(space, Progress(**known), settings)
@@ -180,15 +181,26 @@ def _real(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
+def _kind(param: Tensor) -> tuple[Any, ...]:
+    return param.shape, param.dtype, param.device, is_placed(param)
+
+
 class _Vectors:
     """The parameters of a closure as one vector."""
 
-    def __init__(self, params: Sequence[Tensor], closure: Callable[[], float]) -> None:
-        self._params, self._closure = params, closure
+    def __init__(self, params: Sequence[Tensor], names: Sequence[str], closure: Callable[[], float]) -> None:
+        self._params, self._names, self._closure = [*params], names, closure
+        self._kinds = [*map(_kind, self._params)]
 
     def evaluate(self) -> tuple[Any, Any]:
         with torch.enable_grad():
             loss = self._closure()
+        for param, kind, name in zip(self._params, self._kinds, self._names, strict=True):
+            if _kind(param) != kind:
+                raise TensorError(
+                    f"{name} was given another shape, dtype or device in the closure of LBFGS: change it between steps"
+                )
+            check_memory(param, name)
         if loss is None:
             raise RulecError("the closure of LBFGS returned None: let it return the loss")
         if all(p.grad is None for p in self._params):
@@ -203,13 +215,11 @@ class _Vectors:
             param.add_(part, alpha=step)
             start += param.numel()
 
-    def copies(self) -> list[Tensor]:
-        return [param.detach().clone() for param in self._params]
+    def copies(self) -> Before:
+        return Before(self._params, self._names, {})
 
-    def put_back(self, copies: Sequence[Tensor]) -> None:
-        with torch.no_grad():
-            for param, copy in zip(self._params, copies, strict=True):
-                param.copy_(copy)
+    def put_back(self, copies: Before) -> None:
+        copies.put_back({})
 
     def add(self, vector: Tensor, scale: Tensor, other: Tensor) -> None:
         vector.add_(other, alpha=scale)  # type: ignore[arg-type]

@@ -22,7 +22,6 @@ from rulec.errors import RulecError, TensorError, interrupted
 from rulec.language.rule import Rule
 from rulec.runtime.device import Scaling
 from rulec.runtime.launch import Launch
-from rulec.runtime.passes import written
 from rulec.torch.engine import Home, add_parameters, engines_of
 from rulec.torch.entries import shared_states
 from rulec.torch.group_rules import Groups, group_rules_of
@@ -353,12 +352,12 @@ class Machine:
         return {route.param for route in self.routes if self.group_rules[route.group].maximize}
 
     def move(
-        self, way: Callable[[Rule], Rule | None], inputs: Inputs
-    ) -> tuple[list[tuple[Tensor, Tensor]], Callable[[], None]]:
+        self, way: Callable[[Rule], Rule | None], inputs: Inputs, ready: Callable[[Mapping[Any, Any]], None]
+    ) -> None:
         """Moves the parameters with gradients to the point of a pass: see `Engine.ready_part`.
 
-        Pairs of a tensor and its copy of before the move, and a call for the end of the way back. OtherDtype, and
-        nothing done, where a gradient's dtype is new.
+        `ready` is called with the states by parameter, once these are there and before anything is written. OtherDtype,
+        and nothing done, where a gradient's dtype is new.
         """
         grads = [p.grad for p in self.params if p.grad is not None]
         places = tuple(i for i, p in enumerate(self.params) if p.grad is not None)
@@ -370,13 +369,10 @@ class Machine:
             read_all(plan.copied)
             seen = plan.seen([real_view(grad) for grad in grads])
             launches = part_launches_of(plan, seen, way, False, inputs)
-            with plain_memory():
-                tensors = [share.engine.tensors[i] for share in plan.shares for i in share.ids]
-                start = [(array, array.clone()) for array in written(tensors)]
+            self.buffers.show()
+            ready(self.buffers.store)
             self.writer.write(launches, plan.written)
             write_all(plan.copied)
-        self.buffers.show()
-        return start, lambda: write_all(plan.copied)
 
     def change(self, way: Callable[[Rule], Rule | None]) -> None:
         """One step of another rule on the same parameters and states; parameters without states stay as they are."""

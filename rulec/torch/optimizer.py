@@ -252,7 +252,7 @@ class RuleOptimizer(Optimizer, Turns):
                 self._check_trained()
                 check_passes(self._current(), self.interface.name)
                 params = [p for group in self.param_groups for p in group["params"]]
-                self._passes = TorchPasses(self.interface.name, params)
+                self._passes = TorchPasses(self.interface.name, params, names_of(self.param_groups))
             make = lambda values: self._inputs({**(inputs or {}), **values}, loss)  # noqa: E731
             return self._passes.next(self._current(), make, self._build)
         except BaseException:
@@ -262,9 +262,9 @@ class RuleOptimizer(Optimizer, Turns):
     @in_turn
     def put_back(self) -> None:
         """Ends the passes of a step without it: the parameters are where they were before the first."""
-        if self._passes is not None:
-            self._passes.put_back()
-            self._passes = None
+        passes, self._passes = self._passes, None
+        if passes is not None:
+            passes.put_back(self.state)
 
     def _passed(
         self, closure: Callable[[], float] | None, inputs: Mapping[str, Any] | None, loss: Any

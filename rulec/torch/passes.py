@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from rulec.errors import HyperError, RulecError, TensorError
 from rulec.runtime.passes import move_at
+from rulec.torch.before import Before
 from rulec.torch.inputs import Inputs
 from rulec.torch.machine import Machine
-from rulec.torch.memory import plain_memory
 from rulec.torch.placed import is_placed
 from rulec.torch.sparse import is_sparse
 from rulec.torch.tensors import OtherDtype
@@ -28,11 +27,11 @@ class TorchPasses:
     `values` has gradients of earlier points by parameter, for the rules that read them. `closed` after the last pass.
     """
 
-    def __init__(self, name: str, params: list[Tensor]) -> None:
-        self._name, self._params = name, [p for p in params if p.grad is not None]
+    def __init__(self, name: str, params: Sequence[Tensor], names: Sequence[str]) -> None:
+        pairs = [(p, n) for p, n in zip(params, names, strict=True) if p.grad is not None]
+        self._name, self._params, self._names = name, [p for p, _ in pairs], [n for _, n in pairs]
         self._place = 0
-        self._start: list[tuple[Tensor, Tensor]] = []
-        self._after: Callable[[], None] | None = None
+        self._before: Before | None = None
         self.values: dict[str, Mapping[Tensor, Any]] = {}
         self.closed = False
 
@@ -42,7 +41,7 @@ class TorchPasses:
         False after the last pass: the parameters are back.
         """
         self.check([p for p in machine.params if p.grad is not None])
-        self.put_back()
+        self.put_back(machine.buffers.store)
         maximized = machine.maximized()
         passes = machine.interface.passes
         while self._place < passes.count:
@@ -52,10 +51,10 @@ class TorchPasses:
                 self.values |= dict.fromkeys(passes.kept[place], kept)
             if machine.wants(self._params, place):
                 try:
-                    self._start, self._after = machine.move(move_at(place), inputs(self.values))
+                    machine.move(move_at(place), inputs(self.values), self._note)
                 except OtherDtype:
                     machine = build()
-                    self._start, self._after = machine.move(move_at(place), inputs(self.values))
+                    machine.move(move_at(place), inputs(self.values), self._note)
                 for param in self._params:
                     param.grad = None
                 return True
@@ -72,16 +71,18 @@ class TorchPasses:
         if any(is_sparse(p.grad) for p in params if p.grad is not None):
             raise TensorError(f"{self._name} cannot take sparse gradients: make the layer with sparse=False")
 
-    def put_back(self) -> None:
-        """Gives the parameters the values of before the step, bit for bit; does nothing where they have them."""
-        if self._start:
-            now, before = [pair[0] for pair in self._start], [pair[1] for pair in self._start]
-            with plain_memory():
-                torch._foreach_copy_(now, before)
-            if self._after is not None:
-                self._after()
+    def _note(self, state: Mapping[Any, Any]) -> None:
+        self._before = Before(self._params, self._names, state)
+
+    def put_back(self, state: Mapping[Any, Any]) -> None:
+        """Gives the parameters the values of before the step; does nothing where they have them.
+
+        `state` has the states by parameter. TensorError as of `Before.put_back`.
+        """
+        before, self._before = self._before, None
+        if before is not None:
+            before.put_back(state)
             increment_version(self._params)
-            self._start = []
 
 
 def check_passes(machine: Machine, name: str) -> None:

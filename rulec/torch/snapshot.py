@@ -19,7 +19,7 @@ from rulec.torch.options import Options
 from rulec.torch.placed import address_of, part_of
 from rulec.torch.residence import NEW_NUMBERS, NEW_TENSORS, Residence, is_asked
 from rulec.torch.survey import Survey
-from rulec.torch.tensors import check_apart, check_parameters
+from rulec.torch.tensors import check_apart, check_memory, check_parameters
 
 
 class Change(Enum):
@@ -98,9 +98,13 @@ class Snapshot:
     def take_memory(self) -> list[int]:
         """Takes over the parameters' addresses, where no more has changed; the places of the moved parameters."""
         self._residence.check_capture(NEW_TENSORS)
+        now = [*map(self._address, self.params)]
+        moved = [place for place, pair in enumerate(zip(self._addresses, now, strict=True)) if pair[0] != pair[1]]
+        for place in moved:
+            check_memory(self.params[place], self._names[place])
         check_apart(self.params, self._names)
-        before, self._addresses = self._addresses, [*map(self._address, self.params)]
-        return [place for place, pair in enumerate(zip(before, self._addresses, strict=True)) if pair[0] != pair[1]]
+        self._addresses = now
+        return moved
 
     def take_values(self, groups: Groups, group_rules: Sequence[GroupRule]) -> bool:
         """Takes over the groups' values; False where these no longer mean the rules, random numbers or memory."""

@@ -98,6 +98,14 @@ def same_order(a: Tensor, b: Tensor) -> bool:
     return all(n == 1 or s == t for n, s, t in zip(extents, a.stride(), b.stride(), strict=True))
 
 
+def holds_all(tensor: Tensor) -> bool:
+    """Whether the memory that a tensor is a view of reaches to its last element; of a fake tensor, that is so."""
+    if not tensor.numel() or is_fake(tensor):
+        return True
+    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.untyped_storage().nbytes() >= (tensor.storage_offset() + last + 1) * tensor.element_size()
+
+
 class TorchArrays(Arrays):
     """Strided tensors of float32, float64, bfloat16 and float16, dense in any memory order."""
 
@@ -297,6 +305,16 @@ def _check_parameter(param: Tensor, name: str) -> None:
         )
     dtype_name(param.dtype)
     TorchArrays().backend(str(param.device))
+    check_memory(param, name)
+
+
+def check_memory(param: Tensor, name: str) -> None:
+    """TensorError where the memory of a parameter was resized, and lacks some of its elements."""
+    if not holds_all(part_of(param)):
+        raise TensorError(
+            f"{name} has shape {tuple(param.shape)} and memory of {part_of(param).untyped_storage().nbytes()} bytes, "
+            f"too few for it: give its storage the memory again, as with param.untyped_storage().resize_(bytes)"
+        )
 
 
 def check_apart(params: Sequence[Tensor], names: Sequence[str]) -> None:
