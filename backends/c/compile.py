@@ -9,7 +9,6 @@ import ctypes
 import functools
 import os
 import platform
-import re
 import shlex
 import shutil
 import subprocess
@@ -56,7 +55,7 @@ def library(name: str, source: str) -> ctypes.CDLL:
 
     BackendUnavailable without a compiler, where it fails, or where its library cannot be loaded.
     """
-    text = Source(f"{_file_name(name)}.c", source)
+    text = Source(f"{cache.file_name(name)}.c", source)
     return cache.kernel(
         "c", cache.cache_key(source, *_facts()), "kernel.so", text, lambda path: _compiled(path, source), _loaded
     )
@@ -74,10 +73,6 @@ def _loaded(_: bytes, file: Path | None) -> ctypes.CDLL:
         raise BackendUnavailable(
             f"the kernel {file.name} cannot be loaded ({error}): set RULEC_CACHE_DIR to a folder that may hold programs"
         ) from error
-
-
-def _file_name(name: str) -> str:
-    return re.sub(r"\W", "_", name.lower(), flags=re.ASCII)[:60] or "kernel"
 
 
 def _compiled(path: Path, source: str) -> bytes:

@@ -119,17 +119,13 @@ def ffi_kernel(program: Program, layout: Layout) -> FfiKernel:
 def _machine(name: str, source: str, entry: str = ENTRY) -> Machine:
     """The loaded machine code of a source: from the cache where the file is whole, else compiled under its lock."""
     return cache.kernel(
-        "cpu", cache.cache_key(source, *_facts()), "kernel.o", Source(f"{_file_name(name)}.py", source),
+        "cpu", cache.cache_key(source, *_facts()), "kernel.o", Source(f"{cache.file_name(name)}.py", source),
         lambda path: _compile(path, source, entry), lambda content, _: Machine(content, entry),
     )  # fmt: skip
 
 
 def _compile(path: Path, source: str, entry: str) -> bytes:
     return emit_object(compile_text(source, path, entry))
-
-
-def _file_name(name: str) -> str:
-    return "".join(c if c.isalnum() else "_" for c in name.lower())[:60] or "kernel"
 
 
 #: The modules with the definitions of words and the calls of the compiler. Text of other modules is in the source.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
@@ -60,7 +61,7 @@ def cache_trouble() -> str | None:
 @contextmanager
 def _opened(folder: Path) -> Iterator[Path]:
     """A path to a folder of kernels, held open and made where missing. OSError where it cannot be used."""
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with trust.held(folder, follow=True) as root:
         if not os.access(root, os.W_OK | os.X_OK):
@@ -77,7 +78,7 @@ def _trouble(folder: Path, error: OSError) -> str:
         )
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     advice = "make room there, or set RULEC_CACHE_DIR to another folder" if full else _ELSEWHERE
-    verb = "written" if folder.is_dir() else "made"
+    verb = "written" if os.path.isdir(folder) else "made"
     return f"the kernel cache {folder} cannot be {verb} ({error.strerror}): {advice}"
 
 
@@ -99,6 +100,11 @@ def _warn(folder: Path, trouble: str) -> None:
 def cache_key(source: str, *facts: str) -> str:
     """The name of a kernel's folder: a digest of its source and of `facts` (versions, flags, architecture)."""
     return hashlib.sha256("\0".join((source, *facts)).encode()).hexdigest()
+
+
+def file_name(name: str) -> str:
+    """A name without an ending for the source of a program: letters and digits of ASCII, which every disk takes."""
+    return re.sub(r"\W", "_", name.lower(), flags=re.ASCII)[:60] or "kernel"
 
 
 def kernel(
@@ -179,10 +185,15 @@ class _Entry:
         write_atomically(self.folder(make=True) / name, content)
 
     def whole(self, file: str) -> bytes | None:
-        """A file's content, where it matches the digest beside it; None otherwise."""
+        """A file's content, where it matches the digest beside it; None otherwise, as in another kernel's folder."""
         content = self.read(file)
-        right = content is not None and hashlib.sha256(content).digest() == self.read(_digest_of(file))
+        right = content is not None and self.digest(file, content) == self.read(_digest_of(file))
         return content if right else None
+
+    def digest(self, file: str, content: bytes) -> bytes:
+        """The digest of a file's content in this entry: with the same content, another kernel's file has another."""
+        name = "\0".join((self.kind, self.key, file, ""))
+        return hashlib.sha256(name.encode() + content).digest()
 
     def filled(self, file: str, source: Source, make: Callable[[Path], bytes]) -> bytes:
         """A file's content, made and written where it is not whole."""
@@ -193,7 +204,7 @@ class _Entry:
                 self.write(source.name, source.text.encode())
                 content = make(self.path(source.name))
                 self.write(file, content)
-                self.write(_digest_of(file), hashlib.sha256(content).digest())
+                self.write(_digest_of(file), self.digest(file, content))
             return content
 
 

@@ -42,7 +42,7 @@ def clear() -> Cleared:
     RulecError where the folder cannot be read.
     """
     folder = wanted_folder()
-    if not folder.exists():
+    if not os.path.exists(folder):
         return Cleared(0, ())
     try:
         with held(folder, follow=True, trusted=False) as root:
@@ -92,7 +92,7 @@ def kept() -> dict[str, dict[str, int]]:
     totals: dict[str, dict[str, int]] = {}
     folder = wanted_folder()
     for kernel in (kernel for kind in _files(folder) for pair in _files(kind) for kernel in _files(pair)):
-        if _KERNEL.fullmatch(kernel.relative_to(folder).as_posix()) and kernel.is_dir():
+        if _KERNEL.fullmatch(kernel.relative_to(folder).as_posix()) and os.path.isdir(kernel):
             of_kind = totals.setdefault(kernel.parent.parent.name, {"kernels": 0, "bytes": 0})
             of_kind["kernels"] += 1
             of_kind["bytes"] += sum(map(_size, _files(kernel)))

@@ -45,7 +45,7 @@ def held(folder: Path, *, follow: bool = False, trusted: bool = True) -> Iterato
         if trusted:
             check(os.fstat(handle), folder)
         here = Path(f"/proc/self/fd/{handle}")
-        yield here if here.is_dir() else folder
+        yield here if os.path.isdir(here) else folder
     finally:
         os.close(handle)
 

@@ -126,7 +126,7 @@ def checksum(tensors: Mapping[str, Stored], metadata: Mapping[str, str]) -> str:
 def _target(file: Path) -> Path:
     """The file that a path leads to, through links. RulecError for what is there and is no file, such as a device."""
     target = Path(os.path.realpath(file))
-    if os.path.lexists(target) and not target.is_file():
+    if os.path.lexists(target) and not os.path.isfile(target):
         raise RulecError(f"{file} is no file that could be written anew, but {_kind(target)}: give the path of a file")
     return target
 
@@ -148,7 +148,7 @@ def read_file(file: Path) -> tuple[dict[str, Stored], dict[str, str]]:
 
     StateMismatch where it is not in the format, or shorter or longer than its header says.
     """
-    if file.exists() and not file.is_file():
+    if os.path.exists(file) and not os.path.isfile(file):
         raise StateMismatch(f"{file} is no file, but {_kind(file)}: give one that was saved")
     with open(file, "rb") as opened:
         size = os.fstat(opened.fileno()).st_size

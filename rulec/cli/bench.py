@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -28,7 +29,7 @@ def bench(context: typer.Context) -> None:
 def checkout() -> Path:
     """The root of the checkout that this rulec runs from; RulecError where it was installed by itself."""
     root = Path(__file__).resolve().parents[2]
-    if not (root / "pyproject.toml").is_file() or not (root / "benchmarks" / "command.py").is_file():
+    if not os.path.isfile(root / "pyproject.toml") or not os.path.isfile(root / "benchmarks" / "command.py"):
         raise RulecError(
             f"rulec bench measures the project from a checkout, and {root} is none: clone rulec's repository and run "
             "`make bench` in it"

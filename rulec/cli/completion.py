@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from glob import escape
 from pathlib import Path
 
@@ -28,5 +29,5 @@ def _files(incomplete: str) -> list[str]:
     above = f"{folder}/" if "/" in incomplete else ""
     files = [f"{above}{path.name}" for path in paths if path.suffix in (".yaml", ".yml", ".py")]
     hidden = begin.startswith(".")
-    folders = [f"{above}{path.name}/" for path in paths if path.is_dir() and (hidden or path.name[0] != ".")]
+    folders = [f"{above}{path.name}/" for path in paths if os.path.isdir(path) and (hidden or path.name[0] != ".")]
     return files + folders

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -129,12 +130,12 @@ def _model(path: Path, batch: int, length: int | None, recompute: bool) -> tuple
 
 def _files(path: Path) -> list[Path]:
     """The file with the model's shape, or the files of its weights."""
-    if not path.exists():
+    if not os.path.exists(path):
         raise RulecError(f"there is no file or folder {path}: give a config.json or a .safetensors file")
-    if not path.is_dir():
+    if not os.path.isdir(path):
         return [path]
     config, weights = path / "config.json", sorted(path.glob("*.safetensors"))
-    if config.is_file():
+    if os.path.isfile(config):
         return [config]
     if not weights:
         raise RulecError(f"the folder {path} has neither a config.json nor .safetensors files")

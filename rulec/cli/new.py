@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -91,7 +92,7 @@ def new(
     if python and (key == "rulec" or key in sys.stdlib_module_names):
         raise RulecError(f"{key}.py would hide the module {key} from every program beside it: choose another name")
     path = folder / f"{key}{'.py' if python else '.yaml'}"
-    if path.exists():
+    if os.path.exists(path):
         raise RulecError(f"{path} exists already: choose another name, or remove it")
     write_text(path, scaffold(key, title, python))
     argument = str(path) if folder.is_absolute() or folder != Path() else path.name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -118,7 +119,7 @@ def write_package(package: str, key: str, title: str, rule: str, folder: Path) -
     module, root = package.replace("-", "_"), folder / package
     if module == "rulec" or module in sys.stdlib_module_names:
         raise RulecError(f"a package {package} would hide the module {module}: choose another name")
-    if root.exists():
+    if os.path.exists(root):
         raise RulecError(f"{root} exists already: choose another name, or remove it")
     files = {
         "pyproject.toml": _PROJECT, "README.md": _README, f"{module}/__init__.py": _INIT,

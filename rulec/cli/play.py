@@ -69,10 +69,10 @@ def opening_of(rule: str, allow_url: bool = False) -> Opening:
     if not rule:
         return Opening(TEXT, "wary_adam.yaml", Path.cwd())
     library = library_folder() / f"{rule}.yaml"
-    if rule in rules() and library.is_file():
+    if rule in rules() and os.path.isfile(library):
         return Opening(library.read_text(encoding="utf-8"), f"{rule}.yaml", Path.cwd())
     path = Path(rule)
-    if path.suffix not in (".yaml", ".yml") or not path.is_file():
+    if path.suffix not in (".yaml", ".yml") or not os.path.isfile(path):
         loaded = find_rule(rule, allow_url)
         return Opening(loaded.to_yaml(), f"{loaded.name}.yaml", Path.cwd())
     try:

@@ -102,10 +102,16 @@ def _check_file(path: Path | None) -> None:
     """RulecError where the file could not be written."""
     if path is None:
         return
-    if path.is_dir():
+    if os.path.isdir(path):
         raise RulecError(f"{path} is a folder: name a file")
-    above = next(folder for folder in path.absolute().parents if folder.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK):
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise RulecError(f"{path} cannot be written: {error.strerror}") from None
+    above = next(folder for folder in path.absolute().parents if os.path.exists(folder))
+    if not os.path.isdir(above) or not os.access(above, os.W_OK):
         raise RulecError(f"{path} cannot be written: {above} is no folder that can be written to")
 
 

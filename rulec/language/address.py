@@ -6,6 +6,7 @@ A file is kept in the cache by its hash, and fetched where it is not there. Its 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass
@@ -93,7 +94,7 @@ def _kept(digest: str) -> bytes | None:
     """The file of this hash in the cache; None where there is none, or one with another hash."""
     file = _file(digest)
     try:
-        if not file.is_file() or file.stat().st_size > MAX_BYTES:
+        if not os.path.isfile(file) or file.stat().st_size > MAX_BYTES:
             return None
         content = file.read_bytes()
     except OSError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -97,17 +98,29 @@ def _find(name: str, base: Path | None) -> Path:
         raise RuleError(f"a rule file is made of rules of the library and of other files: save {short(name)} as a file")
     if name.endswith((".yaml", ".yml")):
         path = Path(name) if base is None else base / name
-        if not path.is_file():
-            known = f"{str(path)!r} is a folder, not a rule file"
-            raise RuleError(known if path.is_dir() else f"there is no rule file {str(path)!r}")
+        if not os.path.isfile(path):
+            raise RuleError(_no_file(path))
         return path
     for candidate in (name, f"transforms/{name}"):
         if candidate in _files():
             return library_folder() / f"{candidate}.yaml"
-    if Path(name if base is None else base / name).exists():
+    if os.path.exists(name if base is None else base / name):
         raise RuleError(f"{name!r} is no rule of the library, and the name of a rule file ends in .yaml")
     hint = did_you_mean(name, [r.rpartition("/")[2] for r in rules()])
     raise RuleError(f"there is no rule {short(name)}{hint} (`rulec list` names them all; a file's name ends in .yaml)")
+
+
+def _no_file(path: Path) -> str:
+    """What keeps a path from being a rule file, as a sentence."""
+    if os.path.isdir(path):
+        return f"{str(path)!r} is a folder, not a rule file"
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return f"there is no rule file {str(path)!r}"
+    except (OSError, ValueError) as error:
+        return f"the rule file {short(str(path))} cannot be read: {getattr(error, 'strerror', None) or error}"
+    return f"{str(path)!r} is no file, but a device or a pipe: give a rule file"
 
 
 def load(name: str | Path, *, allow_url: bool = False) -> Rule:
@@ -127,7 +140,7 @@ def load(name: str | Path, *, allow_url: bool = False) -> Rule:
         raise _no_name(name)
     text = str(name)
     # A path may read as a composition: then the file counts.
-    is_file = text.endswith((".yaml", ".yml")) and len(text) < MAX_PATH and Path(text).is_file()
+    is_file = text.endswith((".yaml", ".yml")) and len(text) < MAX_PATH and os.path.isfile(text)
     composed = not isinstance(name, Path) and not is_file and is_composition(text)
     return compose_text(text, one) if composed else one(text)
 

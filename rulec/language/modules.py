@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import re
 from collections import Counter
 from importlib.metadata import EntryPoint, entry_points
@@ -62,7 +63,7 @@ def python_module(where: str) -> ModuleType:
 def _file(path: Path) -> ModuleType:
     import importlib.util
 
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise RuleError(f"there is no Python file {str(path)!r}")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None  # the name ends in .py

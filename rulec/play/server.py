@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import mimetypes
+import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -98,7 +99,7 @@ async def _library_rule(request: Request) -> Response:
     """The text of a rule of the library."""
     name = request.path_params["name"]
     file = library_folder() / f"{name}.yaml"
-    if name not in rules() or not file.is_file():
+    if name not in rules() or not os.path.isfile(file):
         raise HTTPException(404, f"{name!r} has no file in the library")
     return PlainTextResponse(file.read_text(encoding="utf-8"))
 

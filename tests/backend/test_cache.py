@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import os
 import re
@@ -20,7 +21,7 @@ import pytest
 
 import rulec
 import rulec.array
-from rulec.backend import cache
+from rulec.backend import cache, kept
 from rulec.errors import BackendUnavailable
 from rulec.files import written_whole
 
@@ -42,6 +43,81 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_folder_is_made_for_its_user_alone(elsewhere: Path) -> None:
     assert cache.cache_folder() == elsewhere
     assert elsewhere.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "/".join(["x"] * 5000)])
+def test_a_path_that_no_disk_takes_is_worked_around(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RULEC_CACHE_DIR", str(tmp_path / name))
+    cache._warned.clear()
+    trouble = cache.cache_trouble()
+    assert trouble is not None
+    assert "cannot be made (File name too long): set RULEC_CACHE_DIR" in trouble
+    param, rule = np.ones(3), rulec.parse(f"name: A\nstep: p = p - {len(name)}*g\n")
+    with pytest.warns(UserWarning, match="File name too long"):
+        rulec.array.Optimizer(rule, [param], "numpy").step([np.full(3, 1 / len(name))])
+    assert param.tolist() == [0.0] * 3
+    assert kept.kept() == {}
+    assert kept.clear() == kept.Cleared(0, ())
+
+
+@pytest.mark.parametrize("backend", ["cpu", "c", "numpy"])
+def test_a_rule_with_a_name_of_any_letters_is_kept_and_cleared(backend: str, elsewhere: Path) -> None:
+    """Four bytes for each of its letters would be more than a file's name may have."""
+    rule = rulec.parse(f"name: {chr(0x1D49C) * 100}\nstep: p = p - {0.25 + 0.5 * len(backend)}*g\n")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rulec.array.Optimizer(rule, [np.ones(3)], backend).step([np.ones(3)])
+    assert kept.clear().left == ()
+
+
+def test_folders_of_kernels_that_were_exchanged_are_made_anew(elsewhere: Path) -> None:
+    """The digest beside a kernel is of its key as well; nor is another file of the same folder a kernel."""
+    names = ["sgd", "lion"]
+    keys = [cache.cache_key(name) for name in names]
+
+    def loaded() -> list[bytes]:
+        source = cache.Source("kernel.c", "")
+        return [
+            cache.kernel("c", key, "kernel.so", source, lambda _, name=name: name.encode(), lambda content, _: content)
+            for key, name in zip(keys, names, strict=True)
+        ]
+
+    places = [elsewhere / "c" / key[:2] / key for key in keys]
+    for _ in range(2):
+        assert loaded() == [b"sgd", b"lion"]
+        _exchange(*places)
+    assert loaded() == [b"sgd", b"lion"]
+
+
+def _exchange(first: Path, second: Path) -> None:
+    held = first.with_name("held")
+    first.rename(held)
+    second.rename(first)
+    held.rename(second)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["cpu", "c"])
+def test_a_rule_steps_as_itself_after_kernels_were_exchanged(backend: str, elsewhere: Path) -> None:
+    steps = {"sgd": [0.75], "lion": [0.0]}
+    for _ in range(2):
+        for name, after in steps.items():
+            assert _stepped(name, backend) == after
+        places = sorted(file.parent for file in elsewhere.rglob("kernel.*o"))
+        _exchange(places[0], places[-1])
+
+
+def _stepped(name: str, backend: str) -> list[float]:
+    """A step of a rule in a new process: from the number 1, whose gradient is 0.25, at a rate of 1."""
+    text = f"""
+import numpy as np, rulec.array
+p = np.ones(1)
+rulec.array.Optimizer({name!r}, [p], {backend!r}, lr=1.0).step([np.full(1, 0.25)])
+print(p.tolist())
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    numbers: list[float] = ast.literal_eval(done.stdout)
+    return numbers
 
 
 def test_a_file_in_its_place_is_worked_around_with_a_warning(elsewhere: Path) -> None:
