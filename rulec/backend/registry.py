@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import functools
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
+from typing import Any
 
 from rulec.backend.protocol import Backend
-from rulec.errors import BackendUnavailable
+from rulec.errors import BackendUnavailable, RulecError
 from rulec.language.source import did_you_mean
+from rulec.plugins import answer, loaded, package_of, points_of
 
 GROUP = "rulec.backends"
 
 
 @functools.cache
-def _entry_points() -> dict[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=GROUP)}
+def _entry_points() -> dict[str, tuple[EntryPoint, ...]]:
+    return points_of(GROUP)
 
 
 def names() -> list[str]:
@@ -26,24 +28,43 @@ def names() -> list[str]:
 def get(name: str) -> Backend:
     """The backend of this name; BackendUnavailable for an unknown name and for a backend that does not load.
 
-    It may still be unusable here: ask its `unavailable_reason()`, or use `usable`.
+    So it is for a name that several packages have, but rulec's own come first. The backend may still be unusable here:
+    ask `reason_against` it, or use `usable`.
     """
     if name not in _entry_points():
         known = names()
         raise BackendUnavailable(
             f"there is no backend {name!r}{did_you_mean(name, known)}: installed are {', '.join(known)}"
         )
+    points = _entry_points()[name]
     try:
-        backend = _entry_points()[name].load()()
-    except ImportError as error:
-        raise BackendUnavailable(f"backend {name!r} does not load: {error}") from error
-    return backend  # type: ignore[no-any-return]
+        kind = loaded(f"backend {name!r}", points)
+        made = answer(kind, f"backend {name!r} of {package_of(points[0])} cannot be made")
+    except RulecError as error:
+        raise BackendUnavailable(str(error)) from error
+    lacks = [member for member in ("name", "unavailable_reason", "emit", "build") if not hasattr(made, member)]
+    if lacks:
+        raise BackendUnavailable(
+            f"{points[0].value} of {package_of(points[0])} is no backend, for it has no {lacks[0]}: give a class with "
+            f"a name and the methods unavailable_reason, emit and build"
+        )
+    backend: Backend = made
+    return backend
+
+
+def reason_against(backend: Any) -> str | None:
+    """Why a backend cannot run here; None where it can. A backend that fails to answer cannot."""
+    try:
+        reason: str | None = answer(backend.unavailable_reason, "it fails to say whether it can run")
+    except RulecError as error:
+        return str(error)
+    return reason
 
 
 def usable(chosen: str | Backend) -> Backend:
     """The backend of this name, or the backend itself; BackendUnavailable with the reason where it cannot run here."""
     backend = get(chosen) if isinstance(chosen, str) else chosen
-    reason = backend.unavailable_reason()
+    reason = reason_against(backend)
     if reason is not None:
         raise BackendUnavailable(f"backend {backend.name!r} cannot run here: {reason}")
     return backend

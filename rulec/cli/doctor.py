@@ -51,7 +51,7 @@ def _backends() -> dict[str, str | None]:
         for name in names:
             shown.update(task, description=f"trying {name}")
             try:
-                reasons[name] = registry.get(name).unavailable_reason()
+                reasons[name] = registry.reason_against(registry.get(name))
             except BackendUnavailable as error:
                 reasons[name] = str(error)
             shown.advance(task)

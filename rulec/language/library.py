@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +33,25 @@ MAX_PATH = 1000
 def rules(wrappers: bool = True) -> list[str]:
     """The names of the rules of the library and of installed packages, sorted; transforms begin with `transforms/`.
 
-    With `wrappers=False`, wrappers are left out: they need a rule to put around, and do not run by themselves.
+    With `wrappers=False`, wrappers are left out: they need a rule to put around, and do not run by themselves. So are
+    rules of packages that cannot be loaded.
     """
     names = sorted({*_files(), *installed()})
-    return [name for name in names if wrappers or not load(name).wraps]
+    if wrappers:
+        return names
+    loaded = _installed_rules()
+    return [name for name in names if name in _files() or name in loaded if not (loaded.get(name) or load(name)).wraps]
+
+
+@functools.cache
+def _installed_rules() -> dict[str, Rule]:
+    """Name -> rule, for the rules of installed packages that no rule of the library hides and that can be loaded."""
+    rules_of: dict[str, Rule] = {}
+    for name in installed():
+        if name not in _files():
+            with suppress(RuleError):
+                rules_of[name] = installed_rule(name)
+    return rules_of
 
 
 @functools.cache
@@ -48,9 +65,28 @@ def _files() -> list[str]:
 def installed_titles() -> dict[str, str]:
     """Rule's name in its text -> name, for the rules of installed packages that no rule of the library hides.
 
-    Their packages are imported. RuleError where one of them cannot be.
+    Their packages are imported; those that cannot be are left out, and so is a name in the text of several rules.
     """
-    return {load(name).name: name for name in installed() if name not in _files()}
+    found = [(rule.name, name) for name, rule in _installed_rules().items()]
+    count = Counter(title for title, _ in found)
+    return {title: name for title, name in found if count[title] == 1}
+
+
+def no_title(module: str, title: str) -> str:
+    """The sentence of a module with a class for each rule that has none of this name.
+
+    It names the rules of installed packages that have the name in common, and those that cannot be loaded.
+    """
+    sentence = f"module {module!r} has no attribute {title!r}"
+    same = [name for name, rule in _installed_rules().items() if rule.name == title]
+    if len(same) > 1:
+        names = " and ".join(map(repr, same))
+        return f"{sentence}, for the rules {names} of installed packages are called so: use {module}.optimizer(...)"
+    broken = [name for name in installed() if name not in _files() and name not in _installed_rules()]
+    if broken:
+        names = ", ".join(map(repr, broken))
+        return f"{sentence}; rules of installed packages that cannot be loaded are {names}: rulec.load(...) says why"
+    return sentence
 
 
 @functools.cache

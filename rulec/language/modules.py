@@ -9,14 +9,14 @@ import functools
 import importlib
 import os
 import re
-from collections import Counter
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
 
-from rulec.errors import RuleError
+from rulec.errors import RulecError, RuleError
 from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
+from rulec.plugins import loaded, package_of, points_of
 
 #: The group of entry points by which a package adds rules: a rule's name -> `module:rule`.
 GROUP = "rulec.rules"
@@ -83,30 +83,21 @@ def _module(name: str) -> ModuleType:
 
 
 @functools.cache
-def installed() -> dict[str, EntryPoint]:
-    """Rule's name -> entry point, for the rules that installed packages add. None of them is imported.
-
-    RuleError where two packages add one name.
-    """
-    points = sorted(entry_points(group=GROUP))
-    for name, count in Counter(point.name for point in points).items():
-        if count > 1:
-            packages = ", ".join(_package(point) for point in points if point.name == name)
-            raise RuleError(f"several packages add a rule {name!r}: uninstall all but one of {packages}")
-    return {point.name: point for point in points}
+def installed() -> dict[str, tuple[EntryPoint, ...]]:
+    """Rule's name -> entry points, for the rules that installed packages add. None of them is imported."""
+    return points_of(GROUP)
 
 
 def installed_rule(name: str) -> Rule:
-    """The rule that a package adds under a name; RuleError where it cannot be loaded or is no rule."""
-    point = installed()[name]
+    """The rule that a package adds under a name.
+
+    RuleError where it cannot be loaded or is no rule, and where two packages add one name.
+    """
+    points = installed()[name]
     try:
-        rule = point.load()
-    except Exception as error:
-        raise RuleError(f"rule {name!r} of {_package(point)} cannot be loaded: {error}") from error
+        rule = loaded(f"rule {name!r}", points)
+    except RulecError as error:
+        raise RuleError(str(error)) from error.__cause__
     if not isinstance(rule, Rule):
-        raise RuleError(f"{point.value} of {_package(point)} is no rule, but of type {type(rule).__name__}")
+        raise RuleError(f"{points[0].value} of {package_of(points[0])} is no rule, but of type {type(rule).__name__}")
     return rule
-
-
-def _package(point: EntryPoint) -> str:
-    return point.dist.name if point.dist is not None else point.module

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from rulec.language.library import installed_titles
+from rulec.language.library import installed_titles, no_title
 from rulec.mlx.entries import CLASSES, OTHERS, library_names
 from rulec.mlx.optimizer import RuleOptimizer, mlx_optimizer, optimizer
 
@@ -24,9 +24,11 @@ def __getattr__(name: str) -> Any:
             f"rulec.mlx has no {name}, for no rule computes what mlx.optimizers.{name} does: use that, or "
             f'rulec.mlx.optimizer("{OTHERS[name]}") for the rule of the library'
         )
-    if not name.startswith("_") and (file := library_names().get(name) or installed_titles().get(name)):
+    if name.startswith("_"):
+        raise AttributeError(f"module 'rulec.mlx' has no attribute {name!r}")
+    if file := library_names().get(name) or installed_titles().get(name):
         return optimizer(file)
-    raise AttributeError(f"module 'rulec.mlx' has no attribute {name!r}")
+    raise AttributeError(no_title("rulec.mlx", name))
 
 
 def __dir__() -> list[str]:

@@ -5,7 +5,7 @@ They are made when first asked for; `tests.torch.stubs` generates `__init__.pyi`
 
 from __future__ import annotations
 
-from rulec.language.library import installed_titles
+from rulec.language.library import installed_titles, no_title
 from rulec.torch.checkpoint import load, save
 from rulec.torch.classes import class_named, class_names, optimizer
 from rulec.torch.curvature import hutchinson
@@ -26,9 +26,11 @@ __all__ = [
 def __getattr__(name: str) -> type[RuleOptimizer]:
     if name in __all__:
         return class_named(name)
-    if not name.startswith("_") and name in installed_titles():
+    if name.startswith("_"):
+        raise AttributeError(f"module 'rulec.torch' has no attribute {name!r}")
+    if name in installed_titles():
         return optimizer(installed_titles()[name])
-    raise AttributeError(f"module 'rulec.torch' has no attribute {name!r}")
+    raise AttributeError(no_title("rulec.torch", name))
 
 
 def __dir__() -> list[str]:
