@@ -32,11 +32,19 @@ WAYS = (("-march=native", "-fopenmp"), ("-march=native", "-fopenmp-simd"), ())
 def compiler() -> list[str] | None:
     """The command of the C compiler: `CC`, or the first of cc, gcc and clang on the path; None where there is none."""
     chosen = os.environ.get("CC", "").strip()
-    for command in [shlex.split(chosen)] if chosen else [["cc"], ["gcc"], ["clang"]]:
+    for command in [_words(chosen)] if chosen else [["cc"], ["gcc"], ["clang"]]:
         path = shutil.which(command[0])
         if path is not None:
             return [path, *command[1:]]
     return None
+
+
+def _words(command: str) -> list[str]:
+    """The words of a command; one word where its quotes are not closed."""
+    try:
+        return shlex.split(command) or [command]
+    except ValueError:
+        return [command]
 
 
 def missing() -> str | None:
@@ -45,7 +53,7 @@ def missing() -> str | None:
         return None
     chosen = os.environ.get("CC", "").strip()
     if chosen:
-        return f"the C compiler CC={chosen} is not on the path: set CC to one that is, or unset it"
+        return f"the C compiler CC={chosen!s:.100} is not on the path: set CC to one that is, or unset it"
     return "there is no C compiler: install gcc or clang, or set CC to the command of one"
 
 
@@ -89,9 +97,9 @@ def _compiled(path: Path, source: str) -> bytes:
                     [*command, *FLAGS, *way, "-x", "c", "-", "-o", str(target), "-lm"], input=source, check=False,
                     capture_output=True, encoding="utf-8", errors="replace", env={**os.environ, "LC_ALL": "C"},
                 )  # fmt: skip
-                if done.returncode == 0:
+                if done.returncode == 0 and target.exists():
                     return target.read_bytes()
-                message = done.stderr
+                message = done.stderr or ("it makes no file" if done.returncode == 0 else "")
     except OSError as error:
         raise BackendUnavailable(
             f"the C compiler {shlex.join(command)} cannot be run ({error.strerror}): set TMPDIR to a folder that has "

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
 
-from rulec.errors import RulecError
+from rulec.environment import whole_number
 from rulec.kernel.bucket.chunks import Policy
 
 #: Positions in a job, in 64-bit words. The two words written by threads have separate cache lines.
@@ -52,13 +52,14 @@ def run(kernel: _Run, address: int, job: ctypes.Array[ctypes.c_int64]) -> None:
     kernel(ctypes.addressof(job))
 
 
+#: The most threads that RULEC_NUM_THREADS may ask for.
+MOST_THREADS = 4096
+
+
 @functools.cache
 def asked_for() -> int:
-    """RULEC_NUM_THREADS; 0 where it is not set. RulecError where it is no number."""
-    text = os.environ.get("RULEC_NUM_THREADS", "0")
-    if not text.isdecimal():
-        raise RulecError(f"RULEC_NUM_THREADS is {text!r}: set it to a number of threads, or unset it")
-    return int(text)
+    """RULEC_NUM_THREADS; 0 where it is not set. RulecError where it is no number of threads."""
+    return whole_number("RULEC_NUM_THREADS", f"a number of threads, {MOST_THREADS} at most", MOST_THREADS)
 
 
 @functools.cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from rulec.compiler.lower import check_counts, decide, lower
 from rulec.compiler.scalars import hoist_scalars, reduced_states
 from rulec.compiler.stages import split_stages
 from rulec.compiler.view import plain_facts
+from rulec.environment import debug_level
 from rulec.language.node import Node, names_in
 from rulec.language.rule import Rule, assignments, conditions
 from rulec.language.traits import counts_dimensions
@@ -97,7 +97,7 @@ def _compile(request: _Request) -> Program:
     for name, program in passes(
         request.rule, request.facts, request.static, request.assumed, request.whole, memory=request.memory
     ):
-        if int(os.environ.get("RULEC_DEBUG") or 0) >= 3:
+        if debug_level() >= 3:
             from rulec.compiler.show import program_text
 
             print(f"--- {name}\n{program_text(program)}", file=sys.stderr)

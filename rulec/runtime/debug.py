@@ -3,7 +3,7 @@ the source of each kernel."""
 
 from __future__ import annotations
 
-import os
+from rulec.environment import debug_level
 
 #: The level asked for; 0 is quiet.
-LEVEL = int(os.environ.get("RULEC_DEBUG") or 0)
+LEVEL = debug_level()
