@@ -187,13 +187,8 @@ class _Entry:
     def whole(self, file: str) -> bytes | None:
         """A file's content, where it matches the digest beside it; None otherwise, as in another kernel's folder."""
         content = self.read(file)
-        right = content is not None and self.digest(file, content) == self.read(_digest_of(file))
+        right = content is not None and digest(self.kind, self.key, file, content) == self.read(_digest_of(file))
         return content if right else None
-
-    def digest(self, file: str, content: bytes) -> bytes:
-        """The digest of a file's content in this entry: with the same content, another kernel's file has another."""
-        name = "\0".join((self.kind, self.key, file, ""))
-        return hashlib.sha256(name.encode() + content).digest()
 
     def filled(self, file: str, source: Source, make: Callable[[Path], bytes]) -> bytes:
         """A file's content, made and written where it is not whole."""
@@ -204,8 +199,13 @@ class _Entry:
                 self.write(source.name, source.text.encode())
                 content = make(self.path(source.name))
                 self.write(file, content)
-                self.write(_digest_of(file), self.digest(file, content))
+                self.write(_digest_of(file), digest(self.kind, self.key, file, content))
             return content
+
+
+def digest(kind: str, key: str, file: str, content: bytes) -> bytes:
+    """The digest beside a kernel's file: with the same content, the file of another kernel has another digest."""
+    return hashlib.sha256("\0".join((kind, key, file, "")).encode() + content).digest()
 
 
 def _digest_of(file: str) -> str:
