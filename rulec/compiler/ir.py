@@ -6,7 +6,7 @@ batch, `i` row, `j` column. A parameter is `knbij`, a per-tensor norm `kn`, a mo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from rulec.errors import InternalError
@@ -229,6 +229,19 @@ class Program:
         """The values computed outside of kernels after the first stage: late columns, vectors, and last stores."""
         return [*(c.value for c in self.late), *(v.value for v in self.vectors), *(s.value for s in self.finish)]
 
+    def wanted_before(self, index: int) -> list[Node]:
+        """The values outside of kernels that a stage needs, and before the last stage `skip` too."""
+        stage = self.stages[index]
+        wanted = [self.columns[i].value for i in stage.columns]
+        wanted += [self.result(name).value for name in stage.vectors]
+        return wanted + ([self.skip] if self.skip is not None and index == len(self.stages) - 1 else [])
+
+    @property
+    def gaps(self) -> list[list[Node]]:
+        """The values to compute before each stage at the latest, with those of `finish` before the last."""
+        wanted = [self.wanted_before(index) for index in range(len(self.stages))]
+        return [*wanted[:-1], [*wanted[-1], *(s.value for s in self.finish)]]
+
     def result(self, result_name: str) -> Result:
         """The vector or reduction of this name."""
         reduces = (r for s in self.stages for r in s.reduces)
@@ -275,4 +288,15 @@ def verify(program: Program, after: str) -> Program:
     for value in walk(between):
         if value.op is Op.RESULT:
             require(value.arg in results, f"reads {value.arg!r}, which nothing makes")
+    _verify_scratch(program, require)
     return program
+
+
+def _verify_scratch(program: Program, require: Callable[[bool, str], None]) -> None:
+    """Scratch memory is written by a stage before any value outside of kernels reads it."""
+    unwritten = {b.name for b in program.buffers if b.role == "scratch"}
+    for stage, wanted in zip(program.stages, program.gaps if unwritten else (), strict=False):
+        for value in walk(wanted):
+            early = value.op is Op.LOAD and value.arg in unwritten
+            require(not early, f"reads the scratch memory {value.arg!r} before a stage writes it")
+        unwritten -= {s.buffer for s in stage.stores}

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from rulec.compiler.decoded import decoded_between
 from rulec.compiler.ir import Buffer, Program, verify
 from rulec.compiler.rereads import choose_rereads
 from rulec.compiler.weights import part_dtypes
@@ -113,7 +114,8 @@ class Kernel(NamedTuple):
 
 
 def scheduled(program: Program, layout: Layout, early: bool = True) -> Kernel:
-    """The program after the pass `choose_rereads`, the one pass that depends on the layout; `early` is for it."""
+    """The program after the passes that depend on the layout; `early` is for `choose_rereads`."""
+    program = verify(decoded_between(program, dict(layout.formats)), "decoded_between")
     sizes = {buffer: layout.size(buffer) for buffer, _ in layout.dtypes}
     best = verify(choose_rereads(program, sizes, ITEM_SIZE[layout.compute], early), "choose_rereads")
     return Kernel(best, layout.of(best))

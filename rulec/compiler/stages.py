@@ -89,6 +89,8 @@ class _Splitter:
         last = max([*needed, *self.reduces, *self.spilled, 0])
         if program.skip is not None and last in self.reduces:
             last += 1  # a reduction over all tensors comes before the stage that some of them skip
+        if last in self.spilled:
+            last += 1  # a state of another shape alone reads it, and is computed before the last stage
         stages = [
             Stage(stores=tuple(self.spilled.get(i, ())), reduces=tuple(self.reduces.get(i, ()))) for i in range(last)
         ]

@@ -46,11 +46,9 @@ class Plan:
         inference = AxisInference(program)
         done: set[Node] = set()
         gaps = []
-        for stage in program.stages:
-            wanted = [program.columns[i].value for i in stage.columns]
-            wanted += [program.result(name).value for name in stage.vectors]
-            if stage is program.stages[-1]:
-                wanted += [program.skip] if program.skip is not None else []
+        for index, stage in enumerate(program.stages):
+            wanted = program.wanted_before(index)
+            if index == len(program.stages) - 1:
                 wanted += _before([s.value for s in program.finish], stage)
             gaps.append(_gap(program, wanted, done))
         self.gaps = (*gaps, _gap(program, [s.value for s in program.finish], done))
