@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from rulec.array.engine import arrays_for
 from rulec.array.optimizer import Optimizer
 from rulec.array.vectors import Evaluate, Vectors
+from rulec.array.weights import check_weights, vectors_of
 from rulec.errors import HyperError
 from rulec.runtime.line_search import Trial, run
 from rulec.runtime.pure_search import Backtracking, PureSearch, Zoom, floats
@@ -24,6 +24,7 @@ class LineSearch(Turns):
     def __init__(self, optimizer: Optimizer, search: PureSearch[Any], *, keep: bool = True) -> None:
         if not isinstance(search, Backtracking | Zoom):
             raise HyperError(f"a line search cannot be made of {search!r}: give a Backtracking(...) or Zoom(...)")
+        check_weights("LineSearch", optimizer._engine)
         self.optimizer, self.learning_rate = optimizer, 1.0
         self._search, self._keep = search, keep
 
@@ -34,11 +35,10 @@ class LineSearch(Turns):
         `evaluate` gives the loss and the gradients where the arrays are then, in their structure. An exception in it
         puts the arrays and their states back.
         """
-        params = self.optimizer.arrays
-        arrays = arrays_for(params)
-        space = Vectors("LineSearch", params, arrays, evaluate)
+        engine = self.optimizer._engine
+        space = vectors_of("LineSearch", engine, evaluate)
         saved = self.optimizer.state_dict()
-        with arrays.here():
+        with engine.arrays.here():
             before = space.copies()
             try:
                 return self._along(space, before)
