@@ -18,6 +18,7 @@ from tests.backends import cuda_stand_in
 from tests.backends.coded_training import Memory, check, signed, training, unsigned
 from tests.backends.cuda_assembly import kernels, missing
 from tests.backends.here import needs_compiler
+from tests.runtime.test_coded_between import READERS, SHAPE, rule_of
 
 needs_nvrtc = pytest.mark.skipif(bool(missing()), reason=missing() or "NVRTC is here")
 BACKEND = CupyBackend()
@@ -93,6 +94,23 @@ def test_a_run_in_codes_is_a_run_in_floats_rounded_after_each_step(cupy: Any, ru
     for state, form in formats.items():
         codes, scales = (coded.state("p")[key].get() for key in (state, scale_name(state)))
         assert decode(form, codes, scales, (72, 80)).tobytes() == floats.state("p")[state].get().tobytes()
+
+
+@needs_compiler
+@pytest.mark.parametrize(("reader", "form"), [("left", "dynamic4"), ("rows", "int8")])
+@pytest.mark.parametrize("cupy", [False], indirect=True)
+def test_a_product_before_the_update_reads_decoded_values(cupy: Any, reader: str, form: str) -> None:
+    rule, draws = rule_of(READERS[reader], "before"), np.random.default_rng(1)
+    params = [{"p": cupy.asarray(np.zeros(SHAPE, np.float32))} for _ in range(2)]
+    coded, floats = Optimizer(rule, params[0], BACKEND, state_dtype={"m": form}), Optimizer(rule, params[1], BACKEND)
+    for _ in range(3):
+        grad = {"p": cupy.asarray(draws.standard_normal(SHAPE).astype(np.float32))}
+        coded.step(grad)
+        floats.step(grad)
+        kept, values = of_key(coded.state_dict()["formats"]["m"]), floats.state("p")["m"]
+        values[...] = cupy.asarray(decode(kept, *encode(kept, values.get()), SHAPE))
+        assert params[0]["p"].get().tobytes() == params[1]["p"].get().tobytes()
+    assert params[0]["p"].get().any()
 
 
 def test_what_a_block_of_threads_cannot_hold_is_left_to_be_refused() -> None:

@@ -151,6 +151,33 @@ def test_rows_and_columns_get_states_that_are_decoded_before_their_stages() -> N
     assert runs_in_codes("run('AdamP', 'int8', capturable=True)") == [2]
 
 
+BETWEEN = """
+from tests.runtime.test_coded_between import READERS, SHAPE, rule_of
+
+for reader in ("left", "rows"):
+    make = rt.optimizer(rule_of(READERS[reader], "before"))
+    draws = torch.Generator().manual_seed(1)
+    params = [torch.nn.Parameter(torch.zeros(SHAPE)) for _ in range(2)]
+    coded = make([params[0]], backend="triton", state_dtype={"m": "dynamic4"}, capturable=True)
+    floats = make([params[1]], backend="triton", capturable=True)
+    for step in range(3):
+        grad = torch.randn(SHAPE, generator=draws)
+        for param in params:
+            param.grad = grad.clone()
+        coded.step()
+        floats.step()
+        rounded(floats, params[1], coded.param_groups[0]["formats"])
+        assert torch.equal(*params), (reader, step)
+    assert params[0].any()
+"""
+
+
+@pytest.mark.slow
+def test_a_product_before_the_update_reads_values_decoded_by_a_kernel() -> None:
+    """By the kernel itself, and by one before a stage with rows."""
+    in_codes(f"{RUNS}{BETWEEN}")
+
+
 class Foreign:
     """A backend on a device without kernels for codes."""
 
