@@ -23,6 +23,7 @@ from rulec.language.rule import Rule
 from rulec.language.sizes import sized
 from rulec.mlx.arrays import LIBRARY
 from rulec.mlx.entries import Entry, entry_of, hyper_of
+from rulec.mlx.names import Older, state_names
 from rulec.pure import first
 from rulec.pure.codes import Coded, Unbiased
 from rulec.pure.first import check_values, number_states
@@ -91,8 +92,9 @@ class RuleOptimizer(Optimizer):
         self._options = Options(seed=checked_seed(seed), state_dtype=dtypes, weights=weights, functions="mlx")
         self._settings, self._hyper = rule.settings, hyper_of(rule, keywords)
         #: The names that users know the states by, and the states that are numbers.
-        self._names = {name: self.entry.state.get(name, name) for each in rules for name in each.state}
-        self._names |= {part.name: part.name for kind, part in PARTS.items() if kind == weights}
+        parts = [part.name for kind, part in PARTS.items() if kind == weights]
+        self._names = state_names(rules, self.entry.state, parts)
+        self._older = Older(self._names)
         self._numbers = number_states(rules)
         lr = self._settings.get("lr")
         default = 0.0 if lr is None else lr.default
@@ -105,18 +107,24 @@ class RuleOptimizer(Optimizer):
         self._plans: dict[Any, StepPlan] = {}
 
     def init(self, parameters: Any) -> None:
-        """Makes the states of parameters without one. TensorError for a parameter of another dtype."""
-        leaves: dict[str, Any] = dict(tree_flatten(parameters))
+        """Makes the states of parameters without one; numbers of all parameters together stay as they are.
+
+        Whole numbers, as quantized layers keep, have no state. TensorError for a parameter of another dtype;
+        StateMismatch where a number of all parameters is missing beside their states.
+        """
+        every: dict[str, Any] = dict(tree_flatten(parameters))
+        leaves = {name: array for name, array in every.items() if not _is_whole(array)}
         names, arrays = [*leaves], [*leaves.values()]
         for name, parameter in leaves.items():
             _check(name, parameter, parameter)
         plan = self._plan(names, arrays, arrays, Values(self.step))
         values = first_values(plan, arrays, self.step, self._values(plan, self.learning_rate))
         super().init(parameters)
-        states = [state for _, state in _together(parameters, self.state, "state")]
-        shared = self.state.get(SHARED, {})
+        states = [state for leaf, state in _together(parameters, self.state, "state") if not _is_whole(leaf)]
+        shared = self._shared(plan)
+        self._check_shared(plan, shared, states)
+        values.numbers |= shared
         self._store(plan, values, {place: state for place, state in enumerate(states) if not state})
-        self.state.get(SHARED, {}).update(shared)
 
     def init_single(self, parameter: Any, state: dict[str, Any]) -> None:
         """Nothing: `init` makes the states of all parameters at once."""
@@ -143,9 +151,11 @@ class RuleOptimizer(Optimizer):
     # The state as a tree, and as a plan's values
 
     def _unpacked(
-        self, names: Sequence[str], pairs: Sequence[tuple[Any, Any]], states: Sequence[Mapping[str, Any]]
+        self, names: Sequence[str], pairs: Sequence[tuple[Any, Any]], states: Sequence[dict[str, Any]]
     ) -> tuple[StepPlan, Values]:
         """The plan of a step from these states, and their values; StateMismatch where they are of another rule."""
+        for state in states:
+            self._older.rename(state)
         stored = {
             name: {place: state[theirs] for place, state in enumerate(states) if theirs in state}
             for name, theirs in self._names.items()
@@ -162,14 +172,32 @@ class RuleOptimizer(Optimizer):
         self._mark(values)
         plan = self._plan(names, [p for _, p in pairs], [g for g, _ in pairs], _in_floats(values, scales))
         _join(plan, values, scales)
-        shared = self.state.get(SHARED, {})
+        values.numbers |= self._shared(plan)
         for name, level in plan.numbers.items():
             if level == "tensor" and stored[name].keys() >= {*plan.having[name]}:
                 values.numbers[name] = mx.stack([stored[name][place] for place in plan.having[name]])
-            elif name in shared:
-                values.numbers[name] = shared[name].reshape(() if level == "model" else 1)
         check_values(plan, values, self._names, self._rule.name)
         return plan, values
+
+    def _shared(self, plan: StepPlan) -> dict[str, Any]:
+        """The numbers of all parameters together that the state has, in the shapes of the plan."""
+        shared = self.state.get(SHARED, {})
+        self._older.rename(shared)
+        shapes = {name: () if level == "model" else 1 for name, level in plan.numbers.items() if level != "tensor"}
+        return {
+            name: shared[self._names[name]].reshape(shape)
+            for name, shape in shapes.items()
+            if self._names[name] in shared
+        }
+
+    def _check_shared(self, plan: StepPlan, shared: Mapping[str, Any], states: Sequence[Any]) -> None:
+        """StateMismatch where parameters have states without the number that goes with them."""
+        for name, level in plan.numbers.items():
+            if level != "tensor" and name not in shared and any(states[place] for place in plan.having[name]):
+                raise StateMismatch(
+                    f"parameters have a state, and the number {SHARED}.{self._names[name]} of {self._rule.name} that "
+                    f"belongs to it is missing: load all of what optimizer.state had"
+                )
 
     def _mark(self, values: Values) -> None:
         """Says of states in bfloat16 that they are rounded at random, where `state_dtype` does."""
@@ -189,7 +217,7 @@ class RuleOptimizer(Optimizer):
                     states[place][theirs] = array.values if isinstance(array, Unbiased) else array
         for name, level in plan.numbers.items():
             if level != "tensor":
-                self.state.setdefault(SHARED, {})[name] = values.numbers[name].reshape(())
+                self.state.setdefault(SHARED, {})[self._names[name]] = values.numbers[name].reshape(())
                 continue
             for i, place in enumerate(plan.having[name]):
                 if place in states:
@@ -266,6 +294,11 @@ def _together(gradients: Any, tree: Any, what: str) -> list[tuple[Any, Any]]:
             "that the optimizer was made ready for, by init"
         ) from None
     return pairs
+
+
+def _is_whole(array: Any) -> bool:
+    """Whether an array is of whole numbers or of truth values, which are not trained."""
+    return isinstance(array, mx.array) and (mx.issubdtype(array.dtype, mx.integer) or array.dtype == mx.bool_)
 
 
 def _check(name: str, gradient: Any, parameter: Any) -> None:
