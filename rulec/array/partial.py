@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rulec.array.store import GradStore
+from rulec.array.store import GradStore, copied
 from rulec.errors import HyperError, PartialUpdate, TensorError
 from rulec.runtime.rows import Numbers
 
@@ -39,10 +39,12 @@ class PartialStep:
         """The gradients for an update now: these, or the sum of several with the last; before the last, none."""
         if layer not in self.left:
             return leaves
+        self.left[layer] -= 1
+        if not self.left[layer] and layer not in self.waiting:
+            return leaves
         self.sums.extend(leaves)
         names, _ = self.waiting.get(layer, ({}, {}))
-        self.waiting[layer] = {**names, **dict.fromkeys(leaves)}, inputs
-        self.left[layer] -= 1
+        self.waiting[layer] = {**names, **dict.fromkeys(leaves)}, copied(inputs) if self.left[layer] else inputs
         return {} if self.left[layer] else self.take(layer)[0]
 
     def take(self, layer: str) -> tuple[dict[str, Any], Mapping[str, Any]]:

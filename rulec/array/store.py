@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 from rulec.array.checks import flatten
@@ -40,17 +42,45 @@ class GradStore(Sums[str, Any]):
     def extend(self, grads: Any, layer: str | int | None = None) -> None:
         """Adds gradients, or another store's, to the sums. `layer` says where in the parameters they belong.
 
-        None among them adds nothing. Arrays given are kept, not copied, and never written to. TensorError, and nothing
-        added, where one has another shape or dtype than the sum so far.
+        None among them adds nothing. Arrays are copied: a layer may write its next gradient into the same one. Those
+        of 16 bits are summed in float32, and the sum is rounded once as it is read. TensorError, and nothing added,
+        where one has another shape or dtype than the sum so far.
         """
         prefix = "" if layer is None else f"{layer}/"
-        grads_by_name = flatten(grads._held if isinstance(grads, GradStore) else grads, prefix)
+        sums = grads if isinstance(grads, GradStore) else None
+        grads_by_name = flatten(grads if sums is None else sums._held, prefix)
         new = {name: grad for name, grad in grads_by_name.items() if grad is not None}
+        dtypes = {name: _dtype_of(name, grad) for name, grad in new.items()}
+        if sums is not None:
+            dtypes = {name: sums._dtype(key) for name, key in zip(new, [*sums._held], strict=True)}
         for name, grad in new.items():
-            _check_alike(name, self._held.get(name), grad)
+            self._check_alike(name, grad, dtypes[name])
         for name, grad in new.items():
-            self._add(name, grad)
+            with _there(grad):
+                self._add(name, grad, dtypes[name])
         self._note_peak()
+
+    def _check_alike(self, name: str, grad: Any, dtype: Any) -> None:
+        """TensorError where a gradient cannot be added to what is there."""
+        if name not in self._held:
+            return
+        facts = ("shape", self._held[name].shape, grad.shape), ("dtype", self._dtype(name), dtype)
+        for fact, before, now in facts:
+            if before != now:
+                raise TensorError(f"a gradient of {name} has {fact} {now}, where the store has one of {before}")
+
+    def _copied(self, grad: Any) -> Any:
+        return grad.copy(order="K")
+
+    def _is_narrow(self, dtype: Any) -> bool:
+        return dtype.name in ("float16", "bfloat16")
+
+    def _widened(self, grad: Any) -> Any:
+        return grad.astype("float32")
+
+    def _rounded(self, grad: Any, dtype: Any) -> Any:
+        with _there(grad):
+            return grad.astype(dtype)
 
     @in_turn
     def step(self, opt: Steps, layer: str | int | None = None) -> None:
@@ -66,20 +96,35 @@ class GradStore(Sums[str, Any]):
         names = [name for name in self._held if layer is None or name == str(layer) or name.startswith(f"{layer}/")]
         if opt.in_partial:
             for name in names:
-                opt.update(name, self._held[name])
-                self.pop(name)
+                opt.update(name, self[name])
+                self._drop(name)
             return
         if layer is not None:
             raise RulecError(f"step(opt, {layer!r}) is one part of a step: call it inside `with opt.partial():`")
-        opt.step(self._held)
-        self._held, self._writable = {}, set()
+        opt.step({name: self[name] for name in names})
+        for name in names:
+            self._drop(name)
 
 
-def _check_alike(name: str, held: Any, grad: Any) -> None:
-    """TensorError where a gradient cannot be added to what is there."""
-    if held is None:
-        return
-    for fact in ("shape", "dtype"):
-        before, now = getattr(held, fact, None), getattr(grad, fact, None)
-        if before != now:
-            raise TensorError(f"a gradient of {name} has {fact} {now}, where the store has one of {before}")
+def _dtype_of(name: str, grad: Any) -> Any:
+    """The dtype of an array; TensorError for anything else."""
+    if not hasattr(grad, "dtype") or not hasattr(grad, "copy"):
+        raise TensorError(f"the gradient of {name} is a {type(grad).__name__}, and a store has arrays")
+    return grad.dtype
+
+
+def _there(array: Any) -> AbstractContextManager[Any]:
+    """Surrounds work on an array: with CuPy its GPU is the current one, where copies are made."""
+    return array.device if hasattr(array.device, "__enter__") else nullcontext()
+
+
+def copied(tree: Any) -> Any:
+    """Nested arrays in memory of their own; what is no array stays as it is."""
+    if isinstance(tree, Mapping):
+        return {key: copied(value) for key, value in tree.items()}
+    if isinstance(tree, Sequence) and not isinstance(tree, str):
+        return [copied(value) for value in tree]
+    if not hasattr(tree, "copy"):
+        return tree
+    with _there(tree):
+        return tree.copy(order="K")

@@ -9,6 +9,7 @@ import pytest
 
 import rulec
 from rulec.array import GradStore, Optimizer
+from rulec.array.arrays import numpy_dtype
 from rulec.errors import HyperError, PartialUpdate, RulecError, TensorError
 from rulec.language.library import parse
 
@@ -243,6 +244,59 @@ def _head(given: list[dict[str, Any]]) -> np.ndarray:
     return (first + second) + third
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_an_array_that_the_next_gradient_is_written_to_has_no_say(dtype: str, order: Any) -> None:
+    """The gradient of a recurrent weight: a layer has one array for it, and writes all steps' gradients there."""
+    buffer = np.zeros((3, 2), numpy_dtype(dtype), order)
+    weight = np.zeros_like(buffer)
+    opt, store = Optimizer("sgd", {"w": weight}, "numpy", lr=1.0), GradStore()
+    with opt.partial(uses={"w": 3}):
+        for value in (1.0, 10.0, 100.0):
+            buffer[...] = value
+            store.extend({"w": buffer})
+            opt.update("w", buffer)
+    buffer[...] = 0
+    assert (store["w"] == 111).all()
+    assert (weight == -111).all()
+    assert store["w"].flags.f_contiguous == buffer.flags.f_contiguous
+    weight[...] = 0
+    store.step(opt)
+    assert (weight == -111).all()
+
+
+def test_inputs_that_wait_for_the_end_of_a_step_are_copied() -> None:
+    weight = np.ones(3)
+    opt, buffer = Optimizer(parse(SCALED), {"a": weight}, "numpy"), np.full(3, 2.0)
+    with opt.partial(uses={"a": 2}):
+        opt.update("a", np.ones(3), factor=buffer, loss=0.25)
+        buffer[...] = 1000.0
+    np.testing.assert_allclose(weight, 1 - 1e-3 * 0.25 * 2, rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sums_of_16_bits_are_rounded_once(dtype: str) -> None:
+    kind = numpy_dtype(dtype)
+    grads = [np.array([1.0, 1.0 + seed % 3, -(2.0**-4)]).astype(kind) for seed in range(300)]
+    exact = np.stack(grads).astype(np.float64).sum(0)
+    weight = np.zeros(3, kind)
+    opt, store = Optimizer("sgd", {"w": weight}, "numpy", lr=1.0), GradStore()
+    with opt.partial(uses={"w": 300}):
+        for grad in grads:
+            store.extend({"w": grad})
+            opt.update("w", grad)
+    for total in (store["w"], -weight):
+        assert total.dtype == kind
+        np.testing.assert_array_equal(total, exact.astype(kind))
+    whole = GradStore({"w": np.ones(3, kind)})
+    whole.extend(store)
+    np.testing.assert_array_equal(whole.pop("w"), (exact + 1).astype(kind))
+    assert (store.nbytes, len(whole)) == (12, 0)
+    weight[...] = 0
+    store.step(opt)
+    np.testing.assert_array_equal(-weight, exact.astype(kind))
+
+
 def test_a_store_refuses_gradients_that_cannot_be_added_and_adds_nothing() -> None:
     store = GradStore({"a": np.ones(3), "b": np.ones((3, 1))})
     for wrong, message in (
@@ -251,6 +305,8 @@ def test_a_store_refuses_gradients_that_cannot_be_added_and_adds_nothing() -> No
     ):
         with pytest.raises(TensorError, match=message):
             store.extend({"a": np.ones(3), "b": wrong})
+    with pytest.raises(TensorError, match="the gradient of b is a float, and a store has arrays"):
+        store.extend({"a": np.ones(3), "b": 1.0})
     np.testing.assert_array_equal(store["a"], 1.0)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +21,7 @@ from rulec.torch.eager.open_step import OpenStep
 from rulec.torch.eager.optimizer import EagerUpdate
 from rulec.torch.eager.passes import Passes
 from rulec.torch.eager.roster import Roster
+from rulec.torch.fake import is_fake
 from rulec.torch.memory import plain_memory
 from rulec.torch.optimizer import RuleOptimizer
 from rulec.torch.partitioned import Partitioned
@@ -60,32 +63,64 @@ class GradStore(Sums[Tensor, Tensor]):
             if not tensor.requires_grad and not isinstance(tensor, nn.Parameter):
                 raise TensorError(f"a tensor of shape {tuple(tensor.shape)} gets no gradient: call requires_grad_()")
         trained = list(dict.fromkeys(tensor for tensor in wanted if tensor.requires_grad))
-        gradients = torch.autograd.grad(outputs, trained, grad_outputs, allow_unused=True)
-        self.extend(zip(trained, gradients, strict=True))
+        gradients = [*torch.autograd.grad(outputs, trained, grad_outputs, allow_unused=True)]
+        self._take(trained, gradients, lambda grad: True)
 
     @in_turn
     def collect(self, params: Iterable[Tensor]) -> None:
         """Takes over the gradients in `.grad` of these tensors; it is None afterwards."""
-        taken = list(dict.fromkeys(params))
-        self.extend([(tensor, tensor.grad) for tensor in taken])
+        taken = [tensor for tensor in dict.fromkeys(params) if tensor.grad is not None]
+        for tensor in taken:
+            _check_fits(tensor, tensor.grad)
+        gradients = [tensor.grad for tensor in taken]
         for tensor in taken:
             tensor.grad = None
+        # A view may be of a bucket, into which DistributedDataParallel writes again.
+        self._take(taken, gradients, lambda grad: not grad._is_view())
+
+    @in_turn
+    def _take(self, tensors: Sequence[Tensor], gradients: list[Any], keeps: Callable[[Tensor], bool]) -> None:
+        """Moves gradients of torch out of the list, and adds them. Memory with another user is copied."""
+        uses = Counter(map(_memory, gradients))
+        with plain_memory():
+            for place, tensor in enumerate(tensors):
+                if gradients[place] is None:
+                    continue
+                alone = _references(gradients, place) <= _ALONE
+                grad, gradients[place] = gradients[place], None
+                self._add(tensor, grad.detach(), grad.dtype, shared=alone and uses[_memory(grad)] == 1 and keeps(grad))
+        self._note_peak()
 
     @in_turn
     def extend(self, grads: Gradients) -> None:
         """Adds gradients by tensor, or another store's, to what is there.
 
-        None adds nothing. Gradients given are kept, not copied, and never written to. TensorError, and nothing added,
-        where one does not fit its tensor.
+        None adds nothing. Gradients are copied, so they may be written to afterwards. Those of 16 bits are summed in
+        float32, and the sum is rounded once as it is read. TensorError, and nothing added, where one does not fit its
+        tensor.
         """
-        pairs = grads.items() if isinstance(grads, GradStore | Mapping) else grads
+        sums = grads if isinstance(grads, GradStore) else None
+        pairs = (grads.items() if isinstance(grads, Mapping) else grads) if sums is None else sums._held.items()
         new = [(tensor, grad) for tensor, grad in pairs if grad is not None]
         for tensor, grad in new:
-            _check_fits(tensor, grad)
+            _check_fits(tensor, grad, None if sums is None else sums._dtype(tensor))
         with plain_memory():
             for tensor, grad in new:
-                self._add(tensor, grad.detach() if grad.requires_grad else grad)
+                self._add(tensor, grad.detach(), grad.dtype if sums is None else sums._dtype(tensor))
         self._note_peak()
+
+    def _copied(self, grad: Tensor) -> Tensor:
+        return grad.clone()
+
+    def _is_narrow(self, dtype: torch.dtype) -> bool:
+        return dtype in (torch.float16, torch.bfloat16)
+
+    def _widened(self, grad: Tensor) -> Tensor:
+        return grad.to(torch.float32)
+
+    def _rounded(self, grad: Tensor, dtype: torch.dtype) -> Tensor:
+        with plain_memory():
+            return grad.to(dtype)
 
     # Gradients go
 
@@ -144,10 +179,10 @@ class GradStore(Sums[Tensor, Tensor]):
                 raise RulecError(f"{names[id(tensor)]} has a gradient in .grad beside the store's: collect() adds both")
         try:
             for tensor in part:
-                tensor.grad = self._held[tensor]
+                tensor.grad = self[tensor]
             yield
             for tensor in part:
-                self.pop(tensor)
+                self._drop(tensor)
         finally:
             for tensor in part:
                 tensor.grad = None
@@ -165,7 +200,7 @@ class GradStore(Sums[Tensor, Tensor]):
 
     def items(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Each tensor with its gradient."""
-        return iter([*self._held.items()])
+        return iter([(tensor, self[tensor]) for tensor in self._held])
 
     def _bytes(self, grad: Tensor) -> int:
         if grad.is_sparse:
@@ -220,14 +255,31 @@ def _check_once(step: OpenStep, places: Iterable[int]) -> None:
         )
 
 
-def _check_fits(tensor: Any, grad: Any) -> None:
-    """TensorError where something is no gradient of a tensor."""
+def _references(gradients: list[Tensor], place: int) -> int:
+    """How many references there are to a gradient in a list."""
+    return sys.getrefcount(gradients[place])
+
+
+def _memory(grad: Tensor | None) -> int:
+    """Where the memory of a gradient is; for one without memory of its own, which one it is."""
+    plain = type(grad) is Tensor and grad.layout is torch.strided and not is_fake(grad)
+    return grad.untyped_storage().data_ptr() if plain and grad is not None else id(grad)
+
+
+#: As many as there are where nobody else has it.
+_ALONE = _references([torch.empty(0)], 0)
+
+
+def _check_fits(tensor: Any, grad: Any, dtype: torch.dtype | None = None) -> None:
+    """TensorError where something is no gradient of a tensor. `dtype` is that of the parts of a wider sum."""
     if not isinstance(tensor, Tensor) or not isinstance(grad, Tensor):
         raise TensorError(
             f"a store has gradients by their tensors, not a {type(grad).__name__} by a {type(tensor).__name__}"
         )
     for fact in ("shape", "dtype", "device"):
-        wanted, actual = getattr(tensor, fact), getattr(grad, fact)
+        wanted: Any = getattr(tensor, fact)
+        actual: Any = getattr(grad, fact)
+        actual = dtype if fact == "dtype" and dtype is not None else actual
         if wanted != actual:
             shown = [tuple(x) if fact == "shape" else x for x in (actual, wanted)]
             raise TensorError(f"a gradient has {fact} {shown[0]}, and its tensor {shown[1]}")

@@ -114,11 +114,116 @@ def test_gradients_are_summed_and_never_written_to() -> None:
     assert shared.tolist() == [1.0, 2.0, 3.0]
     assert (store[a].tolist(), store[b].tolist()) == ([3.0, 6.0, 9.0], [1.0, 2.0, 3.0])
     assert (store.nbytes, store.peak_nbytes, len(store), b in store) == (24, 24, 2, True)
-    assert store.pop(b) is shared
+    shared.fill_(7.0)
+    last = store.pop(b)
+    assert last is not None
+    assert last.tolist() == [1.0, 2.0, 3.0]
     assert store.pop(b) is None
+    shared.copy_(torch.tensor([1.0, 2.0, 3.0]))
     store.extend(GradStore({a: shared}))
     assert store[a].tolist() == [4.0, 8.0, 12.0]
     assert repr(store) == "GradStore(1 gradients, 12 bytes)"
+
+
+class Reusing(torch.autograd.Function):
+    """A scaled tensor, whose gradients are all written into one tensor."""
+
+    room = torch.zeros(3)
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: float) -> Tensor:
+        ctx.scale = scale
+        return x * scale
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return Reusing.room.copy_(grads[0] * ctx.scale), None
+
+
+def by_backward(param: nn.Parameter, grads: list[Tensor], room: Tensor) -> Tensor:
+    store = GradStore()
+    for scale in (1.0, 10.0):
+        store.backward(Reusing.apply(param, scale).sum(), param)
+    return store[param]
+
+
+def by_collect(param: nn.Parameter, grads: list[Tensor], room: Tensor) -> Tensor:
+    """As DistributedDataParallel does: gradients are views of a bucket."""
+    store = GradStore()
+    for grad in grads:
+        param.grad = room.copy_(grad)[:]
+        store.collect([param])
+    return store[param]
+
+
+def by_collect_of_one_tensor(param: nn.Parameter, grads: list[Tensor], room: Tensor) -> Tensor:
+    store = GradStore()
+    for grad in grads:
+        param.grad = room.copy_(grad)
+        store.collect([param])
+    return store[param]
+
+
+def by_extend(param: nn.Parameter, grads: list[Tensor], room: Tensor) -> Tensor:
+    store = GradStore()
+    for grad in grads:
+        store.extend({param: room.copy_(grad)})
+    return store[param]
+
+
+def by_stores(param: nn.Parameter, grads: list[Tensor], room: Tensor) -> Tensor:
+    whole = GradStore()
+    for grad in grads:
+        store = GradStore({param: room.copy_(grad)})
+        whole.extend(store)
+        room.zero_()
+        store[param].fill_(5.0)
+    return whole[param]
+
+
+@pytest.mark.parametrize("way", [by_backward, by_collect, by_collect_of_one_tensor, by_extend, by_stores])
+def test_a_tensor_that_the_next_gradient_is_written_to_has_no_say(way: Callable[..., Tensor]) -> None:
+    """As with `.grad` of torch, which copies what somebody else has."""
+    param = nn.Parameter(torch.ones(3))
+    for scale in (1.0, 10.0):
+        Reusing.apply(param, scale).sum().backward()
+    peer, param.grad = param.grad, None
+    assert peer is not None
+    assert torch.equal(way(param, [torch.ones(3), torch.full((3,), 10.0)], torch.empty(3)), peer)
+
+
+def test_gradients_with_one_memory_are_apart_when_a_step_changes_them() -> None:
+    a, b = nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.zeros(3, 2))
+    store = GradStore()
+    store.backward((a.t() + b).square().sum() + (a.t() + b).sum(), [a, b])
+    store[a].mul_(2)
+    assert (store[a].unique().tolist(), store[b].unique().tolist()) == ([2.0], [1.0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("way", ["extend", "collect", "backward", "stores"])
+def test_sums_of_16_bits_are_rounded_once(way: str, dtype: torch.dtype) -> None:
+    param = nn.Parameter(torch.zeros(3, dtype=dtype))
+    grads = [torch.tensor([1.0, 1.0 + seed % 3, -(2.0**-4)], dtype=dtype) for seed in range(300)]
+    store = GradStore()
+    for grad in grads:
+        if way == "backward":
+            store.backward((param * grad).sum(), param)
+        elif way == "collect":
+            param.grad = grad.clone()
+            store.collect([param])
+        else:
+            store.extend(GradStore({param: grad}) if way == "stores" else {param: grad})
+    exact = torch.stack(grads).double().sum(0)
+    before = store[param]
+    assert before.dtype == dtype
+    assert torch.equal(before, exact.to(dtype))
+    assert (store.nbytes, store.peak_nbytes) == (12, 12)
+    both = GradStore({param: torch.ones(3, dtype=dtype)})
+    both.extend(store)
+    assert torch.equal(both[param], (exact + 1).to(dtype))
+    store.step(rulec.torch.SGD([param], lr=1.0))
+    assert torch.equal(param.detach(), -before)
 
 
 def test_views_that_autograd_gives_to_two_tensors_stay_apart() -> None:
