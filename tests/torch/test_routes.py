@@ -65,7 +65,9 @@ def test_a_tag_may_have_options_and_names_may_have_tags() -> None:
     assert by_tags[("bias",)]["weight_decay"] == 0.0
     assert by_tags[("embedding", "bias")]["weight_decay"] == 0.1
     assert by_tags[("embedding", "head", "input")]["lr"] == 0.25
-    with pytest.raises(HyperError, match="'nrom' is none of the tags embedding, head, norm, bias; did you mean 'norm'"):
+    with pytest.raises(
+        HyperError, match="'nrom' is none of the tags embedding, head, norm, bias, vector; did you mean 'norm'"
+    ):
         rulec.torch.tagged_groups(Tiny(), nrom={"lr": 0.1})
     with pytest.raises(HyperError, match=r"embedding= takes options of a group.*not list: .*names=\{'embedding'"):
         rulec.torch.tagged_groups(Tiny(), embedding=["tokens.weight"])  # type: ignore[arg-type]
