@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from gallery.kernels import fenced
 from gallery.subject import Subject
+from rulec.compiler.routing import Router
 from rulec.language.rule import Rule
+from rulec.language.traits import reads_tags
 
 TORCH = """\
 import torch
@@ -59,7 +61,7 @@ def usage(subject: Subject, text: str) -> dict[str, str]:
             optimizer=_torch_optimizer(subject, text, keywords),
             step=_torch_step(rule),
         ).strip(),
-        "JAX": JAX.format(arguments=f'"{text}"{keywords}', inputs=_jax_inputs(rule)),
+        "JAX": JAX.format(arguments=f'"{text}"{keywords}{_tags(rule)}', inputs=_jax_inputs(rule)),
         "Arrays": ARRAYS.format(arguments=f'"{text}", weights{keywords}', inputs=_array_inputs(rule)),
     }
 
@@ -95,6 +97,11 @@ def _jax_inputs(rule: Rule) -> str:
         return ", gradient=gradient"
     like = "jax.tree.map(jnp.ones_like, params)"
     return "".join(f", {key}={'0.5' if kind == 'scalar' else like}" for key, kind in rule.inputs.items())
+
+
+def _tags(rule: Rule) -> str:
+    """The tags of a bias, for a rule that asks."""
+    return ', tags={"bias": {"bias"}}' if any(map(reads_tags, Router(rule).rules)) else ""
 
 
 def _array_inputs(rule: Rule) -> str:

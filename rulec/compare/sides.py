@@ -209,7 +209,7 @@ class JaxSide:
         self.having = {n: [i for i, r in enumerate(routed) if n in r.state] for each in routed for n in each.state}
         with jax.enable_x64(True):
             self.params = [jax.numpy.array(p) for p in params]
-            self.state = rulec.jax.init(rule, self.params, **hyper)
+            self.state = rulec.jax.init(rule, self.params, tags={}, **hyper)
 
     def step(self, grads: Sequence[Array], inputs: Mapping[str, Any] | None = None) -> None:
         """One update of every tensor."""
@@ -223,7 +223,7 @@ class JaxSide:
                 k: [*map(jax.numpy.array, v)] if isinstance(v, list) else v for k, v in (inputs or {}).items()
             }
             self.params, self.state = rulec.jax.step(
-                self.rule, self.params, gradients, self.state, backend="jax", **self.hyper, **beside
+                self.rule, self.params, gradients, self.state, backend="jax", tags={}, **self.hyper, **beside
             )
 
     def values(self) -> list[dict[str, Array]]:

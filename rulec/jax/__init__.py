@@ -13,7 +13,7 @@ from rulec.jax.curvature import hutchinson
 from rulec.jax.drop_ins import function_named, names
 from rulec.jax.eager import eager_scan, eager_step
 from rulec.jax.exchange import from_optax, to_optax
-from rulec.jax.functional import eval_params, init, step
+from rulec.jax.functional import eval_params, init, routing, step
 from rulec.jax.line_search import (
     lbfgs,
     scale_by_backtracking_linesearch,
@@ -21,6 +21,7 @@ from rulec.jax.line_search import (
     scale_by_zoom_linesearch,
 )
 from rulec.jax.packing import packed, unpacked
+from rulec.jax.tags import tags_of
 from rulec.jax.transform import transform
 
 __all__ = [
@@ -35,11 +36,13 @@ __all__ = [
     "load",
     "load_params",
     "packed",
+    "routing",
     "save",
     "scale_by_backtracking_linesearch",
     "scale_by_lbfgs",
     "scale_by_zoom_linesearch",
     "step",
+    "tags_of",
     "to_optax",
     "transform",
     "unpacked",

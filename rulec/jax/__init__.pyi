@@ -18,6 +18,7 @@ from rulec.jax.exchange import from_optax as from_optax
 from rulec.jax.exchange import to_optax as to_optax
 from rulec.jax.functional import eval_params as eval_params
 from rulec.jax.functional import init as init
+from rulec.jax.functional import routing as routing
 from rulec.jax.functional import step as step
 from rulec.jax.line_search import lbfgs as lbfgs
 from rulec.jax.line_search import scale_by_backtracking_linesearch as scale_by_backtracking_linesearch
@@ -25,6 +26,7 @@ from rulec.jax.line_search import scale_by_lbfgs as scale_by_lbfgs
 from rulec.jax.line_search import scale_by_zoom_linesearch as scale_by_zoom_linesearch
 from rulec.jax.packing import packed as packed
 from rulec.jax.packing import unpacked as unpacked
+from rulec.jax.tags import tags_of as tags_of
 from rulec.jax.transform import transform as transform
 
 def adabelief(

@@ -17,7 +17,7 @@ from rulec.compiler.layout import scale_name
 from rulec.compiler.weights import part_name
 from rulec.errors import RulecError, StateMismatch
 from rulec.formats import UNBIASED, decode, encode
-from rulec.jax.leaves import Tree, flat
+from rulec.jax.leaves import Tree, Untrained, flat
 from rulec.jax.machine import Machine, call, machine
 from rulec.jax.packing import unpacked
 from rulec.jax.recipe import Given, Group, Rules, recipe
@@ -117,14 +117,14 @@ def run_of(
     """The run of these arguments of `rulec.jax.init`; `state` is the state of the rule by itself."""
     prescription = recipe(rule, hyper, tags)
     engine = machine(prescription, options(state_dtype, False, 0, weights))
-    tree = real_tree(params)
+    tree = real_tree(params, prescription.untrained)
     plan = engine.plan_of(tree, None, None, False)
     return JaxRun(engine, tree, plan, prescription.groups, checked_seed(seed), state)
 
 
-def real_tree(params: Any) -> Tree:
-    """The leaves of parameters; TensorError where one is complex."""
-    tree = flat(params, "the parameter")
+def real_tree(params: Any, untrained: Untrained = lambda names: ()) -> Tree:
+    """The leaves of parameters; TensorError where a trained one is complex."""
+    tree = flat(params, "the parameter", untrained=untrained)
     tree.check_real("files that other frameworks read have real ones")
     return tree
 

@@ -164,9 +164,9 @@ class _Maker:
 
 
 def _spared(mask: Any, tree: Any) -> frozenset[str]:
-    """The names of the leaves for which a mask says False; a callable mask is called with the tree."""
+    """The names of the leaves with False in a mask. A function is called with the tree for its mask."""
     known = flat(tree, "the parameter")
-    marks = mask(tree) if callable(mask) else mask
+    marks = mask(tree) if _is_function(mask) else mask
     try:
         whole = jax.tree.map(lambda word, part: jax.tree.map(lambda _: bool(word), part), marks, tree)
     except ValueError as error:
@@ -175,3 +175,9 @@ def _spared(mask: Any, tree: Any) -> frozenset[str]:
             f"each of these, or for a part of them, or a function that gives that"
         ) from error
     return frozenset(name for name, word in zip(known.names, jax.tree.leaves(whole), strict=True) if not word)
+
+
+def _is_function(mask: Any) -> bool:
+    """Whether a mask is called, as optax decides: a tree whose class is callable, such as a module, is not."""
+    leaves = jax.tree.leaves(mask)
+    return bool(leaves) and all(map(callable, leaves))

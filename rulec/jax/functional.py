@@ -90,6 +90,18 @@ def step(
     return new_params, behind_trees(new_state)
 
 
+def routing(
+    rule: Rules, params: Any, *, tags: Mapping[str, Collection[str]] | None = None, **hyper: Given
+) -> dict[str, str]:
+    """Path of a leaf -> the name of its rule, for all leaves with a rule.
+
+    `rule`, `tags` and hyper-parameters are as for `init`.
+    """
+    current, _ = numbered(recipe(rule, hyper, tags))
+    names: dict[str, str] = call(machine(current, options(None, False, 0)).routing, params)
+    return names
+
+
 def _packed(functions: Machine, params: Any, grads: Any, state: Any) -> Any:
     """A state as a step holds it where that is packed behind its trees; None where it is not."""
     return held(state) if is_held_packed(state) else call(functions.packed_state, params, grads, state)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,19 +21,23 @@ WHOLE = "the parameter"
 class Tree:
     """The leaves of a tree of arrays in their order, and its structure.
 
-    Complex arrays are pairs of reals here, with one more axis; `paired` are their places.
+    Complex arrays are pairs of reals here, with one more axis; `paired` are their places. Leaves at the `untrained`
+    places are of any dtype, and those at the `absent` ones among them are not in the structure.
     """
 
     names: tuple[str, ...]
     arrays: tuple[Any, ...]
     structure: Any
     paired: frozenset[int] = frozenset()
+    untrained: frozenset[int] = frozenset()
+    absent: frozenset[int] = frozenset()
 
     def of(self, arrays: Sequence[Any]) -> Any:
         """Other arrays, or None, in the same structure; complex where this tree's arrays are."""
         return self.structure.unflatten(
             unpaired(array) if place in self.paired and array is not None else array
             for place, array in enumerate(arrays)
+            if place not in self.absent
         )
 
     def check_real(self, why: str) -> None:
@@ -45,19 +49,37 @@ class Tree:
             )
 
 
-def flat(tree: Any, what: str, wide: bool = True) -> Tree:
+#: Gives, of the names of leaves, those that are not trained.
+Untrained = Callable[[Sequence[str]], Collection[str]]
+
+
+def flat(tree: Any, what: str, wide: bool = True, untrained: Untrained = lambda names: ()) -> Tree:
     """A tree's arrays by their paths, as in `layer/0/kernel`; TensorError for a leaf that no rule can update.
 
+    `untrained` leaves may be of any dtype: whole numbers, truth values, keys of random numbers.
     TensorError also where two paths have equal names, since masks, patterns and tags would mean both. Where JAX is not
     `wide`, kept to 32 bits by its user, leaves of float64 are refused, and numbers of Python are float32.
     """
-    paths, structure = jax.tree_util.tree_flatten_with_path(tree)
-    variables = _variables(tree)
-    names = tuple(leaf_name(path[:-1] if path[:-1] in variables else path) for path, _ in paths)
+    paths, leaves, structure = paths_of(tree)
+    names = tuple(name for _, name in paths)
     check_apart(names)
-    arrays = [_checked(array, called(what, name), wide) for name, (_, array) in zip(names, paths, strict=True)]
-    complex_places = frozenset(place for place, array in enumerate(arrays) if jnp.iscomplexobj(array))
-    return Tree(names, tuple(map(paired, arrays)), structure, complex_places)
+    others = frozenset(untrained(names))
+    places = frozenset(place for place, name in enumerate(names) if name in others)
+    arrays = [
+        array if name in others else _checked(array, called(what, name), wide)
+        for name, array in zip(names, leaves, strict=True)
+    ]
+    pairs = frozenset(i for i, array in enumerate(arrays) if i not in places and jnp.iscomplexobj(array))
+    arrays = [paired(array) if place in pairs else array for place, array in enumerate(arrays)]
+    return Tree(names, tuple(arrays), structure, pairs, places)
+
+
+def paths_of(tree: Any) -> tuple[list[tuple[Sequence[Any], str]], list[Any], Any]:
+    """The keys and the name of each leaf, the leaves, and the tree's structure."""
+    flattened, structure = jax.tree_util.tree_flatten_with_path(tree)
+    variables = _variables(tree)
+    keys = [path[:-1] if path[:-1] in variables else path for path, _ in flattened]
+    return [(path, leaf_name(path)) for path in keys], [leaf for _, leaf in flattened], structure
 
 
 def _variables(tree: Any) -> set[Any]:
@@ -106,12 +128,19 @@ def _checked(array: Any, name: str, wide: bool) -> Any:
 
 
 def like(tree: Any, model: Tree, what: str, wide: bool = True) -> Tree:
-    """A tree's arrays where it has the structure of `model` and its shapes; TensorError otherwise."""
-    flattened = flat(tree, what, wide)
+    """A tree's arrays where it has the structure of `model` and its shapes; TensorError otherwise.
+
+    In the place of untrained leaves it may have anything, or nothing, and has the arrays of `model` afterwards.
+    """
+    others = [model.names[place] for place in model.untrained]
+    flattened = flat(tree, what, wide, lambda names: others)
     if flattened.structure != model.structure:
-        raise _other_structure(flattened, model, what)
+        flattened = _with_untrained(flattened, model, what)
     arrays = []
     for place, (name, array, param) in enumerate(zip(flattened.names, flattened.arrays, model.arrays, strict=True)):
+        if place in model.untrained:
+            arrays.append(param)
+            continue
         if place in flattened.paired - model.paired:
             raise TensorError(f"{what} {name} is complex, and its parameter real: give its real part")
         if place in model.paired - flattened.paired:
@@ -125,8 +154,21 @@ def like(tree: Any, model: Tree, what: str, wide: bool = True) -> Tree:
     return replace(flattened, arrays=tuple(arrays), paired=model.paired)
 
 
+def _with_untrained(flattened: Tree, model: Tree, what: str) -> Tree:
+    """The arrays in the order of `model`, with untrained ones absent; TensorError where others are missing or extra."""
+    place_of = {name: place for place, name in enumerate(flattened.names)}
+    absent = frozenset(place for place, name in enumerate(model.names) if name not in place_of)
+    present = [name for place, name in enumerate(model.names) if place not in absent]
+    if not absent or not absent <= model.untrained or present != [*flattened.names]:
+        raise _other_structure(flattened, model, what)
+    arrays = tuple(flattened.arrays[place_of[name]] if name in place_of else None for name in model.names)
+    pairs = frozenset(model.names.index(flattened.names[place]) for place in flattened.paired)
+    return Tree(model.names, arrays, flattened.structure, pairs, model.untrained, absent)
+
+
 def _other_structure(flattened: Tree, model: Tree, what: str) -> TensorError:
-    missing = [name for name in model.names if name not in set(flattened.names)]
+    trained = [name for place, name in enumerate(model.names) if place not in model.untrained]
+    missing = [name for name in trained if name not in set(flattened.names)]
     extra = [name for name in flattened.names if name not in set(model.names)]
     if missing:
         return TensorError(

@@ -27,6 +27,7 @@ from rulec.jax.packing import Packed, packed
 from rulec.jax.recipe import Group, Recipe
 from rulec.jax.state import Fields, State, check_state, fields_of
 from rulec.jax.step import one_step
+from rulec.jax.tags import check_told
 from rulec.jax.xla import compiler_options, is_traced
 from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
@@ -70,7 +71,7 @@ class Machine:
 
     def _planned(self, leaves: tuple[Leaf, ...], update: bool) -> StepPlan:
         groups = self.recipe.places(leaves)
-        self._check_tags([leaf.name for leaf in leaves])
+        self._check_tags(leaves)
         self._check_weights(leaves)
         routes = [self._routed(leaf, group) for leaf, group in zip(leaves, groups, strict=True)]
         options = replace(self.options, update=update)
@@ -80,11 +81,14 @@ class Machine:
         if group is None:
             return None
         chosen = self.recipe.groups[group]
-        tags = {*chosen.tags, *self.recipe.tags.get(leaf.name, ())}
+        tags = {*chosen.tags, *(self.recipe.tags or {}).get(leaf.name, ())}
         return Route(chosen.rule, group, tags, chosen.static())
 
-    def _check_tags(self, names: Sequence[str]) -> None:
-        for name in self.recipe.tags:
+    def _check_tags(self, leaves: Sequence[Leaf]) -> None:
+        if self.recipe.tags is None:
+            check_told(self.recipe.groups[0].rule, leaves)
+        names = [leaf.name for leaf in leaves]
+        for name in self.recipe.tags or {}:
             if names and name not in names:
                 raise TensorError(
                     f"the tags of {self.recipe.title} name {name!r}, and there is no leaf of that path"
@@ -92,7 +96,8 @@ class Machine:
                 )
 
     def _check_weights(self, leaves: Sequence[Leaf]) -> None:
-        self._storage.check_weights(leaf.dtype for leaf in leaves)
+        untrained = {*self.recipe.untrained([leaf.name for leaf in leaves])}
+        self._storage.check_weights(leaf.dtype for leaf in leaves if leaf.name not in untrained)
 
     def plan_of(self, params: Tree, grads: Tree | None, values: Values | None, update: bool) -> StepPlan:
         """The plan for these leaves; existing states in `values` keep their dtypes."""
@@ -121,6 +126,12 @@ class Machine:
         plan = self.plan_of(tree, self._like(grads, tree, "the gradient of"), values, False)
         return not tree.paired and cpu.packs(plan)
 
+    def routing(self, params: Any) -> dict[str, str]:
+        """The name of the rule of each leaf that has one, by its path."""
+        plan = self.plan_of(self._flat(params, "the parameter"), None, None, False)
+        routed = [leaf.name for leaf, route in zip(plan.leaves, plan.routes, strict=True) if route is not None]
+        return {name: rule.name for name, rule in zip(routed, plan.rules, strict=True)}
+
     # The functions that are traced
 
     def _init(self, params: Any, numbers: Any) -> Any:
@@ -138,7 +149,10 @@ class Machine:
         if params is None and plan.reads_parameters:
             raise TensorError(f"{self.recipe.title} reads the parameters: call update(grads, state, params)")
         results, new = self._run(plan, model, tree, values, numbers, inputs)
-        return tree.of(results), self.fields.packed(new, model)
+        # A key of random numbers has no zero that may be added to it.
+        keys = {i for i in model.untrained if jnp.issubdtype(model.arrays[i].dtype, jax.dtypes.extended)}
+        changes = [None if place in keys else result for place, result in enumerate(results)]
+        return tree.of(changes), self.fields.packed(new, model)
 
     def _step(self, params: Any, grads: Any, state: Any, numbers: Any, inputs: Any) -> Any:
         model = self._flat(params, "the parameter")
@@ -148,7 +162,7 @@ class Machine:
         return model.of(results), self.fields.packed(new, model)
 
     def _flat(self, tree: Any, what: str) -> Tree:
-        return flat(tree, what, self.wide)
+        return flat(tree, what, self.wide, self.recipe.untrained)
 
     def _like(self, tree: Any, model: Tree, what: str) -> Tree:
         return like(tree, model, what, self.wide)

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from rulec.errors import HyperError
+from rulec.jax.leaves import Untrained
 from rulec.jax.library import LIBRARY
 from rulec.jax.xla import is_traced
 from rulec.language.compose import rename_all
@@ -89,13 +90,15 @@ def _python_number(name: str, value: Any, setting: Hyper, owner: str) -> float:
 class Recipe:
     """Groups of leaves; `choose` gives the group of a leaf by its path and shape, and `tags` its words by path.
 
-    A leaf without a group is not updated. `check` is called with the paths of all leaves, and refuses unused patterns.
+    A leaf without a group is not updated; `untrained` gives the paths of such leaves among those of all. `check` is
+    called with the paths of all leaves, and refuses unused patterns. `tags` is None where users said nothing of them.
     """
 
     groups: Sequence[Group]
     choose: Callable[[str, tuple[int, ...]], int | None]
-    tags: Mapping[str, Collection[str]] = field(default_factory=dict)
+    tags: Mapping[str, Collection[str]] | None = field(default_factory=dict)
     check: Callable[[Sequence[str]], object] = len
+    untrained: Untrained = lambda names: ()
 
     def places(self, leaves: Sequence[Leaf]) -> list[int | None]:
         """The group of each leaf."""
@@ -111,8 +114,8 @@ class Recipe:
     def key(self) -> Any:
         """All that compilation depends on: recipes of equal keys share compiled functions."""
         rules = tuple((g.rule, tuple(sorted(g.static().items())), _functions(g), g.tags) for g in self.groups)
-        tags = tuple(sorted((name, tuple(sorted(words))) for name, words in self.tags.items()))
-        return rules, self.choose, tags
+        words = None if self.tags is None else sorted((name, tuple(sorted(tags))) for name, tags in self.tags.items())
+        return rules, self.choose, None if words is None else tuple(words)
 
 
 def _functions(group: Group) -> tuple[Any, ...]:
@@ -130,7 +133,7 @@ def recipe(rule: Rules, hyper: Mapping[str, Given], tags: Mapping[str, Collectio
     single, hyper = sized(rules_of(rule)[0], hyper)
     group = Group(single, hyper)
     group.check()
-    return Recipe([group], _all_in_one, dict(tags or {}))
+    return Recipe([group], _all_in_one, None if tags is None else dict(tags))
 
 
 def rules_of(rule: Rules) -> list[Rule]:
@@ -166,6 +169,13 @@ class _ByPath:
     def check(self, names: Sequence[str]) -> None:
         places_of(self.patterns, names, self.allow_unused)
 
+    def untrained(self, names: Sequence[str]) -> list[str]:
+        """The names of the leaves without a group."""
+        if None not in self.groups:
+            return []
+        places = places_of(self.patterns, names, allow_unused=True)
+        return [name for name, place in zip(names, places, strict=True) if self.groups[place] is None]
+
 
 def _of_partition(partition: Partition, hyper: Mapping[str, Given], tags: Mapping[str, Collection[str]]) -> Recipe:
     parts = partition.parts
@@ -179,7 +189,7 @@ def _of_partition(partition: Partition, hyper: Mapping[str, Given], tags: Mappin
     rules = apart([part.rule for part in parts])
     groups = [replace(group, rule=rule) for group, rule in zip(groups, rules, strict=True)]
     by_path = _ByPath(partition.patterns, places, partition.allow_unused)
-    return Recipe(groups, by_path, tags, by_path.check)
+    return Recipe(groups, by_path, tags, by_path.check, by_path.untrained)
 
 
 def _group(rule: Rule, hyper_of_part: Mapping[str, Given], tags: tuple[str, ...], hyper: Mapping[str, Given]) -> Group:

@@ -21,6 +21,13 @@ def draws(rule: Rule) -> bool:
 
 
 @functools.lru_cache(maxsize=256)
+def reads_tags(rule: Rule) -> bool:
+    """Whether a rule asks for a tensor's tags, to know whether it applies."""
+    condition = [] if rule.applies_to is None else [rule.applies_to]
+    return any(n.op is Op.FACT and str(n.arg).startswith("tagged(") for n in walk(condition))
+
+
+@functools.lru_cache(maxsize=256)
 def sees_shape(rule: Rule) -> bool:
     """Whether a rule depends on a tensor's dimensions, rows or columns, or on the order of its elements."""
     if placed_level(rule):

@@ -8,8 +8,7 @@
 | `bias` | parameters with `bias` in their name |
 | `vector` | parameters of two dimensions or more that are no matrices: with one extent above 1, or biases and norms |
 
-A shape does not tell an output layer, whose width may be that of any other layer: its name does, or its place in a
-sequence of layers.
+A shape does not tell an output layer, for other layers may be as wide: its name does, or its place in a sequence.
 """
 
 from __future__ import annotations
@@ -37,8 +36,11 @@ _ALONE_AT_THE_TOP = frozenset({
     "final_layer", "final_proj", "last_linear", "generator",
 })  # fmt: skip
 
-#: Modules of an attention: a projection or a layer beside one is hidden.
-_ATTENTION = re.compile(r".*attn.*|.*attention.*|(to_)?(q|k|v|qkv|query|key|value)(_proj)?|in_proj_(weight|bias)", re.I)
+#: Parameters and modules of an attention: a projection beside one is hidden.
+_ATTENTION = re.compile(r"(to_)?(q|k|v|qkv|query|key|value)(_proj)?|in_proj_(weight|bias)", re.I)
+
+#: Modules of a block: a layer beside one is hidden.
+_BLOCK = re.compile(r".*attn.*|.*attention.*", re.I)
 
 #: Layers that are called by their kind and a number: the last one at the top is the output.
 _NUMBERED = re.compile(r"(dense|densegeneral|linear|fc|lin)_?(\d*)", re.I)
@@ -47,8 +49,11 @@ _NUMBERED = re.compile(r"(dense|densegeneral|linear|fc|lin)_?(\d*)", re.I)
 _WRAPPED = re.compile(r"parametrizations|base_layer|original_module|modules_to_save|lora_.*")
 
 
-def head_places(paths: Sequence[Path], dims: Sequence[int]) -> set[int]:
-    """The places of the parameters of output layers; `dims` has the number of dimensions of each parameter."""
+def head_places(paths: Sequence[Path], dims: Sequence[int], by_place: bool = True) -> set[int]:
+    """The places of the parameters of output layers; `dims` has the number of dimensions of each parameter.
+
+    They are known by name, or else `by_place`, as the last layer of a sequence of layers.
+    """
     wrapped = {place for place, path in enumerate(paths) if any(map(_WRAPPED.fullmatch, path))}
     paths = [*map(_plain, paths)]
     heads = {place for place, path in enumerate(paths) if _ANYWHERE.intersection(path[:-1])}
@@ -58,7 +63,8 @@ def head_places(paths: Sequence[Path], dims: Sequence[int]) -> set[int]:
         alone = name in _ALONE_AT_THE_TOP and len(matrices) <= 1 and not top.attends
         if name in _AT_THE_TOP or alone:
             heads.update(places)
-    return heads if any(dims[place] >= 2 for place in heads) else heads | set(top.last())
+    named = not by_place or any(dims[place] >= 2 for place in heads)
+    return heads if named else heads | set(top.last())
 
 
 def _plain(path: Path) -> Path:
@@ -85,7 +91,7 @@ class _Level:
         return _Level(self.modules[name], self._paths, self._dims, self._depth + 1)
 
     def descended(self) -> _Level:
-        """The level at which a model begins, in wrappers around it that have nothing else."""
+        """The level where a model begins, inside of wrappers without parameters."""
         if len(self.modules) != 1 or self._alone:
             return self
         only = self.inside(*self.modules)
@@ -98,7 +104,7 @@ class _Level:
 
     def last(self) -> list[int]:
         """The parameters of the last layer of a sequence of layers; none where there is no such sequence."""
-        if self.attends or not self.modules:
+        if self.attends or not self.modules or any(map(_BLOCK.fullmatch, self.modules)):
             return []
         if all(map(str.isdecimal, self.modules)):
             name = max(self.modules, key=int)

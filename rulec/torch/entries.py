@@ -215,8 +215,7 @@ def draws(rules: Sequence[Rule]) -> bool:
 
 def reads_tags(rules: Sequence[Rule]) -> bool:
     """Whether a rule among these asks for a tensor's tags."""
-    conditions = [rule.applies_to for rule in rules if rule.applies_to is not None]
-    return any(n.op is Op.FACT and str(n.arg).startswith("tagged(") for n in walk(conditions))
+    return any(map(traits.reads_tags, rules))
 
 
 def sees_shapes(rules: Sequence[Rule]) -> bool:

@@ -1,15 +1,15 @@
 """Parameter groups with tags, from the modules of a model and the names of its parameters.
 
-| tag | which parameters |
+| tag | parameters |
 |---|---|
 | `embedding` | the tables of `Embedding` and `EmbeddingBag`, and parameters with `embed` in their own name |
 | `head` | the output layer: a module called `head`, `lm_head`, `classifier` and the like, wherever it is; one at the top of the model called `output`, `fc`, `cls`, `out`, `proj_out`, `score`, `decoder` and the like; else the last layer of a `Sequential`, or of layers numbered at the top of the model |
 | `norm` | parameters of modules with `Norm` in their type's name, such as `LayerNorm`, `BatchNorm2d` and `RMSNorm` |
 | `bias` | parameters with `bias` in their own name |
-| `vector` | parameters of two dimensions or more that are no matrices: with one extent above 1, as the magnitudes of `weight_norm` and DoRA, and biases and norms |
+| `vector` | parameters of two dimensions or more, but no matrices: with one extent above 1, as the magnitudes of `weight_norm` and DoRA, and biases and norms |
 
 A parameter may have several, or none. One that is tied, and so has several names, has the tags of all of them. A shape
-does not tell an output layer, whose width may be that of any other layer; a warning says where none is known.
+does not tell an output layer, for other layers may be as wide; a warning says where none is known.
 """  # noqa: E501
 
 from __future__ import annotations

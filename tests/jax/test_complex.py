@@ -88,7 +88,7 @@ def refusals(tmp_path: Any) -> dict[str, Callable[[], Any]]:
     state, tx = rulec.jax.init("adam", params), rulec.jax.adam(0.1)
     return {
         "Muon treats tensors by their dimensions, and the parameter z is complex": lambda: rulec.jax.init(
-            "muon", params
+            "muon", params, tags={}
         ),
         "the gradient of z is complex, and its parameter real: give its real part": lambda: rulec.jax.step(
             "adam", real, params, rulec.jax.init("adam", real)

@@ -384,7 +384,7 @@ def test_what_optax_finds_in_a_state() -> None:
 def test_strict_promotion() -> None:
     with jax.numpy_dtype_promotion("strict"):
         for rule in ("adamw", "adafactor", "muon"):
-            made = rulec.jax.transform(rule, lr=0.03)
+            made = rulec.jax.transform(rule, lr=0.03, tags={})
             jax.eval_shape(lambda tree, made=made: made.update(tree, made.init(tree), tree), params("bfloat16"))
 
 

@@ -355,8 +355,9 @@ def test_every_kernel_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(backend, "build", counted)
     params = {"kernel": jnp.ones((7, 3)), "bias": jnp.ones(3)}
-    state = rulec.jax.init("muon", params, weight_decay=0.03)
+    state = rulec.jax.init("muon", params, tags={}, weight_decay=0.03)
     assert made == []
     for _ in range(2):
-        params, state = rulec.jax.step("muon", params, jax.tree.map(jnp.ones_like, params), state, weight_decay=0.03)
+        grads = jax.tree.map(jnp.ones_like, params)
+        params, state = rulec.jax.step("muon", params, grads, state, tags={}, weight_decay=0.03)
     assert sorted(made) == ["AdamW", "Muon"]

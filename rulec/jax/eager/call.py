@@ -98,7 +98,7 @@ class Eager(ABC):
     ) -> None:  # fmt: skip
         self._most = most
         self._seen: set[Any] = set()
-        self._tags, self._shared = dict(tags or {}), dict(shared or {})
+        self._tags, self._shared = tags, dict(shared or {})
         self._options = options(state_dtype, maximize, seed, weights)
         for part in rules_of(rule):
             check_single(part, "a step inside the backward pass")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from rulec.errors import RuleError
 from rulec.jax.first import first_values
-from rulec.jax.leaves import WHOLE, Tree, check_apart, flat
+from rulec.jax.leaves import WHOLE, Tree, Untrained, check_apart, flat
 from rulec.jax.machine import Machine, Renamed
 from rulec.jax.recipe import Recipe
 from rulec.jax.step import one_step
@@ -36,9 +36,12 @@ class Subtree(NamedTuple):
 
 
 def _named(tree: Tree, name: str) -> Tree:
-    if not name:
-        return tree
-    return replace(tree, names=tuple(name if path == WHOLE else f"{name}/{path}" for path in tree.names))
+    return replace(tree, names=tuple(_path(name, path) for path in tree.names))
+
+
+def _path(name: str, path: str) -> str:
+    """The path in the model of a leaf at a path in a part of this name."""
+    return path if not name else name if path == WHOLE else f"{name}/{path}"
 
 
 class Parts(Machine):
@@ -49,7 +52,7 @@ class Parts(Machine):
         super().__init__(replace(recipe, check=len), options, renamed)
         self._check = recipe.check
 
-    def _check_tags(self, names: Sequence[str]) -> None:
+    def _check_tags(self, leaves: Sequence[Leaf]) -> None:
         pass
 
     def _check_weights(self, leaves: Sequence[Leaf]) -> None:
@@ -59,8 +62,9 @@ class Parts(Machine):
         """Errors where a pattern or a tag names no parameter, or a rule reads several tensors for one update."""
         check_apart(names)
         self._check(names)
-        super()._check_tags(names)
-        super()._check_weights([leaf for plan in plans for leaf in plan.leaves])
+        leaves = [leaf for plan in plans for leaf in plan.leaves]
+        super()._check_tags(leaves)
+        super()._check_weights(leaves)
         for rule in {id(rule): rule for plan in plans for rule in plan.rules}.values():
             check_scope(rule)
 
@@ -70,9 +74,18 @@ class Parts(Machine):
 
     def tree(self, part: Subtree) -> Tree:
         """The leaves of a part, by their paths in the model."""
-        tree = _named(flat(part.tree, "the parameter", self.wide), part.name)
+        tree = _named(flat(part.tree, "the parameter", self.wide, self._untrained(part.name)), part.name)
         tree.check_real("an eager update is of real ones")
         return tree
+
+    def _untrained(self, name: str) -> Untrained:
+        """The choice of the leaves of a part that are not trained."""
+
+        def untrained(paths: Sequence[str]) -> list[str]:
+            chosen = {*self.recipe.untrained([_path(name, path) for path in paths])}
+            return [path for path in paths if _path(name, path) in chosen]
+
+        return untrained
 
     def first(self, part: Subtree, plans: Sequence[StepPlan], numbers: Any) -> Any:
         """The first state of a part; `plans` are of all parts."""
@@ -84,7 +97,7 @@ class Parts(Machine):
     def begun(self, part: Subtree, grads: Any, state: Any) -> tuple[Tree, Tree, StepPlan, Values]:
         """The leaves of a part, its gradients, the plan of a step, and the values of the state."""
         tree = self.tree(part)
-        gradients = _named(flat(grads, "the gradient of", self.wide), part.name)
+        gradients = _named(flat(grads, "the gradient of", self.wide, self._untrained(part.name)), part.name)
         return tree, gradients, *self._begun(state, tree, gradients, False)
 
     def moved(self, part: Subtree, grads: Any, state: Any, arguments: Arguments, first: int) -> tuple[Any, Any]:
