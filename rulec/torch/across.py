@@ -77,6 +77,11 @@ class Across:
         return f"reduce_over ({self.size})"
 
     @property
+    def group(self) -> Any:
+        """The process group."""
+        return self._group
+
+    @property
     def ranks(self) -> list[int]:
         """The processes, by their places among all."""
         return torch.distributed.get_process_group_ranks(self._group)

@@ -15,6 +15,7 @@ from rulec.errors import HyperError, RulecError, StateMismatch, TensorError
 from rulec.runtime.lbfgs import Progress, Settings, descend
 from rulec.runtime.turns import Turns, in_turn
 from rulec.torch.before import Before
+from rulec.torch.first_states import asks_for_states
 from rulec.torch.interface import torch_words
 from rulec.torch.optimizer import check_groups_match, iterable, saved_groups
 from rulec.torch.placed import is_placed
@@ -95,8 +96,10 @@ class LBFGS(Optimizer, Turns):
     @_disable_dynamo
     @torch.no_grad()
     @in_turn
-    def step(self, closure: Callable[[], float] | None = None) -> float:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """One step of up to `max_iter` iterations. Returns the loss of before it, the first of `closure`."""
+        if closure is None and not self.state and asks_for_states(self.param_groups):
+            return None
         if closure is None:
             raise RulecError(
                 "LBFGS evaluates the model again in a step: give step() a closure that does zero_grad(), the forward "

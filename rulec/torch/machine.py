@@ -111,6 +111,15 @@ class Machine:
         self.buffers.fill(values)
         self.buffers.show()
 
+    def make_states(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Allocates the states of every parameter that has a gradient, as before its first update."""
+        with self.plain():
+            read_all((self.routes[i], copy) for i, copy in self._copies.items())
+            self.buffers.begin({param for param in self.params if param.grad is not None})
+            self.buffers.show()
+        if self._group_states is not None:
+            self._group_states.publish(groups)
+
     # Changes between steps
 
     def stale(self, groups: Groups, state: Any) -> bool:

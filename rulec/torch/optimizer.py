@@ -25,6 +25,7 @@ from rulec.torch.codes import all_saved
 from rulec.torch.communication import Communication
 from rulec.torch.engine import state_dtypes_of
 from rulec.torch.entries import GroupRule
+from rulec.torch.first_states import asks_for_states, at_rates
 from rulec.torch.group_rules import group_rules_of, seed_of
 from rulec.torch.inputs import Inputs
 from rulec.torch.interface import SPLITTING, Interface
@@ -74,6 +75,8 @@ class RuleOptimizer(Optimizer, Turns):
         self._passes: TorchPasses | None = None
         self._complete = False
         self._skipped = 0
+        #: The learning rate of each group when it was added.
+        self._rates: list[Any] = []
         defaults = {**values, **self.interface.fixed}
         group_rules_of(self.interface, [defaults])
         super().__init__(iterable(params), defaults)
@@ -101,6 +104,7 @@ class RuleOptimizer(Optimizer, Turns):
             if isinstance(param_group, dict):
                 group_rules_of(self.interface, [{**self.defaults, **param_group}])
             raise
+        self._rates.append(param_group.get("lr"))
         if not self._complete:
             return  # all groups are checked at once
         try:
@@ -109,6 +113,7 @@ class RuleOptimizer(Optimizer, Turns):
             self._check_groups()
         except BaseException:
             self.param_groups.pop()
+            self._rates.pop()
             raise
 
     def _check_groups(self) -> None:
@@ -209,6 +214,8 @@ class RuleOptimizer(Optimizer, Turns):
         self, closure: Callable[[], float] | None = None, inputs: Mapping[str, Any] | None = None
     ) -> float | None:
         loss = None
+        if not self.state and closure is None and inputs is None and self._made_states():
+            return None
         if closure is not None:
             self._check_closed("step(closure)")
             self._check_trained()
@@ -229,6 +236,26 @@ class RuleOptimizer(Optimizer, Turns):
         finally:
             turn.release()
         return loss
+
+    def asks_for_states(self) -> bool:
+        """Whether a step now would make the first states and move nothing: see `rulec.torch.first_states`."""
+        return (
+            not self.state and "found_inf" not in self.__dict__ and self._passes is None
+            and asks_for_states(self.param_groups, self._options.across)
+        )  # fmt: skip
+
+    @in_turn
+    def _made_states(self) -> bool:
+        """Makes the first states where this step asks for them alone; else False, and nothing done."""
+        if not self.asks_for_states():
+            return False
+        with at_rates(self.param_groups, self._rates):
+            machine = self._looked()
+            try:
+                machine.make_states(self.param_groups)
+            finally:
+                machine.release()
+        return True
 
     def _inputs(self, inputs: Mapping[str, Any] | None, loss: Any = None) -> Inputs:
         params = [p for group in self.param_groups for p in group["params"]]
@@ -458,6 +485,7 @@ class RuleOptimizer(Optimizer, Turns):
             super().__setstate__(state)
             self._size({**self.defaults, **_first_group(self.param_groups)})
             self.state = Store(self.state)
+            self._rates = [group.get("lr") for group in self.param_groups]
             return
         # From load_state_dict: everything is checked before anything is taken over.
         saved = {k: v.values if isinstance(v, _AsSaved) else v for k, v in state["state"].items()}
@@ -471,6 +499,7 @@ class RuleOptimizer(Optimizer, Turns):
         tag_all(groups)
         machine = Machine(self.interface, groups, saved, self._options, strict=True)
         super().__setstate__({**state, "state": Store(), "param_groups": groups})
+        self._rates = [group.get("lr") for group in groups]
         self._adopt(machine)
         for processes in self._options.processes:
             processes.restore()

@@ -7,7 +7,7 @@ Gaussian splatting do: it edits `optimizer.state[p]`. This is noticed, and the v
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -167,11 +167,7 @@ class Buffers:
             for name, value in values.items():
                 check_memory(value, f"{name} of {self._routes[place].name}")
         chosen = [place for place, values in held.items() if values or full]
-        for engine in self._engines:
-            places = [place for place in chosen if self._homes[place][0] is engine]
-            params = [self._routes[place].param for place in places]
-            dtypes = [dtype_name(p.dtype if p.grad is None else p.grad.dtype) for p in params]
-            engine.prepare([self._homes[place][1] for place in places], dtypes, engine.table)
+        self._allocate(chosen)
         held |= self._of_sections({place: held[place] for place in chosen})
         held = {place: self._reweighed(place, self._recoded(place, held[place])) for place in chosen}
         for place, values in held.items():
@@ -179,6 +175,17 @@ class Buffers:
             if self._routes[place].section is None:
                 _check_whole(self._of(place), values, self._routes[place].name)
         return held
+
+    def begin(self, params: Collection[Tensor]) -> None:
+        """Allocates the buffers of these parameters."""
+        self._allocate([place for place, route in enumerate(self._routes) if route.param in params])
+
+    def _allocate(self, chosen: Sequence[int]) -> None:
+        for engine in self._engines:
+            places = [place for place in chosen if self._homes[place][0] is engine]
+            params = [self._routes[place].param for place in places]
+            dtypes = [dtype_name(p.dtype if p.grad is None else p.grad.dtype) for p in params]
+            engine.prepare([self._homes[place][1] for place in places], dtypes, engine.table)
 
     def _of_sections(self, held: Mapping[int, Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
         """The saved values of sections, by their places. `held` has the values of parameters."""

@@ -21,6 +21,8 @@ from rulec.torch.eager.passes import EagerOptions, Passes
 from rulec.torch.eager.report import Report
 from rulec.torch.eager.roster import parameters_of, patterns_of
 from rulec.torch.eager.scope import Scope
+from rulec.torch.optimizer import RuleOptimizer
+from rulec.torch.partitioned import Partitioned
 
 
 class EagerUpdate(Optimizer, Turns):
@@ -171,6 +173,9 @@ class EagerUpdate(Optimizer, Turns):
             raise RulecError(
                 "step() of an eager optimizer takes no closure: the backward pass belongs in opt.backward()"
             )
+        if self._passes.step is None and asks_for_states(self.inner):
+            self.inner.step()
+            return
         self._passes.end_step()
 
     @in_turn
@@ -251,6 +256,12 @@ class EagerUpdate(Optimizer, Turns):
     def close(self) -> None:
         """Takes the hooks away: from here on this is the optimizer inside, stepped after the backward pass."""
         self._passes.close()
+
+
+def asks_for_states(inner: Any) -> bool:
+    """Whether a step of the optimizer inside would make the first states and move nothing."""
+    rules = inner.optimizers if isinstance(inner, Partitioned) else [inner]
+    return all(isinstance(each, RuleOptimizer) and each.asks_for_states() for each in rules)
 
 
 def _folds(accumulate: str, max_grad_norm: float | None, inner: Inner) -> bool:
