@@ -19,9 +19,12 @@ from rulec.runtime.recode import formats_of, recoded
 from rulec.runtime.rows import Numbers
 
 
-def loaded(rule: Rule, before: ArrayEngine, saved: Mapping[str, Any]) -> tuple[ArrayEngine, dict[str, float]]:
+def loaded(
+    rule: Rule, before: ArrayEngine, saved: Mapping[str, Any], start: Mapping[str, float]
+) -> tuple[ArrayEngine, dict[str, float]]:
     """An engine over the arrays of another by the same rule, with the states of a `state_dict()`, and the saved
-    hyper-parameters; arrays that it has no states of are as before their first update.
+    hyper-parameters; arrays that it has no states of are as before their first update. `start` has the learning rate
+    at the start, where none was saved.
 
     StateMismatch or HyperError, and nothing is changed, where it belongs to another rule or other arrays.
     """
@@ -29,7 +32,7 @@ def loaded(rule: Rule, before: ArrayEngine, saved: Mapping[str, Any]) -> tuple[A
     unknown = saved["state"].keys() - before.ids.keys()
     if unknown:
         raise StateMismatch(f"the saved state has {min(unknown)}, which is no parameter here")
-    hyper = default_hyper(rule, dict(saved["hyper"]))
+    hyper = default_hyper(rule, {**start, **saved["hyper"]})
     seed = checked_seed(saved.get("seed", before.seed))
     engine = ArrayEngine(
         rule, before.params, before.tags, before.backend_name, before.state_dtype, before.maximize, seed,

@@ -14,6 +14,7 @@ from rulec.array.partial import PartialStep
 from rulec.array.passes import ArrayPasses
 from rulec.errors import RulecError, RuleError, TensorError, interrupted
 from rulec.language.evaluation import to_evaluation, to_training
+from rulec.language.hyper import AT_START
 from rulec.language.library import load
 from rulec.language.passes import check_single
 from rulec.language.rule import Rule
@@ -370,7 +371,8 @@ class Optimizer(Turns):
         before anything is changed, where it belongs to another rule or other arrays.
         """
         self._check_closed("load_state_dict()")
-        self._engine, self.hyper = loaded(self.rule, self._engine, saved)
+        start = {key: value for key, value in self.hyper.items() if key == AT_START}
+        self._engine, self.hyper = loaded(self.rule, self._engine, saved, start)
         self._training = bool(saved.get("training", True))
 
 

@@ -21,6 +21,7 @@ from rulec.compiler.pipeline import compile
 from rulec.compiler.routing import Router
 from rulec.compiler.scalars import resolve_hyper
 from rulec.errors import HyperError, RuleError, TensorError
+from rulec.language.hyper import AT_START, followed, followers
 from rulec.language.rule import Rule
 from rulec.language.sizes import sized
 from rulec.language.source import did_you_mean
@@ -64,6 +65,17 @@ class ReferenceOptimizer:
         for key in (key for group in settings for key in group):
             if key not in known:
                 raise HyperError(f"{rule.name} has no hyper-parameter {key!r}{did_you_mean(key, known)}")
+        start = ({AT_START: resolve_hyper(known, g, 2.0**-52, rule.name)[AT_START]} for g in settings)
+        self._settings = [{**g, **begun} for g, begun in zip(settings, start, strict=True)] if followers(known) else []
+        self._follow()
+
+    def _follow(self) -> None:
+        """Has second learning rates follow `lr`."""
+        known = self.rule.settings
+        for group, settings in enumerate(self._settings if followers(known) else ()):
+            values = followed(known, resolve_hyper(known, settings, 2.0**-52, self.rule.name))
+            for part in self._parts.values():
+                part.hyper[group].update({key: values[key] for key in followers(known) if key in part.hyper[group]})
 
     def _add(self, index: int, rule: Rule, hyper: list[dict[str, float]]) -> None:
         tensor = self.tensors[index]
@@ -137,6 +149,10 @@ class ReferenceOptimizer:
         for part in self._parts.values():
             for group in part.hyper if hyper else ():
                 group.update({k: v for k, v in (hyper or {}).items() if k in group})
+        if hyper and self._settings:
+            known = self.rule.settings
+            self._settings = [{**s, **{k: v for k, v in hyper.items() if k in known}} for s in self._settings]
+            self._follow()
         for place in range(max((len(part.program.rule.moves) for part in self._parts.values()), default=0)):
             inputs |= {part.program.rule.moves[place].gradient: grads for part in self._moving(place)}
             if any(self._wants(place)):

@@ -15,13 +15,14 @@ from rulec.jax.leaves import Untrained
 from rulec.jax.library import LIBRARY
 from rulec.jax.xla import is_traced
 from rulec.language.compose import rename_all
-from rulec.language.hyper import Hyper
+from rulec.language.hyper import AT_START, Hyper, followers
 from rulec.language.library import load
 from rulec.language.partition import Partition, places_of
 from rulec.language.rule import Rule, State
 from rulec.language.sizes import lists_of, sized
 from rulec.language.source import did_you_mean
 from rulec.pure.hyper import resolved
+from rulec.pure.rates import peak_of
 from rulec.pure.values import Leaf
 
 #: A hyper-parameter as users give it: a number, a 0-d array, or a function of the number of steps before this one.
@@ -131,7 +132,7 @@ def recipe(rule: Rules, hyper: Mapping[str, Given], tags: Mapping[str, Collectio
     if isinstance(rule, Partition):
         return _of_partition(rule, hyper, dict(tags or {}))
     single, hyper = sized(rules_of(rule)[0], hyper)
-    group = Group(single, hyper)
+    group = _begun(Group(single, hyper))
     group.check()
     return Recipe([group], _all_in_one, None if tags is None else dict(tags))
 
@@ -194,9 +195,32 @@ def _of_partition(partition: Partition, hyper: Mapping[str, Given], tags: Mappin
 
 def _group(rule: Rule, hyper_of_part: Mapping[str, Given], tags: tuple[str, ...], hyper: Mapping[str, Given]) -> Group:
     shared = {name: value for name, value in hyper.items() if name in rule.settings or name in lists_of(rule)}
-    group = Group(*sized(rule, {**shared, **hyper_of_part}), tags)
+    group = _begun(Group(*sized(rule, {**shared, **hyper_of_part}), tags))
     group.check()
     return group
+
+
+def _begun(group: Group) -> Group:
+    """The group with the learning rate at the start, where its rule asks for that and `lr` is a function.
+
+    Where a second learning rate is a function too, it is taken as it is.
+    """
+    rate = group.hyper.get("lr")
+    if not callable(rate) or AT_START in group.hyper or AT_START not in group.settings:
+        return group
+    if any(callable(group.hyper.get(name)) for name in followers(group.settings)):
+        return replace(group, hyper={**group.hyper, AT_START: 0.0})
+    peak = _peak(rate)
+    return group if peak is None else replace(group, hyper={**group.hyper, AT_START: peak})
+
+
+@functools.lru_cache(maxsize=256)
+def _peak(schedule: Callable[[Any], Any]) -> float | None:
+    def values_at(counts: Any) -> Any:
+        with jax.ensure_compile_time_eval():
+            return jax.vmap(schedule)(counts)
+
+    return peak_of(values_at)
 
 
 def apart(rules: Sequence[Rule]) -> list[Rule]:

@@ -12,7 +12,7 @@ from rulec.language.check import check_elementwise
 from rulec.language.compose import plus, replace_names, substitute_hyper
 from rulec.language.expression import parse_expression
 from rulec.language.functions import FUNCTIONS
-from rulec.language.hyper import DEFAULT_LR, Hyper, well_known_range
+from rulec.language.hyper import AT_START, DEFAULT_LR, Hyper, well_known_range
 from rulec.language.located import Text
 from rulec.language.names import RESERVED, RESULTS, declared_problem, short
 from rulec.language.node import Node, Op, names_in
@@ -56,6 +56,8 @@ def bind(rule: Rule, bindings: Mapping[str, Binding]) -> Rule:
     """
     if "lr" in bindings and "lr" not in rule.hyper and rule.multiplies_lr:
         rule = replace(rule, hyper={"lr": Hyper(DEFAULT_LR, **well_known_range("lr")), **rule.hyper})
+    if AT_START in bindings and AT_START not in rule.hyper and AT_START in rule.all_hyper:
+        rule = replace(rule, hyper={**rule.hyper_with_rate, AT_START: rule.all_hyper[AT_START]})
     rule, bindings = _routed(rule, bindings)
     if rule.sizes is not None and not bindings.keys().isdisjoint({**rule.sizes.lists, **rule.sizes.counts}):
         return _bound_sizes(rule, rule.sizes, bindings)
@@ -165,7 +167,8 @@ def _substituted(rule: Rule, values: Mapping[str, Node]) -> Rule:
     hyper = {key: h for key, h in rule.hyper.items() if key not in values}
     for key, value in values.items():
         if value.op is Op.NAME:
-            hyper.setdefault(cast(str, value.arg), rule.hyper[key])
+            second = key == "lr"
+            hyper.setdefault(cast(str, value.arg), replace(rule.hyper[key], follows=second or rule.hyper[key].follows))
     for needed in names_in(values.values()):
         hyper.setdefault(needed, rule.hyper.get(needed, Hyper(None, **well_known_range(needed))))
     for key, h in hyper.items():

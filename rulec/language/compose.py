@@ -170,7 +170,8 @@ def _tighter(a: Hyper, b: Hyper) -> Hyper:
     return Hyper(
         default=b.default if a.default is None else a.default,
         min=max(a.min, b.min), max=min(a.max, b.max), above=max(a.above, b.above), below=min(a.below, b.below),
-        static=a.static or b.static, whole=a.whole or b.whole, decides=a.decides or b.decides, span=a.span or b.span,
+        static=a.static or b.static, whole=a.whole or b.whole, decides=a.decides or b.decides,
+        follows=a.follows or b.follows, span=a.span or b.span,
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from rulec.errors import HyperError
 from rulec.language.arithmetic import number_known
-from rulec.language.node import Node, names_in
+from rulec.language.node import Node, name, names_in
 from rulec.language.source import Span, did_you_mean
 
 
@@ -27,7 +27,7 @@ class Limits(TypedDict, total=False):
 
 #: Ranges of well-known hyper-parameters: (pattern of the whole name, keywords of `Hyper`).
 WELL_KNOWN: tuple[tuple[str, Limits], ...] = (
-    (r"lr", {"min": 0.0}),
+    (r"lr|lr_at_start", {"min": 0.0}),
     (r"beta\d*|betas(_\d+)?|momentum", {"min": 0.0, "below": 1.0}),
     (r"eps\d*", {"min": 0.0}),
     (r"weight_decay", {"min": 0.0}),
@@ -35,6 +35,9 @@ WELL_KNOWN: tuple[tuple[str, Limits], ...] = (
 
 #: The learning rate of a rule that assigns `direction` and names none.
 DEFAULT_LR = 1e-3
+
+#: The hyper-parameter for the learning rate that a group began with. Optimizers keep its value, `lr` at first.
+AT_START = "lr_at_start"
 
 
 def well_known_range(hyper_name: str) -> Limits:
@@ -52,7 +55,8 @@ class Hyper:
     `default` is a number, an expression of other hyper-parameters, or None where another rule must supply it.
     `min` and `max` belong to the range, `above` and `below` do not. A `whole` hyper-parameter has whole numbers as its
     values. The value of a `static` one is known when a kernel is made, and of one that `decides` how many states or
-    lines a rule has, when the rule is made.
+    lines a rule has, when the rule is made. One that `follows` the learning rate is a second rate: its value is the
+    one at the start, and a step takes it times `lr/lr_at_start`.
     """
 
     default: float | Node | None
@@ -63,6 +67,7 @@ class Hyper:
     static: bool = False
     whole: bool = False
     decides: bool = False
+    follows: bool = False
     span: Span | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -143,6 +148,32 @@ def resolve_hyper(
             number = number_of(default, values) if isinstance(default, Node) else default
             values[key] = resolved[key] = hyper[key].check(key, number, owner)
     return {key: resolved[key] for key in hyper}
+
+
+def with_start(hyper: Mapping[str, Hyper]) -> dict[str, Hyper]:
+    """The hyper-parameters of an optimizer, with `lr_at_start` where a second learning rate follows `lr`."""
+    if "lr" not in hyper or AT_START in hyper or not any(each.follows for each in hyper.values()):
+        return dict(hyper)
+    return {**hyper, AT_START: Hyper(name("lr"), **well_known_range(AT_START))}
+
+
+def followers(hyper: Mapping[str, Hyper]) -> list[str]:
+    """The hyper-parameters of an optimizer that follow its `lr`."""
+    return [key for key, each in hyper.items() if each.follows] if {"lr", AT_START} <= hyper.keys() else []
+
+
+def rate_ratio(now: float, start: float) -> float:
+    """The factor of second learning rates at the rate `now`; those of a group that began at 0 stay as they are."""
+    return now / start if start > 0 else 1.0
+
+
+def followed(hyper: Mapping[str, Hyper], values: Mapping[str, float]) -> dict[str, float]:
+    """The values for a step: second learning rates have followed `lr`."""
+    second = followers(hyper)
+    if not second:
+        return dict(values)
+    factor = rate_ratio(values["lr"], values[AT_START])
+    return {**values, **{key: values[key] * factor for key in second}}
 
 
 def number_of(value: Node, names: Mapping[str, float]) -> float:

@@ -374,7 +374,7 @@ def _hyper(rule_name: str, key: str, default: Any, entry: Any, names: list[str])
         raise RuleError(f"{key!r} of {rule_name} is {RESERVED[key]}: it stands before *")
     if entry is not None and not isinstance(entry, Mapping):
         raise RuleError(f"the range of {key} of {rule_name} is a dict, not {entry!r}")
-    flags = ("static", "whole")
+    flags = ("static", "whole", "follows")
     known = [*Limits.__annotations__, *flags, "default"]
     for option, value in (entry or {}).items():
         if option not in known:
@@ -386,16 +386,17 @@ def _hyper(rule_name: str, key: str, default: Any, entry: Any, names: list[str])
     said = {flag: bool(options.pop(flag, False)) for flag in flags}
     followed = options.pop("default", None)
     limits = cast(Limits, {k: float(v) for k, v in options.items()}) or well_known_range(key)
+    bare = Hyper(None, **limits, static=said["static"], whole=said["whole"], follows=said["follows"])
     if followed is not None and default is not inspect.Parameter.empty:
         raise RuleError(f"{key} of {rule_name} has two defaults, {default!r} and {followed!r}: keep one of them")
     if followed is not None:
         what = f"the default of {key} of {rule_name}"
         value = check_elementwise(expression_of(what, followed, [*names, "machine_eps"]), what, None)
         start = float(value.arg) if value.op is Op.CONST else value  # type: ignore[arg-type]
-        return Hyper(start, **limits, static=said["static"], whole=said["whole"])
+        return replace(bare, default=start)
     if default is inspect.Parameter.empty:
-        return Hyper(None, **limits, static=said["static"], whole=said["whole"])
+        return bare
     number = _number(default)
     if number is None:
         raise RuleError(f"the default of {key} of {rule_name} is a number, not {default!r}")
-    return Hyper(number, **limits, static=said["static"], whole=said["whole"])
+    return replace(bare, default=number)

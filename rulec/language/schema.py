@@ -66,6 +66,7 @@ class HyperEntry(_Strict):
     static: bool = Field(False, description="Known when the kernel is made")
     whole: bool = Field(False, description="Only whole numbers are allowed")
     decides: bool = Field(False, description="The rule is written out for its default, so another value is refused")
+    follows: bool = Field(False, description="A second learning rate: a step takes it times lr/lr_at_start")
 
 
 class StateEntry(_Strict):
@@ -163,6 +164,7 @@ WANTED: dict[tuple[str, ...], str] = {
     ("hyper", "*", "static"): "true or false",
     ("hyper", "*", "whole"): "true or false",
     ("hyper", "*", "decides"): "true or false",
+    ("hyper", "*", "follows"): "true or false",
     ("hyper", "*", "*"): "a number",
     ("hyper", "*", "default", "*"): "a number or an expression",
     ("state",): "a mapping of names to initial values",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 
-from rulec.language.hyper import Hyper
+from rulec.language.hyper import Hyper, with_start
 from rulec.language.levels import level_text
 from rulec.language.node import PLACED, Kind, Node, Op, names_in, walk
 from rulec.language.rule import Rule
@@ -84,6 +84,6 @@ def all_hyper(rule: Rule) -> dict[str, Hyper]:
     """The hyper-parameters of a rule and of all rules under its `otherwise`: those a user may set."""
     rest = rule.rest
     if rest is None:
-        return dict(rule.hyper)
+        return with_start(rule.hyper)
     main = rule.hyper_with_rate
-    return main | {key: hyper for key, hyper in all_hyper(rest).items() if key not in main}
+    return with_start(main | {key: hyper for key, hyper in all_hyper(rest).items() if key not in main})

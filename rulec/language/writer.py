@@ -51,6 +51,8 @@ def _hyper_entry(key: str, hyper: Hyper) -> Any:
         entry["whole"] = True
     if hyper.decides:
         entry["decides"] = True
+    if hyper.follows:
+        entry["follows"] = True
     return entry["default"] if len(entry) == 1 and entry["default"] is not None else entry
 
 

@@ -154,7 +154,8 @@ class _RuleReader:
             declared = rule.hyper[key]
             limits = _limits(entry) or declared.limits
             static, whole = entry.static or declared.static, entry.whole or declared.whole
-            flags = {"static": static, "whole": whole, "decides": declared.decides}
+            follows = entry.follows or declared.follows
+            flags = {"static": static, "whole": whole, "decides": declared.decides, "follows": follows}
             changed = Hyper(declared.default, **limits, **flags, span=span)
             rule = replace(rule, hyper={**rule.hyper, key: changed})
         if entry.default is not None:
@@ -326,10 +327,10 @@ class _RuleReader:
         place: Place = ("hyper", key)
         entry = self.file.hyper[key]
         span = self.document.span(place, key=True)
-        limits, static, whole, decides = well_known_range(key), False, False, False
+        limits, static, whole, decides, follows = well_known_range(key), False, False, False, False
         if isinstance(entry, HyperEntry):
             limits, static, whole = _limits(entry) or limits, entry.static, entry.whole
-            decides = entry.decides
+            decides, follows = entry.decides, entry.follows
             place = place if entry.default is None else (*place, "default")
         if any(value != value for value in limits.values()):
             raise rule_error(f"a range ends in a number, and one end of that of {key} is none", span)
@@ -341,7 +342,7 @@ class _RuleReader:
             defaults = self.lengths.chosen(key) or [self._default(place) for place in places]
         names = entries(key, len(defaults)) if listed else [key]
         values = zip(names, defaults, strict=True)
-        flags = {"static": static, "whole": whole, "decides": decides}
+        flags = {"static": static, "whole": whole, "decides": decides, "follows": follows}
         return {name: Hyper(value, **limits, **flags, span=span) for name, value in values}
 
     def _default(self, place: Place) -> float | Node:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import mlx.core as mx
+import numpy as np
 from mlx import optimizers
 from mlx.optimizers import Optimizer
 from mlx.utils import tree_flatten, tree_map
@@ -16,7 +17,7 @@ from rulec.compiler.layout import FLOATS, scale_name
 from rulec.compiler.routing import Router
 from rulec.compiler.weights import PARTS
 from rulec.errors import BackendUnsupported, HyperError, StateMismatch, TensorError
-from rulec.language.hyper import checked_seed
+from rulec.language.hyper import AT_START, checked_seed
 from rulec.language.library import load
 from rulec.language.passes import check_single
 from rulec.language.rule import Rule
@@ -29,6 +30,7 @@ from rulec.pure.codes import Coded, Unbiased
 from rulec.pure.first import check_values, number_states
 from rulec.pure.hyper import resolved
 from rulec.pure.plan import Options, Route, StepPlan
+from rulec.pure.rates import peak_of
 from rulec.pure.step import run_step
 from rulec.pure.step_values import StepValues
 from rulec.pure.values import Values, dtype_name, leaves_of
@@ -104,7 +106,15 @@ class RuleOptimizer(Optimizer):
             lr.check("learning_rate", learning_rate, rule.name)
         rate: Any = default if learning_rate is None else learning_rate
         self._maybe_schedule("learning_rate", rate)
+        if AT_START in self._settings and AT_START not in self._hyper:
+            self._note_start(rate)
         self._plans: dict[Any, StepPlan] = {}
+
+    def _note_start(self, rate: Rate) -> None:
+        """Keeps the learning rate at the start in the state, where second rates follow it: of a schedule the peak."""
+        start = peak_of(lambda counts: np.array(rate(mx.array(counts)))) if callable(rate) else rate
+        if start is not None:
+            self.state[AT_START] = mx.array(start, mx.float32)
 
     def init(self, parameters: Any) -> None:
         """Makes the states of parameters without one; numbers of all parameters together stay as they are.
@@ -239,7 +249,9 @@ class RuleOptimizer(Optimizer):
 
     def _values(self, plan: StepPlan, rate: Any) -> dict[str, Any]:
         """The value of every hyper-parameter, by name."""
-        hyper = {**self._hyper, "lr": rate} if "lr" in self._settings else self._hyper
+        hyper: dict[str, Any] = {**self._hyper, "lr": rate} if "lr" in self._settings else self._hyper
+        if AT_START in self.state:
+            hyper[AT_START] = self.state[AT_START]
         with mx.stream(mx.cpu):
             return resolved(self._rule.name, self._settings, hyper, hyper, plan.coarsest(0), LIBRARY)
 

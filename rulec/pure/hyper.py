@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from rulec.errors import HyperError
-from rulec.language.hyper import Hyper, number_of
-from rulec.language.node import Node, Op, names_in
+from rulec.language.hyper import AT_START, Hyper, followed, followers, number_of
+from rulec.language.node import Node, Op, const, names_in, node
+from rulec.language.node import name as named
 from rulec.pure.library import PureLibrary
 from rulec.pure.plan import Bucket
 from rulec.pure.values import Hypers
@@ -19,7 +20,9 @@ def resolved(
     owner: str, settings: Mapping[str, Hyper], chosen: Collection[str], numbers: Mapping[str, Any], machine_eps: float,
     library: PureLibrary,
 ) -> dict[str, Any]:  # fmt: skip
-    """Every hyper-parameter's value: from `numbers`, traced or not, or its default.
+    """Every hyper-parameter's value in a step: from `numbers`, traced or not, or its default.
+
+    Second learning rates have followed `lr`.
 
     `chosen` are the names whose defaults are not used. HyperError where there is no default; `owner` names the rule.
     """
@@ -34,16 +37,37 @@ def resolved(
             if default is None:
                 raise HyperError(f"{name} of {owner} has no default: give it a value")
             values[name] = _worked_out(default, values, library) if isinstance(default, Node) else default
-    return {name: values[name] for name in settings}
+    return _followed(settings, {name: values[name] for name in settings}, library)
+
+
+def _followed(settings: Mapping[str, Hyper], values: dict[str, Any], library: PureLibrary) -> dict[str, Any]:
+    second = followers(settings)
+    if not second:
+        return values
+    now, start = values["lr"], values[AT_START]
+    if all(isinstance(values[key], int | float) for key in ("lr", AT_START, *second)):
+        return followed(settings, values)
+    if now is start:  # whoever kept no rate of the start
+        return values
+    rates = {"lr": now, AT_START: start}
+    scaled = {key: _worked_out(_SCALED, {**rates, "second": values[key]}, library) for key in second}
+    return {**values, **scaled}
+
+
+#: A second learning rate as it follows the first: in arithmetic of the library, for numbers of any kind.
+_SCALED = node(
+    Op.MUL, named("second"),
+    node(Op.WHERE, node(Op.GT, named(AT_START), const(0)), node(Op.DIV, named("lr"), named(AT_START)), const(1)),
+)  # fmt: skip
 
 
 def _worked_out(default: Node, values: Mapping[str, Any], library: PureLibrary) -> Any:
-    named = {name: values[name] for name in names_in([default])}
-    if all(isinstance(x, int | float) for x in named.values()):
-        return number_of(default, named)
+    known = {name: values[name] for name in names_in([default])}
+    if all(isinstance(x, int | float) for x in known.values()):
+        return number_of(default, known)
 
     def leaf(value: Node) -> Any:
-        return library.constant(value.arg if value.arg not in named else named[str(value.arg)])
+        return library.constant(value.arg if value.arg not in known else known[str(value.arg)])
 
     return library.evaluated([default], leaf)[default]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -34,10 +35,18 @@ class Scaling:
     scale: Any = None
 
 
+@dataclass(frozen=True)
+class Product:
+    """A number on the device: a factor times arrays of one number."""
+
+    factor: float
+    arrays: Sequence[Any]
+
+
 class DeviceHyper:
     """The hyper-parameters `names` of all groups as a table on a device, always in the same memory.
 
-    Live ones are arrays on the device; the table reads them at every step.
+    Live ones are arrays on the device, or products of arrays; the table reads them at every step.
     """
 
     def __init__(self, names: Sequence[str], library: Library) -> None:
@@ -59,7 +68,13 @@ class DeviceHyper:
             self._source = source
         self.live = {key: value for key, value in live.items() if key[0] in self.names}
         for (name, group), value in self.live.items():
-            self.library.write(self.table[self.names.index(name), group], self.library.read(value).reshape(()))
+            self.library.write(self.table[self.names.index(name), group], self._number(value))
+
+    def _number(self, value: Any) -> Any:
+        if not isinstance(value, Product):
+            return self.library.read(value).reshape(())
+        numbers = [self.library.cast(self.library.read(array).reshape(()), "float64") for array in value.arrays]
+        return reduce(self.library.arithmetic[Op.MUL], numbers, self.library.constant(value.factor))
 
 
 class DeviceScalarRows:

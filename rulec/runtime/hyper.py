@@ -11,6 +11,7 @@ from rulec.arrays.library import Library
 from rulec.compiler.ir import Program
 from rulec.compiler.scalars import resolve_hyper
 from rulec.errors import HyperError
+from rulec.language.hyper import followed, followers
 from rulec.language.node import Op, walk
 from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
@@ -31,6 +32,7 @@ class HyperValues:
     def __init__(self, rule: Rule) -> None:
         self.rule_name, self.known = rule.name, rule.all_hyper
         self.names = list(self.known)
+        self._follows = bool(followers(self.known))
         self.table: Numbers = np.zeros(0)
         self.named: dict[str, Numbers] = {}
         self.live: dict[tuple[str, int], Any] = {}
@@ -38,7 +40,8 @@ class HyperValues:
         self._on_device: dict[Any, DeviceHyper] = {}
 
     def table_of(self, groups: Sequence[Mapping[str, float]]) -> Numbers:
-        """Hyper-parameters by name and group, in float64."""
+        """Hyper-parameters by name and group, in float64; second learning rates have followed `lr`."""
+        groups = [followed(self.known, group) for group in groups] if self._follows else groups
         return np.array([[g[k] for g in groups] for k in self.names], np.float64).reshape(-1, len(groups))
 
     def of_group(self, table: Numbers, group: int) -> dict[str, float]:

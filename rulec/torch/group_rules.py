@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -12,8 +13,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from rulec.errors import HyperError
-from rulec.language.hyper import checked_seed
+from rulec.errors import HyperError, RulecError
+from rulec.language.hyper import AT_START, checked_seed, followers, rate_ratio
+from rulec.runtime.device import Product
 from rulec.runtime.rows import Numbers
 from rulec.torch.entries import Entry, GroupRule
 from rulec.torch.interface import CHOOSING, SPLITTING, Interface, torch_words
@@ -109,8 +111,36 @@ def _check_ranges(group_rule: GroupRule, group: Mapping[str, Any], owner: str) -
             raise HyperError(f"{error}{torch_words(owner, keyword, group[keyword], position)}") from None
 
 
+def note_start(interface: Interface, group: dict[str, Any]) -> None:
+    """Writes into a new group the learning rate that it begins with, where its rule asks for that.
+
+    It is the `initial_lr` of a scheduler, if there is one. A group with a mistake stays as it is.
+    """
+    if group.get(AT_START, 0) is not None:
+        return
+    try:
+        values = {**group, "lr": group.get("initial_lr", group.get("lr"))}
+        group[AT_START] = interface.choose(values).hyper(values)[AT_START]
+    except (RulecError, KeyError):
+        return
+
+
 def table_of(group_rule: GroupRule, groups: Groups) -> Numbers:
-    """The hyper-parameters of groups that mean the same rule, by name and group, in float64."""
+    """The hyper-parameters of groups that mean the same rule, by name and group, in float64.
+
+    Second learning rates have followed `lr`.
+    """
+    table = _numbers_of(group_rule, groups)
+    if second := followers(group_rule.settings):
+        lines = dict(zip(group_rule.settings, table, strict=True))
+        factors = [rate_ratio(*rates) for rates in zip(lines["lr"], lines[AT_START], strict=True)]
+        for name in second:
+            lines[name] *= factors
+    return table
+
+
+def _numbers_of(group_rule: GroupRule, groups: Groups) -> Numbers:
+    """The hyper-parameters as the groups have them."""
     table = np.empty((len(group_rule.settings), len(groups)))
     for line, name in zip(table, group_rule.settings, strict=True):
         keyword, position = group_rule.entry.place(name)
@@ -126,15 +156,23 @@ def table_of(group_rule: GroupRule, groups: Groups) -> Numbers:
 
 def live_values(
     residence: Residence, group_rule: GroupRule, groups: Sequence[Mapping[str, Any]]
-) -> dict[tuple[str, int], Tensor]:
+) -> dict[tuple[str, int], Tensor | Product]:
     """The hyper-parameters that are read on the device, of groups with one rule, by name and group."""
-    live = {}
+    live: dict[tuple[str, int], Tensor | Product] = {}
     for name in group_rule.settings:
         keyword, position = group_rule.entry.place(name)
         for column, group in enumerate(groups):
             value = _part(group[keyword], position)
             if residence.is_live(value):
                 live[name, column] = value
+    for name in followers(group_rule.settings):
+        for column, group in enumerate(groups):
+            place = group_rule.entry.place(name)[0]
+            arrays = [group[key] for key in ("lr", place) if residence.is_live(group[key])]
+            start = 0.0 if group[AT_START] is None else float(group[AT_START])
+            if arrays and start > 0:
+                factor = math.prod(float(group[key]) for key in ("lr", place) if not residence.is_live(group[key]))
+                live[name, column] = Product(factor / start, arrays)
     return live
 
 

@@ -17,6 +17,7 @@ from torch.optim.optimizer import ParamsT, _global_optimizer_post_hooks, _global
 from rulec.compiler.routing import Router
 from rulec.errors import RulecError, StateMismatch, TensorError
 from rulec.language.evaluation import to_evaluation, to_training
+from rulec.language.hyper import AT_START
 from rulec.language.rule import Rule
 from rulec.runtime.device import Scaling
 from rulec.runtime.storage import Storage
@@ -26,7 +27,7 @@ from rulec.torch.communication import Communication
 from rulec.torch.engine import state_dtypes_of
 from rulec.torch.entries import GroupRule
 from rulec.torch.first_states import asks_for_states, at_rates
-from rulec.torch.group_rules import group_rules_of, seed_of
+from rulec.torch.group_rules import group_rules_of, note_start, seed_of
 from rulec.torch.inputs import Inputs
 from rulec.torch.interface import SPLITTING, Interface
 from rulec.torch.lost import watch_of
@@ -105,6 +106,7 @@ class RuleOptimizer(Optimizer, Turns):
                 group_rules_of(self.interface, [{**self.defaults, **param_group}])
             raise
         self._rates.append(param_group.get("lr"))
+        note_start(self.interface, param_group)
         if not self._complete:
             return  # all groups are checked at once
         try:
@@ -496,6 +498,8 @@ class RuleOptimizer(Optimizer, Turns):
             for key in SPLITTING:
                 group.pop(key, None)
                 group |= {key: before[key]} if key in before else {}
+            if group.get(AT_START, 0) is None:  # saved by an optimizer that kept no rate of the start
+                group[AT_START] = before.get(AT_START)
         tag_all(groups)
         machine = Machine(self.interface, groups, saved, self._options, strict=True)
         super().__setstate__({**state, "state": Store(), "param_groups": groups})
