@@ -22,6 +22,7 @@ from rulec.runtime.peers import Peers
 from rulec.runtime.plan import Gap
 from rulec.runtime.portion_values import PortionValues
 from rulec.runtime.share import Share
+from rulec.runtime.sharing import Work
 from rulec.runtime.surroundings import Array
 
 
@@ -117,15 +118,26 @@ class Delegated(Between):
         self.halves = [self.parts.halves(i) for i in range(self.count)]
         if not self.delegations.whole:
             return
-        works, layout = self.delegations.work, self.parts.layout
-        self.tasks = [
-            Task(half.spread, works(self.parts.facts(i), self.parts.hyper(i), half.whole, layout), name=tensor.name)
-            for i, (half, tensor) in enumerate(zip(self.halves, self.parts.portion.tensors, strict=True))
-        ]
+        tensors = self.parts.portion.tensors
+        each_tensor = zip(self.halves, self._works(), tensors, strict=True)
+        self.tasks = [Task(half.spread, work, name=tensor.name) for half, work, tensor in each_tensor]
         yield Assigning(self.tasks)
         each = zip(self.tasks, self.halves, strict=True)
         self.halves = [half if task.spread is half.spread else half.alone for task, half in each]
         self.remembered = {i: {} for i, task in enumerate(self.tasks) if task.here}
+
+    def _works(self) -> Sequence[Work]:
+        """The work on each tensor: the same as long as the hyper-parameters are that it follows from."""
+        parts, delegations = self.parts, self.delegations
+        named, names = parts.launch.common.hyper.named, delegations.hyper_names
+        numbers = tuple([tuple(named[name][parts.groups].tolist()) for name in names if name in named])
+        key, kept = (delegations, numbers), parts.portion.works
+        if key not in kept:
+            kept[key] = [
+                delegations.work(parts.facts(i), parts.hyper(i), half.whole, parts.layout)
+                for i, half in enumerate(self.halves)
+            ]
+        return kept[key]
 
     def _share(self, value: Node, i: int) -> Share | None:
         """The share of an owner of tensor i in `newton_schulz`, where it has several."""

@@ -178,6 +178,14 @@ class Delegations:
         dtypes = {str(settings(v).get("dtype", "")) for v in places}
         return dtypes.pop() if len(dtypes) == 1 else ""
 
+    @cached_property
+    def hyper_names(self) -> tuple[str, ...]:
+        """The hyper-parameters that the work on a tensor follows from."""
+        sides = [side for v in self.whole for a in (v, *v.args) for side in (self._axes[a].rows, self._axes[a].cols)]
+        steps = [self._steps(value) for value in self.whole if value.op is Op.NEWTON_SCHULZ]
+        parts = walk([x for x in (*sides, *steps) if x is not None])
+        return tuple(sorted({str(part.arg) for part in parts if part.op is Op.HYPER}))
+
     def work(self, facts: Mapping[str, float], hyper: Mapping[str, float], view: MatrixView, layout: Layout) -> Work:
         """The work on a tensor with these facts, static numbers and view."""
         cost = self._multiplications(facts, hyper, view.batch)
@@ -199,11 +207,14 @@ class Delegations:
         """The number of iterations of `newton_schulz`; five where only a step knows it."""
         if value.op is not Op.NEWTON_SCHULZ:
             return 0.0
-        steps = value.args[1]
-        if steps.op is Op.SCALAR:
-            steps = self.program.columns[int(steps.arg)].value  # type: ignore[call-overload]
+        steps = self._steps(value)
         known = all(n.op is not Op.HYPER or n.arg in hyper for n in walk([steps]))
         return float(evaluate_once(steps, hyper, {}, {})) if known else 5.0
+
+    def _steps(self, value: Node) -> Node:
+        """The number of iterations of a `newton_schulz`, as an expression."""
+        steps = value.args[1]
+        return self.program.columns[int(steps.arg)].value if steps.op is Op.SCALAR else steps  # type: ignore[call-overload]
 
 
 def _work(value: Node, sides: Sequence[tuple[float, float]], iterations: float) -> float:

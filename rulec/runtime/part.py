@@ -15,6 +15,7 @@ from rulec.runtime.arrays import Arrays
 from rulec.runtime.bucket import Bucket, Tensor
 from rulec.runtime.flat import Remembered
 from rulec.runtime.peers import Peers
+from rulec.runtime.sharing import Work
 
 Places = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -40,6 +41,8 @@ class Portion:
         self.groups = part.bucket.groups[self.at]
         #: A slice of everything where these are all tensors of the bucket, in order, else None.
         self.whole = slice(None) if self.fired is None else None
+        #: The work on each whole tensor of which these are parts, by what it follows from.
+        self.works: dict[Any, Sequence[Work]] = {}
         self._parted: dict[frozenset[str], list[tuple[tuple[Peers, ...], Places]]] = {}
 
     def __len__(self) -> int:

@@ -20,6 +20,7 @@ import rulec.torch
 from rulec.errors import RulecError
 from rulec.runtime import exchange, sharing
 from rulec.runtime.delegated import Delegated
+from rulec.runtime.delegation import Delegations
 from rulec.torch.communication import Communication
 from rulec.torch.meshes import MeshPeers, SentBytes
 from rulec.torch.quintic import TorchQuintic
@@ -295,7 +296,38 @@ def of_columns(twins: Twins, seed: int) -> None:
         check_near(twins, 2**-8)
 
 
+def of_plans(rank: int) -> None:
+    """The cost model of owners is asked once for each tensor, also under a schedule; anew for other tensors."""
+    mesh = init_device_mesh("cpu", (2,))
+    real, calls = Delegations.work, [0]
+
+    def work(self: Delegations, *words: Any) -> Any:
+        calls[0] += 1
+        return real(self, *words)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Delegations, "work", work)
+        for name in ("muon", "soap"):
+            twins = Twins(name, mesh, [Shard(0)])
+            asked = []
+            for seed, rate in enumerate((0.01, 0.01, 0.02, 0.03, 0.03, 0.03), 1):
+                for optimizer in (twins.alone, twins.optimizer):
+                    optimizer.param_groups[0]["lr"] = rate
+                twins.give(seed)
+                if seed > 4:
+                    twins.whole["w"].grad = twins.parts["w"].grad = None
+                calls[0] = 0
+                twins.alone.step()
+                twins.optimizer.step()
+                asked.append(calls[0])
+            # SOAP's first step is one of another kind.
+            assert [count > 0 for count in asked[2:]] == [False, False, True, False], (name, asked)
+            assert asked[0] > 0
+            twins.check()
+
+
 def all_of_two(rank: int) -> None:
+    of_plans(rank)
     of_teams(rank, (2,), ("muon", "exact"))
 
 
