@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from rulec.compiler.decoded import decoded_between
@@ -65,7 +66,7 @@ class Layout:
         """The same layout with all states decoded."""
         return replace(self, formats=())
 
-    @property
+    @cached_property
     def compute(self) -> str:
         """The dtype of arithmetic, scratch and vectors: float64 where any buffer has it, otherwise float32."""
         return "float64" if any(d == "float64" for _, d in self.dtypes) else "float32"

@@ -54,7 +54,7 @@ class Across:
     """
 
     #: Whether the processes have agreed on the step, and the lengths of the totals that are still to come in it.
-    _agreed = False
+    agreed = False
     _left: tuple[int, ...] = ()
     #: Whether an error was told in this step, and why others have taken a step that this process has not.
     _told, _behind = False, ""
@@ -96,7 +96,7 @@ class Across:
 
     def open(self) -> None:
         """Begins a step, in which all processes must come to agree."""
-        self._agreed, self._told, self._left = False, False, ()
+        self.agreed, self._told, self._left = False, False, ()
         self.traffic.begin()
 
     def check_even(self) -> None:
@@ -114,7 +114,7 @@ class Across:
 
     def refuse(self) -> None:
         """Tells the others, where they wait, that this process takes no step."""
-        if not self._agreed:
+        if not self.agreed:
             self._exchange([_REFUSED])
 
     def agree(self, launches: Sequence[Launch], groups: int, remembers: bool, overflowed: bool) -> None:
@@ -154,7 +154,7 @@ class Across:
 
     def _exchange(self, words: Sequence[int]) -> list[tuple[int, ...]]:
         """What each process says: `words` here."""
-        self._agreed = True
+        self.agreed = True
         row = torch.zeros(_MOST + 4, dtype=torch.int64)
         row[: len(words)] = torch.tensor([*words])
         messages = [tuple(part.tolist()) for part in self._gathered(row)]
@@ -180,7 +180,7 @@ class Across:
 
         It is the same error where nobody waits any more, or where this process may refuse the step.
         """
-        if not self._agreed or self._told or isinstance(error, Unreached):
+        if not self.agreed or self._told or isinstance(error, Unreached):
             return error
         failure = Failure()
         failure.note(error, tensors)

@@ -19,10 +19,14 @@ from rulec.runtime.owners import Schedule
 from rulec.runtime.peers import Peers
 from rulec.runtime.sharing import Assignment, Work
 from rulec.torch.communication import Traffic
+from rulec.torch.comparison import Compared, OtherOrder, settle
 from rulec.torch.told import behind
 
 #: More than there are processes, and the bytes of an error that are told to others.
 _PROCESSES, _TEXT = 1 << 24, 600
+
+#: The words at the end of the first message, of a process that takes the step of before.
+_WORDS = np.array([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0])
 
 #: The steps whose later messages are remembered.
 _STEPS = 16
@@ -34,11 +38,11 @@ Message = tuple[Op, Peers, int]
 class Agreement:
     """The agreement of processes on every step in which parts of tensors are reduced together.
 
-    The first message of a step to each set of processes ends with four words: how many processes refuse the step, how
-    many take another step than the one before, how many do not know its later messages, and how many there are. Where
-    one refuses, or not all take the other step, all raise RulecError, and nothing is written. Another step is compared
-    before it begins. Where matrices are exchanged, or sums follow what is written, a message of the words alone comes
-    before.
+    The first message of a step to each set of processes ends with words: how many processes refuse the step, how many
+    take another step than the one before, how many do not know its later messages, how many there are, and the digests
+    of their hyper-parameters. Where one refuses, or not all take the other step, or hyper-parameters differ, all raise
+    RulecError, and nothing is written. Another step is compared before it begins, and with it what all must have alike.
+    Where matrices are exchanged, or sums follow what is written, a message of the words alone comes before.
 
     After that a process may fail. Where all know the later messages, sums among them end with a word more: whether one
     has failed. One that has goes on to send them, without a meaning. Elsewhere a message of this word alone comes
@@ -51,9 +55,10 @@ class Agreement:
         self._expected: list[Message] = []
         self._digest: int | None = None
         self._crc = 0
+        self._alike: Any = None
         self._step: tuple[Any, ...] = ()
         #: What is told with sums: arrays of NumPy's, or tensors.
-        self._words: Any = np.zeros(4)
+        self._words: Any = _WORDS.copy()
         self._failures: Any = np.zeros(1)
         #: Whether the step is agreed on in a message of the words alone, and not in its first round.
         self._apart = False
@@ -83,7 +88,7 @@ class Agreement:
         """Opens a step: until its first round is over this process may refuse it."""
         self._open, self._agreed, self._begun, self._writes = True, False, False, False
         self._sent, self._rounds = [], []
-        self._words, self._failures = np.array([0.0, 0.0, 0.0, 1.0]), np.zeros(1)
+        self._words, self._failures = _WORDS.copy(), np.zeros(1)
         self.failure = Failure()
         self.traffic.begin()
 
@@ -96,11 +101,14 @@ class Agreement:
         """Takes note that a checkpoint was loaded."""
         self._behind = ""
 
-    def begin(self, plan: Any, launches: Sequence[Launch], scaling: Scaling | None, guarded: bool) -> None:
+    def begin(
+        self, plan: Any, launches: Sequence[Launch], scaling: Scaling | None, guarded: bool, alike: Compared | None
+    ) -> None:  # fmt: skip
         """Begins the opened step with these launches; RulecError where another process takes another step.
 
-        It is another step where the scaled gradients of one process have an infinity, and those of another none. Where
-        `guarded`, its rounds wait for others than these processes, too.
+        It is another step where the scaled gradients of one process have an infinity, and those of another none, and
+        where what must be `alike` is not. OtherOrder where one has its tensors in another order. Where `guarded`, the
+        rounds of the step wait for others than these processes, too.
         """
         digest = self._digest_of(plan, launches, scaling is not None and bool(scaling.found_inf))
         self._ends = any(launch.version.waits and launch.version.plan.ends_later for launch in launches)
@@ -109,7 +117,9 @@ class Agreement:
         self._known = plan.later
         later = [rounds for step, rounds in self._known if _same(step, self._step[1:])]
         self._later = later[0] if later else []
-        self._words[2] = not later
+        assert alike is not None
+        self._words[2], self._alike = not later, alike
+        self._words[4:] = alike.sums
         if digest != self._digest:
             if self._digest is not None:
                 self._words[1] = 1.0
@@ -135,9 +145,15 @@ class Agreement:
         self._open = False
         self._words[0] = 1.0
         if self._digest is None:
-            self._compared(0.0, refuses=True)
+            self._compared(None)
         else:
             self._replay()
+
+    def compare(self, alike: Compared) -> None:
+        """Compares what must be alike, where no step is agreed on: RulecError, in all processes, or OtherOrder."""
+        self._alike = alike
+        self._compare(0)
+        self._open = False
 
     # Rounds of reductions
 
@@ -293,30 +309,43 @@ class Agreement:
 
     def _check(self) -> None:
         """RulecError unless all processes take a step, and all or none of them another one than before."""
-        refused, changed, unknown, there = _on_host(self._words)
+        refused, changed, unknown, there, *sums = map(int, _on_host(self._words))
         if refused:
             self._open = False
-            raise RulecError("another process takes no step, for an error of its own: see there; nothing was changed")
-        if changed not in (0.0, there):
+            raise _refused()
+        if changed not in (0, there):
             self._open = False
             raise _other_step()
+        if not changed and (there * sums[1] != sums[0] ** 2 or there * sums[3] != sums[2] ** 2):
+            self._settle()
         self._guarded = self._guarded or bool(unknown)
-        self._words = np.array([0.0, 0.0, 0.0, 1.0])
+        self._words = _WORDS.copy()
 
     def _compare(self, digest: int) -> None:
-        """RulecError unless all processes begin the step of this digest."""
-        least, most, refused = self._compared(float(digest), refuses=False)
+        """RulecError unless all processes begin the step of this digest, and have alike what they must."""
+        other_step, others, refused = self._compared([float(digest), self._alike.digest])
         if refused:
             self._open = False
-            raise RulecError("another process takes no step, for an error of its own: see there; nothing was changed")
-        if least != most:
+            raise _refused()
+        if others:
+            self._settle()
+        if other_step:
             self._open = False
             raise _other_step()
 
-    def _compared(self, digest: float, refuses: bool) -> tuple[float, float, float]:
-        """The least and largest digest of all processes, and whether any refuses."""
-        words = self._of_all(Op.MAX, np.array([-np.inf, -np.inf, 1.0] if refuses else [-digest, digest, 0.0]))
-        return -float(words[0]), float(words[1]), float(words[2])
+    def _compared(self, digests: Sequence[float] | None) -> list[bool]:
+        """Whether each digest is another one in some process, and whether any refuses, which is without digests."""
+        words = [-np.inf] * 4 + [1.0] if digests is None else [y for x in digests for y in (-x, x)] + [0.0]
+        low, high, other_low, other_high, refused = self._of_all(Op.MAX, np.array(words)).tolist()
+        return [-low != high, -other_low != other_high, bool(refused)]
+
+    def _settle(self) -> None:
+        """RulecError, or OtherOrder, in all processes, where what must be alike is not."""
+        try:
+            settle(self._alike, self._of_all)
+        except (RulecError, OtherOrder):
+            self._open = False
+            raise
 
     def _of_all(self, op: Op, numbers: Any) -> Any:
         """Numbers reduced over all processes, in a message of their own."""
@@ -329,9 +358,9 @@ class Agreement:
         """A number for a step: of the updated parameters, of the programs that update them, and of an overflow."""
         step = (plan, overflowed, *(x for launch in launches for x in (launch.version, launch.part)))
         if not _same(step, self._step):
-            programs = [(launch.version.program, launch.part.positions) for launch in launches]
-            told = [(p.name, [r.name for s in p.stages for r in s.reduces], at) for p, at in programs]
-            self._crc = zlib.crc32(repr((plan.chosen, told, overflowed)).encode())
+            programs = [(launch.version.program, [t.number for t in launch.part.tensors]) for launch in launches]
+            told = [(p.name, [r.name for s in p.stages for r in s.reduces], numbers) for p, numbers in programs]
+            self._crc = zlib.crc32(repr((told, overflowed)).encode())
             self._step = step
         return self._crc
 
@@ -344,6 +373,10 @@ def _on_host(words: Any) -> Any:
 def _same(step: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
     """Whether two steps consist of the same objects."""
     return len(step) == len(other) and all(a is b for a, b in zip(step, other, strict=True))
+
+
+def _refused() -> RulecError:
+    return RulecError("another process takes no step, for an error of its own: see there; nothing was changed")
 
 
 def _other_step() -> RulecError:

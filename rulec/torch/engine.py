@@ -64,18 +64,31 @@ def engines_of(
     return [TorchEngine(group_rules[indices[0]], indices, groups, options, residence) for indices in by_rule.values()]
 
 
+def order_of(order: Sequence[int], count: int) -> list[int]:
+    """The places of so many parameters or sections in this order; what it does not name follows."""
+    chosen = [place for place in order if place < count]
+    return [*chosen, *sorted({*range(count)} - {*chosen})]
+
+
+def in_order(engines: Sequence[TorchEngine], groups: Sequence[int]) -> list[TorchEngine]:
+    """The engines in the order in which these groups, of one parameter after the other, ask for them."""
+    first = {group: place for place, group in reversed([*enumerate(groups)])}
+    return sorted(engines, key=lambda engine: min(first.get(index, len(groups)) for index in engine.indices))
+
+
 def add_parameters(
-    engines: Sequence[TorchEngine], group_rules: Sequence[GroupRule], routes: Sequence[Route]
+    engines: Sequence[TorchEngine], group_rules: Sequence[GroupRule], routes: Sequence[Route], order: Sequence[int]
 ) -> list[Home]:
-    """Adds every parameter or section to the engine of its group; their homes, in the order of the routes."""
-    homes = []
+    """Adds every parameter or section to the engine of its group, in an order; their homes, by their places."""
+    homes: dict[int, Home] = {}
     of_group = {index: (engine, column) for engine in engines for column, index in enumerate(engine.indices)}
-    for place, route in enumerate(routes):
+    for number, place in enumerate(order):
+        route = routes[place]
         engine, column = of_group[route.group]
         maximize = group_rules[route.group].maximize
         whole = whole_of(route.param, has_matrices(route.rule), route.section)
-        homes.append((engine, engine.add(route.here, column, route.name, route.tags, place, maximize, whole)))
-    return homes
+        homes[place] = (engine, engine.add(route.here, column, route.name, route.tags, number, maximize, whole))
+    return [homes[place] for place in range(len(routes))]
 
 
 def state_dtypes_of(group_rule: GroupRule, options: Options) -> dict[str, str]:

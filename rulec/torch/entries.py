@@ -208,6 +208,12 @@ def shared_states(rules: Sequence[Rule]) -> dict[str, str]:
     return {name: s.per for rule in rules for name, s in rule.state.items() if s.per in ("group", "model")}
 
 
+def reaches_groups(rules: Sequence[Rule]) -> bool:
+    """Whether a rule among these has a value of a whole group, or a state of one."""
+    reduces = any(n.op.kind is Kind.REDUCE and n.arg == "group" for rule in rules for n in walk(rule.expressions))
+    return reduces or "group" in shared_states(rules).values()
+
+
 def draws(rules: Sequence[Rule]) -> bool:
     """Whether a rule among these draws random numbers."""
     return any(traits.draws(rule) for rule in rules)

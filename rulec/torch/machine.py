@@ -22,7 +22,8 @@ from rulec.errors import RulecError, TensorError, interrupted
 from rulec.language.rule import Rule
 from rulec.runtime.device import Scaling
 from rulec.runtime.launch import Launch
-from rulec.torch.engine import Home, add_parameters, engines_of
+from rulec.torch.alike import Alike
+from rulec.torch.engine import Home, add_parameters, engines_of, in_order, order_of
 from rulec.torch.entries import shared_states
 from rulec.torch.group_rules import Groups, group_rules_of
 from rulec.torch.group_states import GroupStates, check_complete
@@ -71,8 +72,14 @@ class Machine:
         self.residence = residence_of(self.params, groups, options)
         self.residence.check_capture(NEW_TENSORS)
         self._snapshot = Snapshot(interface, groups, options, self.residence, self.names)
+        order = order_of(options.order, len(self.routes))
         self.engines = engines_of(interface, self.group_rules, groups, options, self.residence)
-        self.homes = add_parameters(self.engines, self.group_rules, self.routes)
+        self.engines = in_order(self.engines, [self.routes[place].group for place in order])
+        self.homes = add_parameters(self.engines, self.group_rules, self.routes, order)
+        #: What other processes must have alike, where there are DTensors.
+        self.alike = (
+            Alike(self.routes, self.homes, order, groups, options) if any(map(is_placed, self.params)) else None
+        )
         routed_homes = zip(self.routes, self.homes, strict=True)
         self._whole = {route.place: home for route, home in routed_homes if route.section is None}
         self._copies = self._make_copies()
@@ -155,6 +162,8 @@ class Machine:
                 return False
             for engine in self.engines:
                 engine.take_numbers(groups, self.residence)
+            if self.alike is not None and self.options.meeting is not None:
+                self.alike.take_numbers()
         return True
 
     def _follow_states(self) -> bool:
@@ -260,11 +269,14 @@ class Machine:
             launches = launches_of(plan, grads, inputs, scaling)
         except OtherDtype:
             return None
-        if self.options.across is not None:
+        if self.options.across is not None and not self.options.across.agreed:
             overflowed = scaling is not None and bool(scaling.found_inf)
             self.options.across.agree(launches, len(self._snapshot.sizes), bool(self.interface.shared), overflowed)
         if meets and self.options.meeting is not None:
-            self.options.meeting.begin(plan, launches, scaling, self.options.across is not None)
+            try:
+                self.options.meeting.begin(plan, launches, scaling, self.options.across is not None, self.alike)
+            except RulecError as error:
+                raise self._told(error) from error.__cause__
         try:
             self.writer.write(launches, plan.written)
         finally:
@@ -275,6 +287,10 @@ class Machine:
         if [1 for engine in self.engines if engine.published != engine.extensions]:
             self.buffers.show()
         return launches
+
+    def _told(self, error: RulecError) -> Exception:
+        """The error of processes with parts of the same tensors, told to those of `reduce_over`, who wait for them."""
+        return error if self.options.across is None else self.options.across.fail(error, ())
 
     def _write_sparse(
         self, plan: StepPlan, grads: Sequence[Tensor], scaling: Scaling | None

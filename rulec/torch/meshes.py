@@ -29,6 +29,7 @@ from rulec.torch.placed import (
     is_flat,
     is_placed,
     is_split,
+    part_of,
     place_of,
     rectangles_of,
     sees_more,
@@ -218,8 +219,25 @@ def meeting_of(
 
 def _outermost(peers: Sequence[Any]) -> list[Any]:
     """The sets of processes, without those that others contain: who agrees with all agrees with some."""
-    ranks = {each: frozenset(torch.distributed.get_process_group_ranks(each.group)) for each in peers}
+    ranks = {each: _ranks(each) for each in peers}
     return [each for each in ranks if not any(ranks[each] < other for other in ranks.values())]
+
+
+def first_meeting_of(params: Sequence[Any], meeting: Agreement | None) -> Agreement | None:
+    """The processes that have the same DTensors or parts of them, for one comparison before the first step.
+
+    None where there are none, or `meeting` compares with all of them. Fake tensors have none.
+    """
+    meshes = dict.fromkeys(param.device_mesh for param in params if is_placed(param) and not is_fake(part_of(param)))
+    here = [mesh for mesh in meshes if mesh.get_coordinate() is not None]
+    peers: list[Any] = [_peers_along(mesh, (axis,)) for mesh in here for axis in _long_axes(mesh)]
+    known = [_ranks(each) for each in ([] if meeting is None else meeting.peers)]
+    left = _outermost([each for each in peers if not any(_ranks(each) <= ranks for ranks in known)])
+    return Agreement(left) if left else None
+
+
+def _ranks(peers: Any) -> frozenset[int]:
+    return frozenset(torch.distributed.get_process_group_ranks(peers.group))
 
 
 def _check_apart(mesh: Any, across: Across) -> None:

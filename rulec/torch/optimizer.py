@@ -24,6 +24,7 @@ from rulec.runtime.storage import Storage
 from rulec.runtime.turns import Turns, in_turn
 from rulec.torch.codes import all_saved
 from rulec.torch.communication import Communication
+from rulec.torch.comparison import OtherOrder
 from rulec.torch.engine import state_dtypes_of
 from rulec.torch.entries import GroupRule
 from rulec.torch.first_states import asks_for_states, at_rates
@@ -33,7 +34,7 @@ from rulec.torch.interface import SPLITTING, Interface
 from rulec.torch.lost import watch_of
 from rulec.torch.machine import Machine
 from rulec.torch.memory import frame_callback, without_compiler
-from rulec.torch.meshes import meeting_of
+from rulec.torch.meshes import first_meeting_of, meeting_of
 from rulec.torch.options import options_of
 from rulec.torch.passes import TorchPasses, check_passes
 from rulec.torch.peers.writing import written
@@ -75,6 +76,7 @@ class RuleOptimizer(Optimizer, Turns):
         self._machine: Machine | None = None
         self._passes: TorchPasses | None = None
         self._complete = False
+        self._compared = False
         self._skipped = 0
         #: The learning rate of each group when it was added.
         self._rates: list[Any] = []
@@ -117,6 +119,7 @@ class RuleOptimizer(Optimizer, Turns):
             self.param_groups.pop()
             self._rates.pop()
             raise
+        self._compared = False
 
     def _check_groups(self) -> None:
         """HyperError or TensorError for groups that no step could be taken with."""
@@ -231,6 +234,8 @@ class RuleOptimizer(Optimizer, Turns):
         turn = self._turn
         turn.acquire()  # see `step`
         try:
+            if not self._compared:
+                self._compare()
             if self._options.across is not None or self._options.meeting is not None:
                 self._update_together(step_inputs)
             else:
@@ -349,11 +354,46 @@ class RuleOptimizer(Optimizer, Turns):
         try:
             for processes in together:
                 processes.check_even()
-            self._update_now(inputs)
+            try:
+                self._update_now(inputs)
+            except OtherOrder as other:  # in all processes that have parts of the same tensors
+                self._take_order(other)
+                assert self._options.meeting is not None
+                self._options.meeting.open()
+                self._update_now(inputs)
         except BaseException:
             for processes in together:
                 processes.refuse()
             raise
+
+    def _take_order(self, other: OtherOrder) -> None:
+        """Takes over the order of tensors in the first process, where that here is another one."""
+        if other.order:
+            self._options = replace(self._options, order=other.order)
+            self._build()
+
+    def _compare(self) -> None:
+        """Compares what processes of DTensors must have alike with those that no step meets, before the first step.
+
+        RulecError, in all of them, where something differs, or one of them takes no step.
+        """
+        params = [p for group in self.param_groups for p in group["params"]]
+        first = first_meeting_of(params, self._options.meeting)
+        if first is not None:
+            first.open()
+            try:
+                alike = self._current().alike
+                assert alike is not None
+                # DTensors may have come in the place of parameters.
+                if first_meeting_of(params, self._options.meeting) is not None:
+                    first.compare(alike)
+            except OtherOrder as other:
+                self._take_order(other)
+            except BaseException:
+                first.refuse()
+                self.refuse()
+                raise
+        self._compared = True
 
     def refuse(self) -> None:
         """Refuses a step, to all processes of `reduce_over` and of its DTensors.
@@ -484,6 +524,7 @@ class RuleOptimizer(Optimizer, Turns):
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "defaults" in state:
             self._machine, self._complete, self._lost, self._passes = None, True, None, None
+            self._compared = False
             super().__setstate__(state)
             self._size({**self.defaults, **_first_group(self.param_groups)})
             self.state = Store(self.state)
@@ -505,6 +546,7 @@ class RuleOptimizer(Optimizer, Turns):
         super().__setstate__({**state, "state": Store(), "param_groups": groups})
         self._rates = [group.get("lr") for group in groups]
         self._adopt(machine)
+        self._compared = False
         for processes in self._options.processes:
             processes.restore()
 

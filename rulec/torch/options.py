@@ -31,8 +31,9 @@ class Options:
 
     `capturable` asks for step counts and scalars on the device, where groups do not say it; `across` are the processes
     over which values of groups and the model are taken, and `meeting` is for processes with parts of the same tensors,
-    None where none are reduced. `weights` is the kind of parameters of 16 bits in memory, of
-    `rulec.compiler.weights`, and `seed` that of its random numbers where no rule draws any.
+    None where none are reduced. `order` are the places of parameters in the order of the first of these, where that is
+    another one. `weights` is the kind of parameters of 16 bits in memory, of `rulec.compiler.weights`, and `seed` that
+    of its random numbers where no rule draws any.
     """
 
     state_dtypes: Mapping[str, str] = field(default_factory=dict)
@@ -40,6 +41,7 @@ class Options:
     capturable: bool = False
     across: Across | None = None
     meeting: Agreement | None = None
+    order: tuple[int, ...] = ()
     weights: str = ""
     seed: int = 0
 
@@ -72,7 +74,9 @@ def options_of(interface: Interface, values: dict[str, Any]) -> Options:
     seed = 0 if interface.draws else checked_seed(values.pop("seed"))
     if seed and not Storage(state_dtypes, weights).random:
         raise HyperError(f"{interface.name} draws no random numbers for seed={seed}: leave it out")
-    return Options(state_dtypes, backend, capturable, None if across is None else Across(across), None, weights, seed)
+    return Options(
+        state_dtypes, backend, capturable, None if across is None else Across(across), weights=weights, seed=seed
+    )
 
 
 def _state_dtypes(interface: Interface, state_dtype: StateDtype) -> dict[str, str]:

@@ -137,10 +137,11 @@ class Plans:
     def _shares(self, seen: Sequence[int]) -> list[EngineTensors]:
         shares = []
         for engine in self._engines:
-            places = [place for place, i in enumerate(seen) if self._homes[i][0] is engine]
-            if places:
-                ids = tuple([self._homes[seen[place]][1] for place in places])
-                shares.append(EngineTensors(engine, ids, None if len(places) == len(seen) else places))
+            of_id = {self._homes[i][1]: place for place, i in enumerate(seen) if self._homes[i][0] is engine}
+            if of_id:
+                ids = tuple(sorted(of_id))
+                places = [of_id[i] for i in ids]
+                shares.append(EngineTensors(engine, ids, None if places == [*range(len(seen))] else places))
         return shares
 
 

@@ -110,16 +110,20 @@ def of_matrices(rank: int, twins: Twins, record: Communication) -> None:
 
 def of_nothing(rank: int) -> None:
     mesh = init_device_mesh("cpu", (2,))
-    twins = Twins("adamw", mesh, [Shard(0)])
-    with sent() as counts:
-        twins.step(1)
-    assert not counts
-    assert str(twins.optimizer.communication()) == "a step sends nothing"
-    whole = Twins("muon", mesh, [Replicate()])
-    with sent() as counts:
-        whole.step(1)
-    assert not counts
-    assert whole.optimizer.communication() == Communication()
+    for name, placed in (("adamw", Shard(0)), ("muon", Replicate())):
+        twins = Twins(name, mesh, [placed])
+        with sent() as counts:
+            twins.step(1)
+        assert counts == {"reductions": 1, "reduced": 5 * 8}  # before the first step, what must be alike
+        for seed in (2, 3):
+            for optimizer in (twins.alone, twins.optimizer):
+                optimizer.param_groups[0]["lr"] = 0.01 * seed
+            with sent() as counts:
+                twins.step(seed)
+            assert not counts
+        twins.check()
+        assert twins.optimizer.communication() == Communication()
+        assert str(twins.optimizer.communication()) == "a step sends nothing"
 
 
 def of_groups(rank: int) -> None:
