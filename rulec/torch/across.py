@@ -70,6 +70,8 @@ class Across:
         nccl = torch.distributed.get_backend(group) == "nccl"
         self._device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
         self.traffic = Traffic()
+        #: Messages that were not waited for.
+        self._on_their_way: list[Any] = []
 
     @property
     def label(self) -> str:
@@ -112,10 +114,20 @@ class Across:
         """Ends a step, taken or not."""
         self._told = True
 
-    def refuse(self) -> None:
-        """Tells the others, where they wait, that this process takes no step."""
-        if not self.agreed:
+    def refuse(self, waits: bool = True) -> None:
+        """Tells the others, where they wait or will wait, that this process takes no step; `waits` for them."""
+        if self.agreed:
+            return
+        if waits:
             self._exchange([_REFUSED])
+            return
+        self.agreed = True
+        sent = _row([_REFUSED]).to(self._device)
+        parts = [torch.empty_like(sent) for _ in range(self.size)]
+        self._on_their_way = [each for each in self._on_their_way if not each[0].is_completed()]
+        with reaching(self.label):
+            work = torch.distributed.all_gather(parts, sent, group=self._group, async_op=True)
+        self._on_their_way.append((work, sent, parts))
 
     def agree(self, launches: Sequence[Launch], groups: int, remembers: bool, overflowed: bool) -> None:
         """Agrees with the others on a step of these launches; `remembers`: groups or the model have states.
@@ -155,9 +167,7 @@ class Across:
     def _exchange(self, words: Sequence[int]) -> list[tuple[int, ...]]:
         """What each process says: `words` here."""
         self.agreed = True
-        row = torch.zeros(_MOST + 4, dtype=torch.int64)
-        row[: len(words)] = torch.tensor([*words])
-        messages = [tuple(part.tolist()) for part in self._gathered(row)]
+        messages = [tuple(part.tolist()) for part in self._gathered(_row(words))]
         return [(part[:1] if part[0] == _REFUSED else part[: 4 + part[2]]) for part in messages]
 
     def total(self, op: Op, numbers: Any) -> Any:
@@ -209,6 +219,13 @@ class Across:
         with reaching(self.label):
             torch.distributed.all_gather(parts, sent, group=self._group)
         return parts
+
+
+def _row(words: Sequence[int]) -> Tensor:
+    """Words in a message of the length of all such messages."""
+    row = torch.zeros(_MOST + 4, dtype=torch.int64)
+    row[: len(words)] = torch.tensor([*words])
+    return row
 
 
 def _places(launch: Launch) -> list[int]:

@@ -56,6 +56,8 @@ class Agreement:
         self._digest: int | None = None
         self._crc = 0
         self._alike: Any = None
+        #: Whether messages are waited for; and those that were not.
+        self._waits, self._on_their_way = True, list[Any]()
         self._step: tuple[Any, ...] = ()
         #: What is told with sums: arrays of NumPy's, or tensors.
         self._words: Any = _WORDS.copy()
@@ -106,9 +108,9 @@ class Agreement:
     ) -> None:  # fmt: skip
         """Begins the opened step with these launches; RulecError where another process takes another step.
 
-        It is another step where the scaled gradients of one process have an infinity, and those of another none, and
-        where what must be `alike` is not. OtherOrder where one has its tensors in another order. Where `guarded`, the
-        rounds of the step wait for others than these processes, too.
+        It is another step where the scaled gradients of one process have an infinity, and those of another none. The
+        description `alike` is compared too: OtherOrder where one process has its tensors in another order. Where
+        `guarded`, the rounds of the step wait for others than these processes, too.
         """
         digest = self._digest_of(plan, launches, scaling is not None and bool(scaling.found_inf))
         self._ends = any(launch.version.waits and launch.version.plan.ends_later for launch in launches)
@@ -138,16 +140,19 @@ class Agreement:
         """Ends a step, taken or not."""
         self._begun, self.failure = False, Failure()
 
-    def refuse(self) -> None:
-        """Tells the other processes, where they wait, that this one takes no step."""
+    def refuse(self, waits: bool = True) -> None:
+        """Tells the other processes, where they wait or will wait, that this one takes no step; `waits` for them."""
         if not self._open or self._agreed:
             return
-        self._open = False
+        self._open, self._waits = False, waits
         self._words[0] = 1.0
-        if self._digest is None:
-            self._compared(None)
-        else:
-            self._replay()
+        try:
+            if self._digest is None:
+                self._compared(None)
+            else:
+                self._replay()
+        finally:
+            self._waits = True
 
     def compare(self, alike: Compared) -> None:
         """Compares what must be alike, where no step is agreed on: RulecError, in all processes, or OtherOrder."""
@@ -209,6 +214,10 @@ class Agreement:
 
     def _send(self, op: Op, peers: Any, numbers: Any) -> Any:
         self.traffic.reduced(peers, len(numbers))
+        if not self._waits:
+            self._on_their_way = [sent for sent in self._on_their_way if not sent[0].is_completed()]
+            self._on_their_way.append(peers.tell(op, numbers))
+            return numbers
         try:
             return peers.reduce(op, numbers)
         except Unreached:

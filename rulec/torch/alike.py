@@ -1,6 +1,6 @@
-"""What the processes of DTensors must have alike: tensors and their order, equations, hyper-parameters and the seed.
+"""The description of an optimizer of DTensors, equal in all processes: tensors, equations, hyper-parameters, seed.
 
-Each process describes its own. Where the digests of descriptions differ, `rulec.torch.differences` says in what.
+Where the digests of descriptions differ, `rulec.torch.differences` finds the difference.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from rulec.language.traits import draws
 from rulec.torch.differences import Said, names_of
 from rulec.torch.engine import Home
 from rulec.torch.entries import reaches_groups
-from rulec.torch.fsdp_names import fsdp_names
 from rulec.torch.group_rules import Groups
 from rulec.torch.options import Options
 from rulec.torch.placed import is_placed, sees_more
 from rulec.torch.routes import Route
+from rulec.torch.split_models import split_names
 
 #: The bits of a digest that float64 has, and of a digest whose square is added up over many processes.
 _COMPARED, _SUMMED = 52, 14
@@ -51,7 +51,7 @@ class Alike:
     def _hyper(self) -> dict[tuple[int, int], dict[str, str]]:
         """The hyper-parameters of the rules of DTensors, as text, by group and rule.
 
-        Not those that are read on a device: the host does not know them.
+        Without numbers on a device: the host does not know them.
         """
         known: dict[tuple[int, int], dict[str, str]] = {}
         for place in self._order:
@@ -97,7 +97,7 @@ class Alike:
         hyper, meanings, facts = self._hyper(), dict[int, str](), dict[str, int]()
         places = {key: number for number, key in enumerate(hyper)}
         routes = [(self._routes[place], self._homes[place]) for place in self._order]
-        known = fsdp_names([route.param for route, _ in routes])
+        known = split_names([route.param for route, _ in routes])
         tensors = []
         for route, (engine, tensor_id) in routes:
             placed = is_placed(route.param)

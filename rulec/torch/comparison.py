@@ -1,7 +1,7 @@
-"""The comparison of what all processes must have alike, by messages, where digests differ.
+"""The comparison of descriptions by messages, where their digests differ.
 
-The description of the first process goes to all; each says how its own differs from it. Then all raise the same error,
-or those with their tensors in another order take over that of the first.
+The description of the first process goes to all, and each finds how its own differs. Then all raise the same error. Or
+the order of tensors alone differs: then all take over the order of the first process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How the description of an optimizer in one process differs from that in the first one, in a sentence.
 
-Tensors are paired by their names where all processes know them: those that the optimizer was given, or else those of a
-model that `fully_shard` split. Without names they are paired by their order.
+Tensors are paired by their names where all processes know them: by the names in the optimizer's groups, or else by
+those in a model after `fully_shard`. Without names they are paired by their order.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Difference:
-    """What differs, in words; or nothing but the order of tensors: `order` has the names in that of the first process.
+    """A difference in words. Where the order of tensors alone differs, `order` has the names as the first process does.
 
-    Empty where nothing differs that a common step depends on.
+    Both are empty where nothing differs.
     """
 
     text: str = ""
@@ -71,9 +71,9 @@ def difference(said: Said, first: Said, rank: int, first_rank: int) -> Differenc
 
 
 def names_of(said: Said, other: Said) -> list[str] | None:
-    """The names by which DTensors are paired with those of another process, and `""` for all else, in order.
+    """The names for pairing DTensors with another process, and `""` for all else, in order.
 
-    None where a DTensor of one of these has none, or two have the same.
+    None where a DTensor has no name in one of the two, or two DTensors have the same.
     """
     for column in (0, 1):
         sides = [[tensor[column] if x["facts"][tensor[2]] else "" for tensor in x["tensors"]] for x in (said, other)]
@@ -132,7 +132,7 @@ def _by_count(sides: Sides) -> Difference:
 
 
 def _of_kind(said: Said, kinds: Mapping[Any, int]) -> Any:
-    """The first tensor that is of one of these kinds."""
+    """The first tensor of one of these kinds."""
     return next(t for t in said["tensors"] if (repr(said["facts"][t[2]]), repr(said["hyper"][t[3]])) in kinds)
 
 
@@ -147,8 +147,8 @@ def _of_tensor(sides: Sides, mine: Any, theirs: Any, at: str, remedy: str = _REM
             return sides.differ(words, _tuple(here[key]), _tuple(there[key]), at, remedy)
     if here["equations"] != there["equations"]:
         return Difference(
-            f"the rule {here['rule']} of process {sides.rank} has other equations than that of process "
-            f"{sides.first_rank}{at}: {_REMEDY}"
+            f"process {sides.rank} has other equations of the rule {here['rule']}{at} than process "
+            f"{sides.first_rank}: {_REMEDY}"
         )
     numbers, others = sides.said["hyper"][mine[3]], sides.first["hyper"][theirs[3]]
     for name in numbers:

@@ -71,7 +71,7 @@ def order_of(order: Sequence[int], count: int) -> list[int]:
 
 
 def in_order(engines: Sequence[TorchEngine], groups: Sequence[int]) -> list[TorchEngine]:
-    """The engines in the order in which these groups, of one parameter after the other, ask for them."""
+    """The engines in the order of these groups, of one parameter after the other."""
     first = {group: place for place, group in reversed([*enumerate(groups)])}
     return sorted(engines, key=lambda engine: min(first.get(index, len(groups)) for index in engine.indices))
 

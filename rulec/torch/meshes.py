@@ -84,6 +84,15 @@ class MeshPeers:
             torch.distributed.all_reduce(here, getattr(torch.distributed.ReduceOp, _OPS[op]), group=self.group)
         return here.to(sent.device) if isinstance(numbers, Tensor) else here.cpu().numpy()
 
+    def tell(self, op: Op, numbers: Any) -> Any:
+        """Sends a vector to be reduced, and waits for nobody; what it returns holds the message until it is there."""
+        here = torch.from_numpy(np.array(numbers, np.float64)).to(self._device)
+        with reaching(self.label):
+            work = torch.distributed.all_reduce(
+                here, getattr(torch.distributed.ReduceOp, _OPS[op]), group=self.group, async_op=True
+            )
+        return work, here
+
     @property
     def label(self) -> str:
         """The name with the number of processes, as `dp x tp (8)`."""

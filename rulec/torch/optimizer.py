@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from typing import Any, ClassVar, overload
@@ -20,6 +21,7 @@ from rulec.language.evaluation import to_evaluation, to_training
 from rulec.language.hyper import AT_START
 from rulec.language.rule import Rule
 from rulec.runtime.device import Scaling
+from rulec.runtime.failure import Unreached
 from rulec.runtime.storage import Storage
 from rulec.runtime.turns import Turns, in_turn
 from rulec.torch.codes import all_saved
@@ -39,6 +41,7 @@ from rulec.torch.options import options_of
 from rulec.torch.passes import TorchPasses, check_passes
 from rulec.torch.peers.writing import written
 from rulec.torch.routes import Routes, names_of, routes_of, tag_all
+from rulec.torch.split_models import are_at_work
 from rulec.torch.states import Store
 from rulec.torch.tensors import check_parameters, dtype_name
 
@@ -202,11 +205,17 @@ class RuleOptimizer(Optimizer, Turns):
     def _step(
         self, closure: Callable[[], float] | None = None, inputs: Mapping[str, Any] | None = None
     ) -> float | None:
-        if self._is_watched():
-            keywords = {"inputs": inputs} if inputs is not None else {}
-            loss: float | None = _hooked_update(self, *([closure] if closure else []), **keywords)
-            return loss
-        return self._update(closure, inputs)
+        self._meets = False
+        try:
+            if self._is_watched():
+                keywords = {"inputs": inputs} if inputs is not None else {}
+                loss: float | None = _hooked_update(self, *([closure] if closure else []), **keywords)
+                return loss
+            return self._update(closure, inputs)
+        except BaseException:
+            if not self._meets:
+                self.refuse_early()
+            raise
 
     def _is_watched(self) -> bool:
         """Whether hooks are to be called at a step, or a profiler looks on."""
@@ -234,6 +243,7 @@ class RuleOptimizer(Optimizer, Turns):
         turn = self._turn
         turn.acquire()  # see `step`
         try:
+            self._meets = True
             if not self._compared:
                 self._compare()
             if self._options.across is not None or self._options.meeting is not None:
@@ -366,43 +376,60 @@ class RuleOptimizer(Optimizer, Turns):
                 processes.refuse()
             raise
 
-    def _take_order(self, other: OtherOrder) -> None:
-        """Takes over the order of tensors in the first process, where that here is another one."""
+    def _take_order(self, other: OtherOrder) -> bool:
+        """Takes over the order of tensors in the first process; False where that here is the same."""
         if other.order:
             self._options = replace(self._options, order=other.order)
             self._build()
+        return bool(other.order)
 
     def _compare(self) -> None:
-        """Compares what processes of DTensors must have alike with those that no step meets, before the first step.
+        """Compares this optimizer with other processes of its DTensors, before the first step.
 
-        RulecError, in all of them, where something differs, or one of them takes no step.
+        RulecError, in all of them, where something differs, or one of them takes no step. Processes of a meeting do so
+        in their steps.
         """
-        params = [p for group in self.param_groups for p in group["params"]]
-        first = first_meeting_of(params, self._options.meeting)
+        first = first_meeting_of(self._params, self._options.meeting)
         if first is not None:
             first.open()
             try:
                 alike = self._current().alike
                 assert alike is not None
                 # DTensors may have come in the place of parameters.
-                if first_meeting_of(params, self._options.meeting) is not None:
+                if first_meeting_of(self._params, self._options.meeting) is not None:
                     first.compare(alike)
             except OtherOrder as other:
                 self._take_order(other)
             except BaseException:
-                first.refuse()
-                self.refuse()
+                for processes in self._options.processes:
+                    processes.open()
+                for processes in (first, *self._options.processes):
+                    processes.refuse()
                 raise
         self._compared = True
 
-    def refuse(self) -> None:
-        """Refuses a step, to all processes of `reduce_over` and of its DTensors.
+    @property
+    def _params(self) -> list[torch.Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def refuse(self, waits: bool = True) -> None:
+        """Refuses a step, to all processes of `reduce_over` and of its DTensors, and `waits` for them.
 
         For an error before the step, that the others cannot know of; they would wait.
         """
-        for processes in self._options.processes:
+        first = None if self._compared else first_meeting_of(self._params, self._options.meeting)
+        for processes in [*([] if first is None else [first]), *self._options.processes]:
             processes.open()
-            processes.refuse()
+            processes.refuse(waits)
+
+    def refuse_early(self) -> None:
+        """Refuses a step for an error in a closure, a hook or an argument: others may have got as far as the step.
+
+        Not while a split model is at work: then they wait for this process there. Nobody is waited for.
+        """
+        if not are_at_work():
+            with suppress(Unreached):
+                self.refuse(waits=False)
 
     def _check_trained(self) -> None:
         if self.interface.evaluates and not self.param_groups[0]["train_mode"]:

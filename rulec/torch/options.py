@@ -31,8 +31,8 @@ class Options:
 
     `capturable` asks for step counts and scalars on the device, where groups do not say it; `across` are the processes
     over which values of groups and the model are taken, and `meeting` is for processes with parts of the same tensors,
-    None where none are reduced. `order` are the places of parameters in the order of the first of these, where that is
-    another one. `weights` is the kind of parameters of 16 bits in memory, of `rulec.compiler.weights`, and `seed` that
+    None where none are reduced. `order` has the places of parameters as the first of them orders them, or is empty.
+    `weights` is the kind of parameters of 16 bits in memory, of `rulec.compiler.weights`, and `seed` that
     of its random numbers where no rule draws any.
     """
 

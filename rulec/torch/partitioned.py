@@ -132,10 +132,15 @@ class Partitioned(Optimizer, Turns):
         parameter in the order of `param_groups`.
         """
         loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        arguments = self._arguments(inputs or {}, loss)
+        try:
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+            arguments = self._arguments(inputs or {}, loss)
+        except BaseException:
+            for each in self.optimizers:
+                each.refuse_early()
+            raise
         scaling: dict[str, Any] = {
             key: self.__dict__[key] for key in ("grad_scale", "found_inf") if key in self.__dict__
         }

@@ -16,6 +16,7 @@ from rulec.errors import HyperError, RuleError, TensorError
 from rulec.language.partition import Partition
 from rulec.language.rule import Rule
 from rulec.torch.classes import optimizer as class_of
+from rulec.torch.comparison import OtherOrder
 from rulec.torch.eager.scope import Scope, check_declared, check_rules, meeting_places
 from rulec.torch.group_rules import Groups
 from rulec.torch.machine import Machine
@@ -43,6 +44,9 @@ class Inner(ABC):
         """As `fire`, at the end of a step, where all processes are: each calls it, also without parameters."""
         if places:
             self.fire(places, grads)
+
+    def compare(self) -> None:  # noqa: B027 - most have nobody to compare with
+        """Comes where all processes are, before a step: RulecError, in all, where what must be alike is not."""
 
     def refuse(self) -> None:  # noqa: B027 - most have nobody to tell
         """Refuses a step, to processes in their `fire_last`."""
@@ -115,10 +119,25 @@ class RuleInner(Inner):
             return
         meeting.open()
         try:
-            self._fire(places, grads, meets=True)
+            try:
+                self._fire(places, grads, meets=True)
+            except OtherOrder as other:
+                self._take_order(other)
+                meeting.open()
+                self._fire(places, grads, meets=True)
         except BaseException:
             meeting.refuse()
             raise
+
+    def _take_order(self, other: OtherOrder) -> None:
+        with self.optimizer._turn:
+            if self.optimizer._take_order(other):
+                self.machine.begin(self.optimizer.param_groups)
+
+    def compare(self) -> None:
+        with self.optimizer._turn:
+            if not self.optimizer._compared:
+                self.optimizer._compare()
 
     def refuse(self) -> None:
         if self._late:
@@ -188,6 +207,10 @@ class PartitionedInner(Inner):
                 for later in self._inner[number + 1 :]:
                     later.refuse()
                 raise
+
+    def compare(self) -> None:
+        for each in self._inner:
+            each.compare()
 
     def refuse(self) -> None:
         for each in self._inner:

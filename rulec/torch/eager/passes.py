@@ -119,6 +119,7 @@ class Passes:
                 "`with opt.measure():` first, with retain_graph=True, and then in `with opt.backward():`"
             )
         if last_microbatch:
+            self.inner.compare()
             step.open()
             self.window = (Finishing if self.options.folds else Firing)(step, self.arrivals)
         else:
@@ -196,6 +197,7 @@ class Passes:
         self.check_whole()
         self.refresh()
         self.roster.unrelease()
+        self.inner.compare()
         rest = [i for i, p in enumerate(self.roster.params) if p.grad is not None]
         if self.step is None and not rest and not self.inner.late:
             return None
