@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from typing import Any, ClassVar, overload
+from weakref import ref
 
 import torch
 from torch._compile import _disable_dynamo
@@ -40,10 +41,14 @@ from rulec.torch.meshes import first_meeting_of, meeting_of
 from rulec.torch.options import options_of
 from rulec.torch.passes import TorchPasses, check_passes
 from rulec.torch.peers.writing import written
+from rulec.torch.placed import part_of
 from rulec.torch.routes import Routes, names_of, routes_of, tag_all
 from rulec.torch.split_models import are_at_work
 from rulec.torch.states import Store
 from rulec.torch.tensors import check_parameters, dtype_name
+
+#: The last gradient of a step, where there was none: nothing to refer to, and its version.
+_NO_GRADIENT: tuple[Callable[[], Any], int] = (lambda: None, 0)
 
 
 class _AsSaved:
@@ -79,7 +84,7 @@ class RuleOptimizer(Optimizer, Turns):
         self._machine: Machine | None = None
         self._passes: TorchPasses | None = None
         self._complete = False
-        self._compared = False
+        self._compared, self._last_gradient = False, _NO_GRADIENT
         self._skipped = 0
         #: The learning rate of each group when it was added.
         self._rates: list[Any] = []
@@ -252,6 +257,9 @@ class RuleOptimizer(Optimizer, Turns):
                 self._update_now(step_inputs)
         finally:
             turn.release()
+        if closure is not None and self._options.meeting is not None:
+            grad = next((p.grad for p in self._params if p.grad is not None), None)
+            self._last_gradient = (ref(grad), part_of(grad)._version) if grad is not None else _NO_GRADIENT
         return loss
 
     def asks_for_states(self) -> bool:
@@ -427,9 +435,15 @@ class RuleOptimizer(Optimizer, Turns):
 
         Not while a split model is at work: then they wait for this process there. Nobody is waited for.
         """
-        if not are_at_work():
+        if not are_at_work(self._is_new_gradient()):
             with suppress(Unreached):
                 self.refuse(waits=False)
+
+    def _is_new_gradient(self) -> bool:
+        """Whether the first gradient was computed since the last step with a closure."""
+        grad = next((p.grad for p in self._params if p.grad is not None), None)
+        last, version = self._last_gradient
+        return grad is not None and (last() is not grad or part_of(grad)._version != version)
 
     def _check_trained(self) -> None:
         if self.interface.evaluates and not self.param_groups[0]["train_mode"]:
@@ -551,7 +565,7 @@ class RuleOptimizer(Optimizer, Turns):
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "defaults" in state:
             self._machine, self._complete, self._lost, self._passes = None, True, None, None
-            self._compared = False
+            self._compared, self._last_gradient = False, _NO_GRADIENT
             super().__setstate__(state)
             self._size({**self.defaults, **_first_group(self.param_groups)})
             self.state = Store(self.state)

@@ -34,15 +34,18 @@ def split_names(params: Sequence[Tensor]) -> dict[int, str]:
     return names
 
 
-def are_at_work() -> bool:
-    """Whether a split model is between the beginning of its forward pass and the end of its backward pass.
+def are_at_work(backward_done: bool) -> bool:
+    """Whether other processes wait for this one in messages of a split model, between two steps.
 
-    Other processes then wait for this one in messages of the model's own.
+    It is between the beginning of a forward pass and the end of a backward pass. Or it has run before, and not since
+    the last step: `backward_done` says that there are gradients of a backward pass since then.
     """
     for module in _split_modules():
         state = module._get_fsdp_state() if hasattr(module, "_get_fsdp_state") else None
         context = getattr(state, "_state_ctx", None)
         if any(getattr(context, name, None) for name in ("iter_forward_root", "post_backward_final_callback_queued")):
+            return True
+        if getattr(state, "_is_root", None) is not None and not backward_done:
             return True
         if any(getattr(group, "is_unsharded", False) for group in getattr(state, "_fsdp_param_groups", ())):
             return True

@@ -240,10 +240,10 @@ def of_allowed(rank: int) -> None:
 class Bad(nn.Module):
     """A layer that fails in some process."""
 
-    fails = False
+    fails = ""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.fails:
+        if self.fails == "in":
             raise ValueError("bad layer")
         return x
 
@@ -298,14 +298,25 @@ def of_closures(rank: int) -> None:
 
 
 def in_the_model(rank: int) -> None:
-    """A model that fails in its forward pass: its process raises that at once, and sends nothing of ours."""
+    """A model that fails in its forward pass, or before it: its process raises that at once, and sends nothing."""
     mesh = init_device_mesh("cpu", (2,))
     net = split(nn.Sequential(nn.Linear(8, 8), Bad(), nn.Linear(8, 8)), mesh)
     optimizer = kind_of("lamb")(net.parameters(), lr=0.1)
-    net[1].fails = True
-    with sent() as counts, pytest.raises(ValueError, match="bad layer"):
-        optimizer.step(lambda: net(torch.ones(4, 8)).sum())
-    assert not counts
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        if net[1].fails == "before":
+            raise ValueError("bad batch")
+        loss: torch.Tensor = net(torch.ones(4, 8)).sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    for fails, words in (("before", "bad batch"), ("in", "bad layer")):
+        net[1].fails = fails
+        with sent() as counts, pytest.raises(ValueError, match=words):
+            optimizer.step(closure)
+        assert not counts
 
 
 def of_two(rank: int) -> None:
