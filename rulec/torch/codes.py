@@ -1,15 +1,17 @@
 """States in codes as tensors of torch, placed as their parameters.
 
-The codes of a part of a parameter have blocks of their own: a block begins at the part's first element. Where blocks
-divide the rows of the whole parameter, the parts have the whole's blocks, and codes and scales are DTensors in a shape
-that follows from the parameter's. Other parts are saved with a scale for each element. Parts of flat parameters are
-saved in floats, as FullyShardedDataParallel gathers states element by element and parts no integers.
+The codes of a part of a parameter have blocks of their own: a block begins at the part's first element. A file has a
+scale for each run of elements (`Runs`), whose length follows from the parameter's shape and the block alone: files of
+every layout have codes and scales in the same shapes, and each loads in each. Parts that cut runs are saved with a
+scale for each element. Parts of flat parameters are saved in floats, as FullyShardedDataParallel gathers states
+element by element and parts no integers.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,47 +20,25 @@ from torch import Tensor
 
 from rulec.compiler.layout import scale_name
 from rulec.errors import StateMismatch
-from rulec.formats import Format, decode, decode_spread, gathered, of_key, spread
+from rulec.formats import Format, decode, decode_spread, gathered, of_key
+from rulec.formats.blocks import packed, unpacked
 from rulec.torch.memory import resolved
 from rulec.torch.placed import as_part, is_flat, is_placed, is_split, part_of, saved_part
+from rulec.torch.runs import Runs, cuts_fit, runs_of, whole_shape
 from rulec.torch.sections import Section
 from rulec.torch.tensors import real_view
 
 Array = np.ndarray[Any, Any]
 
-#: Behind the name of a state in codes, in what `state_dict()` gives: a file of codes never fills a state in floats.
+#: Behind the name of a state in codes, in `optimizer.state` and `state_dict()`: codes are taken for no values.
 CODES = "::codes"
 
-
-def divides(param: Any, count: int) -> bool:
-    """Whether runs of `count` elements divide the rows of a parameter, and every part of it in a process."""
-    shape = whole_shape(param)
-    if not _folded(shape, shape, count):
-        return False
-    if count == 1 or not is_split(param):
-        return True
-    cuts = [(p.dim, n) for p, n in zip(param.placements, param.device_mesh.shape, strict=True) if not p.is_replicate()]
-    if shape[-1] % count:
-        return all(axis == 0 for axis, _ in cuts)
-    parts = math.prod(n for axis, n in cuts if axis == len(shape) - 1)
-    return bool(shape[-1] % (count * parts) == 0)
+_NONE: Mapping[Any, Mapping[str, Any]] = MappingProxyType({})
 
 
-def whole_shape(param: Any) -> tuple[int, ...]:
-    """The shape of a parameter as kernels see it, with all its parts."""
-    return (*param.shape, 2) if param.is_complex() else tuple(param.shape)
-
-
-def _folded(shape: Sequence[int], whole: Sequence[int], count: int) -> tuple[int, ...]:
-    """The shape of an array with a number for each run of `count` elements; empty where runs do not divide rows.
-
-    `whole` is the shape of the whole parameter, and says which dimensions are counted in runs.
-    """
-    if whole and whole[-1] % count == 0:
-        return (*shape[:-1], shape[-1] // count)
-    if len(whole) > 1 and math.prod(whole[1:]) % count == 0:
-        return shape[0], math.prod(shape[1:]) // count
-    return ()
+def coded_names(states: Mapping[str, Any], formats: Collection[str]) -> dict[str, Any]:
+    """States under the names that users see; `formats` are the names of those in codes."""
+    return {name + CODES if name in formats else name: value for name, value in states.items()}
 
 
 def _placed(array: Tensor, shape: Sequence[int], param: Any) -> Tensor:
@@ -71,16 +51,15 @@ def _placed(array: Tensor, shape: Sequence[int], param: Any) -> Tensor:
 
 def saved_states(states: Mapping[str, Any], keys: Mapping[str, str], param: Any) -> dict[str, Any]:
     """A parameter's states as `state_dict` gives them; `keys` are the formats of its group's states."""
-    coded = {name: of_key(key) for name, key in keys.items() if scale_name(name) in states}
-    if coded and is_flat(param):
-        return {
-            name: _floats(coded[name], value, states[scale_name(name)], param) if name in coded else value
-            for name, value in states.items()
-            if name not in {scale_name(state) for state in coded}
-        }
-    saved = {name + CODES if name in coded else name: value for name, value in states.items()}
+    coded = {name: of_key(key) for name, key in keys.items() if name + CODES in states}
+    saved = dict(states)
     for name, form in coded.items():
-        saved[name + CODES], saved[scale_name(name)] = _saved(form, states[name], states[scale_name(name)], param)
+        codes, scales = states[name + CODES], states[scale_name(name)]
+        if is_flat(param):
+            del saved[name + CODES], saved[scale_name(name)]
+            saved[name] = _floats(form, codes, scales, param)
+        else:
+            saved[name + CODES], saved[scale_name(name)] = _saved(form, codes, scales, param)
     return saved
 
 
@@ -91,55 +70,65 @@ def _floats(form: Format, codes: Tensor, scales: Tensor, param: Tensor) -> Tenso
 
 
 def _saved(form: Format, codes: Any, scales: Any, param: Any) -> Sequence[Tensor]:
-    """Codes and scales in the parameter's shape and placement, where it has any."""
-    if scales.numel() == math.prod(whole_shape(param)):  # of sections: a scale for each element
-        return codes, scales
-    if divides(param, form.block):
-        return [_of_runs(part_of(x), n, param) for x, n in ((codes, 8 // form.bits), (scales, form.block))]
-    if not is_split(param):
-        return part_of(codes), part_of(scales)
-    return [_placed(x, whole_shape(param), param) for x in _each(form, codes, scales, real_view(param))]
+    """Codes and scales of runs in the parameter's placement; of elements where its parts cut runs."""
+    runs, here, codes, scales = runs_of(param, form.block), real_view(param), part_of(codes), part_of(scales)
+    if runs.length == 1 or not cuts_fit(param, runs):
+        whole = runs.shape
+        return [_placed(x.reshape(here.shape), whole, param) for x in _each(form, codes, scales, here)]
+    if runs.length < form.block:
+        count = here.numel() // runs.length
+        scales = scales.reshape(-1).repeat_interleave(form.block // runs.length)[:count]
+    return [_of_runs(x, n, runs, param) for x, n in ((codes, 8 // form.bits), (scales, runs.length))]
 
 
 def _each(form: Format, codes: Tensor, scales: Tensor, here: Tensor) -> list[Tensor]:
-    """A code and a scale for each element of a tensor in this process, in its shape."""
-    arrays = spread(form, _flat(part_of(codes)), _flat(part_of(scales)), here.numel())
-    return [torch.from_numpy(np.array(x)).reshape(here.shape).to(here.device) for x in arrays]
+    """A code and a scale for each element of a tensor in this process, in one dimension."""
+    arrays = _spread(form, form.block, (_flat(codes), _flat(scales)), here.numel())
+    return [torch.from_numpy(np.array(x)).to(here.device) for x in arrays]
+
+
+def _of_runs(array: Tensor, count: int, runs: Runs, param: Any) -> Tensor:
+    """An array with a number for each `count` elements of this process, as one of the whole parameter."""
+    return _placed(
+        array.reshape(runs.counted(real_view(param).shape, count)), runs.counted(runs.shape, count), param
+    )
 
 
 def joined_codes(
     form: Format, pairs: Sequence[tuple[Tensor, Tensor]], sections: Sequence[Section], param: Any
-) -> tuple[Tensor, Tensor]:
-    """The codes and scales of all sections of a parameter as those of the parameter.
+) -> Sequence[Tensor]:
+    """The codes and scales of all sections of a parameter as `state_dict` has those of the parameter.
 
-    They are as the parameter without sections has them where the blocks of sections are blocks of the parameter; else
-    there is a scale for each element.
+    Where sections cut runs, there is a scale for each element.
     """
     here, dim = real_view(param), sections[0].dim
-    each = [_each(form, *pair, section.of(here)) for pair, section in zip(pairs, sections, strict=True)]
+    parts = [section.of(here) for section in sections]
+    each = [
+        [x.reshape(part.shape) for x in _each(form, part_of(codes), part_of(scales), part)]
+        for (codes, scales), part in zip(pairs, parts, strict=True)
+    ]
     codes, scales = (torch.cat([pair[i] for pair in each], dim) for i in (0, 1))
+    runs = runs_of(param, form.block)
     run = math.prod(param.shape[dim + 1 :])
-    whole = all((section.stop - section.start) * run % form.block == 0 for section in sections)
-    whole = whole and (not is_split(param) or divides(param, form.block))
-    blocks = gathered(form, _flat(codes), _flat(scales)) if whole else None
-    if blocks is None:
-        return _placed(codes, param.shape, param), _placed(scales, param.shape, param)
-    packed, firsts = (torch.from_numpy(np.array(x)).to(here.device) for x in blocks)
-    return packed.reshape(form.codes_shape(tuple(here.shape))), firsts
+    whole = dim < runs.axis or (dim == runs.axis and all(s.stop * run % runs.length == 0 for s in sections))
+    if runs.length == 1 or not (whole and cuts_fit(param, runs)):
+        return [_placed(x, runs.shape, param) for x in (codes, scales)]
+    bits = torch.from_numpy(np.array(packed(form, _flat(codes).view(np.uint8), codes.shape))).to(here.device)
+    firsts = scales.reshape(-1)[:: runs.length]
+    return [_of_runs(x, n, runs, param) for x, n in ((bits, 8 // form.bits), (firsts, runs.length))]
 
 
-def _of_runs(array: Tensor, count: int, param: Any) -> Tensor:
-    """An array with a number for each run of `count` elements, of a parameter whose rows runs divide."""
-    whole = whole_shape(param)
-    return _placed(array.view(_folded(real_view(param).shape, whole, count)), _folded(whole, whole, count), param)
+def all_saved(
+    saved: dict[str, Any], groups: Sequence[Mapping[str, Any]], joined: Mapping[Any, Mapping[str, Any]] = _NONE
+) -> dict[str, Any]:
+    """A dict of torch's `state_dict` of these groups, with its states as they are saved.
 
-
-def all_saved(saved: dict[str, Any], groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A dict of torch's `state_dict` of these groups, with its states as they are saved."""
+    `joined` has those of parameters with sections, by the parameters' places, as they are saved.
+    """
     params = [(group.get("formats", {}), param) for group in groups for param in group["params"]]
     states = {
-        place: saved_states(value, *params[place]) if isinstance(value, Mapping) else value
-        for place, value in saved["state"].items()
+        place: saved_states(value, *params[place]) if isinstance(value, Mapping) and place not in joined else value
+        for place, value in {**saved["state"], **joined}.items()
     }
     return {**saved, "state": states}
 
@@ -148,8 +137,15 @@ def all_saved(saved: dict[str, Any], groups: Sequence[Mapping[str, Any]]) -> dic
 
 
 def with_plain_names(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Saved states with codes under the names of their states; None values are left out."""
-    return {name.replace(CODES, ""): value for name, value in saved.items() if value is not None}
+    """Saved states with codes under the names of their states; None values are left out.
+
+    Where a state has values as well, which a user has put there, its codes and scales are left out.
+    """
+    edited = [name for name in saved if CODES in name and name.replace(CODES, "") in saved]
+    dropped = {*edited, *(name.replace(CODES, scale_name("")) for name in edited)}
+    return {
+        name.replace(CODES, ""): value for name, value in saved.items() if value is not None and name not in dropped
+    }
 
 
 def arrays_here(
@@ -186,35 +182,55 @@ def values_here(saved: Any, param: Any, owner: str) -> Array:
 
 def elements_here(form: Format, codes: Any, scales: Any, param: Any, state: str) -> list[Tensor]:
     """The code and the scale of each element of this process's part of a parameter, in its shape."""
-    pair, here = _pair_here(form, codes, scales, param, state), real_view(param).shape
-    arrays = spread(form, *pair, math.prod(here)) if _fits(form, pair, tuple(here)) else pair
+    (unit, pair), here = _pair_here(form, codes, scales, param, state), real_view(param).shape
+    arrays = _spread(form, unit, pair, math.prod(here))
     return [torch.from_numpy(np.array(x)).reshape(here) for x in arrays]
 
 
-def _pair_here(form: Format, codes: Any, scales: Any, param: Any, state: str) -> tuple[Array, Array]:
-    """This process's codes and scales of saved ones, each in one dimension: of its blocks, or of each element."""
-    here, whole = tuple(real_view(param).shape), whole_shape(param)
+def _pair_here(form: Format, codes: Any, scales: Any, param: Any, state: str) -> tuple[int, Sequence[Array]]:
+    """This process's codes and scales of saved ones, each in one dimension, and how many elements share a scale."""
+    here, runs = tuple(real_view(param).shape), runs_of(param, form.block)
     pair = [_flat(saved_part(x, param, state) if is_placed(x) else x) for x in (codes, scales)]
-    if is_split(param) and not is_placed(scales) and not _fits(form, pair, here):
-        if not _each_fit(pair, whole):
-            _check_fits(form, pair, whole, state)
-            pair = [*spread(form, pair[0], pair[1], math.prod(whole))]
-        pair = [_flat(saved_part(torch.from_numpy(np.array(x)).reshape(whole), param, state)) for x in pair]
-    elif not _each_fit(pair, here):
-        _check_fits(form, pair, here, state)
-    return pair[0], pair[1]
+    unit = _unit(form, pair, here, runs.length)
+    if unit is None and is_split(param) and not is_placed(scales):
+        unit = _unit(form, pair, runs.shape, runs.length)
+        if unit is not None:
+            pair = [torch.from_numpy(x).reshape(runs.shape) for x in _spread(form, unit, pair, math.prod(runs.shape))]
+            return 1, [_flat(saved_part(x, param, state)) for x in pair]
+        here = runs.shape
+    if unit is None:
+        raise StateMismatch(
+            f"{state} was saved as {pair[0].size} codes with {pair[1].size} scales, where {form.text} has "
+            f"{math.prod(form.codes_shape(here))} and {form.scales(math.prod(here))} for shape {here}"
+        )
+    return unit, pair
 
 
-def _each_fit(pair: Sequence[Array], shape: tuple[int, ...]) -> bool:
-    """Whether there are a code and a scale for each element of a tensor of this shape."""
-    return [x.size for x in pair] == [math.prod(shape)] * 2
+def _unit(form: Format, pair: Sequence[Array], shape: tuple[int, ...], run: int) -> int | None:
+    """How many elements of a tensor of this shape share a scale: a block, a run, or 1; None where nothing fits."""
+    count = math.prod(shape)
+    codes, scales = (x.size for x in pair)
+    if codes == math.prod(form.codes_shape(shape)) and scales == form.scales(count):
+        return form.block
+    if codes == scales == count:
+        return 1
+    return run if count % run == 0 and [codes, scales] == [count * form.bits // 8, count // run] else None
+
+
+def _spread(form: Format, unit: int, pair: Sequence[Array], count: int) -> list[Array]:
+    """The code and the scale of each of `count` elements; `unit` of them share a scale."""
+    if unit == 1:
+        return [np.ascontiguousarray(pair[0]).view(form.code_dtype), pair[1]]
+    bits = unpacked(form, pair[0], count)
+    return [bits.view(form.code_dtype), np.repeat(pair[1], unit)[:count]]
 
 
 def _blocks_here(form: Format, codes: Any, scales: Any, param: Any, state: str) -> tuple[Array, Array] | Array:
     """The codes and scales of this process's blocks; the values where a block has several scales."""
-    pair, here = _pair_here(form, codes, scales, param, state), tuple(real_view(param).shape)
-    if _fits(form, pair, here):
+    (unit, pair), here = _pair_here(form, codes, scales, param, state), tuple(real_view(param).shape)
+    if unit == form.block:
         return pair[0].reshape(form.codes_shape(here)), pair[1]
+    pair = _spread(form, unit, pair, math.prod(here))
     blocks = gathered(form, pair[0], pair[1])
     if blocks is None:
         return decode_spread(form, pair[0], pair[1]).reshape(here)
@@ -228,16 +244,3 @@ def _flat(value: Any) -> Array:
         tensor = torch.view_as_real(tensor)
     array: Array = (tensor.float() if tensor.is_floating_point() else tensor).reshape(-1).numpy()
     return array
-
-
-def _fits(form: Format, pair: Sequence[Array], shape: tuple[int, ...]) -> bool:
-    """Whether codes and scales are those of a tensor of this shape."""
-    return [x.size for x in pair] == [math.prod(form.codes_shape(shape)), form.scales(math.prod(shape))]
-
-
-def _check_fits(form: Format, pair: Sequence[Array], shape: tuple[int, ...], state: str) -> None:
-    if not _fits(form, pair, shape):
-        raise StateMismatch(
-            f"{state} was saved as {pair[0].size} codes with {pair[1].size} scales, where {form.text} has "
-            f"{math.prod(form.codes_shape(shape))} and {form.scales(math.prod(shape))} for shape {shape}"
-        )

@@ -111,7 +111,7 @@ def _all_codes(
         alike = [each[name] for each in states if name in each and each[name].format == first.format]
         pairs = [(state.here, state.scales) for state in alike if state.scales is not None]
         if first.format is not None and len(pairs) == len(states):
-            saved[name], saved[scale_name(name)] = joined_codes(first.format, pairs, sections, param)
+            saved[name + CODES], saved[scale_name(name)] = joined_codes(first.format, pairs, sections, param)
     return saved
 
 
@@ -124,7 +124,7 @@ def saved_of_sections(
         for name, state in each.items():
             if name == "step" and not (section.number and skips):
                 saved.setdefault("step", state.here)
-            elif name not in saved or name == "step":
+            elif not {name, name + CODES} & saved.keys() or name == "step":
                 saved |= state.apart(name, section.number)
     return saved
 

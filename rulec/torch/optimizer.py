@@ -517,8 +517,8 @@ class RuleOptimizer(Optimizer, Turns):
     def state_dict(self, layout: str = "") -> dict[str, Any]:
         """The state as torch.optim lays it out; its tensors are the optimizer's own, not copies.
 
-        A state in codes is two tensors, `NAME::codes` and `NAME::scale`. Where blocks do not divide the rows of a
-        parameter that is split over processes, both have an entry for each element, and are copies.
+        A state in codes is two tensors, `NAME::codes` and `NAME::scale`. Where a file has a scale for less than a block
+        (docs/small_states.md says when), scales are copies.
 
         `layout` is `bitsandbytes` or `torchao` for the state as that library lays it out, in copies: an optimizer there
         goes on from it, with the same codes where it has their format. StateMismatch where the library has no optimizer
@@ -531,7 +531,7 @@ class RuleOptimizer(Optimizer, Turns):
         joined = self._current().buffers.joined() if self._splits(self.param_groups) else {}
         saved = super().state_dict()
         if isinstance(saved.get("state"), Mapping):
-            saved = all_saved({**saved, "state": saved["state"] | joined}, self.param_groups)
+            saved = all_saved(saved, self.param_groups, joined)
         return saved
 
     @staticmethod

@@ -23,7 +23,7 @@ from rulec.formats import UNBIASED, Format
 from rulec.runtime.counts import is_count
 from rulec.runtime.recode import formats_of, recoded
 from rulec.torch.addresses import ShownState, StateAddresses, check_memory, facts_of
-from rulec.torch.codes import arrays_here, values_here, with_plain_names
+from rulec.torch.codes import CODES, arrays_here, coded_names, values_here, with_plain_names
 from rulec.torch.engine import Home, TorchEngine
 from rulec.torch.fake import has_no_memory, is_fake, real_memory
 from rulec.torch.fused import SectionState, loaded_of_sections, of_section, saved_of_sections
@@ -324,14 +324,15 @@ class Buffers:
             engine.published = engine.extensions
         states: list[ShownState] = []
         for place, route in enumerate(self._routes):
-            buffers = self._of(place)
+            formats = self.formats(place)
+            buffers = coded_names(self._of(place), formats)
             if buffers:
                 states += self._shown_states(place, buffers)
                 entry = self.store.entry(route.param)
                 if route.section is not None:
                     _show_section(entry, buffers, route.section.number)
                     continue
-                for name in [name for name in entry if (is_coded(name) or is_part(name)) and name not in buffers]:
+                for name in [n for n in entry if n in formats or ((is_coded(n) or is_part(n)) and n not in buffers)]:
                     del entry[name]
                 entry.take(buffers)
         self._show_formats()
@@ -418,10 +419,15 @@ def _show_section(entry: ParamState, buffers: Mapping[str, Any], number: int) ->
     """Puts the buffers of a section into its parameter's state."""
     names = {name: of_section(name, number) if number or name != "step" else name for name in buffers}
     plain = {name: name.removesuffix(of_section("", number)) for name in entry}
-    for name in [*buffers, *(n for n in entry if is_part(plain[n]) or is_coded(plain[n]))]:
+    for name in [*buffers, *(n for n in entry if _is_old(plain[n], buffers))]:
         if name in entry and name not in names.values() and (name != "step" or not number):
             dict.__delitem__(entry, name)
     entry.take({names[name]: value for name, value in buffers.items()})
+
+
+def _is_old(name: str, buffers: Mapping[str, Any]) -> bool:
+    """Whether a state of this name goes with another storage, or is in codes now."""
+    return is_part(name) or is_coded(name) or name + CODES in buffers
 
 
 def _device_of(value: Any) -> torch.device:

@@ -217,7 +217,7 @@ def test_codes_of_other_formats_are_made_anew_with_a_warning() -> None:
     again.load_state_dict(optimizer.state_dict())
     (param,) = again.param_groups[0]["params"]
     for number, name in ((1, "exp_avg"), (2, "exp_avg_sq")):
-        assert torch.equal(state[f"state{number}"], again.state[param][name])
+        assert torch.equal(state[f"state{number}"], again.state[param][f"{name}::codes"])
         assert torch.equal(state[f"absmax{number}"], again.state[param][f"{name}::scale"])
 
 

@@ -234,7 +234,11 @@ DIVIDED = ("even", "uneven", "cube")
 def held(optimizer: Any, param: Any) -> dict[str, Tensor]:
     """The values of a parameter's states here, decoded."""
     formats, states = optimizer.param_groups[0].get("formats", {}), optimizer.state[param]
-    values = {name: here(value) for name, value in states.items() if "::" not in name and name != "step"}
+    values = {
+        name.removesuffix("::codes"): here(value)
+        for name, value in states.items()
+        if not name.endswith("::scale") and name != "step"
+    }
     for name, value in values.items():
         if f"{name}::scale" in states:
             scales, shape = states[f"{name}::scale"].numpy(), tuple(here(param).shape)
@@ -293,7 +297,7 @@ def resumed(rank: int, folder: str, way: Any = fsdp, words: Any = CODES) -> None
     if way is fsdp:
         states = get_optimizer_state_dict(broken, second)["state"]
         shapes = {name: tuple(state["exp_avg::scale"].shape) for name, state in states.items() if name != "small"}
-        divided = {"even": (64, 4), "uneven": (67, 3), "cube": (26, 9)}
+        divided = {"even": (64, 8), "uneven": (67, 24), "cube": SHAPES["cube"]}
         assert shapes == {"few": SHAPES["few"], "line": SHAPES["line"], **divided}
     saved(broken, second, folder)
     again = way(Model())
@@ -477,7 +481,7 @@ def quantized(rank: int) -> None:
     for name, signed in (("exp_avg", True), ("exp_avg_sq", False)):
         del entry[f"{name}::codes"], entry[f"{name}::scale"]
         numbers = torch.tensor(table(form.for_state(signed=signed, floor=False)))
-        entry[name] = _as_part(Quantized(here(states[name]), states[f"{name}::scale"].reshape(-1), numbers), param)
+        entry[name] = _as_part(Quantized(here(states[f"{name}::codes"]), states[f"{name}::scale"].reshape(-1), numbers), param)
     saved["param_groups"][0].pop("formats")
     for word in ("dynamic8", "float32"):
         second = adamw(model, state_dtype=word)

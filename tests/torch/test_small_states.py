@@ -48,7 +48,7 @@ def values_of(optimizer: Any, param: Tensor, state: str) -> Tensor:
     if f"{state}::scale" not in held:
         return held[state].clone()
     key = optimizer.param_groups[0]["formats"][state]
-    codes, scales = held[state].numpy(), held[f"{state}::scale"].numpy()
+    codes, scales = held[f"{state}::codes"].numpy(), held[f"{state}::scale"].numpy()
     return torch.from_numpy(decode(of_key(key), codes, scales, tuple(param.shape)))
 
 
@@ -65,8 +65,8 @@ def test_large_tensors_have_codes_and_small_ones_floats() -> None:
     weight, bias = {"exp_avg": "int8/32", "exp_avg_sq": "dynamic8/256"}, dict.fromkeys(INT8, "float32")
     assert optimizer.storage() == {"0.weight": weight, "0.bias": bias, "2.weight": weight, "2.bias": bias}
     held = optimizer.state[net[0].weight]
-    assert held["exp_avg"].dtype is torch.int8
-    assert held["exp_avg"].shape == net[0].weight.shape
+    assert held["exp_avg::codes"].dtype is torch.int8
+    assert held["exp_avg::codes"].shape == net[0].weight.shape
     assert held["exp_avg_sq::scale"].shape == (96 * 64 // 256,)
     assert optimizer.param_groups[0]["formats"] == {
         "exp_avg": "int8/32-signed", "exp_avg_sq": "dynamic8/256-unsigned-floor",
@@ -235,17 +235,18 @@ def test_a_file_of_codes_never_fills_states_in_floats(tmp_path: Path) -> None:
 
 
 def test_codes_under_the_names_of_their_states_load() -> None:
-    """What `optimizer.state` has, which is in no shape that only files know."""
+    """What `optimizer.state` of earlier versions has, in no shape that only files know."""
     net = model()
     optimizer = adamw(net, state_dtype="dynamic4/32")
     train(net, optimizer, range(2))
     saved = optimizer.state_dict()
     weight = net[0].weight
     assert saved["state"][0]["exp_avg::codes"].shape == (64, 48)
-    assert saved["state"][0]["exp_avg::scale"].shape == (64, 3)
-    assert optimizer.state[weight]["exp_avg"].shape == (64 * 48,)
-    states = [optimizer.state[p] for p in net.parameters()]
-    for kept in (saved, {**saved, "state": dict(enumerate(map(dict, states)))}):
+    assert saved["state"][0]["exp_avg::scale"].shape == (64, 24)
+    assert optimizer.state[weight]["exp_avg::codes"].shape == (64 * 48,)
+    states = [dict(optimizer.state[p]) for p in net.parameters()]
+    plain = [{name.replace("::codes", ""): value for name, value in state.items()} for state in states]
+    for kept in (saved, *({**saved, "state": dict(enumerate(each))} for each in (states, plain))):
         other = adamw(net, state_dtype="dynamic4/32")
         other.load_state_dict(kept)
         assert all(torch.equal(optimizer.state[weight][k], x) for k, x in other.state[weight].items())
@@ -345,8 +346,9 @@ def test_a_compressed_state_of_flashoptim_goes_on(word: str | None) -> None:
     for name, wanted in floats.items():
         assert torch.allclose(values_of(optimizer, param, name), wanted, rtol=2**-20, atol=0)
         if word:
-            assert torch.equal(held[name], state[f"{name}::quantized"])
-    assert held.keys() == {"step", *floats, *([f"{name}::scale" for name in floats] if word else [])}
+            assert torch.equal(held[f"{name}::codes"], state[f"{name}::quantized"])
+    kept = [f"{name}{part}" for name in floats for part in (("::codes", "::scale") if word else ("",))]
+    assert held.keys() == {"step", *kept}
 
 
 @pytest.mark.parametrize("saved_as", ["bits", "state_dict"])
