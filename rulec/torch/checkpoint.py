@@ -27,7 +27,7 @@ from rulec.torch.optimizer import RuleOptimizer
 from rulec.torch.partitioned import Partitioned
 from rulec.torch.placed import check_whole
 from rulec.torch.routes import Route, Routes, check_unsplit
-from rulec.torch.states import FORMATS
+from rulec.torch.saved import FORMATS
 from rulec.torch.tensors import STATE_DTYPES, dtype_name
 
 

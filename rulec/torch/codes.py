@@ -89,9 +89,7 @@ def _each(form: Format, codes: Tensor, scales: Tensor, here: Tensor) -> list[Ten
 
 def _of_runs(array: Tensor, count: int, runs: Runs, param: Any) -> Tensor:
     """An array with a number for each `count` elements of this process, as one of the whole parameter."""
-    return _placed(
-        array.reshape(runs.counted(real_view(param).shape, count)), runs.counted(runs.shape, count), param
-    )
+    return _placed(array.reshape(runs.counted(real_view(param).shape, count)), runs.counted(runs.shape, count), param)
 
 
 def joined_codes(
@@ -190,6 +188,9 @@ def elements_here(form: Format, codes: Any, scales: Any, param: Any, state: str)
 def _pair_here(form: Format, codes: Any, scales: Any, param: Any, state: str) -> tuple[int, Sequence[Array]]:
     """This process's codes and scales of saved ones, each in one dimension, and how many elements share a scale."""
     here, runs = tuple(real_view(param).shape), runs_of(param, form.block)
+    kinds = [torch.as_tensor(x).dtype for x in (codes, scales)]
+    if kinds[0] not in (torch.uint8, torch.int8) or not kinds[1].is_floating_point:
+        raise StateMismatch(f"{state} was saved as codes in {kinds[0]} with scales in {kinds[1]}: save it again")
     pair = [_flat(saved_part(x, param, state) if is_placed(x) else x) for x in (codes, scales)]
     unit = _unit(form, pair, here, runs.length)
     if unit is None and is_split(param) and not is_placed(scales):

@@ -31,6 +31,9 @@ ASKING = ("capturable", "fused")
 #: Keywords of every class here: of the whole optimizer, not of a group.
 OWN = ("state_dtype", "weights", "backend", "reduce_over")
 
+#: Keywords of every class whose values belong to this process, and cannot be saved.
+UNSAVED = ("backend", "reduce_over")
+
 #: What torch takes for the same as a keyword's default, which is None.
 AS_NONE = {"adjust_lr_fn": "original"}
 

@@ -38,11 +38,12 @@ from rulec.torch.lost import watch_of
 from rulec.torch.machine import Machine
 from rulec.torch.memory import frame_callback, without_compiler
 from rulec.torch.meshes import first_meeting_of, meeting_of
-from rulec.torch.options import options_of
+from rulec.torch.options import options_of, plain_options
 from rulec.torch.passes import TorchPasses, check_passes
 from rulec.torch.peers.writing import written
 from rulec.torch.placed import part_of
 from rulec.torch.routes import Routes, names_of, routes_of, tag_all
+from rulec.torch.saved import check_numbers, check_states
 from rulec.torch.split_models import are_at_work
 from rulec.torch.states import Store
 from rulec.torch.tensors import check_parameters, dtype_name
@@ -131,6 +132,7 @@ class RuleOptimizer(Optimizer, Turns):
 
     def _check_groups(self) -> None:
         """HyperError or TensorError for groups that no step could be taken with."""
+        plain_options(self.param_groups)
         tag_all(self.param_groups)
         group_rules = group_rules_of(self.interface, self.param_groups)
         seed_of(self.param_groups)
@@ -493,6 +495,7 @@ class RuleOptimizer(Optimizer, Turns):
         for group in self.param_groups:
             for key, value in self.defaults.items():
                 group.setdefault(key, value)
+        plain_options(self.param_groups)
         tag_all(self.param_groups)
         machine = Machine(self.interface, self.param_groups, self.state, self._options)
         self._adopt(machine)
@@ -525,6 +528,7 @@ class RuleOptimizer(Optimizer, Turns):
         that computes the same.
         """
         self._check_closed("state_dict()")
+        plain_options(self.param_groups)
         if layout:
             machine = self._current()
             return written(layout, super().state_dict(), machine, self.param_groups)
@@ -546,7 +550,9 @@ class RuleOptimizer(Optimizer, Turns):
         Values are copied into this optimizer's buffers, which keep their own dtypes.
         """
         self._check_closed("load_state_dict()")
-        check_groups_match(self.param_groups, saved_groups(state_dict), "optimizer's", "groups")
+        groups = saved_groups(state_dict)
+        check_groups_match(self.param_groups, groups, "optimizer's", "groups")
+        check_numbers(groups, {*self.defaults})
         handle = self.register_load_state_dict_pre_hook(_as_saved)
         try:
             super().load_state_dict(state_dict)
@@ -582,6 +588,7 @@ class RuleOptimizer(Optimizer, Turns):
                 group |= {key: before[key]} if key in before else {}
             if group.get(AT_START, 0) is None:  # saved by an optimizer that kept no rate of the start
                 group[AT_START] = before.get(AT_START)
+        plain_options(groups)
         tag_all(groups)
         machine = Machine(self.interface, groups, saved, self._options, strict=True)
         super().__setstate__({**state, "state": Store(), "param_groups": groups})
@@ -638,6 +645,7 @@ def saved_groups(saved: Any) -> Sequence[Mapping[str, Any]]:
     if isinstance(states, Mapping) and isinstance(groups, list | tuple):
         known = [group for group in groups if isinstance(group, Mapping) and "params" in group]
         if len(known) == len(groups):
+            check_states(states, known)
             return known
     raise StateMismatch("the saved state lacks its state or param_groups: give all that state_dict() returned")
 

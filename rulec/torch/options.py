@@ -19,7 +19,7 @@ from rulec.runtime.storage import Storage
 from rulec.torch.across import Across
 from rulec.torch.agreement import Agreement
 from rulec.torch.fake import ShapesBackend, is_fake
-from rulec.torch.interface import Interface, StateDtype
+from rulec.torch.interface import UNSAVED, Interface, StateDtype
 
 #: torch's names of formats -> ours.
 _TORCH_NAMES = {"float8_e4m3fn": "float8_e4m3"}
@@ -59,6 +59,17 @@ def fitting(options: Options, params: Sequence[Tensor]) -> Options:
     if not all(fake):
         raise TensorError("some parameters are fake tensors and others are not: give an optimizer those of one kind")
     return replace(options, backend=ShapesBackend())
+
+
+def plain_options(groups: Sequence[dict[str, Any]]) -> None:
+    """Puts names in the place of objects of this process that others have copied into groups, with all keywords.
+
+    ZeroRedundancyOptimizer does so, and saves its groups. The options count, not the groups.
+    """
+    for group in groups:
+        for key in UNSAVED:
+            if group.get(key) is not None and not isinstance(group[key], str):
+                group[key] = getattr(group[key], "name", None) if key == "backend" else None
 
 
 def options_of(interface: Interface, values: dict[str, Any]) -> Options:

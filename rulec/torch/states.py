@@ -32,11 +32,9 @@ from rulec.torch.memory import plain_memory
 from rulec.torch.peers.reading import is_coded, taken
 from rulec.torch.placed import as_placed, fill, part_of
 from rulec.torch.routes import Route
+from rulec.torch.saved import FORMATS, check_formats, check_values
 from rulec.torch.sections import Section
 from rulec.torch.tensors import check_apart, dtype_name, real_view
-
-#: The key of a group for the formats of its states in codes: torch's name of a state -> the key of its format.
-FORMATS = "formats"
 
 _SCALE = scale_name("")
 
@@ -144,6 +142,7 @@ class Buffers:
     ) -> None:  # fmt: skip
         self._engines, self._routes, self._homes, self.store = engines, routes, homes, store
         self._groups: Sequence[Any] = groups
+        check_formats(groups)
         #: For each group the keys of formats of its saved states in codes.
         self._formats: list[Mapping[str, str]] = [group.get(FORMATS, {}) for group in groups]
         by_param: dict[int, list[int]] = {}
@@ -160,6 +159,9 @@ class Buffers:
         The saved values by place; they are checked, and nothing is written. Where `strict`, a saved state must have
         everything its rule needs.
         """
+        for route, (engine, _) in zip(self._routes, self._homes, strict=True) if strict else ():
+            names = {engine.group_rule.entry.outside(state, route.routed) for state in route.rule.state}
+            check_values(saved.get(route.param, {}), names, route.like, self._owner(route))
         held: dict[int, Mapping[str, Any]] = {
             place: with_plain_names(saved.get(route.param, {})) for place, route in enumerate(self._routes)
         }

@@ -168,7 +168,9 @@ def flat_codes(rank: int) -> None:
         for name, state in theirs.state[alone].items():
             assert torch.equal(optimizer.state[param][name], state), name
     form = Format("dynamic8", 256)
-    values = decode(form, *(theirs.state[alone][name].numpy() for name in ("exp_avg::codes", "exp_avg::scale")), part.shape)
+    values = decode(
+        form, *(theirs.state[alone][name].numpy() for name in ("exp_avg::codes", "exp_avg::scale")), part.shape
+    )
     gathered = torch.cat([whole["state"][name]["exp_avg"].flatten() for name in ("0.weight", "0.bias")])
     assert np.array_equal(gathered.chunk(COUNT)[rank], values)
 

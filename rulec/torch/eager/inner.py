@@ -23,7 +23,7 @@ from rulec.torch.machine import Machine
 from rulec.torch.optimizer import RuleOptimizer
 from rulec.torch.partitioned import Partitioned
 from rulec.torch.routes import names_of
-from rulec.torch.states import FORMATS
+from rulec.torch.saved import FORMATS
 from rulec.torch.tensors import check_apart
 
 #: The rules of an eager optimizer: a rule, its name or path, a partition, or a class or function that makes optimizers.
