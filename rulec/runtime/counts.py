@@ -81,7 +81,9 @@ class Counts(_Shown):
 
 
 def is_count(value: Any) -> bool:
-    """Whether this is one whole number from 0 on."""
+    """Whether this is one whole number from 0 on; text is none."""
+    if isinstance(value, str | bytes):
+        return False
     try:
         number = float(value)
     except (TypeError, ValueError, RuntimeError):

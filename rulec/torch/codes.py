@@ -24,7 +24,7 @@ from rulec.formats import Format, decode, decode_spread, gathered, of_key
 from rulec.formats.blocks import packed, unpacked
 from rulec.torch.memory import resolved
 from rulec.torch.placed import as_part, is_flat, is_placed, is_split, part_of, saved_part
-from rulec.torch.runs import Runs, cuts_fit, runs_of, whole_shape
+from rulec.torch.runs import Runs, cuts_fit, runs_of
 from rulec.torch.sections import Section
 from rulec.torch.tensors import real_view
 
@@ -196,8 +196,8 @@ def _pair_here(form: Format, codes: Any, scales: Any, param: Any, state: str) ->
     if unit is None and is_split(param) and not is_placed(scales):
         unit = _unit(form, pair, runs.shape, runs.length)
         if unit is not None:
-            pair = [torch.from_numpy(x).reshape(runs.shape) for x in _spread(form, unit, pair, math.prod(runs.shape))]
-            return 1, [_flat(saved_part(x, param, state)) for x in pair]
+            each = _spread(form, unit, pair, math.prod(runs.shape))
+            return 1, [_flat(saved_part(torch.from_numpy(x).reshape(runs.shape), param, state)) for x in each]
         here = runs.shape
     if unit is None:
         raise StateMismatch(

@@ -40,6 +40,7 @@ from rulec.torch.memory import frame_callback, without_compiler
 from rulec.torch.meshes import first_meeting_of, meeting_of
 from rulec.torch.options import options_of, plain_options
 from rulec.torch.passes import TorchPasses, check_passes
+from rulec.torch.peers.numbered import group_here
 from rulec.torch.peers.writing import written
 from rulec.torch.placed import part_of
 from rulec.torch.routes import Routes, names_of, routes_of, tag_all
@@ -580,7 +581,11 @@ class RuleOptimizer(Optimizer, Turns):
         # From load_state_dict: everything is checked before anything is taken over.
         saved = {k: v.values if isinstance(v, _AsSaved) else v for k, v in state["state"].items()}
         kept = [{"tags": group["tags"]} if "tags" in group else {} for group in self.param_groups]
-        saved_groups = zip(kept, state["param_groups"], strict=True)
+        there = [[saved.get(p, {}) for p in group["params"]] for group in self.param_groups]
+        packed = [
+            group_here(g, s, self.interface, self.defaults) for g, s in zip(state["param_groups"], there, strict=True)
+        ]
+        saved_groups = zip(kept, packed, strict=True)
         groups = [{**self.defaults, **tags, **group} for tags, group in saved_groups]
         for group, before in zip(groups, self.param_groups, strict=True):  # what is joined, parameters say, not states
             for key in SPLITTING:

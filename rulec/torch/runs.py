@@ -58,6 +58,6 @@ def cuts_fit(param: Any, runs: Runs) -> bool:
     counts = [n for axis, n in cuts if axis == runs.axis and n > 1]
     size, rest = runs.shape[runs.axis], math.prod(runs.shape[runs.axis + 1 :])
     if len(counts) == 1:
-        return -(-size // counts[0]) * rest == runs.length * -(-(size * rest // runs.length) // counts[0])
+        return bool(-(-size // counts[0]) * rest == runs.length * -(-(size * rest // runs.length) // counts[0]))
     parts = math.prod(counts)
-    return size % parts == 0 and size * rest % (parts * runs.length) == 0
+    return bool(size % parts == 0 and size * rest % (parts * runs.length) == 0)

@@ -12,10 +12,13 @@ from torch import Tensor
 
 from rulec.compiler.layout import scale_name
 from rulec.compiler.reweigh import KINDS
+from rulec.compiler.weights import is_part
 from rulec.errors import HyperError, StateMismatch
 from rulec.formats import UNBIASED, of_key
+from rulec.runtime.counts import is_count
 from rulec.torch.codes import CODES
 from rulec.torch.fake import has_no_memory
+from rulec.torch.peers.numbered import flattened
 
 #: The key of a group for the formats of its states in codes: torch's name of a state -> the key of its format.
 FORMATS = "formats"
@@ -75,6 +78,7 @@ def check_numbers(groups: Sequence[Mapping[str, Any]], keywords: Set[str]) -> No
 
 def check_values(saved: Mapping[Any, Any], states: Collection[str], param: Tensor, name: str) -> None:
     """StateMismatch where a value cannot be a state of the parameter of this name; `states` are torch's names."""
+    saved = flattened(saved)
     missing = [str(key) for key, value in saved.items() if isinstance(value, Mapping) and not value]
     if missing:
         raise StateMismatch(
@@ -129,3 +133,20 @@ def _check_name(key: str, saved: Mapping[str, Any], states: Collection[str], nam
             f"{key} of {name} was saved in {saved[key].dtype} without {scale_name(state)}{number}, and codes are no "
             f"values: save it again"
         )
+
+
+def check_fits(buffers: Mapping[str, Tensor], saved: Mapping[str, Any], name: str, strict: bool) -> None:
+    """StateMismatch where a saved state does not fit the buffers of a parameter."""
+    if not saved:
+        return
+    for key, buffer in buffers.items():
+        if key not in saved:
+            if strict and not is_part(key):  # a part of a weight of another kind begins with the parameter
+                known = ", ".join(sorted(saved))
+                raise StateMismatch(f"the saved state of {name} has no {key} (it has {known}): it is of another rule")
+            continue
+        shape, wanted = tuple(np.shape(saved[key])), tuple(buffer.shape)
+        if shape != wanted and not (wanted == () and shape == (1,)):
+            raise StateMismatch(f"{key} of {name} was saved with shape {shape}, where it has {wanted}")
+        if strict and key == "step" and not (has_no_memory(saved[key]) or is_count(saved[key])):
+            raise StateMismatch(f"step of {name} was saved as {saved[key]!r:.80}, which is no count of updates")

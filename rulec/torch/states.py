@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,14 +25,14 @@ from rulec.runtime.recode import formats_of, recoded
 from rulec.torch.addresses import ShownState, StateAddresses, check_memory, facts_of
 from rulec.torch.codes import CODES, arrays_here, coded_names, values_here, with_plain_names
 from rulec.torch.engine import Home, TorchEngine
-from rulec.torch.fake import has_no_memory, is_fake, real_memory
+from rulec.torch.fake import is_fake, real_memory
 from rulec.torch.fused import SectionState, loaded_of_sections, of_section, saved_of_sections
 from rulec.torch.group_rules import Groups
 from rulec.torch.memory import plain_memory
 from rulec.torch.peers.reading import is_coded, taken
 from rulec.torch.placed import as_placed, fill, part_of
 from rulec.torch.routes import Route
-from rulec.torch.saved import FORMATS, check_formats, check_values
+from rulec.torch.saved import FORMATS, check_fits, check_formats, check_values
 from rulec.torch.sections import Section
 from rulec.torch.tensors import check_apart, dtype_name, real_view
 
@@ -173,7 +173,7 @@ class Buffers:
         held |= self._of_sections({place: held[place] for place in chosen})
         held = {place: self._reweighed(place, self._recoded(place, held[place])) for place in chosen}
         for place, values in held.items():
-            _check_saved(self._of(place), values, self._routes[place].name, strict)
+            check_fits(self._of(place), values, self._routes[place].name, strict)
             if self._routes[place].section is None:
                 _check_whole(self._of(place), values, self._routes[place].name)
         return held
@@ -241,8 +241,9 @@ class Buffers:
     def _recoded(self, place: int, saved: Mapping[str, Any]) -> Mapping[str, Any]:
         """A parameter's saved values in the formats of its buffers."""
         route = self._routes[place]
-        order, after = [name for name in self._of(place) if name != "step" and "::" not in name], self.formats(place)
-        saved, kept = taken(saved, order, after, route.like, self._groups[route.group], route.name)
+        entry, after = self._homes[place][0].group_rule.entry, self.formats(place)
+        outside, rule = partial(entry.outside, routed=route.routed), entry.rule.key if not route.routed else ""
+        saved, kept = taken(saved, outside, rule, after, route.like, self._groups[route.group], route.name)
         before = formats_of(
             {**self._formats[route.group], **{k: form.key for k, form in kept.items()}}, saved, route.name
         )
@@ -435,20 +436,3 @@ def _is_old(name: str, buffers: Mapping[str, Any]) -> bool:
 def _device_of(value: Any) -> torch.device:
     """The device of a saved value; the CPU for a number, whatever torch's default device."""
     return value.device if isinstance(value, Tensor) else torch.device("cpu")
-
-
-def _check_saved(buffers: Mapping[str, Tensor], saved: Mapping[str, Any], name: str, strict: bool) -> None:
-    """StateMismatch where a saved state does not fit the buffers of a parameter."""
-    if not saved:
-        return
-    for key, buffer in buffers.items():
-        if key not in saved:
-            if strict and not is_part(key):  # a part of a weight of another kind begins with the parameter
-                known = ", ".join(sorted(saved))
-                raise StateMismatch(f"the saved state of {name} has no {key} (it has {known}): it is of another rule")
-            continue
-        shape, wanted = tuple(np.shape(saved[key])), tuple(buffer.shape)
-        if shape != wanted and not (wanted == () and shape == (1,)):
-            raise StateMismatch(f"{key} of {name} was saved with shape {shape}, where it has {wanted}")
-        if strict and key == "step" and not (has_no_memory(saved[key]) or is_count(saved[key])):
-            raise StateMismatch(f"step of {name} was saved as {saved[key]!r:.80}, which is no count of updates")

@@ -481,7 +481,8 @@ def quantized(rank: int) -> None:
     for name, signed in (("exp_avg", True), ("exp_avg_sq", False)):
         del entry[f"{name}::codes"], entry[f"{name}::scale"]
         numbers = torch.tensor(table(form.for_state(signed=signed, floor=False)))
-        entry[name] = _as_part(Quantized(here(states[f"{name}::codes"]), states[f"{name}::scale"].reshape(-1), numbers), param)
+        codes, scales = here(states[f"{name}::codes"]), states[f"{name}::scale"].reshape(-1)
+        entry[name] = _as_part(Quantized(codes, scales, numbers), param)
     saved["param_groups"][0].pop("formats")
     for word in ("dynamic8", "float32"):
         second = adamw(model, state_dtype=word)

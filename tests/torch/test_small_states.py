@@ -304,6 +304,7 @@ def test_a_state_dict_of_bitsandbytes_goes_on(nested: bool) -> None:
 def test_codes_of_bitsandbytes_without_their_table_are_refused() -> None:
     param = nn.Parameter(torch.zeros(32, 64))
     state = {"step": 1, "state1": torch.zeros(32, 64, dtype=torch.uint8), "absmax1": torch.ones(8)}
+    state["state2"] = state["state1"]
     saved = {"state": {0: state}, "param_groups": [{"params": [0]}]}
     with pytest.raises(StateMismatch, match="qmap1"):
         rt.AdamW([param]).load_state_dict(saved)

@@ -15,17 +15,20 @@ from rulec.torch.peers.layout import Numbers
 from rulec.torch.peers.state import HeldState
 
 #: Rule -> the states of each number. `state1` has codes with a sign and `state2` codes without.
-_NUMBERED: Mapping[str, tuple[tuple[str, ...], ...]] = {
+NUMBERED: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "adam": (("m",), ("v",)), "adamw": (("m",), ("v",)), "ademamix": (("m1", "m2"), ("v",)), "lion": (("m",),),
     "momentum": (("m",),), "rmsprop": (("v",),), "adagrad": (("s",),),
 }  # fmt: skip
 
 #: Rule -> the hyper-parameters in `betas`; None is 0.
-_BETAS: Mapping[str, tuple[str | None, ...]] = {
+BETAS: Mapping[str, tuple[str | None, ...]] = {
     "adam": ("beta1", "beta2"), "adamw": ("beta1", "beta2"), "ademamix": ("beta1", "beta2", "beta3"),
     "lion": ("beta1", "beta2"), "momentum": ("momentum", "dampening"), "rmsprop": ("alpha", None),
     "adagrad": (None, None),
 }  # fmt: skip
+
+#: Hyper-parameter of AdEMAMix -> its key there; None is 0.
+WARMUPS = {"alpha_warmup": "t_alpha", "beta3_warmup": "t_beta3"}
 
 #: Hyper-parameters that bitsandbytes has no place for, or takes and does not heed.
 _UNHEEDED = ("dampening", "lr_decay", "initial")
@@ -34,7 +37,7 @@ _UNHEEDED = ("dampening", "lr_decay", "initial")
 class BitsAndBytes:
     """States are numbered; where one is in codes, all of the parameter are, in blocks of 256."""
 
-    rules = tuple(_NUMBERED)
+    rules = tuple(NUMBERED)
 
     def group(self, rule: str, group_rule: GroupRule, numbers: Numbers) -> dict[str, Any]:
         """The keys of a group there. StateMismatch where the library cannot compute the same with these numbers."""
@@ -49,11 +52,11 @@ class BitsAndBytes:
                 f"bitsandbytes' Adam decays weights as AdamW does, and this {name} adds weight_decay="
                 f"{numbers.weight_decay:g} times the parameter to its gradient: bitsandbytes does not compute that"
             )
-        betas = tuple(hyper[key] if key else 0.0 for key in _BETAS[rule])
+        betas = tuple(hyper[key] if key else 0.0 for key in BETAS[rule])
         keys = {"lr": hyper["lr"], "betas": betas, "eps": hyper.get("eps", 0.0), "weight_decay": numbers.weight_decay}
-        if len(_NUMBERED[rule]) == 1:
+        if len(NUMBERED[rule]) == 1:
             return keys
-        warmups = {f"t_{key}": int(hyper.get(f"{key}_warmup", 0)) or None for key in ("alpha", "beta3")}
+        warmups = {key: _steps(hyper.get(name, 0.0)) for name, key in WARMUPS.items()}
         return {**keys, "alpha": hyper.get("alpha", 0.0), **warmups}
 
     def formats(self, rule: str, states: Mapping[str, HeldState]) -> dict[str, Format]:
@@ -62,7 +65,7 @@ class BitsAndBytes:
             return {}
         return {
             name: Format("dynamic8", 256, signed=place == 0, floor=_floor(states[name]))
-            for place, names in enumerate(_NUMBERED[rule])
+            for place, names in enumerate(NUMBERED[rule])
             for name in names
         }
 
@@ -72,7 +75,7 @@ class BitsAndBytes:
     ) -> dict[str, Any]:  # fmt: skip
         """`step`, and for each number `state1` or `state1`, `qmap1` and `absmax1`."""
         there: dict[str, Any] = {"step": steps}
-        for number, members in enumerate(_NUMBERED[rule], 1):
+        for number, members in enumerate(NUMBERED[rule], 1):
             if not formats:
                 there[f"state{number}"] = _stacked([states[name].floats for name in members])
                 continue
@@ -80,6 +83,11 @@ class BitsAndBytes:
             numbers = torch.from_numpy(table(formats[members[0]]).copy()).to(param.device)
             there |= {f"state{number}": _stacked(codes), f"qmap{number}": numbers, f"absmax{number}": _stacked(scales)}
         return there
+
+
+def _steps(number: float) -> float | None:
+    """A number of steps as it is there, an integer where it is one."""
+    return None if not number else int(number) if float(number).is_integer() else number
 
 
 def _floor(state: HeldState) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,15 +16,10 @@ from rulec.formats import Format, table
 from rulec.torch.codes import CODES
 from rulec.torch.memory import resolved
 from rulec.torch.peers import flashoptim
+from rulec.torch.peers.bitsandbytes import NUMBERED
 from rulec.torch.peers.decoded import DecodedState
+from rulec.torch.peers.numbered import NESTED, flattened, states_here
 from rulec.torch.placed import is_placed, part_of
-
-#: The key under which bitsandbytes keeps its tensors apart from those that FSDP gathers.
-NESTED = "__bnb_optimizer_quant_state__"
-
-#: Elements of a block in the versions of bitsandbytes.
-_BLOCKS = (256, 2048, 64, 128, 512, 1024, 4096)
-
 
 #: The names of bitsandbytes' tensors of a parameter.
 _NUMBERED = re.compile("(state|qmap|absmax|max|new_max)[12]")
@@ -38,19 +33,22 @@ def is_coded(name: str) -> bool:
 
 
 def taken(
-    saved: Mapping[str, Any], names: Sequence[str], wanted: Mapping[str, Format], param: Tensor,
+    saved: Mapping[str, Any], outside: Callable[[str], str], rule: str, wanted: Mapping[str, Format], param: Tensor,
     group: Mapping[str, Any], owner: str,
 ) -> tuple[dict[str, Any], dict[str, Format]]:  # fmt: skip
     """The saved states of a parameter in this group under torch's names, and by name the formats of states in codes.
 
     States of bitsandbytes (`state1`, `qmap1`, `absmax1`), torchao and flashoptim (`exp_avg::quantized`,
-    `exp_avg::scales`) keep their codes where these are of the `wanted` format, and are floats elsewhere. `names` are
-    torch's names of the states, in the order of bitsandbytes' numbers. flashoptim's `error_bits` become a master copy.
-    StateMismatch, naming the `owner`, for codes without a table or with scales of no known block.
+    `exp_avg::scales`) keep their codes where these are of the `wanted` format, and are floats elsewhere. `rule` is the
+    rule's key, and `outside` gives torch's name of a state of it. flashoptim's `error_bits` become a master copy.
+    StateMismatch, naming the `owner`, for states that are damaged.
     """
-    values = {**{k: v for k, v in saved.items() if k != NESTED}, **saved.get(NESTED, {})}
+    values = flattened(saved)
     if "state1" in values:
-        values = _of_bitsandbytes(values, names, tuple(param.shape), owner)
+        if rule not in NUMBERED:
+            raise StateMismatch(f"{owner} has states of bitsandbytes, which has no optimizer that computes its rule")
+        members = [outside(state) for number in NUMBERED[rule] for state in number]
+        values = states_here(values, rule, param, members, owner)
     values = {name: _of_torchao(value) for name, value in flashoptim.decoded(values, param, group, owner).items()}
     kept = {name: form for name, form in wanted.items() if _is(values.get(name), form)}
     scales = {scale_name(name): values[name].scales for name in kept}
@@ -85,38 +83,3 @@ def _of_torchao(value: Any) -> Any:
     block = values.numel() // max(scales.numel(), 1)
     qmap = getattr(value, "qmap", None)
     return values if qmap is None else DecodedState(codes, scales, block, qmap, values)
-
-
-def _of_bitsandbytes(
-    values: Mapping[str, Any], names: Sequence[str], shape: tuple[int, ...], owner: str
-) -> dict[str, Any]:
-    """The step, and the numbered states by name. One number may have several states: AdEMAMix's means are stacked."""
-    numbers = [number for number in (1, 2) if f"state{number}" in values]
-    states = [state for number in numbers for state in _numbered(values, number, shape, owner)]
-    return {**({"step": values["step"]} if "step" in values else {}), **dict(zip(names, states, strict=False))}
-
-
-def _numbered(values: Mapping[str, Any], number: int, shape: tuple[int, ...], owner: str) -> Iterator[Any]:
-    """The states of a number."""
-    state = values[f"state{number}"]
-    stacked = state.dim() == len(shape) + 1 and tuple(state.shape[1:]) == shape
-    parts = state.unbind() if stacked else [state]
-    if state.is_floating_point():
-        yield from parts
-        return
-    codes, numbers, scales = (values.get(f"{word}{number}") for word in ("state", "qmap", "absmax"))
-    if not isinstance(codes, Tensor) or not isinstance(numbers, Tensor) or not isinstance(scales, Tensor):
-        raise StateMismatch(f"state{number} of {owner} is in codes, and its qmap{number} or absmax{number} is missing")
-    for part, row in zip(parts, scales.float().reshape(-1).tensor_split(len(parts)), strict=True):
-        yield _decoded(part, numbers, row, f"state{number} of {owner}")
-
-
-def _decoded(codes: Tensor, numbers: Tensor, scales: Tensor, state: str) -> DecodedState:
-    """The floats of codes beside them."""
-    count = codes.numel()
-    block = next((size for size in _BLOCKS if -(-count // size) == scales.numel()), None)
-    if block is None:
-        raise StateMismatch(f"{state} has {count} codes and {scales.numel()} scales: no block fits")
-    spread = scales.repeat_interleave(block)[:count]
-    values = (numbers.float()[codes.reshape(-1).long()] * spread).reshape(codes.shape)
-    return DecodedState(codes, scales, block, numbers, values)
