@@ -37,7 +37,7 @@ _NONE: Mapping[Any, Mapping[str, Any]] = MappingProxyType({})
 
 
 def coded_names(states: Mapping[str, Any], formats: Collection[str]) -> dict[str, Any]:
-    """States under the names that users see; `formats` are the names of those in codes."""
+    """States under the names of `optimizer.state`; `formats` has the names of states in codes."""
     return {name + CODES if name in formats else name: value for name, value in states.items()}
 
 
@@ -137,7 +137,7 @@ def all_saved(
 def with_plain_names(saved: Mapping[str, Any]) -> dict[str, Any]:
     """Saved states with codes under the names of their states; None values are left out.
 
-    Where a state has values as well, which a user has put there, its codes and scales are left out.
+    Where a user has put values of a state beside its codes, the codes and scales are left out.
     """
     edited = [name for name in saved if CODES in name and name.replace(CODES, "") in saved]
     dropped = {*edited, *(name.replace(CODES, scale_name("")) for name in edited)}

@@ -62,9 +62,9 @@ def fitting(options: Options, params: Sequence[Tensor]) -> Options:
 
 
 def plain_options(groups: Sequence[dict[str, Any]]) -> None:
-    """Puts names in the place of objects of this process that others have copied into groups, with all keywords.
+    """Puts names in the place of objects of this process in groups.
 
-    ZeroRedundancyOptimizer does so, and saves its groups. The options count, not the groups.
+    ZeroRedundancyOptimizer copies all keywords into its groups, and saves them. The options count, not the groups.
     """
     for group in groups:
         for key in UNSAVED:

@@ -1,7 +1,7 @@
 """The runs of elements that a file has scales of: they follow from a parameter's shape and the block alone.
 
-A run is along one dimension, in which small dimensions behind it are joined. It divides a block, so that it has one
-scale, and it divides the parts of that dimension on two, four and eight processes. Other dimensions are cut anywhere.
+A run is along one dimension, in which small dimensions behind it are joined. Its length divides a block, so a run has
+one scale. Runs divide the parts of their dimension on two, four and eight processes. Other dimensions are cut anywhere.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ _THEIRS = ("betas", "alpha", "t_alpha", "t_beta3")
 
 
 def flattened(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """The saved states of a parameter, those that FSDP does not see among them."""
+    """The saved states of a parameter, with the nested ones among the others."""
     nested = saved.get(NESTED, {})
     return {**{k: v for k, v in saved.items() if k != NESTED}, **(nested if isinstance(nested, Mapping) else {})}
 
@@ -47,9 +47,9 @@ def is_numbered(saved: Any) -> bool:
 def group_here(
     group: Mapping[str, Any], states: Sequence[Any], interface: Interface, defaults: Mapping[str, Any]
 ) -> Mapping[str, Any]:  # fmt: skip
-    """A saved group with the keywords of a class; as it is where `states`, of its parameters, are not of bitsandbytes.
+    """A saved group with the keywords of a class; the same group where the `states` are of another library.
 
-    StateMismatch where bitsandbytes has no optimizer that computes what the class does with these numbers.
+    StateMismatch where no optimizer of bitsandbytes computes the same as the class with these numbers.
     """
     numbered = [flattened(saved) for saved in states if is_numbered(saved)]
     theirs = "t_alpha" in group and "t_beta3" in group
