@@ -40,7 +40,7 @@ from rulec.torch.memory import frame_callback, without_compiler
 from rulec.torch.meshes import first_meeting_of, meeting_of
 from rulec.torch.options import options_of, plain_options
 from rulec.torch.passes import TorchPasses, check_passes
-from rulec.torch.peers.numbered import group_here
+from rulec.torch.peers.arriving import arrived
 from rulec.torch.peers.writing import written
 from rulec.torch.placed import part_of
 from rulec.torch.routes import Routes, names_of, routes_of, tag_all
@@ -581,12 +581,12 @@ class RuleOptimizer(Optimizer, Turns):
         # From load_state_dict: everything is checked before anything is taken over.
         saved = {k: v.values if isinstance(v, _AsSaved) else v for k, v in state["state"].items()}
         kept = [{"tags": group["tags"]} if "tags" in group else {} for group in self.param_groups]
-        there = [[saved.get(p, {}) for p in group["params"]] for group in self.param_groups]
-        packed = [
-            group_here(g, s, self.interface, self.defaults) for g, s in zip(state["param_groups"], there, strict=True)
-        ]
-        saved_groups = zip(kept, packed, strict=True)
-        groups = [{**self.defaults, **tags, **group} for tags, group in saved_groups]
+        groups: list[dict[str, Any]] = []
+        for tags, packed, here in zip(kept, state["param_groups"], self.param_groups, strict=True):
+            there = [saved.get(p, {}) for p in here["params"]]
+            group, states = arrived(packed, there, self.interface, self.defaults)
+            saved |= {p: state for p, state in zip(here["params"], states, strict=True) if state}
+            groups.append({**self.defaults, **tags, **group})
         for group, before in zip(groups, self.param_groups, strict=True):  # what is joined, parameters say, not states
             for key in SPLITTING:
                 group.pop(key, None)
