@@ -154,8 +154,9 @@ def states_of(plan: StepPlan, values: Values, place: int) -> dict[str, Stored]:
     coded = {name: state for name, state in states.items() if isinstance(state, Coded)}
     unbiased = {name: state for name, state in states.items() if isinstance(state, Unbiased)}
     states |= {name: state.values for name, state in unbiased.items()}
-    states |= {scale_name(name): state.scales for name, state in coded.items()}
-    states |= {name: state.codes for name, state in coded.items()}
+    for name, state in coded.items():
+        states[name] = state.codes.reshape(state.format.codes_shape(plan.leaves[place].shape))
+        states[scale_name(name)] = state.scales.reshape(-1)
     for name, level in plan.numbers.items():
         if level == "tensor" and place in plan.having[name]:
             states[name] = np.asarray(values.numbers[name])[plan.having[name].index(place)]
@@ -253,7 +254,8 @@ class Filling:
         fresh = self.fresh.arrays.get(state, {}).get(place)
         if isinstance(fresh, Coded):
             form, shape = fresh.format, tuple(self.run.tree.arrays[place].shape)
-            return Stored.of(decode(form, np.asarray(fresh.codes), np.asarray(fresh.scales), shape))
+            codes, scales = np.asarray(fresh.codes).reshape(form.codes_shape(shape)), np.asarray(fresh.scales)
+            return Stored.of(decode(form, codes, scales.reshape(-1), shape))
         return states_of(self.run.plan, self.fresh, place)[state]
 
     def _numbers(self, state: str, like: Any) -> np.ndarray[Any, Any]:
@@ -272,8 +274,8 @@ class Filling:
 
 
 def array_of(stored: Stored, like: Any, placed_as: Any) -> Any:
-    """A saved array in the dtype of `like`, on the devices of `placed_as`."""
-    values = np.array(stored.values.astype(like.dtype))
+    """A saved array in the shape and dtype of `like`, on the devices of `placed_as`."""
+    values = np.array(stored.values.astype(like.dtype)).reshape(like.shape)
     with jax.enable_x64(True):
         sharding = getattr(placed_as, "sharding", None)
         committed = getattr(placed_as, "committed", False)

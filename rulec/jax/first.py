@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,10 +12,11 @@ from jax.sharding import PartitionSpec
 
 from rulec.compiler.ir import Axes
 from rulec.compiler.view import MatrixView
+from rulec.formats import Format
 from rulec.jax.library import LIBRARY
 from rulec.jax.xla import automatic
 from rulec.pure import first as pure
-from rulec.pure.codes import Coded, Unbiased
+from rulec.pure.codes import Coded, Unbiased, shapes_by_rows
 from rulec.pure.plan import StepPlan
 from rulec.pure.values import Hypers, Values
 from rulec.runtime.state import StateSpec
@@ -39,9 +40,8 @@ def first_values(plan: StepPlan, params: Sequence[Any], hyper: Hypers, number_dt
         arrays[name][place] = EVERYWHERE if spec is None else spec
     for bucket in plan.buckets:
         for name, form in bucket.formats.items():
-            for place in bucket.places:
-                codes = arrays[name][place] if form.bits == 8 else EVERYWHERE
-                arrays[name][place] = Coded(codes, EVERYWHERE, form)
+            for place, view in zip(bucket.places, bucket.views, strict=True):
+                arrays[name][place] = _coded_spec(form, tuple(view.shape), arrays[name][place], params[place])
         for name in bucket.program.memory.unbiased & arrays.keys():
             arrays[name].update((place, Unbiased(arrays[name][place])) for place in bucket.places)
     of_numbers = dict.fromkeys(plan.numbers, EVERYWHERE)
@@ -82,6 +82,22 @@ def filled(
     model = model.reshape(shape).astype(dtype)
     # XLA gives both arms of an elementwise select one sharding. Only then may it see that one arm is never taken.
     return jax.lax.select(taken, model, jnp.full_like(model, number))
+
+
+def _coded_spec(form: Format, shape: tuple[int, ...], spec: Any, param: Any) -> Coded:
+    """The sharding of codes and scales: that of their state, but for rows whose parts end inside of a block."""
+    sizes = jax.typeof(param).sharding.mesh.shape
+    codes, scales = shapes_by_rows(form, shape)
+    return Coded(_divided(spec, shape, codes, sizes), _divided(spec, shape, scales, sizes), form)
+
+
+def _divided(spec: Any, shape: tuple[int, ...], like: tuple[int, ...], sizes: Mapping[str, int]) -> PartitionSpec:
+    """The sharding of an array with the axes of a tensor, whose last one is shorter; `sizes` are those of the mesh."""
+    if len(like) != len(shape) or len(spec) < len(shape):
+        return spec if len(like) == len(shape) else EVERYWHERE  # the last axis is not sharded
+    names = spec[-1] if isinstance(spec[-1], tuple) else (spec[-1],) if spec[-1] else ()
+    whole = like[-1] % math.prod(sizes[name] for name in names) == 0
+    return PartitionSpec(*spec[:-1], spec[-1] if whole else None)  # type: ignore[no-untyped-call]
 
 
 def spec_of(shape: tuple[int, ...], axes: Axes, param: Any, view: MatrixView) -> PartitionSpec | None:

@@ -222,7 +222,10 @@ class RuleOptimizer(Optimizer):
             for place in states.keys() & arrays.keys():
                 array = arrays[place]
                 if isinstance(array, Coded):
-                    states[place][theirs], states[place][scale_name(theirs)] = array.codes, array.scales
+                    shape = plan.leaves[place].shape
+                    codes, scales = array.format.codes_shape(shape), (-1,)
+                    states[place][theirs] = array.codes.reshape(codes)
+                    states[place][scale_name(theirs)] = array.scales.reshape(scales)
                 else:
                     states[place][theirs] = array.values if isinstance(array, Unbiased) else array
         for name, level in plan.numbers.items():

@@ -285,7 +285,7 @@ class BucketStep:
                 if new[place] is old[place]:
                     continue
                 with self.step.on_device():
-                    coded = encode(form, new[place], self.library.of)
+                    coded = encode(form, new[place], self.library.of).like(old[place])
                 codes = self._unless(stays, i, old[place].codes, coded.codes)
                 new[place] = Coded(codes, self._unless(stays, i, old[place].scales, coded.scales), form)
 

@@ -21,7 +21,10 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True, eq=False)
 class Coded:
-    """A state in codes: `codes` (int8 or uint8) in `format.codes_shape`, and `scales` (float32), one for each block."""
+    """A state in codes: `codes` (int8 or uint8), and `scales` (float32), one for each block.
+
+    Their shapes are those of `rulec.formats`, or where blocks end with rows those of `shapes_by_rows`.
+    """
 
     codes: Any
     scales: Any
@@ -39,8 +42,13 @@ class Coded:
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Whether these are codes and scales of a tensor of this shape."""
-        scales = (self.format.scales(math.prod(shape)),)
-        return self.shape == self.format.codes_shape(shape) and tuple(self.scales.shape) == scales
+        codes, scales = shapes_by_rows(self.format, shape)
+        flat = (self.format.scales(math.prod(shape)),)
+        return self.shape in (codes, self.format.codes_shape(shape)) and tuple(self.scales.shape) in (scales, flat)
+
+    def like(self, other: Coded) -> Coded:
+        """The same in the shapes of another."""
+        return Coded(self.codes.reshape(other.codes.shape), self.scales.reshape(other.scales.shape), self.format)
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,8 +68,18 @@ class Unbiased:
         return tuple(self.values.shape)
 
 
+def shapes_by_rows(form: Format, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shapes of codes and scales with the axes of their tensor, so that they are sharded as it is.
+
+    Where a block has elements of two rows they are those of `rulec.formats`.
+    """
+    if not shape or shape[-1] % form.block:
+        return form.codes_shape(shape), (form.scales(math.prod(shape)),)
+    return (*shape[:-1], shape[-1] * form.bits // 8), (*shape[:-1], shape[-1] // form.block)
+
+
 def encode(form: Format, values: Any, of: PureFunctions) -> Coded:
-    """Codes and scales of float32 values, as `rulec.formats.encode` defines them."""
+    """Codes and scales of float32 values, as `rulec.formats.encode` defines them, in `shapes_by_rows`."""
     xp, shape = of.xp, tuple(values.shape)
     x = _filled(values, _rows(form, shape), of)
     finite = xp.all(xp.isfinite(x), axis=-1, keepdims=True)
@@ -73,8 +91,8 @@ def encode(form: Format, values: Any, of: PureFunctions) -> Coded:
     if form.floor and zero(form) is not None:
         code = xp.where((x > 0) & (code == zero(form)), code + 1, code)
     code = xp.where(finite, code, xp.zeros_like(code)).astype(getattr(xp, form.code_dtype))
-    scales = xp.where(finite, scale, _number(math.nan, of)).reshape(-1)
-    return Coded(_packed(form, code, shape, of), scales, form)
+    scales = xp.where(finite, scale, _number(math.nan, of)).reshape(shapes_by_rows(form, shape)[1])
+    return Coded(_packed(form, code, shape), scales, form)
 
 
 def decode(coded: Coded, shape: tuple[int, ...], of: PureFunctions) -> Any:
@@ -82,7 +100,8 @@ def decode(coded: Coded, shape: tuple[int, ...], of: PureFunctions) -> Any:
     xp, form, rows = of.xp, coded.format, _rows(coded.format, shape)
     codes = coded.codes
     if form.bits == 4:
-        codes = xp.stack([codes >> 4, codes & 15], axis=-1).reshape(-1)[: math.prod(shape)]
+        codes = xp.stack([codes >> 4, codes & 15], axis=-1)
+        codes = codes.reshape(-1)[: math.prod(shape)] if _is_short(rows, shape) else codes
     unit = coded.scales * _number(np.float32(1) / np.float32(form.largest), of)
     values = _values(form, _filled(codes, rows, of), of) * unit.reshape(*rows[:-1], 1)
     return values.reshape(-1)[: math.prod(shape)].reshape(shape) if _is_short(rows, shape) else values.reshape(shape)
@@ -167,13 +186,13 @@ def _values(form: Format, codes: Any, of: PureFunctions) -> Any:
     return of.looked_up(table(form), codes.astype(of.xp.uint8).astype(of.xp.int32))
 
 
-def _packed(form: Format, code: Any, shape: tuple[int, ...], of: PureFunctions) -> Any:
+def _packed(form: Format, code: Any, shape: tuple[int, ...]) -> Any:
     """Codes as they are stored."""
-    count = math.prod(shape)
+    count, stored = math.prod(shape), shapes_by_rows(form, shape)[0]
     if form.bits == 8:
         return code.reshape(-1)[:count].reshape(shape) if math.prod(code.shape) > count else code.reshape(shape)
-    pairs = code.reshape(-1, 2)[: -(-count // 2)]
-    return (pairs[:, 0] << 4) | pairs[:, 1]
+    pairs = code.reshape(*stored, 2) if math.prod(code.shape) == count else code.reshape(-1, 2)[: -(-count // 2)]
+    return (pairs[..., 0] << 4) | pairs[..., 1]
 
 
 def _number(value: Any, of: PureFunctions) -> Any:

@@ -88,13 +88,13 @@ class JaxRun:
     def __init__(self, rule: Any, dtype: str, **hyper: Any) -> None:
         self.rule, self.hyper = rule, hyper
         self.params: Any = {name: jax.numpy.array(array, dtype) for name, array in first_parameters().items()}
-        self.state: Any = rulec.jax.init(rule, self.params, **hyper)
+        self.state: Any = rulec.jax.init(rule, self.params, **hyper, tags={})
 
     def steps(self, numbers: range) -> JaxRun:
         """Takes these steps."""
         for number in numbers:
             grads = {name: jax.numpy.array(g, self.params[name].dtype) for name, g in gradients(number).items()}
-            found = rulec.jax.step(self.rule, self.params, grads, self.state, donate=False, **self.hyper)
+            found = rulec.jax.step(self.rule, self.params, grads, self.state, donate=False, **self.hyper, tags={})
             self.params, self.state = found
         return self
 
@@ -104,12 +104,12 @@ class JaxRun:
 
     def save(self, file: Path) -> None:
         """With the parameters."""
-        rulec.jax.save(file, self.rule, self.params, self.state, parameters=True, **self.hyper)
+        rulec.jax.save(file, self.rule, self.params, self.state, parameters=True, **self.hyper, tags={})
 
     def load(self, file: Path) -> JaxRun:
         """With the parameters."""
         self.params = rulec.jax.load_params(file, self.params)
-        self.state = rulec.jax.load(file, self.rule, self.params, **self.hyper)
+        self.state = rulec.jax.load(file, self.rule, self.params, **self.hyper, tags={})
         return self
 
 

@@ -183,7 +183,7 @@ def test_flags_of_torch_name_the_rule(kind: str, flags: dict[str, Any], rule: st
     run = TorchRun(getattr(rulec.torch, kind), "float32", lr=0.01, **flags).steps(range(2))
     run.save(file)
     params = {n: jnp.asarray(p.detach().numpy()) for n, p in run.params.items()}
-    state = rulec.jax.load(file, rule, params)
+    state = rulec.jax.load(file, rule, params, tags={})
     assert int(state.count) == 2
     others = {other for _, _, other in FLAGS if other != rule} | {"adamw" if rule != "adam + decay" else "adam"}
     for other in sorted(others):
@@ -203,6 +203,6 @@ def test_every_rule_of_the_library_goes_over_and_back(name: str, tmp_path: Path)
     run = TorchRun(rulec.torch.optimizer(rule), "float32").steps(range(2))
     run.save(first)
     params = {n: jax.numpy.asarray(p.detach().numpy()) for n, p in run.params.items()}
-    state = rulec.jax.load(first, rule, params)
-    rulec.jax.save(second, rule, params, state, parameters=True)
+    state = rulec.jax.load(first, rule, params, tags={})
+    rulec.jax.save(second, rule, params, state, parameters=True, tags={})
     assert same_tensors(first, second)

@@ -39,9 +39,9 @@ def traced(rule: str) -> list[str]:
     given = {name: params if kind == "like p" else jnp.float32(1) for name, kind in inputs.items()}
 
     def both(params: Any, inputs: Any) -> Any:
-        tx, state = rulec.jax.transform(rule), rulec.jax.init(rule, params)
+        tx, state = rulec.jax.transform(rule, tags={}), rulec.jax.init(rule, params, tags={})
         updates, _ = tx.update(params, state, params, **inputs)
-        return state, updates, rulec.jax.step(rule, params, params, state, **inputs)
+        return state, updates, rulec.jax.step(rule, params, params, state, **inputs, tags={})
 
     first, updates, (new, after) = jax.eval_shape(both, params, given)
     found = untyped(updates, params) + untyped(new, params)
@@ -58,7 +58,7 @@ def constraints(rule: str, count: int, sides: tuple[int, ...], kind: AxisType, s
     params = {f"w{i}": like for i in range(count)}
 
     def step(params: Any) -> Any:
-        return rulec.jax.step(rule, params, params, rulec.jax.init(rule, params))
+        return rulec.jax.step(rule, params, params, rulec.jax.init(rule, params, tags={}), tags={})
 
     return SPEC.findall(str(jax.make_jaxpr(step)(params)))
 
@@ -66,7 +66,23 @@ def constraints(rule: str, count: int, sides: tuple[int, ...], kind: AxisType, s
 def first_layout(rule: str) -> str:
     """How states beside a parameter by rows and columns are sharded before the first step."""
     both = jax.ShapeDtypeStruct((64, 32), "float32", sharding=NamedSharding(MESH, P("x", "y")))
-    return layout_of(jax.eval_shape(lambda p: rulec.jax.init(rule, p), {"w": both}))
+    return layout_of(jax.eval_shape(lambda p: rulec.jax.init(rule, p, tags={}), {"w": both}))
+
+
+def codes_layout(form: str, spec: tuple[Any, ...], shape: tuple[int, ...]) -> list[tuple[str, str]]:
+    """The axes of a mesh at the sides of codes and of scales, before the first step and after it."""
+    like = jax.ShapeDtypeStruct(shape, "float32", sharding=NamedSharding(MESH, P(*spec)))
+
+    def both(param: Any) -> Any:
+        first = rulec.jax.init("lion", param, state_dtype=form)
+        return first.m, rulec.jax.step("lion", param, param, first)[1].m
+
+    return [(_sides(coded.codes), _sides(coded.scales)) for coded in jax.eval_shape(both, like)]
+
+
+def _sides(array: Any) -> str:
+    names = (*array.sharding.spec, *[None] * array.ndim)[: array.ndim]
+    return ",".join("".join(name) if isinstance(name, tuple) else name or "-" for name in names)
 
 
 def layout_of(state: Any) -> str:

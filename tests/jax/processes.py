@@ -37,9 +37,9 @@ def tree(seed: int, mesh: Mesh | None) -> dict[str, Any]:
 def trained(rule: Any, mesh: Mesh | None) -> tuple[Any, Any]:
     """Parameters and state after three steps."""
     params = tree(0, mesh)
-    state = rulec.jax.init(rule, params)
+    state = rulec.jax.init(rule, params, tags={})
     for seed in (1, 2, 3):
-        params, state = rulec.jax.step(rule, params, tree(seed, mesh), state, lr=0.1, backend="jax")
+        params, state = rulec.jax.step(rule, params, tree(seed, mesh), state, lr=0.1, backend="jax", tags={})
     return params, state
 
 

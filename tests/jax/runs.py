@@ -41,7 +41,7 @@ class JaxRun:
 
     def transformation(self, hyper: Hyper) -> optax.GradientTransformationExtraArgs:
         """The rule with these hyper-parameters."""
-        return rulec.jax.transform(self.rule, **self.options, **hyper)
+        return rulec.jax.transform(self.rule, **self.options, **hyper, tags={})
 
     def step(self, grads: Sequence[Array], hyper: Hyper, inputs: Mapping[str, Any] | None = None) -> None:
         """One update; `inputs` are numbers, or lists of an array for each parameter."""
@@ -52,7 +52,15 @@ class JaxRun:
             if self.way != "transform":
                 backend = "cpu" if self.way == "kernel" else None
                 found = rulec.jax.step(
-                    self.rule, self.now, self.tree(grads), self.state, backend=backend, **self.options, **hyper, **given
+                    self.rule,
+                    self.now,
+                    self.tree(grads),
+                    self.state,
+                    backend=backend,
+                    **self.options,
+                    **hyper,
+                    **given,
+                    tags={},
                 )
                 self.now, self.state = found
                 return

@@ -52,13 +52,13 @@ def runs(rule: str) -> dict[str, list[str]]:
     found, hyper = {}, HYPER.get(rule, {})
     for axes, mesh in MESHES.items():
         params, want = placed(0, mesh, FEW), alone(placed(0, mesh, FEW))
-        states = rulec.jax.init(rule, params), rulec.jax.init(rule, want)
+        states = rulec.jax.init(rule, params, tags={}), rulec.jax.init(rule, want, tags={})
         for seed in (1, 2):
             grads = placed(seed, mesh, FEW)
             given = {name: grads if kind == "like p" else 1.0 for name, kind in rulec.load(rule).inputs.items()}
-            params, first = rulec.jax.step(rule, params, grads, states[0], **hyper, **given)
+            params, first = rulec.jax.step(rule, params, grads, states[0], **hyper, **given, tags={})
             grads, given = alone(grads), {name: x if isinstance(x, float) else alone(x) for name, x in given.items()}
-            want, second = rulec.jax.step(rule, want, grads, states[1], **hyper, **given)
+            want, second = rulec.jax.step(rule, want, grads, states[1], **hyper, **given, tags={})
             states = first, second
         found[axes.name] = lost(params, placed(0, mesh, FEW)) + apart(params, want) + apart(*states)
     return found
@@ -81,10 +81,14 @@ def equal_matrices(kind: str, count: int, way: str) -> dict[str, Any]:
     mesh = jax.make_mesh(sides, ("x", "y")[: len(sides)], axis_types=(AxisType[kind],) * len(sides))
     layouts = {f"w{i}": ((64, 32), spec) for i in range(count)}
     params, grads = placed(0, mesh, layouts), placed(1, mesh, layouts)
-    state, want, same = rulec.jax.init(rule, params), alone(params), rulec.jax.init(rule, alone(params))
+    state, want, same = (
+        rulec.jax.init(rule, params, tags={}),
+        alone(params),
+        rulec.jax.init(rule, alone(params), tags={}),
+    )
 
     def step(params: Any, grads: Any, state: Any) -> Any:
-        return rulec.jax.step(rule, params, grads, state, lr=0.1)
+        return rulec.jax.step(rule, params, grads, state, lr=0.1, tags={})
 
     made, collectives = compiled(step, params, grads, state)
     for seed in (1, 2):
@@ -116,8 +120,8 @@ def whole_decompositions(kind: str, rule: str) -> dict[str, Any]:
 
     with jax.enable_x64(True):
         params, want = wide(0), alone(wide(0))
-        start, state, same = want, rulec.jax.init(rule, params), rulec.jax.init(rule, want)
-        step = partial(rulec.jax.step, rule, donate=False, backend="jax", **HYPER.get(rule, {}))
+        start, state, same = want, rulec.jax.init(rule, params, tags={}), rulec.jax.init(rule, want, tags={})
+        step = partial(rulec.jax.step, rule, donate=False, backend="jax", **HYPER.get(rule, {}), tags={})
         made, collectives = compiled(step, params, wide(1), state)
         for seed in range(1, 5):
             params, state = step(params, wide(seed), state)
@@ -138,9 +142,9 @@ def resharded(rule: str) -> dict[str, Any]:
 
     meshes = [Mesh(np.array(jax.devices()[:count]), ("x",)) for count in (8, 4, 1)]
     layouts = {"w": ((16, 16), P("x", None)), "b": ((16,), P("x"))}
-    step = partial(rulec.jax.step, rule, donate=False, backend="jax")
+    step = partial(rulec.jax.step, rule, donate=False, backend="jax", tags={})
     params = stays = placed(0, meshes[0], layouts)
-    state = same = rulec.jax.init(rule, params)
+    state = same = rulec.jax.init(rule, params, tags={})
     devices = []
     with tempfile.TemporaryDirectory() as folder, ocp.StandardCheckpointer() as checkpointer:
         for number, mesh in enumerate(meshes):
@@ -148,7 +152,7 @@ def resharded(rule: str) -> dict[str, Any]:
                 checkpointer.save(f"{folder}/{number}", {"params": params, "state": state})
                 checkpointer.wait_until_finished()
                 like = placed(9, mesh, layouts)
-                target = {"params": like, "state": rulec.jax.init(rule, like)}
+                target = {"params": like, "state": rulec.jax.init(rule, like, tags={})}
                 loaded = checkpointer.restore(f"{folder}/{number}", target)
                 params, state = loaded["params"], loaded["state"]
             for seed in (2 * number, 2 * number + 1):
@@ -161,10 +165,10 @@ def resharded(rule: str) -> dict[str, Any]:
 def in_bfloat16() -> float:
     """How far a step of eight equal matrices in bfloat16 is from one device."""
     layouts = {f"w{i}": ((64, 32), P("x", None)) for i in range(8)}
-    step = jax.jit(partial(rulec.jax.step, "muon", lr=0.1, backend="jax"))
+    step = jax.jit(partial(rulec.jax.step, "muon", lr=0.1, backend="jax", tags={}))
     params, grads = placed(0, MESH, layouts), placed(1, MESH, layouts)
-    new, _ = step(params, grads, rulec.jax.init("muon", params))
-    want, _ = step(alone(params), alone(grads), rulec.jax.init("muon", alone(params)))
+    new, _ = step(params, grads, rulec.jax.init("muon", params, tags={}))
+    want, _ = step(alone(params), alone(grads), rulec.jax.init("muon", alone(params), tags={}))
     return max(float(np.abs(np.asarray(new[name]) - np.asarray(want[name])).max()) for name in layouts)
 
 
@@ -185,11 +189,11 @@ def distance(rule: Any, layouts: Mapping[str, Any], states: Sequence[str] = ()) 
     """The largest difference of parameters, or of these states, from those of one device, by how far they went."""
     params = jax.tree.map(lambda x: x.astype("float64"), placed(0, layouts=layouts))
     want = start = alone(params)
-    state, want_state = rulec.jax.init(rule, params), rulec.jax.init(rule, want)
+    state, want_state = rulec.jax.init(rule, params, tags={}), rulec.jax.init(rule, want, tags={})
     for seed in range(1, 5):
         grads = jax.tree.map(lambda x: x.astype("float64"), placed(seed, layouts=layouts))
-        params, state = rulec.jax.step(rule, params, grads, state, donate=False)
-        want, want_state = rulec.jax.step(rule, want, alone(grads), want_state, backend="jax", donate=False)
+        params, state = rulec.jax.step(rule, params, grads, state, donate=False, tags={})
+        want, want_state = rulec.jax.step(rule, want, alone(grads), want_state, backend="jax", donate=False, tags={})
     pairs = [(getattr(state, k)["w"], getattr(want_state, k)["w"], 0.0) for k in states]
     sides = pairs or [(params["w"], want["w"], start["w"])]
     return max(float(np.abs(np.asarray(a) - b).max() / np.abs(b - c).max()) for a, b, c in sides)
@@ -242,19 +246,19 @@ LEAVES = dict.fromkeys(("adamw", "lion", "nadam", "schedule_free_adamw", "prodig
 def report(rule: str, way: str) -> dict[str, Any]:
     """How a rule does: shardings kept by its state and its step, collectives, and how far from one device."""
     hyper, layouts = HYPER.get(rule, {}), {name: LAYOUTS[name] for name in LEAVES.get(rule, LAYOUTS)}
-    transformation = rulec.jax.transform(rule, **hyper)
+    transformation = rulec.jax.transform(rule, **hyper, tags={})
 
     def step(params: Any, grads: Any, state: Any) -> Any:
         if way == "step":
-            return rulec.jax.step(rule, params, grads, state, **hyper)
+            return rulec.jax.step(rule, params, grads, state, **hyper, tags={})
         updates, state = transformation.update(grads, state, params)
         return optax.apply_updates(params, updates), state
 
     params, grads = placed(0, layouts=layouts), placed(1, layouts=layouts)
-    state = rulec.jax.init(rule, params)
-    traced = jax.jit(lambda p: rulec.jax.init(rule, p))(params)
+    state = rulec.jax.init(rule, params, tags={})
+    traced = jax.jit(lambda p: rulec.jax.init(rule, p, tags={}))(params)
     _, collectives = compiled(step, params, grads, state)
-    want, want_state = alone(params), rulec.jax.init(rule, alone(params))
+    want, want_state = alone(params), rulec.jax.init(rule, alone(params), tags={})
     first = lost_states(state, params) + lost_states(traced, params)
     donating = jax.jit(step, donate_argnums=(0, 2))
     for _ in range(2):
@@ -286,8 +290,8 @@ def apart(tree: Any, other: Any) -> list[str]:
 def eager(rule: str) -> list[str]:
     """What a step that nobody else compiles loses of shardings."""
     params, grads = placed(0), placed(1)
-    state = rulec.jax.init(rule, params)
-    params, state = rulec.jax.step(rule, params, grads, state)
+    state = rulec.jax.init(rule, params, tags={})
+    params, state = rulec.jax.step(rule, params, grads, state, tags={})
     return lost(params, grads) + lost_states(state, grads)
 
 
@@ -299,12 +303,12 @@ def factors(rule: str) -> dict[str, list[str]]:
     layouts, found = {"w": ((64, 32), P("x", "y"))}, {}
     for axes, mesh in MESHES.items():
         params, want = placed(0, mesh, layouts), alone(placed(0, mesh, layouts))
-        state, same = rulec.jax.init(rule, params), rulec.jax.init(rule, want)
+        state, same = rulec.jax.init(rule, params, tags={}), rulec.jax.init(rule, want, tags={})
         found[axes.name] = [layout_of(state)]
         for seed in (1, 2):
             grads = placed(seed, mesh, layouts)
-            params, state = rulec.jax.step(rule, params, grads, state, **HYPER.get(rule, {}))
-            want, same = rulec.jax.step(rule, want, alone(grads), same, backend="jax", **HYPER.get(rule, {}))
+            params, state = rulec.jax.step(rule, params, grads, state, **HYPER.get(rule, {}), tags={})
+            want, same = rulec.jax.step(rule, want, alone(grads), same, backend="jax", **HYPER.get(rule, {}), tags={})
         found[axes.name] += [layout_of(state), " ".join(apart(params, want))]
     return found
 
@@ -313,17 +317,17 @@ def in_shard_map(rule: str) -> list[str]:
     """Where a step of each device's own part differs from that of the whole."""
     params, grads = placed(0), placed(1)
     specs = {name: spec for name, (_, spec) in LAYOUTS.items()}
-    state = rulec.jax.init(rule, params)
+    state = rulec.jax.init(rule, params, tags={})
     of_state = type(state)(P(), *(specs if isinstance(x, dict) else P() for x in state[1:]))
 
     def step(params: Any, grads: Any, state: Any) -> Any:
-        return rulec.jax.step(rule, params, grads, state)
+        return rulec.jax.step(rule, params, grads, state, tags={})
 
     mapped = jax.shard_map(step, mesh=MESH, in_specs=(specs, specs, of_state), out_specs=(specs, of_state))
-    first = jax.shard_map(lambda p: rulec.jax.init(rule, p), mesh=MESH, in_specs=(specs,), out_specs=of_state)
+    first = jax.shard_map(lambda p: rulec.jax.init(rule, p, tags={}), mesh=MESH, in_specs=(specs,), out_specs=of_state)
     made, collectives = compiled(mapped, params, grads, jax.jit(first)(params))
     found = made(params, grads, state)
-    want = jax.jit(step)(alone(placed(0)), alone(grads), rulec.jax.init(rule, alone(placed(0))))
+    want = jax.jit(step)(alone(placed(0)), alone(grads), rulec.jax.init(rule, alone(placed(0)), tags={}))
     return apart(found, want) + list(collectives)
 
 
@@ -350,12 +354,15 @@ def coded(words: Any) -> dict[str, Any]:
             params, state = rulec.jax.step("adamw", params, grads, state, lr=1e-2)
             want, same = rulec.jax.step("adamw", want, alone(grads), same, lr=1e-2)
         like = placed(0, mesh, CODED)
-        codes = {field: {k: x.codes for k, x in getattr(state, field).items()} for field in ("m", "v")}
-        others = {field: {k: x.codes for k, x in getattr(same, field).items()} for field in ("m", "v")}
+        coded = {field: getattr(state, field) for field in ("m", "v")}
+        codes, others = (
+            [numbers(x) for field in ("m", "v") for _, x in sorted(getattr(each, field).items())]
+            for each in (state, same)
+        )
         found[axes.name] = {
-            "lost": lost(params, like) + [text for tree in codes.values() for text in lost(tree, like)],
+            "lost": lost(params, like) + [text for tree in coded.values() for text in larger(tree, like)],
             "collectives": collectives,
-            "unlike": max(map(share_unlike, jax.tree.leaves(codes), jax.tree.leaves(others))),
+            "unlike": max(map(share_unlike, codes, others)),
             "apart": apart(params, want),
         }
     return found
@@ -375,6 +382,29 @@ def unbiased() -> dict[str, list[str]]:
         unlike = [jax.tree_util.keystr(path) for (path, x), y in pairs if not np.array_equal(np.asarray(x), y)]
         values = {name: leaf.values for name, leaf in state.v.items()}
         found[axes.name] = unlike + lost(values, placed(0, mesh))
+    return found
+
+
+def numbers(coded: Any) -> Any:
+    """Each code by itself."""
+    codes = np.asarray(coded.codes)
+    return np.stack([codes >> 4, codes & 15]) if coded.format.bits == 4 else codes
+
+
+def larger(coded: Mapping[str, Any], like: Mapping[str, Any]) -> list[str]:
+    """The codes and scales with more elements on a device than of their parameter's sharding follows."""
+    found = []
+    for name, param in like.items():
+        form = coded[name].format
+        for what, array in (("codes", coded[name].codes), ("scales", coded[name].scales)):
+            there = param.sharding.shard_shape(param.shape)
+            shorter = param.shape[-1] // max(1, math.prod(param.shape) // array.size)
+            divided = array.ndim == param.ndim and there[-1] * shorter % param.shape[-1] == 0
+            last = there[-1] * shorter // param.shape[-1] if divided else shorter
+            most = math.prod(there[:-1]) * last if array.ndim == param.ndim else array.size
+            size = math.prod(array.sharding.shard_shape(array.shape))
+            if size > most:
+                found.append(f"{form.key} {what} of {name}: {size} of {array.size}, not {most}")
     return found
 
 

@@ -52,11 +52,11 @@ def both(
         params = {name: normal(i, *shape, dtype=dtype) for i, (name, shape) in enumerate(shapes.items())}
         arrays = [np.array(p) for p in params.values()]
         theirs = rulec.array.Optimizer(rule, arrays, backend="cpu", state_dtype=state_dtype)
-        state = rulec.jax.init(rule, params, state_dtype=state_dtype)
+        state = rulec.jax.init(rule, params, state_dtype=state_dtype, tags={})
         for t in range(STEPS):
             grads = {name: normal(100 * t + i, *s, dtype=dtype) for i, (name, s) in enumerate(shapes.items())}
             theirs.step([np.array(g) for g in grads.values()])
-            params, state = rulec.jax.step(rule, params, grads, state, backend="cpu")
+            params, state = rulec.jax.step(rule, params, grads, state, backend="cpu", tags={})
         yield from zip(params, [np.array(p) for p in params.values()], arrays, strict=True)
         trees = {field: tree for field, tree in state._asdict().items() if isinstance(tree, dict)}
         for i, leaf in enumerate(params):
@@ -108,7 +108,7 @@ def test_matrices_that_are_seen_transposed_are_left_to_xla(monkeypatch: pytest.M
     for shape, axis in (((2, 3), 1), ((3, 2), 0)):
         grads = {"w": normal(0, *shape)}
         params = jax.tree.map(jnp.zeros_like, grads)
-        new, _ = rulec.jax.step(rule, params, grads, rulec.jax.init(rule, params), backend="cpu")
+        new, _ = rulec.jax.step(rule, params, grads, rulec.jax.init(rule, params, tags={}), backend="cpu", tags={})
         norms = np.linalg.norm(grads["w"], axis=axis, keepdims=True)
         np.testing.assert_allclose(new["w"], -grads["w"] * norms, rtol=1e-6)
     assert used == ["Transposed"] * 2
@@ -131,8 +131,8 @@ def test_extremes_sums_and_inputs(dtype: str, monkeypatch: pytest.MonkeyPatch) -
     params = {"w": jnp.zeros(70_000), "v": jnp.zeros(3)}
     grads = {"w": normal(0, 70_000).at[40_000].set(9).at[69_999].set(-8), "v": jnp.array([1.0, jnp.nan, 2.0])}
     scale = jax.tree.map(lambda p: jnp.full(p.shape, 0.5, dtype), params)
-    state = rulec.jax.init(rule, params)
-    new, _ = rulec.jax.step(rule, params, grads, state, scale=scale, lr=1, backend="cpu")
+    state = rulec.jax.init(rule, params, tags={})
+    new, _ = rulec.jax.step(rule, params, grads, state, scale=scale, lr=1, backend="cpu", tags={})
     expected = 0.5 * (9 - 16) + np.asarray(grads["w"], np.float64).mean()
     np.testing.assert_allclose(new["w"], np.full(70_000, -expected), rtol=1e-6)
     assert np.isnan(new["v"]).all()
@@ -185,11 +185,11 @@ def test_large_leaves_are_for_the_kernel(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_packed_states_of_rules_that_reduce(rule: str) -> None:
     """Of the parameters' shape, and of rows and columns, which stages do not write."""
     params = {"a": normal(0, 6, 4), "b": normal(1, 7), "c": normal(2, 5, 9)}
-    whole, packed = rulec.jax.init(rule, params), rulec.jax.init(rule, params, packed=True)
+    whole, packed = rulec.jax.init(rule, params, tags={}), rulec.jax.init(rule, params, packed=True, tags={})
     ours = theirs = params
     for t in range(2):
         grads = jax.tree.map(lambda p: p + t, params)  # noqa: B023 - called at once
-        theirs, whole = rulec.jax.step(rule, theirs, grads, whole, donate=False, backend="cpu")
-        ours, packed = rulec.jax.step(rule, ours, grads, packed, donate=False)
+        theirs, whole = rulec.jax.step(rule, theirs, grads, whole, donate=False, backend="cpu", tags={})
+        ours, packed = rulec.jax.step(rule, ours, grads, packed, donate=False, tags={})
     for a, b in zip(numbers((ours, rulec.jax.unpacked(packed))), numbers((theirs, whole)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)

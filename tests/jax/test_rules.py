@@ -206,10 +206,10 @@ def test_the_random_numbers_are_those_of_the_language(wide: bool, seed: int) -> 
     rule = rulec.parse(DRAWN)
     with jax.enable_x64(wide):
         params = [jnp.zeros(shape) for shape in DRAWN_SHAPES]
-        start = rulec.jax.init(rule, params)
+        start = rulec.jax.init(rule, params, tags={})
         for before in (0, 1, 5, 2**31 - 2):
             state = start._replace(count=jnp.int32(before))
-            _, found = rulec.jax.step(rule, params, params, state, seed=seed, donate=False)
+            _, found = rulec.jax.step(rule, params, params, state, seed=seed, donate=False, tags={})
             for tensor, shape in enumerate(DRAWN_SHAPES):
                 place = {"seed": seed, "tensor": tensor, "step": before + 1}
                 numbers = int(np.prod(shape))

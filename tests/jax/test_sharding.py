@@ -17,7 +17,7 @@ from jax.sharding import AxisType
 
 from rulec.jax.whole import pays
 from rulec.language.node import Op
-from tests.jax.explicit import constraints, first_layout, traced
+from tests.jax.explicit import codes_layout, constraints, first_layout, traced
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,8 +35,8 @@ EXPLICIT = (
     "accumulate(adam)", "mechanic(adam)",
 )  # fmt: skip
 
-#: Formats of states whose codes have the shape of their parameter.
-CODED: tuple[dict[str, str] | str, ...] = ({"m": "int8", "v": "dynamic8"},)
+#: Formats of states: of eight bits, and with two codes in a byte.
+CODED: tuple[dict[str, str] | str, ...] = ({"m": "int8", "v": "dynamic8"}, {"m": "dynamic4", "v": "dynamic4"})
 MORE_CODED = ("float8_e4m3",)
 
 #: Those that are run on both kinds of mesh; `make whole` runs more than three.
@@ -147,6 +147,23 @@ FACTORS = {
 }
 
 
+#: How a matrix of 64 by 512 is sharded, and its state in each format, of codes and scales: blocks have 256 elements,
+#: 128 and 32, and columns are cut in parts of 128 by x and of 256 by y.
+CODES_LIE = {
+    ("dynamic8", ("x", None)): ("x,-", "x,-"), ("dynamic8", (None, "y")): ("-,y", "-,y"),
+    ("dynamic8", (None, "x")): ("-,x", "-,-"), ("dynamic8", ("y", "x")): ("y,x", "y,-"),
+    ("dynamic4", ("x", None)): ("x,-", "x,-"), ("dynamic4", (None, "x")): ("-,x", "-,x"),
+    ("dynamic4", ("x", "y")): ("x,y", "x,y"), ("int8", (None, ("x", "y"))): ("-,xy", "-,xy"),
+    ("int8", (("x", "y"), None)): ("xy,-", "xy,-"), ("int8", ()): ("-,-", "-,-"), ("dynamic4", ()): ("-,-", "-,-"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("form", "spec"), CODES_LIE)
+def test_codes_and_scales_lie_along_the_axes_of_their_parameter(form: str, spec: tuple[Any, ...]) -> None:
+    found = codes_layout(form, spec, (64, 512))
+    assert found == [CODES_LIE[form, spec]] * 2
+
+
 @pytest.mark.parametrize("rule", FACTORS)
 def test_factors_lie_along_the_sides_of_their_parameter(rule: str) -> None:
     assert first_layout(rule) == FACTORS[rule]
@@ -235,7 +252,8 @@ def sums_are_of_numbers(collectives: dict[str, list[str]], sums: int) -> None:
 
 
 def codes_are_those_of_one_device(report: dict[str, dict[str, Any]]) -> None:
-    """Codes are sharded as their parameter, and on automatic axes nothing is sent for rows that lie on one device."""
+    """Codes and scales are sharded as their parameter, but for blocks that lie on several devices; on automatic axes
+    nothing is sent for rows that lie on one device."""
     assert report["Auto"]["collectives"] == {}
     for found in report.values():
         assert (found["lost"], found["apart"]) == ([], [])

@@ -43,7 +43,7 @@ def encoded(form: Format, values: Any) -> tuple[np.ndarray[Any, Any], np.ndarray
         return coded.codes, coded.scales
 
     pair = jax.jit(both)(values)
-    return np.asarray(pair[0]), np.asarray(pair[1])
+    return np.asarray(pair[0]).reshape(form.codes_shape(values.shape)), np.asarray(pair[1]).reshape(-1)
 
 
 def decoded(form: Format, pair: Any, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
@@ -51,7 +51,8 @@ def decoded(form: Format, pair: Any, shape: tuple[int, ...]) -> np.ndarray[Any, 
 
 
 def values_of(coded: Any, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    return decode(coded.format, np.asarray(coded.codes), np.asarray(coded.scales), shape)
+    stored = np.asarray(coded.codes).reshape(coded.format.codes_shape(shape))
+    return decode(coded.format, stored, np.asarray(coded.scales).reshape(-1), shape)
 
 
 def rounded(state: Any, like: Any) -> Any:
@@ -251,6 +252,25 @@ def test_a_packed_state_of_codes_is_saved_by_leaves_and_loaded_packed(tmp_path: 
     state = rulec.jax.init("lion", params, state_dtype="int8", packed=True)
     rulec.jax.save(file, "lion", params, state)
     assert same(rulec.jax.load(file, "lion", params, like=state), state)
+
+
+@pytest.mark.parametrize("form", ["dynamic8", "dynamic4", "int8"])
+def test_states_with_flat_codes_and_scales_go_on(form: str) -> None:
+    """As they were saved before codes and scales had the axes of their parameter."""
+    params = {"w": jnp.arange(8192.0).reshape(16, 512) / 8192}
+    state = rulec.jax.init("lion", params, state_dtype=form)
+    params, state = rulec.jax.step("lion", params, params, state, lr=0.01, donate=False)
+    flat = jax.tree.map(
+        lambda x: codes.Coded(x.codes.reshape(x.format.codes_shape((16, 512))), x.scales.reshape(-1), x.format),
+        state.m, is_leaf=lambda x: isinstance(x, codes.Coded),
+    )  # fmt: skip
+    one, other = (
+        rulec.jax.step("lion", params, params, each, lr=0.01, donate=False) for each in (state, state._replace(m=flat))
+    )
+    assert jnp.array_equal(one[0]["w"], other[0]["w"])
+    assert [x.shape for x in jax.tree.leaves(other[1].m)] == [x.shape for x in jax.tree.leaves(flat)]
+    assert jnp.array_equal(one[1].m["w"].scales.reshape(-1), other[1].m["w"].scales)
+    assert jnp.array_equal(one[1].m["w"].codes.reshape(-1), other[1].m["w"].codes.reshape(-1))
 
 
 def test_codes_of_another_shape_are_refused() -> None:

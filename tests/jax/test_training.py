@@ -45,11 +45,11 @@ def jax_losses(rule: str, hyper: dict[str, float], dtype: str) -> Array:
     def step(carry: Any, batch: Any) -> Any:
         params, state = carry
         value, grads = jax.value_and_grad(loss)(params, *batch)
-        return rulec.jax.step(rule, params, grads, state, **hyper), value
+        return rulec.jax.step(rule, params, grads, state, **hyper, tags={}), value
 
     with jax.enable_x64(dtype == "float64"):
         params = jax.tree.map(jnp.asarray, weights(dtype))
-        start = params, rulec.jax.init(rule, params)
+        start = params, rulec.jax.init(rule, params, tags={})
         return np.asarray(jax.lax.scan(step, start, batches(dtype))[1])
 
 

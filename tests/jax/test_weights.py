@@ -37,7 +37,7 @@ def wide(params: Any, state: Any, kind: str) -> dict[str, Any]:
 
 def added(kind: str, rule: str, steps: int, dtype: Any = jnp.bfloat16, **keywords: Any) -> tuple[Any, Any]:
     """Parameters and state after some steps whose changes optax adds."""
-    tx = rulec.jax.transform(rule, 1e-3, weights=kind, seed=3, **keywords)
+    tx = rulec.jax.transform(rule, 1e-3, weights=kind, seed=3, **keywords, tags={})
     params = draws(0, dtype)
     state = tx.init(params)
 
@@ -55,11 +55,11 @@ def added(kind: str, rule: str, steps: int, dtype: Any = jnp.bfloat16, **keyword
 def stepped(kind: str, rule: str, steps: int, dtype: Any = jnp.bfloat16, **keywords: Any) -> tuple[Any, Any]:
     """The same by `rulec.jax.step`."""
     params = draws(0, dtype)
-    state = rulec.jax.init(rule, params, weights=kind, **keywords)
+    state = rulec.jax.init(rule, params, weights=kind, **keywords, tags={})
     for seed in range(1, steps + 1):
         grads = draws(seed, dtype)
         params, state = rulec.jax.step(
-            rule, params, grads, state, weights=kind, seed=3, lr=1e-3, backend="jax", donate=False
+            rule, params, grads, state, weights=kind, seed=3, lr=1e-3, backend="jax", donate=False, tags={}
         )
     return params, state
 
@@ -157,7 +157,7 @@ step: p = p - (1 - lr)*p
 @pytest.mark.slow
 def test_a_skipped_step_and_accumulation_keep_the_parts() -> None:
     rule = rulec.load("skip_not_finite") >> rulec.load("adamw")
-    tx = optax.MultiSteps(rulec.jax.transform(rule, 1e-3, weights="split"), 2)
+    tx = optax.MultiSteps(rulec.jax.transform(rule, 1e-3, weights="split", tags={}), 2)
     params, update = draws(0, jnp.bfloat16), jax.jit(tx.update)
     state, seen = tx.init(params), []
     for grads in (draws(1, jnp.bfloat16), draws(2, jnp.bfloat16), draws(3, jnp.bfloat16), None):

@@ -33,14 +33,14 @@ def both(
     **hyper: Any,
 ) -> tuple[Any, Any]:  # fmt: skip
     """Parameters after some eager steps, with a list of layers, and after as many of `rulec.jax.step`."""
-    made = rulec.jax.eager_scan(models.layer, models.head, rule)
+    made = rulec.jax.eager_scan(models.layer, models.head, rule, tags={})
     ours, theirs = jax.tree.map(jnp.copy, params), models.unstacked(params)
-    state, deferred = made.init(ours), rulec.jax.init(rule, theirs)
+    state, deferred = made.init(ours), rulec.jax.init(rule, theirs, tags={})
     gradient = jax.jit(jax.grad(loss))
     for _ in range(steps):
         ours, state, _ = made.step(ours, state, batch, **hyper)
         grads = gradient(theirs, batch)
-        theirs, deferred = rulec.jax.step(rule, theirs, grads, deferred, backend="jax", **hyper)
+        theirs, deferred = rulec.jax.step(rule, theirs, grads, deferred, backend="jax", **hyper, tags={})
     return models.unstacked(ours), theirs
 
 
@@ -172,7 +172,7 @@ def test_parameters_and_state_are_donated_and_usable_inside_of_another_jit() -> 
 @pytest.mark.slow
 def test_patterns_and_tags_are_of_the_whole_model() -> None:
     rule = rulec.partition({"layers/b": None, "rest/*": rulec.part("sgd", lr=0.5), "...": "adamw"})
-    made, params, batch = rulec.jax.eager_scan(models.layer, models.head, rule), models.deep(), models.pairs()
+    made, params, batch = rulec.jax.eager_scan(models.layer, models.head, rule, tags={}), models.deep(), models.pairs()
     state, old = made.init(params), jax.tree.map(np.array, params)
     params, state, _ = made.step(params, state, batch, lr=0.01)
     assert np.array_equal(params["layers"]["b"], old["layers"]["b"])

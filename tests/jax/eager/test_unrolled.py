@@ -20,14 +20,14 @@ CLOSE = 2e-5
 
 def after(rule: Any, params: Any, batch: Any, ways: str, **hyper: Any) -> Any:
     """Parameters after a step for each letter of `ways`: an eager one, or a deferred one."""
-    made = rulec.jax.eager_step(models.loss, rule)
+    made = rulec.jax.eager_step(models.loss, rule, tags={})
     tree, gradient = models.unstacked(params), jax.jit(jax.grad(models.loss))
-    state = rulec.jax.init(rule, tree)
+    state = rulec.jax.init(rule, tree, tags={})
     for way in ways:
         if way == "e":
             tree, state, _ = made.step(tree, state, batch, **hyper)
         else:
-            tree, state = rulec.jax.step(rule, tree, gradient(tree, batch), state, backend="jax", **hyper)
+            tree, state = rulec.jax.step(rule, tree, gradient(tree, batch), state, backend="jax", **hyper, tags={})
     return tree
 
 
@@ -77,7 +77,7 @@ step: direction = weight*g
         noise = jax.random.normal(key, params.shape)
         return jnp.sum(params * noise * batch), noise
 
-    made = rulec.jax.eager_step(loss, rule, has_aux=True, maximize=True)
+    made = rulec.jax.eager_step(loss, rule, has_aux=True, maximize=True, tags={})
     params, key = jnp.ones(4), jax.random.key(1)
     state = made.init(params)
     params, state, outcome = made.step(params, state, 2.0, key=key, lr=0.5, weight=3.0)
