@@ -85,14 +85,14 @@ def filled(
 
 
 def _coded_spec(form: Format, shape: tuple[int, ...], spec: Any, param: Any) -> Coded:
-    """The sharding of codes and scales: that of their state, but for rows whose parts end inside of a block."""
+    """The sharding of codes and scales: as of their state, but whole rows where shards end inside of a block."""
     sizes = jax.typeof(param).sharding.mesh.shape
     codes, scales = shapes_by_rows(form, shape)
     return Coded(_divided(spec, shape, codes, sizes), _divided(spec, shape, scales, sizes), form)
 
 
 def _divided(spec: Any, shape: tuple[int, ...], like: tuple[int, ...], sizes: Mapping[str, int]) -> PartitionSpec:
-    """The sharding of an array with the axes of a tensor, whose last one is shorter; `sizes` are those of the mesh."""
+    """The sharding of an array with the axes of a tensor, the last of them shorter; `sizes` are the mesh's."""
     if len(like) != len(shape) or len(spec) < len(shape):
         return spec if len(like) == len(shape) else EVERYWHERE  # the last axis is not sharded
     names = spec[-1] if isinstance(spec[-1], tuple) else (spec[-1],) if spec[-1] else ()

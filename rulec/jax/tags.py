@@ -32,10 +32,10 @@ def tags_of(params: Any, names: Mapping[str, str | Sequence[str]] | None = None)
     | tag | leaves |
     |---|---|
     | `embedding` | leaves of a module of class `Embed` or `Embedding`; `embed`, `wte` or `wpe` in a leaf's or its module's name |
-    | `head` | the output layer: modules called `head`, `lm_head` and the like; at the top of the model `out`, `decoder` and the like; else the last of layers that are numbered there, as in `Dense_2` |
+    | `head` | the output layer: modules called `head`, `lm_head` and the like; at the top of the model `out`, `decoder` and the like; else the last of numbered layers, as `Dense_2` |
     | `norm` | leaves of modules with `Norm` in their class, or `norm` or `ln` in their name |
     | `bias` | leaves with `bias` in their name, and `b` beside `w` |
-    | `vector` | leaves of two dimensions or more that are no matrices: with one extent above 1, or biases and norms, as those of Flax's attention |
+    | `vector` | leaves of two dimensions or more, but no matrices: with one extent above 1, or biases and norms, as in Flax's attention |
 
     `params` may be parameters of Flax, Equinox or Haiku, or any tree of arrays or shapes. `names` has tag -> patterns
     of paths, beside the tags from the tree: `{"embedding": "*/codebook"}`. A warning says where no output layer is

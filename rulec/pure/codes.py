@@ -23,7 +23,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 class Coded:
     """A state in codes: `codes` (int8 or uint8), and `scales` (float32), one for each block.
 
-    Their shapes are those of `rulec.formats`, or where blocks end with rows those of `shapes_by_rows`.
+    Their shapes are as in `rulec.formats`, or as by `shapes_by_rows`.
     """
 
     codes: Any
