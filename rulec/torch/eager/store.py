@@ -120,7 +120,8 @@ class GradStore(Sums[Tensor, Tensor]):
 
     def _rounded(self, grad: Tensor, dtype: torch.dtype) -> Tensor:
         with plain_memory():
-            return grad.to(dtype)
+            # Entries of one row are parts of a sum, each of which would be rounded.
+            return (grad.coalesce() if grad.is_sparse else grad).to(dtype)
 
     # Gradients go
 

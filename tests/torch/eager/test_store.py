@@ -226,6 +226,16 @@ def test_sums_of_16_bits_are_rounded_once(way: str, dtype: torch.dtype) -> None:
     assert torch.equal(param.detach(), -before)
 
 
+def test_sums_of_sparse_gradients_of_16_bits_are_rounded_once() -> None:
+    table = nn.Embedding(4, 3, sparse=True, dtype=torch.bfloat16)
+    store = GradStore()
+    for _ in range(300):
+        store.backward(table(torch.tensor([1, 2, 1])).sum(), table.weight)
+    total = store[table.weight]
+    assert (total.dtype, total.is_sparse) == (torch.bfloat16, True)
+    assert total.to_dense()[:, 0].tolist() == [0.0, 600.0, 300.0, 0.0]
+
+
 def test_views_that_autograd_gives_to_two_tensors_stay_apart() -> None:
     a, b = nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.zeros(2, 3))
     store = GradStore()
