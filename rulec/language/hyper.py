@@ -163,7 +163,7 @@ def followers(hyper: Mapping[str, Hyper]) -> list[str]:
 
 
 def rate_ratio(now: float, start: float) -> float:
-    """The factor of second learning rates at the rate `now`; those of a group that began at 0 stay as they are."""
+    """The factor of second learning rates at the rate `now`; 1 where a group began at 0."""
     return now / start if start > 0 else 1.0
 
 

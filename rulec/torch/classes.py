@@ -95,6 +95,8 @@ _MEANINGS = {
     "backend": "name of the backend to run on; by default the device's own",
     "reduce_over": "process group over which values of groups and of the model are taken, where every process has its "
     "own part of the parameters, or its own stage of a pipeline",
+    "lr_at_start": "learning rate at the start, which second learning rates and defaults follow: the group's first lr, "
+    "or 0 for second rates that stay as they are",
     "seed": "of its random numbers, if any, from 0 to 2**32 - 1, the same in all groups",
     "differentiable": "may only be False: autograd does not record what a fused kernel computes",
 }  # fmt: skip

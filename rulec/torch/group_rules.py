@@ -112,7 +112,7 @@ def _check_ranges(group_rule: GroupRule, group: Mapping[str, Any], owner: str) -
 
 
 def note_start(interface: Interface, group: dict[str, Any]) -> None:
-    """Writes into a new group the learning rate that it begins with, where its rule asks for that.
+    """Writes the learning rate at the start into a new group whose rule has a use for it.
 
     It is the `initial_lr` of a scheduler, if there is one. A group with a mistake stays as it is.
     """
