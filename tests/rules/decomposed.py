@@ -22,8 +22,8 @@ from tests.rules.sides import flattened, inside, patched, routed
 
 _ADAM = {"lr": 0.03, "beta1": 0.8, "beta2": 0.95, "eps": 1e-6}
 _MUON = {
-    "lr": 0.02, "momentum": 0.8, "weight_decay": 0.07, "ns_steps": 4, "adamw_lr": 0.03, "adamw_eps": 1e-5,
-    "beta1": 0.7, "beta2": 0.9,
+    "lr": 0.02, "momentum": 0.8, "weight_decay": 0.07, "ns_steps": 4, "adamw_lr": 0.03, "lr_at_start": 0.0,
+    "adamw_eps": 1e-5, "beta1": 0.7, "beta2": 0.9,
 }  # fmt: skip
 
 
@@ -166,28 +166,31 @@ _PRINTED: tuple[Peer, ...] = (
     printed_peer(
         "dion", "its Algorithm 1", Dion,
         {
-            "lr": 0.02, "mu": 0.9, "eps": 1e-8, "rank": 2, "weight_decay": 0.07, "adamw_lr": 0.03, "beta1": 0.7,
-            "beta2": 0.9,
+            "lr": 0.02, "mu": 0.9, "eps": 1e-8, "rank": 2, "weight_decay": 0.07, "adamw_lr": 0.03,
+            "lr_at_start": 0.0, "beta1": 0.7, "beta2": 0.9,
         },
         "with our random matrix",
     ),
     printed_peer(
         "dion2", "the authors' code", Dion2,
         {
-            "lr": 0.02, "mu": 0.9, "fraction": 0.4, "weight_decay": 0.07, "adamw_lr": 0.03, "beta1": 0.7, "beta2": 0.9,
-            "ns_steps": 5,
+            "lr": 0.02, "mu": 0.9, "fraction": 0.4, "weight_decay": 0.07, "adamw_lr": 0.03,
+            "lr_at_start": 0.0, "beta1": 0.7, "beta2": 0.9, "ns_steps": 5,
         },
     ),
     printed_peer(
         "nordion2", "the authors' code", NorDion2,
         {
             "lr": 0.02, "mu": 0.9, "beta": 0.8, "fraction": 0.6, "eps": 1e-6, "weight_decay": 0.07, "adamw_lr": 0.03,
-            "adamw_eps": 1e-8, "beta1": 0.7, "beta2": 0.9, "ns_steps": 5,
+            "lr_at_start": 0.0, "adamw_eps": 1e-8, "beta1": 0.7, "beta2": 0.9, "ns_steps": 5,
         },
     ),
     printed_peer(
         "iso", "its formula", Iso,
-        {"lr": 0.02, "momentum": 0.8, "adamw_lr": 0.03, "beta1": 0.7, "beta2": 0.9, "weight_decay": 0.07},
+        {
+            "lr": 0.02, "momentum": 0.8, "adamw_lr": 0.03, "lr_at_start": 0.0, "beta1": 0.7, "beta2": 0.9,
+            "weight_decay": 0.07,
+        },
     ),
     printed_peer(
         "splus", "its Algorithm 1", SPlus,

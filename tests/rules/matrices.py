@@ -174,8 +174,8 @@ _ADAM = {"lr": 0.03, "beta1": 0.8, "beta2": 0.95, "eps": 1e-6}
 _FACTORED = {"lr": 0.05, "decay": 0.7, "eps1": 1e-5, "eps2": 0.1, "d": 0.8}
 _APOLLO = {**_ADAM, "growth": 1.05, "gap": 4}
 _MUON = {
-    "lr": 0.02, "momentum": 0.8, "weight_decay": 0.07, "ns_steps": 4, "adamw_lr": 0.03, "adamw_eps": 1e-5,
-    "beta1": 0.7, "beta2": 0.9,
+    "lr": 0.02, "momentum": 0.8, "weight_decay": 0.07, "ns_steps": 4, "adamw_lr": 0.03, "lr_at_start": 0.0,
+    "adamw_eps": 1e-5, "beta1": 0.7, "beta2": 0.9,
 }  # fmt: skip
 _ADAMUON = {"eps": 1e-3, **{key: value for key, value in _MUON.items() if key != "momentum"}}
 

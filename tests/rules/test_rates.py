@@ -219,7 +219,7 @@ def test_the_kind_is_known() -> None:
 
 
 @pytest.mark.parametrize("rates", RATES)
-@pytest.mark.parametrize("name", dividing())
+@pytest.mark.parametrize("name", [*dividing()])
 def test_a_rate_of_zero_gives_numbers(name: str, rates: tuple[float, ...]) -> None:
     moved_at_zero(name, "reference", rates)
 
