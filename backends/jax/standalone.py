@@ -26,6 +26,16 @@ def rounded(x):
     """x as it is, rounded to its dtype before XLA adds anything more."""
     return jax.lax.reduce_precision(x, jnp.finfo(x.dtype).nexp, jnp.finfo(x.dtype).nmant)
 ''',
+    "checked": '''\
+def checked(p, g):
+    """A parameter, where a step is for it and this gradient."""
+    if not all(jnp.issubdtype(jnp.result_type(x), jnp.floating) for x in (p, g)):
+        kinds = f"{jnp.result_type(p)} and {jnp.result_type(g)}"
+        raise TypeError(f"a parameter and its gradient are {kinds}: give both as real floating-point numbers")
+    if jnp.shape(p) != jnp.shape(g):
+        raise ValueError(f"a gradient has shape {jnp.shape(g)}, and its parameter {jnp.shape(p)}: give equal shapes")
+    return p
+''',
     "power": "power = jnp.power\n",
     "erf": "erf = jax.scipy.special.erf\n",
     "sigmoid": "sigmoid = jax.nn.sigmoid\n",
@@ -102,6 +112,7 @@ class GradientTransformation(NamedTuple):
         <scalars>
         <scalars?>
         def one(<arrays>):
+            p = checked(p, g)
             <one>
 
         made = jax.tree.map(one, <trees>)

@@ -77,9 +77,28 @@ class <class>(torch.optim.Optimizer):
         <coded?>self.words = {}  # tables of codes on each device
 
     def __setstate__(self, state):
+        self._check(state["state"], state["param_groups"])
         super().__setstate__(state)
         self.known = {}
         <coded?>self.words = {}
+
+    def _check(self, states, groups):
+        """ValueError for what another optimizer saved, before anything is loaded."""
+        for name in getattr(self, "defaults", {}):
+            if any(name not in group for group in groups):
+                raise ValueError(f"a saved group has no {name}: load what this class saved")
+        for p, saved in states.items():
+            if not isinstance(p, torch.Tensor) or not saved:
+                continue
+            sizes = {
+                <sizes>
+            }
+            for name, size in sizes.items():
+                if name not in saved:
+                    raise ValueError(f"saved states are {', '.join(saved)}, without {name}: load what this class saved")
+                count = torch.as_tensor(saved[name]).numel()
+                if count != size:
+                    raise ValueError(f"{name} was saved with {count} numbers, and has {size} here: load what this class saved")
 
     <others?>def load_state_dict(self, state_dict):
     <others?>    """States keep their own dtypes, which torch would make the parameter's."""
@@ -263,6 +282,14 @@ class TritonFile(OneFile):
             dtypes |= {name: form.code_dtype, scale_name(name): "float32"}
         return dtypes
 
+    def _sizes(self) -> list[str]:
+        """The number of elements of each state of a parameter, by name."""
+        sizes = {self.states.get(b.name, b.name): "p.numel()" if b.axes.elementwise else "1" for b in self.program.states}
+        for name, form in self.layout.formats:
+            sizes[scale_name(name)] = f"-(-p.numel() // {form.block})"
+            sizes[name] = "p.numel()" if form.bits == 8 else "(p.numel() + 1) // 2"
+        return [f'"{name}": {size},' for name, size in (sizes | {"step": "1"}).items()]
+
     def _step(self, stage: FlatStage) -> Parts:
         names = [n for n in stage.known if n not in ("size", "span")]
         places = [self._place(name) for name in names]
@@ -277,7 +304,7 @@ class TritonFile(OneFile):
             "coded": "yes" if self.layout.formats else "",
             "defaults": call_lines("defaults = dict", [f"{x}={x}" for x in named], ""),
             "others": ", ".join(f'"{name}": torch.{dtype}' for name, dtype in dtypes.items() if dtype != self.dtype),
-            "begun": begun, "first": self.reads('group["{}"]', begun), "places": _listed([*places, "p.numel()"]),
+            "sizes": self._sizes(), "begun": begun, "first": self.reads('group["{}"]', begun), "places": _listed([*places, "p.numel()"]),
             "launch": call_lines(
                 "stage_0[(len(chunks),)]", [*arguments, "num_warps=WARPS", "enable_fp_fusion=False"], ""
             ),

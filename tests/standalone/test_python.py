@@ -209,6 +209,84 @@ def test_tensors_in_main_memory_are_refused_in_a_sentence(tmp_path: Path) -> Non
     ]
 
 
+FOREIGN = """
+import copy
+import torch
+import rule
+
+def tried(saved):
+    p = torch.nn.Parameter(torch.ones(2, 3))
+    optimizer = rule.Rule([p])
+    before = copy.deepcopy(optimizer.state_dict())
+    try:
+        optimizer.load_state_dict(saved)
+        print("loaded")
+    except ValueError as error:
+        assert optimizer.state_dict() == before
+        print(error)
+
+def saved_of(kind, shape=(2, 3), **keywords):
+    p = torch.nn.Parameter(torch.ones(shape))
+    optimizer = kind([p], **keywords)
+    p.grad = torch.ones(shape)
+    if kind is not rule.Rule:
+        optimizer.step()
+    else:  # without a GPU, what its first step makes
+        optimizer.state[p].update(m=torch.zeros(shape), v=torch.zeros(shape), step=torch.tensor(1.0))
+    return optimizer.state_dict()
+
+tried(saved_of(torch.optim.AdamW))
+foreign = saved_of(torch.optim.AdamW)
+foreign["param_groups"] = saved_of(rule.Rule)["param_groups"]
+tried(foreign)
+tried(saved_of(rule.Rule, (2, 4)))
+tried(saved_of(rule.Rule))
+"""
+
+
+@pytest.mark.slow
+def test_what_another_optimizer_saved_is_refused_as_it_is_loaded(tmp_path: Path) -> None:
+    ((_, text),) = written(rulec.load("adamw"), "triton", name="rule").items()
+    (tmp_path / "rule.py").write_text(text)
+    done = subprocess.run([sys.executable, "-c", FOREIGN], cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines() == [
+        "a saved group has no beta1: load what this class saved",
+        "saved states are step, exp_avg, exp_avg_sq, without m: load what this class saved",
+        "m was saved with 8 numbers, and has 6 here: load what this class saved",
+        "loaded",
+    ]
+
+
+WRONG = """
+import jax
+import jax.numpy as jnp
+import rule
+init, update = rule.rule(lr=0.1)
+ones = jnp.ones
+for p, g in ((ones(3, int), ones(3)), (ones(3), ones(3, int)), (ones(3, complex), ones(3)), (ones((3, 3)), ones(3))):
+    for run in (update, jax.jit(update)):
+        try:
+            run({"w": g}, init({"w": p}), {"w": p})
+        except (TypeError, ValueError) as error:
+            print(type(error).__name__, error)
+print(update({"w": ones(3)}, init({"w": ones(3)}), {"w": ones(3)})[0]["w"].shape)
+"""
+
+
+@pytest.mark.slow
+def test_jaxs_refuses_arrays_that_a_step_is_not_for(tmp_path: Path) -> None:
+    ((_, text),) = written(rulec.load("lion"), "jax", name="rule").items()
+    (tmp_path / "rule.py").write_text(text)
+    done = subprocess.run([sys.executable, "-c", WRONG], cwd=tmp_path, check=True, capture_output=True, text=True)
+    real = "give both as real floating-point numbers"
+    refused = [
+        f"TypeError a parameter and its gradient are {p} and {g}: {real}"
+        for p, g in (("int32", "float32"), ("float32", "int32"), ("complex64", "float32"))
+    ]
+    shapes = "ValueError a gradient has shape (3,), and its parameter (3, 3): give equal shapes"
+    assert done.stdout.splitlines() == [line for each in (*refused, shapes) for line in (each, each)] + ["(3,)"]
+
+
 @pytest.mark.slow
 def test_adamw_is_torchs(tmp_path: Path) -> None:
     params, steps = drawn(13, SHAPES, 5)
