@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -37,6 +38,7 @@ def build(
     layout: Annotated[
         str, typer.Option(metavar="WORD", help="hub: the folder that Hugging Face's kernels loads, for triton.")
     ] = "",
+    force: Annotated[bool, typer.Option("--force", help="Write over files that are there and differ.")] = False,
     allow_url: AllowUrlFlag = False,
     json: JsonFlag = False,
 ) -> None:
@@ -54,12 +56,30 @@ def build(
     files = written(loaded, backend, name=name, dtype=check_dtype(dtype), storage=storage)
     if layout not in ("", "hub"):
         raise RulecError(f"there is no --layout {layout!r}: use hub, or leave it out")
-    paths = [_write(out, file, text) for file, text in (hub_files(loaded, backend, files) if layout else files).items()]
+    files = hub_files(loaded, backend, files) if layout else files
+    if not force:
+        _check_free(out, files)
+    paths = [_write(out, file, text) for file, text in files.items()]
     if json:
         print_json({"rule": loaded.name, "backend": backend, "files": [str(path) for path in paths]})
     else:
         for path in paths:
             print(path)
+
+
+def _check_free(folder: Path, files: Mapping[str, str]) -> None:
+    """RulecError where a file is there with another text, before any is written."""
+    for file, text in files.items():
+        path = folder / file
+        try:
+            same = not path.exists() or path.read_bytes() == text.encode()
+        except OSError:
+            same = False
+        if not same:
+            raise RulecError(
+                f"{path} is there already and is another file: choose another folder with -o, or write over it with "
+                f"--force"
+            )
 
 
 def _write(folder: Path, file: str, text: str) -> Path:

@@ -63,6 +63,19 @@ def test_writing_again_gives_the_same_bytes(tmp_path: Path) -> None:
     assert {x.name: x.read_bytes() for x in tmp_path.iterdir()} == before
 
 
+def test_a_file_of_ones_own_is_written_over_with_force_alone(tmp_path: Path) -> None:
+    (tmp_path / "adamw.h").write_text("mine")
+    told = error("build", "adamw", "-o", str(tmp_path))
+    assert "adamw.h is there already and is another file" in told
+    assert "--force" in told
+    assert [x.name for x in tmp_path.iterdir()] == ["adamw.h"], "nothing is written before"
+    assert (tmp_path / "adamw.h").read_text() == "mine"
+    run("build", "adamw", "-o", str(tmp_path), "--force")
+    assert "int adamw_step(" in (tmp_path / "adamw.h").read_text()
+    (tmp_path / "lion.py").mkdir()
+    assert "lion.py is there already" in error("build", "lion", "-b", "numpy", "-o", str(tmp_path))
+
+
 def test_the_layout_of_the_hub(tmp_path: Path) -> None:
     words = ("-b", "triton", "--layout", "hub", "--name", "clipped_adamw")
     run("build", "clip_by_value >> adamw", *words, "-o", str(tmp_path))
