@@ -98,7 +98,7 @@ class <class>(torch.optim.Optimizer):
                     raise ValueError(f"saved states are {', '.join(saved)}, without {name}: load what this class saved")
                 count = torch.as_tensor(saved[name]).numel()
                 if count != size:
-                    raise ValueError(f"{name} was saved with {count} numbers, and has {size} here: load what this class saved")
+                    raise ValueError(f"{name} has {count} saved numbers for {size} here: load what this class saved")
 
     <others?>def load_state_dict(self, state_dict):
     <others?>    """States keep their own dtypes, which torch would make the parameter's."""
@@ -284,7 +284,7 @@ class TritonFile(OneFile):
 
     def _sizes(self) -> list[str]:
         """The number of elements of each state of a parameter, by name."""
-        sizes = {self.states.get(b.name, b.name): "p.numel()" if b.axes.elementwise else "1" for b in self.program.states}
+        sizes = {b.name: "p.numel()" if b.axes.elementwise else "1" for b in self.program.states}
         for name, form in self.layout.formats:
             sizes[scale_name(name)] = f"-(-p.numel() // {form.block})"
             sizes[name] = "p.numel()" if form.bits == 8 else "(p.numel() + 1) // 2"
@@ -304,7 +304,8 @@ class TritonFile(OneFile):
             "coded": "yes" if self.layout.formats else "",
             "defaults": call_lines("defaults = dict", [f"{x}={x}" for x in named], ""),
             "others": ", ".join(f'"{name}": torch.{dtype}' for name, dtype in dtypes.items() if dtype != self.dtype),
-            "sizes": self._sizes(), "begun": begun, "first": self.reads('group["{}"]', begun), "places": _listed([*places, "p.numel()"]),
+            "sizes": self._sizes(),
+            "begun": begun, "first": self.reads('group["{}"]', begun), "places": _listed([*places, "p.numel()"]),
             "launch": call_lines(
                 "stage_0[(len(chunks),)]", [*arguments, "num_warps=WARPS", "enable_fp_fusion=False"], ""
             ),

@@ -139,27 +139,36 @@ def near(ours: Array, theirs: Array, share: float) -> None:
     assert np.abs(ours - theirs).max() <= share * max(np.abs(theirs).max(), 1e-30)
 
 
-@pytest.mark.parametrize(("reader", "time", "form", "backend"), paired([*READERS], [*TIMES], FORMATS, BACKENDS))
-def test_a_step_is_that_of_the_decoded_state(reader: str, time: str, form: str, backend: str) -> None:
+def check_steps(reader: str, time: str, step: Callable[[Array], Array], decoded: Callable[[str], Array]) -> None:
+    """Five steps: `step` takes a gradient and returns the update, `decoded` the values of a state after it."""
     read, (_, updates, new) = READERS[reader], TIMES[time]
-    draws = np.random.default_rng(1)
-    params = {"p": np.zeros(SHAPE, np.float32)}
-    optimizer = Optimizer(rule_of(read, time), params, backend, state_dtype={"m": form})
-    m, factor = np.zeros(SHAPE), np.zeros((64, 64))
+    draws, m, factor = np.random.default_rng(1), np.zeros(SHAPE), np.zeros((64, 64))
     for t in range(1, 6):
         g = draws.standard_normal(SHAPE).astype(np.float32) / 4
-        params["p"][...] = 0  # so that the update is all there is
-        optimizer.step({"p": g})
+        update = step(g)
         after = BETA * m + (1 - BETA) * g if updates(t) else m
         read_m, wide = (after if new else m), g.astype(np.float64)
-        near(params["p"], -RATE * read.direction(read_m, wide, factor), 1e-3)
+        near(update, -RATE * read.direction(read_m, wide, factor), 1e-3)
         if read.factor is not None:
-            near(values(optimizer, "L"), read.factor(read_m, wide, factor), 1e-5)
-            factor = values(optimizer, "L")
-        assert scale_name("m") in optimizer.state("p")
+            near(decoded("L"), read.factor(read_m, wide, factor), 1e-5)
+            factor = decoded("L")
         # The codes of the new value are near to it; the next step begins with them.
-        near(values(optimizer, "m"), after, 0.2)
-        m = values(optimizer, "m")
+        near(decoded("m"), after, 0.2)
+        m = decoded("m")
+
+
+@pytest.mark.parametrize(("reader", "time", "form", "backend"), paired([*READERS], [*TIMES], FORMATS, BACKENDS))
+def test_a_step_is_that_of_the_decoded_state(reader: str, time: str, form: str, backend: str) -> None:
+    params = {"p": np.zeros(SHAPE, np.float32)}
+    optimizer = Optimizer(rule_of(READERS[reader], time), params, backend, state_dtype={"m": form})
+
+    def step(grad: Array) -> Array:
+        params["p"][...] = 0  # so that the update is all there is
+        optimizer.step({"p": grad})
+        return params["p"]
+
+    check_steps(reader, time, step, lambda state: values(optimizer, state))
+    assert scale_name("m") in optimizer.state("p")
 
 
 @pytest.mark.parametrize("reader", ["left", "number", "factor", "tiles"])

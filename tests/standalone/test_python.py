@@ -252,7 +252,7 @@ def test_what_another_optimizer_saved_is_refused_as_it_is_loaded(tmp_path: Path)
     assert done.stdout.splitlines() == [
         "a saved group has no beta1: load what this class saved",
         "saved states are step, exp_avg, exp_avg_sq, without m: load what this class saved",
-        "m was saved with 8 numbers, and has 6 here: load what this class saved",
+        "m has 8 saved numbers for 6 here: load what this class saved",
         "loaded",
     ]
 
