@@ -42,11 +42,12 @@ def whole(array: Any) -> Tensor:
 def values(optimizer: Any, param: Any, state: str) -> Tensor:
     """All elements of a state, decoded where it is in codes."""
     held = optimizer.state[param]
-    if f"{state}::scale" not in held:
+    if state in held:
         return whole(held[state])
     form = of_key(optimizer.param_groups[0]["formats"][state])
     here, codes, scales = (
-        x.to_local() if isinstance(x, DTensor) else x for x in (param.detach(), held[state], held[f"{state}::scale"])
+        x.to_local() if isinstance(x, DTensor) else x
+        for x in (param.detach(), held[f"{state}::codes"], held[f"{state}::scale"])
     )
     part = torch.from_numpy(decode(form, codes.numpy(), scales.numpy(), tuple(here.shape)))
     if isinstance(param, DTensor):
@@ -72,7 +73,7 @@ def check(coded: Any, plain: Any, param: Any, steps: int, share: float = 0.0) ->
     optimizer = coded([("w", param)])
     for step in range(steps):
         grad = torch.randn(SHAPE, generator=torch.Generator().manual_seed(step)) / 4
-        names = [name for name in optimizer.state[param] if "::" not in name]
+        names = [name.removesuffix("::codes") for name in optimizer.state[param] if not name.endswith("::scale")]
         before = {name: values(optimizer, param, name) for name in names}
         start = whole(param)
         sharded = isinstance(param, DTensor)
