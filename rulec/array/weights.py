@@ -56,7 +56,7 @@ class WeightVectors(Vectors):
             start += param.size
 
     def put_back(self, copies: Sequence[Any]) -> None:
-        """Gives the arrays, and what is beside them, the values of these copies."""
+        """Writes copies back: arrays, and the parts beside them."""
         for (name, param), copy in zip(self._params.items(), copies, strict=True):
             part = self._part(name)
             if part is not None and copy.part is None:  # the first step made it

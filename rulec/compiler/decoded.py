@@ -1,8 +1,8 @@
 """States in codes that are read between the stages: a kernel decodes them into scratch memory beforehand.
 
-Kernels decode what they read and encode what they store, and nothing else knows the formats. A product of matrices, or
-any other value between the stages, reads a state as it is in memory. So where it reads a state in codes, an earlier
-stage writes the decoded values to scratch memory, and the value reads that.
+Kernels alone know the formats: they decode as they read, and encode as they store. A product of matrices, or any other
+value between the stages, reads the memory of a state as it is. So a state in codes with such a reader is decoded by an
+earlier stage, into scratch memory, and the reader takes that.
 """
 
 from __future__ import annotations

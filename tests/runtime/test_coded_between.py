@@ -46,7 +46,7 @@ UPDATE = "m = beta*m + (1 - beta)*g"
 
 @dataclass(frozen=True)
 class Reader:
-    """Lines that read `m` and give `n`, and the same in NumPy: of `m`, `g` and the other state, `n` and that state."""
+    """Lines from `m` to `n`, and the same in NumPy: functions of `m`, `g` and the state `L`, for `n` and for `L`."""
 
     lines: str
     direction: Callable[[Array, Array, Array], Array]

@@ -1,6 +1,6 @@
 """States in codes read by products of matrices: torch's classes over several refreshments, and parts of matrices.
 
-Each step is that of an optimizer with states in float32 that begins with the decoded states, in one process.
+The oracle is an optimizer with states in float32: it begins each step with the decoded states, in one process.
 """
 
 from __future__ import annotations
