@@ -232,17 +232,15 @@ def _outermost(peers: Sequence[Any]) -> list[Any]:
     return [each for each in ranks if not any(ranks[each] < other for other in ranks.values())]
 
 
-def first_meeting_of(params: Sequence[Any], meeting: Agreement | None) -> Agreement | None:
-    """The processes that have the same DTensors or parts of them, for one comparison before the first step.
+def first_meeting_of(params: Sequence[Any]) -> Agreement | None:
+    """The processes with the same DTensors, or parts of them, for a comparison before the first step; None for none.
 
-    None where there are none, or `meeting` compares with all of them. Fake tensors have none.
+    Fake tensors have none.
     """
     meshes = dict.fromkeys(param.device_mesh for param in params if is_placed(param) and not is_fake(part_of(param)))
     here = [mesh for mesh in meshes if mesh.get_coordinate() is not None]
-    peers: list[Any] = [_peers_along(mesh, (axis,)) for mesh in here for axis in _long_axes(mesh)]
-    known = [_ranks(each) for each in ([] if meeting is None else meeting.peers)]
-    left = _outermost([each for each in peers if not any(_ranks(each) <= ranks for ranks in known)])
-    return Agreement(left) if left else None
+    peers = _outermost([_peers_along(mesh, (axis,)) for mesh in here for axis in _long_axes(mesh)])
+    return Agreement(peers) if peers else None
 
 
 def _ranks(peers: Any) -> frozenset[int]:

@@ -25,6 +25,7 @@ from rulec.runtime.device import Scaling
 from rulec.runtime.failure import Unreached
 from rulec.runtime.storage import Storage
 from rulec.runtime.turns import Turns, in_turn
+from rulec.torch.agreement import Agreement
 from rulec.torch.codes import all_saved
 from rulec.torch.communication import Communication
 from rulec.torch.comparison import OtherOrder
@@ -86,7 +87,10 @@ class RuleOptimizer(Optimizer, Turns):
         self._machine: Machine | None = None
         self._passes: TorchPasses | None = None
         self._complete = False
-        self._compared, self._last_gradient = False, _NO_GRADIENT
+        #: Whether the optimizers of processes were compared; and the messages of that, where it was in the last step.
+        self._compared = False
+        self._first: Agreement | None = None
+        self._last_gradient = _NO_GRADIENT
         self._skipped = 0
         #: The learning rate of each group when it was added.
         self._rates: list[Any] = []
@@ -173,7 +177,8 @@ class RuleOptimizer(Optimizer, Turns):
 
         An optimizer of rules that look at one element at a time sends nothing.
         """
-        records = [processes.traffic.record() for processes in self._options.processes]
+        first = [] if self._first is None else [self._first]
+        records = [processes.traffic.record() for processes in [*first, *self._options.processes]]
         reductions, exchanges = [r.reductions for r in records], [r.exchanges for r in records]
         return Communication(tuple(chain(*reductions)), tuple(chain(*exchanges)))
 
@@ -236,7 +241,13 @@ class RuleOptimizer(Optimizer, Turns):
         self, closure: Callable[[], float] | None = None, inputs: Mapping[str, Any] | None = None
     ) -> float | None:
         loss = None
+        self._first = None
+        if not self._compared:
+            self._meets = True
+            self._compare()
+            self._meets = False
         if not self.state and closure is None and inputs is None and self._made_states():
+            self._compared = False  # with the learning rates of that moment
             return None
         if closure is not None:
             self._check_closed("step(closure)")
@@ -252,8 +263,6 @@ class RuleOptimizer(Optimizer, Turns):
         turn.acquire()  # see `step`
         try:
             self._meets = True
-            if not self._compared:
-                self._compare()
             if self._options.across is not None or self._options.meeting is not None:
                 self._update_together(step_inputs)
             else:
@@ -394,21 +403,19 @@ class RuleOptimizer(Optimizer, Turns):
             self._build()
         return bool(other.order)
 
+    @in_turn
     def _compare(self) -> None:
         """Compares this optimizer with other processes of its DTensors, before the first step.
 
-        RulecError, in all of them, where something differs, or one of them takes no step. Processes of a meeting do so
-        in their steps.
+        RulecError, in all of them, where something differs, or one of them takes no step.
         """
-        first = first_meeting_of(self._params, self._options.meeting)
+        first = first_meeting_of(self._params)
         if first is not None:
             first.open()
             try:
                 alike = self._current().alike
                 assert alike is not None
-                # DTensors may have come in the place of parameters.
-                if first_meeting_of(self._params, self._options.meeting) is not None:
-                    first.compare(alike)
+                first.compare(alike)
             except OtherOrder as other:
                 self._take_order(other)
             except BaseException:
@@ -417,7 +424,7 @@ class RuleOptimizer(Optimizer, Turns):
                 for processes in (first, *self._options.processes):
                     processes.refuse()
                 raise
-        self._compared = True
+        self._first, self._compared = first, True
 
     @property
     def _params(self) -> list[torch.Tensor]:
@@ -428,7 +435,7 @@ class RuleOptimizer(Optimizer, Turns):
 
         For an error before the step, that the others cannot know of; they would wait.
         """
-        first = None if self._compared else first_meeting_of(self._params, self._options.meeting)
+        first = None if self._compared else first_meeting_of(self._params)
         for processes in [*([] if first is None else [first]), *self._options.processes]:
             processes.open()
             processes.refuse(waits)
@@ -572,7 +579,7 @@ class RuleOptimizer(Optimizer, Turns):
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "defaults" in state:
             self._machine, self._complete, self._lost, self._passes = None, True, None, None
-            self._compared, self._last_gradient = False, _NO_GRADIENT
+            self._compared, self._first, self._last_gradient = False, None, _NO_GRADIENT
             super().__setstate__(state)
             self._size({**self.defaults, **_first_group(self.param_groups)})
             self.state = Store(self.state)

@@ -234,6 +234,51 @@ def of_allowed(rank: int) -> None:
     kind_of("clip >> lamb")([stage], lr=0.1 + rank, max_norm=1.0, reduce_over=dist.group.WORLD).step()
 
 
+def of_first_rates(rank: int) -> None:
+    """A learning rate of 0 in one process, where a first step may ask for states alone; and states before steps."""
+    mesh = init_device_mesh("cpu", (2,))
+    for name in ("adamw", "lamb"):
+        net = split(net_of(), mesh)
+        optimizer = kind_of(name)(net.parameters(), lr=0.0 if rank else 0.1)
+        check_refused(optimizer, net, "process 1 has lr=0.0 for 0.weight, where process 0 has lr=0.1:")
+        optimizer = kind_of(name)(net.parameters(), lr=0.0)
+        for param in net.parameters():
+            param.grad = torch.zeros_like(param)
+        optimizer.step()  # makes states
+        optimizer.param_groups[0]["lr"] = 0.2 if rank else 0.1
+        check_refused(optimizer, net, "process 1 has lr=0.2 for 0.weight, where process 0 has lr=0.1:")
+
+
+def of_eager(rank: int) -> None:
+    """Eager updates: compared where the backward pass begins, and paired by name at the end of the step."""
+    mesh = init_device_mesh("cpu", (2,))
+    for name in ("adamw", "lamb"):
+        net, alone = split(net_of(), mesh), net_of()
+        params = [*net.parameters()]
+        eager = rulec.torch.EagerUpdate(params[::-1] if rank else params, name, lr=0.1)
+        plain = kind_of(name)(alone.parameters(), lr=0.1)
+        for k in range(3):
+            x = torch.randn(4, 8, generator=torch.Generator().manual_seed(k))
+            with eager.backward():
+                net(x).square().mean().backward()
+            eager.step()
+            plain.zero_grad()
+            alone(x).square().mean().backward()
+            plain.step()
+        for ours, theirs in zip(params, alone.parameters(), strict=True):
+            torch.testing.assert_close(whole(ours), theirs.detach(), rtol=1e-5, atol=1e-6)
+        eager.close()
+        other = rulec.torch.EagerUpdate(params, name, lr=0.1 + rank)
+        loss = net(torch.ones(4, 8)).square().mean()
+
+        def scope(eager: Any = other, loss: torch.Tensor = loss) -> None:
+            with eager.backward():
+                loss.backward()
+            eager.step()
+
+        assert "process 1 has lr=1.1 for 0.weight, where process 0 has lr=0.1" in error_of(scope)
+
+
 # Closures
 
 
@@ -325,6 +370,8 @@ def of_two(rank: int) -> None:
     of_differences(rank, mesh, (1,), range(0, len(OTHERWISE), 3))
     of_schedules(rank)
     of_allowed(rank)
+    of_first_rates(rank)
+    of_eager(rank)
 
 
 def test_what_differs_is_one_sentence_in_all_processes() -> None:

@@ -136,6 +136,7 @@ class RuleInner(Inner):
 
     def compare(self) -> None:
         with self.optimizer._turn:
+            self.optimizer._first = None
             if not self.optimizer._compared:
                 self.optimizer._compare()
 

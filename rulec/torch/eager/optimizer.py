@@ -173,6 +173,8 @@ class EagerUpdate(Optimizer, Turns):
             raise RulecError(
                 "step() of an eager optimizer takes no closure: the backward pass belongs in opt.backward()"
             )
+        if self._passes.step is None:
+            self._passes.inner.compare()
         if self._passes.step is None and asks_for_states(self.inner):
             self.inner.step()
             return
