@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from rulec.language.rule import Rule
 from rulec.runtime.failure import Failure, Told, Unreached
 from rulec.runtime.launch import Launch
 from rulec.torch.communication import Traffic
+from rulec.torch.shared_numbers import check_formulas, formula
 from rulec.torch.told import behind, reaching
 
 _OPS = (Op.SUM, Op.MIN, Op.MAX)
@@ -31,6 +33,14 @@ _LEVELS = ("group", "model")
 _MOST = 32
 
 _REFUSED = -1
+
+#: The words of a message about the formula of values of groups and of the model.
+_FORMULA = 3
+
+#: The words of a message at most.
+_LENGTH = _MOST + 4 + _FORMULA
+
+_OF_FORMULA, _OF_STEP = itemgetter(slice(-_FORMULA, None)), itemgetter(slice(None, -_FORMULA))
 
 #: The bytes of an error that are told to others.
 _TEXT = 600
@@ -70,6 +80,9 @@ class Across:
         nccl = torch.distributed.get_backend(group) == "nccl"
         self._device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
         self.traffic = Traffic()
+        #: The words about the formula, and what they were computed of.
+        self._formula: tuple[int, ...] = (0,) * _FORMULA
+        self._like: tuple[Any, Any, int] = (None, None, 0)
         #: Messages that were not waited for.
         self._on_their_way: list[Any] = []
 
@@ -122,7 +135,9 @@ class Across:
             self._exchange([_REFUSED])
             return
         self.agreed = True
-        sent = _row([_REFUSED]).to(self._device)
+        sent = torch.zeros(_LENGTH, dtype=torch.int64)
+        sent[0] = _REFUSED
+        sent = sent.to(self._device)
         parts = [torch.empty_like(sent) for _ in range(self.size)]
         self._on_their_way = [each for each in self._on_their_way if not each[0].is_completed()]
         with reaching(self.label):
@@ -139,10 +154,17 @@ class Across:
         reductions = _reductions(launches)
         fired = sorted({place for launch in launches for place in _places(launch)})
         codes = [_OPS.index(op) * len(_LEVELS) + _LEVELS.index(level) for op, level in reductions]
-        every = self._exchange([groups, zlib.crc32(repr(fired).encode()), len(codes), *codes, overflowed])
+        like = (launches[0].version, launches[0].common.hyper.table, len(launches)) if launches else (None, None, 0)
+        if like[0] is not self._like[0] or like[1] is not self._like[1] or like[2] != self._like[2]:
+            self._like, self._formula = like, formula(launches)
+        words = [groups, zlib.crc32(repr(fired).encode()), len(codes), *codes, overflowed, *self._formula]
+        every = self._exchange(words)
         refused = [rank for rank, message in enumerate(every) if message[0] == _REFUSED]
         if refused:
             raise RulecError(f"process {refused[0]} of reduce_over takes no step, for an error of its own: see there")
+        formulas, every = [*map(_OF_FORMULA, every)], [*map(_OF_STEP, every)]
+        if len({*formulas}) > 1:
+            check_formulas(formulas)
         if len({message[-1] for message in every}) > 1:
             raise RulecError(
                 "the scaled gradients of some processes of reduce_over have an infinity, and those of others none: "
@@ -167,8 +189,10 @@ class Across:
     def _exchange(self, words: Sequence[int]) -> list[tuple[int, ...]]:
         """What each process says: `words` here."""
         self.agreed = True
-        messages = [tuple(part.tolist()) for part in self._gathered(_row(words))]
-        return [(part[:1] if part[0] == _REFUSED else part[: 4 + part[2]]) for part in messages]
+        row = torch.zeros(_LENGTH, dtype=torch.int64)
+        row[: len(words)] = torch.tensor([*words])
+        messages = [tuple(part.tolist()) for part in self._gathered(row)]
+        return [(part[:1] if part[0] == _REFUSED else part[: 4 + part[2] + _FORMULA]) for part in messages]
 
     def total(self, op: Op, numbers: Any) -> Any:
         """The numbers of all processes, reduced one by one: as an array or tensor, like those here.
@@ -219,13 +243,6 @@ class Across:
         with reaching(self.label):
             torch.distributed.all_gather(parts, sent, group=self._group)
         return parts
-
-
-def _row(words: Sequence[int]) -> Tensor:
-    """Words in a message of the length of all such messages."""
-    row = torch.zeros(_MOST + 4, dtype=torch.int64)
-    row[: len(words)] = torch.tensor([*words])
-    return row
 
 
 def _places(launch: Launch) -> list[int]:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -249,6 +250,39 @@ def of_first_rates(rank: int) -> None:
         check_refused(optimizer, net, "process 1 has lr=0.2 for 0.weight, where process 0 has lr=0.1:")
 
 
+def of_stages(rank: int) -> None:
+    """Processes of `reduce_over`, which have other tensors: one formula of what they have together, and its numbers."""
+    world = dist.group.WORLD
+    formula = rulec.torch.optimizer(rulec.parse(FORMULA % ("100" if rank else "1")))
+    clip = kind_of("clip >> lamb")
+    makers: list[tuple[Callable[[Any], Any], str]] = [
+        (lambda params: formula(params, lr=0.1, reduce_over=world), "other equations"),
+        (lambda params: clip(params, lr=0.1, max_norm=1.0 + rank, reduce_over=world), "other hyper-parameters"),
+        (
+            lambda params: ZeroRedundancyOptimizer(params, clip, reduce_over=world, max_norm=1.0 + rank),
+            "other hyper-parameters",
+        ),
+    ]
+    for make, words in makers:
+        params = [nn.Parameter(torch.ones(3)) for _ in range(2)]
+        optimizer = make(params)
+        for _ in range(2):
+            for param in params:
+                param.grad = torch.ones(3)
+            text = error_of(optimizer.step)
+            assert text.startswith(f"process 1 of reduce_over has {words}"), text
+            assert all(torch.equal(param.detach(), torch.ones(3)) for param in params)
+    sizes, one = [], nn.Parameter(torch.ones(3))
+    other = kind_of("clip >> adafactor" if rank else "clip >> lamb")([one], lr=0.1, max_norm=1.0, reduce_over=world)
+    for k in range(4):
+        other.param_groups[0]["lr"] = 0.1 * (1 + rank) if k < 2 else 0.3
+        one.grad = torch.ones(3)
+        with sent() as counts:
+            other.step()
+        sizes.append(dict(counts))
+    assert sizes[0] == sizes[1] == sizes[2] == sizes[3]
+
+
 def of_eager(rank: int) -> None:
     """Eager updates: compared where the backward pass begins, and paired by name at the end of the step."""
     mesh = init_device_mesh("cpu", (2,))
@@ -371,6 +405,7 @@ def of_two(rank: int) -> None:
     of_schedules(rank)
     of_allowed(rank)
     of_first_rates(rank)
+    of_stages(rank)
     of_eager(rank)
 
 
