@@ -62,7 +62,11 @@ def shown(text: str) -> str:
 
 def _shown_address(name: str) -> str:
     url, _, digest = name.partition("@sha256:")
-    return f"{urlsplit(url).path.rpartition('/')[2] or urlsplit(url).hostname}@{digest[:8]}"
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # no address
+        return short(name)
+    return f"{parts.path.rpartition('/')[2] or parts.hostname}@{digest[:8]}"
 
 
 def text_at(address: Address) -> str:

@@ -82,8 +82,8 @@ def _download(url: str, most: int) -> bytes:
             to = error.headers.get("Location") if 300 <= error.code < 400 else None
             if to is None:
                 raise RuleError(f"{at} cannot be fetched: the server answers {error.code} {error.reason}") from None
-            at = urljoin(at, to)
-        except (URLError, HTTPException, OSError) as error:
+            at = _redirected(at, to)
+        except (URLError, HTTPException, OSError, UnicodeError) as error:  # of a name that has no bytes, the last
             reason = getattr(error, "reason", None) or error
             if isinstance(reason, TimeoutError):
                 raise _late(at, SECONDS) from None
@@ -93,6 +93,14 @@ def _download(url: str, most: int) -> bytes:
                 raise RuleError(f"{at} has more than {most} bytes: it is no rule file")
             return content
     raise RuleError(f"{url} redirects more than {REDIRECTS} times: use the address of the file itself")
+
+
+def _redirected(url: str, to: str) -> str:
+    """Where an address leads; RuleError where that is no address."""
+    try:
+        return urljoin(url, to)
+    except ValueError as error:
+        raise RuleError(f"{url} redirects to {short(to)}, which is no address: {error}") from None
 
 
 def _opener() -> OpenerDirector:

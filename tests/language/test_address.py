@@ -188,6 +188,33 @@ def test_redirects_are_followed_by_https_only_and_so_far(site: Site) -> None:
     assert "by https only" in refused(site.pinned("/file.yaml", b""))
 
 
+#: What a server may give as the place of a file.
+NOWHERE = [
+    "https://[::1", "https://[", "https://[::1]:x/rule.yaml", "https://localhost:99999/", "https://localhost:-1/",
+    f"https://{'a' * 70}.example/", f"https://{'a.' * 200}example/", "https://./", "https://../rule.yaml",
+    "https:///nowhere.yaml", "//", "//[", "http://localhost/", "ftp://localhost/", "file:///etc/passwd", "https://user@localhost/",
+    "javascript:1",
+    "https://[v1.x]/", "https://%zz/", "https://localhost:1/", "", "#", "?", "\t", "https://a b/", "\u00e9",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("to", NOWHERE)
+def test_a_redirect_to_nowhere_is_said(to: str, site: Site) -> None:
+    site.redirects["/moved.yaml"] = to
+    with pytest.raises(RuleError, match=r"\w") as caught:
+        rulec.load(site.pinned("/moved.yaml", TEXT), allow_url=True)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", [to for to in NOWHERE if to.startswith("https://") and "localhost:1/" not in to])
+def test_an_address_of_nowhere_is_said(url: str) -> None:
+    name = f"{url}@sha256:{pin(TEXT)}"
+    with pytest.raises(RuleError, match=r"\w") as caught:
+        rulec.load(name, allow_url=True)
+    assert "\n" not in str(caught.value)
+    address.shown(name)
+
+
 def test_size_and_time_are_bounded(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.files["/large.yaml"] = b"#" * (MAX_BYTES + 1)
     assert f"has more than {MAX_BYTES} bytes" in refused(site.pinned("/large.yaml"))
