@@ -23,7 +23,7 @@ def points_of(group: str) -> dict[str, tuple[EntryPoint, ...]]:
 
 
 def _points(group: str) -> Iterator[EntryPoint]:
-    """The entry points of a group, without those of packages whose metadata cannot be read."""
+    """The entry points of a group; packages with unreadable metadata have none."""
     try:
         yield from [*entry_points(group=group)]
     except Exception:  # noqa: BLE001 - what the metadata of others raises

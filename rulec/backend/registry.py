@@ -39,16 +39,15 @@ def get(name: str) -> Backend:
     points = _entry_points()[name]
     try:
         kind = loaded(f"backend {name!r}", points)
-        made = answer(kind, f"backend {name!r} of {package_of(points[0])} cannot be made")
+        backend: Backend = answer(kind, f"backend {name!r} of {package_of(points[0])} cannot be made")
     except RulecError as error:
         raise BackendUnavailable(str(error)) from error
-    lacks = [member for member in ("name", "unavailable_reason", "emit", "build") if not hasattr(made, member)]
+    lacks = [member for member in ("name", "unavailable_reason", "emit", "build") if not hasattr(backend, member)]
     if lacks:
         raise BackendUnavailable(
             f"{points[0].value} of {package_of(points[0])} is no backend, for it has no {lacks[0]}: give a class with "
             f"a name and the methods unavailable_reason, emit and build"
         )
-    backend: Backend = made
     return backend
 
 

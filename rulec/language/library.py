@@ -45,7 +45,7 @@ def rules(wrappers: bool = True) -> list[str]:
 
 @functools.cache
 def _installed_rules() -> dict[str, Rule]:
-    """Name -> rule, for the rules of installed packages that no rule of the library hides and that can be loaded."""
+    """Name -> rule, for the loadable rules of installed packages that no rule of the library hides."""
     rules_of: dict[str, Rule] = {}
     for name in installed():
         if name not in _files():
@@ -65,17 +65,17 @@ def _files() -> list[str]:
 def installed_titles() -> dict[str, str]:
     """Rule's name in its text -> name, for the rules of installed packages that no rule of the library hides.
 
-    Their packages are imported; those that cannot be are left out, and so is a name in the text of several rules.
+    Their packages are imported, and left out where that fails; so is a name in the text of several rules.
     """
-    found = [(rule.name, name) for name, rule in _installed_rules().items()]
-    count = Counter(title for title, _ in found)
-    return {title: name for title, name in found if count[title] == 1}
+    pairs = [(rule.name, name) for name, rule in _installed_rules().items()]
+    count = Counter(title for title, _ in pairs)
+    return {title: name for title, name in pairs if count[title] == 1}
 
 
 def no_title(module: str, title: str) -> str:
     """The sentence of a module with a class for each rule that has none of this name.
 
-    It names the rules of installed packages that have the name in common, and those that cannot be loaded.
+    It names rules of installed packages with this name in common, and rules that cannot be loaded.
     """
     sentence = f"module {module!r} has no attribute {title!r}"
     same = [name for name, rule in _installed_rules().items() if rule.name == title]

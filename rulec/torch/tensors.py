@@ -99,7 +99,7 @@ def same_order(a: Tensor, b: Tensor) -> bool:
 
 
 def holds_all(tensor: Tensor) -> bool:
-    """Whether the memory that a tensor is a view of reaches to its last element; of a fake tensor, that is so."""
+    """Whether a tensor's storage reaches to its last element; a fake tensor's does."""
     if not tensor.numel() or is_fake(tensor):
         return True
     last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
