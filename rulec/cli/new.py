@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +12,7 @@ import typer
 
 from rulec.cli.arguments import JsonFlag
 from rulec.cli.console import print_json, write_text
-from rulec.cli.package import write_package
+from rulec.cli.package import hides, write_package
 from rulec.errors import RulecError
 from rulec.language.check import title_problem
 from rulec.language.names import name_problem
@@ -89,11 +88,11 @@ def new(
         rule = root / package.replace("-", "_") / f"{key}.yaml"
         _say(root, [f"rulec check {rule}", f"pip install -e '{root}[test]'", f"pytest {root}"], _WHY_PACKAGE, json)
         return
-    if python and (key == "rulec" or key in sys.stdlib_module_names):
-        raise RulecError(f"{key}.py would hide the module {key} from every program beside it: choose another name")
     path = folder / f"{key}{'.py' if python else '.yaml'}"
     if os.path.exists(path):
         raise RulecError(f"{path} exists already: choose another name, or remove it")
+    if python and hides(key):
+        raise RulecError(f"{key}.py would hide the module {key} from every program beside it: choose another name")
     write_text(path, scaffold(key, title, python))
     argument = str(path) if folder.is_absolute() or folder != Path() else path.name
     steps = [

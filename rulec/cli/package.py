@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import re
 import sys
+from importlib.util import find_spec
+from keyword import iskeyword
 from pathlib import Path
 
 from rulec.cli.console import write_text
 from rulec.errors import RulecError
 from rulec.language.modules import GROUP
+from rulec.language.names import MAX_NAME, short
 
 _PROJECT = """\
 [build-system]
@@ -109,6 +112,40 @@ jobs:
 """
 
 
+def hides(module: str) -> bool:
+    """Whether a new module of this name would hide one that Python imports here, or be hidden by it.
+
+    A module in the working folder is none: that is where new ones are written.
+    """
+    if module in (*sys.stdlib_module_names, "rulec", "test"):
+        return True
+    try:
+        spec = find_spec(module)
+    except (ImportError, ValueError):  # a module without a specification
+        return True
+    if spec is None or spec.origin is None:  # a folder alone is none either
+        return False
+    here = Path.cwd()
+    return Path(spec.origin) not in (here / f"{module}.py", here / module / "__init__.py")
+
+
+def _check_names(package: str, module: str, key: str, title: str) -> None:
+    """RulecError where a package, its module or its rule cannot have its name."""
+    from rulec.language.library import library_names, titles
+
+    if len(package) > MAX_NAME:
+        raise RulecError(f"the name {short(package)} has {len(package)} characters: use at most {MAX_NAME}")
+    if iskeyword(module):
+        raise RulecError(f"{module!r} is a word of Python, and no module can be imported by it: choose another name")
+    if module == "tests":
+        raise RulecError("a package tests would lie where its own tests do: choose another name, as rulec-mylab")
+    if hides(module):
+        raise RulecError(f"a package {package} would hide the module {module}: choose another name")
+    taken = key if key in {name.rpartition("/")[2] for name in library_names()} else titles().get(title)
+    if taken is not None:
+        raise RulecError(f"{taken!r} is a rule of the library, which comes before packages: choose another name")
+
+
 def write_package(package: str, key: str, title: str, rule: str, folder: Path) -> Path:
     """Writes a package that adds a rule, of this YAML text, under the name `key`; its folder.
 
@@ -117,8 +154,7 @@ def write_package(package: str, key: str, title: str, rule: str, folder: Path) -
     if not re.fullmatch(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*", package):
         raise RulecError(f"{package!r} is no name for a package: use small letters, digits and -, as in rulec-mylab")
     module, root = package.replace("-", "_"), folder / package
-    if module == "rulec" or module in sys.stdlib_module_names:
-        raise RulecError(f"a package {package} would hide the module {module}: choose another name")
+    _check_names(package, module, key, title)
     if os.path.exists(root):
         raise RulecError(f"{root} exists already: choose another name, or remove it")
     files = {

@@ -43,6 +43,11 @@ def rules(wrappers: bool = True) -> list[str]:
     return [name for name in names if name in _files() or name in loaded if not (loaded.get(name) or load(name)).wraps]
 
 
+def library_names() -> list[str]:
+    """The names of the rules that ship with rulec, sorted; transforms begin with `transforms/`."""
+    return [*_files()]
+
+
 @functools.cache
 def _installed_rules() -> dict[str, Rule]:
     """Name -> rule, for the loadable rules of installed packages that no rule of the library hides."""

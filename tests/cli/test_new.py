@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rulec.cli.new import rule_names
+from rulec.cli.package import hides
 from tests.cli.running import error, run, run_json
 
 
@@ -51,11 +52,37 @@ def test_a_package_installs_and_passes_its_tests(tmp_path: Path) -> None:
         ("../evil", [], "is no name for a package: use small letters"),
         ("rulec", [], "would hide the module rulec"),
         ("rulec-mylab", ["--python"], "leave --python or --package out"),
+        ("class", [], "'class' is a word of Python, and no module can be imported by it"),
+        ("import", [], "'import' is a word of Python"),
+        ("json", [], "would hide the module json"),
+        ("test", [], "would hide the module test"),
+        ("numpy", [], "would hide the module numpy"),
+        ("rulec-rules", [], "would hide the module rulec_rules"),
+        ("rulec_backends", [], "would hide the module rulec_backends"),
+        ("tests", [], "would lie where its own tests do"),
+        ("p" * 300, [], "has 300 characters: use at most 100"),
+        ("-".join(["p"] * 60), [], "has 119 characters: use at most 100"),
     ],
 )
 def test_what_is_no_package_is_refused(tmp_path: Path, package: str, options: list[str], message: str) -> None:
     assert message in error("new", "mine", "--package", package, "--folder", str(tmp_path), *options)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["adamw", "sam", "AdamW", "NAdam"])
+def test_a_rule_of_a_package_is_none_of_the_library(name: str, tmp_path: Path) -> None:
+    message = error("new", name, "--package", "rulec-mylab", "--folder", str(tmp_path))
+    assert "is a rule of the library, which comes before packages: choose another name" in message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_module_in_the_working_folder_hides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "a_rule.py").write_text("")
+    assert not hides("a_rule")
+    run("new", "mine", "--package", "a-rule")
+    assert (tmp_path / "a-rule" / "a_rule" / "__init__.py").is_file()
 
 
 def test_a_package_is_not_overwritten(tmp_path: Path) -> None:
@@ -100,6 +127,8 @@ def test_what_is_no_name_is_refused(name: str, tmp_path: Path) -> None:
         ("class", [], "'class' is a word of Python"),
         ("types", ["--python"], "types.py would hide the module types from every program beside it"),
         ("rulec", ["--python"], "rulec.py would hide the module rulec"),
+        ("numpy", ["--python"], "numpy.py would hide the module numpy"),
+        ("rulec_rules", ["--python"], "rulec_rules.py would hide the module rulec_rules"),
         ("médian", ["--python"], "is no name: use letters from a to z"),
     ],
 )
