@@ -125,7 +125,7 @@ class <class>(torch.optim.Optimizer):
             for p in group["params"]:
                 if p.grad is not None:
                     self._begin(p, group)
-                    fired.setdefault(p.device, []).append((p, p.grad.contiguous(), group))
+                    fired.setdefault(p.device, []).append((p, p.grad.resolve_neg().contiguous(), group))
         for tensors in fired.values():
             self._update(tensors)
         return loss
@@ -134,8 +134,8 @@ class <class>(torch.optim.Optimizer):
         """Checks a parameter and its gradient, and makes the states before the first step."""
         if p.dtype != torch.<dtype> or p.grad.dtype != p.dtype or p.grad.is_sparse:
             raise TypeError("parameters and gradients must be <dtype>, and dense")
-        if not p.is_contiguous():
-            raise ValueError("parameters must be contiguous")
+        if not p.is_contiguous() or p.is_neg():
+            raise ValueError("parameters must be contiguous, and no negative views")
         if p.device.type in ("cpu", "meta") and isinstance(stage_0, triton.JITFunction):
             where = "in main memory" if p.device.type == "cpu" else "on the meta device"
             raise ValueError(f"parameters must be on a GPU, and one is {where}: move the model there before")

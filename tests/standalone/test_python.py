@@ -287,6 +287,26 @@ def test_jaxs_refuses_arrays_that_a_step_is_not_for(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == [line for each in (*refused, shapes) for line in (each, each)] + ["(3,)"]
 
 
+#: The gradients as views of the negatives in memory.
+NEGATED = TORCH.replace("torch.from_numpy(grad)", "torch._neg_view(-torch.from_numpy(grad))")
+
+
+@pytest.mark.slow
+def test_gradients_that_lie_negated_are_read_rightly(tmp_path: Path) -> None:
+    params, steps = drawn(17, SHAPES, 4)
+    found = []
+    for number, program in enumerate((TORCH, NEGATED)):
+        (tmp_path / str(number)).mkdir()
+        found.append(ran(tmp_path / str(number), "triton", program, Case("adamw", params, steps, "float64"))[0])
+    assert all(np.array_equal(ours, other) for ours, other in zip(*found, strict=True))
+
+
+def test_torchs_class_takes_the_sign_of_a_gradient_to_memory() -> None:
+    ((_, text),) = written(rulec.load("adamw"), "triton", name="rule").items()
+    assert "p.grad.resolve_neg().contiguous()" in text
+    assert "or p.is_neg()" in text
+
+
 @pytest.mark.slow
 def test_adamw_is_torchs(tmp_path: Path) -> None:
     params, steps = drawn(13, SHAPES, 5)
