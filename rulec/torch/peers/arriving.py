@@ -1,4 +1,4 @@
-"""Saved groups and states of other libraries on their way here: those under names that no class here has."""
+"""Saved groups and states of other libraries on their way here, under names of those libraries alone."""
 
 from __future__ import annotations
 
