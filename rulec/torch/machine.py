@@ -39,7 +39,8 @@ from rulec.torch.residence import NEW_NUMBERS, NEW_SCALING, NEW_TENSORS, residen
 from rulec.torch.routes import names_of, routes_of
 from rulec.torch.snapshot import Change, Snapshot
 from rulec.torch.sparse import SparseRows, check_takes_rows, is_sparse, sparse_rows
-from rulec.torch.states import Buffers, Store
+from rulec.torch.states import Buffers
+from rulec.torch.store import Store
 from rulec.torch.stored import check_parts, check_real
 from rulec.torch.survey import Survey
 from rulec.torch.tensors import OtherDtype, dtype_name, is_dense, real_view

@@ -47,7 +47,7 @@ from rulec.torch.placed import part_of
 from rulec.torch.routes import Routes, names_of, routes_of, tag_all
 from rulec.torch.saved import check_numbers, check_states
 from rulec.torch.split_models import are_at_work
-from rulec.torch.states import Store
+from rulec.torch.store import Store
 from rulec.torch.tensors import check_parameters, dtype_name
 
 #: The last gradient of a step, where there was none: nothing to refer to, and its version.

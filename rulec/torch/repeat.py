@@ -24,7 +24,7 @@ from rulec.runtime.launch import Launch
 from rulec.runtime.rows import Numbers, ScalarRows
 from rulec.torch.plans import StepPlan
 from rulec.torch.residence import Residence
-from rulec.torch.states import Store
+from rulec.torch.store import Store
 from rulec.torch.survey import REPEAT, Contents, Survey, job_of
 
 #: Classes of values that stay what they are as long as they are the same object.

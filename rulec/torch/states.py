@@ -6,8 +6,7 @@ Gaussian splatting do: it edits `optimizer.state[p]`. This is noticed, and the v
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,7 +22,7 @@ from rulec.formats import UNBIASED, Format
 from rulec.runtime.counts import is_count
 from rulec.runtime.recode import formats_of, recoded
 from rulec.torch.addresses import ShownState, StateAddresses, check_memory, facts_of
-from rulec.torch.codes import CODES, arrays_here, coded_names, values_here, with_plain_names
+from rulec.torch.codes import arrays_here, coded_names, values_here, with_plain_names
 from rulec.torch.engine import Home, TorchEngine
 from rulec.torch.fake import is_fake, real_memory
 from rulec.torch.fused import SectionState, loaded_of_sections, of_section, saved_of_sections
@@ -34,100 +33,10 @@ from rulec.torch.placed import as_placed, fill, part_of
 from rulec.torch.routes import Route
 from rulec.torch.saved import FORMATS, check_fits, check_formats, check_values
 from rulec.torch.sections import Section
+from rulec.torch.store import Store, parts_of
 from rulec.torch.tensors import check_apart, dtype_name, real_view
 
 _SCALE = scale_name("")
-
-
-class Edits:
-    """Whether a mapping, or one inside it, was written to."""
-
-    __slots__ = ("changed",)
-
-    def __init__(self) -> None:
-        self.changed = False
-
-
-def _noting(method: Callable[..., Any]) -> Callable[..., Any]:
-    def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
-        self.edits.changed = True
-        return method(self, *args, **kwargs)
-
-    noted.__name__ = method.__name__
-    noted.__doc__ = method.__doc__
-    return noted
-
-
-_WRITERS = (
-    "__setitem__", "__delitem__", "__ior__", "clear", "pop", "popitem", "setdefault", "update",
-)  # fmt: skip
-
-
-class ParamState(dict[str, Any]):
-    """What is remembered of one parameter, by name. It is copied and pickled as a plain dict."""
-
-    __slots__ = ("edits",)
-
-    def __init__(self, values: Mapping[str, Any], edits: Edits) -> None:
-        super().__init__(values)
-        self.edits = edits
-
-    def take(self, values: Mapping[str, Any]) -> None:
-        """Writes that are the optimizer's own."""
-        dict.update(self, values)
-
-    def __reduce__(self) -> Any:
-        return dict, (dict(self),)
-
-
-class Store(defaultdict[Any, Any]):
-    """The states of all parameters. A parameter without one has an empty one, as in torch.optim."""
-
-    def __init__(self, states: Mapping[Any, Any] | None = None) -> None:
-        super().__init__()
-        self.edits = Edits()
-        for key, value in (states or {}).items():
-            wrapped = ParamState(value, self.edits) if isinstance(value, Mapping) else value
-            dict.__setitem__(self, key, wrapped)
-
-    def __missing__(self, key: Any) -> ParamState:
-        empty = ParamState({}, self.edits)
-        dict.__setitem__(self, key, empty)
-        return empty
-
-    def plain(self) -> dict[Any, Any]:
-        """The same as plain dicts."""
-        return {key: dict(value) if isinstance(value, Mapping) else value for key, value in self.items()}
-
-    def entry(self, param: Tensor) -> ParamState:
-        """The state of a parameter as one that notes writing, made so where someone put a plain dict there."""
-        state = self[param]
-        if not isinstance(state, ParamState) or state.edits is not self.edits:
-            state = ParamState(state, self.edits)
-            dict.__setitem__(self, param, state)
-        return state
-
-    def become(self, other: Store) -> None:
-        """Takes over everything of another store. Who holds this one, or the state of a parameter in it, sees it."""
-        held = dict(self)
-        dict.clear(self)
-        for key, new in other.items():
-            old = held.get(key)
-            if isinstance(old, ParamState) and isinstance(new, ParamState):
-                dict.clear(old)
-                old.take(new)
-                old.edits = other.edits
-                new = old
-            dict.__setitem__(self, key, new)
-        self.edits = other.edits
-
-    def __reduce__(self) -> Any:
-        return Store, (self.plain(),)
-
-
-for _name in _WRITERS:
-    setattr(ParamState, _name, _noting(getattr(dict, _name)))
-    setattr(Store, _name, _noting(getattr(dict, _name)))
 
 
 class Buffers:
@@ -163,7 +72,7 @@ class Buffers:
             names = {engine.group_rule.entry.outside(state, route.routed) for state in route.rule.state}
             check_values(saved.get(route.param, {}), names, route.like, self._owner(route))
         held: dict[int, Mapping[str, Any]] = {
-            place: with_plain_names(saved.get(route.param, {})) for place, route in enumerate(self._routes)
+            place: with_plain_names(parts_of(saved.get(route.param, {}))) for place, route in enumerate(self._routes)
         }
         for place, values in held.items():
             for name, value in values.items():
@@ -202,17 +111,18 @@ class Buffers:
                 loaded |= dict(zip(places, parts, strict=True))
         return loaded
 
-    def joined(self) -> dict[int, dict[str, Any]]:
+    def joined(self) -> dict[int, Mapping[str, Any]]:
         """The states of parameters with sections as they are saved, by the parameters' places."""
-        saved: dict[int, dict[str, Any]] = {}
-        for places in self._fused:
-            states, sections = self._section_states(places)
-            route = self._routes[places[0]]
-            if any(states):
-                rules = [self._routes[place].rule for place in places]
-                skips = any(rule.skip is not None for rule in rules)
-                saved[route.place] = saved_of_sections(states, sections, route.param, skips)
-        return saved
+        joined = {self._routes[places[0]].place: self._joined_of(places) for places in self._fused}
+        return {place: states for place, states in joined.items() if states}
+
+    def _joined_of(self, places: Sequence[int]) -> Mapping[str, Any]:
+        """The states of sections at these places as they are saved for their parameter."""
+        states, sections = self._section_states(places)
+        if not any(states):
+            return {}
+        skips = any(self._routes[place].rule.skip is not None for place in places)
+        return saved_of_sections(states, sections, self._routes[places[0]].param, skips)
 
     def _section_states(self, places: Sequence[int]) -> tuple[list[dict[str, SectionState]], list[Section]]:
         """The states of sections at these places under torch's names, and the sections."""
@@ -326,18 +236,23 @@ class Buffers:
         for engine in self._engines:
             engine.published = engine.extensions
         states: list[ShownState] = []
+        fused: dict[int, dict[str, Tensor]] = {}
         for place, route in enumerate(self._routes):
             formats = self.formats(place)
             buffers = coded_names(self._of(place), formats)
             if buffers:
                 states += self._shown_states(place, buffers)
-                entry = self.store.entry(route.param)
                 if route.section is not None:
-                    _show_section(entry, buffers, route.section.number)
+                    fused.setdefault(route.place, {}).update(_of_number(buffers, route.section.number))
                     continue
+                entry = self.store.entry(route.param)
                 for name in [n for n in entry if n in formats or ((is_coded(n) or is_part(n)) and n not in buffers)]:
                     del entry[name]
                 entry.take(buffers)
+        for places in self._fused:
+            route = self._routes[places[0]]
+            if route.place in fused:
+                self.store.show_sections(route.param, fused[route.place], partial(self._joined_of, places))
         self._show_formats()
         if not self.addresses.has(states):  # entries of histories only change their places
             self.addresses = StateAddresses(states)
@@ -418,19 +333,9 @@ def _check_whole(buffers: Mapping[str, Tensor], saved: Mapping[str, Any], name: 
         )
 
 
-def _show_section(entry: ParamState, buffers: Mapping[str, Any], number: int) -> None:
-    """Puts the buffers of a section into its parameter's state."""
-    names = {name: of_section(name, number) if number or name != "step" else name for name in buffers}
-    plain = {name: name.removesuffix(of_section("", number)) for name in entry}
-    for name in [*buffers, *(n for n in entry if _is_old(plain[n], buffers))]:
-        if name in entry and name not in names.values() and (name != "step" or not number):
-            dict.__delitem__(entry, name)
-    entry.take({names[name]: value for name, value in buffers.items()})
-
-
-def _is_old(name: str, buffers: Mapping[str, Any]) -> bool:
-    """Whether a state of this name goes with another storage, or is in codes now."""
-    return is_part(name) or is_coded(name) or name + CODES in buffers
+def _of_number(buffers: Mapping[str, Tensor], number: int) -> dict[str, Tensor]:
+    """The buffers of the section with this number under the names of its parameter."""
+    return {of_section(name, number) if number or name != "step" else name: x for name, x in buffers.items()}
 
 
 def _device_of(value: Any) -> torch.device:

@@ -69,6 +69,17 @@ def muon(net: nn.Module) -> Any:
     return rt.Muon(rt.tagged_groups(net), lr=1e-3, state_dtype="bfloat16_sr", seed=3)
 
 
+def fused(kind: str, **words: Any) -> Callable[[nn.Module], Any]:
+    """Of parameters with sections; those of the first have joined states, and states of their own."""
+
+    def make(net: nn.Module) -> Any:
+        (first, up), *rest = net.named_parameters()
+        groups = [{"params": [(first, up)], "split": [40, 24]}, {"params": rest}]
+        return rt.optimizer(kind)(groups, lr=1e-3, **words)
+
+    return make
+
+
 #: Optimizers by the kinds of their states: the dtype of weights, and a maker.
 KINDS: dict[str, tuple[torch.dtype, Callable[[nn.Module], Any]]] = {
     "floats": (torch.float32, adamw()), "codes": (torch.float32, adamw(state_dtype="dynamic8")),
@@ -78,6 +89,8 @@ KINDS: dict[str, tuple[torch.dtype, Callable[[nn.Module], Any]]] = {
     "factors": (torch.float32, lambda net: rt.SOAP(net.named_parameters(), state_dtype={"m": "int8"})),
     "dotted": (torch.float32, lambda net: rt.optimizer("galore")(net.named_parameters(), lr=1e-3)),
     "routed": (torch.float32, muon), "several rules": (torch.float32, partitioned),
+    "sections": (torch.float32, fused("lamb")), "sections of factors": (torch.float32, fused("soap")),
+    "codes of sections": (torch.float32, fused("lamb", state_dtype="int8/8")),
 }  # fmt: skip
 
 
@@ -145,6 +158,34 @@ def test_states_have_the_names_that_are_saved(kind: str) -> None:
     params = [p for group in optimizer.param_groups for p in group["params"]]
     assert [[*optimizer.state[p]] for p in params] == [[*saved["state"].get(i, ())] for i in range(len(params))]
     pickle.loads(pickle.dumps(saved))  # noqa: S301
+
+
+@pytest.mark.parametrize("way", ["in place", "another tensor", "of one section", "all"])
+def test_states_of_sections_are_read_and_written_as_those_of_the_parameter(way: str) -> None:
+    kind = fused("lamb")
+    net, other = Net(), Net()
+    first, second = kind(net), kind(other)
+    train(net, first, range(2))
+    saved = copy.deepcopy(first.state_dict())
+    state = first.state[net.up.weight]
+    assert torch.equal(state["m.0"], saved["state"][0]["m"][:40])
+    part = slice(40, None) if way == "of one section" else slice(None)
+    saved["state"][0]["m"][part] = 0
+    if way == "in place":
+        state["m"].zero_()
+    elif way == "of one section":
+        first.state[net.up.weight]["m.1"] = torch.zeros(24, 96)
+    elif way == "another tensor":
+        state["m"] = torch.zeros(64, 96)
+    else:
+        for name, value in state.items():
+            state[name] = torch.zeros_like(value) if name == "m" else value.clone()
+    second.load_state_dict(saved)
+    other.load_state_dict(net.state_dict())
+    for each, optimizer in ((net, first), (other, second)):
+        train(each, optimizer, range(2, 4))
+    assert all(torch.equal(p, q) for p, q in zip(net.parameters(), other.parameters(), strict=True))
+    assert {*first.state[net.up.weight]} == {"step", "m", "v"}
 
 
 def test_values_that_a_user_puts_in_the_place_of_codes_count() -> None:
