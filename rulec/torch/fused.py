@@ -105,7 +105,7 @@ def all_joined(
 def _all_codes(
     states: Sequence[Mapping[str, SectionState]], sections: Sequence[Section], param: Any
 ) -> dict[str, Tensor]:  # fmt: skip
-    """The codes and scales of states that all sections have in one format, as those of the parameter."""
+    """The codes and scales of the parameter, of each state in one format in all sections."""
     saved: dict[str, Tensor] = {}
     for name, first in states[0].items():
         alike = [each[name] for each in states if name in each and each[name].format == first.format]
