@@ -120,13 +120,14 @@ def _check_tensor(key: Any, value: Tensor, param: Tensor, name: str) -> None:
 def _check_name(key: str, saved: Mapping[str, Any], states: Collection[str], name: str) -> None:
     """StateMismatch for a part of no weight, and for codes without scales or scales without codes."""
     plain = _SECTION.sub("", key)
-    if plain.startswith("param") and plain not in {*KINDS, *states}:
+    renamed = plain.replace("_", "::", 1) in KINDS
+    if (is_part(plain) or renamed) and plain not in {*KINDS, *states}:
         raise StateMismatch(f"{key} of {name} is no part of a weight: parts are {', '.join(KINDS)}")
     state, number = _state(key), key[len(plain) :]
-    scales, codes = scale_name(state) + number in saved, state + CODES + number in saved
+    scales, codes = (saved.get(state + part + number) is not None for part in (scale_name(""), CODES))
     if plain == state + CODES and not scales:
         raise StateMismatch(f"{key} of {name} was saved without {scale_name(state)}{number}, its scales: save it again")
-    if plain == scale_name(state) and not codes and state + number not in saved:
+    if plain == scale_name(state) and not codes and saved.get(state + number) is None:
         raise StateMismatch(f"{key} of {name} was saved without {state}{CODES}{number}, its codes: save it again")
     if plain == state and state in states and not scales and getattr(saved[key], "dtype", None) in _BYTES:
         raise StateMismatch(

@@ -97,7 +97,7 @@ class FusedState(ParamState):
         return sum(1 for _ in iter(self))
 
     def __contains__(self, name: object) -> bool:
-        return dict.__contains__(self, name) or name in iter(self)
+        return dict.__contains__(self, name) or any(name == key for key in self)
 
     def __getitem__(self, name: str) -> Any:
         return self._read(name)

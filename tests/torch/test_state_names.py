@@ -29,6 +29,7 @@ import rulec
 import rulec.torch as rt
 from rulec.errors import StateMismatch
 from rulec.formats import NAMES
+from rulec.torch.planner import LoadPlanner
 from tests.torch.eager.processes import together
 
 BRAIN = torch.bfloat16
@@ -266,6 +267,34 @@ def test_every_layout_saves_states_in_the_same_shapes(word: str) -> None:
                 assert shapes_of(param, word) == wanted, (shape, cuts)
 
 
+@pytest.mark.parametrize("old", ["blocks", "elements", "folded"])
+@pytest.mark.parametrize("word", ["int8", "dynamic8", "dynamic4"])
+def test_files_with_scales_in_other_shapes_load_by_the_planner(word: str, old: str, tmp_path: Path) -> None:
+    """Scales of blocks, of rows of blocks, and of elements, as they were in files before there were runs."""
+    net = Net()
+    first = adamw(state_dtype=word)(net)
+    train(net, first, range(2))
+    saved = get_optimizer_state_dict(net, first)
+    state, kept = saved["state"]["up.weight"], first.state[net.up.weight]  # type: ignore[index, call-overload]
+    for name in ("exp_avg", "exp_avg_sq"):
+        codes, scales = kept[f"{name}::codes"].reshape(-1), kept[f"{name}::scale"].reshape(-1)
+        if old == "elements":
+            codes = torch.stack([codes >> 4, codes & 15], -1).reshape(64, 96) if word == "dynamic4" else codes
+            scales = scales.repeat_interleave(64 * 96 // scales.numel())
+            codes, scales = codes.reshape(64, 96), scales.reshape(64, 96)
+        elif old == "folded" and scales.numel() % 64 == 0:
+            codes, scales = codes.reshape(64, -1), scales.reshape(64, -1)
+        state[f"{name}::codes"], state[f"{name}::scale"] = codes.clone(), scales.clone()  # type: ignore[index]
+    dcp.save({"o": saved}, checkpoint_id=tmp_path, no_dist=True)
+    again = Net()
+    second = adamw(state_dtype=word)(again)
+    read = {"o": get_optimizer_state_dict(again, second)}
+    dcp.load(read, checkpoint_id=tmp_path, planner=LoadPlanner(), no_dist=True)
+    set_optimizer_state_dict(again, second, read["o"])
+    for name, value in kept.items():
+        assert torch.equal(second.state[again.up.weight][name], value), name
+
+
 #: Words whose runs are shorter than their blocks in a matrix of 64 by 96, and the largest share that codes lose.
 WORDS = {"int8": 0.01, "softsign8": 0.02, "dynamic8": 0.02, "float8_e4m3": 0.08, "dynamic4": 0.3}
 
@@ -353,6 +382,30 @@ def test_codes_of_rows_load_in_one_process_and_in_columns(tmp_path: Path) -> Non
 def test_codes_of_every_layout_load_in_every_other(before: Any, tmp_path: Path) -> None:
     layouts = (plain, rows, columns, both)
     together(partial(moved, folder=str(tmp_path), words=tuple(WORDS), before=before, after=layouts), 4)
+
+
+def cut(rank: int, folder: str) -> None:
+    """Columns over three processes cut runs: a file has scales of elements, and the planner reads it in any layout."""
+    net = columns(Net())
+    first = adamw(state_dtype="dynamic8")(net)
+    train_alike(net, first)
+    wanted = values_here(first, net.up.weight)
+    saved = get_optimizer_state_dict(net, first)
+    assert saved["state"]["up.weight"]["exp_avg::scale"].shape == (64, 96)  # type: ignore[index, call-overload]
+    dcp.save({"o": saved}, checkpoint_id=folder)
+    for layout in (plain, rows, columns):
+        again = layout(Net())
+        second = adamw(state_dtype="dynamic8")(again)
+        read = {"o": get_optimizer_state_dict(again, second)}
+        dcp.load(read, checkpoint_id=folder, planner=LoadPlanner())
+        set_optimizer_state_dict(again, second, read["o"])
+        far = (values_here(second, again.up.weight) - wanted).abs().max()
+        assert far <= (0 if layout is columns else WORDS["dynamic8"]) * wanted.abs().max(), layout.__name__
+
+
+@pytest.mark.slow
+def test_files_of_parts_that_cut_runs_load_by_the_planner(tmp_path: Path) -> None:
+    together(partial(cut, folder=str(tmp_path)), 3)
 
 
 # Objects of a process
