@@ -384,23 +384,33 @@ def test_codes_of_every_layout_load_in_every_other(before: Any, tmp_path: Path) 
     together(partial(moved, folder=str(tmp_path), words=tuple(WORDS), before=before, after=layouts), 4)
 
 
+def line(cuts: Any) -> nn.Module:
+    """A matrix whose columns three processes cut within runs."""
+    net = nn.Linear(64, 70, bias=False)
+    weight = torch.randn(70, 64, generator=torch.Generator().manual_seed(3))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    net.weight = nn.Parameter(weight if cuts is None else distribute_tensor(weight, mesh, [cuts]))
+    return net
+
+
 def cut(rank: int, folder: str) -> None:
-    """Columns over three processes cut runs: a file has scales of elements, and the planner reads it in any layout."""
-    net = columns(Net())
-    first = adamw(state_dtype="dynamic8")(net)
-    train_alike(net, first)
-    wanted = values_here(first, net.up.weight)
-    saved = get_optimizer_state_dict(net, first)
-    assert saved["state"]["up.weight"]["exp_avg::scale"].shape == (64, 96)  # type: ignore[index, call-overload]
-    dcp.save({"o": saved}, checkpoint_id=folder)
-    for layout in (plain, rows, columns):
-        again = layout(Net())
-        second = adamw(state_dtype="dynamic8")(again)
-        read = {"o": get_optimizer_state_dict(again, second)}
-        dcp.load(read, checkpoint_id=folder, planner=LoadPlanner())
-        set_optimizer_state_dict(again, second, read["o"])
-        far = (values_here(second, again.up.weight) - wanted).abs().max()
-        assert far <= (0 if layout is columns else WORDS["dynamic8"]) * wanted.abs().max(), layout.__name__
+    """A file has scales of elements, and the planner reads it in any layout."""
+    values = []
+    for layout in (Shard(1), Shard(1), Shard(0), None):
+        net = line(layout)
+        optimizer = adamw(state_dtype="dynamic8")(net)
+        if not values:
+            train_alike(net, optimizer)
+            saved = get_optimizer_state_dict(net, optimizer)
+            assert saved["state"]["weight"]["exp_avg::scale"].shape == (70, 64)  # type: ignore[index, call-overload]
+            dcp.save({"o": saved}, checkpoint_id=folder)
+        else:
+            read = {"o": get_optimizer_state_dict(net, optimizer)}
+            dcp.load(read, checkpoint_id=folder, planner=LoadPlanner())
+            set_optimizer_state_dict(net, optimizer, read["o"])
+        values.append(values_here(optimizer, net.weight))
+    assert torch.equal(values[0], values[1])
+    assert all((values[0] - other).abs().max() <= 0.02 * values[0].abs().max() for other in values[2:])
 
 
 @pytest.mark.slow
