@@ -25,7 +25,7 @@ from rulec.runtime.rows import Numbers, ScalarRows
 from rulec.torch.plans import StepPlan
 from rulec.torch.residence import Residence
 from rulec.torch.store import Store
-from rulec.torch.survey import REPEAT, Contents, Survey, job_of
+from rulec.torch.survey import ANSWER, REPEAT, Contents, Survey, job_of
 
 #: Classes of values that stay what they are as long as they are the same object.
 _STEADY = frozenset({float, int, bool, str, type(None)})
@@ -65,7 +65,7 @@ class Repeat:
             for run in self._runs:
                 run()
                 done += 1
-            self._job.forget()
+            self._job.words[ANSWER] = 0  # written out: a step counts its calls
         except Exception as error:
             self._put_back(done, error)
             raise

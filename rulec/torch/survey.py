@@ -29,6 +29,9 @@ from rulec.torch.tensor_words import MOST_DIMS, layout, tensor_table
 #: the end of what handles hold.
 LOOK, REPEAT, RELEASE = 1, 2, 3
 
+#: The word of a job that is not 0 once it was done.
+ANSWER = len(JOB) - 1
+
 
 class Survey:
     """The parameters of a step in the lists of their groups, with their gradients and `states`, as they are now.
@@ -144,26 +147,26 @@ class Job:
         self._kept = functions, contents, tensors, np.zeros(3, np.int64)
         self._tables = [*contents.tables(), tensors.table, records, counts]
         pairs = [number for table in self._tables for number in (len(table), array_address(table))]
-        self._words = (ctypes.c_int64 * len(JOB))(
+        self.words = (ctypes.c_int64 * len(JOB))(
             asked, *pairs, array_address(functions), nothing, array_address(self._kept[3]), 0
         )
-        self._at, self._run, self._answer = ctypes.addressof(self._words), _machine(), len(JOB) - 1
+        self._at, self._run = ctypes.addressof(self.words), _machine()
 
     def done(self) -> bool:
         """Does it. False, and nothing written or held, where something is not as it was."""
-        words, answer = self._words, self._answer
-        words[answer] = 0
+        words = self.words
+        words[ANSWER] = 0
         self._run(self._at)
-        return words[answer] != 0
+        return words[ANSWER] != 0
 
     @property
     def answered(self) -> bool:
         """Whether it was done since `forget`, whatever interrupted the call."""
-        return self._words[self._answer] != 0
+        return self.words[ANSWER] != 0
 
     def forget(self) -> None:
         """Forgets that it was done."""
-        self._words[self._answer] = 0
+        self.words[ANSWER] = 0
 
 
 _NONE = np.zeros((0, 1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from rulec.torch.exports import NAMES
-from rulec.torch.tensor_words import Layout
+from rulec.torch.tensor_words import TensorLayout
 
 #: The words of a job: what is asked for, tables with their lengths, the functions, a handle of no tensor, memory for
 #: answers, and whether everything is as it was.
@@ -35,7 +35,7 @@ COUNTS = ("at", "length", "t", "table", "stride", "next")
 _AHEAD = 8
 
 
-def survey_source(where: Layout) -> str:
+def survey_source(where: TensorLayout) -> str:
     """The text, for the cpu backend's compiler, where tensors have their words at these places."""
     tables = {"job": JOB, "contents": CONTENTS, "tensor": TENSOR, "record": RECORD, "kind": KIND, "count": COUNTS}
     words = {f"{of}_{name}": f"word({of}, {i})" for of, names in tables.items() for i, name in enumerate(names)}

@@ -23,7 +23,7 @@ _IMPL_WORDS, _STORAGE_WORDS = 23, 8
 
 
 @dataclass(frozen=True)
-class Layout:
+class TensorLayout:
     """The places of words, counted from the beginning of what has them.
 
     A tensor's object has its implementation at `object_impl`. The implementation has its storage at `impl_storage`;
@@ -45,7 +45,7 @@ MOST_DIMS = 5
 
 
 @functools.cache
-def layout() -> Layout | None:
+def layout() -> TensorLayout | None:
     """The places of the words; None where tensors of known answers disagree, or do not show a difference."""
     with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"):
         long = torch.zeros(99991).as_strided((3, 5, 7, 11, 13), (7211, 1237, 102, 17, 2), 41)
@@ -55,7 +55,7 @@ def layout() -> Layout | None:
     return probed if right else None
 
 
-def _layout_of(tensor: Tensor) -> Layout | None:
+def _layout_of(tensor: Tensor) -> TensorLayout | None:
     """The places where the known answers of a tensor stand; None where one stands nowhere, or not once."""
     storage, keys = tensor.untyped_storage(), torch._C._dispatch_keys(tensor).raw_repr()
     of_object = _words(id(tensor), type(tensor).__basicsize__ // 8)
@@ -69,10 +69,10 @@ def _layout_of(tensor: Tensor) -> Layout | None:
     if not wanted <= {*after} or storage.data_ptr() not in of_storage:
         return None
     at_object, at_storage = of_object.index(tensor._cdata), of_impl.index(storage._cdata)
-    return Layout(at_object, at_storage, starts[0], after.index(keys) + 1, of_storage.index(storage.data_ptr()))
+    return TensorLayout(at_object, at_storage, starts[0], after.index(keys) + 1, of_storage.index(storage.data_ptr()))
 
 
-def _shows_differences(where: Layout) -> bool:
+def _shows_differences(where: TensorLayout) -> bool:
     """Whether tensors that differ in one thing have other words, and a storage has others once it is shared."""
     plain = torch.zeros(12)
     with torch.inference_mode():
@@ -87,7 +87,7 @@ def _shows_differences(where: Layout) -> bool:
     return len(of_impl) == len(alike) and shared is not None and tuple(before) != tuple(words_of(where, plain))
 
 
-def words_of(where: Layout, tensor: Tensor) -> list[int]:
+def words_of(where: TensorLayout, tensor: Tensor) -> list[int]:
     """A tensor's object, its implementation and its storage, and the words of the last two that may change."""
     storage = tensor.untyped_storage()._cdata
     of_impl = _words(tensor._cdata + 8 * where.impl_first, where.impl_words)
@@ -95,7 +95,7 @@ def words_of(where: Layout, tensor: Tensor) -> list[int]:
     return [id(tensor), tensor._cdata, storage, *of_impl, *of_storage]
 
 
-def tensor_table(where: Layout, tensors: Sequence[Tensor]) -> Numbers:
+def tensor_table(where: TensorLayout, tensors: Sequence[Tensor]) -> Numbers:
     """The words of each tensor, in int64, one row for each."""
     count = 3 + where.impl_words + where.data_words
     return np.array([words_of(where, tensor) for tensor in tensors], np.int64).reshape(-1, count)
