@@ -108,7 +108,7 @@ class LBFGS(Optimizer, Turns):
         settings = self._check()
         saved = self.state[self._params[0]]
         known = {ours: saved[theirs] for ours, theirs in _NAMES.items() if theirs in saved}
-        space = _Vectors(self._params, names_of(self.param_groups), closure)
+        space = _Vectors(self._params, names_of(self.param_groups), closure, known.get("direction"))
         before = space.copies()
         try:
             loss, progress = descend(space, Progress(**known), settings)
@@ -188,11 +188,17 @@ def _kind(param: Tensor) -> tuple[Any, ...]:
     return param.shape, param.dtype, param.device, is_placed(param)
 
 
-class _Vectors:
-    """The parameters of a closure as one vector."""
+def _vector_kind(vector: Tensor) -> str:
+    return f"{vector.numel()} numbers of {vector.dtype} on {vector.device}"
 
-    def __init__(self, params: Sequence[Tensor], names: Sequence[str], closure: Callable[[], float]) -> None:
-        self._params, self._names, self._closure = [*params], names, closure
+
+class _Vectors:
+    """The parameters of a closure as one vector; `last` is the direction of before, where there is one."""
+
+    def __init__(
+        self, params: Sequence[Tensor], names: Sequence[str], closure: Callable[[], float], last: Tensor | None
+    ) -> None:  # fmt: skip
+        self._params, self._names, self._closure, self._last = [*params], names, closure, last
         self._kinds = [*map(_kind, self._params)]
 
     def evaluate(self) -> tuple[Any, Any]:
@@ -209,7 +215,14 @@ class _Vectors:
         if all(p.grad is None for p in self._params):
             raise RulecError("the closure of LBFGS left no parameter with a gradient: let it do the backward pass")
         grads = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for p in self._params]
-        return loss, torch.cat([_real(grad).reshape(-1) for grad in grads])
+        gradient = torch.cat([_real(grad).reshape(-1) for grad in grads])
+        now, before = _vector_kind(gradient), None if self._last is None else _vector_kind(self._last)
+        if before not in (None, now):
+            raise StateMismatch(
+                f"LBFGS remembers vectors of {before}, and its gradients are {now}: make it anew, or load a state of "
+                f"these parameters"
+            )
+        return loss, gradient
 
     def move(self, step: float, direction: Tensor) -> None:
         start = 0

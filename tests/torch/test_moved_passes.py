@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import rulec
 import rulec.torch
-from rulec.errors import RulecError, TensorError
+from rulec.errors import RulecError, StateMismatch, TensorError
 from tests.language.test_passes import EVERY_OTHER, THREE
 from tests.pairs import paired
 
@@ -262,6 +262,19 @@ def test_the_dtype_of_a_parameter_between_passes() -> None:
     with pytest.raises(TensorError, match="parameter 0 was given another shape, dtype or device in the closure"):
         opt.step(failing_at(opt, params, 2, lambda: widen(params[0])))
     assert alike([p.detach().float() for p in params], before)
+
+
+@pytest.mark.parametrize("change", [lambda x: x.double(), lambda x: torch.zeros(7)])
+def test_a_search_does_not_go_on_with_vectors_of_other_parameters(change: Callable[[Tensor], Tensor]) -> None:
+    params = plain()
+    opt = rulec.torch.LBFGS(params, max_iter=2)
+    opt.step(failing_at(opt, params, 0, lambda: None))
+    params[0].data = change(params[0].data)
+    params[0].grad = None
+    before = [p.detach().clone() for p in params]
+    with pytest.raises(StateMismatch, match=r"LBFGS remembers vectors of 37 numbers of torch.float32 on cpu, and "):
+        opt.step(failing_at(opt, params, 0, lambda: None))
+    assert alike([p.detach() for p in params], before)
 
 
 @pytest.mark.parametrize("move", MOVES)
