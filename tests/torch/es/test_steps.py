@@ -64,7 +64,7 @@ def test_an_optimizer_of_torch_takes_gradients() -> None:
 def test_matrices_that_need_gradients_leave_the_others_without() -> None:
     """Muon and its AdamW under a schedule: weights, states and rates are those of the two steps, bit for bit."""
     models = _model(), _model()
-    opts = [rulec.torch.optimizer("muon")(rulec.torch.tagged_groups(model), lr=0.02) for model in models]
+    opts = [rulec.torch.optimizer("muon")(rulec.torch.tagged_groups(model, {"head": []}), lr=0.02) for model in models]
     schedules = [torch.optim.lr_scheduler.ExponentialLR(opt, 0.5) for opt in opts]
     strategies = [perturb(model, perturbation_of("independent", values="popcount")) for model in models]
     for step in range(3):
