@@ -227,7 +227,7 @@ def meeting_of(
 
 
 def _outermost(peers: Sequence[Any]) -> list[Any]:
-    """The sets of processes, without those that others contain: who agrees with all agrees with some."""
+    """The sets of processes, without the subsets of others: who agrees with all agrees with some."""
     ranks = {each: _ranks(each) for each in peers}
     return [each for each in ranks if not any(ranks[each] < other for other in ranks.values())]
 

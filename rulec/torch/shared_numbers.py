@@ -40,7 +40,7 @@ def shared_hyper(rule: Rule) -> tuple[str, ...]:
 
 
 def _value(part: Node, rule: Rule, values: Mapping[str, _Value], chosen: set[str]) -> _Value:
-    """What a part of an expression is; adds the hyper-parameters of shared values to those chosen."""
+    """The kind of a part of an expression. The hyper-parameters of a shared value are added to `chosen`."""
     if part.op.kind is Kind.REDUCE and part.arg in _LEVELS:
         return _Value(shared=True)
     if part.op is Op.NAME:
