@@ -38,8 +38,9 @@ def tags_of(params: Any, names: Mapping[str, str | Sequence[str]] | None = None)
     | `vector` | leaves of two dimensions or more, but no matrices: with one extent above 1, or biases and norms, as in Flax's attention |
 
     `params` may be parameters of Flax, Equinox or Haiku, or any tree of arrays or shapes. `names` has tag -> patterns
-    of paths, beside the tags from the tree: `{"embedding": "*/codebook"}`. A warning says where no output layer is
-    known, unless `names` has `head`. HyperError for patterns of another type.
+    of paths, beside the tags from the tree: `{"embedding": "*/codebook"}`. With `{"head": []}` no layer is the output
+    layer. A warning says where no output layer is known, unless `names` has `head`. HyperError for patterns of another
+    type.
     """  # noqa: E501
     patterns = {tag: [p] if isinstance(p, str) else p for tag, p in (names or {}).items()}
     for tag, wanted in patterns.items():
@@ -49,7 +50,9 @@ def tags_of(params: Any, names: Mapping[str, str | Sequence[str]] | None = None)
     shapes = [jnp.shape(leaf) for leaf in leaves]
     kinds = [_kind(params, keys) for keys, _ in paths]
     by_path = {name: tags for (_, name), tags in zip(paths, _roles([n for _, n in paths], shapes, kinds), strict=True)}
+    headless = "head" in patterns and not patterns["head"]
     for name, tags in by_path.items():
+        tags.difference_update({"head"} if headless else ())
         tags.update(tag for tag, wanted in patterns.items() if any(fnmatchcase(name, pattern) for pattern in wanted))
     if "head" not in patterns and not any("head" in tags for tags in by_path.values()):
         dims = [0 if tags else len(shape) for tags, shape in zip(by_path.values(), shapes, strict=True)]

@@ -32,7 +32,8 @@ def tagged_groups(
 ) -> list[dict[str, Any]]:
     """Parameter groups of a model, one for each set of tags in it: the argument of an optimizer.
 
-    `names` has tag -> patterns of names, beside the tags from the model: `{"embedding": "*.codebook"}`. Further
+    `names` has tag -> patterns of names, beside the tags from the model: `{"embedding": "*.codebook"}`. With
+    `{"head": []}` no layer is the output layer. Further
     keywords are a tag's options of a group: `bias={"weight_decay": 0}`; where two tags of a parameter say different
     things, the keyword written later holds. HyperError for an unknown tag, and for options that are no mapping.
     """
@@ -72,7 +73,8 @@ def _tagged(model: nn.Module, patterns: Mapping[str, Sequence[str]]) -> Iterable
         for leaf, param in module.named_parameters(recurse=False, remove_duplicate=False)
     ]
     paths = [(*(path.split(".") if path else ()), leaf) for path, _, leaf, _ in every]
-    heads = head_places(paths, [param.dim() for *_, param in every])
+    headless = "head" in patterns and not patterns["head"]
+    heads = set() if headless else head_places(paths, [param.dim() for *_, param in every])
     known: dict[Tensor, tuple[str, set[str]]] = {}
     for place, (path, module, leaf, param) in enumerate(every):
         name = f"{path}.{leaf}" if path else leaf

@@ -154,3 +154,12 @@ def test_output_layers_of_published_models(kind: str, config: str, head: str) ->
     heads = tagged(model)
     assert head in heads
     assert not [name for name in heads if "layer." in name or "block" in name]
+
+
+def test_a_model_may_be_said_to_have_no_output_layer() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    assert "1.weight" in tagged(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        groups = rulec.torch.tagged_groups(model, {"head": []})
+    assert not any("head" in group["tags"] for group in groups)
