@@ -26,6 +26,7 @@ from rulec.torch.memory import resolved
 from rulec.torch.placed import as_part, is_flat, is_placed, is_split, part_of, saved_part
 from rulec.torch.runs import Runs, cuts_fit, runs_of
 from rulec.torch.sections import Section
+from rulec.torch.store import FusedState
 from rulec.torch.tensors import real_view
 
 Array = np.ndarray[Any, Any]
@@ -125,10 +126,14 @@ def all_saved(
     """
     params = [(group.get("formats", {}), param) for group in groups for param in group["params"]]
     states = {
-        place: saved_states(value, *params[place]) if isinstance(value, Mapping) and place not in joined else value
+        place: _as_saved(value, *params[place]) if isinstance(value, Mapping) and place not in joined else value
         for place, value in {**saved["state"], **joined}.items()
     }
     return {**saved, "state": states}
+
+
+def _as_saved(states: Mapping[str, Any], keys: Mapping[str, str], param: Any) -> Mapping[str, Any]:
+    return states.join() if isinstance(states, FusedState) else saved_states(states, keys, param)
 
 
 # States that are loaded

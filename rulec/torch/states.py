@@ -22,14 +22,14 @@ from rulec.formats import UNBIASED, Format
 from rulec.runtime.counts import is_count
 from rulec.runtime.recode import formats_of, recoded
 from rulec.torch.addresses import ShownState, StateAddresses, check_memory, facts_of
-from rulec.torch.codes import arrays_here, coded_names, values_here, with_plain_names
+from rulec.torch.codes import arrays_here, coded_names, saved_states, values_here, with_plain_names
 from rulec.torch.engine import Home, TorchEngine
 from rulec.torch.fake import is_fake, real_memory
 from rulec.torch.fused import SectionState, loaded_of_sections, of_section, saved_of_sections
 from rulec.torch.group_rules import Groups
 from rulec.torch.memory import plain_memory
 from rulec.torch.peers.reading import is_coded, taken
-from rulec.torch.placed import as_placed, fill, part_of
+from rulec.torch.placed import as_placed, fill, is_flat, part_of
 from rulec.torch.routes import Route
 from rulec.torch.saved import FORMATS, check_fits, check_formats, check_values
 from rulec.torch.sections import Section
@@ -244,6 +244,10 @@ class Buffers:
                 states += self._shown_states(place, buffers)
                 if route.section is not None:
                     fused.setdefault(route.place, {}).update(_of_number(buffers, route.section.number))
+                    continue
+                if formats and is_flat(route.param):
+                    keys = {name: form.key for name, form in formats.items()}
+                    self.store.show_sections(route.param, buffers, partial(saved_states, buffers, keys, route.param))
                     continue
                 entry = self.store.entry(route.param)
                 for name in [n for n in entry if n in formats or ((is_coded(n) or is_part(n)) and n not in buffers)]:

@@ -55,10 +55,10 @@ class ParamState(dict[str, Any]):
 
 
 class FusedState(ParamState):
-    """The states of a parameter with sections: under the names that are saved, and of each section by its number.
+    """The states of a parameter with sections, or of a flat one in codes, under the names that are saved.
 
-    `join` gives the states as they are saved. They are copies where sections have states of their own; one that was
-    read is taken over at the next step, as if a user had put it here. `shown` are the sections' own tensors by name.
+    `join` gives the states as they are saved. They are copies of what kernels write; one that was read is taken over at
+    the next step, as if a user had put it here. `shown` are the tensors that kernels write, by name.
     """
 
     __slots__ = ("_names", "join", "shown")

@@ -19,7 +19,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
@@ -455,3 +455,21 @@ def _bytes(saved: Any) -> bytes:
 
 def test_no_group_has_an_object_of_this_process() -> None:
     together(consolidated)
+
+
+def flat_parameters(rank: int) -> None:
+    """Flat parameters show their codes as what is saved of them, in floats, and get the same codes again."""
+    nets = [FullyShardedDataParallel(Net(), device_id=torch.device("cpu"), use_orig_params=False) for _ in range(2)]
+    first, second = (rt.AdamW(net.parameters(), lr=1e-3, state_dtype="dynamic8") for net in nets)
+    train(nets[0], first, range(2))
+    set_optimizer_state_dict(nets[1], second, get_optimizer_state_dict(nets[0], first, options=FLAT), options=FLAT)
+    (ours,), (theirs,) = (each.param_groups[0]["params"] for each in (first, second))
+    assert {*first.state[ours]} == {"step", "exp_avg", "exp_avg_sq"}
+    for name in ("exp_avg::codes", "exp_avg::scale", "exp_avg_sq::codes", "exp_avg_sq::scale"):
+        assert torch.equal(first.state[ours][name], second.state[theirs][name]), name
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_flat_parameters_in_codes_go_on_from_flattened_states() -> None:
+    together(flat_parameters)
