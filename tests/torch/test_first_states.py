@@ -75,12 +75,12 @@ def check(make: Callable[[nn.Module], Any], advance: Callable[..., None] = step)
     optimizer, other = make(model), make(straight)
     get_optimizer_state_dict(model, optimizer)
     assert alike(model, straight)
-    made = shapes(model, optimizer)
+    first = shapes(model, optimizer)
     for seed in range(2):
         advance(model, optimizer, seed)
         advance(straight, other, seed)
     assert alike(model, straight)
-    assert made == shapes(straight, other)
+    assert first == shapes(straight, other)
     saved = copy.deepcopy(get_optimizer_state_dict(straight, other))
     model = copy.deepcopy(straight)
     optimizer = make(model)
@@ -156,7 +156,7 @@ def test_group_numbers_are_there_before_the_first_step() -> None:
 @pytest.mark.parametrize("case", ["numbers", "a rate", "states", "a closure"])
 def test_any_other_step_is_counted(case: str) -> None:
     """torch's AdamW counts the same steps: those with a gradient, with a learning rate, after others."""
-    found = []
+    results = []
     for kind in (torch.optim.AdamW, rulec.torch.AdamW):
         p = nn.Parameter(torch.linspace(-1, 1, 7, dtype=torch.float64))
         optimizer: Any = kind([p], lr=0.1 if case in ("a rate", "states") else 0.0)
@@ -170,9 +170,9 @@ def test_any_other_step_is_counted(case: str) -> None:
         optimizer.param_groups[0]["lr"] = 0.1
         p.grad = grad
         optimizer.step()
-        found.append((p.detach(), float(optimizer.state[p]["step"])))
-    assert found[0][1] == found[1][1]
-    torch.testing.assert_close(found[0][0], found[1][0], rtol=0, atol=1e-15)
+        results.append((p.detach(), float(optimizer.state[p]["step"])))
+    assert results[0][1] == results[1][1]
+    torch.testing.assert_close(results[0][0], results[1][0], rtol=0, atol=1e-15)
 
 
 def test_states_begin_at_the_rate_of_the_group() -> None:
