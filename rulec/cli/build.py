@@ -72,7 +72,7 @@ def _check_free(folder: Path, files: Mapping[str, str]) -> None:
     for file, text in files.items():
         path = folder / file
         try:
-            same = not path.exists() or path.read_bytes() == text.encode()
+            same = not os.path.exists(path) or path.read_bytes() == text.encode()
         except OSError:
             same = False
         if not same:

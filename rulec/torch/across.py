@@ -68,6 +68,9 @@ class Across:
     _left: tuple[int, ...] = ()
     #: Whether an error was told in this step, and why others have taken a step that this process has not.
     _told, _behind = False, ""
+    #: The words about the formula, and what they were computed of.
+    _formula: tuple[int, ...] = (0,) * _FORMULA
+    _like: tuple[Any, Any, int] = (None, None, 0)
 
     def __init__(self, group: Any) -> None:
         if not torch.distributed.is_available() or not torch.distributed.is_initialized():
@@ -80,9 +83,6 @@ class Across:
         nccl = torch.distributed.get_backend(group) == "nccl"
         self._device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
         self.traffic = Traffic()
-        #: The words about the formula, and what they were computed of.
-        self._formula: tuple[int, ...] = (0,) * _FORMULA
-        self._like: tuple[Any, Any, int] = (None, None, 0)
         #: Messages that were not waited for.
         self._on_their_way: list[Any] = []
 

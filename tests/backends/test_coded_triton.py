@@ -103,7 +103,7 @@ def run(name, state_dtype, dtype=torch.float32, **keywords):
             coded.load_state_dict(state)
     for state, key in keys.items():
         held = coded.state[params[0]]
-        values = decode(of_key(key), held[state].numpy(), held[f"{state}::scale"].numpy(), (72, 80))
+        values = decode(of_key(key), held[f"{state}::codes"].numpy(), held[f"{state}::scale"].numpy(), (72, 80))
         assert (values == floats.state[params[1]][state].numpy()).all(), (name, state)
     assert {x.dtype for k, x in coded.state[small].items() if x.dim() and k != "step"} == {torch.float32}
     return len(keys)

@@ -167,7 +167,7 @@ MUON_RANGES = {
 def test_applies_to_and_otherwise(otherwise: Any) -> None:
     @rulec.rule(
         name="Muon", state={"m": 0}, hyper=MUON_RANGES, otherwise=otherwise,
-        applies_to='ndim == 2 and not (tagged("embedding") or tagged("head"))',
+        applies_to='ndim == 2 and not (tagged("embedding") or tagged("head") or tagged("vector"))',
     )  # fmt: skip
     def muon(g: Any, p: Any, s: Any, rows: Any, cols: Any, *, lr: Any = 1e-3, momentum: Any = 0.95,
              weight_decay: Any = 0.1, ns_steps: Any = 5) -> Any:  # fmt: skip

@@ -244,7 +244,7 @@ class Between(Across):
 
     def __init__(self, rank: int, meeting: threading.Barrier, said: list[Any]) -> None:
         self.size, self._rank, self._meeting, self._said = COUNT, rank, meeting, said
-        self.traffic = Traffic()
+        self.traffic, self._on_their_way = Traffic(), []
 
     def _gathered(self, here: Any) -> list[Any]:
         self._said[self._rank] = here.clone()
