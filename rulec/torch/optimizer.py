@@ -536,6 +536,8 @@ class RuleOptimizer(Optimizer, Turns):
         that computes the same.
         """
         self._check_closed("state_dict()")
+        if self._machine is not None:
+            self._machine.check_whole()
         plain_options(self.param_groups)
         if layout:
             machine = self._current()

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rulec.torch.fake import real_memory
+
 Numbers = np.ndarray[Any, np.dtype[Any]]
 
 #: The number of words that are searched in an implementation of a tensor, and in a storage.
@@ -47,7 +49,7 @@ MOST_DIMS = 5
 @functools.cache
 def layout() -> TensorLayout | None:
     """The places of the words; None where tensors of known answers disagree, or do not show a difference."""
-    with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"):
+    with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"), real_memory():
         long = torch.zeros(99991).as_strided((3, 5, 7, 11, 13), (7211, 1237, 102, 17, 2), 41)
         flat = torch.zeros(1009, dtype=torch.bfloat16).as_strided((13, 17), (29, 31), 19)
         probed = _layout_of(long)

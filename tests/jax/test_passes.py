@@ -74,7 +74,9 @@ def test_matrices_and_vectors_share_one_climb() -> None:
         return jax.tree.map(jnp.cos, params)
 
     grads = jax.tree.map(jnp.cos, params)
-    rulec.jax.step(rule, params, grads, rulec.jax.init(rule, params), gradient=gradient_at, donate=False)
+    rulec.jax.step(
+        rule, params, grads, rulec.jax.init(rule, params, tags={}), gradient=gradient_at, tags={}, donate=False
+    )
     norm = np.sqrt(sum((np.asarray(g) ** 2).sum() for g in grads))
     for point, param, grad in zip(points[0], params, grads, strict=True):
         np.testing.assert_allclose(point, np.asarray(param) + 0.05 / norm * np.asarray(grad), rtol=1e-5)

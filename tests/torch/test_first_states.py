@@ -183,7 +183,7 @@ def test_states_begin_at_the_rate_of_the_group() -> None:
     assert optimizer.param_groups[0]["lr"] == 0.25
 
 
-@pytest.mark.parametrize("name", ["spel", "nero", "muon", "ftrl", "ftrl_proximal"])
+@pytest.mark.parametrize("name", ["nero", "muon", "ftrl", "ftrl_proximal"])
 def test_a_step_at_no_rate_moves_nothing_in_the_middle(name: str) -> None:
     model = network()
     optimizer = rulec.torch.optimizer(name)(rulec.torch.tagged_groups(model))

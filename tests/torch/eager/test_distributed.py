@@ -292,7 +292,7 @@ def split_that_meet(rank: int) -> None:
     """What reduces DTensors waits for `step()`, where processes meet once; all else is updated in the backward pass."""
     for rule in ("muon", "lamb", "soap"):
         one, other = sharded(), sharded()
-        groups = [rulec.torch.tagged_groups(model) for model in (one, other)]
+        groups = [rulec.torch.tagged_groups(model, {"head": []}) for model in (one, other)]
         keywords = {"lr": LR, **({"adamw_lr": LR} if rule == "muon" else {})}
         alone = rulec.torch.optimizer(rule)(groups[0], **keywords)
         opt = EagerUpdate(groups[1], rule, contributions=1, **keywords)
