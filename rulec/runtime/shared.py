@@ -120,8 +120,9 @@ class SharedNumbers:
                 counted.update(dict.fromkeys(kept.places.tolist(), (kept, state)))
         for group, (kept, _) in counted.items():
             self._advance(self.group_t, group, kept, int(np.flatnonzero(kept.places == group)[0]))
-        if self._pending:
-            self._advance(self.model_t, 0, next(reversed(self._pending.values()))[-1], 0)
+        kept_last = [all_kept[-1] for all_kept in self._pending.values() if all_kept]  # an interrupt leaves one empty
+        if kept_last:
+            self._advance(self.model_t, 0, kept_last[-1], 0)
         for counts, places in ((self.group_t, self._passed - counted.keys()), (self.model_t, self._alone())):
             for place in places:
                 counts[place] += 1
