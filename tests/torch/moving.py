@@ -249,7 +249,8 @@ def unrefused(kinds: Sequence[str]) -> list[str]:
             run = Run(kind)
             for number in range(4):
                 run.step(number)
-            place, state, tensor = max(run.reached(), key=lambda reached: reached[2].numel())
+            resizable = [reached for reached in run.reached() if reached[2].untyped_storage().resizable()]
+            place, state, tensor = max(resizable, key=lambda reached: reached[2].numel())
             damage(tensor)
             before = [p.detach().clone() for p in run.params]
             try:
