@@ -27,7 +27,7 @@ from rulec.jax.packing import Packed, packed
 from rulec.jax.recipe import Group, Recipe
 from rulec.jax.state import Fields, State, check_state, fields_of
 from rulec.jax.step import one_step
-from rulec.jax.tags import check_told
+from rulec.jax.tags import check_tags
 from rulec.jax.xla import compiler_options, is_traced
 from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
@@ -86,7 +86,7 @@ class Machine:
 
     def _check_tags(self, leaves: Sequence[Leaf]) -> None:
         if self.recipe.tags is None:
-            check_told(self.recipe.groups[0].rule, leaves)
+            check_tags(self.recipe.groups[0].rule, leaves)
         names = [leaf.name for leaf in leaves]
         for name in self.recipe.tags or {}:
             if names and name not in names:

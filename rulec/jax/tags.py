@@ -99,7 +99,7 @@ def _roles(
     return roles
 
 
-def check_told(rule: Rule, leaves: Sequence[Leaf]) -> None:
+def check_tags(rule: Rule, leaves: Sequence[Leaf]) -> None:
     """TensorError where a rule asks for tags, has none, and would choose for some leaves without being told."""
     rules = Router(rule).rules
     if not any(map(reads_tags, rules)):
