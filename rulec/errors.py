@@ -19,7 +19,7 @@ class RuleError(RulecError, ValueError):
     the other mistakes of the same text, each with its place. `code` is the kind of mistake: `yaml` for a text that is
     not the YAML of rule files, `key` for a key or its value, `missing` for the name of a rule or file that is none,
     `component` for a rule that does not fit where it is named, `expression` for a step or another expression, and
-    `rule` for everything else.
+    `rule` for everything else. A warning has the code `unread`, and is raised by no function.
     """
 
     code = "rule"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rulec.cli import arguments
-from rulec.cli.console import MISTAKE, print_json, progress
+from rulec.cli.console import MISTAKE, fail, print_json, progress, warn
 from rulec.errors import BackendUnavailable, BackendUnsupported, RuleError
 
 if TYPE_CHECKING:
@@ -23,16 +23,18 @@ def check(
     backend: Annotated[str, typer.Option("--backend", "-b", help="The backend to hold against the oracle.")] = "cpu",
     hyper: arguments.HyperOption = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps to hold against the oracle.")] = 8,
+    strict: Annotated[bool, typer.Option("--strict", help="A warning is an error.")] = False,
     allow_url: arguments.AllowUrlFlag = False,
     json: arguments.JsonFlag = False,
 ) -> None:
     """Check a rule: what it costs, and how exact it is.
 
     Validates the rule, lists a step's reads, writes, states, and hoisted and fused operations, and compares with 50
-    digits. All mistakes of a rule file are reported.
+    digits. All mistakes of a rule file are reported, and warnings of what nothing reads.
     """
     from rulec.display.cost import costs_of
     from rulec.language.passes import parts_of
+    from rulec.language.unread import unread
     from rulec.runtime.engine import default_hyper
 
     try:
@@ -42,8 +44,15 @@ def check(
             print_json({"rule": rule, "mistakes": [_mistake(each) for each in (error, *error.others)]})
             raise typer.Exit(MISTAKE) from None
         raise
+    warnings = unread(loaded)
+    if strict and warnings and json:
+        print_json({"rule": loaded.name, "mistakes": [*map(_mistake, warnings)]})
+    for each in [] if json else warnings:
+        (fail if strict else warn)(str(each))
+    if strict and warnings:
+        raise typer.Exit(MISTAKE)
     if loaded.wraps:
-        _report_wrapper(loaded, json)
+        _report_wrapper(loaded, warnings, json)
         return
     values = arguments.hyper_values(loaded, hyper)
     programs = costs_of(loaded, arguments.check_dtype(dtype))
@@ -52,6 +61,7 @@ def check(
         sides += _oracle(part, {key: values[key] for key in default_hyper(part, {})}, dtype, backend, steps)
     exact = {"steps": steps, "sides": sides}
     report = {"rule": loaded.name, "dtype": dtype, "programs": programs, "oracle": exact}
+    report["warnings"] = [*map(_mistake, warnings)]
     if json:
         print_json(report)
     else:
@@ -65,10 +75,11 @@ def _mistake(error: RuleError) -> dict[str, Any]:
     return {"code": error.code, "message": error.message, **at}
 
 
-def _report_wrapper(wrapper: Rule, json: bool) -> None:
+def _report_wrapper(wrapper: Rule, warnings: list[RuleError], json: bool) -> None:
     """Reports a wrapper, which has no program of its own: its costs depend on the rule inside."""
     if json:
-        print_json({"rule": wrapper.name, "wraps": wrapper.wraps[0] if len(wrapper.wraps) == 1 else wrapper.wraps})
+        wraps = wrapper.wraps[0] if len(wrapper.wraps) == 1 else wrapper.wraps
+        print_json({"rule": wrapper.name, "wraps": wraps, "warnings": [*map(_mistake, warnings)]})
     else:
         typer.echo(f'{wrapper.name} is a valid wrapper: check "{wrapper.called}(adam)", or around another rule')
 

@@ -29,11 +29,20 @@ def console() -> Console:
 
 def fail(message: str) -> None:
     """Prints an error on stderr: its first line is the sentence, the others show the place."""
+    _say("error: ", "bold red", message)
+
+
+def warn(message: str) -> None:
+    """Prints a warning on stderr, as an error."""
+    _say("warning: ", "bold yellow", message)
+
+
+def _say(kind: str, style: str, message: str) -> None:
     from rich.console import Console
     from rich.text import Text
 
     first, _, rest = message.partition("\n")
-    text = Text.assemble(("error: ", "bold red"), first, *([f"\n{rest}"] if rest else []))
+    text = Text.assemble((kind, style), first, *([f"\n{rest}"] if rest else []))
     Console(stderr=True, highlight=False, soft_wrap=True).print(text)
 
 

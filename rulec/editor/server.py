@@ -60,7 +60,8 @@ def _publish(server: LanguageServer, uri: str) -> None:
     diagnostics = [
         types.Diagnostic(
             document.position_codec.range_to_client_units(document.lines, span), each.message,
-            types.DiagnosticSeverity.Error, code=each.code, source="rulec",
+            types.DiagnosticSeverity.Warning if each.warning else types.DiagnosticSeverity.Error,
+            code=each.code, source="rulec",
         )
         for each, span in spans
     ]  # fmt: skip

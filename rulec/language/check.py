@@ -125,16 +125,16 @@ def assigned_always(step: Sequence[Statement]) -> set[str]:
 
 
 def _check_states(rule: Rule) -> None:
-    read = set(rule.names_read)
+    used = {*rule.names_read, *(line.target for line in assignments(rule.step))}
     for expression in (rule.evaluate, rule.skip, *(each.point for each in rule.passes.values())):
-        read.update(names_in([expression]) if expression is not None else ())
+        used.update(names_in([expression]) if expression is not None else ())
     for key, state in rule.state.items():
         if problem := level_problem(key, state.per, state.number is not None):
             raise rule_error(problem, state.span)
         if state.per != "element" and state.shape is not None:
             raise rule_error(f"state {key} has both per and shape: keep one of them", state.span)
-        if key not in read:
-            raise rule_error(f"state {key} is never used: read it in the step or remove it", state.span)
+        if key not in used:
+            raise rule_error(f"state {key} is never used: assign it in the step or remove it", state.span)
 
 
 def level_problem(key: str, per: str, numbered: bool = False) -> str:

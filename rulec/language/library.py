@@ -15,7 +15,7 @@ from rulec.errors import RuleError
 from rulec.language.address import MAX_BYTES, is_address, read_address, text_at
 from rulec.language.folder import library_folder
 from rulec.language.modules import installed, installed_rule, is_python_name, python_rule
-from rulec.language.names import short
+from rulec.language.names import is_rule_text, short
 from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean, of_kind
 
@@ -135,6 +135,8 @@ def decayed(rule: Rule, transform: str) -> Rule:
 
 @of_kind("missing")
 def _find(name: str, base: Path | None) -> Path:
+    if is_rule_text(name):
+        raise RuleError(f"{short(name)} is the text of a rule, not its name: read it with rulec.parse, or save it as a file")
     if is_address(name):
         raise RuleError(f"a rule file is made of rules of the library and of other files: save {short(name)} as a file")
     if name.endswith((".yaml", ".yml")):

@@ -44,6 +44,11 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 _ACCENTS = {"\u0302": "_hat", "\u0303": "_tilde", "\u0304": "_bar"}
 
 
+def is_rule_text(text: str) -> bool:
+    """Whether a text in the place of a rule's name is a rule file itself."""
+    return "\n" in text.strip() and re.search(r"^\s*(name|step|chain|plus)\s*:", text, re.MULTILINE) is not None
+
+
 def short(text: str, most: int = 40) -> str:
     """`text` in quotes for a message, cut to `most` characters."""
     return repr(text if len(text) <= most else text[: most - 3] + "...")

@@ -42,7 +42,7 @@ from rulec.language.hyper import Hyper, Limits, well_known_range
 from rulec.language.lengths import Lengths
 from rulec.language.located import Text
 from rulec.language.mistakes import Mistakes
-from rulec.language.names import declared_problem, short
+from rulec.language.names import declared_problem, is_rule_text, short
 from rulec.language.node import Node, Op, const
 from rulec.language.passes import check_point, gradient_of
 from rulec.language.rule import Pass, Routing, Rule, State
@@ -417,6 +417,9 @@ class _RuleReader:
         if is_rule_file(entry):
             below, values = self.document.below(("otherwise",)), self.lengths.values
             return Routing(_RuleReader(below, self.resolve, self.path, values, self.make).rule())
+        if isinstance(entry, str) and is_rule_text(entry):
+            message = "this rule is one text: leave out the | after otherwise, and indent its lines below it"
+            raise rule_error(message, self.document.span(("otherwise",)), "component")
         wraps, _ = self._wraps()
         if isinstance(entry, str) and entry in wraps:
             return Routing(None, entry)

@@ -135,7 +135,7 @@ def test_a_wrapper_is_valid_by_itself(tmp_path: Path) -> None:
     file = tmp_path / "half.yaml"
     file.write_text("name: Half\nwraps: inner\nstep: |\n  direction = inner(g)/2\n")
     assert run("check", str(file)) == 'Half is a valid wrapper: check "half.yaml(adam)", or around another rule\n'
-    assert run_json("check", str(file)) == {"rule": "Half", "wraps": "inner"}
+    assert run_json("check", str(file)) == {"rule": "Half", "wraps": "inner", "warnings": []}
     assert run_json("check", f"{file}(sgd)", "--steps", "2")["rule"] == "HalfSGD"
     file.write_text("name: Half\nwraps: inner\nstep: |\n  direction = inner.p\n")
     assert "'inner.p' has no value here: write inner(g) above this line" in error("check", str(file))

@@ -13,6 +13,9 @@ from tests.cli.running import process
 
 TEXT = "name: Mine\nsummary: '🙂'\nhyper: {lr: 1e-3, bèta: 0.9}\nstep: |\n  direction = sqr(g)  # 🙂\n"
 
+#: What is said of the text without its mistakes.
+WARNING = ("nothing reads the hyper-parameter beta: read it or remove it", types.DiagnosticSeverity.Warning, "unread")
+
 
 async def session(folder: Path) -> tuple[list[types.Diagnostic], list[str], str, list[types.Diagnostic]]:
     """The diagnostics of a wrong text, what is offered in its step, what a word means, and what a right text has."""
@@ -47,11 +50,11 @@ async def session(folder: Path) -> tuple[list[types.Diagnostic], list[str], str,
 
 
 def test_an_editor_is_served(tmp_path: Path) -> None:
-    wrong, offered, meaning, right = asyncio.run(asyncio.wait_for(session(tmp_path), 120))
+    wrong, offered, meaning, warned = asyncio.run(asyncio.wait_for(session(tmp_path), 120))
     assert [each.message.partition(":")[0] for each in wrong] == ["'bèta' is no name"]
     assert "sqrt" in offered
     assert "sqrt(x)" in meaning
-    assert right == []
+    assert [(each.message, each.severity, each.code) for each in warned] == [WARNING]
 
 
 def test_without_pygls_the_remedy_is_said() -> None:

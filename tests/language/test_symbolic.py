@@ -232,7 +232,6 @@ G = sympy.Symbol("g")
          "beta1=3.0 of X must be at least 0 and below 1, the range of this name: "
          "write beta1: dict(default=3, min=0, max=3) for another"),
         ({"direction": G, "init": {"m": 1}}, "X has no state 'm' to begin"),
-        ({"direction": G, "state": {"m": G}}, "state m is never used: read it in the step or remove it"),
         ({"direction": G, "state": {"m k": G}}, "'m k' is no name: use letters from a to z, digits and _, as in 'm_k'"),
         ({"direction": G, "state": {"t": G}}, "'t' is the step count: choose another name"),
     ],

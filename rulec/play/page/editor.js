@@ -72,11 +72,11 @@ export function makeEditor(parent, { text, changed, ask }) {
     }),
   });
 
-  const diagnostic = ({ message, line, column, width }) => {
+  const diagnostic = ({ message, line, column, width, warning }) => {
     const at = view.state.doc.line(Math.min(line + 1, view.state.doc.lines));
     const from = Math.min(at.from + units(at.text, column), at.to);
     const to = Math.min(at.from + units(at.text, column + width), at.to);
-    return { from, to: Math.max(from, to), severity: "error", message };
+    return { from, to: Math.max(from, to), severity: warning ? "warning" : "error", message };
   };
   return {
     text: () => view.state.doc.toString(),

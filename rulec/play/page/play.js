@@ -41,11 +41,11 @@ const check = latest(async () => {
   const text = editor.text();
   const [{ answer: mistakes, error }, look] = await Promise.all([ask("mistakes", { text }), ask("look", { text })]);
   if (text !== editor.text()) return;
-  if (error || mistakes.length) {
+  if (error || mistakes.some((mistake) => !mistake.warning)) {
     tell(error ? [{ message: error, line: 0, column: 0, width: 0 }] : mistakes);
     return;
   }
-  tell(look.error ? [{ message: look.error, line: 0, column: 0, width: 0 }] : []);
+  tell(look.error ? [{ message: look.error, line: 0, column: 0, width: 0 }] : mistakes);
   if (look.error) return;
   shown = { text, ...look.answer };
   show();
@@ -55,14 +55,15 @@ const check = latest(async () => {
 // Marks mistakes in the editor, and lists them below it.
 function tell(mistakes) {
   editor.mark(mistakes);
-  $("stale").hidden = !mistakes.length;
+  const wrong = mistakes.some((mistake) => !mistake.warning);
+  $("stale").hidden = !wrong;
   $("stale").textContent = shown ? "This is the last text without mistakes." : "The rule is shown here once its text has no mistakes.";
-  $("shown").classList.toggle("old", mistakes.length > 0);
+  $("shown").classList.toggle("old", wrong);
   const items = mistakes.map((mistake) => {
     const [sentence] = mistake.message.split("\n");
     const button = element("button", { type: "button" }, element("b", {}, `line ${mistake.line + 1}`), ` ${sentence}`);
     button.addEventListener("click", () => editor.go(mistake));
-    return element("li", {}, button);
+    return element("li", { class: mistake.warning ? "warning" : "" }, button);
   });
   $("mistakes").replaceChildren(items.length ? element("ul", {}, ...items) : element("p", { class: "good" }, "No mistakes."));
 }
