@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import cast
+from collections.abc import Container, Mapping, Sequence
+from typing import TypeGuard, cast
 
-from rulec.language.node import Kind, Node, Op, const, name, node
+from rulec.language.node import FACTS, Kind, Node, Op, const, name, node, walk
 from rulec.language.passes import gradient_of
 from rulec.language.rule import Assign, Branch, Rule, Statement, assignments
 from rulec.language.text import number_text
@@ -23,7 +23,7 @@ _SPELT = {"eps": "epsilon", "lambd": "lambda", "lamb": "lambda"}
 _ACCENTS = {"hat": r"\hat", "bar": r"\bar", "tilde": r"\tilde"}
 
 # How tightly a piece of LaTeX binds. Fractions and roots are tall; an atom needs no brackets anywhere.
-_LOGIC, _COMPARE, _SUM, _SIGN, _PRODUCT, _TALL, _ATOM = range(1, 8)
+_LOGIC, _COMPARE, _SUM, _SIGN, _ELEMENTS, _PRODUCT, _TALL, _ATOM = range(1, 9)
 
 #: A piece of LaTeX and how tightly it binds.
 _Piece = tuple[str, int]
@@ -32,13 +32,19 @@ _INFIX = {
     Op.OR: (r"\lor", _LOGIC), Op.AND: (r"\land", _LOGIC), Op.LT: ("<", _COMPARE), Op.LE: (r"\le", _COMPARE),
     Op.GT: (">", _COMPARE), Op.GE: (r"\ge", _COMPARE), Op.EQ: ("=", _COMPARE), Op.NE: (r"\ne", _COMPARE),
     Op.ADD: ("+", _SUM), Op.SUB: ("-", _SUM), Op.MUL: ("", _PRODUCT), Op.MOD: (r"\bmod", _PRODUCT),
-    Op.MATMUL: (r"\,@\,", _PRODUCT),
+    Op.MATMUL: (r"\,", _PRODUCT),
 }  # fmt: skip
+
+#: A comparison -> the one that is true where it is false.
+_OPPOSITE = {Op.LT: Op.GE, Op.LE: Op.GT, Op.GT: Op.LE, Op.GE: Op.LT, Op.EQ: Op.NE, Op.NE: Op.EQ}
 
 _AROUND = {
     Op.SQRT: r"\sqrt{%s}", Op.CBRT: r"\sqrt[3]{%s}", Op.ABS: r"\left|%s\right|",
     Op.FLOOR: r"\left\lfloor %s\right\rfloor",
 }  # fmt: skip
+
+#: The levels at which a value is one number for a tensor.
+_NUMBERS = ("tensor", "model", "group")
 
 _CALLED = {
     Op.EXP: r"\exp", Op.LOG: r"\log", Op.TANH: r"\tanh", Op.SIGMOID: r"\sigma", Op.MINIMUM: r"\min",
@@ -47,17 +53,24 @@ _CALLED = {
 
 
 def rule_to_latex(rule: Rule) -> str:
-    """The step as an aligned block: new states with subscript t, old states with t-1, and the update of p last."""
+    """The step as an aligned block: new states with subscript t, old states with t-1, and the update of p last.
+
+    Each value that a branch changes is printed as cases. In a rule with products of matrices these have no sign, and
+    products of elements have one.
+    """
     printed = _Lines(rule)
     lines = [*printed.passes(), *printed.block(rule.whole_step, ())]
     if rule.evaluate is not None:
         last = {key: _name(key, "t") for key in (*rule.state, "p")}
-        lines.append(rf"\text{{evaluated at}}\quad & {_Printer(last).latex(rule.evaluate)}")
+        lines.append(rf"\text{{evaluated at}}\quad & {_Printer(last, printed.numbers).latex(rule.evaluate)}")
     return "\\begin{aligned}\n" + " \\\\\n".join(f"  {line}" for line in lines) + "\n\\end{aligned}"
 
 
 class _Lines:
-    """Walks the lines of a step. `names` has the LaTeX of every name at the current line."""
+    """Walks the lines of a step. `names` has the LaTeX of every name at the current line.
+
+    `numbers` has the names that stand for one number, in a rule with products of matrices; None in any other rule.
+    """
 
     def __init__(self, rule: Rule) -> None:
         self.names = {key: _name(key, "t-1") for key in (*rule.state, "p")}
@@ -65,58 +78,121 @@ class _Lines:
         self.names |= {gradient_of(key): rf"g_{{t}}^{{({_escaped(key)})}}" for key in rule.passes}
         self.count: dict[str, int] = {}
         self.rule = rule
+        self.numbers: set[str] | None = None
+        if any(part.op is Op.MATMUL for part in walk(rule.expressions)):
+            states = (key for key, state in rule.state.items() if state.per in _NUMBERS)
+            inputs = (key for key, kind in rule.inputs.items() if kind == "scalar")
+            self.numbers = {"t", "lr", *FACTS, *rule.hyper, *states, *inputs}
 
     def passes(self) -> list[str]:
         """A line for each point at which the model is evaluated again."""
         lines = []
         for key, each in self.rule.passes.items():
-            point = rf"p_{{t}}^{{({_escaped(key)})}} &= {_Printer(self.names).latex(each.point)}"
-            when = "" if each.when is None else rf"\quad\text{{if }} {_Printer(self.names).latex(each.when)}"
-            lines.append(point + when)
+            point = rf"p_{{t}}^{{({_escaped(key)})}} &= {self._printer.latex(each.point)}"
+            lines.append(point + _if(() if each.when is None else (self._printer.piece(each.when),)))
         return lines
 
-    def block(self, step: Sequence[Statement], after: Sequence[Statement]) -> list[str]:
-        """The LaTeX lines of `step`; the statements `after` come behind it."""
+    def block(self, step: Sequence[Statement], after: Sequence[Statement], guard: tuple[_Piece, ...] = ()) -> list[str]:
+        """The LaTeX lines of `step`, which runs where all of `guard` is true; the statements `after` come behind it."""
         lines: list[str] = []
         for index, line in enumerate(step):
             later = (*step[index + 1 :], *after)
-            if isinstance(line, Assign):
-                lines.append(self._assign(line, later))
-                continue
-            lines.append(rf"\text{{if }} & {_Printer(self.names).latex(line.condition)}\text{{:}}")
-            lines += self._arms(line, later)
+            if isinstance(line, Branch):
+                lines += self._branch(line, later, guard)
+            elif line.value.op is Op.CALL:
+                called = rf"{_name(f'{line.target}.direction')}, {_name(f'{line.target}.p')} &="
+                lines.append(f"{called} {self._printer.latex(line.value)}{_if(guard)}")
+            else:
+                lines.append(self._assign(line.target, [(line.value, guard)], later))
         return lines
 
-    def _arms(self, line: Branch, later: tuple[Statement, ...]) -> list[str]:
-        """The lines of both arms. What either arm assigns has its new name behind them."""
-        before, count = dict(self.names), dict(self.count)
-        lines = [_indented(text) for text in self.block(line.then, later)]
-        if line.otherwise:
-            lines.append(r"\text{else:} &")
-            then, then_count = self.names, self.count
-            self.names, self.count = before.copy(), count
-            lines += [_indented(text) for text in self.block(line.otherwise, later)]
-            self.names |= {key: text for key, text in then.items() if text != before.get(key)}
-            self.count |= then_count
+    @property
+    def _printer(self) -> _Printer:
+        return _Printer(self.names, self.numbers)
+
+    def _branch(self, branch: Branch, later: tuple[Statement, ...], guard: tuple[_Piece, ...]) -> list[str]:
+        """The lines of a branch: together where its arms assign the same names, and else one arm after the other."""
+        arms = _arms(branch)
+        conditions = [() if when is None else (self._printer.piece(when),) for _, when in arms]
+        targets = {tuple(line.target if _is_plain(line) else "" for line in arm) for arm, _ in arms}
+        names = next(iter(targets))
+        if len(targets) == 1 and all(names) and len({*names}) == len(names):
+            together = zip(*(cast(Sequence[Assign], arm) for arm, _ in arms), strict=True)
+            rows = [[(x.value, (*guard, *when)) for x, when in zip(same, conditions, strict=True)] for same in together]
+            return [self._assign(name, row, later) for name, row in zip(names, rows, strict=True)]
+        opposites = [self._printer.piece(_opposite(when)) for _, when in arms if when is not None]
+        lines: list[str] = []
+        for index, (arm, _) in enumerate(arms):
+            rest = [line for other, _ in arms[index + 1 :] for line in other]
+            lines += self.block(arm, (*rest, *later), (*guard, *opposites[:index], *conditions[index]))
         return lines
 
-    def _assign(self, line: Assign, later: tuple[Statement, ...]) -> str:
-        value = _Printer(self.names).latex(line.value)
-        if line.value.op is Op.CALL:
-            return rf"{_name(f'{line.target}.direction')}, {_name(f'{line.target}.p')} &= {value}"
-        self.count[line.target] = number = self.count.get(line.target, 0) + 1
-        final = all(other.target != line.target for other in assignments(later))
-        self.names[line.target] = _name(line.target, "t", 0 if final else number)
-        return f"{self.names[line.target]} &= {value}"
+    def _assign(self, target: str, rows: Sequence[tuple[Node, tuple[_Piece, ...]]], later: Sequence[Statement]) -> str:
+        """The line of a value: its expressions, each with its conditions behind those above, and else its old value."""
+        texts = [(self._printer.latex(value), when) for value, when in rows]
+        old = self.names.get(target)
+        if self.numbers is not None:
+            is_number = all(_is_number(value, self.numbers) for value, _ in rows)
+            (self.numbers.add if is_number else self.numbers.discard)(target)
+        self.count[target] = number = self.count.get(target, 0) + 1
+        final = all(other.target != target for other in assignments(tuple(later)))
+        self.names[target] = name = _name(target, "t", 0 if final else number)
+        if old is not None and texts[-1][1]:
+            texts.append((old, ()))
+        if len(texts) == 1:
+            return f"{name} &= {texts[0][0]}{_if(texts[0][1])}"
+        return f"{name} &= {_cases([(text, _all(when)) for text, when in texts])}"
+
+
+def _arms(branch: Branch) -> list[tuple[tuple[Statement, ...], Node | None]]:
+    """The arms of `if`, `elif` and `else`, each with its condition, which is None for `else`."""
+    arms: list[tuple[tuple[Statement, ...], Node | None]] = [(branch.then, branch.condition)]
+    if len(branch.otherwise) == 1 and isinstance(branch.otherwise[0], Branch):
+        return arms + _arms(branch.otherwise[0])
+    return [*arms, (branch.otherwise, None)] if branch.otherwise else arms
+
+
+def _is_plain(line: Statement) -> TypeGuard[Assign]:
+    return isinstance(line, Assign) and line.value.op is not Op.CALL
+
+
+def _opposite(condition: Node) -> Node:
+    """The condition that is true where this one is false."""
+    if condition.op in _OPPOSITE:
+        return node(_OPPOSITE[condition.op], *condition.args)
+    return condition.args[0] if condition.op is Op.NOT else node(Op.NOT, condition)
+
+
+def _is_number(value: Node, numbers: Container[str]) -> bool:
+    """Whether an expression is one number for a tensor, where the names of `numbers` are."""
+    return all(
+        part.arg in numbers if part.op is Op.NAME else part.op.kind not in (Kind.MATRIX, Kind.RANDOM)
+        for part in walk(
+            [value], {part for part in walk([value]) if part.op.kind is Kind.REDUCE and part.arg in _NUMBERS}
+        )
+    )
+
+
+def _all(pieces: Sequence[_Piece]) -> str:
+    """All of these conditions; empty where there is none."""
+    if len(pieces) == 1:
+        return pieces[0][0]
+    return r" \land ".join(text if level >= _COMPARE else rf"\left({text}\right)" for text, level in pieces)
+
+
+def _if(pieces: Sequence[_Piece]) -> str:
+    return rf"\quad\text{{if }} {_all(pieces)}" if pieces else ""
+
+
+def _cases(rows: Sequence[tuple[str, str]]) -> str:
+    """Values, each with its condition; the one without a condition is the value otherwise."""
+    lines = [rf"{text} & \text{{if }} {when}" if when else rf"{text} & \text{{otherwise}}" for text, when in rows]
+    return r"\begin{cases} " + r" \\ ".join(lines) + r" \end{cases}"
 
 
 def _is_squared(value: Node) -> bool:
     """Whether a value is `c*x*x`: papers write `c` times the square of `x`."""
     return value.op is Op.MUL and value.args[0].op is Op.MUL and value.args[0].args[1] is value.args[1]
-
-
-def _indented(line: str) -> str:
-    return rf"\quad {line}"
 
 
 def _name(identifier: str, time: str = "", version: int = 0) -> str:
@@ -153,16 +229,17 @@ def _escaped(text: str) -> str:
 
 
 class _Printer:
-    """Prints expressions. `names` has the LaTeX of each name in them."""
+    """Prints expressions. `names` has the LaTeX of each name in them, and `numbers` is as that of `_Lines`."""
 
-    def __init__(self, names: Mapping[str, str]) -> None:
-        self.names = names
+    def __init__(self, names: Mapping[str, str], numbers: Container[str] | None = None) -> None:
+        self.names, self.numbers = names, numbers
 
     def latex(self, value: Node) -> str:
         """The expression as LaTeX."""
-        return self._piece(value)[0]
+        return self.piece(value)[0]
 
-    def _piece(self, value: Node) -> _Piece:
+    def piece(self, value: Node) -> _Piece:
+        """The expression as LaTeX, and how tightly it binds."""
         if value.op is Op.CONST:
             return _number(cast(float, value.arg))
         if value.op.kind is Kind.LEAF:
@@ -172,23 +249,25 @@ class _Printer:
         if value.op in _INFIX:
             return self._infix(value)
         if value.op is Op.WHERE:
-            return self._cases(value), _TALL
+            return self._where(value), _TALL
         if value.op.kind in (Kind.ARITHMETIC, Kind.LOGIC):
             return self._arithmetic(value)
         return self._call(value)
 
     def _in(self, value: Node, least: int) -> str:
         """The expression in brackets where it binds less tightly than `least`."""
-        text, level = self._piece(value)
+        text, level = self.piece(value)
         return text if level >= least else rf"\left({text}\right)"
 
     def _infix(self, value: Node) -> _Piece:
         if _is_squared(value):
             value = node(Op.MUL, value.args[0].args[0], node(Op.POW, value.args[1], const(2)))
         symbol, level = _INFIX[value.op]
+        if value.op is Op.MUL and self._is_of_elements(*value.args):
+            return rf"{self._in(value.args[0], _ELEMENTS)} \odot {self._in(value.args[1], _ELEMENTS)}", _ELEMENTS
         left = self._in(value.args[0], _SIGN if value.op is Op.MOD else level)
         right = self._in(value.args[1], level if value.op in (Op.ADD, Op.AND, Op.OR, Op.MUL) else level + 1)
-        if self._piece(value.args[1])[1] == _SIGN and level >= _SUM:
+        if self.piece(value.args[1])[1] == _SIGN and level >= _SUM:
             right = rf"\left({self.latex(value.args[1])}\right)"
         if value.op is Op.MUL:
             symbol = r"\cdot" if right[:1].isdigit() else r"\,"
@@ -206,15 +285,19 @@ class _Printer:
             return rf"\left\lfloor {fraction}\right\rfloor", _ATOM
         if value.op is Op.DIV:
             return fraction, _TALL
-        return rf"{self._in(first, _ATOM)}^{{{self.latex(second)}}}", _TALL
+        power = (r"\odot " if self._is_of_elements(first) else "") + self.latex(second)
+        return rf"{self._in(first, _ATOM)}^{{{power}}}", _TALL
 
-    def _cases(self, value: Node) -> str:
+    def _is_of_elements(self, *values: Node) -> bool:
+        """Whether a product of these is one of elements, in a rule that has products of matrices too."""
+        return self.numbers is not None and not any(_is_number(value, self.numbers) for value in values)
+
+    def _where(self, value: Node) -> str:
         rows = []
         while value.op is Op.WHERE:
             condition, then, value = value.args
-            rows.append(rf"{self.latex(then)} & \text{{if }} {self.latex(condition)}")
-        rows.append(rf"{self.latex(value)} & \text{{otherwise}}")
-        return r"\begin{cases} " + r" \\ ".join(rows) + r" \end{cases}"
+            rows.append((self.latex(then), self.latex(condition)))
+        return _cases([*rows, (self.latex(value), "")])
 
     def _call(self, value: Node) -> _Piece:
         args = [self.latex(a) for a in value.args]

@@ -136,7 +136,8 @@ def decayed(rule: Rule, transform: str) -> Rule:
 @of_kind("missing")
 def _find(name: str, base: Path | None) -> Path:
     if is_rule_text(name):
-        raise RuleError(f"{short(name)} is the text of a rule, not its name: read it with rulec.parse, or save it as a file")
+        what = f"{short(name)} is the text of a rule, not its name"
+        raise RuleError(f"{what}: read it with rulec.parse, or save it as a file")
     if is_address(name):
         raise RuleError(f"a rule file is made of rules of the library and of other files: save {short(name)} as a file")
     if name.endswith((".yaml", ".yml")):

@@ -340,7 +340,7 @@ def test_latex() -> None:
         ("norm(g) + norm(p, per='row')",
          r"\left\lVert g_{t}\right\rVert_{2} + \left\lVert p_{t-1}\right\rVert_{2,\mathrm{row}}"),
         ("mean(g, per='model')", r"\operatorname{mean}_{\mathrm{model}}\left(g_{t}\right)"),
-        ("transpose(g) @ p", r"g_{t}^{\top} \,@\, p_{t-1}"),
+        ("transpose(g) @ p", r"g_{t}^{\top} \, p_{t-1}"),
         ("grad*weight_decay", r"\nabla_{t} \, \mathrm{weight\_decay}"),
         ("beta1**(t + 1)", r"\beta_{1}^{t + 1}"),
         ("mu_next*x0", r"\mu_{\mathrm{next}} \, x_{0,t-1}"),
@@ -349,17 +349,17 @@ def test_latex() -> None:
 def test_latex_of_expressions(expression: str, latex: str) -> None:
     rule = rulec.parse(
         "name: R\nhyper: {weight_decay: 0, beta1: 0, mu_next: 0}\nstate: {m: 0, x0: 0}\n"
-        f"step: |\n  direction = {expression} + 0*m*x0\n"
+        f"step: |\n  direction = {expression} + 0*m + 0*x0\n"
     )
     line = rule.latex().split("\n")[1]
     assert line.startswith(r"  \Delta_{t} &= ")
-    shown = line.removeprefix(r"  \Delta_{t} &= ").removesuffix(r" + 0 \, m_{t-1} \, x_{0,t-1} \\")
+    shown = line.removeprefix(r"  \Delta_{t} &= ").removesuffix(r" + 0 \, m_{t-1} + 0 \, x_{0,t-1} \\")
     assert shown in (latex, rf"\left({latex}\right)")
 
 
 def test_latex_behind_a_branch_reads_what_the_branch_assigned() -> None:
     """shampoo refreshes its roots in some steps, and reads them in all."""
-    assert r"\Delta_{t} &= \mathrm{pl}_{t} \,@\, g_{t} \,@\, \mathrm{pr}_{t}" in rulec.load("shampoo").latex()
+    assert r"\Delta_{t} &= \mathrm{pl}_{t} \, g_{t} \, \mathrm{pr}_{t}" in rulec.load("shampoo").latex()
     rule = rulec.parse(
         "name: R\nstate: {a: 0, b: 0}\nstep: |\n  if t == 1:\n    a = g\n  else:\n    b = g\n  direction = a + b\n"
     )
@@ -373,16 +373,72 @@ def test_latex_of_branches_and_repeated_names() -> None:
     )
     assert rule.latex().split("\n")[1:-1] == [
         r"  d_{t}^{(1)} &= g_{t} \\",
-        r"  \text{if } & \mathrm{ndim} \ge 2\text{:} \\",
-        r"  \quad d_{t} &= d_{t}^{(1)} + m_{t-1} \\",
-        r"  \quad m_{t}^{(1)} &= d_{t} \\",
-        r"  \text{else:} & \\",
-        r"  \quad m_{t}^{(1)} &= g_{t} \\",
-        r"  m_{t} &= 2 \, m_{t}^{(1)} \\",
+        r"  d_{t} &= \begin{cases} d_{t}^{(1)} + m_{t-1} & \text{if } \mathrm{ndim} \ge 2 \\ d_{t}^{(1)} "
+        r"& \text{otherwise} \end{cases} \\",
+        r"  m_{t}^{(1)} &= \begin{cases} d_{t} & \text{if } \mathrm{ndim} \ge 2 \\ "
+        r"m_{t-1} & \text{otherwise} \end{cases} \\",
+        r"  m_{t}^{(2)} &= \begin{cases} g_{t} & \text{if } \mathrm{ndim} < 2 \\ "
+        r"m_{t}^{(1)} & \text{otherwise} \end{cases} \\",
+        r"  m_{t} &= 2 \, m_{t}^{(2)} \\",
         r"  p_{t}^{(1)} &= p_{t-1} - m_{t} \\",
         r"  p_{t} &= p_{t}^{(1)} \, d_{t} \\",
         r"  \text{evaluated at}\quad & p_{t} + m_{t}",
     ]
+
+
+@pytest.mark.parametrize(
+    ("lines", "latex"),
+    [
+        ("x = g\nif t <= 3:\n  x = 2*g",
+         [r"x_{t}^{(1)} &= g_{t}",
+          r"x_{t} &= \begin{cases} 2 \, g_{t} & \text{if } t \le 3 \\ x_{t}^{(1)} & \text{otherwise} \end{cases}"]),
+        ("if t <= 3:\n  x = 2*g\nelse:\n  x = g",
+         [r"x_{t} &= \begin{cases} 2 \, g_{t} & \text{if } t \le 3 \\ g_{t} & \text{otherwise} \end{cases}"]),
+        ("if t == 1:\n  x = g\nelif t == 2:\n  x = p\nelse:\n  x = m",
+         [r"x_{t} &= \begin{cases} g_{t} & \text{if } t = 1 \\ p_{t-1} & \text{if } t = 2 \\ "
+          r"m_{t-1} & \text{otherwise} "
+          r"\end{cases}"]),
+        ("x = m\nif t > 1:\n  if ndim == 2 or ndim == 3:\n    x = g\n  else:\n    x = p",
+         [r"x_{t}^{(1)} &= m_{t-1}",
+          r"x_{t} &= \begin{cases} g_{t} "
+          r"& \text{if } t > 1 \land \left(\mathrm{ndim} = 2 \lor \mathrm{ndim} = 3\right) \\ "
+          r"p_{t-1} & \text{if } t > 1 \\ x_{t}^{(1)} & \text{otherwise} \end{cases}"]),
+        ("x = g\nif t % 2 == 0:\n  x = x + 1\n  x = 2*x",
+         [r"x_{t}^{(1)} &= g_{t}",
+          r"x_{t}^{(2)} &= \begin{cases} x_{t}^{(1)} + 1 & \text{if } t \bmod 2 = 0 \\ x_{t}^{(1)} & \text{otherwise} "
+          r"\end{cases}",
+          r"x_{t} &= \begin{cases} 2 \, x_{t}^{(2)} & \text{if } t \bmod 2 = 0 \\ x_{t}^{(2)} & \text{otherwise} "
+          r"\end{cases}"]),
+        ("x = g\nk = sum(g)\nif k > 1:\n  k = 0\n  x = p",  # the condition is of the value before
+         [r"x_{t}^{(1)} &= g_{t}", r"k_{t}^{(1)} &= \operatorname{sum}_{\mathrm{tensor}}\left(g_{t}\right)",
+          r"k_{t} &= \begin{cases} 0 & \text{if } k_{t}^{(1)} > 1 \\ k_{t}^{(1)} & \text{otherwise} \end{cases}",
+          r"x_{t} &= \begin{cases} p_{t-1} & \text{if } k_{t}^{(1)} > 1 \\ "
+          r"x_{t}^{(1)} & \text{otherwise} \end{cases}"]),
+        ("x = g\nif t == 1 or t == 5:\n  y = p\n  x = y",  # a name of one arm
+         [r"x_{t}^{(1)} &= g_{t}", r"y_{t} &= p_{t-1}\quad\text{if } t = 1 \lor t = 5",
+          r"x_{t} &= \begin{cases} y_{t} & \text{if } t = 1 \lor t = 5 \\ x_{t}^{(1)} & \text{otherwise} \end{cases}"]),
+        ("k = 0.5*norm(g)\nx = k*(g*p) @ transpose(m)*g**2",
+         [r"k_{t} &= 0.5 \, \left\lVert g_{t}\right\rVert_{2}",
+          r"x_{t} &= k_{t} \, \left(g_{t} \odot p_{t-1}\right) \, m_{t-1}^{\top} \odot g_{t}^{\odot 2}"]),
+    ],
+)  # fmt: skip
+def test_latex_of_branches_is_cases(lines: str, latex: list[str]) -> None:
+    step = "".join(f"  {line}\n" for line in f"{lines}\ndirection = x + 0*m".split("\n"))
+    shown = rulec.parse(f"name: R\nstate: {{m: 0}}\nstep: |\n{step}").latex().split("\n")
+    assert [line.strip().removesuffix(r" \\") for line in shown[1:-3]] == latex
+
+
+@pytest.mark.parametrize("rule_name", rulec.rules())
+def test_latex_reads_no_value_of_a_line_below(rule_name: str) -> None:
+    shown = [line.strip().partition(" &= ") for line in rulec.load(rule_name).latex().split("\n")[1:-1]]
+    names = [left.split(", ") if right else [] for left, _, right in shown]
+    for index, (_, _, right) in enumerate(shown):
+        for later in {name for lefts in names[index:] for name in lefts}:
+            read = right.replace(r"\left(", " ").replace("{" + later + "}", later)
+            assert not re.search(rf"(?<![\w}}\\]){re.escape(later)}(?![\w^_])", read), (later, right)
+        assert right == "" or len(names[index]) == len({*names[index]})
+    lefts = [name for line in names for name in line]
+    assert len(lefts) == len({*lefts})
 
 
 def test_a_missing_sympy_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

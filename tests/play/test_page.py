@@ -67,6 +67,16 @@ def test_mistakes_are_shown_as_one_types(tab: Tab) -> None:
     assert tab.text("#mistakes") == "No mistakes."
 
 
+def test_a_warning_is_shown_beside_the_rule(tab: Tab) -> None:
+    tab.click(".cm-content")
+    tab.press("a", control=True)
+    tab.type("name: Warned\nhyper: {lr: 0.1, beta: 0.9}\nstep: direction = sign(g)")
+    tab.wait("document.querySelector('#name').innerText === 'Warned'")
+    tab.wait("document.querySelector('.cm-lintRange-warning')")
+    assert "nothing reads the hyper-parameter beta" in tab.text("#mistakes .warning")
+    assert tab.value("document.querySelector('#stale').hidden")
+
+
 def test_completion_offers_names(tab: Tab) -> None:
     tab.click(".cm-content")
     tab.press("End", control=True)
