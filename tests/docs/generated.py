@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from tests.docs import es_tables, faults_table, mesh_table, names_table, race_table, training_table
+from tests.docs.defaults import differences
 from tests.docs.figures import benchmarks
 from tests.docs.language_tables import commands, functions, well_known_ranges
 from tests.docs.optax_table import optax_functions
@@ -17,6 +18,7 @@ MAKERS: Mapping[str, Callable[[], str]] = {
     "rules": rules,
     "rule-files": rule_files,
     "comparison": comparison,
+    "defaults": differences,
     "torch-classes": torch_classes,
     "optax-functions": optax_functions,
     "benchmarks": benchmarks,

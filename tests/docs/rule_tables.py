@@ -11,7 +11,7 @@ from rulec.analysis.flow import flow_of
 from rulec.analysis.structure import bytes_text, cost_of, scope_of, uses_matrices
 from rulec.language.folder import library_folder
 from rulec.language.rule import Rule
-from tests.docs import peers
+from tests.docs import defaults, peers
 from tests.docs.table import table
 
 
@@ -27,11 +27,10 @@ def rules() -> str:
         rule = rulec.load(name)
         source = f"[{rule.paper['authors']} {rule.paper['year']}]({rule.paper['url']})" if rule.paper else ""
         link = f"[`{name}`](#{_anchor(name)})"
-        rows.append(
-            [link, rule.summary, source, *(_wrapper(rule) if rule.wraps else _costs(rule)), *_checked(name, checks)]
-        )
+        costs = _wrapper(rule) if rule.wraps else _costs(rule)
+        rows.append([link, rule.summary, source, *costs, *_checked(name, checks), defaults.cell(name)])
     head = ["rule", "what it does", "paper", "structure", "stages", "bytes moved", "states", "state bytes"]
-    return table([*head, "checked against", "difference"], rows)
+    return table([*head, "checked against", "difference", "defaults"], rows)
 
 
 def _costs(rule: Rule) -> list[str]:

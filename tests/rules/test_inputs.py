@@ -208,7 +208,7 @@ ROWS: dict[str, tuple[dict[str, float], Callable[[], Any]]] = {
             optax.chain(optax.sgd(0.05), optax.contrib.reduce_on_plateau(0.5, 2, 0.3, 0.0, 1, 2, min_scale=0.1))
         ),
     ),
-    "alig": ({"lr": 0.02, "momentum": 0.8}, AliGPeer),
+    "alig": ({"lr": 0.02, "momentum": 0.8, "eps": 1e-6}, AliGPeer),
     "sophia + decay": (_SOPHIA, lambda: sophia(_SOPHIA)),
     "adahessian": (
         {"lr": 0.05, **_BETAS, "eps": 1e-3, "power": 0.7},

@@ -1,0 +1,44 @@
+"""What docs/rules.md says of defaults is so: every rule beside signatures and the record of its authors' values."""
+
+from __future__ import annotations
+
+import pytest
+
+import rulec
+from tests.docs.defaults import AUTHORS, PAPER, alike, compared, defaults, differences, read, source
+
+RULES = rulec.rules()
+
+
+def test_every_rule_with_defaults_has_an_entry_and_no_other() -> None:
+    assert set(read()) == {rule for rule in RULES if defaults(rule)}
+
+
+@pytest.mark.parametrize("rule", sorted(read()))
+def test_entry_names_one_source_and_hyper_parameters_of_the_rule(rule: str) -> None:
+    entry, names = read()[rule], set(defaults(rule))
+    assert sum(key in entry for key in ("whose", "peer", "parts", "nothing")) == 1
+    assert ("whose" in entry) == ("url" in entry) == ("defaults" in entry)
+    for key in ("defaults", "names", "like", "why"):
+        assert set(entry.get(key, {})) <= names, key
+    assert source(rule) or "nothing" in entry, "the source has no default of any hyper-parameter"
+
+
+@pytest.mark.parametrize("rule", sorted(rule for rule in read() if "nothing" not in read()[rule]))
+def test_every_difference_has_a_reason_that_holds(rule: str) -> None:
+    entry, differing = read()[rule], compared(rule).differing
+    like, why = entry.get("like", {}), entry.get("why", {})
+    assert sorted([*like, *why]) == sorted(differing)
+    for name, other in like.items():
+        assert alike(rule, name, other) == defaults(rule)[name], f"{other} has another {name}"
+
+
+def test_rules_that_were_wrong_have_their_authors_defaults() -> None:
+    for rule in ("dion", "gravity", "adax", "dadapt_lion", "adahessian", "spam"):
+        assert read()[rule]["whose"] in (AUTHORS, PAPER)
+        assert not set(compared(rule).differing) - {"rank"}, rule
+
+
+def test_differences_name_rules_that_are_not_compared() -> None:
+    text = differences()
+    assert all(f"- [`{rule}`]" in text for rule, entry in read().items() if "nothing" in entry)
