@@ -15,6 +15,12 @@ def segments_of(facts: Mapping[str, float]) -> tuple[int, ...]:
     return tuple(extents)
 
 
+def shape_of_letters(letters: str, extents: Mapping[str, int]) -> tuple[int, int, int]:
+    """The shape of a value with these axes, `b` or a digit for a part of the batch, with 1 for the other axes."""
+    batch = next((letter for letter in letters if letter == "b" or letter.isdigit()), "")
+    return tuple(extents[c] if c and c in letters else 1 for c in (batch, "i", "j"))  # type: ignore[return-value]
+
+
 def reduced_to(
     part: int, x: Any, extents: Sequence[int], axes: Sequence[int], reduce: Callable[[Any, tuple[int, ...]], Any]
 ) -> Any:  # fmt: skip

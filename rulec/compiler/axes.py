@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import cast
 
+from rulec.arrays.reductions import REDUCTIONS
 from rulec.compiler.ir import (
     AXES,
     COLS,
@@ -21,10 +22,12 @@ from rulec.compiler.ir import (
     part_extent,
 )
 from rulec.compiler.matrix import matrix_axes
+from rulec.compiler.widen import realized
 from rulec.errors import RuleError
 from rulec.language.counts import Count
 from rulec.language.levels import level_text
 from rulec.language.node import Kind, Node, Op, const, node, rewrite, walk
+from rulec.language.rule import Rule
 from rulec.language.settings import settings
 from rulec.language.source import rule_error
 from rulec.language.text import short_text
@@ -40,6 +43,20 @@ class AxisInference:
         self.buffers = {b.name: b.axes for b in program.buffers}
         self.results = {r.name: r.axes for r in (*program.vectors, *(x for s in program.stages for x in s.reduces))}
         self.known: dict[Node, Axes] = {}
+
+    @classmethod
+    def of(cls, buffers: Mapping[str, Axes]) -> AxisInference:
+        """For values of these buffers, of a program that is not made yet."""
+        inference = cls(Program("", Rule("", ()), (), {}, ()))
+        inference.buffers |= buffers
+        return inference
+
+    def fitting(self, value: Node) -> Axes | None:
+        """The axes of `value`; None where its parts do not fit together."""
+        try:
+            return self.axes(value)
+        except RuleError:
+            return None
 
     def axes(self, value: Node) -> Axes:
         """The axes of `value`; RuleError where its parts do not fit together."""
@@ -59,6 +76,8 @@ class AxisInference:
         if value.op.kind is Kind.RANDOM:
             _, rows, cols = cast(tuple[int, Node, Node], value.arg)
             return Axes(AXES, rows, cols)
+        if value.op is Op.WIDEN:
+            return cast(Axes, value.arg)
         if value.op is Op.SPREAD:
             return Axes(in_batch(operands[0].letters), operands[0].rows, operands[0].cols)
         return self._union(value, operands)
@@ -107,8 +126,8 @@ def axes_of_level(level: str, operand: Axes) -> Axes:
     return Axes(letters, operand.rows if "i" in letters else None, operand.cols if "j" in letters else None)
 
 
-def _count(removed: str, operand: Axes, level: str) -> Node:
-    """The number of values that a reduction joins, as an expression of shape facts."""
+def _count(removed: str, operand: Axes, level: str, limit: Node | None) -> Node:
+    """The number of values that a reduction joins, as an expression of shape facts; of the tensors of a limit alone."""
     factors = [x for letter, x in (("i", operand.rows), ("j", operand.cols)) if letter in removed and x is not None]
     factors += [part_extent(letter) for letter in removed if letter in PARTS]
     if {"b", "i", "j"} <= set(removed) and operand.rows is ROWS and operand.cols is COLS:
@@ -119,7 +138,23 @@ def _count(removed: str, operand: Axes, level: str) -> Node:
     for factor in factors[1:]:
         count = node(Op.MUL, count, factor)
     # Tensors differ in size, so a count over several of them is a sum of their own counts.
-    return node(Op.SUM, count, level) if "n" in removed or "k" in removed else count
+    return node(Op.SUM, _within(limit, count), level) if "n" in removed or "k" in removed else count
+
+
+def _within(limit: Node | None, value: Node, otherwise: float = 0) -> Node:
+    """The value for the tensors of a limit, all where it is None, and a number for the others."""
+    return value if limit is None else node(Op.WHERE, limit, value, const(otherwise))
+
+
+def _limit(value: Node, operand: Axes, inference: AxisInference) -> Node | None:
+    """The condition of the tensors that a reduction in a branch is over; for values of groups, of their groups."""
+    if len(value.args) == 1:
+        return None
+    limit = value.args[1]
+    if "n" in operand.letters or "n" not in inference.axes(limit).letters:
+        return limit
+    some = node(Op.MAX, node(Op.WHERE, limit, const(1), const(0)), "group")
+    return node(Op.GT, some, const(0))
 
 
 def _one_of_each(removed: str) -> Node:
@@ -155,17 +190,18 @@ def _written_out(value: Node, inference: AxisInference) -> Node:
     """A mean, norm, rms or count as sums, and a reduction over no axis as its operand; other values unchanged."""
     if value.op.kind is not Kind.REDUCE:
         return _joined(value, inference) if value.args and inference.program.parts else value
-    (x,), level = value.args, str(value.arg)
+    x, level = value.args[0], str(value.arg)
     if value.op is Op.COUNT_NONZERO:
         x = node(Op.WHERE, node(Op.NE, x, const(0)), const(1), const(0))
     operand = inference.axes(x)
     removed = _removed(operand, level, inference.program.parts)
     if not removed:
         return node(Op.ABS, x) if value.op in (Op.NORM, Op.RMS) else x
+    limit = _limit(value, operand, inference)
     if value.op in (Op.SUM, Op.MIN, Op.MAX):
-        return value
-    total = node(Op.SUM, node(Op.MUL, x, x) if value.op in (Op.NORM, Op.RMS) else x, level)
-    mean = node(Op.DIV, total, _count(removed, operand, level)) if value.op in (Op.MEAN, Op.RMS) else total
+        return node(value.op, _within(limit, x, REDUCTIONS[value.op].nothing), level)
+    total = node(Op.SUM, _within(limit, node(Op.MUL, x, x) if value.op in (Op.NORM, Op.RMS) else x), level)
+    mean = node(Op.DIV, total, _count(removed, operand, level, limit)) if value.op in (Op.MEAN, Op.RMS) else total
     return node(Op.SQRT, mean) if value.op in (Op.NORM, Op.RMS) else mean
 
 
@@ -177,6 +213,7 @@ def infer_axes(program: Program) -> Program:
     """
     inference = AxisInference(program)
     memo: dict[Node, Node] = {}
+    plain: dict[Node, Node] = {}
     stages = []
     for stage in program.stages:
         stores = []
@@ -185,7 +222,7 @@ def infer_axes(program: Program) -> Program:
             if program.parts and "b" in program.buffer(store.buffer).axes.letters:
                 value = _spread(value, inference)
             _check_store(program, store.buffer, value, inference)
-            stores.append(Store(store.buffer, value))
+            stores.append(Store(store.buffer, *realized([value], inference.axes, plain)))
         stages.append(Stage(tuple(stores)))
     skip = program.skip
     if skip is not None:
@@ -194,6 +231,8 @@ def infer_axes(program: Program) -> Program:
             raise RuleError(
                 f"skip of {program.name} differs from element to element: reduce it, as in isfinite(sum(g))"
             )
+        skip = realized([skip], inference.axes, plain)[0]
+    memo = {value: plain.get(new, new) for value, new in memo.items()}
     counts = tuple(_within_extents(count, inference) for count in program.counts)
     labels = {memo.get(value, value): label for value, label in program.labels.items()}
     return replace(
@@ -214,7 +253,7 @@ def _written_sites(program: Program, memo: Mapping[Node, Node]) -> dict[Node, Si
     """The sites of sums over several tensors, those in place of means and norms included."""
     sites: dict[Node, Site] = {}
     for value, site in program.sites.items():
-        sums = (n for n in walk([memo.get(value, value)]) if n.op.kind is Kind.REDUCE and n.arg == value.arg)
+        sums = (n for n in walk([memo.get(value, value)]) if n.op.kind is Kind.REDUCE and n.arg in ("group", "model"))
         for count, n in enumerate(n for n in sums if n not in sites):
             sites[n] = (*site, count)
     return sites

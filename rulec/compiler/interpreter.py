@@ -15,9 +15,9 @@ import numpy as np
 
 from rulec.arrays import bits, random
 from rulec.arrays.reductions import REDUCTIONS
-from rulec.arrays.segments import reduced_to, spread_from
+from rulec.arrays.segments import reduced_to, shape_of_letters, spread_from
 from rulec.compiler.axes import AxisInference
-from rulec.compiler.ir import PARTS, Program, Site, Store
+from rulec.compiler.ir import PARTS, Axes, Program, Site, Store
 from rulec.compiler.matrix import MATRIX
 from rulec.compiler.stages import joins
 from rulec.compiler.view import MatrixView
@@ -195,9 +195,21 @@ class Run:
         if value.op is Op.SPREAD:
             extents = self.by_index[cast(int, key)].view.segments
             return spread_from(int(str(value.arg)), operands[0], extents, np.broadcast_to)
+        if value.op is Op.WIDEN:
+            return self._widened(value, operands[0], cast(int, key))
         if value.op is Op.CHANCE:
             return self.how.array(bits.chance(np, *operands, turned=self.by_index[cast(int, key)].view.transposed))
         return self.how.table[value.op](*operands)
+
+    def _widened(self, value: Node, operand: Any, index: int) -> Any:
+        """A value for each index of more axes of a tensor."""
+        axes, view = cast(Axes, value.arg), self.by_index[index].view
+        extents = {"b": view.batch, **{str(k): n for k, n in enumerate(view.segments)}}
+        for letter, extent in (("i", axes.rows), ("j", axes.cols)):
+            if extent is not None:
+                self._evaluate([extent])
+                extents[letter] = int(self._get(extent, index, "kn"))
+        return np.broadcast_to(operand, shape_of_letters(axes.letters, extents))
 
     def _leaf(self, value: Node, key: Key) -> Any:
         array = self.how.array

@@ -181,6 +181,7 @@ class Program:
     `labels` are the author's names for values, for readable output; `places` are the lines that last assigned each
     name, for errors. `skip` is true for a step that changes nothing. `predicates` are the conditions of branches known
     before a step, by their place among the rule's branches: this program has both arms, and a variant of it has one.
+    `meant` has the axes over both arms of the names that such a branch assigns.
     `joins` are the reductions over several tensors, and `sites` their lines in the rule. Programs of one rule for
     different shapes match their joins by site. `counts` are the values that must be whole numbers. `memory` says
     how the parameter and states are stored, beyond their dtypes.
@@ -209,6 +210,7 @@ class Program:
     decisions: tuple[str, ...] = ()
     reduced: frozenset[str] = frozenset()
     parts: int = 0
+    meant: Mapping[int, Mapping[str, Axes]] = field(default_factory=dict)
 
     def buffer(self, buffer_name: str) -> Buffer:
         """The buffer of this name."""
@@ -241,6 +243,15 @@ class Program:
         """The values to compute before each stage at the latest, with those of `finish` before the last."""
         wanted = [self.wanted_before(index) for index in range(len(self.stages))]
         return [*wanted[:-1], [*wanted[-1], *(s.value for s in self.finish)]]
+
+    @property
+    def shares_in_branches(self) -> bool:
+        """Whether a branch known before a step assigns a state of a group or of the model.
+
+        Its value follows from the count of that level, and not from a tensor's.
+        """
+        states = {key for names in self.meant.values() for key in names} & self.rule.state.keys()
+        return any(self.rule.state[key].per in ("group", "model") for key in states)
 
     def result(self, result_name: str) -> Result:
         """The vector or reduction of this name."""

@@ -7,6 +7,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from rulec.compiler.axes import AxisInference
 from rulec.compiler.fold import fold_node
 from rulec.compiler.grouping import grouping, placed_as
 from rulec.compiler.ir import (
@@ -24,7 +25,8 @@ from rulec.compiler.ir import (
     axes_of_letters,
 )
 from rulec.compiler.trigonometry import of_operations
-from rulec.compiler.weights import stored, unbiased, weight, with_memory
+from rulec.compiler.weights import part_axes, stored, unbiased, weight, with_memory
+from rulec.compiler.widen import widened
 from rulec.language.arithmetic import NUMPY, number_known
 from rulec.language.counts import Count, count_of
 from rulec.language.node import (
@@ -44,6 +46,8 @@ from rulec.language.rule import Assign, Branch, Rule, Statement, conditions
 from rulec.language.settings import lowered
 from rulec.language.source import Span, rule_error
 from rulec.language.text import expression_text
+
+_ELEMENT = axes_of_letters("knbij")
 
 #: Levels of a state that several tensors share.
 _WIDE_LEVELS = ("group", "model")
@@ -65,11 +69,15 @@ class _Lowering:
     rule: Rule
     known: Mapping[str, float]
     values: dict[str, Node]
+    axes: AxisInference
     assumed: Mapping[int, bool] = field(default_factory=dict)
+    meant: Mapping[int, Mapping[str, Axes]] = field(default_factory=dict)
+    over: dict[int, dict[str, Axes]] = field(default_factory=dict)
     predicates: dict[int, Node] = field(default_factory=dict)
     sites: dict[Node, Site] = field(default_factory=dict)
     _lines: Counter[Site] = field(default_factory=Counter)
     _arms: list[str] = field(default_factory=list)
+    _within: Node | None = None
     labels: dict[Node, str] = field(default_factory=dict)
     places: dict[str, Span] = field(default_factory=dict)
     counts: dict[Node, Count] = field(default_factory=dict)
@@ -77,6 +85,8 @@ class _Lowering:
 
     def __post_init__(self) -> None:
         self._places = {id(branch): place for place, branch in enumerate(conditions(self.rule.step))}
+        parts = walk(self.rule.expressions)
+        self._joins = any(n.op.kind is Kind.REDUCE and n.arg in _WIDE_LEVELS for n in parts)
 
     def expression(self, value: Node) -> Node:
         """An expression of the rule's text, with the values of its names at the current line."""
@@ -84,7 +94,7 @@ class _Lowering:
         def change(n: Node) -> Node:
             if n.op is Op.NAME:
                 return self._name(str(n.arg))
-            return fold_node(_of_operations(_numeric_operands(lowered(self._of_shape(n)))))
+            return fold_node(self._limited(_of_operations(_numeric_operands(lowered(self._of_shape(n))))))
 
         if any(n.op is Op.NAME and str(n.arg) not in self.values for n in walk([value])):
             value = rewrite([value], self._chosen)[0]  # the names of states that are of other shapes alone
@@ -117,6 +127,11 @@ class _Lowering:
             )
         return value
 
+    def _limited(self, value: Node) -> Node:
+        """A reduction over several tensors, limited to those on the arms around the line."""
+        wide = value.op.kind is Kind.REDUCE and value.arg in _WIDE_LEVELS
+        return node(value.op, *value.args, self._within, value.arg) if wide and self._within is not None else value
+
     def _name(self, identifier: str) -> Node:
         if identifier not in self.values:
             message = f"{identifier!r} of {self.rule.name} has no value here: its state does not exist for this shape"
@@ -136,6 +151,8 @@ class _Lowering:
         self.note_sites(value, line.target)
         if line.target in self.rule.state:
             value = self._stored(line.target, value)
+        if line.target in self.rule.state or line.target == "p":
+            value = self._widened(value, self.axes.buffers[line.target])
         self.values[line.target] = value
         if line.span is not None:
             self.places[line.target] = line.span
@@ -170,29 +187,50 @@ class _Lowering:
         condition = self.expression(line.condition)
         self.note_sites(condition, "if")
         decided = decide(condition, self.known)
-        # Known before a step, where it is of hyper-parameters, `t` and shape facts alone.
-        if decided is None and is_made_of(condition, _FORESEEN):
-            place = self._places[id(line)]
-            self.predicates[place] = _truth(condition)
-            decided = self.assumed.get(place)
         if decided is not None:
             self._arm(line, decided)
             return
+        place = self._places[id(line)]
+        # Known before a step, where it is of hyper-parameters, `t` and shape facts alone.
+        foreseen = is_made_of(condition, _FORESEEN)
+        if foreseen:
+            condition = self.predicates[place] = _truth(condition)
+        if place in self.assumed:
+            self._arm(line, self.assumed[place])
+            for key, axes in self.meant.get(place, {}).items():
+                if key in self.values:
+                    self.values[key] = self._widened(self.values[key], axes)
+            return
         if not is_boolean(condition):
             raise rule_error("the condition of an if is true or false: write a comparison", line.span)
+        self._merged(line, condition, place if foreseen else None)
+
+    def _merged(self, line: Branch, condition: Node, place: int | None) -> None:
+        """Both arms, and the choice between their values; `place` is that of a predicate."""
         before = dict(self.values)
-        self._arm(line, True)
+        self._arm(line, True, None if place is None else condition)
         then, self.values = self.values, dict(before)
-        self._arm(line, False)
+        self._arm(line, False, None if place is None else node(Op.NOT, condition))
         for key in self.values:
             if key in then and then[key] is not self.values[key]:
                 merged = node(Op.WHERE, condition, _numeric(then[key]), _numeric(self.values[key]))
                 self.values[key] = self._stored(key, merged)
+                if place is not None and (axes := self.axes.fitting(self.values[key])) is not None:
+                    self.over.setdefault(place, {})[key] = axes
 
-    def _arm(self, line: Branch, truth: bool) -> None:
+    def _arm(self, line: Branch, truth: bool, condition: Node | None = None) -> None:
+        """One arm. The `condition` is that of a predicate with both arms in the program: not all tensors are on it."""
         self._arms.append(f"{expression_text(line.condition)}: {truth}")
+        around = self._within
+        if condition is not None:
+            self._within = condition if around is None else node(Op.AND, around, condition)
         self.statements(line.then if truth else line.otherwise)
+        self._within = around
         self._arms.pop()
+
+    def _widened(self, value: Node, axes: Axes) -> Node:
+        """The value with these axes: it has fewer where the line, or this arm of a branch, needs no more."""
+        return widened(_numeric(value), axes, self.axes) if self._joins or not axes.number else value
 
 
 def _of_operations(value: Node) -> Node:
@@ -247,12 +285,13 @@ def is_made_of(value: Node, leaves: Container[Op]) -> bool:
 
 def lower(
     rule: Rule, facts: Mapping[str, float], static: Mapping[str, float], assumed: Mapping[int, bool] | None = None,
-    memory: Memory = PLAIN,
+    memory: Memory = PLAIN, meant: Mapping[int, Mapping[str, Axes]] | None = None,
 ) -> Program:  # fmt: skip
     """The program of a rule for tensors with these shape facts, in a single stage: later passes cut it.
 
     `static` are the values of static hyper-parameters. `assumed` maps the place of a branch to a truth value: the
-    program has only this arm of it. `memory` says how values are stored. Raises RuleError at the line of a mistake.
+    program has only this arm of it, and `meant` is `Program.meant` of the program with both. `memory` says how values
+    are stored. Raises RuleError at the line of a mistake.
     """
     rule = rule.standalone()
     known = {**facts, **static}
@@ -261,7 +300,12 @@ def lower(
     for key, state in rule.state.items():
         if state.condition is None or decide(state.condition, known) is not False:
             states[key] = state
-    lowering = _Lowering(rule, known, _leaves(rule, states, memory.weights), assumed or {})
+    axes = AxisInference.of({"p": _ELEMENT, "g": _ELEMENT, **part_axes(memory)})
+    axes.buffers |= {key: axes_of_letters("knbij" if kind == "like p" else "") for key, kind in rule.inputs.items()}
+    resolve = _Lowering(rule, known, {**names, "p": node(Op.LOAD, "p"), **{k: node(Op.LOAD, k) for k in states}}, axes)
+    extents = {k: tuple(resolve.expression(x) for x in s.shape) for k, s in states.items() if s.shape is not None}
+    axes.buffers |= {key: _state_axes(rule, key, extents.get(key), known) for key in states}
+    lowering = _Lowering(rule, known, _leaves(rule, states, memory.weights), axes, assumed or {}, meant or {})
     before = dict(lowering.values)
     lowering.statements(rule.step)
     skip = None if rule.skip is None else _truth(lowering.expression(rule.skip))
@@ -272,19 +316,15 @@ def lower(
         value, old = _numeric(lowering.values[key]), before[key]
         if value is not old:
             stores += stored(memory, value) if key == "p" else [_state_store(rule, memory, key, value)]
-    resolve = _Lowering(rule, known, {**names, "p": node(Op.LOAD, "p"), **{k: node(Op.LOAD, k) for k in states}})
-    buffers = [Buffer("p", "param", axes_of_letters("knbij")), Buffer("g", "grad", axes_of_letters("knbij"))]
+    buffers = [Buffer("p", "param", _ELEMENT), Buffer("g", "grad", _ELEMENT)]
     counts = [*lowering.counts.values()]
     for key, state in states.items():
-        extents = None if state.shape is None else tuple(resolve.expression(x) for x in state.shape)
-        if extents is not None:
-            counts.append(Count(f"an extent of state {key}", extents, bounded=True, span=state.span))
-        buffers.append(
-            Buffer(key, "state", _state_axes(rule, key, extents, known), _numeric(resolve.expression(state.init)))
-        )
+        if key in extents:
+            counts.append(Count(f"an extent of state {key}", extents[key], bounded=True, span=state.span))
+        buffers.append(Buffer(key, "state", axes.buffers[key], _numeric(resolve.expression(state.init))))
     read = {str(n.arg) for n in walk([s.value for s in stores] + ([] if skip is None else [skip])) if n.op is Op.LOAD}
-    for key, kind in ((key, kind) for key, kind in rule.inputs.items() if key in read):
-        buffers.append(Buffer(key, "input", axes_of_letters("knbij" if kind == "like p" else "")))
+    for key in (key for key in rule.inputs if key in read):
+        buffers.append(Buffer(key, "input", axes.buffers[key]))
     grouped = grouping(rule, known)
     parts = 0 if grouped is None else grouped.parts
     evaluate = resolve.expression(rule.evaluate) if rule.evaluate is not None else None
@@ -292,6 +332,7 @@ def lower(
         rule.name, rule, tuple(buffers), rule.hyper, (Stage(tuple(stores)),), labels=lowering.labels,
         skip=skip, evaluate=evaluate, places=lowering.places, predicates=tuple(lowering.predicates.items()),
         sites=lowering.sites, counts=tuple(_foreseen(count, rule) for count in counts), parts=parts,
+        meant=lowering.over,
     )  # fmt: skip
     return with_memory(program, memory)
 

@@ -113,10 +113,11 @@ def passes(
 
     `layout` chooses the layout of a program; without it, the pass that depends on the layout is left out.
     """
-    program = verify(lower(rule, facts, static, assumed, memory), "lower")
+    undecided = lower(rule, facts, static, memory=memory)
+    program = lower(rule, facts, static, assumed, memory, undecided.meant) if assumed else undecided
+    program = verify(program, "lower")
     if assumed:
-        undecided = infer_axes(lower(rule, facts, static, memory=memory))
-        program = replace(program, reduced=reduced_states(undecided))
+        program = replace(program, reduced=reduced_states(infer_axes(undecided)))
     yield "lower", program
     for name, run in WHOLE if whole else PASSES:
         program = verify(run(program), name)

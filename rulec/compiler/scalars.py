@@ -79,7 +79,7 @@ class _ScalarSet:
             return value.arg in self.states
         if value.op.kind is Kind.LEAF:
             return value.op in _SCALAR_LEAVES
-        elementwise = value.op.kind not in (Kind.REDUCE, Kind.MATRIX, Kind.RANDOM)
+        elementwise = value.op.kind not in (Kind.REDUCE, Kind.MATRIX, Kind.RANDOM, Kind.SHAPE)
         return elementwise and all(self.known[a] for a in value.args)
 
 

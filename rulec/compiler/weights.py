@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from rulec.compiler.ir import Buffer, Memory, Program, Store, axes_of_letters
+from rulec.compiler.ir import Axes, Buffer, Memory, Program, Store, axes_of_letters
 from rulec.language.node import WORDS, Node, Op, const, node
 
 #: The dtypes of parameters that each kind is for.
@@ -61,6 +61,11 @@ PARTS: Mapping[str, Part] = {
     "master": Part("param::master", "float32", _P),
     "kahan": Part("param::lost", "bfloat16", const(0)),
 }
+
+
+def part_axes(memory: Memory) -> dict[str, Axes]:
+    """The axes of the memory beside a parameter, by its name."""
+    return {PARTS[memory.weights].name: axes_of_letters("knbij")} if memory.weights in PARTS else {}
 
 
 def part_name(kind: str, dtype: str) -> str:

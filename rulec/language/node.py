@@ -125,6 +125,7 @@ class Op(Enum):
 
     DIM = ("dim", Kind.SHAPE)  # args: a dimension, counted from the end where negative; gone after lowering
     SPREAD = ("spread", Kind.SHAPE)  # arg: an axis of the batch, see `PARTS`; of no rule: a value of it for the batch
+    WIDEN = ("widen", Kind.SHAPE)  # arg: `Axes`; of no rule: a value of fewer axes, for each index of these
 
     CALL = ("call", Kind.CALL)  # args: input, t; arg: a wrapper's name for the inner rule; gone once there is one
 
@@ -239,7 +240,7 @@ def is_boolean(value: Node) -> bool:
 def _boolean(op: Op, operands: tuple[Node, ...]) -> bool:
     if op is Op.WHERE:
         return operands[1].boolean and operands[2].boolean
-    return op in BOOLEAN_OPS
+    return operands[0].boolean if op is Op.WIDEN else op in BOOLEAN_OPS
 
 
 def walk(roots: Iterable[Node], ends: Container[Node] = ()) -> Iterator[Node]:

@@ -126,6 +126,10 @@ class BucketStep:
         """The shape facts of a leaf."""
         return self.bucket.facts[i]
 
+    def batch(self, i: int) -> int:
+        """The number of a leaf's matrices."""
+        return self.bucket.views[i].batch
+
     def hyper(self, i: int) -> Mapping[str, float]:
         """The hyper-parameters of a leaf that are known when the step is traced."""
         return self.bucket.static

@@ -17,9 +17,10 @@ from typing import Any, cast
 import numpy as np
 
 from rulec.arrays.pieces import Pieces, Stacks
-from rulec.arrays.segments import reduced_to, segments_of, spread_from
-from rulec.compiler.ir import PARTS, Result
+from rulec.arrays.segments import reduced_to, segments_of, shape_of_letters, spread_from
+from rulec.compiler.ir import PARTS, Axes, Result
 from rulec.compiler.matrix import MATRIX
+from rulec.compiler.scalars import evaluate_once
 from rulec.language.node import Kind, Node, Op
 from rulec.language.settings import settings, statics
 from rulec.runtime.flat import axes_in_flat
@@ -226,10 +227,22 @@ class Between(LaunchValues):
     # Axes of the batch
 
     def _spread(self, value: Node) -> list[Array]:
-        """Values of one axis of the batch, for each matrix."""
+        """Values of one axis of the batch, for each matrix; or of fewer axes, for each index of more."""
+        if value.op is Op.WIDEN:
+            return [self._widened(value, i) for i in range(self.count)]
         part, operands = int(str(value.arg)), self.values[value.args[0]]
         facts = self.around.facts
         return [spread_from(part, x, segments_of(facts(i)), self.library.spread) for i, x in enumerate(operands)]
+
+    def _widened(self, value: Node, i: int) -> Array:
+        """A value of tensor i for each index of more axes."""
+        axes, facts, hyper = cast(Axes, value.arg), self.around.facts(i), self.around.hyper(i)
+        extents = {"b": self.around.batch(i), **{str(k): n for k, n in enumerate(segments_of(facts))}}
+        for letter, extent in (("i", axes.rows), ("j", axes.cols)):
+            if extent is not None:
+                extents[letter] = int(evaluate_once(extent, hyper, facts, {}))
+        operand = self.library.numbers(self._operand(value.args[0], i, known=False))
+        return cast(Array, self.library.spread(operand, shape_of_letters(axes.letters, extents)))
 
     def _reduced_to(self, part: int, op: Op, x: Array, i: int, axes: tuple[int, ...]) -> Array:
         """A reduction within tensor i to an axis of its batch."""

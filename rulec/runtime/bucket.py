@@ -15,7 +15,7 @@ from rulec.arrays.bits import words_of
 from rulec.arrays.library import Library
 from rulec.arrays.piece import Runs, runs_of
 from rulec.backend.protocol import Backend, Call, Kernel
-from rulec.compiler.ir import Program
+from rulec.compiler.ir import Program, Site
 from rulec.compiler.layout import Layout, is_shaped, scheduled
 from rulec.compiler.narrow import narrowed
 from rulec.compiler.pipeline import compile
@@ -152,6 +152,7 @@ class Bucket:
     scalar_states: dict[str, Vector] = field(default_factory=dict)
     facts: list[dict[str, float]] = field(default_factory=list)
     versions: dict[tuple[bool, ...], Version] = field(default_factory=dict)
+    sites: dict[tuple[bool, ...], list[Site]] = field(default_factory=dict)
     #: The histories, whether their entries change arrays in place of copies, and how far those of each tensor have.
     rings: tuple[Ring, ...] = ()
     turning: bool = False
@@ -167,12 +168,33 @@ class Bucket:
         """The version for this outcome of the program's predicates, in their order; compiled at the first call."""
         version = self.versions.get(decided)
         if version is None:
-            program = self.program
-            if decided:
-                assumed = {place: truth for (place, _), truth in zip(program.predicates, decided, strict=True)}
-                program = compile(program.rule, self.facts[0], self.static, assumed, memory=program.memory)
-            version = self.versions[decided] = self._compiled(program)
+            version = self.versions[decided] = self._compiled(self._program(decided))
         return version
+
+    def specializes(self, decided: tuple[bool, ...], alike: bool) -> bool:
+        """Whether tensors with this outcome can take the program with their arms alone; else that with all arms.
+
+        All arms are needed where a branch assigns a state that several tensors share, and where outcomes in a step are
+        not `alike` and the reductions over several tensors are other ones on other arms.
+        """
+        if self.program.shares_in_branches:
+            return False
+        return alike or self._sites(decided) == self._sites(())
+
+    def _sites(self, decided: tuple[bool, ...]) -> list[Site]:
+        """The sites of the reductions over several tensors, in the order of a step."""
+        if decided not in self.sites:
+            program = self._program(decided)
+            self.sites[decided] = [program.sites[n] for n in Plan(program, self.halved).joins]
+        return self.sites[decided]
+
+    def _program(self, decided: tuple[bool, ...]) -> Program:
+        """The program for this outcome of the predicates."""
+        program = self.program
+        if not decided:
+            return program
+        assumed = {place: truth for (place, _), truth in zip(program.predicates, decided, strict=True)}
+        return compile(program.rule, self.facts[0], self.static, assumed, memory=program.memory)
 
     def _compiled(self, program: Program) -> Version:
         program, layout = scheduled(program, self.layout.of(program), early=not self.parted)
@@ -238,12 +260,16 @@ class Bucket:
     def under(self, program: Program) -> Bucket:
         """The same tensors and states under another program; its `t` in the next step is the count so far."""
         counts = self.counts.over(Vector(self.counts.numbers - 1, []))
-        return replace(self, program=program, layout=self.layout.of(program), counts=counts, versions={}, turning=False)
+        return replace(
+            self, program=program, layout=self.layout.of(program), counts=counts, versions={}, sites={}, turning=False
+        )
 
     def within(self, program: Program, counts: bool) -> Bucket:
         """The same tensors and states under a program for one part of a step; the part advances `t` where `counts`."""
         held = self.counts if counts else self.counts.held()
-        return replace(self, program=program, layout=self.layout.of(program), counts=held, versions={}, turning=False)
+        return replace(
+            self, program=program, layout=self.layout.of(program), counts=held, versions={}, sites={}, turning=False
+        )
 
     def of_rows(self, position: int, param: Any, states: Mapping[str, Any]) -> Bucket:
         """The same tensors, where for one of them some rows of it and its states stand, copies of their own."""

@@ -66,6 +66,10 @@ class WholeValues:
         """The shape facts of a tensor."""
         return self._parts.facts(int(self._places[i]))
 
+    def batch(self, i: int) -> int:
+        """The number of a whole tensor's matrices."""
+        return self._parts.halves(int(self._places[i])).whole.batch
+
     def hyper(self, i: int) -> Mapping[str, float]:
         """The hyper-parameters of a tensor."""
         return self._parts.hyper(int(self._places[i]))

@@ -245,11 +245,11 @@ class Engine:
             self._last = (ids, parts)
         if inputs:
             self._launcher.check_inputs(inputs, len(ids))
-        launches = self._launcher.launches
+        launches, alike = self._launcher.launches, self._launcher.are_alike(parts)
         return [
             launch
             for part in parts
-            for launch in launches(part, grads if part.pick is None else part.pick(grads), inputs or {}, scaling)
+            for launch in launches(part, grads if part.pick is None else part.pick(grads), inputs or {}, scaling, alike)
         ]
 
     def _parts(self, ids: tuple[int, ...], grads: Sequence[Any]) -> list[Part]:
@@ -326,7 +326,7 @@ class Engine:
         All parts have the `t` of the step; the part with `counts` advances it. None leaves a tensor as it is.
         """
         self.take_table(hyper)
-        launches: list[Launch] = []
+        chosen: list[Part] = []
         for part in self._parts(ids, grads):
             bucket = part.bucket
             key = way, id(bucket)
@@ -339,11 +339,15 @@ class Engine:
                     self._within[key] = bucket.within(program, counts)
             within = self._within[key]
             if within is not None:
-                chosen = replace(part, bucket=within, _portions={})
-                launches += self._launcher.launches(
-                    chosen, grads if part.pick is None else part.pick(grads), inputs or {}
-                )
-        return launches
+                chosen.append(replace(part, bucket=within, _portions={}))
+        alike = self._launcher.are_alike(chosen)
+        return [
+            launch
+            for part in chosen
+            for launch in self._launcher.launches(
+                part, grads if part.pick is None else part.pick(grads), inputs or {}, alike=alike
+            )
+        ]
 
     def wants(self, ids: Sequence[int], place: int, hyper: Numbers) -> bool:
         """Whether any of these tensors has the pass at this place in its next step."""

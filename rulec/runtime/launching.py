@@ -44,15 +44,23 @@ class Launcher:
                 raise TensorError(f"the input {name!r} has {len(inputs[name])} arrays for {count} parameters")
 
     def launches(
-        self, part: Part, grads: Sequence[Any], inputs: Mapping[str, Any], scaling: Scaling | None = None
-    ) -> Iterator[Launch]:
-        """The launches that update the tensors of a part. Everything is checked, and nothing written."""
+        self, part: Part, grads: Sequence[Any], inputs: Mapping[str, Any], scaling: Scaling | None = None,
+        alike: bool = True,
+    ) -> Iterator[Launch]:  # fmt: skip
+        """The launches that update the tensors of a part. Everything is checked, and nothing written.
+
+        `alike` says whether every predicate has one outcome for all tensors of the step: see `are_alike`.
+        """
         bucket, fired = part.bucket, part.fired
         grads = part.check(grads)
         if part.pick is not None and inputs:
             inputs = {k: part.pick(v) if self._kinds[k] == "like p" else v for k, v in inputs.items()}
         if bucket.program.predicates and not bucket.resident:
-            yield from self._each(part, grads, inputs, self._outcomes(part), bucket.version)
+            outcomes = self._outcomes(part)
+            if bucket.program.joins or bucket.program.shares_in_branches:
+                alike = alike and not self.common.processes.several
+                outcomes = [outcome if bucket.specializes(outcome, alike) else () for outcome in outcomes]
+            yield from self._each(part, grads, inputs, outcomes, bucket.version)
             return
         if bucket.turning and scaling is None:
             turns = bucket.turns if fired is None else bucket.turns[fired]
@@ -164,6 +172,19 @@ class Launcher:
             chosen_version = version(outcome)
             chosen = dict(self._inputs_of(smaller, chosen_version.program, chosen))
             yield self._separate(smaller, chosen_version, [grads[i] for i in places], chosen)
+
+    def are_alike(self, parts: Sequence[Part]) -> bool:
+        """Whether every predicate has one outcome for all tensors of a step, as far as they share reductions."""
+        known: dict[tuple[int, int], bool] = {}
+        for part in parts:
+            program = part.bucket.program
+            if not (program.predicates and program.joins) or part.bucket.resident:
+                continue
+            for outcome in set(self._outcomes(part)):
+                for (place, _), truth in zip(program.predicates, outcome, strict=True):
+                    if known.setdefault((id(program.rule), place), truth) != truth:
+                        return False
+        return True
 
     def _outcomes(self, part: Part) -> list[tuple[bool, ...]]:
         bucket = part.bucket

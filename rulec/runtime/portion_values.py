@@ -97,6 +97,10 @@ class PortionValues:
         """The shape facts of a tensor."""
         return self.portion.bucket.facts[self.portion.positions[i]]
 
+    def batch(self, i: int) -> int:
+        """The number of a tensor's matrices here."""
+        return self.portion.tensors[i].view.batch
+
     def hyper(self, i: int) -> Mapping[str, float]:
         """The hyper-parameters of a tensor."""
         group = self.groups[i]
