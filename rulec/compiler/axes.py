@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import cast
 
@@ -124,6 +124,20 @@ def axes_of_level(level: str, operand: Axes) -> Axes:
     having = {*operand.letters, *(PARTS if "b" in operand.letters else "")}
     letters = "".join(c for c in LETTERS if c in having and c in LEVEL_AXES[level])
     return Axes(letters, operand.rows if "i" in letters else None, operand.cols if "j" in letters else None)
+
+
+def over_repeated(values: Iterable[Node], axes: Mapping[Node, Axes]) -> frozenset[Node]:
+    """The reductions over a batch whose operand is kept once for all its matrices, as identities and draws are.
+
+    `values` come each after its operands; `axes` has the axes of all. Such an operand counts once for every matrix.
+    """
+    repeated: set[Node] = set()
+    for value in values:
+        alone = value.op.kind in (Kind.LEAF, Kind.SHAPE)
+        if "b" not in axes[value].letters or (not alone and repeated.issuperset(value.args)):
+            repeated.add(value)
+    reductions = (v for v in axes if v.op.kind is Kind.REDUCE and v.args[0] in repeated)
+    return frozenset(v for v in reductions if "b" in axes[v.args[0]].letters and "b" not in axes[v].letters)
 
 
 def _count(removed: str, operand: Axes, level: str, limit: Node | None) -> Node:

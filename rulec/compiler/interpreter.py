@@ -296,6 +296,9 @@ class Run:
         removed = set(self._letters(value.args[0])) - set(self._letters(value))
         part = set(self._letters(value)) & {*PARTS} if "b" in removed else set()
         axes = tuple(i for i, c in enumerate("bij") if c in removed or (c == "b" and removed & {*PARTS}))
+        if "b" in removed:
+            # An identity or a draw is kept once for all matrices of a batch.
+            x = np.broadcast_to(x, (self.by_index[cast(int, key)].view.batch, *x.shape[1:]))
         if part:
             extents = self.by_index[cast(int, key)].view.segments
             return reduced_to(int(*part), x, extents, axes, lambda values, over: self._reduced(value.op, values, over))

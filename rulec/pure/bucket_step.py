@@ -311,6 +311,8 @@ class BucketStep:
         for store in self.program.finish:
             value = self.between.values[store.value]
             if store.buffer in self.states:
+                if self.between.is_number(store.value):
+                    value = [self.library.at(value, i) for i in range(len(self))]
                 self._keep_narrow(store.buffer, value, stays)
             else:
                 self._keep_numbers(store.buffer, value, stays)

@@ -244,6 +244,10 @@ class Between(LaunchValues):
         operand = self.library.numbers(self._operand(value.args[0], i, known=False))
         return cast(Array, self.library.spread(operand, shape_of_letters(axes.letters, extents)))
 
+    def _for_batch(self, x: Array, i: int) -> Array:
+        """A value of tensor i that is kept once for all its matrices, for each of them."""
+        return self.library.spread(x, (self.around.batch(i), *x.shape[1:]))  # type: ignore[no-any-return]
+
     def _reduced_to(self, part: int, op: Op, x: Array, i: int, axes: tuple[int, ...]) -> Array:
         """A reduction within tensor i to an axis of its batch."""
         extents = segments_of(self.around.facts(i))
@@ -302,6 +306,8 @@ class Between(LaunchValues):
         values = self.values[operand]
         if self.is_number(operand):
             return values
+        if value in self.plan.over_repeated:
+            values = [self._for_batch(x, i) for i, x in enumerate(values)]
         after = self.plan.in_flat[value]
         if isinstance(values, Pieces) and after is not None:
             return self._reduced_in_flat(value, values, after)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from rulec.compiler.axes import AxisInference
+from rulec.compiler.axes import AxisInference, over_repeated
 from rulec.compiler.ir import Axes, Program, Stage
 from rulec.language.node import Kind, Node, Op, walk
 from rulec.runtime.delegation import Delegation, Delegations
@@ -60,6 +60,8 @@ class Plan:
         self.numbers = frozenset(value for value, axes in self.axes.items() if axes.number)
         #: The axes of values in flat arrays; None for values that are never in one.
         self.in_flat = {value: axes_in_flat(axes) for value, axes in self.axes.items()}
+        #: The reductions of values kept once for all matrices of a batch.
+        self.over_repeated = over_repeated((value for gap in self.gaps for value in gap.values), self.axes)
         self.delegations: Delegations | None = None
         self.gaps = self._delegated() if halved else self._followed()
         #: The states that get their new values in a gap, and not at the end of the step.

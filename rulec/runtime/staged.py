@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rulec.arrays.pieces import Pieces
-from rulec.compiler.ir import Stage
+from rulec.compiler.ir import Stage, Store
 from rulec.runtime.between import Between
 from rulec.runtime.delegated import Delegated
 from rulec.runtime.joins import Joining, Writing
@@ -116,11 +116,17 @@ class Staged:
         after = self.plan.after
         early = self.plan.stored_early
         wanted = [s for s in self.program.finish if (s.value not in after) == before and s.buffer not in early]
-        # A new value in the memory of another state must be copied before that state is written.
-        return [
-            (s.buffer, self._copied(between.values[s.value]) if s.value.op in VIEWS else between.values[s.value])
-            for s in wanted
-        ]
+        return [(s.buffer, self._new_value(s, between)) for s in wanted]
+
+    def _new_value(self, store: Store, between: Between) -> Any:
+        """The value of a store: a number for each tensor where a state is an array of each and its value a number."""
+        value = between.values[store.value]
+        if store.value.op in VIEWS:
+            # A new value in the memory of another state must be copied before that state is written.
+            value = self._copied(value)
+        if between.is_number(store.value) and not self.program.buffer(store.buffer).axes.number:
+            return [between.library.at(value, i) for i in range(between.count)]
+        return value
 
     def _copied(self, value: Any) -> Any:
         copy = self.launch.part.bucket.library.copy
