@@ -57,15 +57,24 @@ def check(
     values = arguments.hyper_values(loaded, hyper)
     programs = costs_of(loaded, arguments.check_dtype(dtype))
     sides: list[dict[str, Any]] = []
+    beyond: list[dict[str, Any]] = []
     for part in parts_of(loaded):
-        sides += _oracle(part, {key: values[key] for key in default_hyper(part, {})}, dtype, backend, steps)
-    exact = {"steps": steps, "sides": sides}
+        measured = _oracle(part, {key: values[key] for key in default_hyper(part, {})}, dtype, backend, steps)
+        sides, beyond = sides + measured[0], beyond + measured[1]
+    exact = {"steps": steps, "sides": sides, "beyond": beyond}
     report = {"rule": loaded.name, "dtype": dtype, "programs": programs, "oracle": exact}
     report["warnings"] = [*map(_mistake, warnings)]
     if json:
         print_json(report)
     else:
         _print(report)
+    for each in beyond:
+        fail(
+            f"{each['side']} is wrong: {each['name']} of {each['rule']} in float64 is {each['ulps']:.6g} ulps from 50 "
+            f"digits, and the bound is {each['bound']:.6g}: choose another backend by --backend, and report this one"
+        )
+    if beyond:
+        raise typer.Exit(1)
 
 
 def _mistake(error: RuleError) -> dict[str, Any]:
@@ -84,26 +93,42 @@ def _report_wrapper(wrapper: Rule, warnings: list[RuleError], json: bool) -> Non
         typer.echo(f'{wrapper.name} is a valid wrapper: check "{wrapper.called}(adam)", or around another rule')
 
 
-def _oracle(rule: Rule, hyper: Mapping[str, float], dtype: str, backend: str, steps: int) -> list[dict[str, Any]]:
-    """The exactness of the reference and of the backend, in ulps, or the reason where it was not measured."""
-    from rulec.compare.oracle import exactness
+def _oracle(
+    rule: Rule, hyper: Mapping[str, float], dtype: str, backend: str, steps: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:  # fmt: skip
+    """The exactness of the reference and of the backend, in ulps, or the reason where it was not measured.
+
+    Second are the backend's values beyond the bounds, in float64.
+    """
+    from rulec.compare.oracle import beyond_bounds, exactness_of_all
     from rulec.compare.trial import Trial, shapes_for
 
     shapes = shapes_for(rule)
-    sides: list[dict[str, Any]] = []
+    measured: dict[tuple[str | None, str], Any] = {}
+    reasons: dict[str | None, str] = {}
     with progress() as shown:
-        for name, trial in ((None, Trial("float64", steps, shapes)), (backend, Trial(dtype, steps, shapes))):
-            task = shown.add_task(f"{name or 'reference'} against 50 digits", total=steps)
-            try:
-                measured = exactness(rule, hyper, trial, name, partial(shown.advance, task))
-            except (RuleError, BackendUnsupported, BackendUnavailable) as error:
-                result: dict[str, Any] = {"reason": str(error)}
-            else:
-                result = {"ulps": measured.ulps}
-            sides.append(
-                {"rule": rule.name, "side": name or "reference", "dtype": dtype if name else "float64", **result}
-            )
-    return sides
+        tries = [("float64", [None, backend]), *([(dtype, [backend])] if dtype != "float64" else [])]
+        for kind, names in tries:
+            task = shown.add_task(f"{' and '.join(n or 'reference' for n in names)} in {kind}", total=steps)
+            for group in (names, names[:1]) if len(names) > 1 else (names,):
+                try:
+                    advance = partial(shown.advance, task)
+                    results = exactness_of_all(rule, hyper, Trial(kind, steps, shapes), group, advance)
+                except (RuleError, BackendUnsupported, BackendUnavailable) as error:
+                    reasons[group[-1]] = str(error)
+                else:
+                    measured |= {(name, kind): each for name, each in zip(group, results, strict=True)}
+                    break
+    sides: list[dict[str, Any]] = []
+    for name, kind in ((None, "float64"), (backend, dtype)):
+        side = measured.get((name, kind))
+        result = {"reason": reasons.get(name, "")} if side is None else {"ulps": side.ulps}
+        sides.append({"rule": rule.name, "side": name or "reference", "dtype": kind, **result})
+    both = [measured.get((name, "float64")) for name in (backend, None)]
+    far = [] if None in both else beyond_bounds(*both)
+    return sides, [
+        {"rule": rule.name, "side": backend, "name": x.name, "ulps": x.distance, "bound": x.bound} for x in far
+    ]
 
 
 def _print(report: Mapping[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,23 +34,57 @@ def exactness(
 
     `advance` is called after each step. RuleError for a function without a 50-digit form.
     """
-    side, dtype = _side(rule, hyper, trial, backend)
+    return exactness_of_all(rule, hyper, trial, [backend], advance)[0]
+
+
+def exactness_of_all(
+    rule: Rule, hyper: Hyper, trial: Trial, backends: Sequence[str | None], advance: Callable[[], Any] = lambda: None
+) -> list[Exactness]:
+    """The exactness of several sides, of backends or the reference, beside one oracle: see `exactness`."""
+    sides = [_side(rule, hyper, trial, backend) for backend in backends]
     oracle = ReferenceSide(rule, trial.params, hyper, "mpmath")
-    ulps: dict[str, float] = {}
+    ulps: list[dict[str, float]] = [{} for _ in sides]
     largest: dict[tuple[str, int], Array] = {}
     for grads, inputs in zip(trial.gradients(), trial.inputs(rule), strict=True):
-        side.step(grads, inputs)
         oracle.step(grads, inputs)
-        for tensor, (mine, exact) in enumerate(zip(side.values(), oracle.values(), strict=True)):
-            for name in mine.keys() & exact.keys():
-                expected = np.asarray(exact[name])
-                key = (name, tensor)
-                size = np.abs(expected.astype(np.float64))
-                largest[key] = np.fmax(largest.get(key, 0.0), size)
-                distance = _distance(mine[name].astype(np.float64), expected) / ulp(largest[key], dtype)
-                ulps[name] = max(ulps.get(name, 0.0), float(np.max(distance, initial=0.0)))
+        exact = [{name: np.asarray(x) for name, x in each.items()} for each in oracle.values()]
+        for tensor, name in ((tensor, name) for tensor, each in enumerate(exact) for name in each):
+            size = np.abs(exact[tensor][name].astype(np.float64))
+            largest[name, tensor] = np.fmax(largest.get((name, tensor), 0.0), size)
+        for (side, dtype), known in zip(sides, ulps, strict=True):
+            side.step(grads, inputs)
+            for tensor, mine in enumerate(side.values()):
+                for name in mine.keys() & exact[tensor].keys():
+                    apart = _distance(mine[name].astype(np.float64), exact[tensor][name])
+                    distance = apart / ulp(largest[name, tensor], dtype)
+                    known[name] = max(known.get(name, 0.0), float(np.max(distance, initial=0.0)))
         advance()
-    return Exactness(side.name, dtype, {name: ulps[name] for name in (*rule.state, "p") if name in ulps})
+    names = (*rule.state, "p")
+    return [
+        Exactness(side.name, dtype, {name: known[name] for name in names if name in known})
+        for (side, dtype), known in zip(sides, ulps, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class Beyond:
+    """A value that a backend computes farther from the oracle than rounding explains. Both numbers are ulps."""
+
+    name: str
+    distance: float
+    bound: float
+
+
+def beyond_bounds(measured: Exactness, reference: Exactness) -> list[Beyond]:
+    """The values of a side in float64 beyond the bound of the conformance suite for whole steps.
+
+    The bound is as many times larger as the reference's own distance is, where a rule cancels digits.
+    """
+    from rulec.testing.whole import TOLERANCE
+
+    bounds = {name: TOLERANCE / EPS["float64"] * max(1.0, ulps) for name, ulps in reference.ulps.items()}
+    far = {name: ulps for name, ulps in measured.ulps.items() if ulps > bounds.get(name, np.inf)}
+    return [Beyond(name, ulps, bounds[name]) for name, ulps in far.items()]
 
 
 def _side(rule: Rule, hyper: Hyper, trial: Trial, backend: str | None) -> tuple[Side, str]:

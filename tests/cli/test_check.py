@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import error, run, run_json
+from tests.cli.running import error, invoke, run, run_json
 
 MATRIX = """\
 name: Rooted
@@ -139,3 +139,41 @@ def test_a_wrapper_is_valid_by_itself(tmp_path: Path) -> None:
     assert run_json("check", f"{file}(sgd)", "--steps", "2")["rule"] == "HalfSGD"
     file.write_text("name: Half\nwraps: inner\nstep: |\n  direction = inner.p\n")
     assert "'inner.p' has no value here: write inner(g) above this line" in error("check", str(file))
+
+
+BRANCHED = """\
+name: Branched
+hyper: {lr: 1e-3, h: 0.25}
+state: {m: 0}
+step: |
+  m = m + g
+  if h > 0.2:
+    a = 3
+  else:
+    a = g
+  direction = sum(a) + 0*m
+"""
+
+
+def test_a_distance_beyond_the_bounds_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler that forgets the other arm of a branch: the sum of a number is the number."""
+    file = tmp_path / "branched.yaml"
+    file.write_text(BRANCHED)
+    assert run_json("check", str(file), "--steps", "2", "-b", "numpy")["oracle"]["beyond"] == []
+    monkeypatch.setattr("rulec.compiler.lower.widened", lambda value, axes, inference: value)
+    result = invoke("check", str(file), "--steps", "2", "-b", "numpy")
+    assert result.exit_code == 1
+    assert "numpy in float32: m 0.0, p " in result.stdout
+    assert "numpy is wrong: p of Branched in float64 is " in result.stderr
+    assert "ulps from 50 digits, and the bound is " in result.stderr
+    (far,) = run_json("check", str(file), "--steps", "2", "-b", "numpy", code=1)["oracle"]["beyond"]
+    assert (far["rule"], far["side"], far["name"]) == ("Branched", "numpy", "p")
+    assert far["ulps"] > 1e12 > far["bound"]
+
+
+def test_a_rule_that_cancels_digits_is_within_the_bounds(tmp_path: Path) -> None:
+    file = tmp_path / "lossy.yaml"
+    file.write_text("name: Lossy\nstate: {a: 0}\nstep: |\n  a = 1 - (1 - g*1e-14)\n  direction = a\n")
+    oracle = run_json("check", str(file), "--steps", "2", "-b", "numpy")["oracle"]
+    assert oracle["sides"][0]["ulps"]["a"] > 1e6
+    assert oracle["beyond"] == []

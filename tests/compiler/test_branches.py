@@ -136,16 +136,19 @@ def test_a_reduction_on_an_arm_is_over_the_tensors_there(function: str, level: s
                 np.testing.assert_allclose(p, wanted[i], rtol=1e-12)
 
 
+@pytest.mark.parametrize("reduces", [False, True])
 @pytest.mark.parametrize("level", ["group", "model"])
-def test_a_shared_state_assigned_on_an_arm_follows_the_count_of_its_level(level: str) -> None:
-    step = f'm = m + g\nif t > 2:\n  k = k + mean(g, per="{level}")\nelse:\n  k = t\ndirection = k + 0*m'
+def test_a_shared_state_assigned_on_an_arm_follows_the_count_of_its_level(level: str, reduces: bool) -> None:
+    then = f'k + mean(g, per="{level}")' if reduces else "7"
+    step = f"m = m + g\nif t > 2:\n  k = {then}\nelse:\n  k = t\ndirection = k + 0*m"
     state = f"{{m: 0, k: {{init: 0, per: {level}}}}}"
     last = gradients()[2][1]
     assert last is not None
-    k = [1.0, 2.0, 2.0 + last.mean()]  # the other tensor is at its second step
+    k = [1.0, 2.0, 2.0 + last.mean() if reduces else 7.0]  # the other tensor is at its second step
     for backend in ("reference", "numpy"):
         points = moved(step, backend, state)
         np.testing.assert_allclose([p[1].flat[0] for p in points], -np.cumsum(k), rtol=1e-12)
+        np.testing.assert_allclose([p[0].flat[0] for p in points], -np.cumsum([0, *k[1:]]), rtol=1e-12)
 
 
 def test_arms_with_fewer_reductions_of_the_model_keep_them_apart() -> None:
