@@ -986,7 +986,7 @@ class AdaptiveSGD(RuleOptimizer):
     def __init__(
         self,
         params: ParamsT,
-        lr: float | torch.Tensor = 0.2,
+        lr: float | torch.Tensor = 0.01,
         lr_at_start: float | None = None,
         amplifier: float = 0.02,
         dampening: float = 1.0,

@@ -64,7 +64,8 @@ def signature(peer: str) -> Mapping[str, object]:
 
 def of_peer(rule: str, peer: str, names: Mapping[str, str | None] | None = None) -> dict[str, Value]:
     """A peer's defaults by our names, those given or the usual ones; what it has no number for is left out."""
-    theirs, values = signature(peer), {}
+    theirs = signature(peer)
+    values: dict[str, Value] = {}
     for name in defaults(rule):
         number = name.removeprefix("beta")
         usual = [name, *([f"betas.{int(number) - 1}", f"b{number}"] if number.isdigit() else [])]
@@ -146,10 +147,7 @@ def _names(names: Mapping[str, object] | tuple[str, ...]) -> str:
 
 def differences() -> str:
     """Every default that is not its source's, with the reason; differences of meaning; and rules without a source."""
-    rows = []
-    for rule in rulec.rules():
-        if rule in read():
-            rows += _rows(rule)
+    rows = [row for rule in rulec.rules() if rule in read() for row in _rows(rule)]
     without = [f"- {link(rule)}: {entry['nothing']}" for rule, entry in sorted(read().items()) if "nothing" in entry]
     head = ["rule", "hyper-parameter", "here", "there", "whose", "reason"]
     return f"{table(head, rows)}\n\nNot compared are:\n\n" + "\n".join(without)
@@ -166,7 +164,9 @@ def _rows(rule: str) -> Iterator[list[str]]:
 def reason(entry: Mapping[str, Any], name: str) -> str:
     """Why a default is not its source's: as another has it, or in words."""
     like = entry.get("like", {})
-    return f"as `{like[name].removeprefix('transforms/')}` has it" if name in like else entry["why"][name]
+    if name in like:
+        return f"as `{like[name].removeprefix('transforms/')}` has it"
+    return str(entry.get("why", {}).get(name, "not explained"))
 
 
 def shown(value: Value) -> str:
