@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import pytest
 
 import rulec
@@ -9,14 +11,19 @@ from tests.docs.defaults import AUTHORS, PAPER, alike, compared, defaults, diffe
 
 RULES = rulec.rules()
 
+#: The packages whose signatures are read: imported here, so that no test's time has it.
+PEERS = [import_module(name) for name in ("torch", "optax", "pytorch_optimizer")]
+
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_rule_has_an_entry_where_it_has_defaults(rule: str) -> None:
     assert (rule in read()) == bool(defaults(rule))
 
 
-def test_every_entry_is_of_a_rule() -> None:
+def test_every_entry_is_of_a_rule_and_its_peer_of_these_packages() -> None:
     assert set(read()) <= set(RULES)
+    peers = {entry["peer"].partition(".")[0] for entry in read().values() if "peer" in entry}
+    assert peers == {package.__name__ for package in PEERS}
 
 
 @pytest.mark.parametrize("rule", sorted(read()))
