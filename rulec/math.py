@@ -62,12 +62,12 @@ def _reduce_placed(compute: Any, x: Any, per: Level) -> Any:
 
 def axis(i: Any) -> Level:
     """The level of one value for each index of axis `i`, for `per=`; counted from the end where negative."""
-    return Level("axis", as_traced(i))
+    return Level("axis", as_traced(i), current.get())
 
 
 def block(n: Any) -> Level:
     """The level of one value for each block of `n` consecutive elements of a tensor, for `per=`."""
-    return Level("block", as_traced(n))
+    return Level("block", as_traced(n), current.get())
 
 
 def dim(i: Any) -> Any:

@@ -14,22 +14,47 @@ Factor = tuple[Node, bool]
 #: Highest whole power to write as factors.
 _POWER = 8
 
+#: Most times that a product is taken apart within one value: squares of squares have twice as many factors each time.
+_MOST = 64
+
 
 def factors(value: Node) -> Counter[Factor]:
-    """The factors of a product, each with its count: of `c*x*x/y`, c once, x twice, and y once as a divisor."""
+    """The factors of a product, each with its count: of `c*x*x/y`, c once, x twice, and y once as a divisor.
+
+    A product that stands in the value more than `_MOST` times is a factor itself.
+    """
     counts: Counter[Factor] = Counter()
-    waiting = [(value, False)]
-    while waiting:
-        part, below = waiting.pop()
-        if part.op is Op.MUL:
-            waiting += [(part.args[0], below), (part.args[1], below)]
-        elif part.op is Op.DIV:
-            waiting += [(part.args[0], below), (part.args[1], not below)]
-        elif (power := whole_power(part)) is not None and 0 < power <= _POWER:
-            counts[part.args[0], below] += power
-        else:
-            counts[part, below] += 1
+    inside: Counter[Factor] = Counter({(value, False): 1})
+    # A product's count is whole once all values that it stands in have been taken apart.
+    for part in reversed([*_product_parts(value)]):
+        for below in (False, True):
+            count = inside[part, below]
+            if not count:
+                continue
+            power = whole_power(part)
+            if part.op in (Op.MUL, Op.DIV) and count <= _MOST:
+                inside[part.args[0], below] += count
+                inside[part.args[1], below if part.op is Op.MUL else not below] += count
+            elif power is not None and 0 < power <= _POWER:
+                counts[part.args[0], below] += power * count
+            else:
+                counts[part, below] += count
     return counts
+
+
+def _product_parts(value: Node) -> Iterator[Node]:
+    """The products in a product and their factors, each once, operands first."""
+    seen: set[Node] = set()
+    stack = [(value, False)]
+    while stack:
+        part, expanded = stack.pop()
+        if part in seen:
+            continue
+        if expanded or part.op not in (Op.MUL, Op.DIV):
+            seen.add(part)
+            yield part
+        else:
+            stack += [(part, True), *((a, False) for a in part.args)]
 
 
 def whole_power(value: Node) -> int | None:

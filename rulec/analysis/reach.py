@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol, cast
 
 from rulec.analysis.bounds import Bounds
-from rulec.analysis.products import clipped, factors, signed_step, toward
+from rulec.analysis.products import Factor, clipped, factors, signed_step, toward
 from rulec.language.node import LEVELS, Kind, Node, Op, name, walk
 
 #: The operations between a value and the parameter, as words: see `ways`.
@@ -54,6 +55,7 @@ class _Reach:
     def __init__(self, bounds: Bounds, states: Iterable[Node]) -> None:
         self.bounds, self.states = bounds, frozenset(states)
         self.seeds: dict[Node, set[Way]] = {}
+        self.products: dict[Node, Counter[Factor]] = {}
 
     def free(self, values: Iterable[Node]) -> bool:
         """Whether no state stands in the values."""
@@ -109,7 +111,9 @@ class _Reach:
         return Way({ROOT, *below, *(() if self.bounds.not_negative(base) else {NEGATIVE})})
 
     def _factors(self, value: Node, way: Way) -> Iterator[tuple[Node, Way]]:
-        for (part, below), count in factors(value).items():
+        if value not in self.products:
+            self.products[value] = factors(value)
+        for (part, below), count in self.products[value].items():
             yield part, way | ({INVERSE} if below else set()) | ({SQUARE} if count > 1 else set())
 
     def _terms(self, value: Node, way: Way) -> Iterator[tuple[Node, Way]]:

@@ -79,6 +79,9 @@ class Degrees:
         self.known: dict[Node, Degree] = {**leaves, name("g"): Degree(((GRADIENT, Fraction(1)),))}
         self.known |= {name(key): ANY for key in zero}
         self.conditions: dict[str, None] = {}
+        #: The degrees where some values are 0: those that a guard tests.
+        self.guarded: dict[tuple[Node, ...], Degrees] = {}
+        self.vanishing: dict[Node, str | None] = {}
 
     def degree(self, value: Node) -> Degree:
         """The degree of `value`; Broken for a value without one."""
@@ -126,9 +129,11 @@ class Degrees:
             zero = zero_unless(value)
             if not zero:
                 raise
-        guarded = Degrees(self.flow, self.states, self.zero)
-        guarded.known |= dict.fromkeys(zero, ANY)
-        return self._alike(value, args[1], guarded.degree(value.args[2]))
+        if zero not in self.guarded:
+            self.guarded[zero] = guarded = Degrees(self.flow, self.states, self.zero)
+            guarded.known |= dict.fromkeys(zero, ANY)
+            guarded.guarded, guarded.vanishing = self.guarded, self.vanishing
+        return self._alike(value, args[1], self.guarded[zero].degree(value.args[2]))
 
     def _power(self, value: Node, args: list[Degree]) -> Degree:
         if value.op in _ROOTS:
@@ -154,18 +159,26 @@ class Degrees:
 
     def _vanishes(self, value: Node) -> str | None:
         """A hyper-parameter with 0 in its range that makes this value 0 before the first step; None without one."""
-        if value.op is Op.NAME and value.arg in self.flow.rule.state:
-            return self._vanishes(self.flow.rule.state[str(value.arg)].init)
+        starts = {name(key): state.init for key, state in self.flow.rule.state.items()}
+        for part in walk([*starts.values(), value], self.vanishing):
+            self.vanishing[part] = self._vanishing(part, starts)
+        return self.vanishing[value]
+
+    def _vanishing(self, value: Node, starts: Mapping[Node, Node]) -> str | None:
+        """The hyper-parameter of `_vanishes`, for a value whose operands have theirs; `starts` has states at first."""
+        if value in starts:
+            return self.vanishing.get(starts[value])
         if value.op is Op.NAME:
             hyper = self.flow.rule.hyper.get(str(value.arg))
             free = hyper is not None and value.arg != "lr" and not hyper.static and ZERO in range_of(hyper)
             return str(value.arg) if free else None
+        args = [self.vanishing[a] for a in value.args]
         if value.op in (Op.MUL, Op.MATMUL):
-            return self._vanishes(value.args[0]) or self._vanishes(value.args[1])
+            return args[0] or args[1]
         if value.op is Op.POW and value.args[1].op is Op.CONST and cast(float, value.args[1].arg) > 0:
-            return self._vanishes(value.args[0])
+            return args[0]
         if value.op is Op.DIV or (value.op in (*_SAME, *_ROOTS) and value.op is not Op.RSQRT):
-            return self._vanishes(value.args[0])
+            return args[0]
         return None
 
 

@@ -54,13 +54,18 @@ def _arm(key: str, value: Node, hyper: Mapping[str, float]) -> Pace | None:
 
 def _arms(key: str, value: Node, hyper: Mapping[str, float]) -> list[Node]:
     """The values of a choice, without an arm that keeps the state as it is, or that is over after the first steps."""
-    if value.op is not Op.WHERE:
-        return [value]
-    condition, *arms = value.args
-    truths = [number_known(condition, {**hyper, "t": t}) for t in (LATE, LATE + 1)]
-    if truths[0] is not None and truths[0] == truths[1]:
-        arms = [arms[0] if truths[0] else arms[1]]
-    return [part for arm in arms if arm is not name(key) for part in _arms(key, arm, hyper)]
+    arms: dict[Node, None] = {value: None}
+    for part in (waiting := [value]):
+        if part.op is not Op.WHERE:
+            continue
+        condition, *both = part.args
+        truths = [number_known(condition, {**hyper, "t": t}) for t in (LATE, LATE + 1)]
+        if truths[0] is not None and truths[0] == truths[1]:
+            both = [both[0] if truths[0] else both[1]]
+        new = [arm for arm in dict.fromkeys(both) if arm is not name(key) and arm not in arms]
+        arms |= dict.fromkeys(new)
+        waiting += new
+    return [arm for arm in arms if arm.op is not Op.WHERE]
 
 
 def weight(value: Node, key: str) -> Node | None:

@@ -32,6 +32,7 @@ from rulec.language.counts import Count, count_of
 from rulec.language.node import (
     FACTS,
     PLACED,
+    WAVES,
     Kind,
     Node,
     Op,
@@ -234,7 +235,7 @@ class _Lowering:
 
 
 def _of_operations(value: Node) -> Node:
-    return of_operations(value, is_made_of(value, _FORESEEN))
+    return of_operations(value, value.op in WAVES and is_made_of(value, _FORESEEN))
 
 
 def _at_level(value: Node, level: str) -> Node:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Mapping
+from itertools import islice
 
 from rulec.compiler.ir import Program
 from rulec.language.node import Kind, Node, Op, walk
 
 #: The longest name of an expression's words; beyond it, the purpose of the value says more.
 _LONGEST = 32
+#: The longest words of an operand, and the most values in a name. A norm is shorter than the sum in it.
+_MOST = 2 * _LONGEST
 
 _NUMBERS = {0.0: "zero", 1.0: "one", 2.0: "two"}
 #: Words between the names of two operands, and before those of one or two.
@@ -43,21 +47,38 @@ def value_name(program: Program, value: Node, otherwise: str, taken: set[str]) -
 
 def words(program: Program, value: Node) -> str:
     """A short expression as a name: `1 - beta1` is `one_minus_beta1`, a norm of p `norm_p`; empty for a long one."""
-    text = _Words(program).of(value, top=True)
+    text = _Words(program).top(value)
     return text if len(text) <= _LONGEST and re.match(r"[^\W\d]", text) else ""
 
 
 class _Words:
-    """The words of a program's values; empty for a value without words."""
+    """The words of a program's values; empty for a value without words, or with too many for a name.
+
+    Each value is visited once. Every value adds a letter to the words that it stands in, so an expression of more
+    values than a name has letters is not read to its end.
+    """
 
     def __init__(self, program: Program) -> None:
         self.program = program
+        self.known: dict[Node, str] = {}
 
-    def of(self, value: Node, top: bool = False) -> str:
-        """The words of a value; those of its expression where it is at the `top`."""
+    def top(self, value: Node) -> str:
+        """The words of the expression of a value, also where the value has a label."""
+        parts = [*islice(walk(value.args, self.program.labels), _MOST)]
+        if len(parts) == _MOST:
+            return ""
+        for part in parts:
+            self.known[part] = _short(self._expression(part))
+        return _short(self._expression(value))
+
+    def of(self, value: Node) -> str:
+        """The words of an operand."""
         label = self.program.labels.get(value)
-        if label and not top:
+        if label:
             return re.sub(r"\W", "_", label)
+        return self.known[value] if value in self.known else self.top(value)
+
+    def _expression(self, value: Node) -> str:
         if value.op.kind is Kind.LEAF:
             return self._leaf(value)
         if value.op.kind is Kind.REDUCE:
@@ -97,6 +118,11 @@ class _Words:
         return "_".join([_BEFORE[value.op], *operands]) if value.op in _BEFORE else ""
 
 
+def _short(text: str) -> str:
+    """The words of an operand; empty where they are too many for a name."""
+    return text if len(text) <= _MOST else ""
+
+
 def _squared(value: Node) -> Node | None:
     """The value `x` in a product `x*x`; None for other values."""
     return value.args[0] if value.op is Op.MUL and value.args[0] is value.args[1] else None
@@ -123,6 +149,7 @@ _ROLES: Mapping[Op, str] = {
 }  # fmt: skip
 
 
+@functools.lru_cache(maxsize=8)
 def _parents(program: Program) -> dict[Node, Node]:
     """Value -> the first value with it as an operand."""
     readers: dict[Node, Node] = {}

@@ -62,9 +62,10 @@ def moved(program: Program, sizes: Sizes, compute: int) -> float:
 def _choices(program: Program, sizes: Sizes, compute: int, early: bool = True) -> Iterator[_Choice]:
     states = _storable(program, sizes, compute)[:_MOST] if early else []
     sets = [combination for count in range(len(states) + 1) for combination in combinations(states, count)]
+    spillable = _spillable(program)
     for stored in sets:
         yield _Choice(stored)
-        for spill in _spillable(program):
+        for spill in spillable:
             yield _Choice(stored, spill)
 
 
@@ -83,8 +84,22 @@ def _at_hand(program: Program, index: int) -> set[Node]:
     return loaded | scalars | reads | {node(Op.RESULT, v) for v in vectors if not program.result(v).axes.elementwise}
 
 
-def _computable(value: Node, leaves: set[Node]) -> bool:
-    return all(n in leaves or n.op is Op.CONST for n in walk([value]) if n.op.kind is Kind.LEAF)
+def _computable(roots: Sequence[Node], leaves: set[Node]) -> set[Node]:
+    """The values under `roots` that are made of these leaves and of constants."""
+    computable: set[Node] = set()
+    for value in walk(roots):
+        if value in leaves or value.op is Op.CONST if value.op.kind is Kind.LEAF else computable.issuperset(value.args):
+            computable.add(value)
+    return computable
+
+
+def _loading(roots: Sequence[Node]) -> set[Node]:
+    """The values under `roots` that a buffer stands in."""
+    loading: set[Node] = set()
+    for value in walk(roots):
+        if value.op is Op.LOAD or not loading.isdisjoint(value.args):
+            loading.add(value)
+    return loading
 
 
 def _storable(program: Program, sizes: Sizes, compute: int) -> list[tuple[Store, int]]:
@@ -93,10 +108,10 @@ def _storable(program: Program, sizes: Sizes, compute: int) -> list[tuple[Store,
     storable: list[tuple[Store, int]] = []
     if program.skip is not None:
         return storable
-    leaves = [_at_hand(program, i) for i in range(len(program.stages) - 1)]
+    computable = [_computable(last.roots, _at_hand(program, i)) for i in range(len(program.stages) - 1)]
     read_between = {n.arg for n in walk(program.between) if n.op is Op.LOAD}
     for store in last.stores:
-        earlier = [i for i, at_hand in enumerate(leaves) if _computable(store.value, at_hand)]
+        earlier = [i for i, values in enumerate(computable) if store.value in values]
         same = sizes.get(store.buffer) == compute
         if earlier and same and store.buffer not in read_between and store.value.op.kind is not Kind.LEAF:
             storable.append((store, earlier[-1]))
@@ -105,12 +120,11 @@ def _storable(program: Program, sizes: Sizes, compute: int) -> list[tuple[Store,
 
 def _spillable(program: Program) -> list[tuple[Node, int]]:
     """Values of the last stage that an earlier stage can compute, the largest first."""
-    last = [n for n in _computed(program.stages[-1]) if n.op.kind is not Kind.LEAF and not n.boolean]
+    roots = program.stages[-1].roots
+    last = {n for n in _loading(roots) if n.op.kind is not Kind.LEAF and not n.boolean}
     stage_of: dict[Node, int] = {}
     for index in range(len(program.stages) - 1):
-        leaves = _at_hand(program, index)
-        loads = (n for n in last if any(x.op is Op.LOAD for x in walk([n])) and _computable(n, leaves))
-        stage_of |= dict.fromkeys(loads, index)
+        stage_of |= dict.fromkeys(last & _computable(roots, _at_hand(program, index)), index)
     return sorted(stage_of.items(), key=lambda pair: (-pair[0].size, repr(pair[0])))[: 2 * _MOST]
 
 

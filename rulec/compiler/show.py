@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rulec.compiler.ir import Program, Stage
 from rulec.language.node import Kind, Node, Op, name, rewrite, walk
@@ -47,7 +47,9 @@ def _between_text(program: Program, value: Node, defining: bool = False) -> str:
     """The text of a value computed between stages; values with a name are written by it."""
     named = {v.value: v.name for v in program.vectors} | {c.value: c.name for c in program.late}
     named = {v: n for v, n in named.items() if v.op.kind is not Kind.LEAF and not (defining and v is value)}
-    text = named.get(value) or expression_text(_mark(value), _marked(named))
+    marks: dict[Node, Node] = {}
+    marked = dict(zip(_mark(named, marks), named.values(), strict=True))
+    text = named.get(value) or expression_text(_mark([value], marks)[0], marked)
     return re.sub(r"\x00(\d+)", lambda m: program.columns[int(m[1])].name, text)
 
 
@@ -107,24 +109,24 @@ def stage_lines(program: Program, stage: Stage) -> list[str]:
     """The values and effects of one stage."""
     names = named_values(program, stage.roots)
     columns = [c.name for c in program.columns]
+    marks: dict[Node, Node] = {}
+    marked = dict(zip(_mark(names, marks), names.values(), strict=True))
 
-    def text(value: Node, defining: bool = False) -> str:
-        named = {k: v for k, v in names.items() if not (defining and k is value)}
-        marked = expression_text(_mark(value), _marked(named))
-        return re.sub(r"\x00(\d+)", lambda m: columns[int(m[1])], marked)
+    def text(value: Node) -> str:
+        written = expression_text(_mark([value], marks)[0], marked)
+        return re.sub(r"\x00(\d+)", lambda m: columns[int(m[1])], written)
 
     def effect(value: Node) -> str:
         return names.get(value) or text(value)
 
-    lines = [f"{name} = {text(value, defining=True)}" for value, name in names.items()]
+    lines = [f"{name} = {text(value)}" for value, name in names.items()]
     lines += [f"store {s.buffer} = {effect(s.value)}" for s in stage.stores]
     return lines + [f"{r.name}: {r.axes} = {text(r.value)}" for r in stage.reduces]
 
 
-def _mark(value: Node) -> Node:
-    """The value with each scalar column as a marker; the printed text has the column's name in its place."""
-    return rewrite([value], lambda n: name(f"\0{n.arg}") if n.op is Op.SCALAR else n)[0]
+def _mark(values: Iterable[Node], marks: dict[Node, Node]) -> list[Node]:
+    """The values with each scalar column as a marker; the printed text has the column's name in its place.
 
-
-def _marked(named: dict[Node, str]) -> dict[Node, str]:
-    return {_mark(value): name for value, name in named.items()}
+    `marks` has the values marked so far.
+    """
+    return rewrite(values, lambda n: name(f"\0{n.arg}") if n.op is Op.SCALAR else n, marks)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rulec.compiler.ir import Program, Store
-from rulec.language.node import Node, Op, node
+from rulec.language.node import Node, Op, node, walk
 
 _P = node(Op.LOAD, "p")
 
@@ -33,17 +33,15 @@ def _change(value: Node) -> Node:
 
 def _beside(value: Node) -> Node | None:
     """The value `x` in a sum `p + x`, also with further terms; None for a value of another form."""
-    if value.op is Op.SUB:
-        first, second = value.args
-        if first is _P:
-            return node(Op.NEG, second)
-        rest = _beside(first)
-        return None if rest is None else node(Op.SUB, rest, second)
-    if value.op is Op.ADD:
-        for first, second in (value.args, value.args[::-1]):
+    beside: dict[Node, Node] = {}
+    for part in walk([value]):
+        if part.op not in (Op.ADD, Op.SUB):
+            continue
+        for first, second in (part.args, part.args[::-1])[: 2 if part.op is Op.ADD else 1]:
             if first is _P:
-                return second
-            rest = _beside(first)
-            if rest is not None:
-                return node(Op.ADD, rest, second)
-    return None
+                beside[part] = second if part.op is Op.ADD else node(Op.NEG, second)
+            elif first in beside:
+                beside[part] = node(part.op, beside[first], second)
+            if part in beside:
+                break
+    return beside.get(value)

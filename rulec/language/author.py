@@ -36,6 +36,8 @@ def foreign_error(error: Exception, function: CodeType) -> RuleError | None:
         return None
     last = places[-1]
     place = _place(last.tb_frame.f_code, last.tb_lineno, last.tb_lasti)
+    if isinstance(error, RecursionError):
+        return rule_error("this call leads to itself again and never ends: give the recursion an end, or loop", place)
     if isinstance(error, ArithmeticError):
         return rule_error(f"Python cannot work out this number ({error}): numbers of a rule fit into float64", place)
     if isinstance(error, AttributeError) and getattr(error.obj, "__name__", "") == "rulec.math":

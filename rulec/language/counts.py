@@ -121,8 +121,7 @@ def simplified(extent: Node) -> Node:
 
     Extents are the same where their nodes are.
     """
-    terms: dict[Node, float] = {}
-    _add_terms(extent, 1, terms)
+    terms = _terms(extent)
     number = terms.pop(const(1), 0.0)
     total: Node | None = None
     for term, count in sorted(terms.items(), key=lambda item: item[1] < 0):
@@ -135,11 +134,18 @@ def simplified(extent: Node) -> Node:
     return node(Op.ADD if number > 0 else Op.SUB, total, const(abs(number)))
 
 
-def _add_terms(value: Node, sign: float, terms: dict[Node, float]) -> None:
-    if value.op in (Op.ADD, Op.SUB):
-        _add_terms(value.args[0], sign, terms)
-        _add_terms(value.args[1], sign if value.op is Op.ADD else -sign, terms)
-    elif value.op is Op.CONST:
-        terms[const(1)] = terms.get(const(1), 0.0) + sign * cast(float, value.arg)
-    else:
-        terms[value] = terms.get(value, 0.0) + sign
+def _terms(extent: Node) -> dict[Node, float]:
+    """The terms of a sum in their order, each with its count; that of 1 is the sum of its numbers."""
+    counts: dict[Node, float] = {extent: 1.0}
+    terms: dict[Node, float] = {}
+    # A sum is counted once all values that it stands in are taken apart.
+    for part in reversed([*walk([extent])]):
+        if part in counts and part.op in (Op.ADD, Op.SUB):
+            left, right = part.args
+            counts[left] = counts.get(left, 0.0) + counts[part]
+            counts[right] = counts.get(right, 0.0) + counts[part] * (1 if part.op is Op.ADD else -1)
+    for part in walk([extent]):
+        if part in counts and part.op not in (Op.ADD, Op.SUB):
+            term, size = (const(1), cast(float, part.arg)) if part.op is Op.CONST else (part, 1.0)
+            terms[term] = terms.get(term, 0.0) + counts[part] * size
+    return terms

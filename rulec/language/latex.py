@@ -233,13 +233,19 @@ class _Printer:
 
     def __init__(self, names: Mapping[str, str], numbers: Container[str] | None = None) -> None:
         self.names, self.numbers = names, numbers
+        self.pieces: dict[Node, _Piece] = {}
 
     def latex(self, value: Node) -> str:
         """The expression as LaTeX."""
         return self.piece(value)[0]
 
     def piece(self, value: Node) -> _Piece:
-        """The expression as LaTeX, and how tightly it binds."""
+        """The expression as LaTeX, and how tightly it binds. Each part is printed once."""
+        for part in walk([value], self.pieces):
+            self.pieces[part] = self._printed(part)
+        return self.pieces[value]
+
+    def _printed(self, value: Node) -> _Piece:
         if value.op is Op.CONST:
             return _number(cast(float, value.arg))
         if value.op.kind is Kind.LEAF:

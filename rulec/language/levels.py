@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from rulec.language.node import LEVELS, PLACED, Node, Op, node
 from rulec.language.text import expression_text
@@ -14,10 +15,14 @@ SIGNATURES: Mapping[str, str] = {"axis": "axis(0)", "block": "block(64)"}
 
 @dataclass(frozen=True)
 class Level:
-    """`axis(number)` or `block(number)`: the level of one value for each index of an axis, or for each block."""
+    """`axis(number)` or `block(number)`: the level of one value for each index of an axis, or for each block.
+
+    `trace` is as in `rulec.language.value.Value`.
+    """
 
     word: str
     number: Node
+    trace: Any = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         return level_text(self.word, self.number)

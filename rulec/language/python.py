@@ -50,7 +50,7 @@ from rulec.language.rule import Hyper, Limits, Pass, Rule, State, well_known_ran
 from rulec.language.sizes import MAX_LENGTH, entries
 from rulec.language.source import Source, Span, did_you_mean, rule_error
 from rulec.language.trace import At, CallsRouted, Counted, CountValue, Inner, States, Trace, call_rule
-from rulec.language.value import Value, as_traced, current, operation, record
+from rulec.language.value import Value, as_traced, current, operation, record, stray_problem
 
 __all__ = ["Value", "call_rule", "operation", "record", "rule"]
 
@@ -183,8 +183,7 @@ def _trace_rule(
     trace = Trace(rule_name, states, hypers, calls, function.__code__, read, points)
     trace.cases = cases
     trace.inputs, trace.view, trace.shaped = dict(inputs or {}), dict(view or {}), shape is not None
-    result = _run(function, trace, positional, hypers)
-    trace.lines.append((assigns, _result(result, rule_name, assigns)))
+    trace.lines.append((assigns, _run(function, trace, positional, hypers, assigns)))
     traced = Rule(
         rule_name,
         step=tuple(Lines(trace).statements()),
@@ -233,10 +232,13 @@ def _result(result: Any, rule_name: str, assigns: str) -> Node:
     if not isinstance(result, Value | int | float) or isinstance(result, bool):
         kind = type(result).__name__
         raise RuleError(f"the function of {rule_name} returns a value of type {kind}: return one value, the {assigns}")
+    if isinstance(result, Value) and (problem := stray_problem(result.trace)):
+        raise RuleError(problem)
     return as_traced(result)
 
 
-def _run(function: Callable[..., Any], trace: Trace, positional: list[str], hypers: Mapping[str, Hyper]) -> Any:
+def _arguments(trace: Trace, positional: list[str], hypers: Mapping[str, Hyper]) -> dict[str, Any]:
+    """The traced arguments of a rule's function, by name."""
     counted = trace.counted
     parts = {e for key, n in counted.lists.items() for e in entries(key, n)}
     values: dict[str, Any] = {key: Value(name(key)) for key in (*positional, *hypers) if key not in parts}
@@ -244,18 +246,26 @@ def _run(function: Callable[..., Any], trace: Trace, positional: list[str], hype
     values |= {key: tuple(Value(name(e)) for e in entries(key, n)) for key, n in counted.lists.items()}
     if "s" in values:
         values["s"] = States(trace)
-    inner = {call: Inner(trace, call) for call in trace.wraps}
-    values |= {**inner, **{key: At(key) for key in trace.passes}}
+    return values | {call: Inner(trace, call) for call in trace.wraps} | {key: At(key) for key in trace.passes}
+
+
+def _run(
+    function: Callable[..., Any], trace: Trace, positional: list[str], hypers: Mapping[str, Hyper], assigns: str
+) -> Node:  # fmt: skip
+    """The traced value that a rule's function returns."""
+    lists = trace.counted.lists
+    parts = {e for key, n in lists.items() for e in entries(key, n)}
     token = current.set(trace)
     try:
-        keywords = [*(key for key in hypers if key not in parts), *counted.lists]
+        values = _arguments(trace, positional, hypers)
+        keywords = [*(key for key in hypers if key not in parts), *lists]
         result = function(*(values[key] for key in positional), **{key: values[key] for key in keywords})
         trace.name_locals()
         for call in trace.wraps:
-            if not inner[call].called:
+            if not values[call].called:
                 raise RuleError(f"{call} is never called: write {call}(g) in the function of {trace.rule_name}")
-        return result
-    except (TypeError, AttributeError, ArithmeticError) as error:
+        return _result(result, trace.rule_name, assigns)
+    except (TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise foreign_error(error, function.__code__) or error from error
     finally:
         current.reset(token)

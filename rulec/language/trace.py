@@ -19,7 +19,7 @@ from rulec.language.passes import gradient_of
 from rulec.language.rule import Assign, Hyper, Pass, Rule, State, Statement
 from rulec.language.sizes import Sizes, entries, entry
 from rulec.language.source import did_you_mean
-from rulec.language.value import Value, as_traced, current
+from rulec.language.value import Value, as_traced, check_trace, current
 
 
 class CallsRouted(Exception):
@@ -101,7 +101,7 @@ class Trace:
         for key, value in self.frame.f_locals.items() if self.frame is not None else ():
             listed = isinstance(value, list | tuple)
             for entry_name, each in zip(entries(key, len(value)), value, strict=True) if listed else [(key, value)]:
-                if isinstance(each, Value) and (each.node.op.kind is not Kind.LEAF or is_result(each.node)):
+                if isinstance(each, Value) and each.trace is self and _is_made(each.node):
                     values.setdefault(each.node, entry_name)
         return values
 
@@ -225,6 +225,11 @@ def is_result(value: Node) -> bool:
     return value.op is Op.NAME and str(value.arg).startswith("#")
 
 
+def _is_made(value: Node) -> bool:
+    """Whether the value is made in the function: it is no argument and no number."""
+    return value.op.kind is not Kind.LEAF or is_result(value)
+
+
 def cond(condition: Value, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
     """The results of `rulec.math.cond` in a traced function."""
     trace = current.get()
@@ -233,7 +238,7 @@ def cond(condition: Value, then: Callable[[], Any], otherwise: Callable[[], Any]
     trace.frame = trace.frame or running_frame(trace.code)
     sizes: list[int | None] = []
     arms = [partial(trace.arm, function, sizes) for function in (then, otherwise)]
-    values = trace.fork(condition.node, arms, trace.values_now())
+    values = trace.fork(as_traced(condition), arms, trace.values_now())
     if sizes[0] != sizes[1]:
         one, other = (_how_many(size) for size in sizes)
         raise author_error(f"the arms of cond return {one} and {other}: return as many from both")
@@ -277,7 +282,7 @@ class CountValue(Value):
         self._counted = counted
 
     def __index__(self) -> int:
-        key = str(self.node.arg)
+        key = str(as_traced(self).arg)
         value = self._counted.counts[key]
         if not value.is_integer():
             raise author_error(f"{key} counts something here, so it must be a whole number, not {value:g}")
@@ -314,6 +319,7 @@ class Entries:
             number = operator.index(index)
         except TypeError:
             raise author_error(f"s.{self._list} has whole numbers as indices: write s.{self._list}[0]") from None
+        check_trace(self._trace)
         if number not in range(len(self)):
             message = f"there is no s.{self._list}[{number}]: its entries are 0 to {len(self) - 1}"
             raise author_error(message)
@@ -355,6 +361,7 @@ class Inner:
     def __call__(self, value: Any, t: Any = None, p: Any = None) -> Value:
         """The rule's direction for this input, at its own count of updates `t` and its own parameter `p`."""
         wraps = self._name
+        check_trace(self._trace)
         if self.called:
             raise author_error(f"{wraps} is called a second time, and both calls would share its states: call it once")
         self.called = True
@@ -369,6 +376,7 @@ class Inner:
     def p(self) -> Value:
         """The new parameter by the wrapped rule alone."""
         wraps = self._name
+        check_trace(self._trace)
         if self._trace.shaped:
             raise author_error(
                 f"{wraps}.p has no value: {wraps} has a shape of its own, so use the direction, {wraps}(g)"
@@ -392,6 +400,7 @@ class At:
 def _checked(states: States, state: str) -> Trace:
     """The trace behind `s`; RuleError where it has no state of this name."""
     trace: Trace = object.__getattribute__(states, "_trace")
+    check_trace(trace)
     if state not in trace.version and state not in trace.counted.states:
         hint = did_you_mean(state, trace.version) or f": declare it as state=dict({state}=0)"
         raise author_error(f"{trace.rule_name} has no state {state!r}{hint}")

@@ -30,6 +30,7 @@ class Running(Protocol):
     locals. `draws` is the number of the next random draw.
     """
 
+    rule_name: str
     code: CodeType | None
     frame: FrameType | None
     draws: int
@@ -40,18 +41,23 @@ current: contextvars.ContextVar[Running | None] = contextvars.ContextVar("rulec_
 
 
 class Value:
-    """A value of a rule being traced: arithmetic on it makes nodes."""
+    """A value of a rule being traced: arithmetic on it makes nodes.
 
-    __slots__ = ("node",)
+    `trace` is the run of the function it was made in; None for a value made outside of one, of constants alone. In
+    another run its names would mean other values.
+    """
+
+    __slots__ = ("node", "trace")
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        if (trace := current.get()) is not None and trace.frame is None:
+        self.trace = trace = current.get()
+        if trace is not None and trace.frame is None:
             trace.frame = running_frame(trace.code)
 
     def _binary(self, op: Op, other: Any, swapped: bool = False) -> Value:
-        theirs = as_traced(other)
-        return Value(node(op, theirs, self.node) if swapped else node(op, self.node, theirs))
+        ours, theirs = as_traced(self), as_traced(other)
+        return Value(node(op, theirs, ours) if swapped else node(op, ours, theirs))
 
     def __bool__(self) -> bool:
         raise author_error(f"a traced value is neither true nor false: {_LOGIC_HINT}")
@@ -79,7 +85,7 @@ class Value:
         slices = places if isinstance(places, tuple) else (places,)
         if len(slices) > 2 or not all(isinstance(s, slice) and s.step is None for s in slices):
             raise author_error("a traced value has rows and columns from a bound up to another: x[a:b] or x[:, a:b]")
-        value = self.node
+        value = as_traced(self)
         for axis, bounds in zip(("rows", "cols"), slices, strict=False):
             ends = [None if end is None else as_traced(end) for end in (bounds.start, bounds.stop)]
             try:
@@ -112,16 +118,16 @@ class Value:
     __hash__ = None  # type: ignore[assignment]
 
     def __neg__(self) -> Value:
-        return Value(node(Op.NEG, self.node))
+        return Value(node(Op.NEG, as_traced(self)))
 
     def __pos__(self) -> Value:
         return self
 
     def __abs__(self) -> Value:
-        return Value(node(Op.ABS, self.node))
+        return Value(node(Op.ABS, as_traced(self)))
 
     def __invert__(self) -> Value:
-        return Value(node(Op.NOT, self.node))
+        return Value(node(Op.NOT, as_traced(self)))
 
 
 #: NumPy's functions for operators with a NumPy number on the left.
@@ -148,9 +154,31 @@ def _define_operators() -> None:
 _define_operators()
 
 
+def stray_problem(trace: Running | None) -> str:
+    """Why a value of this trace has no meaning in the function that runs now, as a sentence; empty where it has."""
+    running = current.get()
+    if trace is None or trace is running:
+        return ""
+    if running is None:
+        return f"a value of the function of {trace.rule_name} has no meaning outside of it: return it from there"
+    if trace.rule_name == running.rule_name:
+        return f"this value is left from an earlier run of the function of {trace.rule_name}: make it in every run"
+    return (
+        f"this value belongs to the function of {trace.rule_name}, and its names mean others in {running.rule_name}: "
+        f"make it of the arguments of {running.rule_name}"
+    )
+
+
+def check_trace(trace: Running | None) -> None:
+    """RuleError at the author's line where a value of this trace has no meaning in the function that runs now."""
+    if problem := stray_problem(trace):
+        raise author_error(problem)
+
+
 def as_traced(value: Any) -> Node:
     """The node of a traced value or of a plain number; RuleError at the author's line for anything else."""
     if isinstance(value, Value):
+        check_trace(value.trace)
         return value.node
     if isinstance(value, bool | np.bool_) or not isinstance(value, Real):
         kind = type(value).__name__
@@ -174,7 +202,10 @@ def _setting(value: Any) -> Any:
     """A keyword of a call: a word, a list, or a traced value."""
     if isinstance(value, list | tuple):
         return [_setting(x) for x in value]
-    return value if value is None or isinstance(value, str | Level) else as_traced(value)
+    if isinstance(value, Level):
+        check_trace(value.trace)
+        return value
+    return value if value is None or isinstance(value, str) else as_traced(value)
 
 
 def record(function: str, *args: Any, **keywords: Any) -> Value:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rulec.checkpoint.meaning import meaning
 from rulec.errors import RulecError
-from rulec.language.node import Kind, Node, Op
+from rulec.language.node import Kind, Node, Op, walk
 from rulec.language.rule import Rule, assignments
 from rulec.runtime.launch import Launch
 
@@ -39,10 +39,18 @@ def shared_hyper(rule: Rule) -> tuple[str, ...]:
     return tuple(sorted(chosen - {"lr", rate}))
 
 
-def _value(part: Node, rule: Rule, values: Mapping[str, _Value], chosen: set[str]) -> _Value:
-    """The kind of a part of an expression. The hyper-parameters of a shared value are added to `chosen`."""
-    if part.op.kind is Kind.REDUCE and part.arg in _LEVELS:
-        return _Value(shared=True)
+def _value(value: Node, rule: Rule, values: Mapping[str, _Value], chosen: set[str]) -> _Value:
+    """The kind of an expression. The hyper-parameters of a shared value are added to `chosen`."""
+    kinds = {n: _Value(shared=True) for n in walk([value]) if n.op.kind is Kind.REDUCE and n.arg in _LEVELS}
+    for part in walk([value], kinds):
+        kinds[part] = kind = _kind(part, [kinds[a] for a in part.args], rule, values)
+        if kind.shared:
+            chosen.update(kind.names)
+    return kinds[value]
+
+
+def _kind(part: Node, parts: list[_Value], rule: Rule, values: Mapping[str, _Value]) -> _Value:
+    """The kind of a value whose operands are of the kinds `parts`."""
     if part.op is Op.NAME:
         name = str(part.arg)
         state = rule.state.get(name)
@@ -51,13 +59,9 @@ def _value(part: Node, rule: Rule, values: Mapping[str, _Value], chosen: set[str
         if state is not None:
             return _Value(wide=state.per not in _LEVELS, shared=state.per in _LEVELS)
         return values.get(name, _Value(wide=name != "t"))
-    parts = [_value(a, rule, values, chosen) for a in part.args]
     if part.op is Op.FACT or part.op.kind in (Kind.REDUCE, Kind.MATRIX, Kind.RANDOM) or any(x.wide for x in parts):
         return _Value(wide=True)
-    value = _Value(False, any(x.shared for x in parts), frozenset().union(*(x.names for x in parts)))
-    if value.shared:
-        chosen.update(value.names)
-    return value
+    return _Value(False, any(x.shared for x in parts), frozenset().union(*(x.names for x in parts)))
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,0 +1,123 @@
+"""Every walk over nodes remembers the nodes it has seen: its visits grow as a power of a rule's length, not twofold
+with every line."""
+
+from __future__ import annotations
+
+import pytest
+
+import rulec
+from rulec.analysis.flow import flow_of
+from rulec.analysis.scale import constant_scale
+from rulec.compiler.pipeline import _compile
+from rulec.compiler.update import as_update
+from rulec.errors import RulecError
+from rulec.language.counts import simplified
+from rulec.language.functions import FUNCTIONS
+from rulec.language.node import Op, const, node
+from tests.compiler.visits import OPERATORS, PATHS, USES, counted, shared_rule
+
+#: Lines of a short and of a long rule, and the growth of visits with the cube of the length.
+_SHORT, _LONG, _GROWTH = 8, 20, 16
+
+#: Paths that take long: their parts are in others.
+_SLOW = (
+    "jax", "notebook", "analysis", "codes", "source of cupy", "source of c", "source of triton", "files of c",
+    "files of cupy",
+)  # fmt: skip
+
+_ALL = {**USES, **OPERATORS, "if": "if"}
+
+
+def visits_of(path: str, use: str, lines: int, most: int = 10**7) -> int:
+    """The visits of one way of a rule through the project; 0 where the way refuses it."""
+    with counted(most) as visits:
+        rule = shared_rule(use, lines)
+        _compile.cache_clear()
+        try:
+            PATHS[path](rule)
+        except RulecError:
+            return 0
+        return visits.count
+
+
+def check(path: str, use: str) -> None:
+    few = visits_of(path, use, _SHORT)
+    if not few:
+        assert not visits_of(path, use, _LONG)
+        return
+    assert visits_of(path, use, _LONG, most=_GROWTH * few) <= _GROWTH * few
+
+
+def test_every_function_has_a_use() -> None:
+    assert {*USES} == {*FUNCTIONS}
+
+
+@pytest.mark.parametrize("path", [pytest.param(p, marks=[pytest.mark.slow] * (p in _SLOW)) for p in PATHS])
+def test_visits_of_each_path(path: str) -> None:
+    if path == "jax":
+        pytest.importorskip("jax")
+    check(path, "where({x} > 0, {x}*{x}, abs({x}))")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", [*PATHS])
+@pytest.mark.parametrize("use", [*_ALL])
+def test_visits_of_each_function(use: str, path: str) -> None:
+    if path == "jax":
+        pytest.importorskip("jax")
+    check(path, _ALL[use])
+
+
+#: Lines of one kind, which one walk alone follows, from the value `x` of the line before -> the path with the walk.
+_KINDS = {
+    "x*x": "proofs", "x**2*x": "proofs", "where(g > {k}, x, where(p > {k}, x, g))": "proofs",
+    "where(norm(x) > 0, x/norm(x), x)*x": "proofs", "x + x": "update", "x - g + x": "update",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("use", [*_KINDS])
+def test_visits_of_lines_of_one_kind(use: str) -> None:
+    lines = "".join(f"  x = {use.format(k=k)}\n" for k in range(24))
+    rule = rulec.parse(
+        f"name: F\nstate: {{m: 0}}\nhyper: {{a: 1}}\nstep: |\n  x = a*g + m\n{lines}  m = x\n  p = x + p\n"
+    )
+    with counted(300_000):
+        if _KINDS[use] == "proofs":
+            PATHS["proofs"](rule)
+        else:
+            as_update(rulec.compile(rule))
+
+
+def test_visits_of_a_term_that_may_vanish() -> None:
+    lines = "".join("  x = x*x\n" for _ in range(24))
+    rule = rulec.parse(f"name: F\nhyper: {{a: 1}}\nstep: |\n  x = a + 1\n{lines}  direction = g/(g*g + x)\n")
+    with counted(100_000):
+        assert constant_scale(flow_of(rule)).answer == "unknown"
+
+
+@pytest.mark.parametrize("wrap", ["transpose({})", "({})**3", "(1 - {})", "g//({})", "where(g > 0, {}, {})"])
+def test_visits_of_nested_latex(wrap: str) -> None:
+    nested = "g"
+    for _ in range(40 if wrap.count("{}") == 1 else 8):
+        nested = wrap.format(*[nested] * wrap.count("{}"))
+    rule = rulec.parse(f"name: F\nstep: |\n  direction = {nested}\n")
+    with counted(5_000):
+        assert "g_{t}" in rule.latex()
+
+
+def test_visits_of_extents() -> None:
+    rows = extent = node(Op.FACT, "rows")
+    for _ in range(30):
+        extent = node(Op.SUB, node(Op.ADD, extent, extent), const(1))
+    with counted(5_000):
+        assert simplified(extent) is node(Op.SUB, node(Op.MUL, const(2.0**30), rows), const(2.0**30 - 1))
+
+
+@pytest.mark.parametrize("inner", ["atan", "sin", "softplus", "erf", "tanh", "round"])
+def test_names_of_nested_functions(inner: str) -> None:
+    nested = "g"
+    for _ in range(4 if inner != "softplus" else 3):
+        nested = f"{inner}({nested})"
+    with counted(60_000):
+        program = rulec.compile(rulec.parse(f"name: F\nstep: |\n  direction = norm({nested})*g\n"))
+    assert len(program.stages) == 2
