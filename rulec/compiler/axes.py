@@ -43,6 +43,8 @@ class AxisInference:
         self.buffers = {b.name: b.axes for b in program.buffers}
         self.results = {r.name: r.axes for r in (*program.vectors, *(x for s in program.stages for x in s.reduces))}
         self.known: dict[Node, Axes] = {}
+        #: Reductions over several tensors, and the numbers of the texts that they are made for.
+        self.made_for: dict[Node, Node] = {}
 
     @classmethod
     def of(cls, buffers: Mapping[str, Axes]) -> AxisInference:
@@ -155,6 +157,22 @@ def _count(removed: str, operand: Axes, level: str, limit: Node | None) -> Node:
     return node(Op.SUM, _within(limit, count), level) if "n" in removed or "k" in removed else count
 
 
+def _apart(value: Node, of: Node, inference: AxisInference) -> Node:
+    """A reduction over several tensors, apart from those that other texts of the rule are made of.
+
+    Two of them may be the same for tensors of one shape, and not for those of another. Programs of both have two.
+    """
+    text = of.args[-1]
+    if len(of.args) == 1 or text.op is not Op.CONST or inference.made_for.setdefault(value, text) is text:
+        return value
+    operand = value.args[0]
+    if not inference.axes(operand).number:
+        operand = node(value.op, operand, "tensor")
+    each = node(Op.FACT, "numel") if "n" in inference.axes(operand).letters else node(Op.STEP, "group")
+    truth = node(Op.GE, each, const(-1.0 - float(text.arg)))  # type: ignore[arg-type]
+    return node(value.op, node(Op.WHERE, truth, operand, const(REDUCTIONS[value.op].nothing)), value.arg)
+
+
 def _within(limit: Node | None, value: Node, otherwise: float = 0) -> Node:
     """The value for the tensors of a limit, all where it is None, and a number for the others."""
     return value if limit is None else node(Op.WHERE, limit, value, const(otherwise))
@@ -162,9 +180,9 @@ def _within(limit: Node | None, value: Node, otherwise: float = 0) -> Node:
 
 def _limit(value: Node, operand: Axes, inference: AxisInference) -> Node | None:
     """The condition of the tensors that a reduction in a branch is over; for values of groups, of their groups."""
-    if len(value.args) == 1:
+    limit = value.args[1] if len(value.args) > 1 else None
+    if limit is None or limit.op is Op.CONST:
         return None
-    limit = value.args[1]
     if "n" in operand.letters or "n" not in inference.axes(limit).letters:
         return limit
     some = node(Op.MAX, node(Op.WHERE, limit, const(1), const(0)), "group")
@@ -213,10 +231,12 @@ def _written_out(value: Node, inference: AxisInference) -> Node:
         return node(Op.ABS, x) if value.op in (Op.NORM, Op.RMS) else x
     limit = _limit(value, operand, inference)
     if value.op in (Op.SUM, Op.MIN, Op.MAX):
-        return node(value.op, _within(limit, x, REDUCTIONS[value.op].nothing), level)
+        return _apart(node(value.op, _within(limit, x, REDUCTIONS[value.op].nothing), level), value, inference)
     total = node(Op.SUM, _within(limit, node(Op.MUL, x, x) if value.op in (Op.NORM, Op.RMS) else x), level)
-    mean = node(Op.DIV, total, _count(removed, operand, level, limit)) if value.op in (Op.MEAN, Op.RMS) else total
-    return node(Op.SQRT, mean) if value.op in (Op.NORM, Op.RMS) else mean
+    total = _apart(total, value, inference)
+    if value.op in (Op.MEAN, Op.RMS):
+        total = node(Op.DIV, total, _apart(_count(removed, operand, level, limit), value, inference))
+    return node(Op.SQRT, total) if value.op in (Op.NORM, Op.RMS) else total
 
 
 def infer_axes(program: Program) -> Program:

@@ -268,15 +268,17 @@ class Run:
         parts: dict[Key, Any] = {}
         for run in self.family:
             if run.joins:
-                parts |= run.contributions(self.joins[value], key, self.joins)
+                parts |= run.contributions(self.joins[value], key, self.joins, "n" in have)
         total = None
         for part in parts.values():
             total = part if total is None else self._combine(value.op)(total, part)
         return np.asarray(total).reshape(()) if "n" in have else total
 
-    def contributions(self, site: Site, key: Key, joins: Mapping[Node, Site]) -> dict[Key, Any]:
+    def contributions(self, site: Site, key: Key, joins: Mapping[Node, Site], of_tensors: bool) -> dict[Key, Any]:
         """The parts of this run's tensors, or groups, in the reduction over several tensors at a site."""
-        if {*joins.values()} != {*self.joins.values()}:
+        operands = (n.args[0] for n, place in self.joins.items() if place == site)
+        alike = any(("n" in self._letters(x)) == of_tensors for x in operands)
+        if not alike or {*joins.values()} != {*self.joins.values()}:
             raise RuleError(
                 f"the tensors of {self.program.name} do not all have the same values across the model: "
                 f"reduce per group and per model outside of branches on the shape"

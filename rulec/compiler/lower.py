@@ -39,6 +39,7 @@ from rulec.language.node import (
     const,
     extent,
     is_boolean,
+    names_in,
     node,
     rewrite,
     walk,
@@ -47,6 +48,7 @@ from rulec.language.rule import Assign, Branch, Rule, Statement, conditions
 from rulec.language.settings import lowered
 from rulec.language.source import Span, rule_error
 from rulec.language.text import expression_text
+from rulec.language.traits import differs_by_shape
 
 _ELEMENT = axes_of_letters("knbij")
 
@@ -79,6 +81,8 @@ class _Lowering:
     _lines: Counter[Site] = field(default_factory=Counter)
     _arms: list[str] = field(default_factory=list)
     _within: Node | None = None
+    _assigned: Counter[str] = field(default_factory=Counter)
+    _written: dict[Any, int] = field(default_factory=dict)
     labels: dict[Node, str] = field(default_factory=dict)
     places: dict[str, Span] = field(default_factory=dict)
     counts: dict[Node, Count] = field(default_factory=dict)
@@ -88,6 +92,7 @@ class _Lowering:
         self._places = {id(branch): place for place, branch in enumerate(conditions(self.rule.step))}
         parts = walk(self.rule.expressions)
         self._joins = any(n.op.kind is Kind.REDUCE and n.arg in _WIDE_LEVELS for n in parts)
+        self._differs = self._joins and differs_by_shape(self.rule)
 
     def expression(self, value: Node) -> Node:
         """An expression of the rule's text, with the values of its names at the current line."""
@@ -99,6 +104,8 @@ class _Lowering:
 
         if any(n.op is Op.NAME and str(n.arg) not in self.values for n in walk([value])):
             value = rewrite([value], self._chosen)[0]  # the names of states that are of other shapes alone
+        if self._differs:
+            value = rewrite([value], self._numbered)[0]
         return rewrite([value], change)[0]
 
     def _chosen(self, value: Node) -> Node:
@@ -128,10 +135,21 @@ class _Lowering:
             )
         return value
 
+    def _numbered(self, value: Node) -> Node:
+        """A reduction over several tensors with the number of its text; the same text of the same values has one.
+
+        Two texts may mean one reduction for tensors of one shape, and two for those of another.
+        """
+        if not _is_wide(value):
+            return value
+        text = value, tuple(self._assigned[name] for name in sorted(names_in([value])))
+        return node(value.op, *value.args, const(self._written.setdefault(text, len(self._written))), value.arg)
+
     def _limited(self, value: Node) -> Node:
         """A reduction over several tensors, limited to those on the arms around the line."""
-        wide = value.op.kind is Kind.REDUCE and value.arg in _WIDE_LEVELS
-        return node(value.op, *value.args, self._within, value.arg) if wide and self._within is not None else value
+        if not _is_wide(value) or self._within is None:
+            return value
+        return node(value.op, value.args[0], self._within, *value.args[1:], value.arg)
 
     def _name(self, identifier: str) -> Node:
         if identifier not in self.values:
@@ -155,6 +173,7 @@ class _Lowering:
         if line.target in self.rule.state or line.target == "p":
             value = self._widened(value, self.axes.buffers[line.target])
         self.values[line.target] = value
+        self._assigned[line.target] += 1
         if line.span is not None:
             self.places[line.target] = line.span
         if value.op.kind is not Kind.LEAF:
@@ -232,6 +251,11 @@ class _Lowering:
     def _widened(self, value: Node, axes: Axes) -> Node:
         """The value with these axes: it has fewer where the line, or this arm of a branch, needs no more."""
         return widened(_numeric(value), axes, self.axes) if self._joins or not axes.number else value
+
+
+def _is_wide(value: Node) -> bool:
+    """Whether a value is a reduction over several tensors."""
+    return value.op.kind is Kind.REDUCE and value.arg in _WIDE_LEVELS
 
 
 def _of_operations(value: Node) -> Node:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from rulec.language.node import Kind, Node, Op, walk
+from rulec.language.node import PLACED, Kind, Node, Op, walk
 from rulec.language.settings import MUON, is_lowered, settings, statics
 
 _PRECEDENCE = {
@@ -114,7 +114,7 @@ def _called(value: Node, done: Mapping[Node, _Piece]) -> str:
 def _call_arguments(value: Node, done: Mapping[Node, _Piece]) -> str:
     parts = [done[a][0] for a in _operands(value)]
     if value.op.kind is Kind.REDUCE:
-        per = f'"{value.arg}"' if len(parts) == 1 else f"{value.arg}({parts[1]})"
+        per = f"{value.arg}({parts[1]})" if value.arg in PLACED else f'"{value.arg}"'
         return f"{parts[0]}, per={per}"
     if value.op.kind is Kind.RANDOM:
         at, *extents = parts

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from rulec.language.hyper import Hyper, with_start
 from rulec.language.levels import level_text
-from rulec.language.node import PLACED, Kind, Node, Op, names_in, walk
-from rulec.language.rule import Rule
+from rulec.language.node import FACTS, PLACED, Kind, Node, Op, names_in, walk
+from rulec.language.rule import Rule, conditions
 
 #: The levels that depend on the choice of rows and columns among the axes.
 _OF_MATRICES = ("row", "col", "matrix")
@@ -58,6 +58,14 @@ def placed_level(rule: Rule) -> str:
 def counts_dimensions(rule: Rule) -> bool:
     """Whether a rule has a level `axis(i)` or `block(n)`, or reads `dim(i)`."""
     return bool(placed_level(rule)) or any(n.op is Op.DIM for n in walk(rule.expressions))
+
+
+@functools.lru_cache(maxsize=256)
+def differs_by_shape(rule: Rule) -> bool:
+    """Whether a rule has levels that mean something else for another rank, or conditions on the shape."""
+    tests = [branch.condition for branch in conditions(rule.step)]
+    tests += [state.condition for state in rule.state.values() if state.condition is not None]
+    return counts_dimensions(rule) or any(str(n.arg) in FACTS for n in walk(tests) if n.op in (Op.NAME, Op.FACT))
 
 
 def rest_rule(rule: Rule) -> Rule | None:

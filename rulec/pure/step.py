@@ -38,7 +38,7 @@ def _run_together(runs: Sequence[BucketStep]) -> None:
     waiting: list[Any] = [next(steps, None) for steps in running]
     while any(waiting):
         joins = [join for join in waiting if join is not None]
-        if len(joins) < len(waiting) or len({(join.site, join.op, join.level) for join in joins}) > 1:
+        if len(joins) < len(waiting) or len({(join.site, join.op, join.level, join.per_group) for join in joins}) > 1:
             raise RuleError(
                 f"the leaves of {runs[0].bucket.owner.name} do not all have the same values across the model: reduce "
                 f"per group and per model outside of branches on the shape"

@@ -164,7 +164,7 @@ def _of_processes(processes: Processes, waiting: Sequence[Waits | None]) -> dict
 
 def _joined(launches: Sequence[Launch], joining: Sequence[bool], joins: Mapping[int, Join]) -> dict[int, Any]:
     """The result of the next reduction over tensors, for each launch that has such reductions."""
-    if len(joins) < sum(joining) or len({(j.site, j.op, j.level) for j in joins.values()}) > 1:
+    if len(joins) < sum(joining) or len({(j.site, j.op, j.level, j.per_group) for j in joins.values()}) > 1:
         raise _differ(launches)
     return dict(zip(joins, joined([*joins.values()]), strict=True))
 

@@ -1,0 +1,162 @@
+"""Reductions over the tensors of a group or the model, where the rule is another program for each rank.
+
+Two reductions of a rule may be one for tensors of one rank, as the largest value of each row of a vector is the vector,
+and two for another. The witness is NumPy, on all tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import rulec
+import rulec.array
+from rulec.compiler.reference import ReferenceOptimizer
+from rulec.errors import RuleError
+from rulec.runtime.engine import Engine, default_hyper, run
+from rulec.torch.tensors import TorchArrays
+from tests.runtime.elsewhere import Elsewhere, Here
+
+Array = np.ndarray[Any, Any]
+
+SHAPES = [(3, 4), (5,), (2, 3, 2), (4, 2, 2, 3)]
+GRADIENTS = [np.random.default_rng(k).normal(size=shape) for k, shape in enumerate(SHAPES)]
+
+#: The learning rates `h` of the groups, and the group of each tensor.
+GROUPS = [((0.25,), [0, 0, 0, 0]), ((0.1,), [0, 0, 0, 0]), ((0.25, 0.1), [0, 1, 0, 1]), ((0.25, 0.1), [0, 0, 1, 1])]
+
+#: The gradients of all tensors, or of one group.
+Of = Sequence[Array]
+
+
+def first(reduce: Callable[..., Any], g: Array) -> Array:
+    """A reduction to one value for each index of the first axis."""
+    return np.asarray(reduce(g, axis=tuple(range(1, g.ndim))) if g.ndim > 1 else g)
+
+
+def total(values: Sequence[Any]) -> float:
+    return float(sum(np.sum(x) for x in values))
+
+
+def mean(values: Sequence[Any]) -> float:
+    return total(values) / sum(np.size(x) for x in values)
+
+
+#: Lines of a rule -> the factor of the gradient in its direction, for `h`, a group's gradients and the model's.
+RULES: dict[str, Callable[[float, Of, Of], float]] = {
+    'b = mean(g, per=axis(0))\ns = mean(g, per="group")\nx = s*mean(b, per="group")': lambda h, group, model: (
+        mean(group) * mean([first(np.mean, g) for g in group])
+    ),
+    'b = max(g, per=axis(0))\ns = sum(g, per="model")\nx = s + 2*sum(b, per="model")': lambda h, group, model: (
+        total(model) + 2 * total([first(np.max, g) for g in model])
+    ),
+    'x = mean(g, per="model") + 2*mean(norm(g, per=axis(-1)), per="model")': lambda h, group, model: (
+        mean(model)
+        + 2 * mean([np.sqrt(np.sum(g * g, axis=tuple(range(g.ndim - 1)))) if g.ndim > 1 else abs(g) for g in model])
+    ),
+    'if ndim > 1:\n  b = abs(g)\nelse:\n  b = g\nx = sum(g, per="group") + 2*sum(b, per="group")': (
+        lambda h, group, model: total(group) + 2 * total([abs(g) if g.ndim > 1 else g for g in group])
+    ),
+    'b = g\nif ndim > 1:\n  b = g**2\nx = max(g, per="model")*min(b, per="model") + max(b, per="model")': (
+        lambda h, group, model: (
+            max(g.max() for g in model) * min((g**2 if g.ndim > 1 else g).min() for g in model)
+            + max((g**2 if g.ndim > 1 else g).max() for g in model)
+        )
+    ),
+    'b = sum(g, per=axis(0))\nif h > 0.2:\n  a = mean(g, per="group")\nelse:\n  a = b\nx = mean(a, per="group")': (
+        lambda h, group, model: mean(group) if h > 0.2 else mean([first(np.sum, g) for g in group])
+    ),
+    'if h > 0.2:\n  a = mean(g, per="group")\nelse:\n  a = 2\nif ndim > 1:\n  b = 0\nelse:\n  b = 1\nx = a + 0*b': (
+        lambda h, group, model: mean(group) if h > 0.2 else 2.0
+    ),
+    'y = 0*dim(-1)\nx = norm(g, per="model") + sum(g*g, per="model") + rms(g, per="group") + y': (
+        lambda h, group, model: (
+            np.sqrt(total([g * g for g in model]))
+            + total([g * g for g in model])
+            + np.sqrt(mean([g * g for g in group]))
+        )
+    ),
+}
+
+each = pytest.mark.parametrize("lines", RULES, ids=map(str, range(len(RULES))))
+grouped = pytest.mark.parametrize(("rates", "groups"), GROUPS, ids=["taken", "left", "mixed", "apart"])
+
+
+def rule_of(lines: str) -> rulec.Rule:
+    step = "".join(f"  {line}\n" for line in lines.splitlines())
+    return rulec.parse(f"name: R\nhyper: {{lr: 1.0, h: 0.25}}\nstep: |\n{step}  direction = g*x + 0*h\n")
+
+
+def expected(lines: str, rates: Sequence[float], groups: Sequence[int]) -> list[Array]:
+    """The parameters after a step from zero."""
+    results = []
+    for g, k in zip(GRADIENTS, groups, strict=True):
+        group = [x for x, other in zip(GRADIENTS, groups, strict=True) if other == k]
+        # What a condition on h has on one arm is of the tensors there, and per group all of these are.
+        results.append(-g * RULES[lines](rates[k], group, GRADIENTS))
+    return results
+
+
+def check(params: Sequence[Any], lines: str, rates: Sequence[float], groups: Sequence[int], rtol: float) -> None:
+    for mine, wanted in zip(params, expected(lines, rates, groups), strict=True):
+        np.testing.assert_allclose(np.asarray(mine), wanted, rtol=rtol)
+
+
+@each
+@grouped
+def test_in_the_reference(lines: str, rates: Sequence[float], groups: Sequence[int]) -> None:
+    hyper = [{"h": h} for h in rates]
+    reference = ReferenceOptimizer(rule_of(lines), [np.zeros(shape) for shape in SHAPES], hyper, groups=groups)
+    reference.step(GRADIENTS)
+    check(reference.params, lines, rates, groups, 1e-12)
+
+
+@each
+@grouped
+@pytest.mark.parametrize("backend", [Here, Elsewhere])
+def test_on_hosts_and_devices(lines: str, rates: Sequence[float], groups: Sequence[int], backend: type[Here]) -> None:
+    params = [torch.zeros(shape, dtype=torch.float64) for shape in SHAPES]
+    engine = Engine(rule_of(lines), TorchArrays(), backend())
+    for i, p in enumerate(params):
+        engine.add(p, groups[i], f"tensor {i}")
+    table = engine.hyper_table([default_hyper(engine.rule, {"h": h}, "float64") for h in rates])
+    engine.begin()
+    run(engine.ready(tuple(range(len(params))), [torch.from_numpy(g) for g in GRADIENTS], table, {}, None))
+    engine.end()
+    check(params, lines, rates, groups, 1e-12)
+
+
+@pytest.mark.slow
+@each
+@pytest.mark.parametrize("backend", ["cpu", "c"])
+def test_by_compiled_kernels(lines: str, backend: str) -> None:
+    params = [np.zeros(shape) for shape in SHAPES]
+    rulec.array.Optimizer(rule_of(lines), params, backend=backend).step(GRADIENTS)
+    check(params, lines, [0.25], [0, 0, 0, 0], 1e-12)
+
+
+@pytest.mark.slow
+@each
+def test_in_jax(lines: str) -> None:
+    import jax.numpy as jnp
+
+    import rulec.jax
+
+    rule, params = rule_of(lines), [jnp.zeros(shape) for shape in SHAPES]
+    params, _ = rulec.jax.step(rule, params, [jnp.asarray(g) for g in GRADIENTS], rulec.jax.init(rule, params))
+    check(params, lines, [0.25], [0, 0, 0, 0], 2e-5)
+
+
+def test_a_value_of_groups_for_one_rank_and_of_tensors_for_another_has_no_sum() -> None:
+    rule = rule_of('if ndim > 1:\n  a = h\nelse:\n  a = mean(g, per="tensor")\nx = sum(a, per="model")')
+    params = [np.zeros(shape) for shape in SHAPES]
+    with pytest.raises(RuleError, match="outside of branches on the shape"):
+        rulec.array.Optimizer(rule, params, backend="numpy").step(GRADIENTS)
+    assert not any(x.any() for x in params)
+    reference = ReferenceOptimizer(rule, params)
+    with pytest.raises(RuleError, match="outside of branches on the shape"):
+        reference.step(GRADIENTS)
