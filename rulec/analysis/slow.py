@@ -53,7 +53,7 @@ def _arm(key: str, value: Node, hyper: Mapping[str, float]) -> Pace | None:
 
 
 def _arms(key: str, value: Node, hyper: Mapping[str, float]) -> list[Node]:
-    """The values of a choice, without an arm that keeps the state as it is, or that is over after the first steps."""
+    """The values of a choice, without arms for the first steps alone, and without an arm of the unchanged state."""
     arms: dict[Node, None] = {value: None}
     for part in (waiting := [value]):
         if part.op is not Op.WHERE:

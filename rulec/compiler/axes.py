@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import cast
 
 from rulec.arrays.reductions import REDUCTIONS
+from rulec.compiler.extents import Extents
 from rulec.compiler.ir import (
     AXES,
     COLS,
@@ -29,7 +30,7 @@ from rulec.language.levels import level_text
 from rulec.language.node import Kind, Node, Op, const, node, rewrite, walk
 from rulec.language.rule import Rule
 from rulec.language.settings import settings
-from rulec.language.source import rule_error
+from rulec.language.source import Span, rule_error
 from rulec.language.text import short_text
 
 _STEP_AXES = {None: "kn", "group": "k", "model": ""}
@@ -40,17 +41,19 @@ class AxisInference:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.buffers = {b.name: b.axes for b in program.buffers}
+        sides = [x for b in program.buffers for x in (b.axes.rows, b.axes.cols) if x is not None]
+        self.extents = Extents(program.static, [ROWS, COLS, *sides])
+        self.buffers = {b.name: self._settled(b.axes) for b in program.buffers}
         self.results = {r.name: r.axes for r in (*program.vectors, *(x for s in program.stages for x in s.reduces))}
         self.known: dict[Node, Axes] = {}
         #: Reductions over several tensors, and the numbers of the texts that they are made for.
         self.made_for: dict[Node, Node] = {}
 
     @classmethod
-    def of(cls, buffers: Mapping[str, Axes]) -> AxisInference:
-        """For values of these buffers, of a program that is not made yet."""
-        inference = cls(Program("", Rule("", ()), (), {}, ()))
-        inference.buffers |= buffers
+    def of(cls, buffers: Mapping[str, Axes], static: Mapping[str, float]) -> AxisInference:
+        """For values of buffers, before there is a program, at values of static hyper-parameters."""
+        inference = cls(Program("", Rule("", ()), (), {}, (), static=static))
+        inference.buffers |= {key: inference._settled(axes) for key, axes in buffers.items()}
         return inference
 
     def fitting(self, value: Node) -> Axes | None:
@@ -64,8 +67,26 @@ class AxisInference:
         """The axes of `value`; RuleError where its parts do not fit together."""
         if value not in self.known:
             for part in walk([value], self.known):
-                self.known[part] = self._infer(part)
+                try:
+                    self.known[part] = self._settled(self._infer(part))
+                except RuleError as error:
+                    raise self._as_written(error, part) from None
         return self.known[value]
+
+    def _settled(self, axes: Axes) -> Axes:
+        """The axes with one node for all extents that are the same."""
+        rows, cols = (x if x is None else self.extents.one(x) for x in (axes.rows, axes.cols))
+        return axes if rows is axes.rows and cols is axes.cols else replace(axes, rows=rows, cols=cols)
+
+    def _as_written(self, error: RuleError, value: Node) -> RuleError:
+        """The error of a value at the author's line, with the author's expression in place of the value's."""
+        if value not in self.program.written:
+            return error
+        span, text = self.program.written[value]
+        message = error.message
+        for part, said in ((value, text), *zip(value.args, text.args, strict=False)):
+            message = message.replace(repr(short_text(part)), repr(short_text(said)))
+        return rule_error(message, span)
 
     def _infer(self, value: Node) -> Axes:
         operands = [self.known[a] for a in value.args]
@@ -252,6 +273,7 @@ def infer_axes(program: Program) -> Program:
     for stage in program.stages:
         stores = []
         for store in stage.stores:
+            _check_fits(program, store, inference)
             value = rewrite([store.value], lambda n: _written_out(n, inference), memo)[0]
             if program.parts and "b" in program.buffer(store.buffer).axes.letters:
                 value = _spread(value, inference)
@@ -293,14 +315,22 @@ def _written_sites(program: Program, memo: Mapping[Node, Node]) -> dict[Node, Si
     return sites
 
 
-def _check_store(program: Program, buffer: str, value: Node, inference: AxisInference) -> None:
+def _place_of(program: Program, buffer: str) -> Span | None:
     # The line that assigns p by the direction has no place of its own.
-    span = program.places.get(buffer) or program.places.get("direction")
+    return program.places.get(buffer) or program.places.get("direction")
+
+
+def _check_fits(program: Program, store: Store, inference: AxisInference) -> None:
+    """RuleError, at the author's line, where the parts of a value do not fit together."""
     try:
-        axes = inference.axes(value)
+        inference.axes(store.value)
     except RuleError as error:
-        raise rule_error(error.message, span) from None
-    kept = program.buffer(buffer).axes
+        raise (error if error.place else rule_error(error.message, _place_of(program, store.buffer))) from None
+
+
+def _check_store(program: Program, buffer: str, value: Node, inference: AxisInference) -> None:
+    span, axes = _place_of(program, buffer), inference.axes(value)
+    kept = inference.buffers[buffer]
     for have, keep in ((axes.rows, kept.rows), (axes.cols, kept.cols)):
         if have is not None and keep is not None and have is not keep:
             raise rule_error(f"{buffer} is {_extents(kept)} but is assigned a value of {_extents(axes)}", span)

@@ -42,6 +42,10 @@ def part_extent(part: str) -> Node:
 ROWS, COLS = node(Op.FACT, "rows"), node(Op.FACT, "cols")
 
 
+#: The place of a value's first line, and its expression there.
+Written = tuple[Span | None, Node]
+
+
 @dataclass(frozen=True)
 class Axes:
     """The axes of a value, and the extents of its rows and columns where it has them.
@@ -184,7 +188,8 @@ class Program:
     `meant` has the axes over both arms of the names that such a branch assigns.
     `joins` are the reductions over several tensors, and `sites` their lines in the rule. Programs of one rule for
     different shapes match their joins by site. `counts` are the values that must be whole numbers. `memory` says
-    how the parameter and states are stored, beyond their dtypes.
+    how the parameter and states are stored, beyond their dtypes. `static` are the values of static hyper-parameters.
+    `written` has the author's line and expression of each value, for errors.
 
     Two compilations of one rule for one set of decisions are the same object.
     """
@@ -211,6 +216,8 @@ class Program:
     reduced: frozenset[str] = frozenset()
     parts: int = 0
     meant: Mapping[int, Mapping[str, Axes]] = field(default_factory=dict)
+    static: Mapping[str, float] = field(default_factory=dict)
+    written: Mapping[Node, Written] = field(default_factory=dict)
 
     def buffer(self, buffer_name: str) -> Buffer:
         """The buffer of this name."""

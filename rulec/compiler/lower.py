@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from rulec.compiler.axes import AxisInference
@@ -22,6 +22,7 @@ from rulec.compiler.ir import (
     Site,
     Stage,
     Store,
+    Written,
     axes_of_letters,
 )
 from rulec.compiler.trigonometry import of_operations
@@ -39,6 +40,7 @@ from rulec.language.node import (
     const,
     extent,
     is_boolean,
+    name,
     names_in,
     node,
     rewrite,
@@ -84,6 +86,7 @@ class _Lowering:
     _assigned: Counter[str] = field(default_factory=Counter)
     _written: dict[Any, int] = field(default_factory=dict)
     labels: dict[Node, str] = field(default_factory=dict)
+    written: dict[Node, Written] = field(default_factory=dict)
     places: dict[str, Span] = field(default_factory=dict)
     counts: dict[Node, Count] = field(default_factory=dict)
     span: Span | None = None
@@ -106,7 +109,12 @@ class _Lowering:
             value = rewrite([value], self._chosen)[0]  # the names of states that are of other shapes alone
         if self._differs:
             value = rewrite([value], self._numbered)[0]
-        return rewrite([value], change)[0]
+        done: dict[Node, Node] = {}
+        result = rewrite([value], change, done)[0]
+        for text, part in done.items():
+            if part.args:
+                self.written.setdefault(part, (self.span, text))
+        return result
 
     def _chosen(self, value: Node) -> Node:
         """The operand that a `where` gives for all tensors of this shape."""
@@ -189,7 +197,7 @@ class _Lowering:
         parts = list(walk([value]))
         for n in parts:
             if n not in self.counts and (count := count_of(n)) is not None:
-                self.counts[n] = replace(count, span=self.span)
+                self.counts[n] = count.written(*self.written.get(n, (self.span, n)))
         new = [n for n in parts if n.op.kind is Kind.REDUCE and n.arg in _WIDE_LEVELS and n not in self.sites]
         if new:
             line: Site = (*self._arms, target.rpartition(".")[2])
@@ -234,6 +242,7 @@ class _Lowering:
         for key in self.values:
             if key in then and then[key] is not self.values[key]:
                 merged = node(Op.WHERE, condition, _numeric(then[key]), _numeric(self.values[key]))
+                self.written.setdefault(merged, (line.span, name(key)))
                 self.values[key] = self._stored(key, merged)
                 if place is not None and (axes := self.axes.fitting(self.values[key])) is not None:
                     self.over.setdefault(place, {})[key] = axes
@@ -325,7 +334,7 @@ def lower(
     for key, state in rule.state.items():
         if state.condition is None or decide(state.condition, known) is not False:
             states[key] = state
-    axes = AxisInference.of({"p": _ELEMENT, "g": _ELEMENT, **part_axes(memory)})
+    axes = AxisInference.of({"p": _ELEMENT, "g": _ELEMENT, **part_axes(memory)}, static)
     axes.buffers |= {key: axes_of_letters("knbij" if kind == "like p" else "") for key, kind in rule.inputs.items()}
     resolve = _Lowering(rule, known, {**names, "p": node(Op.LOAD, "p"), **{k: node(Op.LOAD, k) for k in states}}, axes)
     extents = {k: tuple(resolve.expression(x) for x in s.shape) for k, s in states.items() if s.shape is not None}
@@ -357,7 +366,7 @@ def lower(
         rule.name, rule, tuple(buffers), rule.hyper, (Stage(tuple(stores)),), labels=lowering.labels,
         skip=skip, evaluate=evaluate, places=lowering.places, predicates=tuple(lowering.predicates.items()),
         sites=lowering.sites, counts=tuple(_foreseen(count, rule) for count in counts), parts=parts,
-        meant=lowering.over,
+        meant=lowering.over, static=static, written=lowering.written,
     )  # fmt: skip
     return with_memory(program, memory)
 

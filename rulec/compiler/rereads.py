@@ -85,7 +85,7 @@ def _at_hand(program: Program, index: int) -> set[Node]:
 
 
 def _computable(roots: Sequence[Node], leaves: set[Node]) -> set[Node]:
-    """The values under `roots` that are made of these leaves and of constants."""
+    """The values under `roots` over the given leaves and constants alone."""
     computable: set[Node] = set()
     for value in walk(roots):
         if value in leaves or value.op is Op.CONST if value.op.kind is Kind.LEAF else computable.issuperset(value.args):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from rulec.language.arithmetic import number_known
@@ -16,6 +16,9 @@ from rulec.language.text import expression_text, short_text
 #: Most steps of an iteration.
 MAX_STEPS = 100
 
+#: Functions by which an author bounds a number: `minimum(rank, rows)`.
+_CHOICES = (Op.MINIMUM, Op.MAXIMUM, Op.WHERE)
+
 #: Most elements of anything: at a byte each, twice what a processor of 64 bits lets a program address.
 MAX_ELEMENTS = 1 << 48
 
@@ -26,8 +29,9 @@ class Count:
 
     Each of `values` lies between `least` and `most`, and their product is at most MAX_ELEMENTS. `what` names the
     count in messages. A `fixed` count does not change from step to step. Where `bounded`, a value with a
-    hyper-parameter in it lies between 1 and the shorter side of the matrix. For a slice, `end` is the operation, and
-    `limit` the extent that its last bound must not exceed.
+    hyper-parameter in it lies between 1 and the shorter side of the matrix, or is 1 or more where the author bounds the
+    hyper-parameter, as in `minimum(rank, rows)`. For a slice, `end` is the operation, and `limit` the extent that its
+    last bound must not exceed; `text` is the author's expression of it.
     """
 
     what: str
@@ -39,6 +43,14 @@ class Count:
     span: Span | None = None
     end: Node | None = None
     limit: Node | None = None
+    text: Node | None = None
+
+    def written(self, span: Span | None, text: Node) -> Count:
+        """The same count at the author's line, with the author's expression in its messages."""
+        if self.end is None:
+            return replace(self, span=span)
+        what = self.what.replace(repr(short_text(self.end)), repr(short_text(text)))
+        return replace(self, span=span, what=what, text=text)
 
     def problem(self, known: Mapping[str, float]) -> str:
         """Why these values are not allowed, as a sentence; empty where they are, and where they are not known yet.
@@ -67,12 +79,14 @@ class Count:
             return ""
         sides = settings(self.end)["axis"]
         advice = _advice(node(Op.ADD, self.values[0], self.values[-1]))
-        return f"{short_text(self.end)!r} ends at {last:g} of {most:g} {sides}{_matrix(known)}{advice}"
+        return f"{short_text(self.text or self.end)!r} ends at {last:g} of {most:g} {sides}{_matrix(known)}{advice}"
 
     def _range(self, value: Node, known: Mapping[str, float]) -> tuple[int, int]:
-        if self.bounded and "rows" in known and any(n.op is Op.HYPER for n in walk([value])):
-            return 1, int(min(known["rows"], known["cols"]))
-        return self.least, self.most
+        parts = [*walk([value])] if self.bounded and "rows" in known else []
+        if not any(n.op is Op.HYPER for n in parts):
+            return self.least, self.most
+        free = walk([value], {n for n in parts if n.op in _CHOICES})
+        return 1, int(min(known["rows"], known["cols"])) if any(n.op is Op.HYPER for n in free) else self.most
 
 
 def _matrix(known: Mapping[str, float]) -> str:

@@ -201,7 +201,7 @@ def test_what_is_not_the_same_for_every_number_stays(value: Node) -> None:
             "reduce it with per='tensor', or declare the state per row",
         ),
         ("direction = g @ g", "the inner sides of 'g @ g' differ"),
-        ("direction = norm(g) @ g", "@ needs a matrix, and 'sqrt(sum(g*g, per=\"tensor\"))' is none"),
+        ("direction = norm(g) @ g", "@ needs a matrix, and 'norm(g, per=\"tensor\")' is none"),
         (
             "direction = g + transpose(g)",
             "shapes do not fit in 'g + transpose(g)': one part has rows as its rows and another cols as its rows",
