@@ -182,7 +182,10 @@ class Delegated(Between):
         """The part here of a value or state that the owner of tensor i needs."""
         if self.delegations.is_factor(value):
             return self._parcel(value, i, self.parts.part(str(value.arg), i))
-        return self._parcel(value, i, self.halves[i].tensor(self.values[value][i], self.axes(value).letters, False))
+        letters, half, x = self.axes(value).letters, self.halves[i], self.values[value][i]
+        if tuple(x.shape) != (extents := half.extents(letters, whole=False)):
+            x = self.library.spread(x, extents)  # a draw is kept once for all matrices
+        return self._parcel(value, i, half.tensor(x, letters, whole=False))
 
     def _parcel(self, value: Node, i: int, elements: Any = None) -> Parcel:
         half = self.halves[i]

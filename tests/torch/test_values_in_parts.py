@@ -1,0 +1,75 @@
+"""Values of fewer axes than a tensor of which each process has a part: as for the whole tensor."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+import rulec.torch
+from tests.torch.eager.processes import together
+
+SHAPES = [(4, 3, 3), (6, 4)]
+
+#: A draw of the parameter's shape is made in parts, and sent whole to the owner of the matrices.
+TRANSPOSED = "x = sum(transpose(uniform([rows, cols])))"
+
+LINES = [
+    TRANSPOSED, "x = mean(eye(rows))", "x = mean(uniform([rows, cols]))", 'x = norm(eye(cols), per="model")',
+    'x = mean(sum(eye(rows), per="row"), per="tensor")', "x = row\nrow = 2", 'x = row\nrow = mean(g, per="model")',
+    "x = col\ncol = norm(g)", "x = matrix\nmatrix = h",
+]  # fmt: skip
+
+
+def rule_of(lines: str) -> rulec.Rule:
+    states = "".join(f"{key}: {{init: 1, per: {key}}}, " for key in ("row", "col", "matrix") if f"{key} = " in lines)
+    step = "".join(f"  {line}\n" for line in lines.splitlines())
+    return rulec.parse(
+        f"name: R\nhyper: {{lr: 1.0, h: 0.25}}\nstate: {{m: 0, {states}}}\nstep: |\n{step}"
+        f"  m = m + g\n  direction = x*m + 0*h\n"
+    )
+
+
+def stepped(rule: rulec.Rule, dimension: int | None) -> list[torch.Tensor]:
+    """The parameters after two steps, cut along a dimension or whole."""
+    mesh = init_device_mesh("cpu", (2,))
+
+    def placed(x: torch.Tensor) -> torch.Tensor:
+        return x.clone() if dimension is None else distribute_tensor(x.clone(), mesh, [Shard(dimension)])
+
+    params = [nn.Parameter(placed(torch.zeros(shape, dtype=torch.float64))) for shape in SHAPES]
+    opt = rulec.torch.optimizer(rule)(params, lr=1.0)
+    for step in range(2):
+        for i, p in enumerate(params):
+            made = torch.Generator().manual_seed(10 * step + i)
+            p.grad = placed(torch.randn(SHAPES[i], generator=made, dtype=torch.float64))
+        opt.step()
+    return [p.full_tensor().detach() if isinstance(p, DTensor) else p.detach() for p in params]
+
+
+def alike(lines: str) -> None:
+    rule = rule_of(lines)
+    whole = stepped(rule, None)
+    for dimension in (0, 1):
+        for mine, wanted in zip(stepped(rule, dimension), whole, strict=True):
+            torch.testing.assert_close(mine, wanted, rtol=1e-12, atol=1e-12, msg=f"{lines} along {dimension}")
+
+
+def one(rank: int) -> None:
+    alike(TRANSPOSED)
+
+
+def every(rank: int) -> None:
+    for lines in LINES:
+        alike(lines)
+
+
+def test_a_draw_goes_whole_to_its_owner() -> None:
+    together(one)
+
+
+@pytest.mark.slow
+def test_values_of_fewer_axes_are_those_of_whole_tensors() -> None:
+    together(every)
