@@ -110,6 +110,125 @@ class Drawing:
         return [f"if {condition}:", f"  y{number} = {arms[0]}", "else:", f"  y{number} = {arms[1]}"]
 
 
+#: Conditions and their levels. Those known before a step may differ between tensors that joined at different times.
+FORESEEN = {"t % 2 == 0": "tensor", "t > 2": "tensor", "h < 0.5 or t < 3": "tensor", "h > 0.5": "group"}
+COMPUTED = {"n > 0.123": "tensor", "k > 0.123": "group", "d > 0.123": "model", "k < h": "group"}
+
+#: Levels of matrices as those of axes.
+_BY_AXES = {
+    'per="row"': "per=axis(0)",
+    'per="col"': "per=axis(-1)",
+    'per="matrix"': 'per="tensor"',
+    "per: row": "per: axis(0)",
+}
+_BY_AXES |= {"per: col": "per: axis(-1)", "per: matrix": "per: tensor"}
+
+
+class Branching(Drawing):
+    """Draws rules whose branches assign values of different axes on their arms, and reduce before, on and after them.
+
+    Reductions over several tensors stand anywhere, and branches on the shape nowhere: there they are refused.
+    """
+
+    def __init__(self, draw: Any) -> None:
+        super().__init__(draw)
+        self.joins = draw(st.integers(0, 3)) > 0
+        self.names["element"] += ["q[0]", "q[1]"]
+        self.locals = 0
+        #: The reductions of what branches assign: the direction has them all.
+        self.ends: list[str] = []
+        #: The levels of the computed conditions around a line: a state that an arm assigns is of no wider one.
+        self.around: list[str] = []
+        self.within = 0
+
+    def narrower(self, level: str) -> str:
+        """A number, or a value of this level or of one with fewer axes."""
+        chosen = self.one_of(["number", *WITHIN[level]])
+        numbers = ["0", "1", *(["h"] if level != "model" else []), *(["t"] if level not in ("group", "model") else [])]
+        return str(self.one_of(numbers) if chosen == "number" else soft(self.expression(chosen, depth=1)))
+
+    def assignment(self) -> list[str]:
+        """A state, set to anything that fits in it, or to a number."""
+        levels = {**STATES, "q": "element"}
+        state = self.one_of([name for name, level in levels.items() if all(x in WITHIN[level] for x in self.around)])
+        value = self.narrower(levels[state])
+        if state == "q":
+            return [f"q = {value}"]
+        kept = f" + 0.5*{state}" if levels[state] in ("row", "col", "matrix") or self.draw(st.booleans()) else ""
+        return [f"{state} = {value}{kept}"]
+
+    def arm(self, name: str, level: str, depth: int) -> list[str]:
+        """The lines of one arm: they assign the name, and perhaps states, other names and further branches."""
+        before = {part: [*names] for part, names in self.names.items()}
+        lines = [line for _ in range(self.draw(st.integers(0, 2))) for line in self.inner(depth)]
+        lines.append(f"{name} = {self.narrower(level)}")
+        self.names = before  # names of an arm end with it
+        return [f"  {line}" for line in lines]
+
+    def inner(self, depth: int) -> list[str]:
+        """Lines of an arm."""
+        kind = self.one_of(["state", "local", "branch" if depth else "local"])
+        if kind == "state":
+            return self.assignment()
+        if kind == "branch":
+            return self.choice(depth - 1)
+        self.locals += 1
+        level = self.one_of([*WITHIN])
+        lines = [f"z{self.locals} = {soft(self.expression(level, depth=1))}"]
+        self.names[level].append(f"z{self.locals}")
+        return lines
+
+    def choice(self, depth: int = 1) -> list[str]:
+        """A branch, and its name for the lines after it."""
+        self.locals += 1
+        condition = self.one_of([*FORESEEN, *FORESEEN, *COMPUTED])
+        needs = {**FORESEEN, **COMPUTED}[condition]
+        name, level = f"y{self.locals}", self.one_of([level for level in WITHIN if needs in WITHIN[level]])
+        around, self.within = self.around, self.within + 1
+        self.around = [*around, needs] if condition in COMPUTED else around
+        then, otherwise = self.arm(name, level, depth), self.arm(name, level, depth)
+        self.around, self.within = around, self.within - 1
+        self.names[level].append(name)
+        states = [line.split()[0] for line in (*then, *otherwise)]
+        reduced = [(name, level), *((s, {**STATES, "q": "element"}[s]) for s in states if s in (*STATES, "q"))]
+        ends = {} if self.within else dict(reduced)
+        lines = [line for x, of in ends.items() for line in self.reduced("q[0]" if x == "q" else x, of)]
+        return [f"if {condition}:", *then, "else:", *otherwise, *lines]
+
+    def reduced(self, name: str, level: str) -> list[str]:
+        """A reduction of a value that a branch assigned, to a level that it can be reduced to."""
+        lower = [low for low in WIDER if level in WIDER[low] and (self.joins or low not in ("group", "model"))]
+        if not lower:
+            return []
+        self.locals += 1
+        low = self.one_of(lower)
+        self.names[low].append(f"z{self.locals}")
+        self.ends.append(f"z{self.locals}")
+        reduction = f'{self.one_of(REDUCTIONS)}({name}, per="{low}")'
+        return [f"z{self.locals} = {soft(reduction)}"]
+
+
+@st.composite
+def branching_rules(draw: Any, most: int = 4) -> str:
+    """The text of a rule with branches, by axes in place of rows and columns one in four; of two parts up to `most`."""
+    drawing = Branching(draw)
+    lines: list[str] = []
+    for number in range(draw(st.integers(min(most, 2), most))):
+        lines += drawing.choice() if draw(st.integers(0, 2)) else [drawing.line(number)]
+    for state, level in STATES.items():
+        more = f" + {soft(drawing.expression(level, 1))}" if most > 1 or level in ("element", "group") else ""
+        lines.append(f"{state} = 0.5*{state}{more}")
+    lines.append(f"q = 0.5*q[0] + {soft(drawing.expression('element', 1))}")
+    lines.append(" + ".join([f"direction = {soft(drawing.expression('element'))}", "0.1*g", *drawing.ends]))
+    states = ", ".join(f"{name}: {{init: 0.3, per: {level}}}" for name, level in STATES.items())
+    body = "".join(f"  {line}\n" for line in lines)
+    head = f"name: Drawn\n{drawing.one_of(SKIPS)}hyper: {{lr: 0.1, h: 0.7}}\n"
+    text = f"{head}state: {{{states}, q: {{init: 0.3, history: 2}}}}\nstep: |\n{body}"
+    for level, axis in _BY_AXES.items() if draw(st.integers(0, 3)) == 0 else ():
+        text = text.replace(level, axis)
+    return text
+
+
 @st.composite
 def reducing_rules(draw: Any) -> str:
     """The text of a rule."""

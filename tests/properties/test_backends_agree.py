@@ -7,6 +7,7 @@ with reductions agree in float64 but for the rounding of sums, which may be adde
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,13 @@ import rulec
 from rulec.array import Optimizer
 from rulec.backend import registry
 from rulec.compiler.reference import ReferenceOptimizer
+from rulec.errors import RuleError
 from rulec.testing import IEEE, NumpyKind
 from rulec.testing.trial import Subject
 from rulec.testing.whole import follow_reference
 from tests.properties import reducing
-from tests.properties.reducing import reducing_rules
+from tests.properties.following import follow_in_jax, follow_in_torch
+from tests.properties.reducing import branching_rules, reducing_rules
 from tests.testing import broken_stages
 
 LEAVES = ["g", "p", "a", "b", "lr", "k", "t", "0", "1", "-1", "0.5", "3", "1e-3", "-2.5"]
@@ -88,6 +91,8 @@ def _run(
 
 shapes = st.lists(st.sampled_from([(), (1,), (3,), (17,), (2, 9), (0,), (130,)]), min_size=1, max_size=3)
 
+
+Shapes = Sequence[tuple[int, ...]]
 
 DTYPES, SEEDS = st.sampled_from(["float32", "float64", "float16"]), st.integers(0, 2**31)
 
@@ -165,6 +170,54 @@ def test_cpu_follows_the_reference_through_reductions_levels_and_branches(
     text: str, shapes: list[tuple[int, ...]], seed: int, special: bool
 ) -> None:
     follow_reference(_subject("cpu"), rulec.parse(text), shapes, seed, special)
+
+
+def branching(count: int, follow: Callable[[str, Shapes, int], None], most: int = 4) -> Callable[[], None]:
+    """A test of drawn rules with branches. Rules of axes get tensors of one number of dimensions."""
+
+    @examples(count)
+    @given(branching_rules(most), reducing.shapes, st.integers(0, 1000))
+    def run(text: str, shapes: list[tuple[int, ...]], seed: int) -> None:
+        alike = [s for s in shapes if len(s) == len(max(shapes, key=len))]
+        follow(text, alike if max(alike) and "axis(" in text else [(3, 4)] if "axis(" in text else shapes, seed)
+
+    return run
+
+
+def _follow(backend: str) -> Callable[[str, Shapes, int], None]:
+    return lambda text, shapes, seed: follow_reference(_subject(backend), rulec.parse(text), shapes, seed)
+
+
+def test_numpy_follows_the_reference_through_branches() -> None:
+    branching(2, _follow("numpy"), most=1)()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("backend", "count"), [("numpy", 60), ("cpu", 8), ("c", 8), ("torch", 25), ("jax", 6)])
+def test_all_follow_the_reference_through_branches(backend: str, count: int) -> None:
+    follows = {"torch": follow_in_torch, "jax": follow_in_jax}
+    branching(count, follows.get(backend) or _follow(backend))()
+
+
+def test_a_branch_that_forgets_its_other_arm_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value with the axes of the arm that runs alone, and reductions that leave out tensors on the other arm."""
+    cases = {
+        "rulec.compiler.lower.widened": (
+            lambda value, axes, inference: value,
+            "step: |\n  if t > 0:\n    a = 1\n  else:\n    a = g\n  direction = g + sum(a)\n",
+        ),
+        "rulec.runtime.bucket.Bucket.specializes": (
+            lambda bucket, decided, alike: True,
+            'step: |\n  a = 0\n  if t > 3:\n    a = sum(g, per="model")\n  direction = a + sum(g, per="model")\n',
+        ),
+    }
+    for place, (wrong, text) in cases.items():
+        shapes, follow = [(3, 4), (5,)], _follow("numpy")
+        follow(f"name: Right\n{text}", shapes, 0)
+        with monkeypatch.context() as patch:
+            patch.setattr(place, wrong)
+            with pytest.raises((AssertionError, RuleError)):
+                follow(f"name: Wrong\n{text}", shapes, 0)
 
 
 def test_a_wrong_reduction_would_be_noticed() -> None:
