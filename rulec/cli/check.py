@@ -14,6 +14,7 @@ from rulec.cli.console import MISTAKE, fail, print_json, progress, warn
 from rulec.errors import BackendUnavailable, BackendUnsupported, RuleError
 
 if TYPE_CHECKING:
+    from rulec.compare.oracle import Exactness
     from rulec.language.rule import Rule
 
 
@@ -68,10 +69,10 @@ def check(
         print_json(report)
     else:
         _print(report)
-    for each in beyond:
+    for far in beyond:
         fail(
-            f"{each['side']} is wrong: {each['name']} of {each['rule']} in float64 is {each['ulps']:.6g} ulps from 50 "
-            f"digits, and the bound is {each['bound']:.6g}: choose another backend by --backend, and report this one"
+            f"{far['side']} is wrong: {far['name']} of {far['rule']} in float64 is {far['ulps']:.6g} ulps from 50 "
+            f"digits, and the bound is {far['bound']:.6g}: choose another backend by --backend, and report this one"
         )
     if beyond:
         raise typer.Exit(1)
@@ -104,10 +105,11 @@ def _oracle(
     from rulec.compare.trial import Trial, shapes_for
 
     shapes = shapes_for(rule)
-    measured: dict[tuple[str | None, str], Any] = {}
+    measured: dict[tuple[str | None, str], Exactness] = {}
     reasons: dict[str | None, str] = {}
     with progress() as shown:
-        tries = [("float64", [None, backend]), *([(dtype, [backend])] if dtype != "float64" else [])]
+        tries: list[tuple[str, list[str | None]]] = [("float64", [None, backend])]
+        tries += [(dtype, [backend])] if dtype != "float64" else []
         for kind, names in tries:
             task = shown.add_task(f"{' and '.join(n or 'reference' for n in names)} in {kind}", total=steps)
             for group in (names, names[:1]) if len(names) > 1 else (names,):
@@ -122,10 +124,10 @@ def _oracle(
     sides: list[dict[str, Any]] = []
     for name, kind in ((None, "float64"), (backend, dtype)):
         side = measured.get((name, kind))
-        result = {"reason": reasons.get(name, "")} if side is None else {"ulps": side.ulps}
+        result: dict[str, Any] = {"reason": reasons.get(name, "")} if side is None else {"ulps": side.ulps}
         sides.append({"rule": rule.name, "side": name or "reference", "dtype": kind, **result})
-    both = [measured.get((name, "float64")) for name in (backend, None)]
-    far = [] if None in both else beyond_bounds(*both)
+    ours, reference = measured.get((backend, "float64")), measured.get((None, "float64"))
+    far = [] if ours is None or reference is None else beyond_bounds(ours, reference)
     return sides, [
         {"rule": rule.name, "side": backend, "name": x.name, "ulps": x.distance, "bound": x.bound} for x in far
     ]
