@@ -340,12 +340,17 @@ def topk(x: Any, k: Any) -> Any:
     return record("topk", x, k) if isinstance(x, Value) or isinstance(k, Value) else _matrix(Op.TOPK, x, k)
 
 
-def newton_schulz(x: Any, steps: Any = 5, dtype: str = "float32", coefficients: Any = "muon") -> Any:
-    """The nearest orthogonal matrix, roughly, by Muon's iteration or another one in `dtype`; on arrays in float64."""
+def newton_schulz(
+    x: Any, steps: Any = 5, dtype: str | None = None, coefficients: Any = "muon", normalize: str | float = "norm"
+) -> Any:
+    """The nearest orthogonal matrix, roughly, by Muon's iteration or another, in `dtype` or that of `x`."""
     if isinstance(x, Value) or isinstance(steps, Value):
-        return record("newton_schulz", x, steps=steps, dtype=dtype, coefficients=coefficients)
+        return record(
+            "newton_schulz", x, steps=steps, dtype=dtype, coefficients=coefficients, normalize=normalize
+        )  # fmt: skip
     rows = coefficients if isinstance(coefficients, str) else np.reshape(coefficients, (-1, 3)).tolist()
-    return _matrix(Op.NEWTON_SCHULZ, x, steps, coefficients=rows)
+    FUNCTIONS["newton_schulz"](as_node(0), coefficients=rows, normalize=normalize)
+    return _matrix(Op.NEWTON_SCHULZ, x, steps, coefficients=rows, normalize=normalize)
 
 
 def qr(x: Any) -> Any:

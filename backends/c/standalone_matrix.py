@@ -124,8 +124,8 @@ class MatrixFunctions:
 
     def words(self) -> str:
         """The definitions of the called functions."""
-        dtypes = {settings(v)["dtype"] for v in self.values}
-        return "".join(_matrix_words(TYPES[self.compute], self._inner(dtype)) for dtype in sorted(dtypes))
+        kinds = {self._inner(settings(v)["dtype"]) for v in self.values}
+        return "".join(_matrix_words(TYPES[self.compute], kind) for kind in sorted(kinds))
 
     def rooms(self) -> list[tuple[str, str, str]]:
         """The room for a call: name, type, and size in doubles."""
@@ -133,6 +133,6 @@ class MatrixFunctions:
         kinds = {self._inner(settings(v)["dtype"]) for v in self.values}
         return [("room", kind, f"2 * (height * width + {lesser})") for kind in sorted(kinds)]
 
-    def _inner(self, dtype: str) -> str:
-        """The C type of arithmetic in a matrix function of this dtype; for 16 bits, the compute dtype's."""
-        return TYPES[dtype if dtype in ("float32", "float64") else self.compute]
+    def _inner(self, dtype: str | None) -> str:
+        """The C type of arithmetic in a matrix function of this dtype; for 16 bits and none, the compute dtype's."""
+        return TYPES[self.compute if dtype not in ("float32", "float64") else dtype]

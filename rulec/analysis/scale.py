@@ -23,6 +23,7 @@ from rulec.analysis.flow import Flow
 from rulec.analysis.guards import with_guards_outside, zero_unless
 from rulec.analysis.regions import ZERO, range_of
 from rulec.language.node import Kind, Node, Op, name, walk
+from rulec.language.settings import UNDIVIDED, settings
 
 #: The scale of this step's gradient.
 GRADIENT = "c"
@@ -102,6 +103,8 @@ class Degrees:
             number = cast(float, value.arg)
             return ANY if number == 0 or number - number != 0 else NONE
         if op is Op.NEWTON_SCHULZ and args[0] != NONE:
+            if settings(value).get("normalize") == UNDIVIDED:
+                return self._power(value, args)
             self.conditions[NORM_FLOOR] = None
         if op in _SAME:
             return args[0]

@@ -17,7 +17,7 @@ from rulec.errors import RuleError, TensorError
 from rulec.language.counts import MAX_STEPS, count_problem, is_count
 from rulec.language.node import Op
 from rulec.language.schedules import Coefficients, coefficients_of
-from rulec.language.settings import MUON
+from rulec.language.settings import MUON, NORM, UNDIVIDED
 
 
 def iterations(steps: Any) -> int:
@@ -25,6 +25,11 @@ def iterations(steps: Any) -> int:
     if not is_count(steps, 0, MAX_STEPS):
         raise RuleError(count_problem("the number of steps of newton_schulz", f"{float(steps):g}", 0, MAX_STEPS))
     return int(steps)
+
+
+def times(norm: Any, normalize: str | float) -> Any:
+    """What a matrix is divided by: its norm, or a number times it."""
+    return norm if isinstance(normalize, str) else norm * normalize
 
 
 def leading(rank: Any, x: Any) -> int:
@@ -153,8 +158,9 @@ class _MatrixFunctions:
         return marks if x.shape[-1] == 1 else of.transposed(marks)
 
     def newton_schulz(
-        self, x: Any, steps: Any, dtype: str | None = None, coefficients: str | Coefficients = MUON
-    ) -> Any:
+        self, x: Any, steps: Any, dtype: str | None = None, coefficients: str | Coefficients = MUON,
+        normalize: str | float = NORM,
+    ) -> Any:  # fmt: skip
         """The quintic iteration towards the nearest orthogonal matrix, in `dtype` or else in the matrix's own.
 
         A product and its addend are rounded together.
@@ -167,7 +173,8 @@ class _MatrixFunctions:
 
         tall = x.shape[-2] > x.shape[-1]
         y = of.transposed(rounded(x)) if tall else rounded(x)
-        y = y / of.at_least(of.norm(y, x.dtype), 1e-7)
+        if normalize != UNDIVIDED:
+            y = y / times(of.at_least(of.norm(y, x.dtype), 1e-7), normalize)
         for a, b, c in coefficients_of(coefficients, count):
             gram = of.matmul(y, of.transposed(y))
             polynomial = rounded(b * of.wide(gram) + c * of.wide_matmul(gram, gram))

@@ -313,6 +313,8 @@ class ExpressionParser:
             return self._expression(keyword.value, depth)
         if isinstance(keyword.value, ast.Constant) and isinstance(keyword.value.value, str):
             return keyword.value.value
+        if function is not None and keyword.arg in function.numbers:
+            return self._expression(keyword.value, depth)
         if keyword.arg == "per" and (level := self.level(keyword.value, depth)) is not None:
             return level
         allowed = ", ".join(repr(c) for c in choices[keyword.arg])

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from rulec.language import composed
+from rulec.language.arithmetic import number_known
 from rulec.language.counts import count_of
 from rulec.language.levels import SIGNATURES, Level, bare_problem, reduction
 from rulec.language.node import LEVELS, WAVES, Kind, Node, Op, const, name, node
 from rulec.language.schedules import SCHEDULES, Coefficients
-from rulec.language.settings import MUON
+from rulec.language.settings import MUON, NORM, UNDIVIDED
 
 #: Most random draws of a rule.
 MAX_DRAWS = 1000
@@ -37,7 +38,7 @@ class Function:
 
     `arguments` are the names of its values (a name in `[...]` is a list of extents), `optional` the keywords
     with their defaults: a value where the default is a number or None, a word where `choices` lists it. The keywords in
-    `lists` may also be lists.
+    `lists` may also be lists, those in `numbers` also numbers.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Function:
     optional: Mapping[str, Any] = field(default_factory=dict)
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     lists: tuple[str, ...] = ()
+    numbers: tuple[str, ...] = ()
 
     def signature(self) -> str:
         """A call as messages show it: `clip(x, low, high)`."""
@@ -57,6 +59,9 @@ class Function:
         """The values of a keyword that takes one of some words, as messages list them."""
         words = [repr(c) for c in self.choices[key]]
         return ", ".join([*words, *SIGNATURES.values()] if key == "per" else words)
+
+    def _chooses(self, key: str, value: Any) -> bool:
+        return value in self.choices[key] or value is self.optional[key]
 
     def _advice(self, count: int) -> str:
         other = _OF_TWO.get(self.name) if count == 2 else None
@@ -77,7 +82,9 @@ class Function:
             if isinstance(value, list):
                 if key not in self.lists:
                     raise CallError(f"{key} of {self.name} is no list: write {self.signature()}")
-            elif key in self.choices and value not in self.choices[key] and not isinstance(value, Level):
+            elif key in self.numbers and not isinstance(value, str):
+                continue
+            elif key in self.choices and not isinstance(value, Level) and not self._chooses(key, value):
                 bare = bare_problem(value) if key == "per" else ""
                 raise CallError(bare or f"{key} of {self.name} is one of {self.allowed(key)}, not {value!r}")
         value = self.build(*args, **{**self.optional, **keywords})
@@ -139,9 +146,23 @@ def _random(op: Op) -> Function:
     return Function(op.symbol, build, ("[rows, cols]",), {"at": None, "draw": None})
 
 
-def _newton_schulz(x: Value, steps: Value, dtype: str, coefficients: Any) -> Node:
+def _newton_schulz(x: Value, steps: Value, dtype: str | None, coefficients: Any, normalize: Any) -> Node:
     schedule = coefficients if isinstance(coefficients, str) else _schedule(coefficients)
-    return node(Op.NEWTON_SCHULZ, as_node(x), as_node(steps), (dtype, schedule))
+    divided = () if (by := _divisor(normalize)) == NORM else (by,)
+    return node(Op.NEWTON_SCHULZ, as_node(x), as_node(steps), (dtype, schedule, *divided))
+
+
+def _divisor(normalize: Any) -> str | float:
+    """What a matrix is divided by: a word, or the number that its norm is multiplied by."""
+    if isinstance(normalize, str):
+        return normalize
+    number = _number(normalize)
+    if number is None or not 0 < number < math.inf:
+        raise CallError(
+            "normalize of newton_schulz is 'norm', 'none', or the number that the norm is multiplied by, above 0 and "
+            "known in advance: write normalize=1.02"
+        )
+    return NORM if number == 1 else number
 
 
 def _schedule(rows: Sequence[Any]) -> Coefficients:
@@ -158,7 +179,7 @@ def _schedule(rows: Sequence[Any]) -> Coefficients:
 
 def _number(value: Any) -> float | None:
     if isinstance(value, Node):
-        return cast(float, value.arg) if value.op is Op.CONST else None
+        return number_known(value, {})
     return None if isinstance(value, list | str) else float(value)
 
 
@@ -233,9 +254,10 @@ FUNCTIONS: dict[str, Function] = {
             "newton_schulz",
             _newton_schulz,
             ("x",),
-            {"steps": 5, "dtype": "float32", "coefficients": MUON},
-            {"dtype": _FLOATS, "coefficients": tuple(SCHEDULES)},
+            {"steps": 5, "dtype": None, "coefficients": MUON, "normalize": NORM},
+            {"dtype": _FLOATS, "coefficients": tuple(SCHEDULES), "normalize": (NORM, UNDIVIDED)},
             ("coefficients",),
+            ("normalize",),
         ),
         _plain(Op.QR, "x"),
         _plain(Op.EIGH, "x"),

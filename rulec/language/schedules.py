@@ -43,8 +43,8 @@ SCHEDULES: Mapping[str, Coefficients] = {
     ),
     # As in the paper, all but the last are taken at x/1.01: singular values that rounding makes larger than 1 shrink.
     "polar_express": (*(_at(row, 1.01) for row in _POLAR_EXPRESS), _TAYLOR),
-    # The same for other ranges: with a margin of 1 in 100 (pytorch_optimizer's "polar_express"), and of 2 in 100 for
-    # five iterations (modded-nanogpt's, and pytorch_optimizer's "polar_express_safer").
+    # The same for other ranges, both pytorch_optimizer's: with a margin of 1 in 100 (its "polar_express"), and of 2 in
+    # 100 (its "polar_express_safer").
     "polar_express_safe": (
         (8.237312490495555, -23.157747414558198, 16.680568411445915),
         (4.082441999064835, -2.893047735332586, 0.5252849256975648),
@@ -64,6 +64,15 @@ SCHEDULES: Mapping[str, Coefficients] = {
         (1.8631210546382593, -1.2042160621002727, 0.3421879560523383),
         (1.8382572152247512, -1.1779263289537742, 0.3396513038637379),
         (1.8749999923301852, -1.2499999836060613, 0.374999991275876),
+    ),
+    # modded-nanogpt's five. The first four are those with a margin of 2 in 100; the last is for five iterations, and
+    # takes singular values less far. Its code divides by 1.02 times the norm.
+    "modded_nanogpt": (
+        (8.156554524902461, -22.48329292557795, 15.878769915207462),
+        (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+        (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+        (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+        (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
     ),
 }  # fmt: skip
 

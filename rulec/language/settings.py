@@ -13,8 +13,8 @@ from rulec.language.node import Node, Op, node
 
 #: Operation -> the keywords that its constant has values for, in their order.
 SETTINGS: Mapping[Op, tuple[str, ...]] = {
-    Op.NEWTON_SCHULZ: ("dtype", "coefficients"), Op.SOLVE: ("kind",), Op.CONCAT: ("axis",), Op.SLICE: ("axis",),
-    Op.UNIFORM: ("draw",), Op.NORMAL: ("draw",),
+    Op.NEWTON_SCHULZ: ("dtype", "coefficients", "normalize"), Op.SOLVE: ("kind",), Op.CONCAT: ("axis",),
+    Op.SLICE: ("axis",), Op.UNIFORM: ("draw",), Op.NORMAL: ("draw",),
 }  # fmt: skip
 
 #: Operation with static operands -> the number of operands before them.
@@ -22,6 +22,9 @@ STATIC: Mapping[Op, int] = {Op.UNIFORM: 1, Op.NORMAL: 1, Op.EYE: 0, Op.SLICE: 1,
 
 #: The coefficients of `newton_schulz` that a rule need not name: those of Muon.
 MUON = "muon"
+
+#: What `newton_schulz` divides its matrix by, where a rule does not say: its norm. The node has no constant for it.
+NORM, UNDIVIDED = "norm", "none"
 
 
 def settings(value: Node) -> dict[str, Any]:

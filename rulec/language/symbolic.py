@@ -15,7 +15,7 @@ from rulec.language.functions import FUNCTIONS, KINDS, MAX_DRAWS
 from rulec.language.names import short
 from rulec.language.node import LEVELS, PLACED, Kind, Node, Op, const, node, walk
 from rulec.language.schedules import SCHEDULES
-from rulec.language.settings import MUON
+from rulec.language.settings import MUON, UNDIVIDED
 from rulec.language.source import did_you_mean
 from rulec.language.text import number_text
 
@@ -141,8 +141,8 @@ def _function_name(part: Node) -> str:
 
 
 def _opaque_name(op: Op, constants: tuple[Any, ...]) -> str:
-    """The name of an operation with constants, without Muon's coefficients: `newton_schulz_float32`, `solve_upper`."""
-    return "_".join([op.symbol, *(str(constant) for constant in constants if constant != MUON)])
+    """The name of an operation with constants, without defaults: `newton_schulz_float32`, `solve_upper`."""
+    return "_".join([op.symbol, *(str(constant) for constant in constants if constant not in (None, MUON))])
 
 
 #: Operations without a constant of their own that sympy lacks.
@@ -153,7 +153,12 @@ _PLAIN_OPAQUE = (
 
 #: Operations that sympy lacks, with the constants that have a name there: others cannot be read back.
 _NAMED_OPAQUE: tuple[tuple[Op, tuple[Any, ...]], ...] = (
-    *((Op.NEWTON_SCHULZ, (dtype, name)) for dtype in FUNCTIONS["newton_schulz"].choices["dtype"] for name in SCHEDULES),
+    *(
+        (Op.NEWTON_SCHULZ, (dtype, name, *divisor))
+        for dtype in (None, *FUNCTIONS["newton_schulz"].choices["dtype"])
+        for name in SCHEDULES
+        for divisor in ((), (UNDIVIDED,))
+    ),
     *((Op.SOLVE, (kind,)) for kind in KINDS), *((Op.CONCAT, (axis,)) for axis in (0, 1)),
     *((Op.SLICE, (axis,)) for axis in ("rows", "cols")),
 )  # fmt: skip

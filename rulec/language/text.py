@@ -120,7 +120,7 @@ def _call_arguments(value: Node, done: Mapping[Node, _Piece]) -> str:
         at, *extents = parts
         return f"[{', '.join(extents)}], at={at}, draw={settings(value)['draw']}"
     if value.op is Op.NEWTON_SCHULZ:
-        return f"{parts[0]}, steps={parts[1]}, {_iteration_text(value)}"
+        return f"{parts[0]}, steps={parts[1]}{_iteration_text(value)}"
     if value.op in (Op.SOLVE, Op.CONCAT):
         ((key, word),) = settings(value).items()
         return ", ".join(parts) + ("" if word in ("full", 0) else f", {key}={_word(word)}")
@@ -138,9 +138,9 @@ def _slice_text(value: Node, done: Mapping[Node, _Piece]) -> str:
 
 
 def _iteration_text(value: Node) -> str:
-    """The keywords of `newton_schulz` after its steps; Muon's coefficients are not written."""
-    dtype, coefficients = settings(value).values()
-    return f'dtype="{dtype}"' + ("" if coefficients == MUON else f", coefficients={_word(coefficients)}")
+    """The keywords of `newton_schulz` after its steps, without those that have their defaults."""
+    keywords = {key: word for key, word in settings(value).items() if word not in (None, MUON)}
+    return "".join(f", {key}={_word(word)}" for key, word in keywords.items())
 
 
 def _word(setting: object) -> str:

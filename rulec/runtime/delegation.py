@@ -150,7 +150,8 @@ class Delegations:
         if self.shared is None or view.batch != 1 or len(view.shape) != 2:
             return None
         keywords, steps = settings(self.shared), int(self._iterations(self.shared, hyper))
-        return Share(min(view.rows, view.cols), steps, keywords["dtype"], coefficients=keywords["coefficients"])
+        dtype = keywords.pop("dtype") or layout.compute
+        return Share(min(view.rows, view.cols), steps, dtype, **keywords)
 
     def moved(self, layout: Layout) -> tuple[int, int]:
         """The bytes of an element of a tensor, and of one of its results, on their ways to the owner and back."""
@@ -175,7 +176,7 @@ class Delegations:
     def _rounded_to(self, value: Node) -> str:
         """The dtype that a value is rounded to wherever owners use it, or where it is made; empty without one."""
         places = [value] if value in self.whole else [u for u in self._users.get(value, ()) if u in self.whole]
-        dtypes = {str(settings(v).get("dtype", "")) for v in places}
+        dtypes = {str(settings(v).get("dtype") or "") for v in places}
         return dtypes.pop() if len(dtypes) == 1 else ""
 
     @cached_property

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rulec.compiler.layout import ITEM_SIZE
 from rulec.language.schedules import Coefficients
-from rulec.language.settings import MUON
+from rulec.language.settings import MUON, NORM
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,12 @@ class Share:
     place: int = 0
     count: int = 1
     coefficients: str | Coefficients = MUON
+    normalize: str | float = NORM
 
     @property
-    def kind(self) -> tuple[int, str, str | Coefficients]:
+    def kind(self) -> tuple[int, str, str | Coefficients, str | float]:
         """The properties in which matrices of one batch are equal."""
-        return self.steps, self.dtype, self.coefficients
+        return self.steps, self.dtype, self.coefficients, self.normalize
 
     @property
     def wide(self) -> str:

@@ -34,7 +34,7 @@ class Quintic(Protocol):
     def blank(self, like: Any, count: int) -> Any: ...
     def join(self, parts: Sequence[Any]) -> Any: ...
     def squares(self, y: Any) -> Any: ...
-    def divided(self, y: Any, squares: Any) -> Any: ...
+    def divided(self, y: Any, squares: Any, normalize: str | float) -> Any: ...
     def gram(self, y: Any) -> Any: ...
     def added(self, sums: Sequence[Any]) -> Any: ...
     def polynomial(self, rows: Any, gram: Any, b: float, c: float) -> Any: ...
@@ -77,7 +77,7 @@ class Team:
         each = self._attempt(lambda: [quintic.begin(piece.elements) for piece in pieces])
         squares = self._swapped(lambda: [[quintic.squares(y)] * p.share.count for p, y in self._with(each)],
                                 ones, ones, "float64")  # fmt: skip
-        each = self._attempt(partial(self._divided, each, squares))
+        each = self._attempt(partial(self._divided, each, squares, like.normalize))
         for a, b, c in coefficients_of(like.coefficients, like.steps):
             grams = self._grams(each, like.wide, dtype)
             polynomials = self._gathered(partial(self._polynomials, grams, b, c), dtype)
@@ -88,8 +88,8 @@ class Team:
         """Pairs of a piece and its value."""
         return [*zip(self.pieces, values or (), strict=True)]
 
-    def _divided(self, each: Sequence[Any] | None, squares: Sequence[Any] | None) -> list[Any]:
-        return [self.quintic.divided(y, sum(parts)) for y, parts in zip(each or (), squares or (), strict=True)]
+    def _divided(self, each: Sequence[Any] | None, squares: Sequence[Any] | None, by: str | float) -> list[Any]:
+        return [self.quintic.divided(y, sum(parts), by) for y, parts in zip(each or (), squares or (), strict=True)]
 
     def _polynomials(self, grams: Sequence[Any] | None, b: float, c: float) -> list[Any]:
         """The rows of each polynomial that are computed here."""

@@ -244,6 +244,8 @@ def refuse_unwritten(program: Program, form: str, written: frozenset[Op] = froze
             raise CannotBuild(program.name, form, f"it needs the matrix function {value.op.symbol}")
         if value.op is Op.NEWTON_SCHULZ and settings(value)["coefficients"] != MUON:
             raise CannotBuild(program.name, form, "it iterates newton_schulz with other coefficients than Muon's")
+        if value.op is Op.NEWTON_SCHULZ and "normalize" in settings(value):
+            raise CannotBuild(program.name, form, "its newton_schulz divides by something else than the norm")
         if value.op.kind is Kind.RANDOM:
             raise CannotBuild(program.name, form, f"it draws random numbers ({value.op.symbol})")
 

@@ -36,7 +36,7 @@ TOLERANCE = 2.0**-32
 def tolerance(rule: Rule) -> float:
     """The tolerance of a rule: larger for matrix functions in fewer digits, by a few units of their last place."""
     values = walk([line.value for line in assignments(rule.step)])
-    narrow = [EPS[settings(n)["dtype"]] for n in values if n.op is Op.NEWTON_SCHULZ]
+    narrow = [EPS[settings(n)["dtype"] or "float64"] for n in values if n.op is Op.NEWTON_SCHULZ]
     return max([TOLERANCE, *(8 * eps for eps in narrow if eps > EPS["float64"])])
 
 

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from rulec.arrays import bits
 from rulec.arrays.functions import Functions, arithmetic
-from rulec.arrays.matrix import iterations, matrix_functions
+from rulec.arrays.matrix import iterations, matrix_functions, times
 from rulec.backend.quintic import QuinticProducts
 from rulec.language.node import Op
 from rulec.language.schedules import Coefficients, coefficients_of
-from rulec.language.settings import MUON
+from rulec.language.settings import MUON, NORM, UNDIVIDED
 from rulec.torch.products import TORCH
 
 
@@ -109,21 +109,23 @@ def _chance(like: Tensor, *words: Tensor) -> Tensor:
 
 
 def newton_schulz(
-    x: Tensor, steps: float, dtype: str, coefficients: str | Coefficients = MUON,
+    x: Tensor, steps: float, dtype: str | None, coefficients: str | Coefficients = MUON, normalize: str | float = NORM,
     products: Callable[[Tensor], QuinticProducts] = lambda y: TORCH,
 ) -> Tensor:  # fmt: skip
-    """The quintic iteration in the dtype asked for, on the whole stack, by the `products` chosen for it.
+    """The quintic iteration in the dtype asked for or the stack's own, on all of it, by the `products` chosen for it.
 
     Iterations take turns in the memory of two stacks, and share that of the symmetric matrices.
     """
-    y = x.to(getattr(torch, dtype))
+    y = x if dtype is None else x.to(getattr(torch, dtype))
     by, gram, polynomial, last = products(y), None, None, None
-    y = by.divided(y, torch.linalg.vector_norm(y, dim=(-2, -1), keepdim=True).clamp(min=1e-7))
+    if normalize != UNDIVIDED:
+        norm = torch.linalg.vector_norm(y, dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+        y = by.divided(y, times(norm, normalize))
     for a, b, c in coefficients_of(coefficients, iterations(steps)):
         gram = by.gram(y, out=gram)
         polynomial = by.polynomial(gram, b, c, out=polynomial)
         y, last = by.following(y, polynomial, a, out=last), y
-    return cast(Tensor, y.to(x.dtype))
+    return y.to(x.dtype)
 
 
 def _rsqrt(x: Tensor) -> Tensor:

@@ -135,16 +135,16 @@ class DeviceLibrary(Library):
         if super().stacks(value, operands):
             return True
         rows, cols = operands[0].shape[-2:]
-        ours = value.op is Op.NEWTON_SCHULZ and self._products.of(settings(value)["dtype"], rows, cols)
-        return bool(ours)
+        dtype = settings(value)["dtype"] if value.op is Op.NEWTON_SCHULZ else None
+        return dtype is not None and self._products.of(dtype, rows, cols) is not None
 
     def stack_size(self, value: Node, shape: Sequence[int], count: int) -> int:
         """As many as fill the device, where the products are a backend's, and no more than a portion has."""
         if self.most_stacked is None:
             return count
         batch, rows, cols = shape
-        dtype = str(settings(value).get("dtype"))
-        by = self._products.of(dtype, rows, cols) or TORCH
+        dtype = str(settings(value).get("dtype") or "")
+        by = (self._products.of(dtype, rows, cols) if dtype else None) or TORCH
         return max(1, by.stack_size(self.device, dtype, rows, cols, batch * count, self.most_stacked) // max(1, batch))
 
     def stack(self, matrices: Sequence[Tensor], dtype: str | None = None) -> Tensor:

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rulec.arrays.matrix import iterations, matrix_functions
+from rulec.arrays.matrix import iterations, matrix_functions, times
 from rulec.arrays.numpy import NumpyFunctions
 from rulec.language.node import Op
 from rulec.language.schedules import Coefficients, coefficients_of
-from rulec.language.settings import MUON
+from rulec.language.settings import MUON, NORM, UNDIVIDED
 
 Array = np.ndarray[Any, Any]
 
@@ -57,20 +57,27 @@ def _tensor(x: Array) -> Tensor:
     return torch.from_numpy(x if min(x.strides, default=0) >= 0 else x.copy())
 
 
-def _newton_schulz(x: Array, steps: float, dtype: str, coefficients: str | Coefficients = MUON) -> Array:
-    """The quintic iteration in the dtype asked for, matrix by matrix, operation by operation as in torch.optim.Muon."""
+def _newton_schulz(
+    x: Array, steps: float, dtype: str | None, coefficients: str | Coefficients = MUON, normalize: str | float = NORM
+) -> Array:
+    """The quintic iteration matrix by matrix, operation by operation as in torch.optim.Muon.
+
+    It is in the dtype asked for, or else in that of the matrices.
+    """
     matrices, rows = _tensor(x), coefficients_of(coefficients, iterations(steps))
     results = torch.empty_like(matrices)
     for matrix, into in zip(matrices, results, strict=True):
-        into.copy_(_orthogonalized(matrix.to(getattr(torch, dtype)), rows))
+        y = matrix if dtype is None else matrix.to(getattr(torch, dtype))
+        into.copy_(_orthogonalized(y, rows, normalize))
     array: Array = results.numpy()
     return array
 
 
-def _orthogonalized(y: Tensor, coefficients: Coefficients) -> Tensor:
+def _orthogonalized(y: Tensor, coefficients: Coefficients, normalize: str | float) -> Tensor:
     tall = y.shape[0] > y.shape[1]
     y = y.T if tall else y
-    y = y / y.norm().clamp(min=1e-7)
+    if normalize != UNDIVIDED:
+        y = y / times(y.norm().clamp(min=1e-7), normalize)
     for a, b, c in coefficients:
         y = addmm(y, polynomial(gram(y), b, c), y, beta=a)
     return y.T if tall else y

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rulec.arrays.matrix import times
+from rulec.language.settings import NORM, UNDIVIDED
 from rulec.torch.matrix import addmm
 
 
@@ -46,9 +48,9 @@ class TorchQuintic:
         """The sum of squares, a vector of one number in float64."""
         return y.to(self._wide).square().sum(dtype=torch.float64).reshape(1)
 
-    def divided(self, y: Tensor, squares: Tensor) -> Tensor:
-        """The piece over the norm of its matrix, which has this sum of squares."""
-        return y / squares.sqrt().to(self._dtype).clamp(min=1e-7)
+    def divided(self, y: Tensor, squares: Tensor, normalize: str | float = NORM) -> Tensor:
+        """The piece over the norm of its matrix, which has this sum of squares, as `normalize` says."""
+        return y if normalize == UNDIVIDED else y / times(squares.sqrt().to(self._dtype).clamp(min=1e-7), normalize)
 
     def gram(self, y: Tensor) -> Tensor:
         """The products of the piece's rows, not rounded."""

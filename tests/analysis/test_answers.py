@@ -204,6 +204,13 @@ def test_a_state_that_p_does_not_read_is_to_be_right_too() -> None:
         ("v = v*norm(g); direction = sign(v)*sign(g)", "v: 1", "yes", "yes"),
         ("v = v + norm(g); direction = p/v", "v: {init: 0, per: tensor}", "no", "no"),
         ("direction = exp(g)/exp(g)*log(2)", "", "unknown", "unknown"),
+        (
+            "direction = newton_schulz(g, normalize=2)",
+            "",
+            "no matrix given to newton_schulz has a norm below 1e-7",
+            "no matrix given to newton_schulz has a norm below 1e-7",
+        ),
+        ('direction = newton_schulz(g, normalize="none")', "", "no", "unknown"),
         ("direction = where(g > 0, 1, 0) - count_nonzero(g)", "", "yes", "yes"),
         ("v = 0.5*v + g; direction = floor(v/abs(v))", "v: 0", "yes", "no"),
     ],

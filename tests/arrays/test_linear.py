@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+import rulec
 from rulec.arrays.exact import EXACT_MATRIX
 from rulec.arrays.numpy import NUMPY_MATRIX
+from rulec.compiler.reference import ReferenceOptimizer
 from rulec.language.arithmetic import mpmath_context
 from rulec.language.node import Op
 from rulec.language.schedules import SCHEDULES, coefficients_of
@@ -39,6 +41,9 @@ CALLS: Mapping[str, tuple[Op, tuple[Any, ...], dict[str, Any]]] = {
     "solve lower": (Op.SOLVE, (SINGULAR, B), {"kind": "lower"}),
     **{f"newton_schulz {name}": (Op.NEWTON_SCHULZ, (X, 9), {"dtype": "float64", "coefficients": name})
        for name in SCHEDULES},
+    "newton_schulz in its own dtype": (Op.NEWTON_SCHULZ, (X, 5), {"dtype": None}),
+    "newton_schulz of more than the norm": (Op.NEWTON_SCHULZ, (X, 5), {"dtype": "float64", "normalize": 1.02}),
+    "newton_schulz undivided": (Op.NEWTON_SCHULZ, (X/9, 5), {"dtype": None, "normalize": "none"}),
 }  # fmt: skip
 
 
@@ -144,6 +149,51 @@ def test_polar_express_has_the_papers_numbers() -> None:
     for a, b, c in coefficients_of("polar_express", 8):
         x = a * x + b * x**3 + c * x**5
     assert np.abs(x - 1).max() < 1e-5
+
+
+#: The five rows of modded-nanogpt's training script.
+MODDED = (
+    (8.156554524902461, -22.48329292557795, 15.878769915207462),
+    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+)
+
+
+@pytest.mark.parametrize(
+    ("written", "eps"),
+    [
+        ('g, coefficients="modded_nanogpt", normalize=1.02', 0.0),
+        ('g/(1.02*norm(g, per="matrix") + 1e-2), coefficients="modded_nanogpt", normalize="none"', 1e-2),
+    ],
+)
+def test_modded_nanogpts_iteration_can_be_written(written: str, eps: float) -> None:
+    """Its matrix is divided by a little more than the norm, to which it may add a number."""
+    y = X / (1.02 * np.linalg.norm(X, axis=(1, 2), keepdims=True) + eps)
+    for a, b, c in MODDED:
+        gram = y @ y.swapaxes(1, 2)
+        y = a * y + (b * gram + c * gram @ gram) @ y
+    rule = rulec.parse(f"name: Modded\nstep: |\n  direction = newton_schulz({written})\n")
+    ours = ReferenceOptimizer(rule, [np.zeros_like(X)], {"lr": 1})
+    ours.step([X])
+    np.testing.assert_allclose(ours.params[0], -y, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "cpu"])
+@pytest.mark.parametrize(("dtype", "most"), [("float32", 1e-5), ("float64", 1e-14)])
+def test_the_iteration_is_as_exact_as_its_matrix(backend: str, dtype: str, most: float) -> None:
+    """Where a rule names no dtype; one that names float32 rounds to it."""
+    apart = []
+    for named in ("", ', dtype="float32"'):
+        rule = rulec.parse(f"name: Own\nstep: |\n  direction = newton_schulz(g{named})\n")
+        reference = ReferenceOptimizer(rule, [np.zeros_like(X)], {"lr": 1})
+        param = np.zeros_like(X, dtype=dtype)
+        reference.step([X])
+        rulec.array.Optimizer(rule, [param], lr=1, backend=backend).step([X.astype(dtype)])
+        apart.append(np.abs(param - reference.params[0]).max())
+    assert apart[0] < most
+    assert 1e-9 < apart[1] < 1e-5
 
 
 def test_the_peers_schedules_are_ours() -> None:

@@ -24,7 +24,7 @@ _UNARY = [
 #: Functions of one number, in kernels too.
 _OF_ANY = [op for op in _UNARY if op.kind is Kind.FUNCTION and op not in WAVES]
 _REDUCE = [op for op in Op if op.kind is Kind.REDUCE]
-_DTYPES = FUNCTIONS["newton_schulz"].choices["dtype"]
+_DTYPES = (None, *FUNCTIONS["newton_schulz"].choices["dtype"])
 
 numbers = st.floats(allow_nan=False).map(const) | st.integers(-(10**18), 10**18).map(const)
 
@@ -37,7 +37,10 @@ def negated(value: Node) -> Node:
 #: Counts: what a call takes has to be possible where it is a number.
 _counts = st.integers(1, 9).map(const) | st.sampled_from(NAMES).map(name)
 
-_iterations = st.tuples(st.sampled_from(_DTYPES), st.sampled_from([*SCHEDULES, ((3.0, -1.5, 0.25), (1.5, -0.5, 0.0))]))
+_schedules = st.sampled_from([*SCHEDULES, ((3.0, -1.5, 0.25), (1.5, -0.5, 0.0))])
+_iterations = st.tuples(st.sampled_from(_DTYPES), _schedules) | st.tuples(
+    st.sampled_from(_DTYPES), _schedules, st.sampled_from(["none", 1.02, 3.0])
+)
 
 
 def _built(op: Op, *args: Any) -> Node:

@@ -144,7 +144,10 @@ def test_precedence(text: str, value: Node | None) -> None:
         ("1_000*a", "1000*a"), ("pi", "3.141592653589793"), ("normal([rows, 2])", "normal([rows, 2], at=t, draw=0)"),
         ("uniform([1, 2], at=a)", "uniform([1, 2], at=a, draw=0)"),
         ("uniform([1, 2]) + uniform([1, 2])", "uniform([1, 2], at=t, draw=0) + uniform([1, 2], at=t, draw=1)"),
-        ("newton_schulz(a)", 'newton_schulz(a, steps=5, dtype="float32")'),
+        ("newton_schulz(a)", "newton_schulz(a, steps=5)"),
+        ('newton_schulz(a, dtype="float32", normalize=1)', 'newton_schulz(a, steps=5, dtype="float32")'),
+        ('newton_schulz(a, normalize="norm", coefficients="muon")', "newton_schulz(a, steps=5)"),
+        ("newton_schulz(a, normalize=51/50)", "newton_schulz(a, steps=5, normalize=1.02)"),
         ("((a))", "a"), ("a  +   b", "a + b"), ("(a +\n b)", "a + b"), ("a +\n b", "a + b"), ("not not a", "not not a"),
     ],
 )  # fmt: skip

@@ -468,6 +468,8 @@ def test_other_coefficients_than_muons_are_refused() -> None:
     assert written(rulec.parse(f"name: Known\nstep: |\n  {step.format('muon')}"), "c")
     with pytest.raises(CannotBuild, match="other coefficients than Muon's"):
         written(rulec.parse(f"name: Other\nstep: |\n  {step.format('polar_express')}"), "c")
+    with pytest.raises(CannotBuild, match="divides by something else than the norm"):
+        written(rulec.parse("name: Undivided\nstep: |\n  direction = newton_schulz(g, normalize=1.02)"), "c")
 
 
 @pytest.mark.slow

@@ -224,7 +224,7 @@ view: {flatten: rest}
 state: {m: 0}
 step: |
   m = m/2 + g
-  direction = newton_schulz(m, steps=4, dtype="%s", coefficients="polar_express")
+  direction = newton_schulz(m, steps=4, dtype="%s", coefficients="polar_express", normalize=1.5)
 """
 
 #: One matrix with most of the work, wide or tall, and three small ones.
