@@ -82,6 +82,7 @@ refresh: setup
 	@$(BIN)/python -m tests.docs.peers
 	@$(BIN)/python -m tests.docs.refresh
 	@$(BIN)/python -m pytest tests/golden --refresh-golden
+	@$(BIN)/python -m tests.docs.versions
 
 budget: setup
 	@$(BIN)/python -m pytest -n $(JOBS) --budget $(ARGS)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from gallery.compared import comparisons, measured
+from gallery.compared import comparisons, measured, remark_of, unchanged
 from gallery.kernels import fenced, kernels
 from gallery.subject import Subject
 from gallery.usage import programs
@@ -116,12 +116,12 @@ def _proved(subject: Subject) -> str:
 def _compared(subject: Subject) -> str:
     rows = [
         (f"`{row['rule']}`", row["peer"], _distance(row.get("float64_relative"), ".1e"),
-         _distance(row.get("float32_ulps"), ".1f"), row.get("remark", ""))
+         _distance(row.get("float32_ulps"), ".1f"), unchanged(row), remark_of(row))
         for row in comparisons(subject.name)
     ]  # fmt: skip
     if not rows:
         return "No comparison is recorded."
-    head = ("rule", "implementation", "float64: relative", "float32: ulps", "remark")
+    head = ("rule", "implementation", "float64: relative", "float32: ulps", "as it is called", "remark")
     return f"{_table(head, rows)}\n\nThe largest differences in {measured()['steps']} steps."
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tests.docs import peers
 from tests.docs.table import table
 
 
@@ -12,7 +13,15 @@ def faults() -> str:
     from tests.rules.faults import FAULTS
 
     libraries = dict.fromkeys(fault.peer.theirs.rpartition(".")[0].replace(".contrib", "") for fault in FAULTS)
-    return "\n\n".join(part for library in libraries for part in (f"## {library}", _of(library)))
+    tables = [part for library in libraries for part in (f"## {library}", _of(library))]
+    return "\n\n".join([f"The lines hold for {_versions()}.", *tables])
+
+
+def _versions() -> str:
+    """The versions that the rows were measured with."""
+    written = peers.read()["versions"]
+    first, *others = (f"{name} {written[name].partition('+')[0]}" for name in ("torch", "optax", "pytorch_optimizer"))
+    return f"{', '.join([first, *others[:-1]])} and {others[-1]}"
 
 
 def _of(library: str) -> str:

@@ -8,11 +8,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import yaml
 
+from gallery.compared import FLOAT32, unchanged
 from rulec.language.library import rules
 from tests.docs import peers
+from tests.docs.rule_tables import FACTORED, of_factors
 from tests.docs.table import table
 
 FILE = Path(__file__).with_name("names.yaml")
@@ -42,13 +45,17 @@ class Meaning:
 
 @dataclass(frozen=True)
 class Library:
-    """Names of a library; one that the tests do not install has a version, and the day its code was read."""
+    """Names of a library; one that the tests do not install has a version, and the day its code was read.
+
+    `package` is its name in pip's index, where it is there.
+    """
 
     names: Mapping[str, Meaning]
     version: str = ""
     read: str = ""
     note: str = ""
     compared: tuple[str, ...] = ()
+    package: str = ""
 
 
 @cache
@@ -75,7 +82,7 @@ def other_names() -> str:
     """How many names of each library are here, of all of them together, and then every name."""
     every = [meaning for library in libraries().values() for meaning in library.names.values()]
     counts = [
-        [f"`{name}`", *_counts(library.names.values()), library.version, library.read]
+        [f"`{name}`", *_counts(library.names.values()), library.version or _installed(name), library.read or "by tests"]
         for name, library in libraries().items()
     ]
     counts.append(["all", *_counts(every), "", ""])
@@ -84,6 +91,12 @@ def other_names() -> str:
     for name, library in libraries().items():
         parts += _of_library(name, library)
     return "\n\n".join(parts)
+
+
+def _installed(name: str) -> str:
+    """The version of a library that the tests install, with which the rows were measured."""
+    written: Mapping[str, str] = peers.read()["versions"]
+    return written[name.partition(".")[0]].partition("+")[0]
 
 
 def _counts(meanings: Collection[Meaning]) -> list[str]:
@@ -95,9 +108,12 @@ def _counts(meanings: Collection[Meaning]) -> list[str]:
 
 def _of_library(name: str, library: Library) -> list[str]:
     """The tables of one library, and the reasons for names that are not here."""
-    compared = {n.lower(): "yes" for n in _compared(name)} | {n.lower(): "once" for n in library.compared}
+    rows = _compared(name)
+    compared = {n: "yes" if _as_called(each) else "changed" for n, each in rows.items()}
+    compared |= {n.lower(): "once" for n in library.compared}
     here = [
-        [f"`{n}`", f"`{m.text or m.code}`", "yes" if m.compared else compared.get(n.lower(), ""), m.differs]
+        [f"`{n}`", f"`{m.text or m.code}`", "yes" if m.compared else compared.get(n.lower(), ""),
+         m.differs or _otherwise(m.text, rows.get(n.lower(), []))]
         for n, m in library.names.items() if not m.missing
     ]  # fmt: skip
     parts = [library.note] if library.note else []
@@ -110,10 +126,26 @@ def _of_library(name: str, library: Library) -> list[str]:
     return [*parts, *([f"Not here, with what is missing for it:\n\n{chr(10).join(lines)}"] if lines else [])]
 
 
-def _compared(library: str) -> set[str]:
-    """The names in a library whose code was compared with a rule."""
-    told = " ".join(row["peer"] for row in peers.read()["rows"])
-    return set(re.findall(rf"(?<![\w.]){re.escape(library)}\.(\w+)\b(?!\.)", told))
+def _compared(library: str) -> Mapping[str, list[Mapping[str, Any]]]:
+    """The names in a library whose code was compared with a rule, in small letters, with the comparisons."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for row in peers.read()["rows"]:
+        for name in set(re.findall(rf"(?<![\w.]){re.escape(library)}\.(\w+)\b(?!\.)", row["peer"])):
+            found.setdefault(name.lower(), []).append(row)
+    return found
+
+
+def _as_called(rows: Collection[Mapping[str, Any]]) -> bool:
+    """Whether a comparison has their code as its users call it, or agrees with it to the rounding of float32."""
+    return any(all(value is not None and value < FLOAT32 for value in row.get("called", {}).values()) for row in rows)
+
+
+def _otherwise(text: str, rows: Collection[Mapping[str, Any]]) -> str:
+    """What a rule does otherwise than code that a comparison changes."""
+    if not rows or _as_called(rows):
+        return ""
+    factors = [of_factors(text)] if text in FACTORED["rules"] else []
+    return "; ".join([*factors, *dict.fromkeys(f"apart by {unchanged(row)}" for row in rows)])
 
 
 MAKERS = {"other-names": other_names}

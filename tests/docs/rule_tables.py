@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import yaml
+
 import rulec
-from gallery.compared import subjects
+from gallery.compared import remark_of, subjects, unchanged
 from rulec.analysis.flow import flow_of
 from rulec.analysis.structure import bytes_text, cost_of, scope_of, uses_matrices
 from rulec.language.folder import library_folder
@@ -30,7 +33,7 @@ def rules() -> str:
         costs = _wrapper(rule) if rule.wraps else _costs(rule)
         rows.append([link, rule.summary, source, *costs, *_checked(name, checks), defaults.cell(name)])
     head = ["rule", "what it does", "paper", "structure", "stages", "bytes moved", "states", "state bytes"]
-    return table([*head, "checked against", "difference", "defaults"], rows)
+    return table([*head, "checked against", "difference", "as theirs is called", "defaults"], rows)
 
 
 def _costs(rule: Rule) -> list[str]:
@@ -52,12 +55,41 @@ _MOST = 3
 
 
 def _checked(name: str, checks: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Who a rule was compared with, and the largest difference in float64."""
+    """Who a rule was compared with, the largest difference in float64, and that from theirs as its users call it."""
     mine = [row for row in checks if name in subjects(row["rule"])]
     largest = max((row["float64_relative"] for row in mine), default=None)
     others = list(dict.fromkeys(row["peer"] for row in mine))
     shown = ", ".join(others[:_MOST]) + (" and others" if len(others) > _MOST else "")
-    return [shown, "" if largest is None else f"{largest:.1e}" if largest else "0"]
+    difference = "" if largest is None else f"{largest:.1e}" if largest else "0"
+    changed = [row for row in mine if "called" in row]
+    parts = [of_factors(name)] if name in factors() else []
+    if changed and len(changed) == len(mine):
+        parts += [f"apart by {text}" for text in dict.fromkeys(map(unchanged, changed)) if text != "0"]
+    return [shown, difference, "; ".join(parts)]
+
+
+def of_factors(name: str) -> str:
+    """Of which sides another code has square factors for the kernel of a convolution, and the rule."""
+    found, shape = factors()[name], tuple(FACTORED["shape"])
+    theirs = f"{_listed(found.get('theirs', ()))} for a kernel {shape}, and the rule of {_listed(found['here'])}"
+    if "refuses" in found:
+        refused, here = found["refuses"], _listed(found["here"])
+        theirs = f"each dimension and refuses tensors of {refused}; the rule has those of {here}"
+    joined = "has factors for" if "refuses" in found else "has factors of"
+    return f"{found['code']} {joined} {theirs}: it is another rule there"
+
+
+def _listed(sides: Sequence[int]) -> str:
+    return " and ".join(filter(None, (", ".join(map(str, sides[:-1])), *map(str, sides[-1:]))))
+
+
+FACTORED = yaml.safe_load(Path(__file__).with_name("factors.yaml").read_text(encoding="utf-8"))
+
+
+def factors() -> Mapping[str, Mapping[str, Any]]:
+    """The rules whose square factors of the kernel of a convolution are of other sides than in their authors' code."""
+    found: Mapping[str, Mapping[str, Any]] = FACTORED["rules"]
+    return found
 
 
 def _anchor(name: str) -> str:
@@ -77,13 +109,10 @@ def comparison() -> str:
     found = peers.read()
     rows = []
     for row in found["rows"]:
-        remark = row.get("remark", "")
-        if "as_shipped" in row:
-            remark += f" (with that rounding: {row['as_shipped']:.1e})"
         wide, narrow = (_difference(row.get(key), form) for key, form in _DIFFERENCES.items())
-        rows.append([f"`{row['rule']}`", row["peer"], row["backend"], wide, narrow, remark.strip()])
+        rows.append([f"`{row['rule']}`", row["peer"], row["backend"], wide, narrow, unchanged(row), remark_of(row)])
     versions = ", ".join(f"{package} {version}" for package, version in found["versions"].items())
-    head = ["rule", "compared with", "run by", "float64: relative", "float32: ulps", "remark"]
+    head = ["rule", "compared with", "run by", "float64: relative", "float32: ulps", "as it is called", "remark"]
     return f"{table(head, rows)}\n\nThe largest of {found['steps']} steps, with {versions}."
 
 

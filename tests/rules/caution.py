@@ -75,7 +75,8 @@ def cautioned(composed: str, peer: Peer, hyper: Hyper, decay: Decay = decoupled)
     def start(params: Sequence[Array], hyper: Hyper, *, shipped: bool = False) -> Run:
         return Cautioned(peer.start, decay, params, hyper)
 
-    return replace(peer, composed=composed, hyper=hyper, start=start, note="with caution by hand", rounds=False)
+    note = "theirs is without caution, which is added by hand"
+    return replace(peer, composed=composed, hyper=hyper, start=start, note=note, rounds=False, called=None)
 
 
 class CautiousLamb(CautiousAdamW):
@@ -118,7 +119,9 @@ CAUTIOUS: tuple[Peer, ...] = (
     ),
     cautioned(
         "cautious_nadamw",
-        torch_peer("", torch.optim.NAdam, lambda h: {**adam_like(h), "momentum_decay": h["momentum_decay"]}, {}),
+        torch_peer(
+            "", torch.optim.NAdam, lambda h: {**adam_like(h), "momentum_decay": h["momentum_decay"]}, {}, rounds=True
+        ),
         {**_ADAM_DECAY, "momentum_decay": 0.02},
     ),
     cautioned(

@@ -37,7 +37,7 @@ def _cautioned_adam(params: Sequence[Array], hyper: Hyper) -> Run:
 class TorchAdam(TorchRun):
     """torch's Adam."""
 
-    def __init__(self, params: Sequence[Array], hyper: Hyper, *, shipped: bool = False) -> None:
+    def __init__(self, params: Sequence[Array], hyper: Hyper, *, shipped: bool = True) -> None:
         super().__init__(torch.optim.Adam, _adam, params, hyper, shipped=shipped)
 
 
@@ -69,7 +69,7 @@ class MagmaRun(TorchRun):
     """pytorch_optimizer's Magma around AdamW, with a momentum of its own, our random numbers, and all in float64."""
 
     def __init__(self, params: Sequence[Array], hyper: Hyper) -> None:
-        super().__init__(_magma, _magma_keywords, params, hyper)
+        super().__init__(_magma, _magma_keywords, params, hyper, shipped=False)
         self.t = 0
 
     def step(self, grads: Sequence[Array], hyper: Hyper) -> None:
@@ -100,10 +100,12 @@ CONSTRAINED: tuple[WrapperPeer, ...] = (
     WrapperPeer(
         "eigenbasis(adam)", "pytorch_optimizer.SOAP",
         {**_ADAM, "eps": 1e-300, "beta1": 0, "every": 4, "basis_decay": 0.9}, _in_a_basis, shapes=((5, 5), (3, 3)),
+        note="theirs begins with our eigenvectors, does not sort them, has no momentum, which it turns, and computes "
+        "in float64, with next to no eps, which is beside another root; square matrices alone",
     ),
     WrapperPeer(
         "hyperball(adam)", "HeavyBall's formula around Adam", _ADAM, lambda params, hyper: HyperballAdam(params),
-        shapes=((3, 4), (2, 3, 4), (4, 2, 3, 2)),
+        shapes=((3, 4), (2, 3, 4), (4, 2, 3, 2)), note="without vectors, which keep AdamW there",
     ),
     WrapperPeer(
         "oblique(momentum)", "Riemannian descent by hand", {"lr": 0.03, "momentum": 0.8},
@@ -113,5 +115,6 @@ CONSTRAINED: tuple[WrapperPeer, ...] = (
     WrapperPeer(
         "magma(adamw)", "pytorch_optimizer.Magma",
         {**_ADAM, "weight_decay": 0.07, "kept": 0.6, "tau": 1.5, "agreement_decay": 0.8}, MagmaRun,
+        note="theirs has a momentum of its own, our random numbers, and computes in float64",
     ),
 )  # fmt: skip

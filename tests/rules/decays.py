@@ -37,15 +37,19 @@ def _ranger(tensors: Any, **keywords: Any) -> Any:
     return pytorch_optimizer.Ranger(tensors, degenerated_to_sgd=True, **keywords)
 
 
+_ANEW = "theirs has another weight decay before every step, for the same length of decay"
+
 #: torch's AdamW decays by lr times its weight decay, which is given anew before every step.
 DECAYS: tuple[WrapperPeer, ...] = (
     WrapperPeer(
         "fully_decoupled(adam)", "torch.optim.AdamW", _DECAYED,
         _torch(torch.optim.AdamW, lambda h: _adam(h, h["decay_rate"] / h["max_lr"])),
+        note=_ANEW,
     ),
     WrapperPeer(
         "corrected_decay(adam)", "torch.optim.AdamW", _DECAYED,
         _torch(torch.optim.AdamW, lambda h: _adam(h, h["decay_rate"] * h["lr"] / h["max_lr"])),
+        note=_ANEW,
     ),
     WrapperPeer(
         "fixed_decay(lion)", "pytorch_optimizer.Lion",
@@ -60,6 +64,7 @@ DECAYS: tuple[WrapperPeer, ...] = (
     WrapperPeer(
         "centralize >> lookahead(radam)", "pytorch_optimizer.Ranger", {**_ADAM, "k": 4, "alpha": 0.3},
         _torch(_ranger, lambda h: {**_adam(h, 0), "k": int(h["k"]), "alpha": h["alpha"]}),
+        note="with `degenerated_to_sgd`, without which theirs climbs at first",
     ),
     WrapperPeer("nonnegative(adam)", "optax.keep_params_nonnegative", _ADAM, _nonnegative),
 )  # fmt: skip

@@ -95,28 +95,24 @@ def _norm_peer(name: str, kind: LMONorm) -> Peer:
 
 
 _SCALED: tuple[Peer, ...] = (
-    flattened(
-        routed(
-            torch_peer(
-                "racs", pytorch_optimizer.RACS,
-                lambda h: {key: h[key] for key in ("lr", "beta", "alpha", "gamma", "eps")},
-                {**_ADAM, "beta": 0.8, "alpha": 0.3, "gamma": 1.05},
-            ),
-            _adam(),
-        )
-    ),
-    flattened(
+    routed(
         torch_peer(
-            "adalite + decay", pytorch_optimizer.Adalite,
-            lambda h: {
-                **adam_like({**h, "eps": 0}), "eps1": h["eps1"], "eps2": h["eps2"], "tau": h["tau"],
-                "g_norm_min": h["least_norm"], "ratio_min": h["least_ratio"],
-            },
-            {
-                "lr": 0.03, "beta1": 0.8, "beta2": 0.95, "eps1": 1e-4, "eps2": 1e-9, "tau": 0.7, "least_norm": 0.1,
-                "least_ratio": 0.2, "weight_decay": 0.07,
-            },
-        )
+            "racs", pytorch_optimizer.RACS,
+            lambda h: {key: h[key] for key in ("lr", "beta", "alpha", "gamma", "eps")},
+            {**_ADAM, "beta": 0.8, "alpha": 0.3, "gamma": 1.05},
+        ),
+        _adam(), batches=True,
+    ),
+    torch_peer(
+        "adalite + decay", pytorch_optimizer.Adalite,
+        lambda h: {
+            **adam_like({**h, "eps": 0}), "eps1": h["eps1"], "eps2": h["eps2"], "tau": h["tau"],
+            "g_norm_min": h["least_norm"], "ratio_min": h["least_ratio"],
+        },
+        {
+            "lr": 0.03, "beta1": 0.8, "beta2": 0.95, "eps1": 1e-4, "eps2": 1e-9, "tau": 0.7, "least_norm": 0.1,
+            "least_ratio": 0.2, "weight_decay": 0.07,
+        },
     ),
     _norm_peer("scion_sign", LMONorm.SIGN), _norm_peer("scion_row", LMONorm.ROW),
     _norm_peer("scion_col", LMONorm.COL),
@@ -130,6 +126,7 @@ _CONDA = inside(
         _adam(),
     ),
     patched(**{"pytorch_optimizer.optimizer.conda.GaLoreProjector": WholeProjector}),
+    "theirs has our singular vectors, which are float64 and have fixed signs",
 )
 
 _SOLVED: tuple[Peer, ...] = (
@@ -142,6 +139,7 @@ _SOLVED: tuple[Peer, ...] = (
             )
         ),
         patched(**{"pytorch_optimizer.optimizer.psgd.solve_triangular_right": _solve_right}),
+        "theirs solves triangles in float64 instead of float32",
     ),
     flattened(
         torch_peer(
@@ -150,14 +148,12 @@ _SOLVED: tuple[Peer, ...] = (
             "with exact roots, and tensors in the shapes they have",
         )
     ),
-    flattened(
-        routed(
-            torch_peer(
-                "dash", pytorch_optimizer.DASH, _dash, {**_ADAM, "beta3": 0.9, "matrix_eps": 1e-3, "every": 3},
-                "with exact roots, and one block for each tensor",
-            ),
-            _adam(),
-        )
+    routed(
+        torch_peer(
+            "dash", pytorch_optimizer.DASH, _dash, {**_ADAM, "beta3": 0.9, "matrix_eps": 1e-3, "every": 3},
+            "with exact roots, and one block for each tensor",
+        ),
+        _adam(), batches=True,
     ),
 )  # fmt: skip
 

@@ -162,9 +162,11 @@ LISTED_REDUCING: tuple[Peer, ...] = (
                 "weight_decay": h["weight_decay"],
             },
             {"lr": 0.7, "beta1": 0.9, "beta2": 0.8, "beta3": 0.95, "eps": 1e-3, "d0": 0.01, "weight_decay": 0.07},
-            "pytorch_optimizer, unlike the authors' code, takes the fourth power where Adan has a square",
+            "pytorch_optimizer, unlike the authors' code, takes the fourth power where Adan has a square, and sums in "
+            "float32", rounds=True,
         ),
         patched(**{"pytorch_optimizer.optimizer.dadapt.to_real": _squared_once()}),
+        "theirs takes one root more",
     ),
     inside(
         torch_peer(
@@ -177,6 +179,7 @@ LISTED_REDUCING: tuple[Peer, ...] = (
                 "pytorch_optimizer.optimizer.sgd.get_global_gradient_norm": squares,
             }
         ),
+        "theirs takes norms in float64",
     ),
     printed_peer("adgd", "the paper's algorithm 1", AdGD, {"lr0": 0.01}),
     printed_peer("swats", "the paper's algorithm 1", Swats, {**_ADAM, "tolerance": 0.4}),

@@ -168,6 +168,7 @@ def _orthogonalized(h: Hyper) -> dict[str, Any]:
     return {"lr": h["lr"], "ns_steps": int(h["ns_steps"]), "momentum": 0.0, "nesterov": False, "weight_decay": 0.0}
 
 
+_WIDE = "theirs orthogonalizes in float64"
 _WIDE_MUON = {"torch.Tensor.bfloat16": lambda x: x.double().clone()}
 _NORMUON = {"use_muon": True, "nesterov": False, "update_scale": "match_rms", "weight_decouple": True}
 _ADAM = {"lr": 0.03, "beta1": 0.8, "beta2": 0.95, "eps": 1e-6}
@@ -203,7 +204,6 @@ _FACTORING: tuple[Peer, ...] = (
     flattened(
         torch_peer(
             "sm3", pytorch_optimizer.SM3, same("lr", "momentum", "eps"), {"lr": 0.1, "momentum": 0.8, "eps": 1e-6},
-            "what has more than two dimensions is given as a matrix",
         )
     ),
     torch_peer(
@@ -222,6 +222,7 @@ _MINI = inside(
         "theirs computes in float32; matrices are given as queries with one head for each row", rounds=True,
     ),
     patched(**{"pytorch_optimizer.optimizer.adam_mini.torch": Instead(torch, float32=torch.float64)}),
+    "theirs computes in float64",
 )  # fmt: skip
 
 _ORTHOGONAL: tuple[Peer, ...] = (
@@ -234,6 +235,7 @@ _ORTHOGONAL: tuple[Peer, ...] = (
             _adam("adamw", "adamw_"),
         ),
         patched(**_WIDE_MUON),
+        _WIDE,
     ),
     inside(
         flattened(
@@ -250,6 +252,7 @@ _ORTHOGONAL: tuple[Peer, ...] = (
             )
         ),
         _in_float64("muon.normuon"),
+        _WIDE,
     ),
     inside(
         flattened(
@@ -265,6 +268,7 @@ _ORTHOGONAL: tuple[Peer, ...] = (
             )
         ),
         _in_float64("muon.adamuon"),
+        _WIDE,
     ),
     inside(
         flattened(
@@ -272,11 +276,11 @@ _ORTHOGONAL: tuple[Peer, ...] = (
                 "scion", pytorch_optimizer.SCION,
                 lambda h: {"lr": h["lr"], "momentum": h["alpha"], "scale": h["scale"]},
                 {"lr": 0.02, "alpha": 0.3, "scale": 1.7, "ns_steps": 5},
-                "theirs orthogonalizes in bfloat16; what has more than two dimensions is given as a matrix",
-                rounds=True,
+                "theirs orthogonalizes in bfloat16", rounds=True,
             )
         ),
         _in_float64("scion"),
+        _WIDE,
     ),
     inside(
         flattened(
@@ -292,6 +296,7 @@ _ORTHOGONAL: tuple[Peer, ...] = (
             )
         ),
         patched(**_WIDE_MUON, **{"torch.optim._muon._adjust_lr": lambda lr, *_: lr}),
+        f"{_WIDE}, and does not lengthen steps of tall matrices",
     ),
 )  # fmt: skip
 
@@ -302,8 +307,7 @@ _PRECONDITIONED: tuple[Peer, ...] = (
                 "shampoo", Shampoo,
                 lambda h: {"lr": h["lr"], "matrix_eps": h["eps"], "preconditioning_compute_steps": int(h["every"])},
                 {"lr": 0.1, "eps": 0.05, "every": 3, "adagrad_eps": 1e-3},
-                "theirs has no roots before the first multiple of `every`; what has more than two dimensions is given "
-                "as a matrix",
+                "theirs has no roots before the first multiple of `every`, and here from the first step on",
             ),
             torch_peer("adagrad", torch.optim.Adagrad, lambda h: {"lr": h["lr"], "eps": h["adagrad_eps"]}, {}),
         )
@@ -327,6 +331,7 @@ _PRECONDITIONED: tuple[Peer, ...] = (
                 )
             }
         ),
+        "theirs computes in float64, begins with our eigenvectors, and does not sort them",
     ),
 )  # fmt: skip
 
@@ -349,6 +354,7 @@ _LOW_RANK: tuple[Peer, ...] = (
             _adam("adam"),
         ),
         patched(**{"pytorch_optimizer.optimizer.galore.GaLoreProjector": Projector}),
+        "theirs has our singular vectors, which are float64 and have fixed signs",
     ),
 )  # fmt: skip
 
@@ -371,6 +377,7 @@ _FIRA = inside(
         _adam("adam"),
     ),
     patched(**{"pytorch_optimizer.optimizer.fira.GaLoreProjector": StandardProjector}),
+    "theirs has our singular vectors, which are float64 and have fixed signs",
 )  # fmt: skip
 
 MATRICES: tuple[Peer, ...] = (*_FACTORING, _MINI, *_ORTHOGONAL, *_PRECONDITIONED, *_LOW_RANK, _FIRA, *DECOMPOSED)

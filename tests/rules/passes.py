@@ -110,6 +110,7 @@ class PassPeer:
     theirs: str
     hyper: Hyper
     make: Callable[[Hyper], Any]
+    note: str = "theirs takes norms in float64"
 
     def __str__(self) -> str:
         return f"{self.composed} = {self.theirs}"
@@ -167,7 +168,7 @@ _ADAMW = {"lr": 0.02, "beta1": 0.8, "beta2": 0.95, "eps": 1e-6, "weight_decay": 
 #: Every wrapper with passes, each beside at least one other implementation.
 PASSES: tuple[PassPeer, ...] = (
     PassPeer("sam(adamw)", "pytorch_optimizer.SAM", {**_ADAMW, "rho": 0.1}, _around("SAM", "rho")),
-    PassPeer("sam(sgd)", "optax.contrib.sam", {"lr": 0.05, "rho": 0.1, "sam_eps": 0}, OptaxSAM),
+    PassPeer("sam(sgd)", "optax.contrib.sam", {"lr": 0.05, "rho": 0.1, "sam_eps": 0}, OptaxSAM, ""),
     PassPeer("asam(adamw)", "pytorch_optimizer.SAM", {**_ADAMW, "rho": 0.3}, _around("SAM", "rho", adaptive=True)),
     PassPeer("gsam(adamw)", "pytorch_optimizer.GSAM", {**_ADAMW, "rho": 0.1, "alpha": 0.3}, _gsam),
     PassPeer(

@@ -24,6 +24,9 @@ class Peer:
     `composed` is our side, where `l2` or `decay` stands for their `weight_decay`: `l2 >> adam`. `hyper` are the values
     compared. `note` says what the two sides do differently; `rounds` that their scalars are float32, which shows in
     float64 as shipped.
+
+    Where the row changes theirs, or what theirs is given, `changes` say so, or `note` does, and `called` makes theirs
+    as its users call it. `keywords` are the arguments of their class.
     """
 
     composed: str
@@ -32,6 +35,9 @@ class Peer:
     start: Start
     note: str = ""
     rounds: bool = False
+    changes: tuple[str, ...] = ()
+    called: Start | None = None
+    keywords: Callable[[Hyper], dict[str, Any]] | None = None
 
     @property
     def parts(self) -> list[str]:
@@ -62,14 +68,31 @@ class Peer:
 def torch_peer(
     composed: str, kind: Any, keywords: Callable[[Hyper], dict[str, Any]], hyper: Hyper, note: str = "", *,
     prepare: Callable[[Any], None] | None = None, widen: Callable[[Any], None] | None = None, rounds: bool = False,
+    usual: bool = False,
 ) -> Peer:  # fmt: skip
-    """A row whose other side is a class of torch.optim or pytorch_optimizer."""
-    package = "torch.optim" if kind.__module__.startswith("torch.") else "pytorch_optimizer"
+    """A row whose other side is a class of torch.optim or pytorch_optimizer, or one derived from it in the tests.
+
+    Its users do what `prepare` does, where that is `usual`.
+    """
+    theirs = _theirs(kind)
+    package = "torch.optim" if theirs.__module__.startswith("torch.") else "pytorch_optimizer"
 
     def start(params: Sequence[Array], hyper: Hyper, *, shipped: bool = False) -> Run:
-        return TorchRun(kind, keywords, params, hyper, prepare=prepare, widen=widen, shipped=shipped)
+        plain = shipped or not (rounds or widen)
+        return TorchRun(kind, keywords, params, hyper, prepare=prepare, widen=widen, shipped=plain)
 
-    return Peer(composed, f"{package}.{kind.__name__}", hyper, start, note, rounds)
+    def called(params: Sequence[Array], hyper: Hyper, *, shipped: bool = False) -> Run:
+        return TorchRun(theirs, keywords, params, hyper, shipped=True)
+
+    changed = not usual and bool(prepare or widen or rounds or kind is not theirs)
+    name = f"{package}.{theirs.__name__}"
+    return Peer(composed, name, hyper, start, note, rounds, called=called if changed else None, keywords=keywords)
+
+
+def _theirs(kind: Any) -> Any:
+    """The class of their package that a class of the tests is derived from; any other callable as it is."""
+    classes = getattr(kind, "__mro__", (kind,))
+    return next((each for each in classes if not each.__module__.startswith("tests.")), kind)
 
 
 def optax_peer(
@@ -81,7 +104,10 @@ def optax_peer(
     def start(params: Sequence[Array], hyper: Hyper, *, shipped: bool = False) -> Run:
         return OptaxRun(make, params, hyper, prepare=prepare)
 
-    return Peer(composed, theirs, hyper, start, note)
+    def called(params: Sequence[Array], hyper: Hyper, *, shipped: bool = False) -> Run:
+        return OptaxRun(make, params, hyper)
+
+    return Peer(composed, theirs, hyper, start, note, called=called if prepare else None)
 
 
 def printed_peer(

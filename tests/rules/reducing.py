@@ -45,13 +45,6 @@ def _late_eps(optimizer: Any) -> None:
     optimizer.apply_ams_bound = bound
 
 
-def _centred(optimizer: Any) -> None:
-    """pytorch_optimizer's Nero does not centre the weights it begins with, as the authors' code does."""
-    for p in optimizer.param_groups[0]["params"]:
-        if p.ndim > 1:
-            p.data -= p.data.mean(tuple(range(1, p.ndim)), keepdim=True)
-
-
 def _rows_as_subsets(optimizer: Any) -> None:
     """Makes every tensor a group of AdamWSN's, and for matrices the rows its subsets; all follow the first group."""
     (group,) = optimizer.param_groups
@@ -202,12 +195,12 @@ _LATER: tuple[Peer, ...] = (
             "the model's norm is float32 there, and is given in float64", rounds=True,
         ),
         patched(**{"pytorch_optimizer.optimizer.adagc.get_global_gradient_norm": squares}),
+        "theirs takes norms in float64",
     ),
     flattened(
         torch_peer(
             "amos", pytorch_optimizer.Amos, same("lr", "beta", "momentum", "extra_l2", "eps"),
             {"lr": 0.04, "beta": 0.9, "momentum": 0.6, "extra_l2": 0.03, "eps": 1e-6},
-            "what has more than two dimensions is given as a matrix",
         )
     ),
     torch_peer(
@@ -268,11 +261,10 @@ _LATER: tuple[Peer, ...] = (
     ),
     torch_peer(
         "nero", pytorch_optimizer.Nero, same("lr", "beta", "eps"), {"lr": 0.05, "beta": 0.9, "eps": 1e-3},
-        "theirs, unlike the authors' code, does not centre the first weights: they are given centred", prepare=_centred,
     ),
     torch_peer(
         "dadapt_adagrad", pytorch_optimizer.DAdaptAdaGrad, same("lr", "momentum", "eps", "d0"),
-        {"lr": 0.7, "momentum": 0.3, "eps": 1e-3, "d0": 0.003}, "theirs sums in float32",
+        {"lr": 0.7, "momentum": 0.3, "eps": 1e-3, "d0": 0.003}, "theirs sums in float32", rounds=True,
     ),
     inside(
         torch_peer(
@@ -280,6 +272,7 @@ _LATER: tuple[Peer, ...] = (
             {"lr": 0.7, "momentum": 0.8, "d0": 0.01}, "theirs sums in float32", rounds=True,
         ),
         patched(**{"pytorch_optimizer.optimizer.dadapt.get_global_gradient_norm": squares}),
+        "theirs takes norms in float64",
     ),
     torch_peer(
         "dadapt_lion", pytorch_optimizer.DAdaptLion,
@@ -288,6 +281,7 @@ _LATER: tuple[Peer, ...] = (
             "weight_decouple": True,
         },
         {"lr": 0.7, "beta1": 0.8, "beta2": 0.95, "d0": 0.01, "weight_decay": 0.07}, "theirs sums in float32",
+        rounds=True,
     ),
 )  # fmt: skip
 
@@ -364,12 +358,12 @@ _TRANSFORMS: tuple[Peer, ...] = (
     torch_peer(
         "transforms/clip_by_norm >> momentum", torch.optim.SGD, same("lr", "momentum"),
         {"lr": 0.05, "momentum": 0.8, "max_norm": _MAX_NORM}, "after torch.nn.utils.clip_grad_norm_ of each tensor",
-        prepare=_clipped(lambda params: [clip_grad_norm_([p], _MAX_NORM) for p in params]),
+        prepare=_clipped(lambda params: [clip_grad_norm_([p], _MAX_NORM) for p in params]), usual=True,
     ),
     torch_peer(
         "transforms/clip_by_global_norm >> adamw", torch.optim.AdamW, adam_like,
         {**_ADAM_DECAY, "max_norm": _MAX_GLOBAL_NORM}, "after torch.nn.utils.clip_grad_norm_",
-        prepare=_clipped(lambda params: clip_grad_norm_(params, _MAX_GLOBAL_NORM)),
+        prepare=_clipped(lambda params: clip_grad_norm_(params, _MAX_GLOBAL_NORM)), usual=True,
     ),
     optax_peer(
         "transforms/adaptive_clip >> sgd", "optax.adaptive_grad_clip", _unit_clip,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -17,11 +16,6 @@ from tests.rules.runs import Hyper
 _ADAM = {"lr": 0.03, "beta1": 0.8, "beta2": 0.95, "eps": 1e-6}
 _ADAM_DECAY = {**_ADAM, "weight_decay": 0.07}
 _BOUNDS = {**_ADAM_DECAY, "final_lr": 0.02, "base_lr": 0.03, "gamma": 0.2}
-
-
-def _bare_second_moment(optimizer: Any) -> None:
-    """pytorch_optimizer adds 1e-15 to second moments: leave it out."""
-    optimizer.apply_ams_bound = functools.partial(optimizer.apply_ams_bound, exp_avg_sq_eps=0.0)
 
 
 def _eps_beside_corrected(optimizer: Any) -> None:
@@ -48,7 +42,6 @@ def _grokfast(h: Hyper) -> dict[str, Any]:
     return {**adam_like(h), **{key: h[key] for key in keys}, "normalize_lr": False}
 
 
-_BARE = "pytorch_optimizer adds 1e-15 to v, which neither the paper nor the authors' code does"
 _BESIDE = "pytorch_optimizer adds eps to sqrt(v) before its correction, and 1e-15 to v"
 _CLAMP = "pytorch_optimizer holds the denominator at eps at least, where AdamW adds it: eps is too small to matter here"
 _GROKFAST = {**_ADAM, "eps": 1e-30, "grokfast_alpha": 0.7, "grokfast_lamb": 1.5}
@@ -127,10 +120,10 @@ _MOMENTA: tuple[Peer, ...] = (
 
 _ADAMS: tuple[Peer, ...] = (
     torch_peer(
-        "l2 >> adabound", pytorch_optimizer.AdaBound, _bounds(False), _BOUNDS, _BARE, prepare=_bare_second_moment,
+        "l2 >> adabound", pytorch_optimizer.AdaBound, _bounds(False), _BOUNDS,
     ),
     torch_peer(
-        "l2 >> amsbound", pytorch_optimizer.AdaBound, _bounds(True), _BOUNDS, _BARE, prepare=_bare_second_moment,
+        "l2 >> amsbound", pytorch_optimizer.AdaBound, _bounds(True), _BOUNDS,
     ),
     torch_peer(
         "l2 >> adamod", pytorch_optimizer.AdaMod,

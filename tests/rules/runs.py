@@ -105,7 +105,7 @@ class TorchRun:
     def __init__(
         self, kind: Any, keywords: Callable[[Hyper], Mapping[str, Any]], params: Sequence[Array], hyper: Hyper, *,
         prepare: Callable[[Any], None] | None = None, widen: Callable[[Any], None] | None = None,
-        shipped: bool = False,
+        shipped: bool = True,
     ) -> None:  # fmt: skip
         self.tensors = [torch.tensor(p, requires_grad=True) for p in params]
         self.keywords = keywords

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -16,13 +16,15 @@ Context = Callable[[], AbstractContextManager[Any]]
 
 
 class Routed:
-    """Two sides: one has the matrices, the other has the rest."""
+    """Two sides: one has tensors of those numbers of dimensions, the other has the rest."""
 
-    def __init__(self, matrices: Start, rest: Start, params: Sequence[Array], hyper: Hyper) -> None:
+    def __init__(
+        self, matrices: Start, rest: Start, params: Sequence[Array], hyper: Hyper, dimensions: Collection[int] = (2,)
+    ) -> None:
         self.count = len(params)
         self.parts: list[tuple[list[int], Run]] = []
         for start, wanted in ((matrices, True), (rest, False)):
-            indices = [i for i, p in enumerate(params) if (p.ndim == 2) is wanted]
+            indices = [i for i, p in enumerate(params) if (p.ndim in dimensions) is wanted]
             if indices:
                 self.parts.append((indices, start([params[i] for i in indices], hyper)))
 
@@ -90,13 +92,16 @@ class Inside:
         return self.run.params()
 
 
-def routed(peer: Peer, other: Peer) -> Peer:
-    """The row whose other side takes what is no matrix to that of another row."""
+def routed(peer: Peer, other: Peer, *, batches: bool = False) -> Peer:
+    """The row whose other side takes what is no matrix, or no batch of matrices, to that of another row."""
+    dimensions = (2, 3, 4) if batches else (2,)
 
     def start(params: Sequence[Array], hyper: Hyper, *, shipped: bool = False) -> Run:
-        return Routed(peer.start, other.start, params, hyper)
+        return Routed(peer.start, other.start, params, hyper, dimensions)
 
-    return replace(peer, theirs=f"{peer.theirs}, {other.theirs}", start=start)
+    which = "tensors of two dimensions or more" if batches else "matrices"
+    changed = _changed(peer, f"theirs has {which} alone, and {other.theirs} the rest")
+    return replace(changed, theirs=f"{peer.theirs}, {other.theirs}", start=start)
 
 
 def flattened(peer: Peer) -> Peer:
@@ -105,7 +110,8 @@ def flattened(peer: Peer) -> Peer:
     def start(params: Sequence[Array], hyper: Hyper, *, shipped: bool = False) -> Run:
         return Flattened(peer.start, params, hyper)
 
-    return replace(peer, start=start)
+    changed = _changed(peer, "theirs has the matrix of the first dimension and the rest for a tensor of more than two")
+    return replace(changed, start=start)
 
 
 def transposed(peer: Peer) -> Peer:
@@ -114,16 +120,21 @@ def transposed(peer: Peer) -> Peer:
     def start(params: Sequence[Array], hyper: Hyper, *, shipped: bool = False) -> Run:
         return Transposed(peer.start, params, hyper)
 
-    return replace(peer, start=start)
+    return replace(_changed(peer, "theirs has matrices transposed"), start=start)
 
 
-def inside(peer: Peer, context: Context) -> Peer:
-    """The row whose other side steps inside a context; not as shipped, where nothing is changed."""
+def inside(peer: Peer, context: Context, what: str) -> Peer:
+    """The row whose other side steps inside a context, which does `what`; not as shipped, where nothing is changed."""
 
     def start(params: Sequence[Array], hyper: Hyper, *, shipped: bool = False) -> Run:
         return peer.start(params, hyper, shipped=True) if shipped else Inside(peer.start, context, params, hyper)
 
-    return replace(peer, start=start)
+    return replace(_changed(peer, what), start=start)
+
+
+def _changed(peer: Peer, what: str) -> Peer:
+    """The row with one more change; without changes before it, theirs as it is now is as its users call it."""
+    return replace(peer, changes=(*peer.changes, what), called=peer.called or peer.start)
 
 
 def patched(**values: Any) -> Context:

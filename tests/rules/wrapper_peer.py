@@ -17,7 +17,7 @@ class WrapperPeer:
     """One row: a composition of ours, and who else computes it.
 
     `state` names what is compared, where it is not the parameter: an average that the rule keeps. `shapes` are those
-    that theirs treats as ours does.
+    that theirs treats as ours does. `note` says what the row changes in theirs, and which shapes it leaves out.
     """
 
     composed: str
@@ -26,6 +26,7 @@ class WrapperPeer:
     start: Start
     state: str = ""
     shapes: Shapes = ALL_DIMENSIONS
+    note: str = ""
 
     def ours(self, params: Sequence[Array]) -> Run:
         """Our side, by the reference in float64."""

@@ -242,6 +242,11 @@ _FREE = {"lr": 0.03, "beta1": 0, "beta2": 0.95, "eps": 1e-6, "beta": 0.85, "weig
 _MECHANIC = {**_ADAM, "lr": 1.0, "s_init": 0.01, "s_decay": 0.02, "tiny": 1e-6}
 _LOW_RANK = {**_ADAM, "rank": 2, "gap": 7}
 
+_GRAFTED = (
+    "theirs sums its statistics, which its own check of betas forbids, from the first step on and with exact roots; "
+    "square matrices alone"
+)
+
 #: Every wrapper of the library, each beside at least one other implementation.
 WRAPPERS: tuple[WrapperPeer, ...] = (
     WrapperPeer("lookahead(adam)", "optax.lookahead", _LOOKAHEAD, OptaxLookahead),
@@ -249,9 +254,19 @@ WRAPPERS: tuple[WrapperPeer, ...] = (
     WrapperPeer(
         "ema(adam)", "torch.optim.swa_utils.AveragedModel", {**_ADAM, "ema_decay": 0.9}, TorchAverage, "average"
     ),
-    WrapperPeer("accumulate(adam)", "optax.MultiSteps", {**_ADAM, "every": 3}, _optax(_multi_steps)),
     WrapperPeer(
-        "accumulate(adamw)", "torch.optim.AdamW", {**_ADAM, "weight_decay": 0.07, "every": 3}, TorchAccumulation
+        "accumulate(adam)",
+        "optax.MultiSteps",
+        {**_ADAM, "every": 3},
+        _optax(_multi_steps),
+        note="its sum is kept in float64",
+    ),
+    WrapperPeer(
+        "accumulate(adamw)",
+        "torch.optim.AdamW",
+        {**_ADAM, "weight_decay": 0.07, "every": 3},
+        TorchAccumulation,
+        note="gradients are summed by hand",
     ),
     WrapperPeer("schedule_free(adam)", "optax.contrib.schedule_free", _FREE, _optax(_schedule_free)),
     WrapperPeer("low_rank(adam)", "the same by hand", _LOW_RANK, ProjectedAdam),
@@ -261,6 +276,8 @@ WRAPPERS: tuple[WrapperPeer, ...] = (
         {**_LOW_RANK, "eps": 1e-300},
         GaLoreRun,
         shapes=((5,), (3, 4), (), (6, 2)),
+        note="theirs has our random numbers, at the steps at which ours are drawn; its eps is beside another root, and "
+        "next to nothing here; without batches of matrices",
     ),
     WrapperPeer(
         "graft(shampoo(every=1, eps=shampoo_eps), sgd)",
@@ -268,6 +285,7 @@ WRAPPERS: tuple[WrapperPeer, ...] = (
         {"lr": 0.03, "shampoo_eps": 1e-3},
         _grafted_shampoo(LayerWiseGrafting.SGD),
         shapes=((5, 5), (3, 3)),
+        note=_GRAFTED,
     ),
     WrapperPeer(
         "graft(shampoo(every=1), adagrad)",
@@ -275,6 +293,7 @@ WRAPPERS: tuple[WrapperPeer, ...] = (
         {"lr": 0.03, "shampoo_eps": 1e-3, "eps": 1e-6},
         _grafted_shampoo(LayerWiseGrafting.ADAGRAD),
         shapes=((5, 5), (3, 3)),
+        note=_GRAFTED,
     ),
     WrapperPeer("mechanic(adam)", "optax.contrib.mechanize", _MECHANIC, _optax(_mechanize)),
     *DECAYS,
