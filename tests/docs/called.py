@@ -14,7 +14,8 @@ import torch
 
 from tests.rules.measure import Shapes, Trial, largest_difference
 from tests.rules.peer import Peer
-from tests.rules.runs import Hyper, OptaxRun, our_run
+from tests.rules.runs import Hyper, OptaxRun, Run, our_run
+from tests.rules.wrapper_peer import WrapperPeer
 
 #: Distances up to this one are rounding.
 _ROUNDING = 1e-12
@@ -28,9 +29,8 @@ _PACKAGES = {"torch.optim": torch.optim, "pytorch_optimizer": pytorch_optimizer,
 _ALIKE = ("foreach", "maximize", "fused", "capturable")
 
 
-def distances(peer: Peer, shapes: Shapes) -> dict[str, float | None]:
+def distances(peer: Peer | WrapperPeer, shapes: Shapes) -> dict[str, float | None]:
     """By the number of dimensions, how far theirs is as its users call it, beyond rounding; None where it refuses."""
-    assert peer.called is not None
     found: dict[str, float | None] = {}
     for count in sorted({len(shape) for shape in shapes}):
         # A trial begins with a tensor that has elements to set to zero.
@@ -38,8 +38,7 @@ def distances(peer: Peer, shapes: Shapes) -> dict[str, float | None]:
         torch.manual_seed(0)
         trial = Trial("float64", _STEPS, (*first, *(shape for shape in shapes if len(shape) == count)))
         try:
-            theirs = peer.called(trial.params, peer.hyper, shipped=True)
-            ours = our_run(peer.ours(), trial.params, peer.hyper, "reference")
+            ours, theirs = _sides(peer, trial)
             value = largest_difference(ours, theirs, trial, peer.hyper).relative
         except (ValueError, IndexError, RuntimeError, AssertionError, NotImplementedError, TypeError):
             found[str(count)] = None
@@ -47,6 +46,15 @@ def distances(peer: Peer, shapes: Shapes) -> dict[str, float | None]:
         if value > _ROUNDING:
             found[str(count)] = float(f"{value:.1e}")
     return found
+
+
+def _sides(peer: Peer | WrapperPeer, trial: Trial) -> tuple[Run, Run]:
+    """Ours by the reference, and theirs without a change."""
+    assert peer.called is not None
+    if isinstance(peer, Peer):
+        ours = our_run(peer.ours(), trial.params, peer.hyper, "reference")
+        return ours, peer.called(trial.params, peer.hyper, shipped=True)
+    return peer.ours(trial.params), peer.called(trial.params, peer.hyper)
 
 
 def options(peer: Peer) -> list[str]:

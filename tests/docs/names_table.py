@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from gallery.compared import FLOAT32, unchanged
+from gallery.compared import FLOAT32, subjects, unchanged
 from rulec.language.library import rules
 from tests.docs import peers
 from tests.docs.rule_tables import FACTORED, of_factors
@@ -109,6 +109,7 @@ def _counts(meanings: Collection[Meaning]) -> list[str]:
 def _of_library(name: str, library: Library) -> list[str]:
     """The tables of one library, and the reasons for names that are not here."""
     rows = _compared(name)
+    rows |= {n.lower(): _about(m.text, rows[n.lower()]) for n, m in library.names.items() if n.lower() in rows}
     compared = {n: "yes" if _as_called(each) else "changed" for n, each in rows.items()}
     compared |= {n.lower(): "once" for n in library.compared}
     here = [
@@ -126,7 +127,7 @@ def _of_library(name: str, library: Library) -> list[str]:
     return [*parts, *([f"Not here, with what is missing for it:\n\n{chr(10).join(lines)}"] if lines else [])]
 
 
-def _compared(library: str) -> Mapping[str, list[Mapping[str, Any]]]:
+def _compared(library: str) -> dict[str, list[Mapping[str, Any]]]:
     """The names in a library whose code was compared with a rule, in small letters, with the comparisons."""
     found: dict[str, list[Mapping[str, Any]]] = {}
     for row in peers.read()["rows"]:
@@ -135,9 +136,20 @@ def _compared(library: str) -> Mapping[str, list[Mapping[str, Any]]]:
     return found
 
 
+def _about(text: str, rows: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The comparisons of the rules that a name is here, where there are any."""
+    rules = set(subjects(text)) if text else set()
+    return [row for row in rows if rules & {*subjects(row["rule"])}] or rows
+
+
 def _as_called(rows: Collection[Mapping[str, Any]]) -> bool:
     """Whether a comparison has their code as its users call it, or agrees with it to the rounding of float32."""
-    return any(all(value is not None and value < FLOAT32 for value in row.get("called", {}).values()) for row in rows)
+    return any(
+        all(value is not None and value < FLOAT32 for value in row["called"].values())
+        if "called" in row
+        else not row.get("remark", "").startswith("theirs ")
+        for row in rows
+    )
 
 
 def _otherwise(text: str, rows: Collection[Mapping[str, Any]]) -> str:
@@ -145,7 +157,8 @@ def _otherwise(text: str, rows: Collection[Mapping[str, Any]]) -> str:
     if not rows or _as_called(rows):
         return ""
     factors = [of_factors(text)] if text in FACTORED["rules"] else []
-    return "; ".join([*factors, *dict.fromkeys(f"apart by {unchanged(row)}" for row in rows)])
+    apart = (f"apart by {unchanged(row)}" if "called" in row else row["remark"] for row in rows)
+    return "; ".join([*factors, *dict.fromkeys(apart)])
 
 
 MAKERS = {"other-names": other_names}

@@ -66,7 +66,7 @@ def measured(peer: Row) -> dict[str, Any]:
     `called` are those of theirs as its users call it, where the row changes it, and `options` what the row sets there.
     """
     from tests.docs.called import distances, options
-    from tests.rules.measure import SHAPES, against_peer
+    from tests.rules.measure import ALL_DIMENSIONS, SHAPES, against_peer
     from tests.rules.peer import Peer
     from tests.rules.peers import PEERS
     from tests.rules.wrapper_peer import WrapperPeer
@@ -75,7 +75,11 @@ def measured(peer: Row) -> dict[str, Any]:
     if not isinstance(peer, Peer):
         apart = _around(peer) if isinstance(peer, WrapperPeer) else _driven(peer)
         row |= {"backend": WRAPPER_BACKEND, "float64_relative": apart}
-        return {**row, "remark": peer.note} if peer.note else row
+        if peer.note:
+            row["remark"] = peer.note
+        if isinstance(peer, WrapperPeer) and peer.called is not None:
+            row["called"] = distances(peer, ALL_DIMENSIONS)
+        return row
     if peer in PEERS:
         row |= {"backend": BACKEND, "float64_relative": _two_digits(against_peer(peer, "float64", BACKEND).relative)}
         row["float32_ulps"] = round(against_peer(peer, "float32", BACKEND).ulps, 1)

@@ -52,6 +52,12 @@ def _in_a_basis(params: Sequence[Array], hyper: Hyper) -> Run:
     return Inside(soap, patched(**{"pytorch_optimizer.optimizer.soap.torch": instead}), params, hyper)
 
 
+def _soap(params: Sequence[Array], hyper: Hyper) -> Run:
+    """pytorch_optimizer's SOAP as it is."""
+    keywords = {"precondition_frequency": int(hyper["every"]), "shampoo_beta": hyper["basis_decay"], "weight_decay": 0}
+    return TorchRun(pytorch_optimizer.SOAP, lambda h: {**_adam(h), **keywords}, params, hyper)
+
+
 class ObliqueMomentum(Printed):
     """Riemannian descent along columns of norm one, as Boumal (2023) has it in sections 3.6 and 4.3, with momentum."""
 
@@ -101,7 +107,7 @@ CONSTRAINED: tuple[WrapperPeer, ...] = (
         "eigenbasis(adam)", "pytorch_optimizer.SOAP",
         {**_ADAM, "eps": 1e-300, "beta1": 0, "every": 4, "basis_decay": 0.9}, _in_a_basis, shapes=((5, 5), (3, 3)),
         note="theirs begins with our eigenvectors, does not sort them, has no momentum, which it turns, and computes "
-        "in float64, with next to no eps, which is beside another root; square matrices alone",
+        "in float64, with next to no eps, which is beside another root; square matrices alone", called=_soap,
     ),
     WrapperPeer(
         "hyperball(adam)", "HeavyBall's formula around Adam", _ADAM, lambda params, hyper: HyperballAdam(params),

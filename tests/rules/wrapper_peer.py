@@ -18,6 +18,7 @@ class WrapperPeer:
 
     `state` names what is compared, where it is not the parameter: an average that the rule keeps. `shapes` are those
     that theirs treats as ours does. `note` says what the row changes in theirs, and which shapes it leaves out.
+    `called` makes theirs as its users call it.
     """
 
     composed: str
@@ -27,6 +28,7 @@ class WrapperPeer:
     state: str = ""
     shapes: Shapes = ALL_DIMENSIONS
     note: str = ""
+    called: Start | None = None
 
     def ours(self, params: Sequence[Array]) -> Run:
         """Our side, by the reference in float64."""
