@@ -29,7 +29,7 @@ def comparisons(name: str) -> list[dict[str, Any]]:
 
 
 def remark_of(row: Mapping[str, Any]) -> str:
-    """What a comparison changes in theirs, and the options of theirs that it sets."""
+    """The changes of a comparison to theirs, and the options that it sets there."""
     options = f"with {', '.join(row['options'])}" if "options" in row else ""
     return "; ".join(filter(None, (row.get("remark", ""), options)))
 
@@ -37,7 +37,7 @@ def remark_of(row: Mapping[str, Any]) -> str:
 def unchanged(row: Mapping[str, Any]) -> str:
     """How far theirs is where nothing is changed in it, by the number of dimensions; empty where nothing is changed.
 
-    Distances below those of float32 are the rounding that a remark names.
+    A distance below that of float32 is the rounding in a remark.
     """
     if "called" not in row:
         return ""

@@ -153,7 +153,7 @@ def _newton_schulz(x: Value, steps: Value, dtype: str | None, coefficients: Any,
 
 
 def _divisor(normalize: Any) -> str | float:
-    """What a matrix is divided by: a word, or the number that its norm is multiplied by."""
+    """The divisor of a matrix: a word for it, or a number to multiply the norm by."""
     if isinstance(normalize, str):
         return normalize
     number = _number(normalize)

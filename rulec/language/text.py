@@ -138,7 +138,7 @@ def _slice_text(value: Node, done: Mapping[Node, _Piece]) -> str:
 
 
 def _iteration_text(value: Node) -> str:
-    """The keywords of `newton_schulz` after its steps, without those that have their defaults."""
+    """The keywords of `newton_schulz` after its steps, without defaults."""
     keywords = {key: word for key, word in settings(value).items() if word not in (None, MUON)}
     return "".join(f", {key}={_word(word)}" for key, word in keywords.items())
 
