@@ -278,6 +278,8 @@ class ElementPrinter(StagePrinter):
         if value.op is Op.WHERE:
             condition, chosen, other = (self._inside(part, _CHOICE) for part in value.args)
             return f"{condition} ? {chosen} : {other}", _CHOICE
+        if value.op is Op.WIDEN:  # the loop around it has the axes
+            return self._piece(value.args[0])
         if value.op is Op.RSQRT:
             return f"{one} / sqrt{suffix}({self.text(value.args[0])})", _PRODUCT
         if value.op is Op.FLOORDIV:

@@ -362,7 +362,28 @@ step: |
 """
 
 
-@pytest.mark.parametrize("text", [ROWS_OF_TALL, PER_TENSOR, BY_SIZE], ids=["rows", "tensor", "size"])
+BRANCHED = """
+name: Branched
+hyper: {lr: 0.1}
+state: {m: 0}
+step: |
+  if t % 2 == 0:
+    a = 3
+    b = 2
+    c = 1.5
+    m = 0
+  else:
+    a = mean(g, per="row")
+    b = max(g, per="col")
+    c = sum(g, per="matrix")
+    m = m + g
+  direction = g + sum(a) + norm(b) + sum(c) + 0.01*sum(m + 1)
+"""
+
+
+@pytest.mark.parametrize(
+    "text", [ROWS_OF_TALL, PER_TENSOR, BY_SIZE, BRANCHED], ids=["rows", "tensor", "size", "branches"]
+)
 def test_other_rules(text: str, tmp_path: Path) -> None:
     rule = rulec.parse(text)
     params, steps = drawn(7, ((5, 3), (3, 5), (2, 4, 2), (6,), (300, 90), (2, 2)), 5)
