@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rulec.compiler.axes import AxisInference, over_repeated
@@ -49,12 +49,14 @@ class Plan:
         for index, stage in enumerate(program.stages):
             wanted = program.wanted_before(index)
             if index == len(program.stages) - 1:
-                wanted += _before([s.value for s in program.finish], stage)
+                waiting = _out_of_order(program, stage, wanted, done)
+                wanted += _before([s.value for s in program.finish], stage, waiting)
             gaps.append(_gap(program, wanted, done))
         self.gaps = (*gaps, _gap(program, [s.value for s in program.finish], done))
         #: The values computed after the last stage.
         self.after = frozenset(self.gaps[-1].values)
-        self.held = [n for n in _before([s.value for s in program.finish], program.stages[-1]) if n.op in VIEWS]
+        early = _before([s.value for s in program.finish], program.stages[-1], waiting)
+        self.held = [n for n in early if n.op in VIEWS]
         self.axes: dict[Node, Axes] = {value: inference.axes(value) for value in done}
         #: The values that are numbers of tensors, groups or the model.
         self.numbers = frozenset(value for value, axes in self.axes.items() if axes.number)
@@ -125,12 +127,26 @@ def _vector_states(program: Program) -> dict[str, str]:
     return {name: letters for name, letters in axes.items() if letters}
 
 
-def _before(roots: Sequence[Node], stage: Stage) -> list[Node]:
-    """The roots that do not depend on reductions of the stage, and such operands of the others."""
+def _out_of_order(program: Program, stage: Stage, wanted: Sequence[Node], done: set[Node]) -> frozenset[Node]:
+    """The joins that must not be computed before the last stage, as one of an earlier site waits for its reductions.
+
+    Programs of other shapes may compute both in one gap, and joins of all programs come in the order of their sites.
+    """
+    finish = [s.value for s in program.finish]
+    needed = set(walk(wanted, done))
+    early = set(walk([*wanted, *_before(finish, stage)], done))
+    later = [n for n in program.joins if n not in done]
+    missing = next((place for place, n in enumerate(later) if n not in early), len(later))
+    return frozenset(n for n in later[missing:] if n in early and n not in needed)
+
+
+def _before(roots: Sequence[Node], stage: Stage, waiting: Container[Node] = ()) -> list[Node]:
+    """The roots that do not depend on reductions of the stage or on `waiting`, and such operands of the others."""
     names = {r.name for r in stage.reduces}
     late: set[Node] = set()
     for value in walk(roots):
-        if (value.op is Op.RESULT and value.arg in names) or not late.isdisjoint(value.args):
+        reduced = value.op is Op.RESULT and value.arg in names
+        if reduced or value in waiting or not late.isdisjoint(value.args):
             late.add(value)
     candidates = [*roots, *(a for value in walk(roots) if value in late for a in value.args)]
     return list(dict.fromkeys(value for value in candidates if value not in late))

@@ -80,6 +80,13 @@ RULES: dict[str, Callable[[float, Of, Of], float]] = {
             + np.sqrt(mean([g * g for g in group]))
         )
     ),
+    # A vector is a program of one stage, whose sum comes after it: its count must wait for the sum.
+    'z = mean(g, per=axis(0))\ns = s + mean(g, per="group")\nif h > 0.2:\n  a = 3 + 0*g\nelse:\n  a = 2\nx = a + 0*z': (
+        lambda h, group, model: 3.0 if h > 0.2 else 2.0
+    ),
+    's = s + mean(g, per="group")\nif t > 1:\n  a = g\nelse:\n  a = 2\nx = a + 0*mean(g, per=axis(0))': (
+        lambda h, group, model: 2.0
+    ),
 }
 
 each = pytest.mark.parametrize("lines", RULES, ids=map(str, range(len(RULES))))
@@ -88,7 +95,8 @@ grouped = pytest.mark.parametrize(("rates", "groups"), GROUPS, ids=["taken", "le
 
 def rule_of(lines: str) -> rulec.Rule:
     step = "".join(f"  {line}\n" for line in lines.splitlines())
-    return rulec.parse(f"name: R\nhyper: {{lr: 1.0, h: 0.25}}\nstep: |\n{step}  direction = g*x + 0*h\n")
+    state = "state: {s: {init: 1, per: group}}\n" if "s = s" in lines else ""
+    return rulec.parse(f"name: R\nhyper: {{lr: 1.0, h: 0.25}}\n{state}step: |\n{step}  direction = g*x + 0*h\n")
 
 
 def expected(lines: str, rates: Sequence[float], groups: Sequence[int]) -> list[Array]:
