@@ -66,8 +66,9 @@ def keep_lines(rule: Rule, shape: Sequence[int]) -> Lines:
 
 def _assigned(state: str, value: Node) -> Node:
     """The value of a line, without the branches around it that may keep the state."""
-    while value.op is Op.WHERE and node(Op.LOAD, state) in value.args[1:]:
-        value = next(a for a in value.args[1:] if a is not node(Op.LOAD, state))
+    kept = node(Op.LOAD, state)
+    while value.op is Op.WIDEN or (value.op is Op.WHERE and kept in value.args[1:]):
+        value = value.args[0] if value.op is Op.WIDEN else next(a for a in value.args[1:] if a is not kept)
     return value
 
 
