@@ -50,7 +50,7 @@ def tests(bench: Bench, name: str) -> Iterator[Finding]:
     """A `Checked` for each test, failed where it or what is around it fails; RulecError where pytest itself does."""
     reading, writing = os.pipe()
     with tempfile.TemporaryFile() as output:
-        environment = {**os.environ, reports.PIPE: str(writing)}
+        environment = {**os.environ, reports.PIPE: str(writing), "PYTHONUNBUFFERED": "1"}  # the fault is the last line
         process = subprocess.Popen(
             command(FILES[name]), cwd=ROOT, env=environment, pass_fds=[writing], stdin=subprocess.DEVNULL,
             stdout=output, stderr=subprocess.STDOUT,
