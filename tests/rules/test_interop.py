@@ -73,7 +73,7 @@ def start(entry: Entry, trial: Trial, hyper: Hyper, extra: dict[str, Any]) -> To
         return entry.function(tensors, **given, **({"foreach": foreach} if "foreach" in entry.signature else {}))
 
     if entry.package == "torch":
-        return TorchRun(make, keywords, trial.params, hyper)
+        return TorchRun(make, keywords, trial.params, hyper, shipped=False)
     _, first = next(iter(trial.moves(hyper)))  # a state may begin at the learning rate
     return OptaxRun(lambda now: entry.function(**keywords(now)), trial.params, first)
 
