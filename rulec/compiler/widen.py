@@ -35,7 +35,7 @@ class Inference(Protocol):
 
 
 def widened(value: Node, axes: Axes, inference: Inference) -> Node:
-    """The value marked as one of these axes, where it has fewer; a value that does not fit is left to its store."""
+    """The value, marked with these axes where it has fewer; the store of a value that does not fit says so."""
     have = inference.fitting(value)
     return value if have is None or not set(have.letters) < set(axes.letters) else node(Op.WIDEN, value, axes)
 

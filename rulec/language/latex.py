@@ -35,7 +35,7 @@ _INFIX = {
     Op.MATMUL: (r"\,", _PRODUCT),
 }  # fmt: skip
 
-#: A comparison -> the one that is true where it is false.
+#: A comparison -> its opposite.
 _OPPOSITE = {Op.LT: Op.GE, Op.LE: Op.GT, Op.GT: Op.LE, Op.GE: Op.LT, Op.EQ: Op.NE, Op.NE: Op.EQ}
 
 _AROUND = {

@@ -104,7 +104,7 @@ def expected(lines: str, rates: Sequence[float], groups: Sequence[int]) -> list[
     results = []
     for g, k in zip(GRADIENTS, groups, strict=True):
         group = [x for x, other in zip(GRADIENTS, groups, strict=True) if other == k]
-        # What a condition on h has on one arm is of the tensors there, and per group all of these are.
+        # A reduction in an arm is over the tensors of this arm, and all tensors of a group take one arm.
         results.append(-g * RULES[lines](rates[k], group, GRADIENTS))
     return results
 

@@ -63,7 +63,7 @@ def digest(peer: Row) -> str:
 def measured(peer: Row) -> dict[str, Any]:
     """One row: the largest differences over the trial's steps, in float64 and for elementwise rules in float32.
 
-    `called` are those of theirs as its users call it, where the row changes it, and `options` what the row sets there.
+    Where the row changes their side, `called` has the figures of it as its users call it. `options` are set by the row.
     """
     from tests.docs.called import distances, options
     from tests.rules.measure import ALL_DIMENSIONS, SHAPES, against_peer
@@ -115,7 +115,7 @@ def _around(row: WrapperPeer) -> float:
 
 
 def _driven(row: InputPeer | PassPeer) -> float:
-    """How far a rule is apart whose gradients are those of a function, at points that it chooses or with its loss."""
+    """The difference of a rule with the gradients of a function, at points of the rule's choice or with the loss."""
     from tests.rules.inputs import InputPeer, inputs_of
     from tests.rules.passes import gradient_of, start
 
