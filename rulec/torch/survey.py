@@ -22,8 +22,8 @@ from torch.nn import Parameter
 from rulec.backend import registry
 from rulec.kernel.bucket.address import Located, array_address
 from rulec.torch.exports import Handles, Numbers, exports, is_locked, number, reads_of
-from rulec.torch.survey_source import JOB, RECORD, survey_source
-from rulec.torch.tensor_words import MOST_DIMS, layout, tensor_table
+from rulec.torch.survey_source import JOB, RECORD, TENSOR, survey_source
+from rulec.torch.tensor_words import MOST_DIMS, impl_words_of, layout, words_of
 
 #: What a job asks for: a look; a look and the note that parameters are written, for a step that repeats the last one;
 #: the end of what handles hold.
@@ -88,13 +88,13 @@ class Survey:
         return param._cdata, kind, handle, out, nowhere, *reads_of(self.functions, param), 0
 
     def _kind(self, tensor: Tensor | None) -> int:
-        """The address of what a tensor is: `survey_source.KIND`, sizes and strides. Tensors of one kind share it."""
+        """The address of what a tensor is, from `survey_source.KIND` on. Tensors of one kind share it."""
         like = tensor if tensor is None else (tensor.dtype, tensor.device)
         if like not in self._numbers:
             self._numbers[like] = self._numbers_of(tensor)
         dtype, *device = self._numbers[like]
-        shape = () if tensor is None else (*tensor.shape, *tensor.stride())
-        words = (dtype, -1 if tensor is None else tensor.dim(), *device, *shape)
+        rest = () if tensor is None else (*_implementation(tensor), *tensor.shape, *tensor.stride())
+        words = (dtype, -1 if tensor is None else tensor.dim(), *device, *rest)
         if words not in self._kinds:
             self._kinds[words] = np.array(words, np.int64)
         return array_address(self._kinds[words])
@@ -106,6 +106,13 @@ class Survey:
         handles = Handles(self.functions, 1)
         handle = handles.take(0, tensor)
         return [number(self.functions, name, handle) for name in ("dtype", "device", "index")]
+
+
+def _implementation(tensor: Tensor) -> list[int]:
+    """The words of a gradient's implementation; all are -1 where sizes of more than `MOST_DIMS` lie elsewhere."""
+    where = layout()
+    assert where is not None
+    return [-1] * where.impl_words if tensor.dim() > MOST_DIMS else impl_words_of(where, tensor)
 
 
 class Contents:
@@ -131,7 +138,17 @@ class Tensors:
     def __init__(self, tensors: Iterable[Tensor] = ()) -> None:
         self._kept, where = [*tensors], layout()
         assert where is not None
-        self.table = tensor_table(where, self._kept)
+        self._kinds: dict[tuple[int, ...], Numbers] = {}
+        rows = [self._row(words_of(where, tensor), where.impl_words) for tensor in self._kept]
+        self.table = np.array(rows, np.int64).reshape(-1, len(TENSOR) + where.data_words)
+
+    def _row(self, words: Sequence[int], of_impl: int) -> list[int]:
+        """The words of `TENSOR`, and those of the storage; `of_impl` words of the implementation lie elsewhere."""
+        first, rest = words[:3], words[3 + of_impl :]
+        kind = tuple(words[3 : 3 + of_impl])
+        if kind not in self._kinds:
+            self._kinds[kind] = np.array(kind, np.int64)
+        return [*first, array_address(self._kinds[kind]), *rest]
 
 
 class Job:

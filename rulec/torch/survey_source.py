@@ -17,19 +17,24 @@ JOB = (
 #: The words of a list or a dict: the object, its length, and its entries (keys and values in turn).
 CONTENTS = ("object", "length", "entries")
 
-#: The first words of a tensor that must be as it was; `tensor_words.words_of` it follow.
-TENSOR = ("object", "impl", "storage")
+#: The first words of a tensor that must be as it was; those of its storage follow. `kind` is the address of the words
+#: of its implementation, of which tensors alike have the same.
+TENSOR = ("object", "impl", "storage", "kind")
 
 #: The words of a record, for a parameter's gradient. `impl` is the parameter's implementation, `kind` the address of
 #: what the gradient is, and `grad` a handle for it. `out` and `row` take the gradient's address. What follows are only
 #: hints of memory that is read: `exports.reads_of` the parameter, and the last gradient.
 RECORD = ("impl", "kind", "grad", "out", "row", "place", "version", "behind", "last")
 
-#: The words of what a gradient is; its sizes and strides follow. Of no gradient `dim` is -1.
+#: The words of what a gradient is. The words of its implementation, as `tensor_words` has them, follow, and then its
+#: sizes and strides. Of no gradient `dim` is -1.
 KIND = ("dtype", "dim", "device", "index")
 
 #: The words of a bucket's step counts, for steps that repeat each other: see `Repeat`.
 COUNTS = ("at", "length", "t", "table", "stride", "next")
+
+#: The bytes of a line of a processor's cache.
+_LINE = 64
 
 #: The records ahead of the one looked at whose memory is fetched.
 _AHEAD = 8
@@ -41,12 +46,22 @@ def survey_source(where: TensorLayout) -> str:
     words = {f"{of}_{name}": f"word({of}, {i})" for of, names in tables.items() for i, name in enumerate(names)}
     functions = {f"f_{name}": f"word(functions, {i})" for i, name in enumerate(NAMES)}
     sizes = {f"{of}_bytes": 8 * len(names) for of, names in tables.items()}
-    sizes["tensor_bytes"] += 8 * (where.impl_words + where.data_words)
+    sizes["tensor_bytes"] += 8 * where.data_words
+    of_impl = _fetched("impl", min(where.impl_storage, where.impl_first), where.impl_first + where.impl_words)
+    storage = words["tensor_storage"]
+    of_storage = _fetched(storage, where.storage_data, where.storage_data + where.data_words)
     return _TEXT.format(
+        fetch_impl=of_impl, fetch_storage=of_storage, object_at=8 * where.object_impl,
         **words, **functions, **sizes, **asdict(where), ahead=_AHEAD, t_at=COUNTS.index("t"), same=JOB.index("same"),
-        first=len(KIND), dim=KIND.index("dim"), last_at=RECORD.index("last"), impl_at=8 * RECORD.index("impl"),
-        known=len(TENSOR), storage_known=len(TENSOR) + where.impl_words,
+        implemented=8 * len(KIND), first=len(KIND) + where.impl_words, known=len(TENSOR), dim=KIND.index("dim"),
+        last_at=RECORD.index("last"), impl_at=8 * RECORD.index("impl"),
     )  # fmt: skip
+
+
+def _fetched(what: str, first: int, end: int) -> str:
+    """The statements that fetch every line of the words from `first` to `end`, wherever a line begins."""
+    offsets = [*range(8 * first, 8 * end - 8, _LINE), 8 * end - 8]
+    return "\n    ".join(f"fetch_line({what}, {offset})" for offset in offsets)
 
 
 _TEXT = '''"""A survey of tensors and gradients, by functions that torch and CPython export. Printed by rulec."""
@@ -92,8 +107,19 @@ def answer(function, handle, answers):
 
 
 @compiled
+def same_words(impl, kind):
+    """Whether an implementation has these words: then it is what another was, and torch need not be asked."""
+    changed = 0
+    for i in range({impl_words}):
+        changed |= word(impl, {impl_first} + i) ^ word(kind, i)
+    return changed == 0
+
+
+@compiled
 def alike(functions, kind, tensor, answers):
     """Whether a tensor is what another was."""
+    if {kind_dim} >= 0 and same_words(word(tensor, 0), kind + {implemented}):
+        return True
     if answer({f_dtype}, tensor, answers) != {kind_dtype}:
         return False
     if {kind_dim} < 0:
@@ -126,11 +152,9 @@ def unmoved(tensor):
     if word({tensor_object}, {object_impl}) != impl or word(impl, {impl_storage}) != storage:
         return False
     changed = 0
-    for i in range({impl_words}):
-        changed |= word(impl, {impl_first} + i) ^ word(tensor, {known} + i)
     for i in range({data_words}):
-        changed |= word(storage, {storage_data} + i) ^ word(tensor, {storage_known} + i)
-    return changed == 0
+        changed |= word(storage, {storage_data} + i) ^ word(tensor, {known} + i)
+    return changed == 0 and same_words(impl, {tensor_kind})
 
 
 @compiled
@@ -153,13 +177,17 @@ def read(functions, record, answers):
 
 
 @compiled
+def fetch_impl(impl):
+    """Has the memory fetched of an implementation's words."""
+    {fetch_impl}
+
+
+@compiled
 def fetch_tensor(tensor):
     """Has the memory fetched that a look at a tensor reads."""
-    fetch_line({tensor_object}, 0)
-    fetch_line({tensor_impl}, 0)
-    fetch_line({tensor_impl}, 64)
-    fetch_line({tensor_impl}, 128)
-    fetch_line({tensor_storage}, 0)
+    fetch_line({tensor_object}, {object_at})
+    fetch_impl({tensor_impl})
+    {fetch_storage}
 
 
 @compiled
@@ -170,14 +198,19 @@ def fetch_held(record):
 
 
 @compiled
+def fetch_version(record):
+    """Has the memory fetched in which a write is noted."""
+    fetch_line({record_impl}, 0)
+    fetch_line({record_version}, 0)
+
+
+@compiled
 def fetch(record):
     """Has the memory fetched that a look at a gradient reads first."""
     fetch_held(record)
     fetch_line({record_place}, 0)
-    fetch_line({record_version}, 0)
     fetch_line({record_behind}, 0)
-    fetch_line({record_last}, 64)
-    fetch_line({record_last}, 128)
+    fetch_impl({record_last})
 
 
 @compiled
@@ -233,6 +266,8 @@ def kernel(job):
     functions = {job_functions}
     for i in range({job_records}):
         record = {job_records_at} + {record_bytes} * i
+        if i + {ahead} < {job_records}:
+            fetch_version(record + {ahead} * {record_bytes})
         if word({record_kind}, {dim}) >= 0:
             tell({f_bump_version}, record + {impl_at})  # a word with an implementation is a tensor of torch's
     for b in range({job_counts}):

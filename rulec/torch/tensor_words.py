@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,15 +91,13 @@ def _shows_differences(where: TensorLayout) -> bool:
 def words_of(where: TensorLayout, tensor: Tensor) -> list[int]:
     """A tensor's object, its implementation and its storage, and the words of the last two that may change."""
     storage = tensor.untyped_storage()._cdata
-    of_impl = _words(tensor._cdata + 8 * where.impl_first, where.impl_words)
     of_storage = _words(storage + 8 * where.storage_data, where.data_words)
-    return [id(tensor), tensor._cdata, storage, *of_impl, *of_storage]
+    return [id(tensor), tensor._cdata, storage, *impl_words_of(where, tensor), *of_storage]
 
 
-def tensor_table(where: TensorLayout, tensors: Sequence[Tensor]) -> Numbers:
-    """The words of each tensor, in int64, one row for each."""
-    count = 3 + where.impl_words + where.data_words
-    return np.array([words_of(where, tensor) for tensor in tensors], np.int64).reshape(-1, count)
+def impl_words_of(where: TensorLayout, tensor: Tensor) -> list[int]:
+    """The words of a tensor's implementation that say what it is, wherever its storage lies."""
+    return _words(tensor._cdata + 8 * where.impl_first, where.impl_words)
 
 
 def _words(address: int, count: int) -> list[int]:

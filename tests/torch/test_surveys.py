@@ -226,6 +226,36 @@ class Wrapped(Tensor):
         raise NotImplementedError(function)
 
 
+def test_torch_is_asked_of_a_gradient_only_where_its_words_are_others() -> None:
+    params, optimizer = settled()
+    assert optimizer._machine is not None
+    survey = optimizer._machine.plans.survey
+    assert survey is not None
+    asked: list[int] = []
+    kind = ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.c_size_t, ctypes.c_size_t)
+    place = exports.NAMES.index("dim")
+    right = int(survey.functions[place])
+    dim = kind(right)
+
+    def counted(handle: int, at: int) -> int:
+        asked.append(handle)
+        return int(dim(handle, at))
+
+    function = kind(counted)
+    survey.functions[place] = ctypes.cast(function, ctypes.c_void_p).value
+    try:
+        assert survey.look(survey.lists)
+        assert not asked
+        room = torch.zeros(params[1].numel() + 1)[1:].view_as(params[1])  # as before, but for its offset
+        params[1].grad = room
+        assert survey.look(survey.lists)
+        assert len(asked) == 1
+        assert survey.grads.addresses[1] == room.data_ptr()
+    finally:
+        survey.functions[place] = right
+        survey.release()
+
+
 @pytest.mark.parametrize("steps", [0, 1, STEPS])
 def test_a_gradient_without_memory_is_refused(steps: int) -> None:
     params = parameters(shapes=SHAPES * 5)
