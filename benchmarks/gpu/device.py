@@ -24,6 +24,10 @@ class Device(Protocol):
         """The device's time between two marks, once it has passed both."""
         ...
 
+    def passed(self, mark: Any) -> bool:
+        """Whether the device is past a mark by now."""
+        ...
+
     def hold(self, seconds: float) -> None:
         """Keeps the device busy for about so long: work handed over meanwhile then runs without a gap."""
         ...
@@ -66,6 +70,10 @@ class TorchDevice:
     def seconds(self, first: Any, last: Any) -> float:
         """By events, which count in milliseconds."""
         return float(first.elapsed_time(last)) / 1e3
+
+    def passed(self, mark: Any) -> bool:
+        """Asks the event, and does not wait for it."""
+        return bool(mark.query())
 
     def hold(self, seconds: float) -> None:
         """By a kernel that counts cycles; not at all where torch no longer has it."""

@@ -20,16 +20,17 @@ PAST_CACHE = 4
 #: At most so many sets of inputs, and rounds at least, whatever the time.
 SETS, FEWEST = 64, 5
 
-#: Of the time that the host takes to hand a call over, how much the device is held beforehand, and seconds at most.
-_HOLD, _LONGEST_HOLD = 1.5, 0.2
+#: Of the time that the host takes to hand a call over, how much the device is held beforehand; seconds at most; and how
+#: often that is doubled, where a call was handed over late.
+_HOLD, _LONGEST_HOLD, _DOUBLED = 1.5, 0.2, 3
 
 
 @dataclass(frozen=True)
 class StepTimes(Times):
     """Seconds of one call of each contender, round by round, and the host's median time to hand a call over.
 
-    `late` names the contenders that take the host longer than the device is held: gaps between launches may be in their
-    seconds.
+    `late` names the contenders with a call that was handed over later than the device was held: gaps between launches
+    may be in their seconds.
     """
 
     host: Mapping[str, float] = field(default_factory=dict)
@@ -71,40 +72,57 @@ def timed(
 
     A contender is one call, or as many as it has sets of inputs, which take turns too. The device is held until a call
     is handed over as a whole, as it is in training, where the host is ahead: for one and a half times the host's time,
-    at most a fifth of a second. No round is begun after `seconds`, but `FEWEST` are.
+    and twice as long after a call for which that was too short, which is then made again; at most a fifth of a second.
+    No round is begun after `seconds`, but `FEWEST` are.
     """
     names = list(contenders)
     samples: dict[str, list[float]] = {name: [] for name in names}
     with without_collection():
         host = {name: _warm(device, contenders[name], clock) for name in names}
+        holds = {name: _Hold(device, host[name]) for name in names}
         begin = clock()
         for number in range(rounds):
             if number >= FEWEST and clock() - begin > seconds:
                 break
             marks = {}
             for name in names[number % len(names) :] + names[: number % len(names)]:
-                step = contenders[name][number % len(contenders[name])]
-                marks[name] = _sample(device, step, _hold(host[name]))
+                marks[name] = holds[name].sample(contenders[name][number % len(contenders[name])])
             device.synchronize()
             for name, pair in marks.items():
                 samples[name].append(device.seconds(*pair))
-    return StepTimes(samples, host, [name for name in names if host[name] > _LONGEST_HOLD])
+    return StepTimes(samples, host, [name for name in names if holds[name].is_late])
 
 
 #: The calls of each set before the first is timed: an optimizer's step is quicker once it has seen that steps repeat.
 _WARM = 5
 
 
-def _hold(host: float) -> float:
-    return min(_LONGEST_HOLD, _HOLD * host + 2e-5)
+class _Hold:
+    """How long the device is held before each call of a contender, which the host takes `host` seconds to hand over.
 
+    `is_late` says whether that was too short for a call that counts.
+    """
 
-def _sample(device: Device, step: Step, hold: float) -> tuple[object, object]:
-    _prepare(step)
-    device.hold(hold)
-    first = device.mark()
-    step()
-    return first, device.mark()
+    def __init__(self, device: Device, host: float) -> None:
+        self._device, self._doubled = device, 0
+        self._seconds = min(_LONGEST_HOLD, _HOLD * host + 2e-5)
+        self.is_late = False
+
+    def sample(self, step: Step) -> tuple[object, object]:
+        """The marks before and after a call that is handed over while the device is held, if it can be."""
+        while True:
+            _prepare(step)
+            self._device.hold(self._seconds)
+            first = self._device.mark()
+            step()
+            last = self._device.mark()
+            if not self._device.passed(first):
+                return first, last
+            if self._doubled == _DOUBLED or self._seconds >= _LONGEST_HOLD:
+                self.is_late = True
+                return first, last
+            self._doubled += 1
+            self._seconds = min(_LONGEST_HOLD, 2 * self._seconds)
 
 
 def _warm(device: Device, steps: Sequence[Step], clock: Callable[[], float]) -> float:

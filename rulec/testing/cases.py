@@ -235,6 +235,27 @@ step: |
   least = least + keepdims*g
   direction = least - axis
 """,
+    "Branches": """\
+hyper: {h: 0.3}
+state: {m: 0, c: 0, r: {init: 0, per: row}}
+step: |
+  m = 0.5*m + g
+  if t % 2 == 0:
+    a = 3
+    b = max(g, per="row")
+    c = 2
+    r = 0.5
+  else:
+    a = m
+    b = 0.5
+    c = c + min(p, per="col")
+    r = r + norm(g, per="row")
+  if h > 0.2:
+    d = sum(a)
+  else:
+    d = count_nonzero(b + c)
+  direction = m*(1 + d)/numel + mean(a, per="col")*sum(b, per="matrix") + sum(c + 1, per="row")*r*g
+""",
     "Seldom": """\
 state: {h: 0}
 inputs: {c: like p}
@@ -246,7 +267,7 @@ step: |
 }
 
 #: The rules among them without matrices, or whose matrices need one view.
-_PLAIN = ("Tensors", "Axes", "Blocks", "Words", "Seldom", "Linear")
+_PLAIN = ("Tensors", "Axes", "Blocks", "Words", "Branches", "Seldom", "Linear")
 
 _VIEWS = ("", "view: {flatten: rest}\n", "view: {short: first}\n")
 

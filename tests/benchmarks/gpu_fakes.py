@@ -27,6 +27,9 @@ class HostDevice:
     def seconds(self, first: float, last: float) -> float:
         return last - first
 
+    def passed(self, mark: float) -> bool:
+        return False
+
     def hold(self, seconds: float) -> None:
         self.held.append(seconds)
 

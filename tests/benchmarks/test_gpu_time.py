@@ -53,14 +53,53 @@ def test_the_device_is_held_while_a_call_is_handed_over() -> None:
     assert sorted(device.held) == pytest.approx([0.00302, 0.00302, 0.15002, 0.15002])
 
 
-def test_a_call_that_takes_the_host_longer_than_the_device_is_held_is_named() -> None:
-    device, clock = CountedDevice(), Clock()
-    waits = {"short": 0.1, "longer": 0.19, "longest": 0.3}
-    steps = {name: [lambda wait=wait: setattr(clock, "now", clock.now + wait)] for name, wait in waits.items()}
+class HeldDevice(HostDevice):
+    """A device that passes its first mark after a hold once the hold is over, by the clock of its owner."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.clock, self.until = clock, 0.0
+
+    def hold(self, seconds: float) -> None:
+        super().hold(seconds)
+        self.until = self.clock.now + seconds
+
+    def mark(self) -> float:
+        return self.until
+
+    def passed(self, mark: float) -> bool:
+        return self.clock.now > mark
+
+
+def handed_over(clock: Clock, *seconds: float) -> Callable[[], object]:
+    """A call that takes the host so many seconds, the last of them from then on."""
+    left = [*seconds]
+
+    def call() -> None:
+        clock.now += left.pop(0) if len(left) > 1 else left[0]
+
+    return call
+
+
+def test_a_call_that_was_handed_over_late_is_made_again_with_the_device_held_twice_as_long() -> None:
+    clock = Clock()
+    device = HeldDevice(clock)
+    warm = [0.001] * 8  # five calls before the first is timed, and three for the host's time
+    steps = {"cold": [handed_over(clock, *warm, 0.005)], "usual": [handed_over(clock, 0.001)]}
+    times = timed(device, steps, 2, clock=clock)
+    assert device.held == pytest.approx([0.00152, 0.00304, 0.00608, 0.00152, 0.00152, 0.00608])
+    assert (times.late, [len(each) for each in times.seconds.values()]) == ([], [2, 2])
+
+
+def test_a_call_that_is_always_handed_over_late_is_named() -> None:
+    clock = Clock()
+    device = HeldDevice(clock)
+    warm = [0.001] * 8
+    waits = {"long": [0.19], "longest": [0.3], "grows": [*warm, 0.15]}
+    steps = {name: [handed_over(clock, *wait)] for name, wait in waits.items()}
     times = timed(device, steps, 1, clock=clock)
-    assert device.held == pytest.approx([0.15002, 0.2, 0.2])
-    assert times.host == pytest.approx(waits)
-    assert times.late == ["longest"]
+    assert device.held == pytest.approx([0.2, 0.2, *(0.00152 * 2**i for i in range(4))])
+    assert times.late == ["longest", "grows"]
     seconds = StepTimes({"a": [1.0], "b": [2.0]}, {"a": 0.1, "b": 0.3}, ["b"])
     assert seconds.detail("a", "b") == {
         "a": 1.0, "b": 2.0, "scatter": (0.5, 0.5), "host": {"a": 0.1, "b": 0.3},
