@@ -60,8 +60,8 @@ class ElementwiseCall:
         """Runs the kernel on a job, to its end."""
         cpu_threads.run(self._machine.run, self._machine.address, job)
 
-    def standing(self, rows: Rows) -> Standing:
-        """The call over all tensors with these rows, to be run again with others in their place."""
+    def standing(self, rows: Rows, ahead: np.ndarray[Any, Any]) -> Standing:
+        """The call over all tensors, to be run again with rows ahead in the place of these."""
         job = self._job(rows, len(self._spans), self._tables[0])
         at, place = ctypes.addressof(job), 8 * cpu_threads.ROWS
         run = partial(self.launch, job)

@@ -69,10 +69,10 @@ class TritonCall(AddressedCall[StageWork]):
             work.run(launch, on_device, table, truth_bytes(rows.stays), rows.scale)
         return launch.reduced
 
-    def standing(self, rows: Rows) -> Standing:
-        """The call of the program's only stage over all tensors, to be run again with other rows and gradients."""
+    def standing(self, rows: Rows, ahead: np.ndarray[Any, Any]) -> Standing:
+        """The call of the program's only stage over all tensors, to be run again with rows ahead, and new gradients."""
         (work,) = filter(None, self._works)
-        return StandingCall(work, self._device, rows).standing
+        return StandingCall(work, self._device, rows, ahead).standing
 
     def scalars(self, known: Scalars) -> tuple[Any, dict[str, Any]]:
         """The scalar table, a row for each tensor of the bucket, and the new scalar states by name, on the device."""
@@ -115,31 +115,31 @@ class TritonCall(AddressedCall[StageWork]):
 
 
 class StandingCall:
-    """The call of one stage over all tensors of a bucket, whose words are written in place between its runs."""
+    """The call of one stage over all tensors of a bucket, whose words are written in place between its runs.
 
-    def __init__(self, work: StageWork, device: Any, rows: Rows) -> None:
-        self._work, self._device = work, device
-        table = work.call_table
-        self._words = table.with_scalars(rows.table).copy()
-        self._words[: table.count].reshape(table.words.shape)[:, 0] = rows.index
+    All rows ahead are on the device from the beginning. So a run copies the addresses of gradients where they are new,
+    and is a launch alone where they are not.
+    """
+
+    def __init__(self, work: StageWork, device: Any, rows: Rows, ahead: np.ndarray[Any, Any]) -> None:
+        self._work, self._device, self._ahead = work, device, ahead
+        words = np.zeros_like(work.call_table.words)
+        words[:, 0] = rows.index
+        self._words = words.reshape(-1)
+        with current(device, None):
+            self._tables = floats(work.rows_ahead(ahead)).view(len(ahead), -1).unbind()
+        self._first, self._stride = array_address(ahead), ahead.strides[0]
         self._row, self._next = (ctypes.c_int64(number) for number in (array_address(rows.table), 0))
-        words = array_address(self._words)
-        self._scalars, self._bytes = words + 8 * table.count, rows.table.nbytes
-        self._there: Any = None
-        self._table: Any = None
         # A stage that reads no gradients has no column for their addresses: these go to memory that nobody reads.
         self._unread = np.zeros(0 if work.reads_gradients else len(rows.index), np.int64)
-        first = words + 8 if work.reads_gradients else array_address(self._unread)
-        stride = 8 * (table.words.shape[1] if work.reads_gradients else 1)
+        first = array_address(words) + 8 if work.reads_gradients else array_address(self._unread)
+        stride = words.strides[0] if work.reads_gradients else 8
         row, following = map(ctypes.addressof, (self._row, self._next))
         self.standing = Standing(self.run, following, row, first, stride)
 
     def run(self) -> None:
         """One launch, with the gradients and the row of the scalar table of now."""
-        work = self._work
-        ctypes.memmove(self._scalars, self._row.value, self._bytes)
+        work, row = self._work, (self._row.value - self._first) // self._stride
         with current(self._device, None):
             there = work.uploads.put(self._words, None, None, False)
-            if there is not self._there:
-                self._there, self._table = there, floats(there[work.call_table.count :])
-            work.run(work.everything, there, self._table, None, None)
+            work.run(work.everything, there, self._tables[row], None, None)

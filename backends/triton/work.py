@@ -13,7 +13,7 @@ from rulec.errors import BackendUnavailable
 from rulec.formats import Format
 from rulec.kernel.bucket.slots import Places, chosen, regions
 from rulec.kernel.bucket.tensors import Tensors
-from rulec.kernel.bucket.uploads import Given, Ring
+from rulec.kernel.bucket.uploads import Given, Ring, Uploads
 from rulec.kernel.place import COL, is_shaped, place
 from rulec.language.node import Op, walk
 
@@ -78,6 +78,7 @@ class StageWork:
         self._views = self._places.views(self._results)
         self.call_table = Given(len(tensors.sizes), 1 + len(columns))
         self.uploads = uploads(device, self.call_table.count + 8 * len(program.columns), ring)
+        self._ahead = Uploads(ring, 0, spares=0)
         options = self._options(self.emulates(stage, layout)) | self._bounds(stage, layout)
         self.launcher = Launcher(kernels[f"stage_{index}"], options)
         self._some: dict[tuple[int, ...], Launch] = {}
@@ -182,6 +183,11 @@ class StageWork:
             finish, host = self._uploaded(jobs(self._places, np.asarray(fired, np.int64)))
             hosts.append(host)
         return Launch(chunks, finish, chosen(self._views, fired), hosts)
+
+    def rows_ahead(self, rows: np.ndarray[Any, Any]) -> Any:
+        """Rows of the scalar table for steps that follow, on the device. They are valid until the next call."""
+        words = rows.reshape(-1).view(np.int64)
+        return self._ahead.put(words, None, None, False)[: words.size]
 
     # The launch
 

@@ -43,7 +43,10 @@ class Repeat:
         #: The number of further steps.
         self.left = min(map(len, rows))
         #: What each bucket's call is run by.
-        self.calls = [launch.version.call.standing(launch.rows) for launch in launches]  # type: ignore[union-attr]
+        self.calls = [
+            launch.version.call.standing(launch.rows, ahead)  # type: ignore[union-attr]
+            for launch, ahead in zip(launches, rows, strict=True)
+        ]
         self._runs = [call.run for call in self.calls]
         #: Whether an interrupt left a step of which nobody can say how far it went.
         self.unfinished = False

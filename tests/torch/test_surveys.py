@@ -455,18 +455,20 @@ _CALLS = """
 import json, sys
 import torch
 import rulec.torch
+from rulec.kernel.bucket.uploads import Ring
 from rulec_backends.triton.work import StageWork
 
 StageWork.run = lambda *_: None  # the launch itself: the interpreter's goes over all elements
 
 
-def calls(count):
+def calls(count, moving):
     params = [torch.nn.Parameter(torch.randn(4)) for _ in range(count)]
     optimizer = rulec.torch.AdamW(params, backend="triton")
     numbers = []
-    for _ in range(6):
+    for step in range(6):
         for p in params:
-            p.grad = torch.randn(4)
+            if moving or not step:
+                p.grad = torch.randn(4)
         seen = []
         sys.setprofile(lambda frame, event, argument: seen.append(event) if event.endswith("call") else None)
         optimizer.step()
@@ -475,7 +477,12 @@ def calls(count):
     return numbers
 
 
-print(json.dumps([calls(count) for count in (32, 96)]))
+copied = []
+copy = Ring.copy
+Ring.copy = lambda ring, target, table, *rest: (copied.append(len(table)), copy(ring, target, table, *rest))
+few, many = calls(32, True), calls(96, True)
+moved = len(copied)
+print(json.dumps([few, many, moved, calls(32, False), len(copied) - moved]))
 """
 
 
@@ -483,9 +490,12 @@ print(json.dumps([calls(count) for count in (32, 96)]))
 def test_a_step_of_launches_on_a_device_calls_nothing_for_each_tensor() -> None:
     """Steps that read gradients at new addresses, as after each backward pass; the first ones ask each tensor."""
     pytest.importorskip("triton")
-    few, many = in_a_process(_CALLS, TRITON_INTERPRET="1")
+    few, many, moved, still, copied = in_a_process(_CALLS, TRITON_INTERPRET="1")
     assert few[-1] == many[-1] < few[0] < many[0]
-    assert few[-1] <= 60, "a step that repeats the last one calls more than its checks, a copy and a launch"
+    assert few[-1] <= 50, "a step that repeats the last one calls more than its checks, a copy and a launch"
+    assert still[-1] <= 30, "a step with gradients where they were calls more than its checks and a launch"
+    # Three steps before the first that repeats another copy their rows; it copies all rows ahead, and addresses.
+    assert (moved, copied) == (2 * (3 + 1 + 3), 3 + 1 + 1)
 
 
 _REPEATED = """
