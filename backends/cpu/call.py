@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rulec.backend.protocol import Rows, Scratch, Standing, Written
+from rulec.backend.protocol import Numbers, Rows, Scratch, Standing, Written
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 from rulec.kernel.bucket.address import address_of, addresses_of, array_address, element_count
@@ -60,13 +60,12 @@ class ElementwiseCall:
         """Runs the kernel on a job, to its end."""
         cpu_threads.run(self._machine.run, self._machine.address, job)
 
-    def standing(self, rows: Rows, ahead: np.ndarray[Any, Any]) -> Standing:
-        """The call over all tensors, to be run again with rows ahead in the place of these."""
+    def standing(self, rows: Rows) -> Standing:
+        """The call over all tensors, to be run again with other rows and gradients."""
         job = self._job(rows, len(self._spans), self._tables[0])
-        at, place = ctypes.addressof(job), 8 * cpu_threads.ROWS
-        run = partial(self.launch, job)
-        first = array_address(self._gradients)
-        return Standing(run, at + 8 * cpu_threads.NEXT_SPAN, at + place, first, is_exact=True)
+        at, first = ctypes.addressof(job), array_address(self._gradients)
+        run, renew = partial(self.launch, job), partial(_renew, job)
+        return Standing(run, renew, at + 8 * cpu_threads.NEXT_SPAN, at + 8 * cpu_threads.ROWS, first, is_exact=True)
 
     def _job(self, rows: Rows, spans: int, spans_at: int) -> ctypes.Array[ctypes.c_int64]:
         job = Job()
@@ -75,3 +74,8 @@ class ElementwiseCall:
             len(self._gradients), array_address(rows.index), array_address(rows.table), 0,
         ]  # fmt: skip
         return job
+
+
+def _renew(job: ctypes.Array[ctypes.c_int64], ahead: Numbers) -> None:
+    """Has a job's rows stand before these."""
+    job[cpu_threads.ROWS] = array_address(ahead) - ahead.strides[0]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rulec.arrays.pieces import Together
-from rulec.backend.protocol import Rows, Scalars, Scratch, Standing
+from rulec.backend.protocol import Numbers, Rows, Scalars, Scratch, Standing
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
@@ -69,10 +69,10 @@ class TritonCall(AddressedCall[StageWork]):
             work.run(launch, on_device, table, truth_bytes(rows.stays), rows.scale)
         return launch.reduced
 
-    def standing(self, rows: Rows, ahead: np.ndarray[Any, Any]) -> Standing:
-        """The call of the program's only stage over all tensors, to be run again with rows ahead, and new gradients."""
+    def standing(self, rows: Rows) -> Standing:
+        """The call of the program's only stage over all tensors, to be run again with other rows and gradients."""
         (work,) = filter(None, self._works)
-        return StandingCall(work, self._device, rows, ahead).standing
+        return StandingCall(work, self._device, rows).standing
 
     def scalars(self, known: Scalars) -> tuple[Any, dict[str, Any]]:
         """The scalar table, a row for each tensor of the bucket, and the new scalar states by name, on the device."""
@@ -121,21 +121,25 @@ class StandingCall:
     and is a launch alone where they are not.
     """
 
-    def __init__(self, work: StageWork, device: Any, rows: Rows, ahead: np.ndarray[Any, Any]) -> None:
-        self._work, self._device, self._ahead = work, device, ahead
+    def __init__(self, work: StageWork, device: Any, rows: Rows) -> None:
+        self._work, self._device = work, device
         words = np.zeros_like(work.call_table.words)
         words[:, 0] = rows.index
         self._words = words.reshape(-1)
-        with current(device, None):
-            self._tables = floats(work.rows_ahead(ahead)).view(len(ahead), -1).unbind()
-        self._first, self._stride = array_address(ahead), ahead.strides[0]
-        self._row, self._next = (ctypes.c_int64(number) for number in (array_address(rows.table), 0))
+        self._row, self._next = ctypes.c_int64(), ctypes.c_int64()
         # A stage that reads no gradients has no column for their addresses: these go to memory that nobody reads.
         self._unread = np.zeros(0 if work.reads_gradients else len(rows.index), np.int64)
         first = array_address(words) + 8 if work.reads_gradients else array_address(self._unread)
         stride = words.strides[0] if work.reads_gradients else 8
         row, following = map(ctypes.addressof, (self._row, self._next))
-        self.standing = Standing(self.run, following, row, first, stride)
+        self.standing = Standing(self.run, self.renew, following, row, first, stride)
+
+    def renew(self, ahead: Numbers) -> None:
+        """Takes other rows ahead."""
+        self._ahead, self._first, self._stride = ahead, array_address(ahead), ahead.strides[0]
+        self._row.value = self._first - self._stride
+        with current(self._device, None):
+            self._tables = floats(self._work.rows_ahead(ahead)).view(len(ahead), -1).unbind()
 
     def run(self) -> None:
         """One launch, with the gradients and the row of the scalar table of now."""

@@ -17,6 +17,8 @@ from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
 
+Numbers = np.ndarray[Any, np.dtype[np.float64]]
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -67,10 +69,12 @@ class Standing(NamedTuple):
     Before each `run` the words at these addresses are written: `next` is set to zero, last of all; `table` gets the
     address of the scalar table's rows, which are among those ahead. The address of the first gradient goes to
     `gradients`, that of each further one `stride` bytes behind the one before it. Where `is_exact`, the word `next` is
-    zero until the kernel begins, and no interrupt comes into it from then to its end.
+    zero until the kernel begins, and no interrupt comes into it from then to its end. `renew` takes the rows of the
+    steps that follow, and has `table` stand before the first of them; its caller keeps them. It comes before all runs.
     """
 
     run: Callable[[], None]
+    renew: Callable[[Numbers], None]
     next: int
     table: int
     gradients: int

@@ -123,6 +123,7 @@ class ScalarTable:
         self.columns = [c.value for c in scalars.columns]
         self.stores = scalars.stores
         self.order = list(walk([*self.columns, *(s.value for s in scalars.stores)]))
+        self.hyper = {str(n.arg) for n in self.order if n.op in (Op.HYPER, Op.MODEL_HYPER)}
         self.facts = {str(n.arg) for n in self.order if n.op is Op.FACT}
         self.loads = {str(n.arg) for n in self.order if n.op is Op.LOAD}
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,21 @@ from rulec.compiler.scalars import ScalarTable
 
 Numbers = np.ndarray[Any, np.dtype[np.float64]]
 
-#: The number of steps evaluated ahead while hyper-parameters stay the same: a dozen NumPy calls serve all of them.
+#: The number of steps evaluated ahead: a dozen NumPy calls serve all of them.
 AHEAD = 32
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """Rows from the step `first` on, for each step one for each group, with these hyper-parameters."""
+
+    hyper: Mapping[str, Numbers]
+    first: int
+    table: Numbers
+
+    def has(self, t: int) -> bool:
+        """Whether the rows of a step are among them."""
+        return 0 <= t - self.first < len(self.table)
 
 
 class ScalarRows:
@@ -37,8 +51,10 @@ class ScalarRows:
         self.facts = {f: np.array([x[f] for x in facts]) for f in self.table.facts}
         self.slots, self.index = np.unique(self.groups, return_inverse=True)
         self.index = np.ascontiguousarray(self.index, np.int64)
-        self._ahead: tuple[Mapping[str, Numbers], int, Numbers] | None = None
+        self._ahead: Ahead | None = None
+        self._base: Ahead | None = None
         self._last: Mapping[str, Numbers] = {}
+        self._reading: dict[frozenset[str], tuple[list[int], ScalarTable]] = {}
 
     def shared(self, t: int, hyper: Mapping[str, Numbers]) -> Rows:
         """The rows where `t` is the same for all fired tensors: one for each group.
@@ -46,19 +62,44 @@ class ScalarRows:
         `hyper` has one number per group, by name; the same object stands for the same numbers.
         """
         ahead = self._ahead
-        if ahead is None or ahead[0] is not hyper or not 0 <= t - ahead[1] < len(ahead[2]):
-            steps = AHEAD if hyper is self._last else 1
-            counts = np.arange(t, t + steps, dtype=np.float64)[:, None]
-            chosen = {k: _narrow(v[self.slots])[None, :] for k, v in hyper.items()}
-            table, _ = self.table.evaluate((steps, self.slots.size), chosen, counts, {}, {})
-            ahead = self._ahead = (hyper, t, table)
+        if ahead is None or ahead.hyper is not hyper or not ahead.has(t):
+            ahead = self._ahead = self._evaluated(t, hyper)
         self._last = hyper
-        return Rows(ahead[2][t - ahead[1]], self.index)
+        return Rows(ahead.table[t - ahead.first], self.index)
 
     def ahead(self, t: int, hyper: Mapping[str, Numbers]) -> Numbers:
         """The rows evaluated ahead, from the step `t` on, for each step one for each group; often there are none."""
-        known, first, table = self._ahead or ({}, t, np.zeros((0, 0, 0)))
-        return table[max(t - first, 0) :] if known is hyper and t >= first else table[:0]
+        ahead = self._ahead
+        if ahead is None or ahead.hyper is not hyper or not ahead.has(t):
+            return np.zeros((0, 0, 0))
+        return ahead.table[t - ahead.first :]
+
+    def _evaluated(self, t: int, hyper: Mapping[str, Numbers]) -> Ahead:
+        """Rows of this step and perhaps of more. With new numbers only the columns that read these are computed.
+
+        Schedules change the learning rate in every step, and powers of `t` take most of the time.
+        """
+        base = self._base
+        if hyper is self._last or base is None or not base.has(t):
+            self._base = Ahead(hyper, t, self._values(self.table, t, 1 if base is None else AHEAD, hyper))
+            return self._base
+        columns, table = self._columns_reading({k for k, v in hyper.items() if v.tobytes() != base.hyper[k].tobytes()})
+        rows = base.table[t - base.first :][:1].copy()
+        rows[..., columns] = self._values(table, t, 1, hyper)
+        return Ahead(hyper, t, rows)
+
+    def _columns_reading(self, names: Set[str]) -> tuple[list[int], ScalarTable]:
+        """The columns that read some of these hyper-parameters, and the table of them alone."""
+        key = frozenset(names)
+        if key not in self._reading:
+            columns = [i for i, value in enumerate(self.table.columns) if key & ScalarTable.of([value]).hyper]
+            self._reading[key] = columns, ScalarTable.of([self.table.columns[i] for i in columns])
+        return self._reading[key]
+
+    def _values(self, table: ScalarTable, t: int, steps: int, hyper: Mapping[str, Numbers]) -> Numbers:
+        counts = np.arange(t, t + steps, dtype=np.float64)[:, None]
+        chosen = {k: _narrow(hyper[k][self.slots])[None, :] for k in table.hyper}
+        return table.evaluate((steps, self.slots.size), chosen, counts, {}, {})[0]
 
     def separate(
         self, t: Numbers, fired: Numbers | None, hyper: Mapping[str, Numbers], states: Mapping[str, Numbers],

@@ -167,6 +167,11 @@ class Machine:
                 self.alike.take_numbers()
         return True
 
+    def take_numbers(self, groups: Groups) -> bool:
+        """Takes over new values of the groups for a repeated step; False where their lists or rules are new."""
+        snapshot = self._snapshot
+        return snapshot.has_lists(groups) and (snapshot.has_values(groups) or self._follow([Change.VALUES], groups))
+
     def _follow_states(self) -> bool:
         """Takes over states whose memory moved; False where more than their address is new."""
         self.residence.check_capture(NEW_TENSORS)

@@ -1,4 +1,4 @@
-"""Steps that repeat the last one: nothing changed but gradients, and the next row of the scalar table is known.
+"""Steps that repeat the last one: nothing changed but gradients, and perhaps numbers of the groups.
 
 After a kernel of many bytes little else is in the processor's caches. What Python does around a step then costs twenty
 times as much as when it is warm; so a repeated step runs as little of Python as can be. One call checks all that must
@@ -8,7 +8,7 @@ be checked, as in `survey`: the groups' dicts, their lists, parameters, gradient
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -22,6 +22,7 @@ from rulec.runtime.counts import Counts
 from rulec.runtime.debug import LEVEL
 from rulec.runtime.launch import Launch
 from rulec.runtime.rows import Numbers, ScalarRows
+from rulec.torch.group_rules import Groups
 from rulec.torch.plans import StepPlan
 from rulec.torch.residence import Residence
 from rulec.torch.store import Store
@@ -30,39 +31,49 @@ from rulec.torch.survey import ANSWER, REPEAT, Contents, Survey, job_of
 #: Classes of values that stay what they are as long as they are the same object.
 _STEADY = frozenset({float, int, bool, str, type(None)})
 
+#: Takes new values of groups over into the engines. It is False where these mean other rules, or lists are new.
+Take = Callable[[Groups], bool]
+
 
 class Repeat:
-    """The steps after a step of these launches, as many as there are `rows` of the scalar table for each launch."""
+    """The steps after a step of these launches, with new gradients and new numbers of the groups."""
 
     def __init__(
-        self, survey: Survey, groups: list[dict[str, Any]], store: Store, launches: Sequence[Launch],
-        rows: Sequence[Numbers], residence: Residence,
+        self, survey: Survey, plan: StepPlan, groups: list[dict[str, Any]], keywords: Sequence[str], store: Store,
+        launches: Sequence[Launch], residence: Residence,
     ) -> None:  # fmt: skip
-        self._survey, self._groups, self._store, self._kept = survey, groups, store, (launches, rows)
+        self._survey, self._plan, self._store, self._launches = survey, plan, store, launches
+        self._groups, self._keywords = groups, keywords
         self._may_be_captured = "cuda" in residence.types
-        #: The number of further steps.
-        self.left = min(map(len, rows))
+        #: The number of further steps whose rows of the scalar table are known.
+        self.left = 0
+        self._rows: list[Numbers] = []
         #: What each bucket's call is run by.
-        self.calls = [
-            launch.version.call.standing(launch.rows, ahead)  # type: ignore[union-attr]
-            for launch, ahead in zip(launches, rows, strict=True)
-        ]
+        self.calls = [launch.version.call.standing(launch.rows) for launch in launches]  # type: ignore[union-attr]
         self._runs = [call.run for call in self.calls]
         #: Whether an interrupt left a step of which nobody can say how far it went.
         self.unfinished = False
-        counts = np.array([_counts(*of) for of in zip(launches, rows, self.calls, strict=True)], np.int64)
-        self._job = job_of(survey, REPEAT, Contents([groups, *survey.lists], groups), counts)
+        counts = np.array([_counts(*of) for of in zip(launches, self.calls, strict=True)], np.int64)
+        self._contents = Contents([groups, *survey.lists], groups)
+        self._job = job_of(survey, REPEAT, self._contents, counts)
 
-    def done(self, groups: Any, state: Any) -> bool:
-        """Takes the step. False, and nothing written, where it is not as the last one."""
+    def done(self, groups: Any, state: Any, take: Take) -> bool:
+        """Takes the step. False, and nothing written, where more than gradients and numbers is not as before.
+
+        HyperError, and nothing written, where a new number is out of its range.
+        """
         store = self._store
-        if not self.left or groups is not self._groups or state is not store or store.edits.changed:
+        if groups is not self._groups or state is not store or store.edits.changed:
             return False
         if self._may_be_captured and torch.cuda.is_current_stream_capturing():  # a plain step refuses that in words
             return False
         done = 0
         try:
-            if not self._job.done():
+            if not self.left:
+                self._take_numbers(take)
+                if not self._take_rows():
+                    return False
+            if not self._job.done() and not (self._take_numbers(take) and self._take_rows() and self._job.done()):
                 return False
             self.left -= 1
             for run in self._runs:
@@ -70,13 +81,32 @@ class Repeat:
                 done += 1
             self._job.words[ANSWER] = 0  # written out: a step counts its calls
         except Exception as error:
-            self._put_back(done, error)
+            if self._job.answered:
+                self._put_back(done, error)
             raise
         except BaseException:
             self._finish()
             raise
         finally:
             self._survey.release()
+        return True
+
+    def _take_numbers(self, take: Take) -> bool:
+        """Takes over new numbers of the groups, as equal ones may be; False where there are none, or more is new."""
+        if not take(self._groups) or not _are_steady(self._groups, self._keywords):
+            return False
+        for share in self._plan.shares:
+            share.engine.take_table(share.engine.table)
+        return self._contents.take_dicts()
+
+    def _take_rows(self) -> bool:
+        """Has the calls go on with the rows of the next steps; False where tensors differ in their counts."""
+        self.left, self._rows = 0, [*map(_rows_ahead, self._launches)]
+        for call, rows in zip(self.calls, self._rows, strict=True):
+            if not len(rows):
+                return False
+            call.renew(rows)
+        self.left = min(map(len, self._rows))
         return True
 
     def _finish(self) -> None:
@@ -95,7 +125,7 @@ class Repeat:
     def _put_back(self, done: int, error: Exception) -> None:
         """Counts the step back for buckets without an update; PartialUpdate where `done` buckets have theirs."""
         self._job.forget()
-        launches, _ = self._kept
+        launches = self._launches
         for launch in launches[done:]:
             launch.part.bucket.counts.advance(None, -1)
         if done:
@@ -113,11 +143,9 @@ def repeat_of(
     """The repeat of a step with these launches; None where a step may do more than launch kernels."""
     if LEVEL or type(groups) is not list or not launches or not all(map(_is_plain, launches)):
         return None
-    values = chain.from_iterable([group[keyword] for keyword in keywords] for group in groups)
-    rows = [_rows_ahead(launch) for launch in launches]
-    if not all(map(len, rows)) or not _is_steady(values) or not {dict}.issuperset(map(type, groups)):
+    if not {dict}.issuperset(map(type, groups)) or not _are_steady(groups, keywords):
         return None
-    repeat = Repeat(survey, groups, store, launches, rows, residence)
+    repeat = Repeat(survey, plan, groups, keywords, store, launches, residence)
     call_of = {id(launch.part.bucket): call for launch, call in zip(launches, repeat.calls, strict=True)}
     places: dict[int, int] = {}
     for share in plan.shares:
@@ -128,6 +156,11 @@ def repeat_of(
         places |= zip(there, at, strict=True)
     survey.point([places[i] for i in range(len(plan.written))], launches)
     return repeat
+
+
+def _are_steady(groups: Groups, keywords: Sequence[str]) -> bool:
+    """Whether each number of the groups stays what it is as long as it is the same object."""
+    return _is_steady(chain.from_iterable([group[keyword] for keyword in keywords] for group in groups))
 
 
 def _is_steady(values: Iterable[Any]) -> bool:
@@ -147,17 +180,18 @@ def _is_plain(launch: Launch) -> bool:
 
 
 def _rows_ahead(launch: Launch) -> Numbers:
-    """The rows of the scalar table for the steps after a launch."""
+    """The rows of the scalar table for the steps after those of a launch; none where tensors differ in their counts."""
     rows, count = launch.version.rows, launch.part.bucket.counts.common(None)  # type: ignore[union-attr]
     assert isinstance(rows, ScalarRows)
-    ahead = rows.ahead((count or 0) + 1, launch.common.hyper.named)
-    # A repeat goes on from the rows of the launch, one after the other.
-    follows = len(ahead) and array_address(ahead) == array_address(launch.rows.table) + ahead.strides[0]
-    return ahead if count is not None and follows else ahead[:0]
+    if count is None:
+        return np.zeros((0, 0, 0))
+    hyper = launch.common.hyper.named
+    rows.shared(count + 1, hyper)
+    return rows.ahead(count + 1, hyper)
 
 
-def _counts(launch: Launch, rows: Numbers, call: Standing) -> tuple[int, ...]:
+def _counts(launch: Launch, call: Standing) -> tuple[int, ...]:
     """The row of a bucket in the job, as `COUNTS` has it."""
-    numbers, stride = launch.part.bucket.counts.numbers, rows.strides[0]
+    numbers = launch.part.bucket.counts.numbers
     t = int(np.float64(numbers[0]).view(np.int64))
-    return array_address(numbers), len(numbers), t, call.table, stride, call.next
+    return array_address(numbers), len(numbers), t, call.table, launch.rows.table.nbytes, call.next

@@ -77,6 +77,15 @@ class Snapshot:
         moved = moved or (self._plain and not (self._guard(*self.params) or self._unaltered()))
         return [*((Change.MEMORY,) if moved else ()), *(() if same else (Change.VALUES,))]
 
+    def has_lists(self, groups: Groups) -> bool:
+        """Whether the groups have the lists of parameters of the last look; what is in them is not looked at."""
+        lists = [group["params"] for group in groups]
+        return len(lists) == len(self.lists) and all(map(is_, lists, self.lists))
+
+    def has_values(self, groups: Groups) -> bool:
+        """Whether the groups have the values of the last look."""
+        return self._values.same(groups)
+
     def _unaltered(self) -> bool:
         """Whether each parameter has its shape, memory order, dtype and device; the next look may ask all at once."""
         if self.altered() is not None:

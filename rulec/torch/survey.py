@@ -123,6 +123,18 @@ class Contents:
         self.dicts = [(each, [*chain.from_iterable(each.items())]) for each in dicts]
         self._ids = [np.array([*map(id, kept)], np.int64) for _, kept in (*self.lists, *self.dicts)]
 
+    def take_dicts(self) -> bool:
+        """Takes over new keys and values of the dicts, in jobs too; False where there are none, or another number."""
+        now = [(each, [*chain.from_iterable(each.items())]) for each, _ in self.dicts]
+        ids = [[*map(id, entries)] for _, entries in now]
+        before = [[*map(id, entries)] for _, entries in self.dicts]
+        if ids == before or [*map(len, ids)] != [*map(len, before)]:
+            return False
+        for words, new in zip(self._ids[len(self.lists) :], ids, strict=True):
+            words[:] = new
+        self.dicts = now
+        return True
+
     def tables(self) -> list[Numbers]:
         """The tables of lists and of dicts in a job."""
         ids = iter(self._ids)

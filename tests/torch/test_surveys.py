@@ -180,6 +180,83 @@ def test_every_change_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert optimizer.skipped_steps == 0
 
 
+SCHEDULES: dict[str, Callable[[dict[str, Any], int], Any]] = {
+    "rate": lambda group, t: group.update(lr=0.1 / (1 + t)),
+    "rate from the fifth step on": lambda group, t: group.update(lr=0.1 / max(t, 5)),
+    "coefficients": lambda group, t: group.update(betas=(0.85 + 0.01 * (t % 3), 0.95)),
+    "all": lambda group, t: group.update(
+        lr=0.1 / (1 + t), betas=(0.8, 0.9 + 0.001 * t), eps=1e-8 * t, weight_decay=0.01 * t
+    ),
+    "without decay": lambda group, t: group.update(weight_decay=0.0 if t % 4 == 0 else 0.01),
+    "without any decay": lambda group, t: group.update(weight_decay=0.0 if t > 6 else 0.01),
+    "a flag": lambda group, t: group.update(maximize=t % 3 == 0),
+    "a word and a rate": lambda group, t: group.update(lr=0.1 / (1 + t), **{f"note {t // 5}": t}),
+    "numbers and a tensor": lambda group, t: group.update(lr=torch.tensor(0.1 / (1 + t)) if t == 8 else 0.1 / (1 + t)),
+}
+
+
+def scheduled(change: Callable[[dict[str, Any], int], Any], make: Any, second: bool) -> tuple[list[Tensor], Any, int]:
+    """Parameters of two groups after steps before which numbers change, and how many steps repeated another.
+
+    The numbers of the second group change too, or only those of the first.
+    """
+    params = parameters(shapes=SHAPES * 5)
+    groups = [{"params": params[:7]}, {"params": params[7:], "lr": 0.03}]
+    optimizer = make(groups, lr=0.1, foreach=False)
+    repeated = 0
+    for t in range(1, 18):
+        give_gradients(params, t)
+        for group in optimizer.param_groups[: 1 + second]:
+            change(group, t)
+        machine = getattr(optimizer, "_machine", None)
+        before = machine and machine.repeat
+        optimizer.step()
+        repeated += before is not None and optimizer._machine.repeat is before
+    return params, optimizer, repeated
+
+
+@pytest.mark.parametrize("second", [False, True], ids=["one group", "both groups"])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_steps_between_which_numbers_change_repeat_each_other(
+    name: str, second: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, optimizer, repeated = scheduled(SCHEDULES[name], rulec.torch.AdamW, second)
+    others = {
+        "without decay": 1,
+        "without any decay": 1,
+        "a flag": 0,
+        "a word and a rate": 8,
+        "numbers and a tensor": 6,
+    }
+    assert repeated >= others.get(name, 13)
+    theirs, _, _ = scheduled(SCHEDULES[name], torch.optim.AdamW, second)
+    assert difference(ours, theirs) <= 8
+    monkeypatch.setattr(plans, "survey_of", _none)
+    asked, other, none = scheduled(SCHEDULES[name], rulec.torch.AdamW, second)
+    assert (difference(ours, asked), none) == (0, 0)
+    assert [p._version for p in ours] == [p._version for p in asked]
+    assert [int(s["step"]) for s in optimizer.state.values()] == [int(s["step"]) for s in other.state.values()]
+
+
+def test_a_number_out_of_its_range_is_refused_in_a_repeated_step() -> None:
+    params, optimizer = settled()
+    before = [p.detach().clone() for p in params]
+    versions = [p._version for p in params]
+    for _ in range(2):
+        optimizer.param_groups[0]["lr"] = -1.0
+        with pytest.raises(HyperError, match="lr=-1"):
+            optimizer.step()
+        assert [p._version for p in params] == versions
+        assert all(torch.equal(a, b) for a, b in zip(params, before, strict=True))
+        assert {int(s["step"]) for s in optimizer.state.values()} == {STEPS}
+    optimizer.param_groups[0]["lr"] = 0.1
+    optimizer.step()
+    assert {int(s["step"]) for s in optimizer.state.values()} == {STEPS + 1}
+    again, other = settled()
+    other.step()
+    assert difference(params, again) == 0
+
+
 def test_a_gradient_that_no_kernel_reads_is_refused_before_anything_is_written() -> None:
     params, optimizer = settled()
     before = [p.detach().clone() for p in params]
@@ -520,9 +597,8 @@ def trained(rule, repeats):
         if step == 9:
             params[2].grad = None
         before = optimizer._machine and optimizer._machine.repeat
-        left = before.left if before else 0
         optimizer.step()
-        repeated += left - before.left if before else 0
+        repeated += before is not None and optimizer._machine.repeat is before
     assert (repeated >= 4) == repeats, repeated
     return [x for p in params for x in (p, *optimizer.state[p].values())]
 
