@@ -72,7 +72,7 @@ def timed(
 
     A contender is one call, or as many as it has sets of inputs, which take turns too. The device is held until a call
     is handed over as a whole, as it is in training, where the host is ahead: for one and a half times the host's time,
-    and twice as long after a call for which that was too short, which is then made again; at most a fifth of a second.
+    a fifth of a second at most. A call that is handed over late is made again, with the device held twice as long.
     No round is begun after `seconds`, but `FEWEST` are.
     """
     names = list(contenders)
@@ -100,7 +100,7 @@ _WARM = 5
 class _Hold:
     """How long the device is held before each call of a contender, which the host takes `host` seconds to hand over.
 
-    `is_late` says whether that was too short for a call that counts.
+    `is_late` says whether the hold was too short for a call that counts.
     """
 
     def __init__(self, device: Device, host: float) -> None:

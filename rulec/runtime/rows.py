@@ -75,7 +75,7 @@ class ScalarRows:
         return ahead.table[t - ahead.first :]
 
     def _evaluated(self, t: int, hyper: Mapping[str, Numbers]) -> Ahead:
-        """Rows of this step and perhaps of more. With new numbers only the columns that read these are computed.
+        """Rows of this step and perhaps of more. Of new numbers only the columns with them are computed.
 
         Schedules change the learning rate in every step, and powers of `t` take most of the time.
         """
@@ -89,7 +89,7 @@ class ScalarRows:
         return Ahead(hyper, t, rows)
 
     def _columns_reading(self, names: Set[str]) -> tuple[list[int], ScalarTable]:
-        """The columns that read some of these hyper-parameters, and the table of them alone."""
+        """The columns with some of the hyper-parameters `names`, and the table of them alone."""
         key = frozenset(names)
         if key not in self._reading:
             columns = [i for i, value in enumerate(self.table.columns) if key & ScalarTable.of([value]).hyper]

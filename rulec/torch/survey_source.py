@@ -17,7 +17,7 @@ JOB = (
 #: The words of a list or a dict: the object, its length, and its entries (keys and values in turn).
 CONTENTS = ("object", "length", "entries")
 
-#: The first words of a tensor that must be as it was; those of its storage follow. `kind` is the address of the words
+#: The first words of a tensor that must be as it was; the words of its storage follow. `kind` is the address of the words
 #: of its implementation, of which tensors alike have the same.
 TENSOR = ("object", "impl", "storage", "kind")
 
@@ -108,7 +108,7 @@ def answer(function, handle, answers):
 
 @compiled
 def same_words(impl, kind):
-    """Whether an implementation has these words: then it is what another was, and torch need not be asked."""
+    """Whether an implementation has the words at `kind`: then torch need not be asked."""
     changed = 0
     for i in range({impl_words}):
         changed |= word(impl, {impl_first} + i) ^ word(kind, i)

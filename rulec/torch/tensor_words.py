@@ -96,7 +96,7 @@ def words_of(where: TensorLayout, tensor: Tensor) -> list[int]:
 
 
 def impl_words_of(where: TensorLayout, tensor: Tensor) -> list[int]:
-    """The words of a tensor's implementation that say what it is, wherever its storage lies."""
+    """The words of a tensor's implementation, from its shape on."""
     return _words(tensor._cdata + 8 * where.impl_first, where.impl_words)
 
 
