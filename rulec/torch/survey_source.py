@@ -17,8 +17,8 @@ JOB = (
 #: The words of a list or a dict: the object, its length, and its entries (keys and values in turn).
 CONTENTS = ("object", "length", "entries")
 
-#: The first words of a tensor that must be as it was; the words of its storage follow. `kind` is the address of the words
-#: of its implementation, of which tensors alike have the same.
+#: The first words of a tensor that must be as it was; the words of its storage follow. `kind` is the address of the
+#: words of its implementation, of which tensors alike have the same.
 TENSOR = ("object", "impl", "storage", "kind")
 
 #: The words of a record, for a parameter's gradient. `impl` is the parameter's implementation, `kind` the address of
