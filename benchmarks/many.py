@@ -52,7 +52,11 @@ def _size(
     arrays, rows = _arrays(kernels, count, elements), kernels.rows(count, (elements,))
     contenders = {"kernel": bound(kernels.kernel, *arrays, rows), "limit": bound(kernels.limit, *arrays, rows)}
     if with_torch:
-        contenders |= {"step": _our_step(count, elements), "torch": _torch_step(count, elements)}
+        contenders |= {"step": _our_step(count, elements), "torch": _torchs(count, elements).step}
+        contenders |= {
+            "scheduled": _scheduled(_ours(count, elements)),
+            "torch scheduled": _scheduled(_torchs(count, elements)),
+        }
     times = interleaved(contenders, rounds, settled=True)
     seconds = times.medians()
     detail = {**seconds, "scatter": times.quartiles("limit", "kernel")}
@@ -61,6 +65,10 @@ def _size(
         detail = {**seconds, "scatter": times.quartiles("torch", "step")}
         measure = "step, times as fast as torch's fused step"
         yield Row(label, measure, times.ratio("torch", "step"), target, detail=detail)
+        detail = {**seconds, "scatter": times.quartiles("torch scheduled", "scheduled")}
+        yield Row(
+            label, f"{measure}, with a schedule", times.ratio("torch scheduled", "scheduled"), None, detail=detail
+        )
         kind = type(kernels.kernel.bind(*arrays[::2]))
         added = time_around(lambda: _our_step(count, elements), kind, 5 * rounds)
         detail = {"seconds": added, "per_tensor": added / count}
@@ -81,17 +89,32 @@ def _arrays(kernels: Pair, count: int, elements: int) -> tuple[list[Any], list[A
     return [signed() for _ in range(count)], [signed() for _ in range(count)], states
 
 
-def _our_step(count: int, elements: int) -> Callable[[], object]:
+def _ours(count: int, elements: int) -> Any:
     import rulec.torch
 
-    step: Callable[[], object] = rulec.torch.AdamW(tensors(count, elements)).step
+    return rulec.torch.AdamW(tensors(count, elements))
+
+
+def _torchs(count: int, elements: int) -> Any:
+    import torch
+
+    return torch.optim.AdamW(tensors(count, elements), fused=True)
+
+
+def _our_step(count: int, elements: int) -> Callable[[], object]:
+    step: Callable[[], object] = _ours(count, elements).step
     return step
 
 
-def _torch_step(count: int, elements: int) -> Callable[[], object]:
-    import torch
+def _scheduled(optimizer: Any) -> Callable[[], object]:
+    """Steps with another learning rate each, as a schedule gives them."""
+    group = optimizer.param_groups[0]
 
-    return torch.optim.AdamW(tensors(count, elements), fused=True).step
+    def step() -> None:
+        group["lr"] *= 1.0001
+        optimizer.step()
+
+    return step
 
 
 def _groups(rounds: int) -> Row:

@@ -101,11 +101,12 @@ def test_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(many, "GROUPS", 4)
     result = many.measure(True)
     assert [(row.target, row.sense) for row in result.rows] == [
-        (0.9, "at least"), (7.0, "at least"), (31.0, "at most"), (1.2, "at most"),
+        (0.9, "at least"), (7.0, "at least"), (None, "at least"), (31.0, "at most"), (1.2, "at most"),
     ]  # fmt: skip
-    kernel, step, added, groups = result.rows
+    kernel, step, scheduled, added, groups = result.rows
     assert kernel.value == pytest.approx(kernel.detail["limit"] / kernel.detail["kernel"])
     assert step.value == pytest.approx(step.detail["torch"] / step.detail["step"])
+    assert scheduled.value == pytest.approx(scheduled.detail["torch scheduled"] / scheduled.detail["scheduled"])
     assert added.unit == "us"
     assert groups.value == pytest.approx(groups.detail["groups"] / groups.detail["one"])
 
