@@ -47,6 +47,8 @@ def circles() -> list[list[str]]:
     graph = networkx.DiGraph()
     for name, file in names.items():
         for _, imported, _ in imports(file):
+            if imported.startswith("backends."):  # by a relative import
+                imported = f"rulec_{imported}"
             target = imported if imported in names else imported.rpartition(".")[0]
             if target in names and target != name:
                 graph.add_edge(name, target)

@@ -6,7 +6,7 @@ import textwrap
 
 from rulec.standalone.prose import margin, title
 
-from .standalone import FUNCTIONS, CFile, Parameter
+from .standalone_model import FUNCTIONS, CFile, Parameter
 from .standalone_numbers import used
 
 

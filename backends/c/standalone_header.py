@@ -9,7 +9,7 @@ from rulec.standalone.prose import title
 
 from ..cstyle.element import literal
 from ..cstyle.text import comment, indented
-from .standalone import FUNCTIONS, STATUSES, CFile
+from .standalone_model import FUNCTIONS, STATUSES, CFile
 from .standalone_text import signature
 
 

@@ -11,7 +11,7 @@ from rulec.standalone.cases import Case
 
 from ..cstyle.format_words import function_name
 from ..cstyle.text import indented
-from .standalone import STATUSES, CFile, is_vector
+from .standalone_model import STATUSES, CFile, is_vector
 from .standalone_numbers import used
 from .standalone_text import block, branch, extents, loop, signature
 from .standalone_words import TYPES, expression, narrowed, widened

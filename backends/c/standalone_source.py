@@ -13,7 +13,7 @@ from rulec.standalone.prose import introduction, vendored
 from ..cstyle.element import literal
 from ..cstyle.format_words import format_functions
 from ..cstyle.text import comment, indented
-from .standalone import CFile
+from .standalone_model import CFile
 from .standalone_public import Public
 from .standalone_step import StepText
 from .standalone_text import block, branch, extents, guarded, signature, wrapped

@@ -15,8 +15,8 @@ from rulec.standalone.cases import Version
 
 from ..cstyle.element import Parameter
 from ..cstyle.format_words import CodedNames, function_name
-from .standalone import CFile
 from .standalone_matrix import WRITTEN, MatrixFunctions
+from .standalone_model import CFile
 from .standalone_numbers import LOOPS, Numbers, placed, used
 from .standalone_stage import StageText
 from .standalone_text import block, branch, extents, loop, signature

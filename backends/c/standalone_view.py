@@ -5,7 +5,7 @@ from __future__ import annotations
 from rulec.language.node import Node, Op, node
 from rulec.runtime.plan import needs_matrix
 
-from .standalone import CFile
+from .standalone_model import CFile
 from .standalone_text import block, branch, loop, signature
 from .standalone_words import expression
 

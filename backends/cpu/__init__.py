@@ -8,18 +8,10 @@ A program of several stages makes several passes; each writes partial reductions
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import importlib.metadata
 import importlib.util
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rulec import formats
-from rulec.arrays import random
-from rulec.backend import cache
-from rulec.backend.cache import Source
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
@@ -27,7 +19,7 @@ from rulec.kernel.coded import is_flat
 from rulec.kernel.place import moving_lines
 
 from .call import ElementwiseCall
-from .machine import ENTRY, Machine, architecture, compile_text, emit_object
+from .machine import Machine, loaded
 from .print import kernel_source
 
 if TYPE_CHECKING:
@@ -55,7 +47,7 @@ class CpuBackend:
 
     def build(self, program: Program, layout: Layout, source: str) -> CpuKernel:
         """The kernel of a source text: from the cache, or compiled into it."""
-        return CpuKernel(program, layout, _machine(program.name, source))
+        return CpuKernel(program, layout, loaded(program.name, source))
 
     def decodes(self, program: Program, layout: Layout) -> bool:
         """Whether states in codes are decoded and encoded by the kernel, part by part: where no stage sees matrices."""
@@ -63,7 +55,7 @@ class CpuBackend:
 
     def machine(self, name: str, source: str) -> Machine:
         """The machine code of a printed source with a function `kernel(job)`: from the cache, or compiled into it."""
-        return _machine(name, source)
+        return loaded(name, source)
 
     def emit_estimate(self, program: Program, layout: Layout, values: Values) -> str:
         """The source of a kernel with noise for its gradient: see `rulec.backend.noise`."""
@@ -75,7 +67,7 @@ class CpuBackend:
         """The kernel of a source text of `emit_estimate`: from the cache, or compiled into it."""
         from ..noise import NoiseKernel
 
-        return NoiseKernel(CpuKernel(program, layout, _machine(f"{program.name}_{values}", source)))
+        return NoiseKernel(CpuKernel(program, layout, loaded(f"{program.name}_{values}", source)))
 
     def fill_noise(self, out: Any, noise: Noise, offset: int = 0) -> None:
         """Writes elements of noise into a dense NumPy array or PyTorch tensor: see `rulec.backend.noise`."""
@@ -103,7 +95,7 @@ def limit_kernel(program: Program, layout: Layout) -> CpuKernel:
     """
     from .limit import limit_source
 
-    return CpuKernel(program, layout, _machine(f"{program.name}_limit", limit_source(program, layout)), flat=True)
+    return CpuKernel(program, layout, loaded(f"{program.name}_limit", limit_source(program, layout)), flat=True)
 
 
 def ffi_kernel(program: Program, layout: Layout) -> FfiKernel:
@@ -112,37 +104,7 @@ def ffi_kernel(program: Program, layout: Layout) -> FfiKernel:
     from .machine import FFI_ENTRY
 
     source = ffi_source(program, layout)
-    return FfiKernel(program, layout, source, _machine(f"{program.name}_ffi", source, FFI_ENTRY))
-
-
-@functools.lru_cache(maxsize=1024)
-def _machine(name: str, source: str, entry: str = ENTRY) -> Machine:
-    """The loaded machine code of a source: from the cache where the file is whole, else compiled under its lock."""
-    return cache.kernel(
-        "cpu", cache.cache_key(source, *_facts()), "kernel.o", Source(f"{cache.file_name(name)}.py", source),
-        lambda path: _compile(path, source, entry), lambda content, _: Machine(content, entry),
-    )  # fmt: skip
-
-
-def _compile(path: Path, source: str, entry: str) -> bytes:
-    return emit_object(compile_text(source, path, entry))
-
-
-#: The modules with the definitions of words and the calls of the compiler. Text of other modules is in the source.
-_WORDS = (
-    "words", "math", "tables", "lanes", "storage", "machine", "target", "ffi_words", "noise_words",
-    "noise_record", "normal", "philox", "format_words",
-)  # fmt: skip
-
-
-@functools.cache
-def _facts() -> tuple[str, ...]:
-    """The facts that machine code depends on beside the source: the compilers, definitions of words, the processor."""
-    files = [*(Path(__file__).with_name(f"{name}.py") for name in _WORDS), Path(random.__file__)]
-    files += sorted(Path(formats.__file__).parent.glob("*.py"))
-    words = hashlib.sha256(b"".join(file.read_bytes() for file in files))
-    versions = [importlib.metadata.version(package) for package in ("numba", "llvmlite")]
-    return (*versions, words.hexdigest(), architecture())
+    return FfiKernel(program, layout, source, loaded(f"{program.name}_ffi", source, FFI_ENTRY))
 
 
 class CpuKernel:

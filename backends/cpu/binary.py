@@ -16,7 +16,7 @@ from ..binary import PackedBits
 from . import threads as cpu_threads
 from .binary_plan import TABLE, Plan
 from .binary_source import ARRANGE, DRAW_TABLE, MULTIPLY, SUM_TABLE, draw_source, product_source, sum_source
-from .machine import Machine
+from .machine import Machine, loaded
 from .threads import Job
 
 #: The words of bits in a span of a sum.
@@ -76,6 +76,4 @@ _SOURCES = {"product": product_source, "draw": draw_source, "sum": sum_source}
 
 @functools.cache
 def _machine(name: str) -> Machine:
-    from . import _machine as compiled
-
-    return compiled(f"binary_{name}", _SOURCES[name]())
+    return loaded(f"binary_{name}", _SOURCES[name]())

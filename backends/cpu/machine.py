@@ -7,11 +7,18 @@ runs no other code than the kernel.
 from __future__ import annotations
 
 import ctypes
+import functools
+import hashlib
+import importlib.metadata
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+from rulec import formats
+from rulec.arrays import random
+from rulec.backend import cache
+from rulec.backend.cache import Source
 from rulec.errors import InternalError
 
 from .target import small_target
@@ -157,3 +164,29 @@ class Machine:
         self.run = ctypes.CFUNCTYPE(None, ctypes.c_size_t)(self.address)
         # A late thread of a job may call this after all other references to the kernel are gone.
         self.run.engine = self._engine  # type: ignore[attr-defined]
+
+
+@functools.lru_cache(maxsize=1024)
+def loaded(name: str, source: str, entry: str = ENTRY) -> Machine:
+    """The loaded machine code of a source: from the cache where the file is whole, else compiled under its lock."""
+    return cache.kernel(
+        "cpu", cache.cache_key(source, *_facts()), "kernel.o", Source(f"{cache.file_name(name)}.py", source),
+        lambda path: emit_object(compile_text(source, path, entry)), lambda content, _: Machine(content, entry),
+    )  # fmt: skip
+
+
+#: The modules with the definitions of words and the calls of the compiler. Text of other modules is in the source.
+_WORDS = (
+    "words", "math", "tables", "lanes", "storage", "machine", "target", "ffi_words", "noise_words",
+    "noise_record", "normal", "philox", "format_words",
+)  # fmt: skip
+
+
+@functools.cache
+def _facts() -> tuple[str, ...]:
+    """The facts that machine code depends on beside the source: the compilers, definitions of words, the processor."""
+    files = [*(Path(__file__).with_name(f"{name}.py") for name in _WORDS), Path(random.__file__)]
+    files += sorted(Path(formats.__file__).parent.glob("*.py"))
+    words = hashlib.sha256(b"".join(file.read_bytes() for file in files))
+    versions = [importlib.metadata.version(package) for package in ("numba", "llvmlite")]
+    return (*versions, words.hexdigest(), architecture())

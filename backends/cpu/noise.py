@@ -16,7 +16,7 @@ from rulec.kernel.bucket.chunks import Chunks, flat_chunks
 
 from ..noise import RECORD, filling, records
 from . import threads as cpu_threads
-from .machine import Machine
+from .machine import Machine, loaded
 from .noise_source import noisy_source
 from .threads import POLICY, Job
 
@@ -69,9 +69,7 @@ def _kernel(noise: Noise, out: Any) -> Machine:
 
 @functools.cache
 def _filling(values: Any, dtype: str) -> Machine:
-    from . import _machine
-
-    return _machine(f"{values}_noise_{dtype}", noisy_source(*filling(dtype), values))
+    return loaded(f"{values}_noise_{dtype}", noisy_source(*filling(dtype), values))
 
 
 def _dtype(array: Any) -> str:

@@ -6,7 +6,6 @@ tables on the device. Elements move 16 bytes at a time where addresses allow it.
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 from collections.abc import Sequence
 from typing import Any
@@ -15,22 +14,17 @@ from rulec.backend.noise import Noise
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
-from rulec.errors import BackendUnavailable
 
 from ..noise import fill
 from .binary import CupyBinary
 from .binary_source import source as binary_source
-from .call import CudaCall, Functions
+from .call import CudaCall
 from .coded import decodes
-from .memory import memory_of, used
+from .memory import Modules, first_line, memory_of, modules_of, used
 from .noise import estimate_source
 from .noise_call import CudaNoiseCall, shared_ring
-from .nvrtc import loaded
 from .plan import THREADS
 from .print import kernel_source
-
-#: The least compute capability, times 10: earlier GPUs have no instruction for rounding to bfloat16.
-OLDEST = 80
 
 
 class CupyBackend:
@@ -53,7 +47,7 @@ class CupyBackend:
                 return "CuPy is here for AMD's GPUs, and these kernels are for NVIDIA's: use backend 'triton'"
             count = cupy.cuda.runtime.getDeviceCount()
         except Exception as error:  # noqa: BLE001 - whatever CuPy finds wrong with a driver or a library
-            return f"CuPy finds no GPU ({_first_line(error)}): install NVIDIA's driver, or use another backend"
+            return f"CuPy finds no GPU ({first_line(error)}): install NVIDIA's driver, or use another backend"
         return None if count else "CuPy finds no GPU: install NVIDIA's driver, or use another backend"
 
     def emit(self, program: Program, layout: Layout) -> str:
@@ -66,11 +60,11 @@ class CupyBackend:
 
     def build(self, program: Program, layout: Layout, source: str) -> CupyKernel:
         """The kernel of a source text, compiled for a device at the first `bind` there."""
-        return CupyKernel(program, layout, _modules(source), self.threads)
+        return CupyKernel(program, layout, modules_of(source), self.threads)
 
     def binary(self) -> CupyBinary:
         """The kernels of binary layers, for CuPy's arrays."""
-        return CupyBinary(_modules(binary_source()))
+        return CupyBinary(modules_of(binary_source()))
 
     def emit_estimate(self, program: Program, layout: Layout, values: str) -> str:
         """The source of a kernel with a sum of noise of the kind `values` for its gradient."""
@@ -78,7 +72,7 @@ class CupyBackend:
 
     def build_estimate(self, program: Program, layout: Layout, values: str, source: str) -> CupyEstimate:
         """The kernel of a source text of `emit_estimate`."""
-        return CupyEstimate(program, layout, _modules(source), self.threads)
+        return CupyEstimate(program, layout, modules_of(source), self.threads)
 
     def fill_noise(self, out: Any, noise: Noise, offset: int = 0) -> None:
         """Writes elements `offset` and on of noise, in the current stream, into a contiguous array on a GPU."""
@@ -120,50 +114,3 @@ class CupyEstimate(CupyKernel):
             functions = self.modules.functions(self.program.name, memory.device)
         ring = shared_ring(memory.device) if once else None
         return CudaNoiseCall(self.program, self.layout, functions, self.threads, memory, params, states, offset, ring)
-
-
-class Modules:
-    """A source text, compiled for each device in use."""
-
-    def __init__(self, source: str) -> None:
-        self._source = source
-        self._functions: dict[int, Functions] = {}
-
-    def functions(self, name: str, device: int) -> Functions:
-        """The kernels by name on `device`, which must be the current device.
-
-        BackendUnavailable where the GPU is too old or NVRTC fails, with the first line of NVRTC's error.
-        """
-        if device not in self._functions:
-            _check_age(device)
-            try:
-                self._functions[device] = functools.cache(loaded(self._source).get_function)
-            except Exception as error:
-                raise BackendUnavailable(
-                    f"NVRTC cannot compile the kernels of {name} ({_first_line(error)}): check that CuPy and CUDA fit "
-                    f"together with `python -c 'import cupy; cupy.show_config()'`, or use another backend"
-                ) from error
-        return self._functions[device]
-
-
-@functools.lru_cache(maxsize=1024)
-def _modules(source: str) -> Modules:
-    return Modules(source)
-
-
-def _check_age(device: int) -> None:
-    import cupy
-
-    capability = str(cupy.cuda.Device(device).compute_capability)
-    if int(capability) < OLDEST:
-        raise BackendUnavailable(
-            f"GPU {device} has compute capability {int(capability) / 10:.1f}, and the cupy backend needs "
-            f"{OLDEST / 10:.1f} or later: use another backend"
-        )
-
-
-def _first_line(error: Exception) -> str:
-    """The first line with the word "error" in a message, else the first line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    first = next((line for line in lines if "error" in line.lower()), lines[0] if lines else type(error).__name__)
-    return first.rstrip(".")

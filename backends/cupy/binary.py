@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rulec.backend.binary import Window
 
 from ..binary import PackedBits
 from ..cstyle.binary_words import DRAW
 from .binary_source import SIDE, THREADS
-
-if TYPE_CHECKING:
-    from . import Modules
+from .memory import Modules
 
 
 class CupyBinary(PackedBits):

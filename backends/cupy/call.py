@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,16 +20,13 @@ from rulec.kernel.place import bound_arrays
 
 from ..scalars import arguments, has_scalars, scalar_leaves
 from .coded import bound_in, scales_of
-from .memory import Memory, used
+from .memory import Functions, Memory, used
 from .plan import GIVEN, given_lines
 from .tables import DeviceTable, GivenTable
 from .work import Planner, Work
 
 #: The number of sets of fired tensors with remembered tables.
 _PARTS = 256
-
-#: From the name of a kernel to the kernel.
-Functions = Callable[[str], Any]
 
 
 class CudaCall(AddressedCall[Work]):

@@ -1,7 +1,8 @@
-"""Arrays on a GPU, of CuPy and PyTorch: their addresses and streams, and new ones."""
+"""Arrays on a GPU, of CuPy and PyTorch: their addresses and streams, and new ones; and modules of kernels there."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from operator import attrgetter
@@ -9,7 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from rulec.errors import TensorError
+from rulec.errors import BackendUnavailable, TensorError
+
+from .nvrtc import loaded
+
+#: The kernels of a module by name.
+Functions = Callable[[str], Any]
+
+#: The least compute capability, times 10: earlier GPUs have no instruction for rounding to bfloat16.
+OLDEST = 80
 
 
 class Memory:
@@ -170,3 +179,51 @@ class _Piece:
         # CuPy would lend the memory to others during a copy.
         with suppress(Exception):
             self._copied.synchronize()
+
+
+class Modules:
+    """A source text, compiled for each device in use."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._functions: dict[int, Functions] = {}
+
+    def functions(self, name: str, device: int) -> Functions:
+        """The kernels by name on `device`, which must be the current device.
+
+        BackendUnavailable where the GPU is too old or NVRTC fails, with the first line of NVRTC's error.
+        """
+        if device not in self._functions:
+            _check_age(device)
+            try:
+                self._functions[device] = functools.cache(loaded(self._source).get_function)
+            except Exception as error:
+                raise BackendUnavailable(
+                    f"NVRTC cannot compile the kernels of {name} ({first_line(error)}): check that CuPy and CUDA fit "
+                    f"together with `python -c 'import cupy; cupy.show_config()'`, or use another backend"
+                ) from error
+        return self._functions[device]
+
+
+@functools.lru_cache(maxsize=1024)
+def modules_of(source: str) -> Modules:
+    """The modules of a source text."""
+    return Modules(source)
+
+
+def _check_age(device: int) -> None:
+    import cupy
+
+    capability = str(cupy.cuda.Device(device).compute_capability)
+    if int(capability) < OLDEST:
+        raise BackendUnavailable(
+            f"GPU {device} has compute capability {int(capability) / 10:.1f}, and the cupy backend needs "
+            f"{OLDEST / 10:.1f} or later: use another backend"
+        )
+
+
+def first_line(error: Exception) -> str:
+    """The first line with the word "error" in a message, else the first line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    first = next((line for line in lines if "error" in line.lower()), lines[0] if lines else type(error).__name__)
+    return first.rstrip(".")

@@ -12,8 +12,8 @@ from rulec.kernel.bucket.uploads import Ring, Uploads
 
 from ..noise import Table, sum_dtype
 from ..noise_call import RecordsCall
-from .call import CudaCall, Functions
-from .memory import Memory, used
+from .call import CudaCall
+from .memory import Functions, Memory, used
 from .work import Work
 
 

@@ -466,14 +466,14 @@ def test_arrays_of_two_gpus_are_refused(cupy: Any, monkeypatch: pytest.MonkeyPat
 
 def test_a_gpu_that_is_too_old_is_refused(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_stand_in.Device, "compute_capability", "75")
-    monkeypatch.setattr("rulec_backends.cupy._modules", lambda source: _fresh(source))
+    monkeypatch.setattr("rulec_backends.cupy.modules_of", lambda source: _fresh(source))
     assert refusal([cupy.zeros(3, np.float32)]) == (
         "GPU 0 has compute capability 7.5, and the cupy backend needs 8.0 or later: use another backend"
     )
 
 
 def _fresh(source: str) -> Any:
-    from rulec_backends.cupy import Modules
+    from rulec_backends.cupy.memory import Modules
 
     return Modules(source)
 
@@ -502,7 +502,7 @@ def test_the_first_error_of_nvrtc_is_told(cupy: Any, monkeypatch: pytest.MonkeyP
         )
 
     monkeypatch.setattr(cuda_stand_in.COMPILER, "compile_using_nvrtc", fail)
-    monkeypatch.setattr("rulec_backends.cupy._modules", lambda source: _fresh(source))
+    monkeypatch.setattr("rulec_backends.cupy.modules_of", lambda source: _fresh(source))
     assert refusal([cupy.zeros(3, np.float32)]) == (
         'NVRTC cannot compile the kernels of AdamW (kernel.cu(7): error: identifier "x" is undefined): check that CuPy '
         "and CUDA fit together with `python -c 'import cupy; cupy.show_config()'`, or use another backend"

@@ -24,7 +24,7 @@ from rulec.language.node import Kind, Op, walk
 from rulec.runtime.storage import Storage
 from rulec.standalone.cases import CannotBuild
 from rulec.standalone.prose import written
-from rulec_backends.c.standalone import CFile
+from rulec_backends.c.standalone_model import CFile
 from tests.backends.kinds import ELEMENTWISE
 from tests.library import by_kind, by_share, single
 from tests.standalone.c_library import CRule, CRun, address, drawn
