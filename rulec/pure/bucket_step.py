@@ -126,9 +126,10 @@ class BucketStep:
         """The shape facts of a leaf."""
         return self.bucket.facts[i]
 
-    def batch(self, i: int) -> int:
-        """The number of a leaf's matrices."""
-        return self.bucket.views[i].batch
+    def extents(self, i: int) -> tuple[int, int, int]:
+        """The matrices of a leaf, and their rows and columns."""
+        view = self.bucket.views[i]
+        return view.batch, view.rows, view.cols
 
     def hyper(self, i: int) -> Mapping[str, float]:
         """The hyper-parameters of a leaf that are known when the step is traced."""

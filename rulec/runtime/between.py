@@ -18,7 +18,7 @@ import numpy as np
 
 from rulec.arrays.pieces import Pieces, Stacks
 from rulec.arrays.segments import reduced_to, segments_of, shape_of_letters, spread_from
-from rulec.compiler.ir import PARTS, Axes, Result
+from rulec.compiler.ir import COLS, PARTS, ROWS, Axes, Result
 from rulec.compiler.matrix import MATRIX
 from rulec.compiler.scalars import evaluate_once
 from rulec.language.node import Kind, Node, Op
@@ -237,16 +237,17 @@ class Between(LaunchValues):
     def _widened(self, value: Node, i: int) -> Array:
         """A value of tensor i for each index of more axes."""
         axes, facts, hyper = cast(Axes, value.arg), self.around.facts(i), self.around.hyper(i)
-        extents = {"b": self.around.batch(i), **{str(k): n for k, n in enumerate(segments_of(facts))}}
-        for letter, extent in (("i", axes.rows), ("j", axes.cols)):
-            if extent is not None:
+        batch, rows, cols = self.around.extents(i)
+        extents = {"b": batch, "i": rows, "j": cols, **{str(k): n for k, n in enumerate(segments_of(facts))}}
+        for letter, extent, here in (("i", axes.rows, ROWS), ("j", axes.cols, COLS)):
+            if extent is not None and extent is not here:
                 extents[letter] = int(evaluate_once(extent, hyper, facts, {}))
         operand = self.library.numbers(self._operand(value.args[0], i, known=False))
         return cast(Array, self.library.spread(operand, shape_of_letters(axes.letters, extents)))
 
     def _for_batch(self, x: Array, i: int) -> Array:
         """A value of tensor i that is kept once for all its matrices, for each of them."""
-        return self.library.spread(x, (self.around.batch(i), *x.shape[1:]))  # type: ignore[no-any-return]
+        return self.library.spread(x, (self.around.extents(i)[0], *x.shape[1:]))  # type: ignore[no-any-return]
 
     def _reduced_to(self, part: int, op: Op, x: Array, i: int, axes: tuple[int, ...]) -> Array:
         """A reduction within tensor i to an axis of its batch."""

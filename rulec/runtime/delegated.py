@@ -66,9 +66,9 @@ class WholeValues:
         """The shape facts of a tensor."""
         return self._parts.facts(int(self._places[i]))
 
-    def batch(self, i: int) -> int:
-        """The number of a whole tensor's matrices."""
-        return self._parts.halves(int(self._places[i])).whole.batch
+    def extents(self, i: int) -> tuple[int, int, int]:
+        """The matrices of a whole tensor, and their rows and columns."""
+        return self._parts.halves(int(self._places[i])).extents("bij")
 
     def hyper(self, i: int) -> Mapping[str, float]:
         """The hyper-parameters of a tensor."""

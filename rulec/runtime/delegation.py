@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from rulec.compiler.ir import Axes, Program
+from rulec.compiler.ir import COLS, ROWS, Axes, Program
 from rulec.compiler.layout import ITEM_SIZE, Layout
 from rulec.compiler.scalars import evaluate_once
 from rulec.compiler.view import MatrixView
@@ -80,16 +80,25 @@ class Delegations:
     def _is_whole(self, value: Node) -> bool:
         if value.op is Op.LOAD or value.op.kind is Kind.RANDOM:
             return self.is_factor(value)
+        axes = self._axes[value]
+        if value.op is Op.WIDEN and (axes.rows not in (None, ROWS) or axes.cols not in (None, COLS)):
+            return True
         return value.op.kind is Kind.MATRIX or (any(a in self.whole for a in value.args) and not self.is_join(value))
 
     def _cut(self, values: Sequence[Node]) -> list[tuple[list[Node], list[Node]]]:
-        """The local and the whole values of each delegation of a gap: as few as possible."""
+        """The local and the whole values of each delegation of a gap: as few as possible.
+
+        Reductions over several tensors keep their order: whole tensors of the same rule take theirs in it.
+        """
         levels: dict[Node, int] = {}
+        joined = 0
         for value in values:
             if self._is_whole(value):
                 self.whole[value] = None
             waits = value not in self.whole
             levels[value] = max((levels[a] + (waits and a in self.whole) for a in value.args if a in levels), default=0)
+            if self.is_join(value):
+                levels[value] = joined = max(levels[value], joined)
         cuts: list[tuple[list[Node], list[Node]]] = [([], []) for _ in range(max(levels.values(), default=-1) + 1)]
         for value, level in levels.items():
             cuts[level][value in self.whole].append(value)

@@ -97,10 +97,6 @@ class PortionValues:
         """The shape facts of a tensor."""
         return self.portion.bucket.facts[self.portion.positions[i]]
 
-    def batch(self, i: int) -> int:
-        """The number of a tensor's matrices here."""
-        return self.portion.tensors[i].view.batch
-
     def hyper(self, i: int) -> Mapping[str, float]:
         """The hyper-parameters of a tensor."""
         group = self.groups[i]
@@ -183,7 +179,7 @@ class PortionValues:
         return -elements if buffer == "g" and self.layout.maximize else elements
 
     def extents(self, i: int) -> tuple[int, int, int]:
-        """The matrices of tensor i, and their rows and columns."""
+        """The matrices of tensor i here, and their rows and columns."""
         view = self.portion.tensors[i].view
         return view.batch, view.rows, view.cols
 

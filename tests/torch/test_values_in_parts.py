@@ -22,6 +22,23 @@ LINES = [
     "x = col\ncol = norm(g)", "x = matrix\nmatrix = h",
 ]  # fmt: skip
 
+#: The other arm is a number. The last ones are of another shape than the parameter's.
+ARMS = [
+    'mean(g, per="row")', 'mean(g, per="col")', 'mean(g, per="matrix")', "g", "transpose(g)", "g @ transpose(g)",
+    'sum(transpose(g), per="row")', "diag(g @ transpose(g))", "eye(cols)", 'sum(eye(cols), per="row")',
+]  # fmt: skip
+
+#: Sums of a value to several levels, within a tensor first and over several tensors.
+SUMS = 'x = sum(v, per="tensor") + mean(v*v, per="group") + sum(sum(v + 1, per="row")) + norm(v, per="model")'
+
+#: A state that is set to a number, and then added up.
+SET = [f"{level} = t\nx = sum({level} + 1) + norm({level})" for level in ("row", "col", "matrix")]
+
+
+def number_or(value: str, known: bool = True) -> str:
+    """A value that is a number on one arm, by a condition on `h` or on `t`, and its sums."""
+    return f"v = 3\nif {'h > 0.5' if known else 't > 1'}:\n  v = {value}\n{SUMS}"
+
 
 def rule_of(lines: str) -> rulec.Rule:
     states = "".join(f"{key}: {{init: 1, per: {key}}}, " for key in ("row", "col", "matrix") if f"{key} = " in lines)
@@ -57,17 +74,20 @@ def alike(lines: str) -> None:
             torch.testing.assert_close(mine, wanted, rtol=1e-12, atol=1e-12, msg=f"{lines} along {dimension}")
 
 
-def one(rank: int) -> None:
+def few(rank: int) -> None:
     alike(TRANSPOSED)
+    alike(number_or(ARMS[0]))
+    alike(f"v = transpose(g)\n{SUMS}")  # only one of the two tensors needs an owner
 
 
 def every(rank: int) -> None:
-    for lines in LINES:
+    arms = [number_or(arm, known) for arm in ARMS for known in (True, False)]
+    for lines in (*LINES, *arms, *SET):
         alike(lines)
 
 
-def test_a_draw_goes_whole_to_its_owner() -> None:
-    together(one)
+def test_draws_numbers_and_reductions_of_parts() -> None:
+    together(few)
 
 
 @pytest.mark.slow
