@@ -135,10 +135,40 @@ def test_every_name_that_nothing_reads_is_warned_of_at_its_place() -> None:
         "uses: [adam]\nhyper: {beta1: 0.9}\nstep: direction = adam(g)",
         "hyper: {beta1: 0.9}\nplus: [adam, decay]",
         "step: |\n  if t > 2:\n    x = g\n  else:\n    x = 2*g\n  direction = x",
+        "hyper: {a: 0.1}\nstep: |\n  x = g\n  b = a\n  for i in range(3):\n    x = x*b\n    b = b*a\n  direction = x",
+        "step: |\n  x = g\n  for i in range(3):\n    b = i*g\n    if i > 0:\n      x = x + b\n  direction = x",
+        "step: |\n  for i in range(3):\n    x[i] = i*g\n  direction = x[2]",
+        "hyper: {a: [1, 2, 3]}\nstep: |\n  x = g\n  for i in range(1, len(a)):\n    x = x*a[i]\n  direction = x",
+        "hyper: {a: [1, 2, 3]}\nstep: direction = len( a )*g",
+        "step: |\n  q, r = qr(g)\n  direction = q",
+        "step: |\n  q, r = qr(g)\n  direction = g @ r",
+        "step: |\n  values, vectors = eigh(g @ transpose(g))\n  direction = g*values",
+        "applies_to: ndim > 1\nhyper: {a: 1}\notherwise:\n  name: Rest\n  hyper: {a: 1}\n  step: direction = a*g\n"
+        "step: direction = g",
     ],
 )
 def test_what_is_read_in_any_place_is_not_warned_of(text: str) -> None:
     assert unread(rulec.parse(f"name: Read\n{text}\n")) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("step: |\n  for i in range(3):\n    b = i*g\n  direction = g", ["4:5: nothing reads b"]),
+        ("step: |\n  values, vectors = eigh(g @ transpose(g))\n  direction = g", ["3:3: nothing reads values"]),
+        ("hyper: {a: [1, 2]}\nstep: direction = g", ["2:9: nothing reads the hyper-parameter a"]),
+        (
+            "applies_to: ndim > 1\nhyper: {a: 1}\notherwise:\n  name: Rest\n  hyper: {a: 1, z: 1}\n  step: |\n"
+            "    u = g\n    direction = g\nstep: direction = a*g",
+            ["6:17: nothing reads the hyper-parameter z", "8:5: nothing reads u"],
+        ),
+    ],
+)
+def test_each_line_and_list_is_warned_of_once_and_the_rule_for_the_rest_in_the_same_text(
+    text: str, said: list[str]
+) -> None:
+    warnings = unread(rulec.parse(f"name: Warned\n{text}\n", "warned"))
+    assert [f"{w.place.removeprefix('warned:')}: {w.message.partition(':')[0]}" for w in warnings] == said
 
 
 @pytest.mark.parametrize("name", rulec.rules())
