@@ -60,7 +60,7 @@ def _worked_out(program: Program, stage: Stage) -> list[str]:
 def column_formula(program: Program, column: int) -> str:
     """The formula of a column of the scalar table, in the rule's language; empty where it is its name or long."""
     known = program.columns[column]
-    if column >= len(program.scalars.columns):
+    if column >= len(program.scalars.columns) or known.value.size > _LONGEST:
         return ""
     text = expression_text(known.value)
     return "" if text == known.name or len(text) > _LONGEST else text

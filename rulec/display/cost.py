@@ -13,8 +13,12 @@ from rulec.compiler.layout import kernel_for
 from rulec.compiler.pipeline import compile
 from rulec.compiler.rings import ringed
 from rulec.compiler.routing import route
+from rulec.language.node import Node
 from rulec.language.rule import Rule, State
-from rulec.language.text import expression_text
+from rulec.language.text import expression_text, short_text
+
+#: The most nodes of a value that is shown whole; shared parts count as often as they are written.
+_LARGEST = 200
 
 
 def costs_of(rule: Rule, dtype: str = "float32") -> list[dict[str, Any]]:
@@ -61,13 +65,18 @@ def _program_facts(rule: Rule, shape: Sequence[int], dtype: str) -> dict[str, An
         "bytes_written": moved.written,
         "state_bytes": moved.state,
         "narrow_states": narrow,
-        "hoisted": {c.name: expression_text(c.value) for c in program.scalars.columns},
-        "scalar_states": {s.buffer: expression_text(s.value) for s in program.scalars.stores},
+        "hoisted": {c.name: _shown(c.value) for c in program.scalars.columns},
+        "scalar_states": {s.buffer: _shown(s.value) for s in program.scalars.stores},
         "operations": moved.values,
         "stores": moved.stores,
         "bytes_moved": moved.total,
         "bytes_unfused": moved.unfused,
     }
+
+
+def _shown(value: Node) -> str:
+    """A value in the rule language; the beginning of one that would fill a page."""
+    return expression_text(value) if value.size <= _LARGEST else short_text(value)
 
 
 def _kept(state: State) -> str:

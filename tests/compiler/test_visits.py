@@ -3,6 +3,8 @@ with every line."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 import rulec
@@ -10,10 +12,12 @@ from rulec.analysis.flow import flow_of
 from rulec.analysis.scale import constant_scale
 from rulec.compiler.pipeline import _compile
 from rulec.compiler.update import as_update
+from rulec.display.cost import costs_of
 from rulec.errors import RulecError
 from rulec.language.counts import simplified
 from rulec.language.functions import FUNCTIONS
-from rulec.language.node import Op, const, node
+from rulec.language.node import Node, Op, const, node
+from rulec_backends import comment
 from tests.compiler.visits import OPERATORS, PATHS, USES, counted, shared_rule
 
 #: Lines of a short and of a long rule, and the growth of visits with the cube of the length.
@@ -121,3 +125,36 @@ def test_names_of_nested_functions(inner: str) -> None:
     with counted(60_000):
         program = rulec.compile(rulec.parse(f"name: F\nstep: |\n  direction = norm({nested})*g\n"))
     assert len(program.stages) == 2
+
+
+def _known(lines: int) -> rulec.Rule:
+    """A rule of a value that is known before a step, and whose text written out doubles with every line."""
+    body = "".join("  x = x*x + x/2\n" for _ in range(lines))
+    return rulec.parse(
+        f"name: F\nhyper: {{h: 0.5}}\nstate: {{k: {{init: 0, per: model}}}}\nstep: |\n  x = h\n{body}  k = x\n"
+        f"  direction = x*g\n"
+    )
+
+
+@pytest.mark.parametrize("backend", ["c", "cupy"])
+def test_a_comment_of_a_long_value_is_not_written_out(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[int] = []
+    text_of = comment.expression_text
+
+    def text(value: Node, *named: Mapping[Node, str]) -> str:
+        said: str = text_of(value, *named)
+        lengths.append(len(said))
+        return said
+
+    monkeypatch.setattr(comment, "expression_text", text)
+    PATHS[f"source of {backend}"](_known(10))
+    assert max(lengths) < 1000
+
+
+def test_costs_show_the_beginning_of_a_long_value() -> None:
+    (costs,) = costs_of(_known(10))
+    shown = [*costs["hoisted"].values(), *costs["scalar_states"].values()]
+    assert max(map(len, shown)) < 1000
+    assert "..." in costs["scalar_states"]["k"]
+    (costs,) = costs_of(_known(2))
+    assert costs["scalar_states"]["k"] == "(h*h + h/2)*(h*h + h/2) + (h*h + h/2)/2"
