@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
+from rulec.compiler.across_shapes import WIDE_LEVELS, AcrossShapes, is_wide
 from rulec.compiler.axes import AxisInference
 from rulec.compiler.fold import fold_node
 from rulec.compiler.grouping import grouping, placed_as
@@ -41,7 +42,6 @@ from rulec.language.node import (
     extent,
     is_boolean,
     name,
-    names_in,
     node,
     rewrite,
     walk,
@@ -53,9 +53,6 @@ from rulec.language.text import expression_text
 from rulec.language.traits import differs_by_shape
 
 _ELEMENT = axes_of_letters("knbij")
-
-#: Levels of a state that several tensors share.
-_WIDE_LEVELS = ("group", "model")
 
 #: The leaves of what is known before a step.
 _FORESEEN = (Op.CONST, Op.HYPER, Op.STEP, Op.FACT)
@@ -83,8 +80,7 @@ class _Lowering:
     _lines: Counter[Site] = field(default_factory=Counter)
     _arms: list[str] = field(default_factory=list)
     _within: Node | None = None
-    _assigned: Counter[str] = field(default_factory=Counter)
-    _written: dict[Any, int] = field(default_factory=dict)
+    _across: AcrossShapes = field(default_factory=AcrossShapes)
     labels: dict[Node, str] = field(default_factory=dict)
     written: dict[Node, Written] = field(default_factory=dict)
     places: dict[str, Span] = field(default_factory=dict)
@@ -93,8 +89,7 @@ class _Lowering:
 
     def __post_init__(self) -> None:
         self._places = {id(branch): place for place, branch in enumerate(conditions(self.rule.step))}
-        parts = walk(self.rule.expressions)
-        self._joins = any(n.op.kind is Kind.REDUCE and n.arg in _WIDE_LEVELS for n in parts)
+        self._joins = any(map(is_wide, walk(self.rule.expressions)))
         self._differs = self._joins and differs_by_shape(self.rule)
 
     def expression(self, value: Node) -> Node:
@@ -103,12 +98,14 @@ class _Lowering:
         def change(n: Node) -> Node:
             if n.op is Op.NAME:
                 return self._name(str(n.arg))
+            if n.op is Op.WIDEN:
+                return widened(_numeric(n.args[0]), cast(Axes, n.arg), self.axes)
             return fold_node(self._limited(_of_operations(_numeric_operands(lowered(self._of_shape(n))))))
 
         if any(n.op is Op.NAME and str(n.arg) not in self.values for n in walk([value])):
             value = rewrite([value], self._chosen)[0]  # the names of states that are of other shapes alone
         if self._differs:
-            value = rewrite([value], self._numbered)[0]
+            value = rewrite([value], self._across.marked)[0]
         done: dict[Node, Node] = {}
         result = rewrite([value], change, done)[0]
         for text, part in done.items():
@@ -143,19 +140,9 @@ class _Lowering:
             )
         return value
 
-    def _numbered(self, value: Node) -> Node:
-        """A reduction over several tensors with the number of its text; the same text of the same values has one.
-
-        Two texts may mean one reduction for tensors of one shape, and two for those of another.
-        """
-        if not _is_wide(value):
-            return value
-        text = value, tuple(self._assigned[name] for name in sorted(names_in([value])))
-        return node(value.op, *value.args, const(self._written.setdefault(text, len(self._written))), value.arg)
-
     def _limited(self, value: Node) -> Node:
         """A reduction over several tensors, limited to those on the arms around the line."""
-        if not _is_wide(value) or self._within is None:
+        if not is_wide(value) or self._within is None:
             return value
         return node(value.op, value.args[0], self._within, *value.args[1:], value.arg)
 
@@ -170,7 +157,9 @@ class _Lowering:
             if isinstance(line, Assign):
                 self._assign(line)
             else:
+                before = self._across.assigned.copy()
                 self._branch(line)
+                self._across.leave(line, before)
 
     def _assign(self, line: Assign) -> None:
         self.span = line.span
@@ -181,7 +170,7 @@ class _Lowering:
         if line.target in self.rule.state or line.target == "p":
             value = self._widened(value, self.axes.buffers[line.target])
         self.values[line.target] = value
-        self._assigned[line.target] += 1
+        self._across.assign(line, nested=bool(self._arms))
         if line.span is not None:
             self.places[line.target] = line.span
         if value.op.kind is not Kind.LEAF:
@@ -198,7 +187,7 @@ class _Lowering:
         for n in parts:
             if n not in self.counts and (count := count_of(n)) is not None:
                 self.counts[n] = count.written(*self.written.get(n, (self.span, n)))
-        new = [n for n in parts if n.op.kind is Kind.REDUCE and n.arg in _WIDE_LEVELS and n not in self.sites]
+        new = [n for n in parts if is_wide(n) and n not in self.sites]
         if new:
             line: Site = (*self._arms, target.rpartition(".")[2])
             self._lines[line] += 1
@@ -208,7 +197,7 @@ class _Lowering:
         """The value as a number; for a state of a group or model, with counts and hyper-parameters of that level."""
         value = _numeric(value)
         state = self.rule.state.get(target)
-        return _at_level(value, state.per) if state is not None and state.per in _WIDE_LEVELS else value
+        return _at_level(value, state.per) if state is not None and state.per in WIDE_LEVELS else value
 
     def _branch(self, line: Branch) -> None:
         self.span = line.span
@@ -260,11 +249,6 @@ class _Lowering:
     def _widened(self, value: Node, axes: Axes) -> Node:
         """The value with these axes: it has fewer where the line, or this arm of a branch, needs no more."""
         return widened(_numeric(value), axes, self.axes) if self._joins or not axes.number else value
-
-
-def _is_wide(value: Node) -> bool:
-    """Whether a value is a reduction over several tensors."""
-    return value.op.kind is Kind.REDUCE and value.arg in _WIDE_LEVELS
 
 
 def _of_operations(value: Node) -> Node:

@@ -14,6 +14,7 @@ from rulec.compiler.axes import AxisInference, axes_of_level, in_batch
 from rulec.compiler.ir import PARTS, Axes, Buffer, Column, Program, Result, Stage, Store, axes_of_letters
 from rulec.compiler.names import value_name
 from rulec.language.node import Kind, Node, Op, node, walk
+from rulec.language.traits import differs_by_shape
 
 #: Level of the language -> level of the reduction inside a kernel; the rest is summed between the stages.
 _KERNEL_LEVEL = {"row": "row", "col": "col", "matrix": "row", "tensor": "tensor", "group": "tensor", "model": "tensor"}
@@ -21,12 +22,15 @@ _KERNEL_LEVEL |= {"axis_i": "row", "axis_j": "col", **{f"axis_{part}": "row" for
 
 ELEMENT = axes_of_letters("knbij")
 
+#: The kinds of operations that take and give whole arrays outside of kernels.
+_APART = (Kind.MATRIX, Kind.RANDOM)
+
 
 def joins(program: Program, inference: AxisInference) -> list[Node]:
-    """The reductions over several tensors in a program of one stage, in the order of their sites."""
-    roots = [s.value for s in program.stages[0].stores] + ([] if program.skip is None else [program.skip])
-    reductions = [n for n in walk(roots) if n.op.kind is Kind.REDUCE and "n" not in inference.axes(n).letters]
-    return sorted(reductions, key=lambda n: tuple((isinstance(part, int), part) for part in program.sites[n]))
+    """The reductions over several tensors in a program of one stage, in the order of the lines of the rule."""
+    order = {value: place for place, value in enumerate(program.sites)}
+    reductions = (n for n in walk(_roots(program)) if n.op.kind is Kind.REDUCE)
+    return sorted((n for n in reductions if "n" not in inference.axes(n).letters), key=order.__getitem__)
 
 
 def split_stages(program: Program) -> Program:
@@ -53,6 +57,48 @@ def with_reads(program: Program, stages: Sequence[Stage]) -> tuple[Stage, ...]:
     return tuple(done)
 
 
+def _roots(program: Program) -> list[Node]:
+    """The values that a program of one stage stores, and `skip`."""
+    return [s.value for s in program.stages[0].stores] + ([] if program.skip is None else [program.skip])
+
+
+class _Levels:
+    """The number of stages to run before each value of a program is known.
+
+    `joins` are the reductions over several tensors in the order in which stages take them: by level, and of one level
+    by the lines of the rule. A rule that is other programs for other shapes has them in the order of its lines, which
+    is one for all programs: there a join is known no earlier than those of the lines above.
+    """
+
+    def __init__(self, program: Program, inference: AxisInference) -> None:
+        self.inference = inference
+        self.known: dict[Node, int] = {}
+        self.joins = joins(program, inference)
+        differs = differs_by_shape(program.rule)
+        above = 0
+        for join in self.joins if differs else ():
+            above = self.known[join] = max(above, self._of(join))
+        for root in _roots(program):
+            self._of(root)
+        if not differs:
+            self.joins.sort(key=self.known.__getitem__)
+
+    def _of(self, value: Node) -> int:
+        """The level of a value. A line reads lines above alone, so its joins have theirs."""
+        for part in walk([value], self.known):
+            self.known[part] = max((self._after(a, part) for a in part.args), default=0)
+        return self.known[value]
+
+    def _after(self, operand: Node, value: Node) -> int:
+        """The level at which an operation on an operand is known, as far as this operand goes."""
+        elementwise = self.inference.axes(operand).elementwise
+        if value.op.kind is Kind.REDUCE:
+            waits = elementwise
+        else:
+            waits = value.op.kind in _APART and elementwise and operand.op.kind not in (*_APART, Kind.LEAF)
+        return self.known[operand] + waits
+
+
 @dataclass
 class _Splitter:
     """Walks the values of a program once, operands first.
@@ -62,7 +108,6 @@ class _Splitter:
     """
 
     program: Program
-    level: dict[Node, int] = field(default_factory=dict)
     kernel: dict[Node, Node] = field(default_factory=dict)
     between: dict[Node, Node] = field(default_factory=dict)
     reduces: dict[int, list[Result]] = field(default_factory=dict)
@@ -75,13 +120,14 @@ class _Splitter:
 
     def __post_init__(self) -> None:
         self.inference = AxisInference(self.program)
+        levels = _Levels(self.program, self.inference)
+        self.level, self.joins = levels.known, levels.joins
         self.taken = {b.name for b in self.program.buffers} | {c.name for c in self.program.scalars.columns}
 
     def split(self) -> Program:
         program = self.program
         stores = program.stages[0].stores
-        roots = [s.value for s in stores] + ([program.skip] if program.skip is not None else [])
-        for value in walk(roots):
+        for value in walk(_roots(program)):
             self._visit(value)
         wide = [s for s in stores if program.buffer(s.buffer).axes.elementwise]
         narrow = [s for s in stores if s not in wide]
@@ -98,8 +144,7 @@ class _Splitter:
         stages.append(Stage(stores=tuple(final), reduces=tuple(self.reduces.get(last, ()))))
         finish = tuple(Store(s.buffer, self._outside(s.value)) for s in narrow)
         skip = None if program.skip is None else self._outside(program.skip)
-        shared = joins(program, self.inference)
-        sites = {self.between[value]: program.sites[value] for value in shared}
+        sites = {self.between[value]: program.sites[value] for value in self.joins}
         return replace(self._assembled(stages, finish, skip), joins=tuple(sites), sites=sites)
 
     def _assembled(self, stages: list[Stage], finish: tuple[Store, ...], skip: Node | None) -> Program:
@@ -120,14 +165,12 @@ class _Splitter:
     # One value
 
     def _visit(self, value: Node) -> None:
-        below = max((self.level[a] for a in value.args), default=0)
-        self.level[value] = below
         if value.op.kind is Kind.LEAF:
             self.kernel[value] = self.between[value] = value
         elif value.op.kind is Kind.REDUCE:
             self._reduce(value)
-        elif value.op.kind in (Kind.MATRIX, Kind.RANDOM):
-            self._matrix(value)
+        elif value.op.kind in _APART:
+            self.between[value] = node(value.op, *map(self._outside, value.args), value.arg)
         elif self._axes(value).elementwise:
             self.kernel[value] = node(value.op, *map(self._inside, value.args), value.arg)
         else:
@@ -142,7 +185,6 @@ class _Splitter:
             self.between[value] = node(value.op, self._outside(operand), level)
             return
         stage, kernel_level = self.level[operand], _KERNEL_LEVEL[level]
-        self.level[value] = stage + 1
         reduction = node(value.op, self._inside(operand), kernel_level)
         entry = next((r for r in self.reduces.get(stage, ()) if r.value is reduction), None)
         if entry is None:
@@ -151,16 +193,6 @@ class _Splitter:
             self.reduces.setdefault(stage, []).append(entry)
         result = node(Op.RESULT, entry.name)
         self.between[value] = result if kernel_level == level else node(value.op, result, level)
-
-    def _matrix(self, value: Node) -> None:
-        operands = []
-        for operand in value.args:
-            if operand in self.between:
-                operands.append(self.between[operand])
-            else:
-                operands.append(self._materialised(operand))
-                self.level[value] = max(self.level[value], self.level[operand] + 1)
-        self.between[value] = node(value.op, *operands, value.arg)
 
     def _materialised(self, value: Node) -> Node:
         """A value of the parameter's shape as a scratch buffer for a matrix function to read."""

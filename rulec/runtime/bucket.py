@@ -185,7 +185,7 @@ class Bucket:
         """The sites of the reductions over several tensors, in the order of a step."""
         if decided not in self.sites:
             program = self._program(decided)
-            self.sites[decided] = [program.sites[n] for n in Plan(program, self.halved).joins]
+            self.sites[decided] = [program.sites[n] for n in program.joins]
         return self.sites[decided]
 
     def _program(self, decided: tuple[bool, ...]) -> Program:

@@ -72,8 +72,7 @@ class Plan:
         self.ends_later = bool(program.stages[-1].reduces) or any(
             n.op.kind is Kind.REDUCE or n.op.kind is Kind.MATRIX for n in self.gaps[-1].values
         )
-        self.joins = [n for gap in self.gaps for n in gap.values if n in program.joins]
-        self.alone = not self.joins
+        self.alone = not program.joins
         #: Whether anything is reduced.
         self.reduces = any(stage.reduces for stage in program.stages) or any(n.op.kind is Kind.REDUCE for n in done)
         #: Whether late columns are of groups and the model: then tensors that share a row still do.
@@ -128,10 +127,7 @@ def _vector_states(program: Program) -> dict[str, str]:
 
 
 def _out_of_order(program: Program, stage: Stage, wanted: Sequence[Node], done: set[Node]) -> frozenset[Node]:
-    """The joins that must not be computed before the last stage, as one of an earlier site waits for its reductions.
-
-    Programs of other shapes may compute both in one gap, and joins of all programs come in the order of their sites.
-    """
+    """The joins that must not be computed before the last stage, as one before them waits for its reductions."""
     finish = [s.value for s in program.finish]
     needed = set(walk(wanted, done))
     early = set(walk([*wanted, *_before(finish, stage)], done))
@@ -153,9 +149,10 @@ def _before(roots: Sequence[Node], stage: Stage, waiting: Container[Node] = ()) 
 
 
 def _gap(program: Program, wanted: Sequence[Node], done: set[Node]) -> Gap:
-    """A gap with its joins in the order of their sites, as in all programs of a rule."""
+    """A gap: the joins in their order, up to the last that is needed, and the values wanted."""
     needed = set(walk(wanted, done))
-    values = tuple(walk([*(n for n in program.joins if n in needed), *wanted], done))
+    count = max((place for place, n in enumerate(program.joins, 1) if n in needed), default=0)
+    values = tuple(walk([*program.joins[:count], *wanted], done))
     done.update(values)
     return Gap(values)
 

@@ -256,8 +256,9 @@ def _reductions(launches: Sequence[Launch]) -> list[Reduction]:
     if not joining:
         return []
     plan = joining[0].version.plan
-    if any("n" not in plan.axes[value.args[0]].letters for value in plan.joins):
+    joins = plan.program.joins
+    if any("n" not in plan.axes[value.args[0]].letters for value in joins):
         raise RulecError(f"{joining[0].name} reduces numbers of groups, which several processes would count twice")
-    if len(plan.joins) > _MOST:
-        raise RulecError(f"{joining[0].name} has {len(plan.joins)} values of groups and the model: {_MOST} is the most")
-    return [(value.op, str(value.arg)) for value in plan.joins]
+    if len(joins) > _MOST:
+        raise RulecError(f"{joining[0].name} has {len(joins)} values of groups and the model: {_MOST} is the most")
+    return [(value.op, str(value.arg)) for value in joins]
