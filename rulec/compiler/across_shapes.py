@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 
 from rulec.compiler.ir import axes_of_letters
+from rulec.errors import RuleError
 from rulec.language.node import FACTS, Kind, Node, Op, const, names_in, node, walk
 from rulec.language.rule import Assign, Branch, assignments
 
@@ -17,6 +18,14 @@ from rulec.language.rule import Assign, Branch, assignments
 WIDE_LEVELS = ("group", "model")
 
 _TENSOR = axes_of_letters("kn")
+
+
+def apart(name: str, what: str = "tensors") -> RuleError:
+    """The error of tensors that take part in other reductions than the others."""
+    return RuleError(
+        f"the {what} of {name} do not all have the same values across the model: reduce per group and per model "
+        f"outside of branches on the shape, and use the result for every shape"
+    )
 
 
 def is_wide(value: Node) -> bool:

@@ -16,6 +16,7 @@ import numpy as np
 from rulec.arrays import bits, random
 from rulec.arrays.reductions import REDUCTIONS
 from rulec.arrays.segments import reduced_to, shape_of_letters, spread_from
+from rulec.compiler.across_shapes import apart
 from rulec.compiler.axes import AxisInference
 from rulec.compiler.ir import PARTS, Axes, Program, Site, Store
 from rulec.compiler.matrix import MATRIX
@@ -279,10 +280,7 @@ class Run:
         operands = (n.args[0] for n, place in self.joins.items() if place == site)
         alike = any(("n" in self._letters(x)) == of_tensors for x in operands)
         if not alike or {*joins.values()} != {*self.joins.values()}:
-            raise RuleError(
-                f"the tensors of {self.program.name} do not all have the same values across the model: "
-                f"reduce per group and per model outside of branches on the shape"
-            )
+            raise apart(self.program.name)
         value = next(n for n, place in self.joins.items() if place == site)
         (operand,) = value.args
         self._evaluate([operand])

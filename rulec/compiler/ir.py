@@ -186,9 +186,10 @@ class Program:
     name, for errors. `skip` is true for a step that changes nothing. `predicates` are the conditions of branches known
     before a step, by their place among the rule's branches: this program has both arms, and a variant of it has one.
     `meant` has the axes over both arms of the names that such a branch assigns.
-    `joins` are the reductions over several tensors, and `sites` their lines in the rule. Programs of one rule for
-    different shapes match their joins by site. `counts` are the values that must be whole numbers. `memory` says
-    how the parameter and states are stored, beyond their dtypes. `static` are the values of static hyper-parameters.
+    `joins` are the reductions over several tensors, in the order in which a step takes them, and `sites` their lines
+    in the rule, in its order. Programs of one rule for different shapes match their joins by site.
+    `counts` are the values that must be whole numbers. `memory` says how the parameter and states are stored, beyond
+    their dtypes. `static` are the values of static hyper-parameters.
     `written` has the author's line and expression of each value, for errors.
 
     Two compilations of one rule for one set of decisions are the same object.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rulec.errors import RuleError
+from rulec.compiler.across_shapes import apart
 from rulec.pure.bucket_step import BucketStep
 from rulec.pure.step_values import StepValues
 from rulec.pure.values import Values
@@ -39,10 +39,7 @@ def _run_together(runs: Sequence[BucketStep]) -> None:
     while any(waiting):
         joins = [join for join in waiting if join is not None]
         if len(joins) < len(waiting) or len({(join.site, join.op, join.level, join.per_group) for join in joins}) > 1:
-            raise RuleError(
-                f"the leaves of {runs[0].bucket.owner.name} do not all have the same values across the model: reduce "
-                f"per group and per model outside of branches on the shape"
-            )
+            raise apart(runs[0].bucket.owner.name, "leaves")
         results = joined(joins)
         waiting = [_next(steps, result) for steps, result in zip(running, results, strict=True)]
 

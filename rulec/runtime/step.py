@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rulec.compiler.across_shapes import apart
 from rulec.compiler.layout import traffic
 from rulec.errors import PartialUpdate, RuleError
 from rulec.runtime.debug import LEVEL
@@ -111,7 +112,7 @@ def _run_together(launches: Sequence[Launch], done: list[Launch], at: list[Launc
     joining = [not launch.version.plan.alone for launch in launches]
     programs = [launch.version.program for launch, joins in zip(launches, joining, strict=True) if joins]
     if len({tuple((n.op, n.arg, program.sites[n]) for n in program.joins) for program in programs}) > 1:
-        raise _differ(launches)
+        raise apart(launches[0].name)
     running = [_written(launch) for launch in launches]
     processes = launches[0].common.processes
     holds = processes.several
@@ -165,15 +166,8 @@ def _of_processes(processes: Processes, waiting: Sequence[Waits | None]) -> dict
 def _joined(launches: Sequence[Launch], joining: Sequence[bool], joins: Mapping[int, Join]) -> dict[int, Any]:
     """The result of the next reduction over tensors, for each launch that has such reductions."""
     if len(joins) < sum(joining) or len({(j.site, j.op, j.level, j.per_group) for j in joins.values()}) > 1:
-        raise _differ(launches)
+        raise apart(launches[0].name)
     return dict(zip(joins, joined([*joins.values()]), strict=True))
-
-
-def _differ(launches: Sequence[Launch]) -> RuleError:
-    return RuleError(
-        f"the tensors of {launches[0].name} do not all have the same values across the model: reduce per group and per "
-        f"model outside of branches on the shape"
-    )
 
 
 def _report(launch: Launch, seconds: float) -> None:
