@@ -174,15 +174,22 @@ class Launcher:
             yield self._separate(smaller, chosen_version, [grads[i] for i in places], chosen)
 
     def are_alike(self, parts: Sequence[Part]) -> bool:
-        """Whether every predicate has one outcome for all tensors of a step, as far as they share reductions."""
+        """Whether every predicate has one outcome for all tensors of a step, as far as they share reductions.
+
+        A condition may be a predicate for tensors of one shape, and computed for those of another.
+        """
+        places: dict[int, tuple[int, ...]] = {}
         known: dict[tuple[int, int], bool] = {}
         for part in parts:
             program = part.bucket.program
-            if not (program.predicates and program.joins) or part.bucket.resident:
+            if not program.joins or part.bucket.resident:
                 continue
-            for outcome in set(self._outcomes(part)):
-                for (place, _), truth in zip(program.predicates, outcome, strict=True):
-                    if known.setdefault((id(program.rule), place), truth) != truth:
+            rule, here = id(program.rule), tuple(place for place, _ in program.predicates)
+            if places.setdefault(rule, here) != here:
+                return False
+            for outcome in set(self._outcomes(part)) if here else ():
+                for place, truth in zip(here, outcome, strict=True):
+                    if known.setdefault((rule, place), truth) != truth:
                         return False
         return True
 

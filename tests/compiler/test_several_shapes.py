@@ -102,7 +102,7 @@ RULES: dict[str, Callable[[float, Of, Of], float]] = {
     ),
     # Both arms are one value for vectors: its sum does not wait for `s`, which is on a line above.
     's = s + mean(g, per="group")\nif s > 0:\n  a = max(g, per=axis(-1))\nelse:\n  a = max(g, per=axis(0))\n'
-    'x = mean(a, per="group")': (
+    'b = mean(a, per="group")\nx = b': (
         lambda h, group, model: mean([spread(np.max, g, first=1 + mean(group) <= 0) for g in group])
     ),
     # A line needs no other, but the values of the lines above are deeper for matrices.
@@ -119,6 +119,10 @@ RULES: dict[str, Callable[[float, Of, Of], float]] = {
     ),
     'a = 1\nif ndim > 1:\n  a = 3\nif a > h + 2:\n  b = 5\nelse:\n  b = 1\nx = norm(b, per="model")': (
         lambda h, group, model: np.sqrt(total([25.0 if g.ndim > 1 else 1.0 for g in model]))
+    ),
+    # The condition is known before a step for matrices alone.
+    'a = h\nif ndim < 2:\n  a = g\nif a > -9:\n  b = 2\nelse:\n  b = sum(g, per="model")\nx = max(b, per="model")': (
+        lambda h, group, model: 2.0
     ),
     # The arm that other shapes take assigns `b` anew, so the two sums are two for all shapes.
     'b = g\nx = sum(b, per="model")\nif ndim > 1:\n  b = g**2\nx = x + 2*sum(b, per="model")': (
