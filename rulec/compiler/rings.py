@@ -56,6 +56,11 @@ def _rings(program: Program, stage: Stage) -> tuple[Ring, ...]:
     return tuple(rings)
 
 
+def stored_alike(ring: Ring, layout: Layout) -> bool:
+    """Whether the states of a ring can change their arrays: all have one dtype, or one format."""
+    return len({(layout.dtype(name), layout.format(name)) for name in ring}) == 1
+
+
 def turned(states: Mapping[str, Any], rings: tuple[Ring, ...], layout: Layout, turns: int) -> dict[str, Any]:
     """The arrays of the states by name, after some turns of every ring."""
     arrays = dict(states)

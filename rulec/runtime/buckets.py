@@ -18,7 +18,7 @@ from rulec.compiler.ir import Memory, Program
 from rulec.compiler.layout import ITEM_SIZE, Layout, is_shaped, is_viewed, layout_for
 from rulec.compiler.lower import check_counts
 from rulec.compiler.pipeline import compile
-from rulec.compiler.rings import ringed
+from rulec.compiler.rings import ringed, stored_alike
 from rulec.compiler.routing import Router
 from rulec.compiler.scalars import evaluate_once
 from rulec.compiler.view import matrix_view
@@ -237,7 +237,7 @@ class Buckets:
         )
         if not (resident or parted or program.predicates or program.skip):
             bucket.rings = ringed(program)[1]
-            bucket.turning = bool(bucket.rings)
+            bucket.turning = bool(bucket.rings) and all(stored_alike(ring, layout) for ring in bucket.rings)
         if not bucket.turning and (resident or not program.predicates):
             bucket.compiled()
         return bucket

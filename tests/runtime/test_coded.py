@@ -119,3 +119,85 @@ step: |
         assert optimizer.state("p")["m"].dtype.name == other
     with pytest.raises(HyperError, match="n of Exact"):
         Optimizer(rule, {"p": np.ones(5000, np.float32)}, state_dtype={"n": "int8"})
+
+
+#: Lines of a rule with the states `m`, `v`, a history `q` and numbers `n` of tensors and `k` of the group.
+BRANCHES = [
+    "if t % 2 == 0:\n  m = 0\nelse:\n  m = 0.9*m + 0.1*g\nx = sum(m + 1, per='tensor')/numel + m",
+    "if n > 0:\n  m = mean(g, per='row')\nelse:\n  m = m + g\nx = m + norm(m, per='col')",
+    "v = 0.9*v + 0.1*g*g\nif t > 2:\n  v = 1\n  if k > 0.5:\n    m = mean(v, per='model')\nx = g/(sqrt(v) + 0.1) + m",
+    "if g > 0:\n  v = mean(g*g, per='row')\nelse:\n  v = 3\nif mean(v, per='row') > 1:\n  m = t\nx = m*sqrt(v)",
+    "if h > 0.5:\n  q = g\nelse:\n  q = 0\nif sum(g, per='model') > 0:\n  m = q[1]\nx = q[0] + q[1] + m/sum(q[1] + 1)",
+]
+
+
+@pytest.mark.parametrize("lines", BRANCHES, ids=map(str, range(len(BRANCHES))))
+@pytest.mark.parametrize("name", ["int8", "float8_e4m3"])
+def test_arms_that_assign_states_in_codes(lines: str, name: str) -> None:
+    follow_floats(lines, name, "numpy")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lines", BRANCHES, ids=map(str, range(len(BRANCHES))))
+@pytest.mark.parametrize("name", ["dynamic8", "softsign8"])
+@pytest.mark.parametrize("backend", ["cpu", "c"])
+def test_compiled_arms_that_assign_states_in_codes(lines: str, name: str, backend: str) -> None:
+    follow_floats(lines, name, backend)
+
+
+def branching(lines: str) -> rulec.Rule:
+    numbers = "n = 0.5*n + mean(g, per='tensor')\nk = 0.5*k + mean(abs(g), per='group')\n"
+    used = " + 0*m + 0*v + 0*q[0] + 0*q[1]"
+    step = "".join(f"  {line}\n" for line in f"{numbers}{lines}\ndirection = x{used}".replace("'", '"').splitlines())
+    states = "m: 0, v: 0, q: {init: 0, history: 2}, n: {init: 0, per: tensor}, k: {init: 0, per: group}"
+    return rulec.parse(f"name: Arms\nhyper: {{lr: 0.01, h: 0.7}}\nstate: {{{states}}}\nstep: |\n{step}")
+
+
+def follow_floats(lines: str, name: str, backend: str) -> None:
+    """Three steps of two arrays, the second late: in codes, and in floats that are rounded after each step."""
+    draws, shapes = np.random.default_rng(2), {"p": SHAPE, "late": (5003,)}
+    first = {key: draws.standard_normal(shape).astype(np.float32) for key, shape in shapes.items()}
+    params = [{key: x.copy() for key, x in first.items()} for _ in range(2)]
+    coded = Optimizer(branching(lines), params[0], backend, state_dtype=name)
+    floats = Optimizer(branching(lines), params[1], backend)
+    for step in range(3):
+        sizes = np.exp(draws.standard_normal())
+        here = {key: shape for key, shape in shapes.items() if key == "p" or step > 0}
+        grads = {key: (draws.standard_normal(shape) * sizes).astype(np.float32) for key, shape in here.items()}
+        coded.step({key: x.copy() for key, x in grads.items()})
+        floats.step(grads)
+        for key in grads:
+            for state, form in coded._engine.formats(coded._engine.ids[key]).items():
+                codes = coded.state(key)[state], coded.state(key)[scale_name(state)]
+                values, held = decode(form, *codes, shapes[key]), floats.state(key)[state]
+                if values.tobytes() != held.tobytes():  # an arm that leaves the state leaves its codes
+                    held[...] = decode(form, *encode(form, held), held.shape)
+                assert values.tobytes() == held.tobytes()
+                assert form.signed or np.all(values >= 0)
+            assert params[0][key].tobytes() == params[1][key].tobytes()
+
+
+@pytest.mark.parametrize(
+    "asked",
+    ["dynamic8", {"q_0": "dynamic8"}, {"q_1": "int8"}, {"q_0": "int8/64", "q_1": "int8/32"}, {"q_0": "bfloat16"}],
+    ids=str,
+)
+def test_entries_of_a_history_that_are_stored_in_several_ways(asked: str | dict[str, str]) -> None:
+    rule = rulec.parse("""
+name: Apart
+hyper: {lr: 0.1}
+state: {q: {init: 0, history: 2}}
+step: |
+  direction = g/(sqrt(q[0]) + 1e-3) + q[1]
+  q = g*g
+""")
+    draws, params = np.random.default_rng(3), [{"p": np.ones(SHAPE, np.float32)} for _ in range(2)]
+    coded, floats = Optimizer(rule, params[0], "numpy", state_dtype=asked), Optimizer(rule, params[1], "numpy")
+    for _ in range(4):
+        grad = {"p": (draws.standard_normal(SHAPE) * np.exp(3 * draws.standard_normal(SHAPE))).astype(np.float32)}
+        coded.step(grad)
+        floats.step(grad)
+        rounded(floats, coded_formats(coded))
+        if "bfloat16" in str(asked):
+            floats.state("p")["q_0"][...] = floats.state("p")["q_0"].astype("bfloat16")
+        assert params[0]["p"].tobytes() == params[1]["p"].tobytes()
