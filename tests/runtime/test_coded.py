@@ -170,10 +170,10 @@ def follow_floats(lines: str, name: str, backend: str) -> None:
             for state, form in coded._engine.formats(coded._engine.ids[key]).items():
                 codes = coded.state(key)[state], coded.state(key)[scale_name(state)]
                 values, held = decode(form, *codes, shapes[key]), floats.state(key)[state]
+                assert form.signed or np.all(held >= 0)
                 if values.tobytes() != held.tobytes():  # an arm that leaves the state leaves its codes
                     held[...] = decode(form, *encode(form, held), held.shape)
                 assert values.tobytes() == held.tobytes()
-                assert form.signed or np.all(values >= 0)
             assert params[0][key].tobytes() == params[1][key].tobytes()
 
 
