@@ -51,7 +51,7 @@ class LinearForms:
         if value.op in (Op.ADD, Op.SUB):
             return _sum(value, args[0], args[1])
         if value.op in _LINEAR:
-            return Form(node(value.op, args[0].part, value.arg), args[0].homogeneous)
+            return Form(node(value.op, args[0].part, *value.args[1:], value.arg), args[0].homogeneous)
         if value.op in (Op.MUL, Op.MATMUL) and any(a.free for a in args):
             return _product(value, args[0], args[1])
         if value.op is Op.DIV and args[1].free:

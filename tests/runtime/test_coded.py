@@ -201,3 +201,18 @@ step: |
         if "bfloat16" in str(asked):
             floats.state("p")["q_0"][...] = floats.state("p")["q_0"].astype("bfloat16")
         assert params[0]["p"].tobytes() == params[1]["p"].tobytes()
+
+
+def test_a_state_that_an_arm_sets_to_a_mean_of_an_axis_is_analysed() -> None:
+    rule = rulec.parse("""
+name: Axis
+hyper: {lr: 0.1, h: 0.3}
+state: {m: 0}
+step: |
+  if h < 0.5:
+    m = mean(g, per=axis(-1))
+  direction = g + m
+""")
+    optimizer = Optimizer(rule, {"p": np.ones(SHAPE, np.float32)}, "numpy", state_dtype="float8_e5m2")
+    optimizer.step({"p": np.ones(SHAPE, np.float32)})
+    assert coded_formats(optimizer).keys() == {"m"}
