@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypedDict, cast
 
@@ -133,10 +133,27 @@ def resolve_hyper(
         if key not in hyper:
             raise HyperError(f"{owner} has no hyper-parameter {key!r}{did_you_mean(key, hyper)}")
         resolved[key] = hyper[key].check(key, value, owner)
-    values = {"machine_eps": machine_eps, **resolved}
     pending = {key: hyper[key].default for key in hyper if key not in settings}
+
+    def number(key: str, default: float | Node, values: Mapping[str, float]) -> float:
+        known = number_of(default, values) if isinstance(default, Node) else default
+        return hyper[key].check(key, known, owner)
+
+    values = work_out(pending, {"machine_eps": machine_eps, **resolved}, number, owner)
+    return {key: values[key] for key in hyper}
+
+
+def work_out(
+    defaults: Mapping[str, float | Node | None], values: Mapping[str, Any],
+    number: Callable[[str, float | Node, Mapping[str, Any]], Any], owner: str,
+) -> dict[str, Any]:  # fmt: skip
+    """The `values` with those of the defaults, each once what it reads is known: `number` gives one by name.
+
+    HyperError where there is no default, and where defaults depend on each other; `owner` names the rule.
+    """
+    known, pending = dict(values), dict(defaults)
     while pending:
-        ready = [k for k, v in pending.items() if not isinstance(v, Node) or set(names_in([v])) <= values.keys()]
+        ready = [k for k, v in pending.items() if not isinstance(v, Node) or set(names_in([v])) <= known.keys()]
         if not ready:
             raise HyperError(
                 f"the defaults of {' and '.join(pending)} of {owner} depend on each other: give one of them"
@@ -145,9 +162,8 @@ def resolve_hyper(
             default = pending.pop(key)
             if default is None:
                 raise HyperError(f"{key} of {owner} has no default: give it a value")
-            number = number_of(default, values) if isinstance(default, Node) else default
-            values[key] = resolved[key] = hyper[key].check(key, number, owner)
-    return {key: resolved[key] for key in hyper}
+            known[key] = number(key, default, known)
+    return known
 
 
 def with_start(hyper: Mapping[str, Hyper]) -> dict[str, Hyper]:

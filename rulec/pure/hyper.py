@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rulec.errors import HyperError
-from rulec.language.hyper import AT_START, Hyper, followed, followers, number_of
+from rulec.language.hyper import AT_START, Hyper, followed, followers, number_of, work_out
 from rulec.language.node import Node, Op, const, names_in, node
 from rulec.language.node import name as named
 from rulec.pure.library import PureLibrary
@@ -26,17 +25,12 @@ def resolved(
 
     `chosen` are the names whose defaults are not used. HyperError where there is no default; `owner` names the rule.
     """
-    values: dict[str, Any] = {"machine_eps": machine_eps, **numbers}
     pending = {name: setting.default for name, setting in settings.items() if name not in chosen}
-    while pending:
-        ready = [k for k, v in pending.items() if not isinstance(v, Node) or {*names_in([v])} <= values.keys()]
-        if not ready:
-            raise HyperError(f"the defaults of {' and '.join(pending)} of {owner} depend on each other: give one")
-        for name in ready:
-            default = pending.pop(name)
-            if default is None:
-                raise HyperError(f"{name} of {owner} has no default: give it a value")
-            values[name] = _worked_out(default, values, library) if isinstance(default, Node) else default
+
+    def number(_: str, default: float | Node, values: Mapping[str, Any]) -> Any:
+        return _worked_out(default, values, library) if isinstance(default, Node) else default
+
+    values = work_out(pending, {"machine_eps": machine_eps, **numbers}, number, owner)
     return _followed(settings, {name: values[name] for name in settings}, library)
 
 
