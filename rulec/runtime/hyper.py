@@ -62,13 +62,12 @@ class HyperValues:
         """
         if table.shape[1] == 0:
             return
-        known = self.table if self.table.shape == table.shape else None
-        for i, (name, values) in enumerate(zip(self.names, table, strict=True)):
-            if known is not None and known[i].tobytes() == values.tobytes():
-                continue  # it was in range
+        # What is as it was is in range.
+        alike = table == self.table if table.shape == self.table.shape else np.zeros(table.shape, bool)
+        for i in np.flatnonzero(~alike.all(axis=1)):
             # The extremes are in range where all are; a NaN is both.
-            for value in {float(values.min()), float(values.max())}:
-                self.known[name].check(name, value, self.rule_name)
+            for value in {float(table[i].min()), float(table[i].max())}:
+                self.known[self.names[i]].check(self.names[i], value, self.rule_name)
         self._check_model(table)
         self._check_static(table, buckets)
 

@@ -85,7 +85,9 @@ class ScalarRows:
             return self._base
         columns, table = self._columns_reading({k for k, v in hyper.items() if v.tobytes() != base.hyper[k].tobytes()})
         rows = base.table[t - base.first :][:1].copy()
-        rows[..., columns] = self._values(table, t, 1, hyper)
+        new = self._values(table, t, 1, hyper)
+        for i, column in enumerate(columns):  # an index of several columns takes longer than a few assignments
+            rows[..., column] = new[..., i]
         return Ahead(hyper, t, rows)
 
     def _columns_reading(self, names: Set[str]) -> tuple[list[int], ScalarTable]:

@@ -141,17 +141,17 @@ def table_of(group_rule: GroupRule, groups: Groups) -> Numbers:
 
 def _numbers_of(group_rule: GroupRule, groups: Groups) -> Numbers:
     """The hyper-parameters as the groups have them."""
-    table = np.empty((len(group_rule.settings), len(groups)))
-    for line, name in zip(table, group_rule.settings, strict=True):
-        keyword, position = group_rule.entry.place(name)
+    entry, lines = group_rule.entry, []
+    for name in group_rule.settings:
+        keyword, position = entry.place(name)
         numbers = [group[keyword] for group in groups]
         if position is not None and all(type(value) is tuple and len(value) > position for value in numbers):
             numbers = [value[position] for value in numbers]
         if not _NUMBERS.issuperset(map(type, numbers)):
             # Tensors, None for a default, or a mistake.
             return np.array([[*group_rule.hyper(group).values()] for group in groups], np.float64).T.copy()
-        line[:] = numbers
-    return table
+        lines.append(numbers)
+    return np.array(lines, np.float64).reshape(len(lines), len(groups))
 
 
 def live_values(
@@ -159,6 +159,8 @@ def live_values(
 ) -> dict[tuple[str, int], Tensor | Product]:
     """The hyper-parameters that are read on the device, of groups with one rule, by name and group."""
     live: dict[tuple[str, int], Tensor | Product] = {}
+    if not residence.scales:  # then it reads none there
+        return live
     for name in group_rule.settings:
         keyword, position = group_rule.entry.place(name)
         for column, group in enumerate(groups):
