@@ -66,8 +66,8 @@ class _Levels:
     """The number of stages to run before each value of a program is known.
 
     `joins` are the reductions over several tensors in the order in which stages take them: by level, and of one level
-    by the lines of the rule. A rule that is other programs for other shapes has them in the order of its lines, which
-    is one for all programs: there a join is known no earlier than those of the lines above.
+    by the lines of the rule. A rule with other programs for other shapes has them in the order of its lines. The
+    order is one for all programs: a join is known no earlier than the joins of the lines above.
     """
 
     def __init__(self, program: Program, inference: AxisInference) -> None:

@@ -147,7 +147,7 @@ def work_out(
     defaults: Mapping[str, float | Node | None], values: Mapping[str, Any],
     number: Callable[[str, float | Node, Mapping[str, Any]], Any], owner: str,
 ) -> dict[str, Any]:  # fmt: skip
-    """The `values` with those of the defaults, each once what it reads is known: `number` gives one by name.
+    """The `values` and the values of the defaults, each as soon as its names are known: `number` gives one by name.
 
     HyperError where there is no default, and where defaults depend on each other; `owner` names the rule.
     """

@@ -48,7 +48,7 @@ def _sources(rule: Rule) -> set[Source]:
 
 
 def _read(rule: Rule) -> Set[str]:
-    """The names that a rule and those for other tensors read."""
+    """The names that a rule and its rules for other tensors read."""
     rest = None if rule.otherwise is None else rule.otherwise.rule
     return rule.names_read | _read_beside_step(rule) | (_read(rest) if rest else set[str]())
 
