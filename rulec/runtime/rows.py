@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rulec.backend.protocol import Rows
 from rulec.compiler.ir import Program
 from rulec.compiler.scalars import ScalarTable
+from rulec.language.node import Op
 
 Numbers = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -29,6 +30,14 @@ class Ahead:
     def has(self, t: int) -> bool:
         """Whether the rows of a step are among them."""
         return 0 <= t - self.first < len(self.table)
+
+
+class Reading(NamedTuple):
+    """Columns with some of the hyper-parameters: `plain` ones, which are one of them, and the table of all `others`."""
+
+    plain: Sequence[tuple[int, str]]
+    others: Sequence[int]
+    table: ScalarTable
 
 
 class ScalarRows:
@@ -54,7 +63,7 @@ class ScalarRows:
         self._ahead: Ahead | None = None
         self._base: Ahead | None = None
         self._last: Mapping[str, Numbers] = {}
-        self._reading: dict[frozenset[str], tuple[list[int], ScalarTable]] = {}
+        self._reading: dict[frozenset[str], Reading] = {}
 
     def shared(self, t: int, hyper: Mapping[str, Numbers]) -> Rows:
         """The rows where `t` is the same for all fired tensors: one for each group.
@@ -83,19 +92,25 @@ class ScalarRows:
         if hyper is self._last or base is None or not base.has(t):
             self._base = Ahead(hyper, t, self._values(self.table, t, 1 if base is None else AHEAD, hyper))
             return self._base
-        columns, table = self._columns_reading({k for k, v in hyper.items() if v.tobytes() != base.hyper[k].tobytes()})
+        reading = self._columns_reading({k for k, v in hyper.items() if v.tobytes() != base.hyper[k].tobytes()})
         rows = base.table[t - base.first :][:1].copy()
-        new = self._values(table, t, 1, hyper)
-        for i, column in enumerate(columns):  # an index of several columns takes longer than a few assignments
-            rows[..., column] = new[..., i]
+        for column, name in reading.plain:
+            rows[..., column] = hyper[name][self.slots]
+        if reading.others:
+            values = self._values(reading.table, t, 1, hyper)
+            for i, column in enumerate(reading.others):  # an index of several columns takes longer than assignments
+                rows[..., column] = values[..., i]
         return Ahead(hyper, t, rows)
 
-    def _columns_reading(self, names: Set[str]) -> tuple[list[int], ScalarTable]:
-        """The columns with some of the hyper-parameters `names`, and the table of them alone."""
+    def _columns_reading(self, names: Set[str]) -> Reading:
+        """The columns with some of the hyper-parameters `names`."""
         key = frozenset(names)
         if key not in self._reading:
-            columns = [i for i, value in enumerate(self.table.columns) if key & ScalarTable.of([value]).hyper]
-            self._reading[key] = columns, ScalarTable.of([self.table.columns[i] for i in columns])
+            columns = self.table.columns
+            reading = [i for i, value in enumerate(columns) if key & ScalarTable.of([value]).hyper]
+            plain = [(i, str(columns[i].arg)) for i in reading if columns[i].op in (Op.HYPER, Op.MODEL_HYPER)]
+            others = [i for i in reading if i not in dict(plain)]
+            self._reading[key] = Reading(plain, others, ScalarTable.of([columns[i] for i in others]))
         return self._reading[key]
 
     def _values(self, table: ScalarTable, t: int, steps: int, hyper: Mapping[str, Numbers]) -> Numbers:

@@ -24,7 +24,10 @@ from rulec.torch.residence import Residence
 Groups = Sequence[Mapping[str, Any]]
 
 #: What cannot become another value while it stays the same object, and what a learning rate is but a tensor.
-_STEADY = frozenset({float, int, bool, str, NoneType})
+STEADY = frozenset({float, int, np.float64, np.float32, bool, str, NoneType})
+
+#: Numbers among them.
+NUMBERS = frozenset({float, int, np.float64, np.float32})
 
 
 def never_live(value: Any) -> bool:
@@ -69,7 +72,7 @@ class GroupValues:
 def _kinds(known: Sequence[Any]) -> list[Any]:
     """The type of each value, and of each part of a tuple; the identity of those that no comparison can tell apart."""
     parts = [part for values in known for value in values[1:] for part in (value if type(value) is tuple else (value,))]
-    return [type(part) if type(part) in _STEADY else id(part) for part in parts]
+    return [type(part) if type(part) in STEADY else id(part) for part in parts]
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -81,13 +84,10 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def _steady(values: Sequence[Any], live: Callable[[Any], bool]) -> bool:
-    if _STEADY.issuperset(map(type, values)):
+    if STEADY.issuperset(map(type, values)):
         return True
-    others = [value for value in values if type(value) not in _STEADY]
+    others = [value for value in values if type(value) not in STEADY]
     return all(live(value) or (type(value) is tuple and _steady(value, live)) for value in others)
-
-
-_NUMBERS = frozenset({float, int})
 
 
 def group_rules_of(interface: Interface, groups: Groups, decaying: Collection[Entry] = ()) -> list[GroupRule]:
@@ -147,7 +147,7 @@ def _numbers_of(group_rule: GroupRule, groups: Groups) -> Numbers:
         numbers = [group[keyword] for group in groups]
         if position is not None and all(type(value) is tuple and len(value) > position for value in numbers):
             numbers = [value[position] for value in numbers]
-        if not _NUMBERS.issuperset(map(type, numbers)):
+        if not NUMBERS.issuperset(map(type, numbers)):
             # Tensors, None for a default, or a mistake.
             return np.array([[*group_rule.hyper(group).values()] for group in groups], np.float64).T.copy()
         lines.append(numbers)

@@ -25,6 +25,7 @@ from rulec.runtime.launch import Launch
 from rulec.torch.alike import Alike
 from rulec.torch.engine import Home, add_parameters, engines_of, in_order, order_of
 from rulec.torch.entries import shared_states
+from rulec.torch.group_numbers import GroupNumbers
 from rulec.torch.group_rules import Groups, group_rules_of
 from rulec.torch.group_states import GroupStates, check_complete
 from rulec.torch.inputs import Inputs
@@ -167,11 +168,6 @@ class Machine:
                 self.alike.take_numbers()
         return True
 
-    def take_numbers(self, groups: Groups) -> bool:
-        """Takes over new values of the groups for a repeated step; False where their lists or rules are new."""
-        snapshot = self._snapshot
-        return snapshot.has_lists(groups) and (snapshot.has_values(groups) or self._follow([Change.VALUES], groups))
-
     def _follow_states(self) -> bool:
         """Takes over states whose memory moved; False where more than their address is new."""
         self.residence.check_capture(NEW_TENSORS)
@@ -235,8 +231,8 @@ class Machine:
         if survey is None and self.plans.surveys_left:
             self.plans.follow(plan, grads, launches, self._snapshot.lists, self.buffers.addresses)
         elif survey is not None and inputs is None and scaling is None and self._repeats:
-            keywords, store = self.interface.group_keywords, self.buffers.store
-            self.repeat = repeat_of(plan, survey, groups, keywords, store, launches, self.residence)
+            numbers = GroupNumbers(groups, self.interface, self.engines, self._snapshot.doubt)
+            self.repeat = repeat_of(plan, survey, groups, numbers, self.buffers.store, launches, self.residence)
         if self._group_states is not None:
             self._group_states.publish(groups)
             self.writer.finish()

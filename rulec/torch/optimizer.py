@@ -206,8 +206,7 @@ class RuleOptimizer(Optimizer, Turns):
             turn.acquire()  # in half the time of a `with` block, which is more than 1 % of a small step
             try:
                 plain = self._lost is None and "found_inf" not in self.__dict__ and not self._is_watched()
-                repeat = machine.repeat if plain else None
-                if repeat is not None and repeat.done(self.param_groups, self.state, machine.take_numbers):
+                if plain and machine.repeat is not None and machine.repeat.done(self.param_groups, self.state):
                     return None
             finally:
                 turn.release()

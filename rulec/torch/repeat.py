@@ -8,8 +8,7 @@ be checked, as in `survey`: the groups' dicts, their lists, parameters, gradient
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,28 +21,26 @@ from rulec.runtime.counts import Counts
 from rulec.runtime.debug import LEVEL
 from rulec.runtime.launch import Launch
 from rulec.runtime.rows import Numbers, ScalarRows
-from rulec.torch.group_rules import Groups
+from rulec.torch.group_numbers import GroupNumbers
 from rulec.torch.plans import StepPlan
 from rulec.torch.residence import Residence
 from rulec.torch.store import Store
 from rulec.torch.survey import ANSWER, REPEAT, Contents, Survey, job_of
+from rulec.torch.survey_source import COUNTS
 
-#: Classes of values that stay what they are as long as they are the same object.
-_STEADY = frozenset({float, int, bool, str, type(None)})
-
-#: Takes new values of groups over into the engines. It is False where these mean other rules, or lists are new.
-Take = Callable[[Groups], bool]
+#: The place of a bucket's step count in its row of `COUNTS`.
+_T = COUNTS.index("t")
 
 
 class Repeat:
     """The steps after a step of these launches, with new gradients and new numbers of the groups."""
 
     def __init__(
-        self, survey: Survey, plan: StepPlan, groups: list[dict[str, Any]], keywords: Sequence[str], store: Store,
+        self, survey: Survey, groups: list[dict[str, Any]], numbers: GroupNumbers, store: Store,
         launches: Sequence[Launch], residence: Residence,
     ) -> None:  # fmt: skip
-        self._survey, self._plan, self._store, self._launches = survey, plan, store, launches
-        self._groups, self._keywords = groups, keywords
+        self._survey, self._groups, self._numbers, self._store = survey, groups, numbers, store
+        self._launches = launches
         self._may_be_captured = "cuda" in residence.types
         #: The number of further steps whose rows of the scalar table are known.
         self.left = 0
@@ -54,10 +51,11 @@ class Repeat:
         #: Whether an interrupt left a step of which nobody can say how far it went.
         self.unfinished = False
         counts = np.array([_counts(*of) for of in zip(launches, self.calls, strict=True)], np.int64)
+        self._counts = counts[:, _T].view(np.float64)
         self._contents = Contents([groups, *survey.lists], groups)
         self._job = job_of(survey, REPEAT, self._contents, counts)
 
-    def done(self, groups: Any, state: Any, take: Take) -> bool:
+    def done(self, groups: Any, state: Any) -> bool:
         """Takes the step. False, and nothing written, where more than gradients and numbers is not as before.
 
         HyperError, and nothing written, where a new number is out of its range.
@@ -70,10 +68,10 @@ class Repeat:
         done = 0
         try:
             if not self.left:
-                self._take_numbers(take)
-                if not self._take_rows():
-                    return False
-            if not self._job.done() and not (self._take_numbers(take) and self._take_rows() and self._job.done()):
+                self._take_numbers()
+                if not self.left:
+                    self._take_rows()
+            if not self._job.done() and not (self._take_numbers() and self._job.done()):
                 return False
             self.left -= 1
             for run in self._runs:
@@ -91,23 +89,21 @@ class Repeat:
             self._survey.release()
         return True
 
-    def _take_numbers(self, take: Take) -> bool:
-        """Takes over new numbers of the groups, as equal ones may be; False where there are none, or more is new."""
-        if not take(self._groups) or not _are_steady(self._groups, self._keywords):
-            return False
-        for share in self._plan.shares:
-            share.engine.take_table(share.engine.table)
-        return self._contents.take_dicts()
+    def _take_numbers(self) -> bool:
+        """Takes over new numbers of the groups, and rows for them; False where there are none, or more is new."""
+        version = self._numbers.version
+        taken = self._numbers.take() and self._contents.take_dicts()
+        if self._numbers.version != version:
+            self._take_rows()
+        return taken
 
-    def _take_rows(self) -> bool:
-        """Has the calls go on with the rows of the next steps; False where tensors differ in their counts."""
-        self.left, self._rows = 0, [*map(_rows_ahead, self._launches)]
+    def _take_rows(self) -> None:
+        """Has the calls go on with the rows of the next steps."""
+        self.left = 0
+        self._rows = [_rows_ahead(*each) for each in zip(self._launches, self._counts.tolist(), strict=True)]
         for call, rows in zip(self.calls, self._rows, strict=True):
-            if not len(rows):
-                return False
             call.renew(rows)
         self.left = min(map(len, self._rows))
-        return True
 
     def _finish(self) -> None:
         """Ends the step that an interrupt came into, if it had begun and calls say whether they ran."""
@@ -137,15 +133,15 @@ class Repeat:
 
 
 def repeat_of(
-    plan: StepPlan, survey: Survey, groups: Any, keywords: Sequence[str], store: Store, launches: Sequence[Launch],
+    plan: StepPlan, survey: Survey, groups: Any, numbers: GroupNumbers, store: Store, launches: Sequence[Launch],
     residence: Residence,
 ) -> Repeat | None:  # fmt: skip
     """The repeat of a step with these launches; None where a step may do more than launch kernels."""
     if LEVEL or type(groups) is not list or not launches or not all(map(_is_plain, launches)):
         return None
-    if not {dict}.issuperset(map(type, groups)) or not _are_steady(groups, keywords):
+    if not {dict}.issuperset(map(type, groups)) or not numbers.are_steady():
         return None
-    repeat = Repeat(survey, plan, groups, keywords, store, launches, residence)
+    repeat = Repeat(survey, groups, numbers, store, launches, residence)
     call_of = {id(launch.part.bucket): call for launch, call in zip(launches, repeat.calls, strict=True)}
     places: dict[int, int] = {}
     for share in plan.shares:
@@ -156,15 +152,6 @@ def repeat_of(
         places |= zip(there, at, strict=True)
     survey.point([places[i] for i in range(len(plan.written))], launches)
     return repeat
-
-
-def _are_steady(groups: Groups, keywords: Sequence[str]) -> bool:
-    """Whether each number of the groups stays what it is as long as it is the same object."""
-    return _is_steady(chain.from_iterable([group[keyword] for keyword in keywords] for group in groups))
-
-
-def _is_steady(values: Iterable[Any]) -> bool:
-    return all(type(v) in _STEADY or (type(v) is tuple and _is_steady(v)) for v in values)
 
 
 def _is_plain(launch: Launch) -> bool:
@@ -179,15 +166,12 @@ def _is_plain(launch: Launch) -> bool:
     )  # fmt: skip
 
 
-def _rows_ahead(launch: Launch) -> Numbers:
-    """The rows of the scalar table for the steps after those of a launch; none where tensors differ in their counts."""
-    rows, count = launch.version.rows, launch.part.bucket.counts.common(None)  # type: ignore[union-attr]
+def _rows_ahead(launch: Launch, count: float) -> Numbers:
+    """The rows of the scalar table for the steps after this count of a launch's tensors."""
+    rows, t, hyper = launch.version.rows, int(count) + 1, launch.common.hyper.named
     assert isinstance(rows, ScalarRows)
-    if count is None:
-        return np.zeros((0, 0, 0))
-    hyper = launch.common.hyper.named
-    rows.shared(count + 1, hyper)
-    return rows.ahead(count + 1, hyper)
+    rows.shared(t, hyper)
+    return rows.ahead(t, hyper)
 
 
 def _counts(launch: Launch, call: Standing) -> tuple[int, ...]:

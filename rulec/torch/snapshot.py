@@ -52,6 +52,7 @@ class Snapshot:
         self._facts = [_facts(p) for p in self.params]
         self._plain = {Tensor, Parameter}.issuperset(map(type, self.params))
         self._guard: Guard = never
+        self._doubted = False
         self._guards_left = 4
 
     @property
@@ -66,7 +67,7 @@ class Snapshot:
 
     def changes(self, groups: Groups, survey: Survey | None = None) -> list[Change]:
         """The changes since the last look; after other parameters nothing else is looked at."""
-        same, lists = self._values.same(groups), self._values.lists
+        same, lists = self._values.same(groups) and not self._doubted, self._values.lists
         if survey is not None and survey.look(lists) and not self._interface.sees_sections:
             return [] if same else [Change.VALUES]
         if [*map(len, lists)] != self.sizes or not all(map(is_, chain.from_iterable(lists), self.params)):
@@ -77,14 +78,9 @@ class Snapshot:
         moved = moved or (self._plain and not (self._guard(*self.params) or self._unaltered()))
         return [*((Change.MEMORY,) if moved else ()), *(() if same else (Change.VALUES,))]
 
-    def has_lists(self, groups: Groups) -> bool:
-        """Whether the groups have the lists of parameters of the last look; what is in them is not looked at."""
-        lists = [group["params"] for group in groups]
-        return len(lists) == len(self.lists) and all(map(is_, lists, self.lists))
-
-    def has_values(self, groups: Groups) -> bool:
-        """Whether the groups have the values of the last look."""
-        return self._values.same(groups)
+    def doubt(self) -> None:
+        """Has the next look find other values: engines have taken some that this object does not know."""
+        self._doubted = True
 
     def _unaltered(self) -> bool:
         """Whether each parameter has its shape, memory order, dtype and device; the next look may ask all at once."""
@@ -125,7 +121,7 @@ class Snapshot:
             if is_asked(groups, self._options) != self._residence.asked:
                 return False
             self._flags = GroupValues(self._interface.flag_keywords, groups)
-        self._values = GroupValues(self._interface.group_keywords, groups, self._live)
+        self._values, self._doubted = GroupValues(self._interface.group_keywords, groups, self._live), False
         return True
 
 

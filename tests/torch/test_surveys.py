@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -191,6 +192,10 @@ SCHEDULES: dict[str, Callable[[dict[str, Any], int], Any]] = {
     "without any decay": lambda group, t: group.update(weight_decay=0.0 if t > 6 else 0.01),
     "a flag": lambda group, t: group.update(maximize=t % 3 == 0),
     "a word and a rate": lambda group, t: group.update(lr=0.1 / (1 + t), **{f"note {t // 5}": t}),
+    "equal rates": lambda group, t: group.update(lr=float(f"{0.1 if t < 9 else 0.05}")),
+    "numbers of NumPy": lambda group, t: group.update(lr=np.float64(0.1 / (1 + t)), eps=np.float32(2.0**-30)),
+    "a rate and the decay": lambda group, t: group.update(lr=0.1 / (1 + t), weight_decay=0.01 * t),
+    "a rate of one group": lambda group, t: group.update(lr=0.1 / (1 + t) if "lr" in group and t % 2 else group["lr"]),
     "numbers and a tensor": lambda group, t: group.update(lr=torch.tensor(0.1 / (1 + t)) if t == 8 else 0.1 / (1 + t)),
 }
 
@@ -236,6 +241,23 @@ def test_steps_between_which_numbers_change_repeat_each_other(
     assert (difference(ours, asked), none) == (0, 0)
     assert [p._version for p in ours] == [p._version for p in asked]
     assert [int(s["step"]) for s in optimizer.state.values()] == [int(s["step"]) for s in other.state.values()]
+
+
+def test_a_plain_step_takes_numbers_back_that_a_repeated_step_had_changed() -> None:
+    """The learning rate is what it was at the last plain step, and another one came in between."""
+    ends = []
+    for make in (rulec.torch.AdamW, torch.optim.AdamW):
+        params = parameters(shapes=SHAPES * 5)
+        optimizer = make(params, lr=0.1)
+        for number, rate in enumerate([0.1, 0.1, 0.1, 0.1, 0.05, 0.1, 0.1]):
+            give_gradients(params, number)
+            optimizer.param_groups[0]["lr"] = rate
+            watch = optimizer.register_step_post_hook(lambda *_: None) if number == 5 else None
+            optimizer.step()
+            if watch is not None:
+                watch.remove()
+        ends.append(params)
+    assert difference(*ends) <= 8
 
 
 def test_a_number_out_of_its_range_is_refused_in_a_repeated_step() -> None:
