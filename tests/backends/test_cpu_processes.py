@@ -16,7 +16,7 @@ import pytest
 from rulec.backend import cache
 from rulec.compiler.layout import layout_for
 from rulec_backends import cpu
-from rulec_backends.cpu import CpuBackend
+from rulec_backends.cpu import CpuBackend, machine
 from rulec_backends.cpu import threads as cpu_threads
 from tests.backends.cpu_programs import bucket_of, program_of
 
@@ -85,7 +85,7 @@ def test_processes_at_once_then_one_from_the_cache(tmp_path: Path) -> None:
 def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of its own with one kernel in it: the object file's path."""
     monkeypatch.setenv("RULEC_CACHE_DIR", str(tmp_path))
-    cpu._machine.cache_clear()
+    machine.loaded.cache_clear()
     build()
     (file,) = objects(tmp_path)
     return file
@@ -114,7 +114,7 @@ def test_a_damaged_entry_is_made_again(damage: str, compiled: Path) -> None:
             "foreign": b"#!/bin/sh\n" * 99,
         }
         compiled.write_bytes(contents[damage])
-    cpu._machine.cache_clear()
+    machine.loaded.cache_clear()
     bucket = bucket_of("adamw", [100])
     wanted = bucket.expected(0)
     build().bind(bucket.params, bucket.states)(0, bucket.grads, bucket.rows)
@@ -127,7 +127,7 @@ def test_what_a_killed_process_leaves_is_ignored(compiled: Path) -> None:
     half = compiled.with_name("kernel.ohalf_written")
     half.write_bytes(compiled.read_bytes()[:700])
     before = compiled.read_bytes()
-    cpu._machine.cache_clear()
+    machine.loaded.cache_clear()
     build()
     assert compiled.read_bytes() == before
 
@@ -144,7 +144,7 @@ def test_the_source_in_the_cache_is_a_module(compiled: Path) -> None:
 
 
 def test_the_key_depends_on_compilers_words_and_processor() -> None:
-    facts = cpu._facts()
+    facts = machine._facts()
     keys = {
         cache.cache_key("source", *(f if i != j else "other" for i, f in enumerate(facts))) for j in range(len(facts))
     }
