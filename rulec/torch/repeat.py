@@ -155,11 +155,12 @@ def repeat_of(
 
 
 def _is_plain(launch: Launch) -> bool:
-    """Whether a launch is one call of a kernel over a whole bucket, with rows of its own groups' numbers alone."""
-    bucket, version = launch.part.bucket, launch.version
+    """Whether a launch is one call of a kernel over a whole bucket, with one row of each group for all its tensors."""
+    bucket, version, rows = launch.part.bucket, launch.version, launch.version.rows
     counts, shared = bucket.counts, launch.common.shared
     return (
         hasattr(version.call, "standing") and not version.plan.staged and not version.waits and not version.turns
+        and isinstance(rows, ScalarRows) and launch.rows.index is rows.index
         and version.program is bucket.program and launch.part.positions is None and not launch.inputs
         and not launch.scalar_states and not shared.values and not launch.skipped
         and type(counts) is Counts and counts.numbers.dtype == np.float32 and counts.numbers.flags.c_contiguous

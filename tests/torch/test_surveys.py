@@ -243,6 +243,22 @@ def test_steps_between_which_numbers_change_repeat_each_other(
     assert [int(s["step"]) for s in optimizer.state.values()] == [int(s["step"]) for s in other.state.values()]
 
 
+def test_steps_of_tensors_with_rows_of_their_own_are_not_repeated() -> None:
+    """Weights that are rounded at random have numbers of their own, and a tensor that joins late has its own `t`."""
+    for weights, late in (("stochastic", False), (None, True)):
+        params = parameters(torch.bfloat16 if weights else torch.float32, SHAPES)
+        optimizer = rulec.torch.AdamW(params, weights=weights)
+        for number in range(STEPS):
+            give_gradients(params, number)
+            if late and number < 2:
+                params[1].grad = None
+            optimizer.param_groups[0]["lr"] = 0.1 / (1 + number)
+            optimizer.step()
+        assert optimizer._machine is not None
+        assert optimizer._machine.repeat is None
+        assert all(p.isfinite().all() for p in params)
+
+
 def test_a_plain_step_takes_numbers_back_that_a_repeated_step_had_changed() -> None:
     """The learning rate is what it was at the last plain step, and another one came in between."""
     ends = []
