@@ -64,8 +64,9 @@ class PlainRun:
         for line in step:
             if isinstance(line, Assign):
                 names[line.target] = self._value(line.value, names)
-                if line.target in self.states:
-                    names[line.target] = _number(names[line.target])
+                kept = self.p if line.target == "p" else self.states.get(line.target)
+                if kept is not None:  # a line that reads it back finds the axes of its memory
+                    names[line.target] = np.broadcast_to(_number(names[line.target]), kept.shape)
             elif set(names_in([line.condition])) <= self.facts.keys():
                 self._lines(line.then if self._value(line.condition, names) else line.otherwise, names)
             else:
