@@ -117,7 +117,7 @@ class TritonCall(AddressedCall[StageWork]):
 class StandingCall:
     """The call of one stage over all tensors of a bucket, whose words are written in place between its runs.
 
-    All rows ahead are on the device from the beginning. So a run copies the addresses of gradients where they are new,
+    The rows of several steps lie on the device. So a run copies the addresses of gradients where they are new,
     and is a launch alone where they are not.
     """
 
@@ -135,15 +135,16 @@ class StandingCall:
         self.standing = Standing(self.run, self.renew, following, row, first, stride)
 
     def renew(self, ahead: Numbers) -> None:
-        """Takes other rows ahead."""
+        """Goes on with these rows; each of a rule without numbers is empty."""
         self._ahead, self._first, self._stride = ahead, array_address(ahead), ahead.strides[0]
         self._row.value = self._first - self._stride
         with current(self._device, None):
-            self._tables = floats(self._work.rows_ahead(ahead)).view(len(ahead), -1).unbind()
+            self._tables = floats(self._work.rows_ahead(ahead)).view(len(ahead), ahead[0].size).unbind()
 
     def run(self) -> None:
         """One launch, with the gradients and the row of the scalar table of now."""
-        work, row = self._work, (self._row.value - self._first) // self._stride
+        work = self._work
+        row = (self._row.value - self._first) // (self._stride or 1)  # without numbers all rows are at one address
         with current(self._device, None):
             there = work.uploads.put(self._words, None, None, False)
             work.run(work.everything, there, self._tables[row], None, None)

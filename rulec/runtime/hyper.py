@@ -62,7 +62,7 @@ class HyperValues:
         """
         if table.shape[1] == 0:
             return
-        # What is as it was is in range.
+        # A number that did not change is in its range.
         alike = table == self.table if table.shape == self.table.shape else np.zeros(table.shape, bool)
         for i in np.flatnonzero(~alike.all(axis=1)):
             # The extremes are in range where all are; a NaN is both.

@@ -32,7 +32,7 @@ class GroupNumbers:
         self._decays = all(when in ("nonzero", 0) for when in whens)
 
     def are_steady(self) -> bool:
-        """Whether each value that matters stays what it is as long as it is the same object."""
+        """Whether no value under these keys can change while it is the same object."""
         return _are_steady(group[key] for group in self._groups for key in self._known)
 
     def take(self) -> bool:

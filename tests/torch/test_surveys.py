@@ -620,21 +620,26 @@ def test_a_step_of_launches_on_a_device_calls_nothing_for_each_tensor() -> None:
 _REPEATED = """
 import json
 import torch
+import rulec
 import rulec.torch
 from rulec.torch import machine
+
+
+PLAIN = rulec.parse("name: Plain\\nstate: {m: 0}\\nstep: |\\n  m = 0.5*m + g\\n  p = p - 0.25*m\\n")
 
 
 def trained(rule, repeats):
     torch.manual_seed(0)
     machine.repeat_of = repeat_of if repeats else lambda *_: None
     params = [torch.nn.Parameter(torch.randn(n)) for n in (3, 40, 7, 5) * 5]
-    groups = [{"params": params[:9]}, {"params": params[9:], "lr": 0.05}]
-    optimizer = rulec.torch.optimizer(rule)(groups, lr=0.1, backend="triton")
+    rates = [{}, {}, {}] if rule is PLAIN else [{}, {"lr": 0.05}, {"lr": 0.1}]
+    groups = [{"params": params[:9], **rates[0]}, {"params": params[9:], **rates[1]}]
+    optimizer = rulec.torch.optimizer(rule)(groups, **rates[2], backend="triton")
     repeated = 0
     for step in range(12):
         for p in params:
             p.grad = torch.randn(p.shape)
-        if step == 7:
+        if step == 7 and rule is not PLAIN:
             optimizer.param_groups[0]["lr"] = 0.3
         if step == 9:
             params[2].grad = None
@@ -647,13 +652,13 @@ def trained(rule, repeats):
 
 repeat_of = machine.repeat_of
 same = lambda rule: all(map(torch.equal, trained(rule, True), trained(rule, False)))
-print(json.dumps([rule for rule in ("adamw", "lion", "momentum") if not same(rule)]))
+print(json.dumps([str(rule) for rule in ("adamw", "lion", "momentum", PLAIN) if not same(rule)]))
 """
 
 
 @pytest.mark.slow
 def test_repeated_launches_have_the_bits_of_other_steps() -> None:
-    """Two groups, new gradients, and between repeats another rate and a gradient that is missing."""
+    """Two groups, new gradients, and between repeats another rate and a gradient that is missing; also no rate."""
     pytest.importorskip("triton")
     assert in_a_process(_REPEATED, TRITON_INTERPRET="1") == []
 
