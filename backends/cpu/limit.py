@@ -26,11 +26,11 @@ def limit_source(program: Program, layout: Layout) -> str:
         write = StageWriter(program, layout, program.stages[0])
         body = [*write.load_bits_lines(), f"others = ({_mixed(write)}) & mask", *_store_lines(write)]
         return elements_source(title, [*write.address_lines(), _MASK], body, 0)
-    stages = [[_stage_lines(StageWriter(program, layout, stage))] if stage.roots else [] for stage in program.stages]
+    stages = [[_limit_lines(StageWriter(program, layout, stage))] if stage.roots else [] for stage in program.stages]
     return stages_source(title, stages, 8 * chunk_columns(program, layout), 0)
 
 
-def _stage_lines(write: StageWriter) -> list[str]:
+def _limit_lines(write: StageWriter) -> list[str]:
     """The body of a stage's function."""
     loads, mixed = write.load_bits_lines(), _mixed(write)
     used = [*write.moved(), *(s.buffer for s in write.stage.stores), *(r.name for r in write.stage.reduces[:1])]

@@ -13,7 +13,7 @@ from .source import indented, loop
 from .stage import StageWriter
 
 #: The names of this text that no value of a rule gets.
-LOCALS = frozenset({"lower", "upper", "last", "update"})
+PAIR_LOCALS = frozenset({"lower", "upper", "last", "update"})
 
 _STORAGE = "bfloat16"
 

@@ -17,8 +17,7 @@ from rulec.kernel.place import COL, ELEMENT, MATRIX, ROW, is_shaped
 from ..comment import docstring, left_by
 from .coded import CodedParts, format_functions
 from .inlined import update_function
-from .pairs import LOCALS as PAIR_LOCALS
-from .pairs import in_pairs, pair_lines
+from .pairs import PAIR_LOCALS, in_pairs, pair_lines
 from .rows import LOCALS as ROW_LOCALS
 from .rows import RowGroup, in_groups, vectors_of
 from .source import chunks_source, loop, stages_source

@@ -91,7 +91,7 @@ def _weight(value: Node, weights: list[Node | None]) -> Node | None:
     if len(known) < len(weights):
         return None
     if op in (Op.ADD, Op.SUB):
-        return _sum(op, *known)
+        return _slow_sum(op, *known)
     if op is Op.MUL and _ZERO in known:
         return _times(*((args[0], known[1]) if known[0] is _ZERO else (args[1], known[0])))
     if op is Op.DIV and known[1] is _ZERO:
@@ -103,7 +103,7 @@ def _weight(value: Node, weights: list[Node | None]) -> Node | None:
     return node(Op.NEG, known[0]) if op is Op.NEG else None
 
 
-def _sum(op: Op, left: Node, right: Node) -> Node:
+def _slow_sum(op: Op, left: Node, right: Node) -> Node:
     if right is _ZERO:
         return left
     return node(op, left, right) if left is not _ZERO or op is Op.SUB else right

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from rulec.array.arrays import numpy_dtype
+from rulec.compare.sides import Array
 from rulec.compiler.routing import applies, route
 from rulec.errors import RuleError
 from rulec.language.rule import Rule
-
-Array = np.ndarray[Any, Any]
 
 #: A matrix and a vector: rules may treat these differently.
 SHAPES: tuple[tuple[int, ...], ...] = ((4, 6), (5,))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, np.dtype[np.float32]]
+from rulec.demo.digits import Array
 
 TEXT = """\
 name: WaryAdam

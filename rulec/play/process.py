@@ -13,7 +13,7 @@ LONGEST = 2**26
 #: Seconds in which a process has to start.
 START = 120.0
 
-Message = dict[str, Any]
+Reply = dict[str, Any]
 
 
 class Process:
@@ -24,7 +24,7 @@ class Process:
         self._lock = asyncio.Lock()
         self._process: asyncio.subprocess.Process | None = None
 
-    async def ask(self, question: str, arguments: Mapping[str, Any]) -> AsyncIterator[Message]:
+    async def ask(self, question: str, arguments: Mapping[str, Any]) -> AsyncIterator[Reply]:
         """Messages with `progress`, and last one with `answer` or `error`. Closed before that, the process ends."""
         async with self._lock:
             complete = False
@@ -33,7 +33,7 @@ class Process:
                 assert process.stdin is not None
                 process.stdin.write(json.dumps([question, arguments]).encode() + b"\n")
                 until = asyncio.get_running_loop().time() + self._seconds
-                message: Message = {"progress": 0.0}
+                message: Reply = {"progress": 0.0}
                 while "progress" in message:
                     message = await _line(process, until - asyncio.get_running_loop().time())
                     complete = "progress" not in message
@@ -63,11 +63,11 @@ class Process:
         return self._process
 
 
-async def _line(process: asyncio.subprocess.Process, seconds: float) -> Message:
+async def _line(process: asyncio.subprocess.Process, seconds: float) -> Reply:
     """The next message; TimeoutError after so many seconds, EOFError where the process has ended."""
     assert process.stdout is not None
     line = await asyncio.wait_for(process.stdout.readline(), max(seconds, 0))
     if not line:
         raise EOFError
-    message: Message = json.loads(line)
+    message: Reply = json.loads(line)
     return message

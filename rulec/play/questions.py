@@ -31,7 +31,7 @@ from rulec.racing.tasks import TASKS
 Tell = Callable[[float], None]
 
 #: A race of the page: learning rates, how many of them, seeds, seconds, and rules beside the page's own.
-SPAN, RATES, SEEDS, BUDGET, RIVALS = (1e-4, 1.0), 9, 2, 5.0, 4
+SPAN, GRID, SEEDS, BUDGET, RIVALS = (1e-4, 1.0), 9, 2, 5.0, 4
 
 
 def ask_mistakes(folder: Path, tell: Tell, text: str) -> list[dict[str, Any]]:
@@ -100,7 +100,7 @@ def ask_race(folder: Path, tell: Tell, text: str, task: str, rivals: list[str]) 
         raise RulecError(f"a race of the page has at most {RIVALS} rules beside yours, not {len(named) - 1}")
     parts = iter(range(1, 10**9))
     result = race(
-        named, task, lr=SPAN, rates=RATES, seeds=SEEDS, budget=BUDGET,
+        named, task, lr=SPAN, rates=GRID, seeds=SEEDS, budget=BUDGET,
         advance=lambda label: tell(next(parts) / (50 * len(named))),
     )  # fmt: skip
     return _race(result)

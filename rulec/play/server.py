@@ -27,7 +27,7 @@ from rulec.display.path import FUNCTIONS
 from rulec.language.folder import library_folder
 from rulec.language.library import rules
 from rulec.play.guard import Guard
-from rulec.play.process import Message, Process
+from rulec.play.process import Process, Reply
 from rulec.play.questions import QUESTIONS
 from rulec.racing.tasks import TASKS
 
@@ -123,7 +123,7 @@ async def _arguments(request: Request, question: str) -> dict[str, Any]:
     return arguments
 
 
-async def _lines(messages: AsyncIterator[Message]) -> AsyncIterator[str]:
+async def _lines(messages: AsyncIterator[Reply]) -> AsyncIterator[str]:
     """Messages as lines of JSON."""
     async for message in messages:
         yield json.dumps(message) + "\n"

@@ -142,7 +142,7 @@ class Zoom:
         longer = self._longer(xp, state)
         if self.max_learning_rate is not None:
             longer = xp.minimum(longer, self.max_learning_rate)
-        return xp.where(state.bracketed, _inside(xp, state.low, state.high, state.reference), longer)
+        return xp.where(state.bracketed, _interpolated(xp, state.low, state.high, state.reference), longer)
 
     def _longer(self, xp: Any, state: ZoomState) -> Any:
         return xp.where(state.count == 0, state.guess, self.increase_factor * state.last.step)
@@ -204,7 +204,7 @@ class Zoom:
         )  # fmt: skip
 
 
-def _inside(xp: Any, low: Point, high: Point, reference: Point) -> Any:
+def _interpolated(xp: Any, low: Point, high: Point, reference: Point) -> Any:
     """A step in an interval: where a cubic is lowest, a parabola, or the middle, the first that keeps from the ends."""
     width = abs(high.step - low.step)
     left, right = xp.minimum(high.step, low.step), xp.maximum(high.step, low.step)

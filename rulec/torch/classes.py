@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
+from rulec.language.hyper import Hyper
 from rulec.language.library import load, parse, titles
-from rulec.language.rule import Hyper, Rule
+from rulec.language.rule import Rule
 from rulec.language.text import expression_text
 from rulec.torch.entries import Entry
 from rulec.torch.interface import HINTS, Interface

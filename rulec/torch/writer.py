@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from rulec.runtime.engine import Launch, run, was_interrupted
+from rulec.runtime.engine import run, was_interrupted
+from rulec.runtime.launch import Launch
 from rulec.torch.engine import Home, TorchEngine
 
 

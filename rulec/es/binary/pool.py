@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+import itertools
 from typing import Any
 
 from rulec.errors import TensorError
@@ -22,7 +22,7 @@ def max_pool(words: Any, kernel: Pair, *, stride: Pair | None = None) -> Any:
     if height < size[0] or width < size[1]:
         raise TensorError(f"a window of {size} is larger than inputs of {(height, width)}")
     union = None
-    for y, x in product(range(size[0]), range(size[1])):
+    for y, x in itertools.product(range(size[0]), range(size[1])):
         lines = slice(y, y + (rows - 1) * steps[0] + 1, steps[0])
         shifted = words[..., lines, slice(x, x + (columns - 1) * steps[1] + 1, steps[1]), :]
         union = shifted if union is None else union | shifted

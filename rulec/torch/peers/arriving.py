@@ -7,7 +7,8 @@ from typing import Any
 
 from rulec.errors import StateMismatch
 from rulec.torch.interface import Interface
-from rulec.torch.peers import numbered, schedulefree
+from rulec.torch.peers.numbered import group_here
+from rulec.torch.peers.schedulefree import is_schedule_free, schedule_free_group
 
 #: Names in a state or a group -> the optimizer that has them, of which nothing is read.
 _UNREAD: Mapping[tuple[str, ...], str] = {
@@ -25,8 +26,8 @@ def arrived(
 
     Codes stay as they are. StateMismatch for a layout that is not read, and where the class computes otherwise.
     """
-    if schedulefree.is_schedule_free(group):
-        return schedulefree.arrived(group, [state if isinstance(state, Mapping) else {} for state in states], interface)
+    if is_schedule_free(group):
+        return schedule_free_group(group, [state if isinstance(state, Mapping) else {} for state in states], interface)
     known = {entry.outside(name) for entry in interface.entries for name in entry.rule.state} | defaults.keys()
     for place in (group, *(state for state in states if isinstance(state, Mapping))):
         for names, owner in _UNREAD.items():
@@ -35,4 +36,4 @@ def arrived(
                     f"the saved states are of {owner}, whose layout is not read here: start {interface.name} without "
                     f"them, or copy its states by name into optimizer.state"
                 )
-    return numbered.group_here(group, states, interface, defaults), states
+    return group_here(group, states, interface, defaults), states

@@ -17,7 +17,7 @@ from rulec.torch.peers.decoded import DecodedState
 from rulec.torch.placed import is_placed
 
 #: Behind the names of codes and of their scales, and the name of the part of a weight.
-CODES, SCALES, ERROR = "::quantized", "::scales", "error_bits"
+FLASH_CODES, FLASH_SCALES, ERROR = "::quantized", "::scales", "error_bits"
 
 #: The key of a group for the bytes of a weight, of a parameter and of its part.
 _WIDTH = "master_bytewidth"
@@ -32,10 +32,10 @@ def decoded(values: Mapping[str, Any], param: Tensor, group: Mapping[str, Any], 
     `group` has the bytes of a weight. StateMismatch, naming the `owner`, for codes without a scale for each 32, and for
     parts of weights of another shape or of an unknown size.
     """
-    states = {name: value for name, value in values.items() if not name.endswith((CODES, SCALES))}
-    for name in (name for name in values if name.endswith(CODES)):
-        state = name.removesuffix(CODES)
-        states[state] = _decoded(values[name], values.get(f"{state}{SCALES}"), f"{state} of {owner}")
+    states = {name: value for name, value in values.items() if not name.endswith((FLASH_CODES, FLASH_SCALES))}
+    for name in (name for name in values if name.endswith(FLASH_CODES)):
+        state = name.removesuffix(FLASH_CODES)
+        states[state] = _flash_decoded(values[name], values.get(f"{state}{FLASH_SCALES}"), f"{state} of {owner}")
     error = states.pop(ERROR, None)
     if error is not None and param.dtype in _DTYPES and not is_placed(param):
         width = group.get(_WIDTH)
@@ -48,7 +48,7 @@ def decoded(values: Mapping[str, Any], param: Tensor, group: Mapping[str, Any], 
     return states
 
 
-def _decoded(codes: Tensor, scales: Any, state: str) -> DecodedState:
+def _flash_decoded(codes: Tensor, scales: Any, state: str) -> DecodedState:
     """A state of `softsign8`. Its scales are of roots where codes have no sign."""
     form = Format("softsign8", 32, signed=codes.dtype is torch.int8)
     if scales is None or scales.numel() != form.scales(codes.numel()):

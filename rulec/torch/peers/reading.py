@@ -29,7 +29,7 @@ def is_coded(name: str) -> bool:
     """Whether a state of this name belongs to one storage in codes, ours or another library's."""
     if name in (NESTED, flashoptim.ERROR) or _NUMBERED.fullmatch(name):
         return True
-    return name.endswith((scale_name(""), CODES, flashoptim.CODES, flashoptim.SCALES))
+    return name.endswith((scale_name(""), CODES, flashoptim.FLASH_CODES, flashoptim.FLASH_SCALES))
 
 
 def taken(

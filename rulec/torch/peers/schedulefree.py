@@ -26,7 +26,7 @@ def is_schedule_free(group: Mapping[str, Any]) -> bool:
     return all(key in group for key in _KEYS) and COUNTS["group"] not in group
 
 
-def arrived(
+def schedule_free_group(
     group: Mapping[str, Any], states: Sequence[Mapping[str, Any]], interface: Interface
 ) -> tuple[Mapping[str, Any], list[dict[str, Any]]]:  # fmt: skip
     """A saved group and the states of its parameters under the names here.
