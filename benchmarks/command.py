@@ -152,7 +152,7 @@ def _check_there(names: list[str]) -> None:
 
 
 def _check_rules(names: list[str] | None) -> None:
-    from rulec.language.library import rules
+    from rulec.language.library.load import rules
     from rulec.language.source import did_you_mean
 
     for name in names or ():

@@ -10,7 +10,7 @@ from benchmarks.kernels import threads
 from benchmarks.peers import EVERY, makers
 from benchmarks.result import Result, Row
 from benchmarks.tensors import have_torch, tensors
-from rulec.compare.interleave import interleaved
+from rulec.tools.compare.interleave import interleaved
 
 Shape = tuple[int, int]
 
@@ -96,8 +96,8 @@ def _muon(count: int, shape: Shape, rounds: int, notes: list[str]) -> Iterator[R
 
 def _orthogonalization(count: int, shape: Shape) -> Callable[[], object]:
     """The matrix function of the step alone, casts and norm included, over gradients."""
-    from rulec.language.node import Op
-    from rulec.torch.matrix import TORCH_MATRIX
+    from rulec.language.expr.node import Op
+    from rulec.torch.tensors.matrix import TORCH_MATRIX
 
     function = TORCH_MATRIX[Op.NEWTON_SCHULZ]
     operands = [tensor.grad.numpy()[None] for tensor in tensors(count, shape)]
@@ -108,7 +108,7 @@ def _products(count: int, shape: Shape) -> Callable[[], object]:
     """The products of five iterations alone, each with the sum that is part of it: nothing is cast or normalized."""
     import torch
 
-    from rulec.torch.matrix import gram, polynomial
+    from rulec.torch.tensors.matrix import gram, polynomial
 
     wide = [t.grad if shape[0] <= shape[1] else t.grad.T for t in tensors(count, shape)]
     operands = [(x / x.norm()).to(torch.bfloat16) for x in wide]

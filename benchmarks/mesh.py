@@ -7,11 +7,11 @@ from functools import partial
 
 from benchmarks.kernels import threads
 from benchmarks.result import Result, Row
-from rulec.language.library import load
+from rulec.language.library.load import load
 from rulec.memory.shape import Shape
-from rulec.torch.account.mesh import MeshAccount, mesh_of, on_mesh
-from rulec.torch.account.meter import Training, account, tokens
-from rulec.torch.account.models import Transformer
+from rulec.torch.memory_profile.mesh import MeshAccount, mesh_of, on_mesh
+from rulec.torch.memory_profile.meter import Training, account, tokens
+from rulec.torch.memory_profile.models import Transformer
 
 #: Shards of `fully_shard`, or replicas of so many shards.
 MESHES = ("1", "8", "64", "300", "8x64", "1024", "20x512")

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 from benchmarks.kernels import threads
 from benchmarks.result import Result, Row
-from rulec.compare.interleave import interleaved
-from rulec.language.library import load
-from rulec.racing.contender import Contender
-from rulec.racing.grid import Grid, grid
-from rulec.racing.tasks import TASKS
+from rulec.language.library.load import load
+from rulec.tools.compare.interleave import interleaved
+from rulec.tools.race.contender import Contender
+from rulec.tools.race.grid import Grid, grid
+from rulec.tools.race.tasks import TASKS
 
 RULES = ("adamw", "muon")
 RATES, SEEDS = 8, 3

@@ -11,10 +11,10 @@ from benchmarks.peers import makers
 from benchmarks.result import Result, Row
 from benchmarks.stages import Shape, staged
 from benchmarks.tensors import have_torch, tensors
-from rulec.compare.interleave import interleaved
 from rulec.compiler.ir import Program
-from rulec.language.node import Kind, walk
+from rulec.language.expr.node import Kind, walk
 from rulec.language.rule import Rule
+from rulec.tools.compare.interleave import interleaved
 
 #: The matrix that steps are measured on.
 FULL, QUICK = (5000, 10_000), (500, 1000)

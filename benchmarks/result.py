@@ -9,8 +9,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any, Literal
 
-from rulec.compare.machine import facts
 from rulec.errors import RulecError
+from rulec.tools.compare.measure import facts
 
 
 @dataclass(frozen=True)

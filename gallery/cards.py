@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gallery.page import Entry
-from rulec.display.drawing import symbol
+from rulec.tools.display.drawing import symbol
 
 FAMILIES = ("elementwise", "norms and means", "whole model", "matrices", "transform", "wrapper")
 #: Least and greatest bytes of state of a choice, and its words.

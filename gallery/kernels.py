@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import textwrap
 
-from rulec.display.kernels import LANGUAGES, TABS, kernel_source
 from rulec.errors import RulecError
 from rulec.language.rule import Rule
+from rulec.tools.display.kernels import LANGUAGES, TABS, kernel_source
 
 
 def kernels(rule: Rule, text: str) -> str:

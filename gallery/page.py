@@ -10,12 +10,12 @@ from gallery.compared import comparisons, measured, remark_of, unchanged
 from gallery.kernels import fenced, kernels
 from gallery.subject import Subject
 from gallery.usage import programs
-from rulec.display.drawing import figure, thumbnail
-from rulec.display.path import FUNCTIONS, Path, paths, refusal
 from rulec.errors import RulecError
-from rulec.language.node import Node
+from rulec.language.expr.node import Node
+from rulec.language.expr.text import expression_text, number_text
 from rulec.language.rule import Hyper
-from rulec.language.text import expression_text, number_text
+from rulec.tools.display.drawing import figure, thumbnail
+from rulec.tools.display.path import FUNCTIONS, Path, paths, refusal
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from typing import Any
 
 from rulec.compiler.pipeline import compile
 from rulec.errors import RulecError, RuleError
-from rulec.language.equations import from_sympy
-from rulec.language.library import json_schema, load, parse, rules
+from rulec.language.export.equations import from_sympy
+from rulec.language.library.load import json_schema, load, parse, rules
 from rulec.language.partition import Part, Partition, part, partition
-from rulec.language.python import rule
 from rulec.language.rule import Rule
+from rulec.language.tracing.decorator import rule
 
 __all__ = [
     "Part", "Partition", "Rule", "RuleError", "RulecError", "compile", "from_sympy", "json_schema", "load", "parse",
@@ -25,7 +25,7 @@ _SUBMODULES = ("array", "backend", "bench", "math", "testing", "torch")
 
 def __getattr__(name: str) -> Any:
     if name == "race":
-        return importlib.import_module("rulec.racing").race
+        return importlib.import_module("rulec.tools.race").race
     if name in _SUBMODULES:
         return importlib.import_module(f"rulec.{name}")
     raise AttributeError(f"module 'rulec' has no attribute {name!r}")

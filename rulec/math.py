@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from rulec.errors import RuleError
-from rulec.language.arithmetic import NUMPY, number_known
-from rulec.language.author import author_error
-from rulec.language.counts import Count
-from rulec.language.functions import FUNCTIONS, as_node
-from rulec.language.levels import Level
-from rulec.language.node import Op
-from rulec.language.trace import cond as traced_cond
-from rulec.language.value import Value, as_traced, current, operation, record
+from rulec.language.expr.arithmetic import NUMPY, number_known
+from rulec.language.expr.counts import Count
+from rulec.language.expr.functions import FUNCTIONS, as_node
+from rulec.language.expr.levels import Level
+from rulec.language.expr.node import Op
+from rulec.language.tracing.author import author_error
+from rulec.language.tracing.trace import cond as traced_cond
+from rulec.language.tracing.value import Value, as_traced, current, operation, record
 
 __all__ = [
     "abs", "atan", "atan2", "axis", "block", "cbrt", "cholesky", "clip", "concat", "cond", "cos", "count_nonzero",
@@ -381,7 +381,7 @@ def _draw(name: str, shape: Any, at: Any, draw: int | None) -> Any:
     """The traced draw; on plain numbers the reference's draw with the seed 0 for the first tensor."""
     if any(isinstance(x, Value) for x in (*shape, at)):
         return record(name, list(shape), at=at, draw=draw)
-    from rulec.arrays import random
+    from rulec.array_api import random
 
     if problem := Count(f"an extent of {name}", tuple(map(as_node, shape))).problem({}):
         raise RuleError(problem)

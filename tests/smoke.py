@@ -31,9 +31,9 @@ def files_are_packed() -> None:
     assert {"adam.yaml", "sgd.yaml"} <= names, sorted(names)
     assert {"decay.yaml", "l2.yaml"} <= transforms, sorted(transforms)
     assert files("rulec").joinpath("py.typed").is_file()
-    page = {file.name for file in files("rulec.play").joinpath("page").iterdir()}
+    page = {file.name for file in files("rulec.tools.playground").joinpath("page").iterdir()}
     assert {"index.html", "play.css", "play.js", "codemirror.js", "codemirror.LICENSE"} <= page, sorted(page)
-    katex = files("rulec.display").joinpath("katex")
+    katex = files("rulec.tools.display").joinpath("katex")
     assert all(katex.joinpath(name).is_file() for name in ("katex.min.js", "LICENSE", "fonts/KaTeX_Main-Regular.woff2"))
     for name in rulec.rules():
         rulec.load(name)

@@ -10,7 +10,7 @@ import rulec
 from rulec.environment import debug_level
 from rulec.errors import BackendUnavailable, RulecError
 from rulec_backends.c import compile as c_compiler
-from rulec_backends.cpu import threads
+from rulec_backends.common import threads
 from tests.cli.running import error
 
 NO_NUMBERS = ["true", "'", "-1", "1.5", "1_0", "0x2", "\u00b2", "\u0663", "1e3", "9" * 20]

@@ -9,13 +9,13 @@ import ctypes
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rulec.backend.noise import Noise
+from rulec.backend.capabilities import Noise
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
-from rulec.kernel.coded import is_flat
+from rulec.kernel.quantized import is_flat
 
-from ..noise import NoiseKernel, fill
+from ..common.noise import NoiseKernel, fill
 from .compile import library, missing
 from .noise import estimate_source
 from .source import source

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from rulec.backend.binary import Window
-from rulec.kernel.bucket.address import array_address
+from rulec.kernel.multi_tensor.address import array_address
 
-from ..binary import PackedBits
-from ..cpu.binary_plan import Plan
+from ..common.binary import PackedBits
+from ..common.binary_plan import Plan
 from ..cstyle.binary_words import DRAW
 from .binary_source import source
 from .compile import library

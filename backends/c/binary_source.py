@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..cpu.binary_plan import TABLE
+from ..common.binary_plan import TABLE
+from ..common.fragments import filled
 from ..cstyle.binary_words import draw_words
-from ..fragments import filled
 
 #: Lines joined in one pass over the results.
 TOGETHER = 4

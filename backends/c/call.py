@@ -10,11 +10,11 @@ from rulec.backend.protocol import Rows, Scratch, Written
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
-from rulec.kernel.bucket.address import array_address
-from rulec.kernel.bucket.call import PlannedCall
-from rulec.kernel.bucket.work import Work
+from rulec.kernel.multi_tensor.address import array_address
+from rulec.kernel.multi_tensor.call import PlannedCall
+from rulec.kernel.multi_tensor.work import Work
 
-from ..cpu.threads import POLICY
+from ..common.threads import POLICY
 from . import threads as c_threads
 from .arrays import require_memory
 from .source import BUCKET, stage_name

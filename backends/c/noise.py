@@ -8,10 +8,10 @@ from dataclasses import replace
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 
+from ..common.fragments import filled
+from ..common.noise import ELEMENTS, RECORD, require_estimate, sum_dtype
 from ..cstyle.element import STORAGE
 from ..cstyle.text import block
-from ..fragments import filled
-from ..noise import ELEMENTS, RECORD, require_estimate, sum_dtype
 from .source import C99, StageSource, file_text
 
 #: Elements of a tile: with their random words they fit in the nearest cache.

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout, scale_name
-from rulec.kernel.coded import CodedBuffer, coded_buffers, coded_lines, part_length
 from rulec.kernel.nest import Level, written
 from rulec.kernel.place import ELEMENT
+from rulec.kernel.quantized import CodedBuffer, coded_buffers, coded_lines, part_length
 
-from ..comment import about
+from ..common.text import about
 from ..cstyle.dialect import Dialect
 from ..cstyle.format_words import CodedNames, format_functions, function_name
 from ..cstyle.loops import LOCALS, ChunkLoops, chunk_type, helpers

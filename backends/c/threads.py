@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ..cpu import threads as cpu_threads
+from ..common import threads as cpu_threads
 
 #: With fewer spans of work than this, a second thread costs more than it saves.
 FEW_SPANS = 8

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
-from rulec.kernel.coded import is_flat
 from rulec.kernel.place import moving_lines
+from rulec.kernel.quantized import is_flat
 
 from .call import ElementwiseCall
 from .machine import Machine, loaded
@@ -24,9 +24,9 @@ from .print import kernel_source
 
 if TYPE_CHECKING:
     from rulec.backend.binary import BinaryKernels
-    from rulec.backend.noise import Noise, Values
+    from rulec.backend.capabilities import Noise, Values
 
-    from ..noise import NoiseKernel
+    from ..common.noise import NoiseKernel
     from .ffi import FfiKernel
     from .staged import StagedCall
 
@@ -58,19 +58,19 @@ class CpuBackend:
         return loaded(name, source)
 
     def emit_estimate(self, program: Program, layout: Layout, values: Values) -> str:
-        """The source of a kernel with noise for its gradient: see `rulec.backend.noise`."""
+        """The source of a kernel with noise for its gradient: see `rulec.backend.capabilities`."""
         from .noise_source import estimate_source
 
         return estimate_source(program, layout, values)
 
     def build_estimate(self, program: Program, layout: Layout, values: Values, source: str) -> NoiseKernel:
         """The kernel of a source text of `emit_estimate`: from the cache, or compiled into it."""
-        from ..noise import NoiseKernel
+        from ..common.noise import NoiseKernel
 
         return NoiseKernel(CpuKernel(program, layout, loaded(f"{program.name}_{values}", source)))
 
     def fill_noise(self, out: Any, noise: Noise, offset: int = 0) -> None:
-        """Writes elements of noise into a dense NumPy array or PyTorch tensor: see `rulec.backend.noise`."""
+        """Writes elements of noise into a dense NumPy array or PyTorch tensor: see `rulec.backend.capabilities`."""
         from .noise import fill_noise
 
         fill_noise(out, noise, offset)

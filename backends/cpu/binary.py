@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from rulec.backend.binary import Window
-from rulec.kernel.bucket.address import array_address
+from rulec.kernel.multi_tensor.address import array_address
 
-from ..binary import PackedBits
-from . import threads as cpu_threads
-from .binary_plan import TABLE, Plan
+from ..common import threads as cpu_threads
+from ..common.binary import PackedBits
+from ..common.binary_plan import TABLE, Plan
+from ..common.threads import Job
 from .binary_source import ARRANGE, DRAW_TABLE, MULTIPLY, SUM_TABLE, draw_source, product_source, sum_source
 from .machine import Machine, loaded
-from .threads import Job
 
 #: The words of bits in a span of a sum.
 _PART = 8

@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from .binary_plan import TABLE
+from ..common.binary_plan import TABLE
+from ..common.threads import POINTERS, STAGE
 from .noise_record import HIGH, KEY, STEP
-from .philox import BLOCKS
+from .random import BLOCKS
 from .source import kernel_text, spans_kernel
-from .threads import POINTERS, STAGE
 
 #: The stages of a product: weights are arranged by lines of equal places, then multiplied.
 ARRANGE, MULTIPLY = range(2)

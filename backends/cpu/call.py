@@ -12,13 +12,13 @@ import numpy as np
 from rulec.backend.protocol import Numbers, Rows, Scratch, Standing, Written
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
-from rulec.kernel.bucket.address import address_of, addresses_of, array_address, element_count
-from rulec.kernel.bucket.chunks import flat_chunks
-from rulec.kernel.coded import coded_arrays, coded_lines
+from rulec.kernel.multi_tensor.address import address_of, addresses_of, array_address, element_count
+from rulec.kernel.multi_tensor.chunks import flat_chunks
+from rulec.kernel.quantized import coded_arrays, coded_lines
 
-from . import threads as cpu_threads
+from ..common import threads as cpu_threads
+from ..common.threads import POLICY, Job
 from .machine import Machine
-from .threads import POLICY, Job
 
 
 class ElementwiseCall:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from rulec.compiler.layout import ITEM_SIZE, scale_name
 from rulec.formats import Format
-from rulec.kernel.coded import CodedBuffer, coded_buffers, coded_lines, part_length
+from rulec.kernel.quantized import CodedBuffer, coded_buffers, coded_lines, part_length
 
 from .format_words import one_size, traits
 from .source import loop

@@ -14,18 +14,18 @@ from typing import Any
 
 import numpy as np
 
-from rulec.arrays.reductions import REDUCTIONS
+from rulec.array_api.reductions import REDUCTIONS
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout, kernel_buffers
 from rulec.compiler.view import MatrixView
-from rulec.kernel.bucket.slots import LineSlots
-from rulec.kernel.bucket.work import Planner
-from rulec.language.node import Op, walk
+from rulec.kernel.multi_tensor.slots import LineSlots
+from rulec.kernel.multi_tensor.work import Planner
+from rulec.language.expr.node import Op, walk
 
-from . import threads as cpu_threads
+from ..common import threads as cpu_threads
+from ..common.threads import ACTIVE, CHUNK_TABLE, POINTERS, ROW_INDEX, ROWS, SPAN_TABLE, SPANS, STAGE, TENSORS
 from .machine import Machine
 from .print import kernel_source
-from .threads import ACTIVE, CHUNK_TABLE, POINTERS, ROW_INDEX, ROWS, SPAN_TABLE, SPANS, STAGE, TENSORS
 
 #: Positions in a job after those of all kernels: the number of threads still in it, and arguments of calls into XLA.
 _LEFT, _ARGUMENTS, _JOB_WORDS = 24, 32, 40

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rulec.backend.printer import bare
 from rulec.compiler.ir import Result
-from rulec.language.node import Node
+from rulec.language.expr.node import Node
 
 from .source import indented
 from .stage import StageWriter

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
-from rulec.kernel.bucket.plan import chunk_columns
+from rulec.kernel.multi_tensor.plan import chunk_columns
 from rulec.kernel.place import TENSOR
 
 from .print import ELEMENTS

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from rulec import formats
-from rulec.arrays import random
+from rulec.array_api import random
 from rulec.backend import cache
 from rulec.backend.cache import Source
 from rulec.errors import InternalError
 
+from ..common import constants
 from .target import small_target
 
 #: The entry of an object file: the kernel, or the handler for XLA.
@@ -177,15 +178,19 @@ def loaded(name: str, source: str, entry: str = ENTRY) -> Machine:
 
 #: The modules with the definitions of words and the calls of the compiler. Text of other modules is in the source.
 _WORDS = (
-    "words", "math", "tables", "lanes", "storage", "machine", "target", "ffi_words", "noise_words",
-    "noise_record", "normal", "philox", "format_words",
+    "words", "math", "lanes", "storage", "machine", "target", "ffi_words", "noise_words",
+    "noise_record", "normal", "random", "format_words",
 )  # fmt: skip
 
 
 @functools.cache
 def _facts() -> tuple[str, ...]:
     """The facts that machine code depends on beside the source: the compilers, definitions of words, the processor."""
-    files = [*(Path(__file__).with_name(f"{name}.py") for name in _WORDS), Path(random.__file__)]
+    files = [
+        *(Path(__file__).with_name(f"{name}.py") for name in _WORDS),
+        Path(random.__file__),
+        Path(constants.__file__),
+    ]
     files += sorted(Path(formats.__file__).parent.glob("*.py"))
     words = hashlib.sha256(b"".join(file.read_bytes() for file in files))
     versions = [importlib.metadata.version(package) for package in ("numba", "llvmlite")]

@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from rulec.backend.noise import Noise
+from rulec.backend.capabilities import Noise
 from rulec.compiler.layout import FLOATS, ITEM_SIZE
 from rulec.errors import TensorError
-from rulec.kernel.bucket.address import address_of, array_address, element_count
-from rulec.kernel.bucket.chunks import Chunks, flat_chunks
+from rulec.kernel.multi_tensor.address import address_of, array_address, element_count
+from rulec.kernel.multi_tensor.chunks import Chunks, flat_chunks
 
-from ..noise import RECORD, filling, records
-from . import threads as cpu_threads
+from ..common import threads as cpu_threads
+from ..common.noise import RECORD, filling, records
+from ..common.threads import POLICY, Job
 from .machine import Machine, loaded
 from .noise_source import noisy_source
-from .threads import POLICY, Job
 
 
 def fill_noise(out: Any, noise: Noise, offset: int = 0) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..noise import RECORD
+from ..common.noise import RECORD
 
 #: Positions in a record. Each direction has two words: its number, and its weight as a float64.
 DIRECTIONS, COUNT, HIGH, STEP, OFFSET = (

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rulec.backend.noise import Values
+from rulec.backend.capabilities import Values
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import ITEM_SIZE, Layout
 
-from ..noise import require_estimate
+from ..common.noise import require_estimate
 from .noise_record import BATCH, BATCH_WORDS, COUNT, DIRECTIONS, OFFSET, TILE
 from .noise_words import ADDED
 from .noise_words import NAMES as NOISE_NAMES
-from .philox import BLOCKS
+from .random import BLOCKS
 from .source import chunks_source, loop
 from .stage import StageWriter
 

@@ -13,7 +13,7 @@ from typing import Any
 from .lanes import DOUBLE, SINGLE, Real, Unit, fma
 from .noise_record import HIGH, KEY, STEP
 from .normal import normal_pair
-from .philox import BLOCKS, constant, generated, spread
+from .random import BLOCKS, constant, generated, spread
 from .words import intrinsic_word as intrinsic
 from .words import made_once
 from .words import pointer_of as pointer

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..common.constants import TABLES
 from .lanes import Real, Truth, Unit, Whole, fma, polynomial, sqrt, where
 from .math import log
-from .tables import TABLES
 
 
 def normal_pair(unit: Unit, first: Any, second: Any) -> tuple[Real, Real]:
-    """The two normal numbers of two words, LLVM integers of 32 bits, as in `rulec.arrays.random.normal`.
+    """The two normal numbers of two words, LLVM integers of 32 bits, as in `rulec.array_api.random.normal`.
 
     The error of each is at most 4 ulp.
     """

@@ -6,7 +6,7 @@ easily. A bfloat16 by itself is first moved to a lane twice as wide, and back: h
 
 from __future__ import annotations
 
-from rulec.language.node import Op, walk
+from rulec.language.expr.node import Op, walk
 
 from .inlined import arguments, call
 from .source import indented, loop

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 from rulec.compiler.ir import Program, Stage
 from rulec.compiler.layout import Layout
-from rulec.kernel.bucket.plan import CHUNK_COLUMNS, chunk_columns
+from rulec.kernel.multi_tensor.plan import CHUNK_COLUMNS, chunk_columns
 from rulec.kernel.nest import Level, written
 from rulec.kernel.place import COL, ELEMENT, MATRIX, ROW, is_shaped
 
-from ..comment import docstring, left_by
+from ..common.text import docstring, left_by
 from .coded import CodedParts, format_functions
 from .inlined import update_function
 from .pairs import PAIR_LOCALS, in_pairs, pair_lines

@@ -11,7 +11,7 @@ import re
 from rulec.compiler.ir import Result
 from rulec.kernel.nest import Level
 from rulec.kernel.place import COL, ELEMENT, MATRIX, ROW, TENSOR
-from rulec.language.node import Op, walk
+from rulec.language.expr.node import Op, walk
 
 from .inlined import arguments, call
 from .source import loop

@@ -6,10 +6,21 @@ import ast
 import textwrap
 from collections.abc import Collection, Sequence
 
-from rulec.language.syntax import syntax_tree
+from rulec.language.parse.syntax import syntax_tree
 
+from ..common.threads import (
+    ACTIVE,
+    CHUNK_TABLE,
+    NEXT_SPAN,
+    POINTERS,
+    ROW_INDEX,
+    ROWS,
+    SPAN_TABLE,
+    SPANS,
+    STAGE,
+    TENSORS,
+)
 from . import format_words, noise_words
-from .threads import ACTIVE, CHUNK_TABLE, NEXT_SPAN, POINTERS, ROW_INDEX, ROWS, SPAN_TABLE, SPANS, STAGE, TENSORS
 from .words import NAMES
 
 _KERNEL = f'''

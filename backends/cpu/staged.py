@@ -9,13 +9,13 @@ from rulec.backend.protocol import Rows
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
-from rulec.kernel.bucket.address import array_address
-from rulec.kernel.bucket.call import PlannedCall
-from rulec.kernel.bucket.work import Work
+from rulec.kernel.multi_tensor.address import array_address
+from rulec.kernel.multi_tensor.call import PlannedCall
+from rulec.kernel.multi_tensor.work import Work
 
-from . import threads as cpu_threads
+from ..common import threads as cpu_threads
+from ..common.threads import POLICY, Job
 from .machine import Machine
-from .threads import POLICY, Job
 
 
 class StagedCall(PlannedCall):

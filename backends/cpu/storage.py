@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from rulec.arrays.bits import GOLDEN, MIXING, NUMBERS, SILVER
+from rulec.array_api.bits import GOLDEN, MIXING, NUMBERS, SILVER
 
 from .lanes import DOUBLE, SINGLE, Real, Unit, Whole, where
 
@@ -87,7 +87,7 @@ def coarse(x: Real, count: Real) -> Real:
 
 
 def chance(unit: Unit, place: Any, first_place: Any, words: Sequence[Any]) -> Real:
-    """The random number below 2**16 of the element at a place, an int64: see `rulec.arrays.bits`.
+    """The random number below 2**16 of the element at a place, an int64: see `rulec.array_api.bits`.
 
     Places lie less than 2**32 behind the first place of a loop, so vectors of 32 bits tell where the upper half grows.
     """
@@ -118,7 +118,7 @@ def in_range(builder: Any, place: Any, *words: Any) -> Any:
 
 
 def in_rows(builder: Any, place: Any, *words: Any) -> Any:
-    """The same of a part that is rows of a width with gaps between them: see `rulec.arrays.piece`."""
+    """The same of a part that is rows of a width with gaps between them: see `rulec.array_api.slices`."""
     from llvmlite import ir
 
     width, gap = (in_range(builder, ir.Constant(place.type, 0), *words[i : i + 2]) for i in (2, 4))

@@ -20,10 +20,10 @@ from rulec.compiler.layout import Layout
 from rulec.errors import BackendUnsupported
 from rulec.kernel.nest import Nest
 from rulec.kernel.place import COL, ELEMENT, address_lines
-from rulec.language.node import Kind, Node, Op, is_boolean, walk
+from rulec.language.expr.node import Kind, Node, Op, is_boolean, walk
 
-from ..chance import chance_call
-from ..comment import line_comment
+from ..common.chance import chance_call
+from ..common.text import line_comment
 from .dialect import Dialect
 from .text import WIDTH, call_lines, indented
 from .words import RESERVED

@@ -18,7 +18,7 @@ from rulec.formats import Format, lines, reach, steps, table, zero
 from rulec.formats.float8 import E4M3, E5M2
 from rulec.formats.tables import DYNAMIC
 
-from ..fragments import filled
+from ..common.fragments import filled
 from .dialect import Dialect
 from .element import literal
 from .text import WIDTH

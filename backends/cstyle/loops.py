@@ -7,12 +7,12 @@ from types import MappingProxyType
 
 from rulec.compiler.ir import Program, Result
 from rulec.compiler.layout import Layout
-from rulec.kernel.bucket.plan import chunk_columns
+from rulec.kernel.multi_tensor.plan import chunk_columns
 from rulec.kernel.nest import Level
 from rulec.kernel.place import COL, MATRIX, ROW, TENSOR
-from rulec.language.node import Op, is_boolean
+from rulec.language.expr.node import Op, is_boolean
 
-from ..comment import about_stage, column_formula
+from ..common.text import about_stage, column_formula
 from .dialect import Dialect
 from .element import NOTHING, ElementWriter, Parameter
 from .text import WIDTH, block, comment

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from ..fragments import filled
-from ..normals import normal_marks
+from ..common.fragments import filled
+from ..common.normals import normal_marks
 
 _PHILOX = """\
 /* Four words of 32 bits. */

@@ -10,12 +10,12 @@ import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
-from rulec.backend.noise import Noise
+from rulec.backend.capabilities import Noise
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
 
-from ..noise import fill
+from ..common.noise import fill
 from .binary import CupyBinary
 from .binary_source import source as binary_source
 from .call import CudaCall

@@ -8,7 +8,7 @@ from typing import Any
 
 from rulec.backend.binary import Window
 
-from ..binary import PackedBits
+from ..common.binary import PackedBits
 from ..cstyle.binary_words import DRAW
 from .binary_source import SIDE, THREADS
 from .memory import Modules

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ..common.fragments import filled
 from ..cstyle.binary_words import DRAW, draw_words
-from ..fragments import filled
 
 #: A block of threads computes a square tile of results, each thread `OWN` by `OWN` of them, `DEEP` words at a time.
 SIDE, OWN, DEEP = 64, 4, 16

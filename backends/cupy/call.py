@@ -7,18 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from rulec.arrays.pieces import Together
+from rulec.array_api.pieces import Together
 from rulec.backend.protocol import Rows, Scalars, Scratch
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
-from rulec.kernel.bucket.call import AddressedCall
-from rulec.kernel.bucket.cut import Whole
-from rulec.kernel.bucket.tensors import Tensors
-from rulec.kernel.bucket.uploads import Ring, Uploads
+from rulec.kernel.multi_tensor.call import AddressedCall
+from rulec.kernel.multi_tensor.cut import Whole
+from rulec.kernel.multi_tensor.tensors import Tensors
+from rulec.kernel.multi_tensor.uploads import Ring, Uploads
 from rulec.kernel.place import bound_arrays
 
-from ..scalars import arguments, has_scalars, scalar_leaves
+from ..common.scalars import arguments, has_scalars, scalar_leaves
 from .coded import bound_in, scales_of
 from .memory import Functions, Memory, used
 from .plan import GIVEN, given_lines

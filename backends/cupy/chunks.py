@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rulec.kernel.bucket.cut import Cut, Lying, Whole, parts
+from rulec.kernel.multi_tensor.cut import Cut, Lying, Whole, parts
 
 from .plan import CHUNK, THREADS, TILE
 

@@ -13,8 +13,8 @@ from typing import Any
 from rulec.compiler.ir import Program, Stage
 from rulec.compiler.layout import Layout, scale_name
 from rulec.formats import Format
-from rulec.kernel.coded import CodedBuffer, coded_buffers, is_flat
 from rulec.kernel.place import ELEMENT, used_buffers
+from rulec.kernel.quantized import CodedBuffer, coded_buffers, is_flat
 
 from ..cstyle.element import Parameter
 from ..cstyle.format_words import CodedNames, function_name

@@ -13,10 +13,10 @@ from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 from rulec.kernel.place import ELEMENT
 
+from ..common.fragments import filled
+from ..common.noise import ELEMENTS, RECORD, require_estimate, sum_dtype
 from ..cstyle.element import STORAGE, Parameter
 from ..cstyle.text import block, indented
-from ..fragments import filled
-from ..noise import ELEMENTS, RECORD, require_estimate, sum_dtype
 from .plan import THREADS
 from .print import file_text
 from .stage import StageKernel

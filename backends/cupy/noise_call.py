@@ -8,10 +8,10 @@ from typing import Any
 
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
-from rulec.kernel.bucket.uploads import Ring, Uploads
+from rulec.kernel.multi_tensor.uploads import Ring, Uploads
 
-from ..noise import Table, sum_dtype
-from ..noise_call import RecordsCall
+from ..common.noise import Table, sum_dtype
+from ..common.noise_call import RecordsCall
 from .call import CudaCall
 from .memory import Functions, Memory, used
 from .work import Work

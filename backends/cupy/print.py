@@ -9,7 +9,7 @@ from rulec.compiler.layout import Layout
 from rulec.errors import BackendUnsupported
 from rulec.kernel.place import is_shaped
 
-from ..comment import about
+from ..common.text import about
 from ..cstyle.text import comment
 from ..cstyle.words import words_used
 from .coded import CodedKernel, coded_in

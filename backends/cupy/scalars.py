@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from rulec.backend.printer import unique_name
 from rulec.compiler.ir import Program
-from rulec.language.node import Node, Op, is_boolean
+from rulec.language.expr.node import Node, Op, is_boolean
 
+from ..common.scalars import ScalarKernel, argument_of, has_scalars, scalar_leaves, scalar_stage, without_table
 from ..cstyle.element import ElementPrinter, literal
 from ..cstyle.text import block, call_lines, indented
 from ..cstyle.words import RESERVED
-from ..scalars import ScalarKernel, argument_of, has_scalars, scalar_leaves, scalar_stage, without_table
 from .plan import THREADS
 from .words import DIALECT
 

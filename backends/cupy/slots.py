@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from rulec.kernel.bucket.cut import Whole, counted, parts
-from rulec.kernel.bucket.slots import Places, Region, chosen
+from rulec.kernel.multi_tensor.cut import Whole, counted, parts
+from rulec.kernel.multi_tensor.slots import Places, Region, chosen
 
 from .memory import Memory
 from .plan import FINISH, THREADS

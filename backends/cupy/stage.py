@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rulec.compiler.ir import Program, Result, Stage
 from rulec.compiler.layout import ITEM_SIZE, Layout, scale_name
 from rulec.kernel.place import COL, ELEMENT, MATRIX, ROW, TENSOR
-from rulec.language.node import Op
+from rulec.language.expr.node import Op
 
 from ..cstyle.element import ElementWriter, Parameter
 from ..cstyle.text import WIDTH, block, call_lines, indented

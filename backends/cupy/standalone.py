@@ -6,10 +6,10 @@ import numpy as np
 
 from rulec.compiler.layout import scale_name
 from rulec.formats import encode
-from rulec.language.node import Op, node
+from rulec.language.expr.node import Op, node
 
+from ..common.python_standalone import OneFile, Parts, filled, words_in
 from ..numpy.standalone import CLASS_HEAD, CLASS_STEP, DIALECT, WORDS
-from ..python_standalone import OneFile, Parts, filled, words_in
 from .coded import CodedKernel, bound_in, decodes
 from .format_words import format_functions
 from .nvrtc import OPTIONS

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from rulec.backend.protocol import Rows
-from rulec.kernel.bucket.cut import Whole
-from rulec.kernel.bucket.uploads import Given, Ring, Uploads
+from rulec.kernel.multi_tensor.cut import Whole
+from rulec.kernel.multi_tensor.uploads import Given, Ring, Uploads
 
 from .memory import Memory
 from .plan import GIVEN, PACK

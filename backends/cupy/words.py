@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from ..common.fragments import used
 from ..cstyle.dialect import Dialect
-from ..fragments import used
 from .plan import CHUNK, FINISH, THREADS, TILE
 
 #: Conversions that are one instruction.

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from rulec.compiler.layout import ITEM_SIZE
-from rulec.kernel.bucket.cut import Cut, Whole
-from rulec.kernel.bucket.slots import regions
-from rulec.kernel.bucket.tensors import Tensors
-from rulec.kernel.moving import Moving
+from rulec.kernel.multi_tensor.arguments import Moving
+from rulec.kernel.multi_tensor.cut import Cut, Whole
+from rulec.kernel.multi_tensor.slots import regions
+from rulec.kernel.multi_tensor.tensors import Tensors
 from rulec.kernel.nest import Nest
 from rulec.kernel.place import COL, ELEMENT, MATRIX
 

@@ -15,7 +15,7 @@ from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
 
-from ..pure import Done, PureBackend, PureKernel
+from ..common.functional import Done, PureBackend, PureKernel
 from .print import JaxFunction
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from rulec.compiler.ir import Program, Result
 from rulec.compiler.layout import Layout
-from rulec.language.node import Node, Op
+from rulec.language.expr.node import Node, Op
 
-from ..array_print import BITS_IMPORTS, Dialect
-from ..pure_print import PureFunction
+from ..common.array_print import BITS_IMPORTS, Dialect
+from ..common.pure_print import PureFunction
 from .sums import SumPrinter
 
 DIALECT = Dialect(

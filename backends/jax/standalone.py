@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from rulec.backend.printer import StagePrinter, unique_name
 from rulec.compiler.weights import part_name
-from rulec.language.node import Node, Op, node
+from rulec.language.expr.node import Node, Op, node
 from rulec.language.rule import Rule
-from rulec.runtime.storage import Storage
+from rulec.runtime.storage.options import Storage
 
-from ..array_codes import bit_words, code_functions
-from ..array_print import Dialect, StageFunction
-from ..python_standalone import OneFile, Parts, call_lines, field_names, filled, words_in
+from ..common.array_codes import bit_words, code_functions
+from ..common.array_print import Dialect, StageFunction
+from ..common.python_standalone import OneFile, Parts, call_lines, field_names, filled, words_in
 from .sums import SumPrinter
 
 _WORDS = {

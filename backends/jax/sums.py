@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from rulec.backend.printer import StagePrinter
-from rulec.language.node import Node, Op, walk
+from rulec.language.expr.node import Node, Op, walk
 
 
 class SumPrinter(StagePrinter):

@@ -10,7 +10,7 @@ from typing import Any
 
 from rulec.compiler.view import MatrixView
 
-from ..pure import Done, PureBackend, PureKernel
+from ..common.functional import Done, PureBackend, PureKernel
 from .print import MlxFunction
 from .words import wide
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from rulec.compiler.ir import Result
-from rulec.language.node import Op
+from rulec.language.expr.node import Op
 
-from ..array_print import BITS_IMPORTS, Dialect
-from ..pure_print import PureFunction
+from ..common.array_print import BITS_IMPORTS, Dialect
+from ..common.pure_print import PureFunction
 
 _WORDS = ("cbrt", "exp", "greatest", "least", "sigmoid", "sign", "total")
 

@@ -19,10 +19,10 @@ from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
 from rulec.errors import BackendUnsupported
-from rulec.kernel.bucket.slots import of_all
+from rulec.kernel.multi_tensor.slots import of_all
 
-from ..array_print import print_file
-from ..printed import run_source
+from ..common.array_print import print_file
+from ..common.printed import run_source
 from .print import DIALECT, NumpyFunction
 from .views import TensorViews
 

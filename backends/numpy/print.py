@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from rulec.backend.printer import bare
 from rulec.compiler.ir import Program, Result
 from rulec.compiler.layout import Layout
-from rulec.language.node import Op
+from rulec.language.expr.node import Op
 
-from ..array_print import BITS_IMPORTS, Dialect, StageFunction
+from ..common.array_print import BITS_IMPORTS, Dialect, StageFunction
 
 DIALECT = Dialect(
     backend="numpy",

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from rulec.backend.printer import unique_name
 from rulec.compiler.layout import scale_name
 
-from ..array_codes import bit_words, code_functions
-from ..array_print import Dialect, StageFunction
-from ..python_standalone import OneFile, Parts, call_lines, filled, words_in
+from ..common.array_codes import bit_words, code_functions
+from ..common.array_print import Dialect, StageFunction
+from ..common.python_standalone import OneFile, Parts, call_lines, filled, words_in
 from .print import copied
 
 #: Functions with another spelling in NumPy, or without one.

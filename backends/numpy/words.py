@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from rulec.errors import TensorError
-from rulec.language.arithmetic import NUMPY
-from rulec.language.node import Op
+from rulec.language.expr.arithmetic import NUMPY
+from rulec.language.expr.node import Op
 
 _ERF = np.vectorize(math.erf, otypes=[np.float64])
 

@@ -13,15 +13,15 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rulec.backend.noise import Noise
+from rulec.backend.capabilities import Noise
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
 from rulec.errors import BackendUnsupported, TensorError
-from rulec.kernel.coded import is_flat
+from rulec.kernel.quantized import is_flat
 
-from ..noise import fill
-from ..printed import run_source
+from ..common.noise import fill
+from ..common.printed import run_source
 from .epilogue import epilogue_source
 from .noise import estimate_source
 from .print import program_source

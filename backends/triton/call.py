@@ -8,20 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from rulec.arrays.pieces import Together
+from rulec.array_api.pieces import Together
 from rulec.backend.protocol import Numbers, Rows, Scalars, Scratch, Standing
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
 from rulec.errors import InternalError
-from rulec.kernel.bucket.address import addresses_of, array_address
-from rulec.kernel.bucket.call import AddressedCall
-from rulec.kernel.bucket.cut import Whole
-from rulec.kernel.bucket.tensors import Tensors
-from rulec.kernel.bucket.uploads import Ring
+from rulec.kernel.multi_tensor.address import addresses_of, array_address
+from rulec.kernel.multi_tensor.call import AddressedCall
+from rulec.kernel.multi_tensor.cut import Whole
+from rulec.kernel.multi_tensor.tensors import Tensors
+from rulec.kernel.multi_tensor.uploads import Ring
 from rulec.kernel.place import bound_arrays
 
-from ..scalars import has_scalars
+from ..common.scalars import has_scalars
 from .coded import scales_of
 from .memory import TorchDevice, current, floats, is_capturing, truth_bytes
 from .scalars import LANES, scalar_arguments

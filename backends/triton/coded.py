@@ -14,8 +14,8 @@ from rulec.compiler.ir import Program, Stage
 from rulec.compiler.layout import Layout, scale_name
 from rulec.formats import Format
 from rulec.formats.tables import Floats
-from rulec.kernel.coded import CodedBuffer, coded_buffers
 from rulec.kernel.place import used_buffers
+from rulec.kernel.quantized import CodedBuffer, coded_buffers
 
 from .blocks import Block
 from .flat import FlatStage

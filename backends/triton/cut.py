@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rulec.kernel.bucket.cut import Cut, Lying, Whole, parts
+from rulec.kernel.multi_tensor.cut import Cut, Lying, Whole, parts
 
 #: Chunks of one tensor, at most. With more blocks, a program takes several, one after the other, and the table of
 #: chunks stays small.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rulec.kernel.bucket.cut import Whole, counted, parts
-from rulec.kernel.bucket.slots import Places
+from rulec.kernel.multi_tensor.cut import Whole, counted, parts
+from rulec.kernel.multi_tensor.slots import Places
 
 from .plan import FINISHED
 

@@ -16,7 +16,7 @@ from rulec.formats import Format, lines, reach, steps, table, zero
 from rulec.formats.float8 import E4M3, E5M2
 from rulec.formats.tables import DYNAMIC, Floats
 
-from ..fragments import filled
+from ..common.fragments import filled
 
 _DECODE = '''\
 @triton.jit

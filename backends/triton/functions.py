@@ -13,9 +13,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from ..common.constants import TABLES
+from ..common.fragments import polynomial
 from ..cpu.lanes import SINGLE
-from ..cpu.tables import TABLES
-from ..fragments import polynomial
 
 _POWER_OF_TWO = '''\
 @triton.jit

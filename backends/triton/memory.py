@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from rulec.kernel.bucket.cut import Whole
-from rulec.kernel.bucket.uploads import Ring, Uploads
+from rulec.kernel.multi_tensor.cut import Whole
+from rulec.kernel.multi_tensor.uploads import Ring, Uploads
 
 #: Tables held ready for captured calls.
 SPARE = 4

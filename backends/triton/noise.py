@@ -5,8 +5,8 @@ from __future__ import annotations
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 
-from ..noise import require_estimate, sum_dtype
-from ..scalars import has_scalars
+from ..common.noise import require_estimate, sum_dtype
+from ..common.scalars import has_scalars
 from .flat import FlatStage
 from .noise_words import noise_words
 from .ops import rounded

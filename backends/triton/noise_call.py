@@ -8,8 +8,8 @@ from typing import Any
 from rulec.compiler.ir import Program, Stage
 from rulec.compiler.layout import Layout
 
-from ..noise import Table, sum_dtype
-from ..noise_call import RecordsCall
+from ..common.noise import Table, sum_dtype
+from ..common.noise_call import RecordsCall
 from .blocks import INTERPRETER, Block
 from .call import TritonCall
 from .memory import current, is_capturing, uploads

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..fragments import filled
-from ..noise import ELEMENTS
-from ..normals import normal_marks
+from ..common.fragments import filled
+from ..common.noise import ELEMENTS
+from ..common.normals import normal_marks
 from .ops import constant
 
 _PHILOX = '''\

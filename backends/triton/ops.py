@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from rulec.backend.printer import OpTable, is_number
-from rulec.language.node import Op
+from rulec.language.expr.node import Op
 
-from ..chance import chance_call
+from ..common.chance import chance_call
 
 _OPERATORS: OpTable = {
     Op.ADD: "({} + {})", Op.SUB: "({} - {})", Op.MUL: "({} * {})", Op.NEG: "(-{})",

@@ -10,7 +10,7 @@ from rulec.compiler.ir import Program, Stage
 from rulec.compiler.layout import ITEM_SIZE, Layout
 from rulec.kernel.nest import Nest
 from rulec.kernel.place import COL, ELEMENT, is_shaped, moving_lines, used_buffers
-from rulec.language.node import Op, walk
+from rulec.language.expr.node import Op, walk
 
 #: Columns of `known` in a stage without rows and columns: the number of elements, and the blocks in a chunk.
 FLAT = ("size", "span")

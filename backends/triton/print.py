@@ -7,7 +7,7 @@ from rulec.compiler.layout import Layout
 from rulec.errors import BackendUnsupported
 from rulec.kernel.place import is_shaped
 
-from ..scalars import has_scalars
+from ..common.scalars import has_scalars
 from .coded import CodedStage, coded_in
 from .flat import FlatStage
 from .format_words import format_functions

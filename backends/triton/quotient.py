@@ -8,7 +8,7 @@ root - q*divisor is exact, and q + rest*r is rounded to the quotient. Where the 
 from __future__ import annotations
 
 from rulec.backend.printer import StagePrinter
-from rulec.language.node import Node, Op
+from rulec.language.expr.node import Node, Op
 
 NAME = "quotient_of_root"
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from rulec.backend.printer import StagePrinter, bare
 from rulec.compiler.ir import Program
-from rulec.language.node import Node, Op, is_boolean, node
+from rulec.language.expr.node import Node, Op, is_boolean, node
 
-from ..scalars import Argument, ScalarKernel, argument_of, arguments, scalar_leaves, scalar_stage
+from ..common.scalars import Argument, ScalarKernel, argument_of, arguments, scalar_leaves, scalar_stage
 from .ops import constant, operations
 from .stage import RESERVED, call, indented
 

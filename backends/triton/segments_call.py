@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from rulec.arrays.reductions import REDUCTIONS
+from rulec.array_api.reductions import REDUCTIONS
 from rulec.errors import BackendUnavailable
-from rulec.language.node import Op
+from rulec.language.expr.node import Op
 
 from .memory import current
 from .work import compiler_errors, refusal

@@ -10,9 +10,9 @@ from rulec.compiler.ir import Program, Result, Stage
 from rulec.compiler.layout import Layout
 from rulec.kernel.nest import Nest
 from rulec.kernel.place import ELEMENT, ROW, address_lines
-from rulec.language.node import Op, is_boolean, walk
+from rulec.language.expr.node import Op, is_boolean, walk
 
-from ..comment import left_by
+from ..common.text import left_by
 from .ops import constant, is_bare, operations
 from .plan import known_columns, moving_columns, wide_arrays
 from .words import WORDS

@@ -10,10 +10,10 @@ import numpy as np
 from rulec.compiler.ir import Buffer
 from rulec.compiler.layout import scale_name
 from rulec.formats import encode
-from rulec.language.node import Op
+from rulec.language.expr.node import Op
 
-from ..array_print import Dialect
-from ..python_standalone import OneFile, Parts, call_lines, filled, number, words_in
+from ..common.array_print import Dialect
+from ..common.python_standalone import OneFile, Parts, call_lines, filled, number, words_in
 from .blocks import Block
 from .coded import CodedStage, halved, lengthened
 from .flat import FlatStage

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from rulec.compiler.ir import Program
 
-from ..comment import about
-from ..fragments import used
+from ..common.fragments import used
+from ..common.text import about
 from .functions import FUNCTIONS
 
 _TO_BFLOAT16 = '''\

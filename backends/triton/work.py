@@ -11,11 +11,11 @@ from rulec.compiler.ir import Stage
 from rulec.compiler.layout import Layout
 from rulec.errors import BackendUnavailable
 from rulec.formats import Format
-from rulec.kernel.bucket.slots import Places, chosen, regions
-from rulec.kernel.bucket.tensors import Tensors
-from rulec.kernel.bucket.uploads import Given, Ring, Uploads
+from rulec.kernel.multi_tensor.slots import Places, chosen, regions
+from rulec.kernel.multi_tensor.tensors import Tensors
+from rulec.kernel.multi_tensor.uploads import Given, Ring, Uploads
 from rulec.kernel.place import COL, is_shaped, place
-from rulec.language.node import Op, walk
+from rulec.language.expr.node import Op, walk
 
 from .blocks import INTERPRETER, Block, block_for, reducing, tile_for
 from .coded import TOGETHER, Tables, coded_in, columns_of, halved, lengthened

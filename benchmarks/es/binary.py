@@ -9,8 +9,8 @@ import numpy as np
 
 from benchmarks.result import Row
 from rulec.backend import registry
-from rulec.compare.interleave import Times, interleaved
 from rulec.es.binary import Bits, draw, pack, product
+from rulec.tools.compare.interleave import Times, interleaved
 
 #: Members, and the side of the square that each multiplies; for bits one by one, which take long, (members, rows).
 SIZE, QUICK_SIZE = (64, 1024), (4, 128)

@@ -93,7 +93,7 @@ def task(samples: int) -> Task:
     """The network after some steps of gradient descent, and its gradient on `samples` images."""
     import torch
 
-    from rulec.demo import digits
+    from rulec.tools.demo import digits
 
     data = digits.load()
     torch.manual_seed(0)

@@ -17,10 +17,10 @@ from benchmarks.kernels import Pair, bound, pair
 from benchmarks.resident import peak_growth
 from benchmarks.result import Row
 from rulec.backend import registry
-from rulec.backend.noise import Noise, Values
-from rulec.compare.interleave import Times
+from rulec.backend.capabilities import Noise, Values
 from rulec.compiler.layout import layout_for
 from rulec.es.streams import short_weights
+from rulec.tools.compare.interleave import Times
 
 ELEMENTS, QUICK_ELEMENTS = 50_000_000, 200_000
 

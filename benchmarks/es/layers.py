@@ -14,8 +14,8 @@ import numpy as np
 
 from benchmarks.es.turns import Turn, by_turns
 from benchmarks.result import Row
-from rulec.compare.interleave import Times
 from rulec.es import Perturbation
+from rulec.tools.compare.interleave import Times
 
 if TYPE_CHECKING:
     import torch

@@ -22,7 +22,7 @@ from benchmarks.result import Row
 from rulec.backend import registry
 from rulec.backend.product import Product
 from rulec.compiler.layout import layout_for
-from rulec.runtime.rows import ScalarRows
+from rulec.runtime.buckets.scalar_table import ScalarRows
 
 #: Of a layer: the width of the stream, of keys and values, and inside; how many layers there are.
 WIDE, NARROW, INNER, LAYERS = 4096, 1024, 14336, 32

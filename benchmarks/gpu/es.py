@@ -19,10 +19,10 @@ from benchmarks.gpu.time import Step, timed
 from benchmarks.kernels import hyper_defaults
 from benchmarks.result import Row
 from rulec.backend import registry
-from rulec.backend.noise import Noise, Values
+from rulec.backend.capabilities import Noise, Values
 from rulec.compiler.layout import layout_for
 from rulec.es.streams import short_weights
-from rulec.runtime.rows import ScalarRows
+from rulec.runtime.buckets.scalar_table import ScalarRows
 
 ELEMENTS, QUICK_ELEMENTS = 50_000_000, 10_000
 

@@ -20,7 +20,7 @@ from benchmarks.result import Row
 from rulec.memory.shape import Shape
 
 if TYPE_CHECKING:
-    from rulec.torch.account.meter import Training
+    from rulec.torch.memory_profile.meter import Training
 
 #: The shape of TinyLlama, and one of no size.
 LLAMA = Shape("llama", 32_000, 2048, 5632, 22, 32, 4, 64, 2048, tied=False)
@@ -108,15 +108,15 @@ def peak_of(bench: Bench, make: Callable[[], Taken]) -> int:
 
 def said(bench: Bench, rule: str, way: Any) -> dict[str, Any]:
     """The account of `rulec memory` for the same training, on tensors without memory."""
-    from rulec.torch.account.meter import account, tokens
+    from rulec.torch.memory_profile.meter import account, tokens
 
     length = QUICK_TOKENS if bench.quick else TOKENS
     return account(_training(bench, rule, tokens(1, length)), way, before=1).data()
 
 
 def _training(bench: Bench, rule: str, batch: Any) -> Training:
-    from rulec.torch.account.meter import Training
-    from rulec.torch.account.models import Transformer
+    from rulec.torch.memory_profile.meter import Training
+    from rulec.torch.memory_profile.models import Transformer
 
     shape = QUICK if bench.quick else LLAMA
     rank = {"rank": shape.width // 8} if rule == "apollo" else {}
@@ -135,7 +135,7 @@ def _taken(bench: Bench, rule: str, way: Any) -> Taken:
     """A model on the device, and its steps in one way."""
     import torch
 
-    from rulec.torch.account.meter import stepping
+    from rulec.torch.memory_profile.meter import stepping
 
     length = QUICK_TOKENS if bench.quick else TOKENS
     ids = torch.randint(0, 64, (1, length), device=bench.device.name)

@@ -17,8 +17,8 @@ from benchmarks.gpu.rules import QUICK_ROUNDS
 from benchmarks.gpu.tensors import make
 from benchmarks.gpu.time import Prepared, Step, timed
 from benchmarks.result import Row
-from rulec.compare.interleave import Times, interleaved
 from rulec.es import Perturbation
+from rulec.tools.compare.interleave import Times, interleaved
 
 #: The width of the layer, and the members, each with one row of the batch: half as many directions, with two signs.
 WIDE, MEMBERS = 4096, 4096

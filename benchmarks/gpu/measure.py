@@ -34,8 +34,8 @@ from benchmarks.gpu.device import Bench, gpu_facts, missing
 from benchmarks.gpu.part import Findings, Section
 from benchmarks.gpu.run import Run
 from benchmarks.result import Record, Result
-from rulec.compare.machine import cores, facts, memory, version
 from rulec.errors import RulecError
+from rulec.tools.compare.measure import cores, facts, memory, version
 
 #: Processes that check rules at once, and memory of the machine for each.
 MOST_WORKERS, WORKER_BYTES = 16, 6 * 2**30

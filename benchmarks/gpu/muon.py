@@ -15,8 +15,8 @@ from benchmarks.gpu.rules import AS_FAST, QUICK_ROUNDS, step_of
 from benchmarks.gpu.tensors import Shape, Size, gpt2_xl, make, parameters
 from benchmarks.gpu.time import Step, timed
 from benchmarks.result import Row
-from rulec.compare.interleave import Times
 from rulec.errors import RulecError
+from rulec.tools.compare.interleave import Times
 
 ROUNDS = 15
 
@@ -106,9 +106,9 @@ def stacks(bench: Bench) -> Iterator[Finding]:
 
 def _with_stacks(params: list[Any], elements: int) -> Step:
     """The step with stacks of so many elements: the first step decides, and is taken here."""
-    from rulec.torch import libraries
+    from rulec.torch.tensors import library
 
-    with mock.patch.object(libraries, "_STACKED", elements):
+    with mock.patch.object(library, "_STACKED", elements):
         step = step_of("muon", params)
         step()
     return step

@@ -14,8 +14,8 @@ import rulec
 from benchmarks.gpu.tensors import SIZES
 from benchmarks.kernels import hyper_defaults
 from benchmarks.peers import Maker, Step
-from rulec.compare.target import translate
-from rulec.language.library import interop_entries
+from rulec.language.library.load import interop_entries
+from rulec.tools.compare.target import translate
 
 #: The keywords of AdamW in most libraries.
 ADAMW = {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.01}

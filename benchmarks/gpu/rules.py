@@ -17,10 +17,10 @@ from benchmarks.gpu.tensors import FULL, QUICK, Shape, copying, make
 from benchmarks.gpu.time import Step, timed
 from benchmarks.reductions import rule_of
 from benchmarks.result import Row
-from rulec.compare.interleave import Times
 from rulec.compiler.layout import kernel_for, traffic
 from rulec.compiler.view import matrix_view
 from rulec.testing.numerics import EPS
+from rulec.tools.compare.interleave import Times
 
 ROUNDS, QUICK_ROUNDS = 30, 3
 

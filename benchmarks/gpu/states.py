@@ -17,7 +17,7 @@ from benchmarks.gpu.time import timed
 from benchmarks.result import Row
 from rulec.compiler.layout import layout_for, scheduled, traffic
 from rulec.formats import NAMES
-from rulec.runtime.storage import Storage
+from rulec.runtime.storage.options import Storage
 
 RULE = "adamw"
 

@@ -15,8 +15,8 @@ from typing import IO, Any
 from benchmarks.gpu import reports
 from benchmarks.gpu.device import Bench
 from benchmarks.gpu.part import TESTS, Checked, Finding, Part
-from rulec.compare.machine import cores
 from rulec.errors import RulecError
+from rulec.tools.compare.measure import cores
 
 ROOT = Path(__file__).parents[2]
 

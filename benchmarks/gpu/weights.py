@@ -16,7 +16,7 @@ from benchmarks.gpu.tensors import FULL, QUICK, copying, make
 from benchmarks.gpu.time import timed
 from benchmarks.result import Row
 from rulec.compiler.layout import layout_for, scheduled, traffic
-from rulec.runtime.storage import Storage
+from rulec.runtime.storage.options import Storage
 
 RULE, DTYPE = "adamw", "bfloat16"
 

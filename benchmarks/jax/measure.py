@@ -10,8 +10,8 @@ from benchmarks.jax import first as jax_first
 from benchmarks.jax.steps import Step, called, ours, theirs, tree
 from benchmarks.kernels import threads
 from benchmarks.result import Result, Row
-from rulec.compare.interleave import interleaved
-from rulec.language.library import interop_entries
+from rulec.language.library.load import interop_entries
+from rulec.tools.compare.interleave import interleaved
 
 FULL, QUICK = 50_000_000, 20_000
 ROUNDS, QUICK_ROUNDS = 7, 2

@@ -15,8 +15,8 @@ import numpy as np
 
 import rulec
 from benchmarks.kernels import hyper_defaults
-from rulec.compare.target import translate
-from rulec.language.library import interop_entries
+from rulec.language.library.load import interop_entries
+from rulec.tools.compare.target import translate
 
 #: Elements of the tile of random numbers that arrays are made of.
 _TILE = 1 << 16

@@ -9,12 +9,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.result import Row
-from rulec.compare.interleave import interleaved
 from rulec.memory.live import Account
 from rulec.memory.shape import LLAMA, SMALL, Shape
+from rulec.tools.compare.interleave import interleaved
 
 if TYPE_CHECKING:
-    from rulec.torch.account.meter import Training, Way
+    from rulec.torch.memory_profile.meter import Training, Way
 
 #: Rule -> its hyper-parameters here.
 RULES: Mapping[str, Mapping[str, Any]] = {"sgd": {}, "lion": {}, "adamw": {}, "apollo": {}}
@@ -50,8 +50,8 @@ def missing() -> str | None:
 
 def models(quick: bool) -> list[Model]:
     """The three models; quick ones have a few layers."""
-    from rulec.torch.account.meter import rows, tokens
-    from rulec.torch.account.models import Linears, Transformer
+    from rulec.torch.memory_profile.meter import rows, tokens
+    from rulec.torch.memory_profile.models import Linears, Transformer
 
     layers, width = (4, 64) if quick else (LAYERS, WIDTH)
     llama = replace(LLAMA, layers=2, width=128, inner=256, vocabulary=512, heads=4, groups=4, head=32)
@@ -107,14 +107,14 @@ NOTES = [
 
 def training(model: Model, rule: str) -> Training:
     """A model's training with a rule."""
-    from rulec.torch.account.meter import Training
+    from rulec.torch.memory_profile.meter import Training
 
     hyper = {"rank": model.rank} if rule == "apollo" else {}
     return Training(model.make, model.batch, rule, {**RULES[rule], **hyper}, model.dtype)
 
 
 def _rows(model: Model, rule: str) -> Iterator[Row]:
-    from rulec.torch.account.meter import account
+    from rulec.torch.memory_profile.meter import account
 
     chosen = training(model, rule)
     accounts: dict[Way, Account] = {way: account(chosen, way) for way in WAYS}
@@ -133,8 +133,8 @@ def _rows(model: Model, rule: str) -> Iterator[Row]:
 
 def times(model: Model, rule: str, rounds: int) -> Iterator[Row]:
     """The time of an eager step on real tensors, by turns with the deferred one."""
-    from rulec.torch.account.meter import stepping
-    from rulec.torch.tensors import DTYPES
+    from rulec.torch.memory_profile.meter import stepping
+    from rulec.torch.tensors.tensors import DTYPES
 
     chosen = training(model, rule)
     contenders: dict[str, Callable[[], object]] = {}

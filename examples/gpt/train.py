@@ -25,7 +25,7 @@ from examples.gpt.chart import draw
 from examples.gpt.contenders import CONTENDERS, PAIRS, Trainer
 from examples.gpt.model import GPT, SIZES, Size, loss_of, model
 from examples.gpt.text import batches, corpus
-from rulec.compare.machine import facts
+from rulec.tools.compare.measure import facts
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

@@ -25,7 +25,7 @@ from typing import Literal
 from rulec.analysis.fact import Fact, Line
 from rulec.analysis.flow import Flow, flow_of, reads
 from rulec.analysis.linear import LinearForms
-from rulec.language.node import Node, Op, const, name, node, rewrite, walk
+from rulec.language.expr.node import Node, Op, const, name, node, rewrite, walk
 from rulec.language.rule import Assign, Branch, Rule, Statement
 
 #: The phases of a step with a gradient in parts.

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import cast
 
 from rulec.analysis.products import Factor, factors, signed_step, toward, whole_power
+from rulec.language.expr.node import Kind, Node, Op, walk
 from rulec.language.hyper import Hyper
-from rulec.language.node import Kind, Node, Op, walk
 
 #: The least and the greatest number.
 Bound = tuple[float, float]

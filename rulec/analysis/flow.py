@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rulec.analysis.fact import Line
-from rulec.language.node import Kind, Node, Op, const, is_boolean, name, node, rewrite, walk
+from rulec.language.expr.node import Kind, Node, Op, const, is_boolean, name, node, rewrite, walk
+from rulec.language.expr.text import expression_text
 from rulec.language.rule import Assign, Branch, Rule, Statement
 from rulec.language.source import Span
-from rulec.language.text import expression_text
 
 #: Longest text of a line that is shown whole.
 _WIDTH = 100

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from rulec.analysis.regions import ABOVE, FRACTION, ONE, ZERO, Regions, RegionsOf
-from rulec.language.arithmetic import NUMPY
+from rulec.language.expr.arithmetic import NUMPY
+from rulec.language.expr.node import Kind, Node, Op, const, name, node, walk
 from rulec.language.hyper import Hyper
-from rulec.language.node import Kind, Node, Op, const, name, node, walk
 
 #: Operations with an infinite result at zero, of the zero's sign: a gradient of zeros has zeros of both signs.
 _SIGNED = frozenset({Op.DIV, Op.RSQRT, Op.POW})

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from rulec.analysis.fact import Line
 from rulec.analysis.flow import Flow
-from rulec.language.node import Kind, Node, Op, const, node, rewrite, walk
+from rulec.language.expr.node import Kind, Node, Op, const, node, rewrite, walk
 
 _SIZES = (Op.NORM, Op.RMS, Op.ABS)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rulec.language.node import Node, Op, const, name, node, walk
+from rulec.language.expr.node import Node, Op, const, name, node, walk
 
 G = name("g")
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from rulec.errors import RuleError
-from rulec.language.node import Node
+from rulec.language.expr.node import Node
+from rulec.language.expr.text import expression_text, number_text
 from rulec.language.rule import Rule
-from rulec.language.text import expression_text, number_text
 
 
 def markdown_of(rule: Rule) -> str:

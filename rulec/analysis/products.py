@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rulec.language.node import Node, Op
+from rulec.language.expr.node import Node, Op
 
 #: A factor, and whether the product is divided by it.
 Factor = tuple[Node, bool]

@@ -8,7 +8,7 @@ from typing import Protocol, cast
 
 from rulec.analysis.bounds import Bounds
 from rulec.analysis.products import Factor, clipped, factors, signed_step, toward
-from rulec.language.node import LEVELS, Kind, Node, Op, name, walk
+from rulec.language.expr.node import LEVELS, Kind, Node, Op, name, walk
 
 #: The operations between a value and the parameter, as words: see `ways`.
 Way = frozenset[str]

@@ -11,8 +11,8 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import cast
 
+from rulec.language.expr.node import Kind, Node, Op, const, walk
 from rulec.language.hyper import Hyper
-from rulec.language.node import Kind, Node, Op, const, walk
 
 NEGATIVE, ZERO, FRACTION, ONE, ABOVE = "-", "0", "f", "1", "+"
 ALL = frozenset("-0f1+")

@@ -22,8 +22,8 @@ from rulec.analysis.fact import Fact, Line
 from rulec.analysis.flow import Flow
 from rulec.analysis.guards import with_guards_outside, zero_unless
 from rulec.analysis.regions import ZERO, range_of
-from rulec.language.node import Kind, Node, Op, name, walk
-from rulec.language.settings import UNDIVIDED, settings
+from rulec.language.expr.node import Kind, Node, Op, name, walk
+from rulec.language.expr.static import UNDIVIDED, settings
 
 #: The scale of this step's gradient.
 GRADIENT = "c"

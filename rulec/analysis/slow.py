@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rulec.language.arithmetic import number_known
-from rulec.language.node import Kind, Node, Op, const, name, node, walk
+from rulec.language.expr.arithmetic import number_known
+from rulec.language.expr.node import Kind, Node, Op, const, name, node, walk
 
 #: Format -> its largest spacing in parts of a value: of bfloat16 between numbers, of block formats below the maximum.
 SPACING: Mapping[str, float] = {

@@ -17,9 +17,9 @@ from rulec.analysis.fold import Fold
 from rulec.analysis.reach import DECOMPOSED, DIFFERENCE, INVERSE, NEGATIVE, SIGN, Way, ways
 from rulec.analysis.slow import LATE, SPACING, Pace, pace, weight
 from rulec.formats import UNBIASED
-from rulec.language.arithmetic import number_known
+from rulec.language.expr.arithmetic import number_known
+from rulec.language.expr.node import Kind, Node, Op, const, name, rewrite, walk
 from rulec.language.hyper import Hyper, resolve_hyper
-from rulec.language.node import Kind, Node, Op, const, name, rewrite, walk
 
 #: Formats with equal distances between their codes, for a state that may be negative.
 LINEAR = ("int8",)

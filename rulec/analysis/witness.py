@@ -19,7 +19,7 @@ from rulec.compiler.lower import decide
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.compiler.routing import applies
 from rulec.errors import RulecError
-from rulec.language.node import Node, Op, const, name, rewrite
+from rulec.language.expr.node import Node, Op, const, name, rewrite
 from rulec.language.rule import Assign, Branch, Rule, State, Statement
 
 Array = np.ndarray[Any, Any]

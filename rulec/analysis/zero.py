@@ -11,7 +11,7 @@ from rulec.analysis.fact import Line
 from rulec.analysis.flow import Flow
 from rulec.analysis.fold import NAN, NIL, Fold
 from rulec.analysis.regions import ALL, Regions, RegionsOf, range_of
-from rulec.language.node import Node, Op, const, name, walk
+from rulec.language.expr.node import Node, Op, const, name, walk
 
 #: The regions of names, and the conditions on hyper-parameters under which they hold.
 Assumed = tuple[Mapping[str, Regions], tuple[str, ...]]

@@ -1,9 +1,9 @@
 """Optimizers for plain arrays."""
 
 from rulec.array.checkpoint import load, save
-from rulec.array.lbfgs import LBFGS
 from rulec.array.line_search import LineSearch
 from rulec.array.optimizer import Optimizer
+from rulec.array.search import LBFGS
 from rulec.array.store import GradStore
 from rulec.runtime.pure_search import Backtracking, Zoom
 

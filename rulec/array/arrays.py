@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from rulec.arrays.numpy import NumpyLibrary
+from rulec.array_api.numpy import NumpyLibrary
 from rulec.compiler.layout import FLOATS
 from rulec.errors import TensorError
 from rulec.runtime.arrays import Arrays, Vector
-from rulec.runtime.state import StateSpec, aligned_bytes, plan_arena
+from rulec.runtime.storage.allocator import StateSpec, aligned_bytes, plan_arena
 
 Array = np.ndarray[Any, Any]
 

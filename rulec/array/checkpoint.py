@@ -13,7 +13,7 @@ from rulec import checkpoint
 from rulec.array.checks import checked_hyper
 from rulec.array.optimizer import Optimizer
 from rulec.checkpoint import Axes, Leaf, Loaded, Names, Shared, Stored
-from rulec.checkpoint.codes import settled
+from rulec.checkpoint.convert import settled
 from rulec.compiler.layout import scale_name
 from rulec.compiler.weights import part_name
 from rulec.errors import RulecError

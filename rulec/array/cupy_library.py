@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from rulec.array.arrays import numpy_dtype
-from rulec.arrays import functions as operations
-from rulec.arrays.functions import Functions, Table
-from rulec.arrays.library import Library
-from rulec.arrays.matrix import matrix_functions
-from rulec.language.arithmetic import NUMPY
-from rulec.language.node import Op
+from rulec.array_api import functions as operations
+from rulec.array_api.functions import Functions, Table
+from rulec.array_api.library import Library
+from rulec.array_api.matrix import matrix_functions
+from rulec.language.expr.arithmetic import NUMPY
+from rulec.language.expr.node import Op
 
 
 class CupyFunctions(Functions):

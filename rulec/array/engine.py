@@ -13,8 +13,8 @@ from rulec.backend.protocol import Backend
 from rulec.errors import TensorError
 from rulec.formats import UNBIASED
 from rulec.language.rule import Rule
+from rulec.runtime.buckets.scalar_table import Numbers
 from rulec.runtime.engine import Engine
-from rulec.runtime.rows import Numbers
 
 
 def arrays_for(leaves: Mapping[str, Any]) -> NumpyArrays:
@@ -33,7 +33,7 @@ def arrays_for(leaves: Mapping[str, Any]) -> NumpyArrays:
                 f"parameter {first} is a CuPy array and parameter {name} is not: give arrays of one kind to an "
                 f"optimizer, the others to another"
             )
-    from rulec.array.cupy_arrays import CupyArrays
+    from rulec.array.cupy import CupyArrays
 
     for name, array in there.items():
         if array.device.id != there[first].device.id:

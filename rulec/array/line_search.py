@@ -8,9 +8,9 @@ from rulec.array.optimizer import Optimizer
 from rulec.array.vectors import Evaluate, Vectors
 from rulec.array.weights import check_weights, vectors_of
 from rulec.errors import HyperError
+from rulec.locks import Turns, in_turn
 from rulec.runtime.line_search import Trial, run
 from rulec.runtime.pure_search import Backtracking, PureSearch, Zoom, floats
-from rulec.runtime.turns import Turns, in_turn
 
 
 class LineSearch(Turns):

@@ -14,9 +14,9 @@ from rulec.compiler.weights import is_part
 from rulec.errors import StateMismatch
 from rulec.language.hyper import checked_seed
 from rulec.language.rule import Rule
-from rulec.runtime.hyper import default_hyper
-from rulec.runtime.recode import formats_of, recoded
-from rulec.runtime.rows import Numbers
+from rulec.runtime.buckets.hyper import default_hyper
+from rulec.runtime.buckets.scalar_table import Numbers
+from rulec.runtime.storage.recode import formats_of, recoded
 
 
 def loaded(

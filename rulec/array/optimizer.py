@@ -10,19 +10,19 @@ from typing import Any
 from rulec.array.checks import checked_hyper, checked_tags, flatten, matching_leaves
 from rulec.array.engine import ArrayEngine
 from rulec.array.loading import contents, loaded, restored
-from rulec.array.partial import PartialStep
 from rulec.array.passes import ArrayPasses
+from rulec.array.step import PartialStep
 from rulec.errors import RulecError, RuleError, TensorError, interrupted
-from rulec.language.evaluation import to_evaluation, to_training
+from rulec.language.eval_point import to_evaluation, to_training
+from rulec.language.evaluations import check_single
 from rulec.language.hyper import AT_START
-from rulec.language.library import load
-from rulec.language.passes import check_single
+from rulec.language.library.load import load
 from rulec.language.rule import Rule
 from rulec.language.sizes import sized
+from rulec.locks import Turns, in_turn
+from rulec.runtime.buckets.scalar_table import Numbers
 from rulec.runtime.engine import EPS, default_hyper, run
-from rulec.runtime.rows import Numbers
-from rulec.runtime.storage import Storage
-from rulec.runtime.turns import Turns, in_turn
+from rulec.runtime.storage.options import Storage
 
 #: Types that hyper-parameters nearly always have.
 _NUMBERS = frozenset({float, int})

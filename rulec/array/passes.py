@@ -7,9 +7,9 @@ from typing import Any
 
 from rulec.array.engine import ArrayEngine
 from rulec.errors import RulecError
+from rulec.runtime.buckets.scalar_table import Numbers
 from rulec.runtime.engine import run
-from rulec.runtime.passes import move_at, written
-from rulec.runtime.rows import Numbers
+from rulec.runtime.evaluations import move_at, written
 
 
 class ArrayPasses:

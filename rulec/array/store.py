@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from rulec.array.checks import flatten
 from rulec.errors import RulecError, TensorError
-from rulec.runtime.sums import Sums
-from rulec.runtime.turns import in_turn, turn_of
+from rulec.locks import in_turn, turn_of
+from rulec.runtime.gradient_sums import Sums
 
 
 class Steps(Protocol):

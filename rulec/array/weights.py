@@ -15,7 +15,7 @@ from rulec.compiler.reweigh import float_of
 from rulec.compiler.scalars import evaluate_once
 from rulec.compiler.weights import part_name, stored
 from rulec.errors import HyperError
-from rulec.language.node import Op, node
+from rulec.language.expr.node import Op, node
 
 #: A weight in the expressions of its parts.
 _NEW = "new"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from rulec.language.node import Op
+from rulec.language.expr.node import Op
 
 
 class ReducesSegments(Protocol):

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from rulec.checkpoint.codes import decoded
 from rulec.checkpoint.content import Checkpoint, Leaf, Parameter, Run, check_apart, levels
+from rulec.checkpoint.convert import decoded
 from rulec.checkpoint.meaning import meaning
 from rulec.checkpoint.reading import read
 from rulec.checkpoint.tensors import Stored

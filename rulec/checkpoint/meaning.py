@@ -8,11 +8,11 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rulec.language.levels import level_text
-from rulec.language.node import Node, Op, name, rewrite
+from rulec.language.expr.levels import level_text
+from rulec.language.expr.node import Node, Op, name, rewrite
+from rulec.language.expr.text import expression_text
+from rulec.language.parse.step import step_text
 from rulec.language.rule import Assign, Branch, Rule, State, Statement, assignments
-from rulec.language.step import step_text
-from rulec.language.text import expression_text
 
 
 @functools.lru_cache(maxsize=256)

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from rulec.checkpoint.codes import faults, in_dtypes
 from rulec.checkpoint.content import FORMAT, VERSION, Checkpoint, Parameter
+from rulec.checkpoint.convert import faults, in_dtypes
 from rulec.checkpoint.tensors import Stored, checksum, read_file
 from rulec.errors import StateMismatch
 

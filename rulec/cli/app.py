@@ -20,13 +20,13 @@ from rulec.cli import (
     demo,
     diff,
     doctor,
+    editor,
     listing,
     lsp,
     memory,
     new,
     play,
     race,
-    schema,
     show,
     trace,
 )
@@ -72,7 +72,7 @@ app.command("play")(play.play)
 app.command("memory")(memory.memory)
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
-app.command("schema")(schema.schema)
+app.command("schema")(editor.schema)
 app.command("lsp")(lsp.lsp)
 app.add_typer(cache.app, name="cache")
 

@@ -47,8 +47,8 @@ def find_rule(text: str, allow_url: bool = False) -> Rule:
     """
     from dataclasses import replace
 
-    from rulec.language.composition import compose_text, is_composition
-    from rulec.language.library import load
+    from rulec.language.compose.parse import compose_text, is_composition
+    from rulec.language.library.load import load
 
     if not is_composition(text):
         return load(text.strip(), allow_url=allow_url)
@@ -80,7 +80,7 @@ def numbers(texts: Sequence[str] | None, option: str) -> dict[str, float]:
 
 def hyper_values(rule: Rule, texts: Sequence[str] | None, dtype: str = "float32") -> dict[str, float]:
     """All hyper-parameters of a rule: those of `--hyper`, and defaults. HyperError for one that it does not have."""
-    from rulec.runtime.hyper import default_hyper
+    from rulec.runtime.buckets.hyper import default_hyper
 
     return default_hyper(rule, numbers(texts, "--hyper"), dtype)
 

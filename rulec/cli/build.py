@@ -47,7 +47,7 @@ def build(
     C99 with a header and declarations for Fortran and Julia, or one Python file: an optimizer for torch (a fused Triton
     kernel), an optax-shaped one for JAX, or a plain class for CuPy or NumPy. Files may be copied under the MIT licence.
     """
-    from rulec.runtime.storage import Storage
+    from rulec.runtime.storage.options import Storage
     from rulec.standalone.hub import hub_files
     from rulec.standalone.prose import written
 

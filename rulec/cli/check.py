@@ -14,8 +14,8 @@ from rulec.cli.console import MISTAKE, fail, print_json, progress, warn
 from rulec.errors import BackendUnavailable, BackendUnsupported, RuleError
 
 if TYPE_CHECKING:
-    from rulec.compare.oracle import Exactness
     from rulec.language.rule import Rule
+    from rulec.tools.compare.oracle import Exactness
 
 
 def check(
@@ -33,10 +33,10 @@ def check(
     Validates the rule, lists a step's reads, writes, states, and hoisted and fused operations, and compares with 50
     digits. All mistakes of a rule file are reported, and warnings of what nothing reads.
     """
-    from rulec.display.cost import costs_of
-    from rulec.language.passes import parts_of
+    from rulec.language.evaluations import parts_of
     from rulec.language.unread import unread
     from rulec.runtime.engine import default_hyper
+    from rulec.tools.display.cost import costs_of
 
     try:
         loaded = arguments.find_rule(rule, allow_url)
@@ -101,8 +101,8 @@ def _oracle(
 
     Second are the backend's values beyond the bounds, in float64.
     """
-    from rulec.compare.oracle import beyond_bounds, exactness_of_all
-    from rulec.compare.trial import Trial, shapes_for
+    from rulec.tools.compare.oracle import beyond_bounds, exactness_of_all
+    from rulec.tools.compare.trial import Trial, shapes_for
 
     shapes = shapes_for(rule)
     measured: dict[tuple[str | None, str], Exactness] = {}
@@ -134,7 +134,7 @@ def _oracle(
 
 
 def _print(report: Mapping[str, Any]) -> None:
-    from rulec.display.cost import cost_lines
+    from rulec.tools.display.cost import cost_lines
 
     print(f"{report['rule']} is a valid rule")
     for facts in report["programs"]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 def rule_words(incomplete: str) -> list[str]:
     """Rules of the library and of packages, and rule files and folders, that begin so."""
-    from rulec.language.library import rules
+    from rulec.language.library.load import rules
 
     names = sorted({*rules(), *(name.rpartition("/")[2] for name in rules())})
     return [name for name in names if name.startswith(incomplete)] + _files(incomplete)

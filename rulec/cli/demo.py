@@ -16,8 +16,8 @@ from rulec.errors import RulecError
 from rulec.language.source import did_you_mean
 
 if TYPE_CHECKING:
-    from rulec.demo.training import Curve, Update
     from rulec.language.rule import Rule
+    from rulec.tools.demo.training import Curve, Update
 
 #: What both rules train with, and for how many epochs there is training.
 _LR, EPOCHS, ES_EPOCHS = 1e-3, 15, 20
@@ -50,10 +50,10 @@ def demo(
 
 def _rule(out: Path, epochs: int, json: bool) -> None:
     """The demonstration of a rule."""
-    from rulec.demo import digits
-    from rulec.demo.rule import TEXT
-    from rulec.demo.training import WIDTHS, Descent, compare_update, plot, train
-    from rulec.language.library import load
+    from rulec.language.library.load import load
+    from rulec.tools.demo import digits
+    from rulec.tools.demo.rule import TEXT
+    from rulec.tools.demo.training import WIDTHS, Descent, compare_update, plot, train
 
     data = digits.load()
     path = out / "wary_adam.yaml"
@@ -80,7 +80,7 @@ def _compile(path: Path) -> tuple[Rule, str, float]:
     from rulec.backend import registry
     from rulec.compiler.layout import kernel_for
     from rulec.compiler.pipeline import compile
-    from rulec.language.library import load
+    from rulec.language.library.load import load
 
     backend = registry.usable("cpu")
     begin = time.perf_counter()
@@ -93,8 +93,8 @@ def _compile(path: Path) -> tuple[Rule, str, float]:
 
 def _es(out: Path, epochs: int, json: bool) -> None:
     """The demonstration without a backward pass: trains with and without gradients, and draws the losses of both."""
-    from rulec.demo import digits, es
-    from rulec.demo.training import plot
+    from rulec.tools.demo import digits, es
+    from rulec.tools.demo.training import plot
 
     data, kind = digits.load(), es.framework()
     if not json:
@@ -115,7 +115,7 @@ def _es(out: Path, epochs: int, json: bool) -> None:
 
 
 def _introduce(kind: str) -> None:
-    from rulec.demo import es
+    from rulec.tools.demo import es
 
     p = es.SETTING.perturbation
     shape = "-".join(map(str, es.SETTING.widths))

@@ -13,10 +13,10 @@ from rulec.cli.console import print_json, progress
 from rulec.errors import RulecError
 
 if TYPE_CHECKING:
-    from rulec.compare.difference import Differences
-    from rulec.compare.sides import Array, Side
-    from rulec.compare.trial import Trial
     from rulec.language.rule import Rule
+    from rulec.tools.compare.difference import Differences
+    from rulec.tools.compare.sides import Array, Side
+    from rulec.tools.compare.trial import Trial
 
 
 def diff(
@@ -46,9 +46,9 @@ def diff(
 
     Says the largest difference, and the first step and value that part. Exit code 0 where they agree, 1 where not.
     """
-    from rulec.compare.difference import TOLERANCE, compare, order_of_values
-    from rulec.compare.sides import check_inputs
-    from rulec.compare.trial import Trial, shapes_for
+    from rulec.tools.compare.difference import TOLERANCE, compare, order_of_values
+    from rulec.tools.compare.sides import check_inputs
+    from rulec.tools.compare.trial import Trial, shapes_for
 
     if dtype not in TOLERANCE:
         raise RulecError(f"a comparison runs in {' or '.join(TOLERANCE)}, not in {dtype!r}")
@@ -114,15 +114,15 @@ def _theirs(
 ) -> _Theirs:
     if _is_rule(against):
         return _other_rule(find_rule(against, allow_url).standalone(), rule, hyper, overrides)
-    from rulec.compare.target import find_target
+    from rulec.tools.compare.target import find_target
 
     target = find_target(against, rule, hyper, overrides)
     return _Theirs(target.start, target.call, target.states, target.left_out)
 
 
 def _is_rule(text: str) -> bool:
-    from rulec.language.address import is_address
-    from rulec.language.library import rules
+    from rulec.language.library.load import rules
+    from rulec.language.library.remote import is_address
 
     names = {*rules(), *(name.rpartition("/")[2] for name in rules())}
     joined = " + " in text or " >> " in text
@@ -130,8 +130,8 @@ def _is_rule(text: str) -> bool:
 
 
 def _other_rule(rule: Rule, ours: Rule, hyper: Mapping[str, float], overrides: Mapping[str, Any]) -> _Theirs:
-    from rulec.compare.sides import ReferenceSide, check_inputs
     from rulec.runtime.engine import default_hyper
+    from rulec.tools.compare.sides import ReferenceSide, check_inputs
 
     check_inputs(rule)
     known = rule.all_hyper
@@ -143,7 +143,7 @@ def _other_rule(rule: Rule, ours: Rule, hyper: Mapping[str, float], overrides: M
 
 
 def _ours(rule: Rule, hyper: Mapping[str, float], backend: str) -> Callable[[list[Array]], Side]:
-    from rulec.compare.sides import ReferenceSide, backend_side
+    from rulec.tools.compare.sides import ReferenceSide, backend_side
 
     if backend == "reference":
         return lambda params: ReferenceSide(rule, params, hyper)
@@ -151,7 +151,7 @@ def _ours(rule: Rule, hyper: Mapping[str, float], backend: str) -> Callable[[lis
 
 
 def _report(rule: Rule, theirs: _Theirs, differences: Differences, tolerance: float, trial: Trial) -> dict[str, Any]:
-    from rulec.compare.difference import line_of
+    from rulec.tools.compare.difference import line_of
 
     first = differences.first
     line = "" if first is None else line_of(rule.standalone(), first.value)

@@ -27,7 +27,7 @@ def doctor(json: JsonFlag = False) -> None:
 
 def examine() -> dict[str, Any]:
     """The report of `rulec doctor`, as data."""
-    from rulec.compare.machine import facts
+    from rulec.tools.compare.measure import facts
 
     machine = facts()
     backends = _backends()

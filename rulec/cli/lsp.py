@@ -11,7 +11,7 @@ def lsp() -> None:
     The editor starts this command, and speaks the language server protocol with it on stdin and stdout.
     """
     try:
-        from rulec.editor.server import make_server
+        from rulec.tools.language_server.server import make_server
     except ImportError:
         raise RulecError("rulec lsp needs pygls: pip install 'rulec[lsp]'") from None
     make_server().start_io()

@@ -26,8 +26,8 @@ from rulec.errors import RulecError
 
 if TYPE_CHECKING:
     from rulec.memory.live import Account
-    from rulec.torch.account.mesh import MeshAccount
-    from rulec.torch.account.meter import Training, Way
+    from rulec.torch.memory_profile.mesh import MeshAccount
+    from rulec.torch.memory_profile.meter import Training, Way
 
 #: The most tokens of a sequence where nothing is said of them.
 _LENGTH = 2048
@@ -82,7 +82,7 @@ def memory(
     """
     if importlib.util.find_spec("torch") is None:
         raise RulecError("rulec memory needs PyTorch, whose fake tensors it counts: pip install torch")
-    from rulec.torch.account.meter import Training
+    from rulec.torch.memory_profile.meter import Training
 
     make, inputs = _model(model, batch, length, recompute)
     known = make.func.__name__ != "Weights"
@@ -97,8 +97,8 @@ def memory(
 
 def _told(training: Training, way: Way, known: bool, mesh: str | None, rate: float, json: bool) -> None:
     """Takes a training step and prints the bytes it keeps. `known` is true where activations are counted."""
-    from rulec.torch.account.mesh import mesh_of, on_mesh
-    from rulec.torch.account.meter import account
+    from rulec.torch.memory_profile.mesh import mesh_of, on_mesh
+    from rulec.torch.memory_profile.meter import account
 
     with progress() as shown:
         shown.add_task(f"a step of {training.rule.name}", total=None)
@@ -115,8 +115,8 @@ def _told(training: Training, way: Way, known: bool, mesh: str | None, rate: flo
 def _model(path: Path, batch: int, length: int | None, recompute: bool) -> tuple[partial[Any], Any]:
     """The model's maker, and its inputs."""
     from rulec.memory.shape import read_shape, read_shapes
-    from rulec.torch.account.meter import tokens
-    from rulec.torch.account.models import Transformer, Weights
+    from rulec.torch.memory_profile.meter import tokens
+    from rulec.torch.memory_profile.models import Transformer, Weights
 
     files = _files(path)
     if files[0].suffix == ".safetensors":

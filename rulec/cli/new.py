@@ -15,7 +15,7 @@ from rulec.cli.console import print_json, write_text
 from rulec.cli.package import hides, write_package
 from rulec.errors import RulecError
 from rulec.language.check import title_problem
-from rulec.language.names import name_problem
+from rulec.language.expr.names import name_problem
 
 _YAML = """\
 name: {title}

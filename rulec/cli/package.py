@@ -11,8 +11,8 @@ from pathlib import Path
 
 from rulec.cli.console import write_text
 from rulec.errors import RulecError
-from rulec.language.modules import GROUP
-from rulec.language.names import MAX_NAME, short
+from rulec.language.expr.names import MAX_NAME, short
+from rulec.language.library.modules import GROUP
 
 _PROJECT = """\
 [build-system]
@@ -131,7 +131,7 @@ def hides(module: str) -> bool:
 
 def _check_names(package: str, module: str, key: str, title: str) -> None:
     """RulecError where a package, its module or its rule cannot have its name."""
-    from rulec.language.library import library_names, titles
+    from rulec.language.library.load import library_names, titles
 
     if len(package) > MAX_NAME:
         raise RulecError(f"the name {short(package)} has {len(package)} characters: use at most {MAX_NAME}")

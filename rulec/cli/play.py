@@ -16,7 +16,7 @@ from rulec.cli.completion import rule_words
 from rulec.errors import RulecError
 
 if TYPE_CHECKING:
-    from rulec.play.server import Opening
+    from rulec.tools.playground.server import Opening
 
 #: The port where no other is named.
 PORT = 8710
@@ -43,7 +43,7 @@ def play(
 
         import uvicorn
 
-        from rulec.play.server import make_app
+        from rulec.tools.playground.server import make_app
     except ImportError:
         raise RulecError("rulec play needs Starlette and uvicorn: pip install 'rulec[play]'") from None
     opening, listening, key = opening_of(rule, allow_url), listen(port), secrets.token_urlsafe(12)
@@ -60,11 +60,11 @@ def play(
 
 def opening_of(rule: str, allow_url: bool = False) -> Opening:
     """The text of a rule, that of the demonstration by default; a file's may have mistakes. RulecError for no rule."""
-    from rulec.demo.rule import TEXT
-    from rulec.language.folder import library_folder
-    from rulec.language.library import rules
+    from rulec.language.library.folder import library_folder
+    from rulec.language.library.load import rules
     from rulec.language.source import MAX_DOCUMENT
-    from rulec.play.server import Opening
+    from rulec.tools.demo.rule import TEXT
+    from rulec.tools.playground.server import Opening
 
     if not rule:
         return Opening(TEXT, "wary_adam.yaml", Path.cwd())

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from rulec.language.rule import Rule
-    from rulec.racing import Result
+    from rulec.tools.race import Result
 
 
 def race(
@@ -54,7 +54,7 @@ def race(
     Every rule has the same first weights, data, steps and number of runs. The table has the best learning rate of each,
     its final loss and the spread over seeds, and how wide the range of good rates is.
     """
-    from rulec.racing.grid import seconds_of, spans_of
+    from rulec.tools.race.grid import seconds_of, spans_of
 
     _check_files(json, csv, html)
     named = _contenders(rules, allow_url)
@@ -69,7 +69,7 @@ def race(
 
 def _contenders(texts: Sequence[str], allow_url: bool) -> dict[str, Rule]:
     """The rules of the race by the names that its table shows; RulecError where one comes twice."""
-    from rulec.language.address import shown
+    from rulec.language.library.remote import shown
 
     labels = [shown(text) for text in texts]
     repeated = {label for label in labels if labels.count(label) > 1}
@@ -79,9 +79,9 @@ def _contenders(texts: Sequence[str], allow_url: bool) -> dict[str, Rule]:
 
 
 def _run(named: Mapping[str, Rule], steps: int | None, **options: Any) -> Result:
-    """The race, with a bar for each rule; `options` are further arguments of `rulec.racing.race`."""
-    from rulec.racing import race as run
-    from rulec.racing.race import PARTS
+    """The race, with a bar for each rule; `options` are further arguments of `rulec.tools.race.race`."""
+    from rulec.tools.race import race as run
+    from rulec.tools.race.race import PARTS
 
     with progress() as display:
         bars = {label: display.add_task(label, total=min(PARTS, steps or PARTS)) for label in named}
@@ -90,7 +90,7 @@ def _run(named: Mapping[str, Rule], steps: int | None, **options: Any) -> Result
 
 def _check_files(json: Path | None, csv: Path | None, html: Path | None) -> None:
     """RulecError, before minutes are spent, where a file could not be written, or plotly is missing."""
-    from rulec.racing import page
+    from rulec.tools.race import page
 
     if html is not None:
         page.check()
@@ -118,7 +118,7 @@ def _check_file(path: Path | None) -> None:
 def _print(result: Result) -> None:
     from rich.markup import escape
 
-    from rulec.racing import report
+    from rulec.tools.race import report
 
     out = console()
     out.print(report.title(result.task, result.outcomes), style="bold")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rulec.compiler.ir import Program
     from rulec.compiler.layout import Layout
     from rulec.language.rule import Rule
-    from rulec.runtime.storage import Storage
+    from rulec.runtime.storage.options import Storage
 
 
 def show(
@@ -52,7 +52,7 @@ def show(
     Or its kernel in the epilogue of a product, its kernel with noise as its gradient, the program after each pass, the
     mathematics as LaTeX, the rule as a rule file, what is proved about it.
     """
-    from rulec.display.kernels import LANGUAGES, kernel_source
+    from rulec.tools.display.kernels import LANGUAGES, kernel_source
 
     loaded, language = find_rule(rule, allow_url), LANGUAGES.get(backend, "python")
     if passes:
@@ -78,7 +78,7 @@ def show(
 
 def _epilogue(rule: Rule, backend: str, dtype: str, state_dtype: str) -> str:
     from rulec.backend import registry
-    from rulec.display.kernels import program_of
+    from rulec.tools.display.kernels import program_of
 
     printer: Any = registry.get(backend)
     if not hasattr(printer, "emit_epilogue"):
@@ -90,9 +90,9 @@ def _epilogue(rule: Rule, backend: str, dtype: str, state_dtype: str) -> str:
 
 def _estimate(rule: Rule, backend: str, values: str, dtype: str, state_dtype: str) -> str:
     from rulec.backend import registry
-    from rulec.backend.noise import Values
-    from rulec.display.kernels import program_of
+    from rulec.backend.capabilities import Values
     from rulec.language.source import did_you_mean
+    from rulec.tools.display.kernels import program_of
 
     kinds = get_args(Values)
     if values not in kinds:
@@ -106,14 +106,14 @@ def _estimate(rule: Rule, backend: str, values: str, dtype: str, state_dtype: st
 
 
 def _storage(state_dtype: str, weights: str = "") -> Storage:
-    from rulec.runtime.storage import Storage
+    from rulec.runtime.storage.options import Storage
 
     return Storage(check_state_dtypes(state_dtype), weights)
 
 
 def _floats(program: Program, dtype: str, state_dtype: str) -> Layout:
     """A layout without codes; RulecError for a format."""
-    from rulec.display.kernels import layout_of
+    from rulec.tools.display.kernels import layout_of
 
     layout = layout_of(program, dtype, _storage(state_dtype))
     if layout.formats:
@@ -124,8 +124,8 @@ def _floats(program: Program, dtype: str, state_dtype: str) -> Layout:
 def _passes(rule: Rule, dtype: str, state_dtype: str) -> str:
     from rulec.compiler.grouping import static_defaults
     from rulec.compiler.pipeline import DEFAULT_FACTS, passes
-    from rulec.compiler.show import program_text
-    from rulec.display.kernels import layout_of
+    from rulec.compiler.text import program_text
+    from rulec.tools.display.kernels import layout_of
 
     storage = _storage(state_dtype)
     memory = storage.memory_of(rule, dtype)

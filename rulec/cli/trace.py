@@ -13,10 +13,10 @@ from rulec.errors import BackendUnsupported, RulecError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from rulec.compare.lines import TracedStep
-    from rulec.compare.sides import Array
-    from rulec.compare.trial import Trial
     from rulec.language.rule import Rule
+    from rulec.tools.compare.lines import TracedStep
+    from rulec.tools.compare.sides import Array
+    from rulec.tools.compare.trial import Trial
 
 
 def trace(
@@ -38,8 +38,8 @@ def trace(
     inputs are random numbers, also those at the passes of a rule.
     """
     from rulec.backend import registry
-    from rulec.compare.trial import Trial
     from rulec.compiler.routing import written_for
+    from rulec.tools.compare.trial import Trial
 
     whole, extent = arguments.find_rule(rule, allow_url), read_shape(shape)
     values = arguments.hyper_values(whole, hyper)
@@ -62,7 +62,7 @@ def _traced(
     rule: Rule, values: Mapping[str, float], trial: Trial, backend: str | None
 ) -> tuple[Sequence[TracedStep], str]:
     """The steps over a trial's only tensor, and why they are of the reference alone where the backend refuses them."""
-    from rulec.compare import lines
+    from rulec.tools.compare import lines
 
     kept = lines.keep_lines(rule, trial.shapes[0])
     hyper = {name: value for name, value in values.items() if name in rule.hyper}

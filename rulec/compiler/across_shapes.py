@@ -11,7 +11,7 @@ from collections import Counter
 
 from rulec.compiler.ir import axes_of_letters
 from rulec.errors import RuleError
-from rulec.language.node import FACTS, Kind, Node, Op, const, names_in, node, walk
+from rulec.language.expr.node import FACTS, Kind, Node, Op, const, names_in, node, walk
 from rulec.language.rule import Assign, Branch, assignments
 
 #: Levels that several tensors share.

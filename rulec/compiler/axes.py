@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import cast
 
-from rulec.arrays.reductions import REDUCTIONS
+from rulec.array_api.reductions import REDUCTIONS
 from rulec.compiler.extents import Extents
 from rulec.compiler.ir import (
     AXES,
@@ -25,13 +25,13 @@ from rulec.compiler.ir import (
 from rulec.compiler.matrix import matrix_axes
 from rulec.compiler.widen import realized
 from rulec.errors import RuleError
-from rulec.language.counts import Count
-from rulec.language.levels import level_text
-from rulec.language.node import Kind, Node, Op, const, node, rewrite, walk
+from rulec.language.expr.counts import Count
+from rulec.language.expr.levels import level_text
+from rulec.language.expr.node import Kind, Node, Op, const, node, rewrite, walk
+from rulec.language.expr.static import settings
+from rulec.language.expr.text import short_text
 from rulec.language.rule import Rule
-from rulec.language.settings import settings
 from rulec.language.source import Span, rule_error
-from rulec.language.text import short_text
 
 _STEP_AXES = {None: "kn", "group": "k", "model": ""}
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from rulec.compiler.ir import Buffer, Column, Program, Result, Stage, Store
 from rulec.compiler.names import free_name
 from rulec.compiler.stages import ELEMENT, with_reads
-from rulec.language.node import Node, Op, node, rewrite, walk
+from rulec.language.expr.node import Node, Op, node, rewrite, walk
 
 
 def decoded_between(program: Program, coded: Collection[str]) -> Program:

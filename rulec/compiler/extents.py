@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 
-from rulec.language.arithmetic import number_known
-from rulec.language.node import Node, Op, const, node, walk
-from rulec.language.text import expression_text
+from rulec.language.expr.arithmetic import number_known
+from rulec.language.expr.node import Node, Op, const, node, walk
+from rulec.language.expr.text import expression_text
 
 #: The multiples of terms in an extent; the number without a term is that of `None`.
 Multiples = dict[Node | None, Fraction]

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 from rulec.compiler.ir import PARTS
 from rulec.compiler.view import MatrixView, matrix_view, plain_facts
-from rulec.language.arithmetic import number_known
-from rulec.language.levels import level_text
-from rulec.language.node import PLACED, Kind, Node, extent, walk
+from rulec.language.expr.arithmetic import number_known
+from rulec.language.expr.levels import level_text
+from rulec.language.expr.node import PLACED, Kind, Node, extent, walk
+from rulec.language.expr.text import expression_text
 from rulec.language.rule import Branch, Rule, Statement
 from rulec.language.source import Span, rule_error
-from rulec.language.text import expression_text
 from rulec.language.traits import placed_level
 
 

@@ -13,9 +13,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from rulec.arrays import bits, random
-from rulec.arrays.reductions import REDUCTIONS
-from rulec.arrays.segments import reduced_to, shape_of_letters, spread_from
+from rulec.array_api import bits, random
+from rulec.array_api.reductions import REDUCTIONS
+from rulec.array_api.segments import reduced_to, shape_of_letters, spread_from
 from rulec.compiler.across_shapes import apart
 from rulec.compiler.axes import AxisInference
 from rulec.compiler.ir import PARTS, Axes, Program, Site, Store
@@ -23,9 +23,9 @@ from rulec.compiler.matrix import MATRIX
 from rulec.compiler.stages import joins
 from rulec.compiler.view import MatrixView
 from rulec.errors import HyperError, RuleError
-from rulec.language.arithmetic import NUMPY, Table, mpmath_context, mpmath_table
-from rulec.language.node import Kind, Node, Op, walk
-from rulec.language.settings import settings, statics
+from rulec.language.expr.arithmetic import NUMPY, Table, mpmath_context, mpmath_table
+from rulec.language.expr.node import Kind, Node, Op, walk
+from rulec.language.expr.static import settings, statics
 
 Array = np.ndarray[Any, Any]
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from rulec.errors import InternalError
-from rulec.language.counts import Count
-from rulec.language.node import Kind, Node, Op, node, walk
+from rulec.language.expr.counts import Count
+from rulec.language.expr.node import Kind, Node, Op, node, walk
 from rulec.language.rule import Hyper, Rule
 from rulec.language.source import Span
 

@@ -12,7 +12,7 @@ from rulec.compiler.ir import Buffer, Program, verify
 from rulec.compiler.rereads import choose_rereads
 from rulec.compiler.weights import part_dtypes
 from rulec.formats import UNBIASED, Format
-from rulec.language.node import Op, walk
+from rulec.language.expr.node import Op, walk
 
 #: Storage dtype of an element, by our name -> its size in bytes. Integers are for parts of weights.
 ITEM_SIZE: Mapping[str, int] = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2, "int16": 2, "int8": 1}

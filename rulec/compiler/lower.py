@@ -9,7 +9,6 @@ from typing import Any, cast
 
 from rulec.compiler.across_shapes import WIDE_LEVELS, AcrossShapes, is_wide
 from rulec.compiler.axes import AxisInference
-from rulec.compiler.fold import fold_node
 from rulec.compiler.grouping import grouping, placed_as
 from rulec.compiler.ir import (
     COLS,
@@ -26,12 +25,13 @@ from rulec.compiler.ir import (
     Written,
     axes_of_letters,
 )
+from rulec.compiler.simplify import fold_node
 from rulec.compiler.trigonometry import of_operations
 from rulec.compiler.weights import part_axes, stored, unbiased, weight, with_memory
 from rulec.compiler.widen import widened
-from rulec.language.arithmetic import NUMPY, number_known
-from rulec.language.counts import Count, count_of
-from rulec.language.node import (
+from rulec.language.expr.arithmetic import NUMPY, number_known
+from rulec.language.expr.counts import Count, count_of
+from rulec.language.expr.node import (
     FACTS,
     PLACED,
     WAVES,
@@ -46,10 +46,10 @@ from rulec.language.node import (
     rewrite,
     walk,
 )
+from rulec.language.expr.static import lowered
+from rulec.language.expr.text import expression_text
 from rulec.language.rule import Assign, Branch, Rule, Statement, conditions
-from rulec.language.settings import lowered
 from rulec.language.source import Span, rule_error
-from rulec.language.text import expression_text
 from rulec.language.traits import differs_by_shape
 
 _ELEMENT = axes_of_letters("knbij")

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from rulec.arrays.exact import EXACT_MATRIX
-from rulec.arrays.numpy import NUMPY_MATRIX
+from rulec.array_api.numpy import NUMPY_MATRIX
+from rulec.compiler.exact import EXACT_MATRIX
 from rulec.compiler.ir import AXES, Axes
 from rulec.errors import RuleError
-from rulec.language.counts import difference, simplified
-from rulec.language.node import Node, Op, const, node
-from rulec.language.settings import settings, statics
-from rulec.language.text import short_text
+from rulec.language.expr.counts import difference, simplified
+from rulec.language.expr.node import Node, Op, const, node
+from rulec.language.expr.static import settings, statics
+from rulec.language.expr.text import short_text
 
 Array = np.ndarray[Any, Any]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 
 from rulec.compiler.ir import Program
-from rulec.language.node import Kind, Node, Op, walk
+from rulec.language.expr.node import Kind, Node, Op, walk
 
 #: The longest name of an expression's words; beyond it, the purpose of the value says more.
 _LONGEST = 32

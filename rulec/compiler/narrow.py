@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import ITEM_SIZE, Layout
-from rulec.language.node import Node, Op, walk
-from rulec.language.settings import settings
+from rulec.language.expr.node import Node, Op, walk
+from rulec.language.expr.static import settings
 
 
 def narrowed(program: Program, layout: Layout) -> Layout:

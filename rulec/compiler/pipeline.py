@@ -16,7 +16,7 @@ from rulec.compiler.scalars import hoist_scalars, reduced_states
 from rulec.compiler.stages import split_stages
 from rulec.compiler.view import plain_facts
 from rulec.environment import debug_level
-from rulec.language.node import Node, names_in
+from rulec.language.expr.node import Node, names_in
 from rulec.language.rule import Rule, assignments, conditions
 from rulec.language.traits import counts_dimensions
 
@@ -98,7 +98,7 @@ def _compile(request: _Request) -> Program:
         request.rule, request.facts, request.static, request.assumed, request.whole, memory=request.memory
     ):
         if debug_level() >= 3:
-            from rulec.compiler.show import program_text
+            from rulec.compiler.text import program_text
 
             print(f"--- {name}\n{program_text(program)}", file=sys.stderr)
     assert program is not None

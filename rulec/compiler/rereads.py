@@ -14,7 +14,7 @@ from itertools import combinations
 from rulec.compiler.ir import Buffer, Program, Stage, Store
 from rulec.compiler.names import free_name
 from rulec.compiler.stages import ELEMENT, with_reads
-from rulec.language.node import Kind, Node, Op, name, node, rewrite, walk
+from rulec.language.expr.node import Kind, Node, Op, name, node, rewrite, walk
 
 #: Most states to store early, and most values to spill: all their combinations are tried.
 _MOST = 6

@@ -10,7 +10,7 @@ import numpy as np
 from rulec.compiler.scalars import evaluate_once
 from rulec.compiler.weights import PARTS, Part, is_part, part_value, weight
 from rulec.errors import StateMismatch
-from rulec.language.node import Op, node
+from rulec.language.expr.node import Op, node
 
 Array = np.ndarray[Any, Any]
 

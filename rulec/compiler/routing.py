@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from rulec.compiler.lower import decide
 from rulec.compiler.view import matrix_view
 from rulec.errors import RuleError
-from rulec.language.node import Op, const, rewrite, walk
+from rulec.language.expr.node import Op, const, rewrite, walk
 from rulec.language.rule import Rule
 
 

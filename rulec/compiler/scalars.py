@@ -14,9 +14,9 @@ import numpy as np
 
 from rulec.compiler.ir import Column, Program, ScalarProgram, Stage, Store
 from rulec.compiler.names import value_name
-from rulec.language.arithmetic import NUMPY
+from rulec.language.expr.arithmetic import NUMPY
+from rulec.language.expr.node import Kind, Node, Op, node, rewrite, walk
 from rulec.language.hyper import resolve_hyper
-from rulec.language.node import Kind, Node, Op, node, rewrite, walk
 
 __all__ = ["ScalarTable", "evaluate_once", "hoist_scalars", "resolve_hyper"]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rulec.compiler.fold import fold_node
-from rulec.language.node import WAVES, Node, Op, const, node
+from rulec.compiler.simplify import fold_node
+from rulec.language.expr.node import WAVES, Node, Op, const, node
 
 #: The largest size of a number whose sine is computed; that of a larger one is NaN. It is 63,662 quarters of a turn.
 LARGEST = 1e5

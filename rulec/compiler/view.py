@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rulec.language.node import extent
+from rulec.language.expr.node import extent
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from rulec.compiler.ir import Axes, Buffer, Memory, Program, Store, axes_of_letters
-from rulec.language.node import WORDS, Node, Op, const, node
+from rulec.language.expr.node import WORDS, Node, Op, const, node
 
 #: The dtypes of parameters that each kind is for.
 DTYPES: Mapping[str, tuple[str, ...]] = {

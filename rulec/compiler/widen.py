@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from rulec.compiler.fold import fold_node
-from rulec.language.node import Kind, Node, Op, const, node, walk
+from rulec.compiler.simplify import fold_node
+from rulec.language.expr.node import Kind, Node, Op, const, node, walk
 
 #: The operations that tell a number from as many equal numbers.
 _COUNTING = (Kind.REDUCE, Kind.MATRIX, Kind.SHAPE)

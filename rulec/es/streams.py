@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rulec.arrays.random import Words, philox, uniform
+from rulec.array_api.random import Words, philox, uniform
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 

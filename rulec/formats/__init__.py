@@ -36,8 +36,8 @@ values below 2**-126, may move by some units in the last place: eight at most, h
 from rulec.formats.blocks import decode, encode
 from rulec.formats.format import NAMES, UNBIASED, Format, of_key, parse
 from rulec.formats.lines import Lines, lines
+from rulec.formats.lookup import Steps, steps
 from rulec.formats.spread import decode_spread, gathered, spread
-from rulec.formats.steps import Steps, steps
 from rulec.formats.tables import reach, table, thresholds, zero
 
 __all__ = [

@@ -12,11 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from rulec.checkpoint import Leaf, Loaded, Parameter, Shared, Stored
-from rulec.checkpoint.codes import decoded
+from rulec.checkpoint.convert import decoded
 from rulec.compiler.layout import scale_name
 from rulec.compiler.weights import part_name
 from rulec.errors import RulecError, StateMismatch
 from rulec.formats import UNBIASED, decode, encode
+from rulec.functional.plan import StepPlan
+from rulec.functional.quantized import Coded, Unbiased
+from rulec.functional.values import Values
 from rulec.jax.leaves import Tree, Untrained, flat
 from rulec.jax.machine import Machine, call, machine
 from rulec.jax.packing import unpacked
@@ -24,11 +27,8 @@ from rulec.jax.recipe import Given, Group, Rules, recipe
 from rulec.jax.state import Fields, State
 from rulec.jax.transform import options
 from rulec.jax.xla import is_traced
+from rulec.language.expr.node import Node
 from rulec.language.hyper import checked_seed
-from rulec.language.node import Node
-from rulec.pure.codes import Coded, Unbiased
-from rulec.pure.plan import StepPlan
-from rulec.pure.values import Values
 
 
 @dataclass(frozen=True)

@@ -18,19 +18,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rulec.arrays.reductions import REDUCTIONS
+from rulec.array_api.reductions import REDUCTIONS
 from rulec.backend import registry
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout, is_shaped
 from rulec.compiler.view import MatrixView
+from rulec.debug import LEVEL
 from rulec.errors import HyperError, RulecError
+from rulec.functional.hyper import PureRows
+from rulec.functional.plan import Bucket, StepPlan
 from rulec.jax.library import LIBRARY
 from rulec.jax.packing import Piece
 from rulec.jax.state import State
 from rulec.jax.xla import is_traced
-from rulec.pure.hyper import PureRows
-from rulec.pure.plan import Bucket, StepPlan
-from rulec.runtime.debug import LEVEL
 
 #: Leaves in one call: what XLA does to compile a call grows with the square of its arrays.
 MOST_LEAVES = 128

@@ -12,11 +12,11 @@ import optax
 
 from rulec.compiler.layout import FLOATS
 from rulec.errors import HyperError, StateMismatch
+from rulec.functional.plan import Options
 from rulec.jax.entries import MASKS, Entry, entries, index
 from rulec.jax.leaves import flat
 from rulec.jax.recipe import Group, Recipe
 from rulec.jax.transform import of_recipe, options
-from rulec.pure.plan import Options
 
 
 def names(prefix: str = "") -> list[str]:

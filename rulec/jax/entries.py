@@ -12,10 +12,10 @@ import numpy as np
 import optax
 
 from rulec.errors import HyperError
-from rulec.language.library import decayed, interop_entries, interop_index, load
-from rulec.language.node import Op, name, node
+from rulec.language.compose.variant import variant, without
+from rulec.language.expr.node import Op, name, node
+from rulec.language.library.load import decayed, interop_entries, interop_index, load
 from rulec.language.rule import Assign, Rule
-from rulec.language.variant import variant, without
 
 #: Keywords that say which leaves weight decay is for.
 MASKS = ("mask", "weight_decay_mask")

@@ -13,13 +13,13 @@ from jax.sharding import PartitionSpec
 from rulec.compiler.ir import Axes
 from rulec.compiler.view import MatrixView
 from rulec.formats import Format
+from rulec.functional import init as pure
+from rulec.functional.plan import StepPlan
+from rulec.functional.quantized import Coded, Unbiased, shapes_by_rows
+from rulec.functional.values import Hypers, Values
 from rulec.jax.library import LIBRARY
 from rulec.jax.xla import automatic
-from rulec.pure import first as pure
-from rulec.pure.codes import Coded, Unbiased, shapes_by_rows
-from rulec.pure.plan import StepPlan
-from rulec.pure.values import Hypers, Values
-from rulec.runtime.state import StateSpec
+from rulec.runtime.storage.allocator import StateSpec
 
 
 def first_values(plan: StepPlan, params: Sequence[Any], hyper: Hypers, number_dtype: str) -> Values:

@@ -12,21 +12,21 @@ import jax.numpy as jnp
 
 from rulec.compiler.routing import Router
 from rulec.errors import HyperError, RuleError
+from rulec.functional.plan import Options, Route, StepPlan, values_of
+from rulec.functional.values import Leaf
 from rulec.jax import cpu
+from rulec.jax.evaluations import Gradient, passed
 from rulec.jax.machine import Machine, Renamed, call, machine, machine_of, numbered
 from rulec.jax.packing import packed as pack
-from rulec.jax.passes import Gradient, passed
 from rulec.jax.recipe import Given, Recipe, Rules, recipe, rules_of
 from rulec.jax.state import behind_trees, delete_trees, held, is_held_packed
 from rulec.jax.step import one_step
 from rulec.jax.transform import options
 from rulec.jax.xla import is_outermost
-from rulec.language.evaluation import to_evaluation
+from rulec.language.eval_point import to_evaluation
 from rulec.language.rule import Rule
-from rulec.pure.plan import Options, Route, StepPlan, values_of
-from rulec.pure.values import Leaf
-from rulec.runtime.launching import inputs_of
-from rulec.runtime.passes import PassNames
+from rulec.runtime.buckets.launch_builder import inputs_of
+from rulec.runtime.evaluations import PassNames
 
 
 def init(

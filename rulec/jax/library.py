@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rulec.arrays.functions import arithmetic, meeting
-from rulec.arrays.matrix import matrix_functions
+from rulec.array_api.functions import arithmetic, meeting
+from rulec.array_api.matrix import matrix_functions
+from rulec.functional.library import PureFunctions, PureLibrary
 from rulec.jax.xla import known_number
-from rulec.language.node import Op
-from rulec.pure.library import PureFunctions, PureLibrary
+from rulec.language.expr.node import Op
 
 _EXACT = jax.lax.Precision.HIGHEST
 

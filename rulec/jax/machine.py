@@ -19,6 +19,8 @@ import jax.numpy as jnp
 from rulec.compiler.routing import Router
 from rulec.compiler.weights import PARTS
 from rulec.errors import HyperError, RulecError, TensorError
+from rulec.functional.plan import Options, Route, StepPlan
+from rulec.functional.values import Leaf, Values, leaves_of
 from rulec.jax import cpu
 from rulec.jax.first import first_values
 from rulec.jax.leaves import Tree, flat, like
@@ -31,11 +33,9 @@ from rulec.jax.tags import check_tags
 from rulec.jax.xla import compiler_options, is_traced
 from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
-from rulec.pure.plan import Options, Route, StepPlan
-from rulec.pure.values import Leaf, Values, leaves_of
-from rulec.runtime.launching import inputs_of
-from rulec.runtime.passes import PassNames
-from rulec.runtime.storage import Storage
+from rulec.runtime.buckets.launch_builder import inputs_of
+from rulec.runtime.evaluations import PassNames
+from rulec.runtime.storage.options import Storage
 
 #: Plans are kept for this many sets of shapes of a recipe, and machines for this many recipes.
 _PLANS, _MACHINES = 64, 256

@@ -11,19 +11,19 @@ from typing import Any
 import jax
 
 from rulec.errors import HyperError
+from rulec.functional.hyper import resolved
+from rulec.functional.rates import peak_of
+from rulec.functional.values import Leaf
 from rulec.jax.leaves import Untrained
 from rulec.jax.library import LIBRARY
 from rulec.jax.xla import is_traced
-from rulec.language.compose import rename_all
+from rulec.language.compose.combine import rename_all
 from rulec.language.hyper import AT_START, Hyper, followers
-from rulec.language.library import load
+from rulec.language.library.load import load
 from rulec.language.partition import Partition, places_of
 from rulec.language.rule import Rule, State
 from rulec.language.sizes import lists_of, sized
 from rulec.language.source import did_you_mean
-from rulec.pure.hyper import resolved
-from rulec.pure.rates import peak_of
-from rulec.pure.values import Leaf
 
 #: A hyper-parameter as users give it: a number, a 0-d array, or a function of the number of steps before this one.
 Given = Any

@@ -15,13 +15,13 @@ from rulec.backend.printer import unique_name
 from rulec.compiler.layout import FLOATS
 from rulec.compiler.weights import PARTS
 from rulec.errors import StateMismatch
+from rulec.functional.init import CHANGED, check_values, number_states
+from rulec.functional.plan import StepPlan
+from rulec.functional.quantized import Coded, Unbiased
+from rulec.functional.values import Values
 from rulec.jax.leaves import Tree, paired
 from rulec.jax.packing import Packed, Pieces
 from rulec.language.rule import Rule
-from rulec.pure.codes import Coded, Unbiased
-from rulec.pure.first import CHANGED, check_values, number_states
-from rulec.pure.plan import StepPlan
-from rulec.pure.values import Values
 
 jax.tree_util.register_dataclass(Coded, ["codes", "scales"], ["format"])
 jax.tree_util.register_dataclass(Unbiased, ["values"], [])

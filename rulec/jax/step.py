@@ -11,19 +11,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rulec.functional.bucket_step import BucketStep, Gaps
+from rulec.functional.plan import Bucket, Guard, StepPlan
+from rulec.functional.step import run_step
+from rulec.functional.step_values import StepValues
+from rulec.functional.values import Hypers, Values
 from rulec.jax import cpu
 from rulec.jax.library import LIBRARY
 from rulec.jax.packing import Pieces, unpiece, unpiece_all
 from rulec.jax.whole import by_whole_matrices, mesh_of, pays
 from rulec.jax.xla import automatic, specs_of
-from rulec.language.node import Node
-from rulec.pure.bucket_step import BucketStep, Gaps
-from rulec.pure.plan import Bucket, Guard, StepPlan
-from rulec.pure.step import run_step
-from rulec.pure.step_values import StepValues
-from rulec.pure.values import Hypers, Values
-from rulec.runtime.between import STACKED, shapes_of
-from rulec.runtime.joins import Waits
+from rulec.language.expr.node import Node
+from rulec.runtime.buckets.reductions import Waits
+from rulec.runtime.stages.evaluate import STACKED, shapes_of
 
 
 def where_wanted(wanted: Any, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
@@ -100,7 +100,7 @@ def one_step(
 ) -> tuple[list[Any], Values]:  # fmt: skip
     """New parameters, or with `Options.update` their changes, in order, and the new state.
 
-    The arguments are those of `rulec.pure.step_values.StepValues`, but for its library.
+    The arguments are those of `rulec.functional.step_values.StepValues`, but for its library.
     """
     if any(isinstance(arrays, Pieces) for arrays in values.arrays.values()):
         return run_step(StepValues(plan, params, grads, values, hyper, inputs, numbers, LIBRARY), JaxBucketStep)

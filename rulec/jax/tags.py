@@ -12,10 +12,10 @@ import jax.numpy as jnp
 
 from rulec.compiler.routing import Router, applies
 from rulec.errors import HyperError, TensorError
+from rulec.functional.values import Leaf
 from rulec.jax.leaves import paths_of
 from rulec.language.rule import Rule
 from rulec.language.traits import reads_tags
-from rulec.pure.values import Leaf
 from rulec.runtime.roles import TAGS, head_places, is_vector, no_head
 
 #: Modules of embeddings by their names, and of norms.

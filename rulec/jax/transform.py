@@ -13,14 +13,14 @@ import optax
 from rulec.compiler.layout import PLAIN_STORAGE
 from rulec.errors import HyperError
 from rulec.formats import NAMES, parse
+from rulec.functional.plan import Options
+from rulec.jax.evaluations import passed
 from rulec.jax.injection import injectable
 from rulec.jax.machine import Machine, call, is_wide, machine, numbered
-from rulec.jax.passes import passed
 from rulec.jax.recipe import Given, Recipe, Rules, recipe
 from rulec.jax.xla import is_traced
 from rulec.language.hyper import checked_seed
-from rulec.pure.plan import Options
-from rulec.runtime.storage import Storage
+from rulec.runtime.storage.options import Storage
 
 
 @injectable

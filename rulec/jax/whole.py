@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from rulec.language.node import Op
+from rulec.language.expr.node import Op
 
 
 def mesh_of(matrices: Any) -> Any:

@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from rulec.arrays import bits
-from rulec.arrays.reductions import REDUCTIONS
+from rulec.array_api import bits
+from rulec.array_api.reductions import REDUCTIONS
 from rulec.backend.protocol import Rows, Scratch, Written
 from rulec.compiler.ir import Program, Result
 from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
-from rulec.kernel.moving import in_memory
+from rulec.kernel.multi_tensor.arguments import in_memory
 from rulec.kernel.nest import Level, Nest
 from rulec.kernel.place import COL, ELEMENT, MATRIX, ROW, TENSOR
-from rulec.language.arithmetic import NUMPY
-from rulec.language.node import Node, Op, is_boolean, walk
+from rulec.language.expr.arithmetic import NUMPY
+from rulec.language.expr.node import Node, Op, is_boolean, walk
 
 Array = np.ndarray[Any, Any]
 

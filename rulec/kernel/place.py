@@ -10,7 +10,7 @@ from typing import Any
 
 from rulec.compiler.ir import Axes, Program, Stage
 from rulec.compiler.layout import Layout, kernel_buffers
-from rulec.language.node import Op, walk
+from rulec.language.expr.node import Op, walk
 
 ELEMENT, ROW, COL, MATRIX, TENSOR = "element", "row", "col", "matrix", "tensor"
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from rulec.errors import HyperError
+from rulec.language.evaluations import START, check_passes, gradient_of
+from rulec.language.expr.levels import bare_problem, levels_text
+from rulec.language.expr.names import BESIDE_STATES, RESERVED, declared_problem, name_problem, short
+from rulec.language.expr.node import LEVELS, PLACED, Kind, Node, Op, names_in, walk
 from rulec.language.hyper import Hyper, resolve_hyper, well_known_range
-from rulec.language.levels import bare_problem, levels_text
-from rulec.language.names import BESIDE_STATES, RESERVED, declared_problem, name_problem, short
-from rulec.language.node import LEVELS, PLACED, Kind, Node, Op, names_in, walk
-from rulec.language.passes import START, check_passes, gradient_of
 from rulec.language.rule import Assign, Branch, Rule, Statement, assignments, conditions
 from rulec.language.source import Span, did_you_mean, rule_error
 from rulec.language.traits import placed_level

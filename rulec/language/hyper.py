@@ -11,8 +11,8 @@ from typing import Any, TypedDict, cast
 import numpy as np
 
 from rulec.errors import HyperError
-from rulec.language.arithmetic import number_known
-from rulec.language.node import Node, name, names_in
+from rulec.language.expr.arithmetic import number_known
+from rulec.language.expr.node import Node, name, names_in
 from rulec.language.source import Span, did_you_mean
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rulec.errors import HyperError, RuleError, TensorError
-from rulec.language.library import NOT_LOADED, load
+from rulec.language.library.load import NOT_LOADED, load
 from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
 

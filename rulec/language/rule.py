@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rulec.errors import RuleError
-from rulec.language.folder import library_folder
+from rulec.language.expr.node import Node, Op, name, names_in, node
 from rulec.language.hyper import DEFAULT_LR, WELL_KNOWN, Hyper, Limits, well_known_range
-from rulec.language.node import Node, Op, name, names_in, node
+from rulec.language.library.folder import library_folder
 from rulec.language.source import Span
 
 if TYPE_CHECKING:
     from rulec.analysis import Analysis
-    from rulec.language.passes import Move
+    from rulec.language.evaluations import Move
     from rulec.language.sizes import Sizes
 
 __all__ = [
@@ -135,7 +135,7 @@ class Rule:
     columns of the input of a wrapper's only call; None for the parameter's shape.
 
     `passes` are points at which the model is evaluated again; at a pass `climb` the gradient is `climb.g`. The rule as
-    it runs by itself has `moves` in their place: see `rulec.language.passes`.
+    it runs by itself has `moves` in their place: see `rulec.language.evaluations`.
 
     Rules are made by `rulec.load`, `rulec.parse`, `@rulec.rule` and by composing others: `a + b`, `a >> b`,
     `wrapper(a)`, `.bind`.
@@ -235,13 +235,13 @@ class Rule:
 
         Raises RuleError for a hyper-parameter without a default, and for a wrapper around no rule.
         """
-        from rulec.language.passes import lowered
+        from rulec.language.evaluations import lowered
 
         return lowered(self._assigning())
 
     def in_one(self) -> Rule:
         """The rule as `standalone` has it, but with its passes as lines, and the gradients there as inputs."""
-        from rulec.language.passes import unrolled
+        from rulec.language.evaluations import unrolled
 
         return unrolled(self._assigning())
 
@@ -283,12 +283,12 @@ class Rule:
         return (*self.step, Assign("p", node(Op.SUB, name("p"), node(Op.MUL, self.rate, name("direction")))))
 
     def __add__(self, other: Rule) -> Rule:
-        from rulec.language.compose import plus
+        from rulec.language.compose.combine import plus
 
         return plus([self, other]) if isinstance(other, Rule) else NotImplemented
 
     def __rshift__(self, other: Rule) -> Rule:
-        from rulec.language.compose import chain
+        from rulec.language.compose.combine import chain
 
         return chain([self, other]) if isinstance(other, Rule) else NotImplemented
 
@@ -298,8 +298,8 @@ class Rule:
         A wrapper of several rules takes as many. `bindings` are bound first. Raises RuleError where the rules do not
         fit, or where no rule is traced.
         """
-        from rulec.language.trace import call_rule
-        from rulec.language.wrap import wrap
+        from rulec.language.compose.wrap import wrap
+        from rulec.language.tracing.trace import call_rule
 
         rule = self.bind(**bindings) if bindings else self
         if isinstance(value, str | Path) and self.wraps:
@@ -342,7 +342,7 @@ class Rule:
         An expression is text over hyper-parameters, such as `"2*lr"`; a new name alone renames. Raises RuleError for an
         unknown name, a number outside the range, and any other text.
         """
-        from rulec.language.bind import bind
+        from rulec.language.compose.bind import bind
 
         return bind(self, bindings)
 
@@ -352,13 +352,13 @@ class Rule:
 
     def to_yaml(self) -> str:
         """The rule as a YAML rule file; `rulec.parse` of it gives an equal rule."""
-        from rulec.language.writer import rule_to_yaml
+        from rulec.language.yaml.write import rule_to_yaml
 
         return rule_to_yaml(self)
 
     def latex(self) -> str:
         """The step as an aligned LaTeX block."""
-        from rulec.language.latex import rule_to_latex
+        from rulec.language.export.latex import rule_to_latex
 
         return rule_to_latex(self)
 
@@ -370,12 +370,12 @@ class Rule:
 
     def sympy(self) -> dict[str, Any]:
         """The new value of `direction` (or `p`) and of each state as sympy expressions of the old ones."""
-        from rulec.language.equations import rule_to_sympy
+        from rulec.language.export.equations import rule_to_sympy
 
         return rule_to_sympy(self)
 
     def step_text(self) -> str:
         """The step in the rule language."""
-        from rulec.language.step import step_text
+        from rulec.language.parse.step import step_text
 
         return step_text(self.step)

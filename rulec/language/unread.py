@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 
 from rulec.errors import RuleError
-from rulec.language.node import Op, const, names_in
+from rulec.language.expr.node import Op, const, names_in
 from rulec.language.rule import Assign, Branch, Rule, Statement, assignments
 from rulec.language.sizes import entries, lists_of
 from rulec.language.source import Source, Span, rule_error

@@ -1,4 +1,4 @@
 """The memory of training: the shapes of models, and the bytes alive at each moment, by kind.
 
-No framework is imported here; `rulec.torch.account` takes the steps that are counted.
+No framework is imported here; `rulec.torch.memory_profile` takes the steps that are counted.
 """

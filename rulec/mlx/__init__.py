@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from rulec.language.library import installed_titles, no_title
+from rulec.language.library.load import installed_titles, no_title
 from rulec.mlx.entries import CLASSES, OTHERS, library_names
 from rulec.mlx.optimizer import RuleOptimizer, mlx_optimizer, optimizer
 

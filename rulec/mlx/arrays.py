@@ -11,12 +11,12 @@ from typing import Any
 
 import mlx.core as mx
 
-from rulec.arrays.functions import arithmetic, meeting
-from rulec.arrays.library import Array
-from rulec.arrays.matrix import matrix_functions
+from rulec.array_api.functions import arithmetic, meeting
+from rulec.array_api.library import Array
+from rulec.array_api.matrix import matrix_functions
 from rulec.errors import BackendUnsupported
-from rulec.language.node import Op
-from rulec.pure.library import PureFunctions, PureLibrary
+from rulec.functional.library import PureFunctions, PureLibrary
+from rulec.language.expr.node import Op
 
 words = importlib.import_module("rulec_backends.mlx.words")
 

@@ -17,24 +17,24 @@ from rulec.compiler.layout import FLOATS, scale_name
 from rulec.compiler.routing import Router
 from rulec.compiler.weights import PARTS
 from rulec.errors import BackendUnsupported, HyperError, StateMismatch, TensorError
+from rulec.functional import init
+from rulec.functional.hyper import resolved
+from rulec.functional.init import check_values, number_states
+from rulec.functional.plan import Options, Route, StepPlan
+from rulec.functional.quantized import Coded, Unbiased
+from rulec.functional.rates import peak_of
+from rulec.functional.step import run_step
+from rulec.functional.step_values import StepValues
+from rulec.functional.values import Values, dtype_name, leaves_of
+from rulec.language.evaluations import check_single
 from rulec.language.hyper import AT_START, checked_seed
-from rulec.language.library import load
-from rulec.language.passes import check_single
+from rulec.language.library.load import load
 from rulec.language.rule import Rule
 from rulec.language.sizes import sized
 from rulec.mlx.arrays import LIBRARY
 from rulec.mlx.entries import Entry, entry_of, hyper_of
 from rulec.mlx.names import Older, state_names
-from rulec.pure import first
-from rulec.pure.codes import Coded, Unbiased
-from rulec.pure.first import check_values, number_states
-from rulec.pure.hyper import resolved
-from rulec.pure.plan import Options, Route, StepPlan
-from rulec.pure.rates import peak_of
-from rulec.pure.step import run_step
-from rulec.pure.step_values import StepValues
-from rulec.pure.values import Values, dtype_name, leaves_of
-from rulec.runtime.storage import Storage
+from rulec.runtime.storage.options import Storage
 
 
 def one_step(
@@ -51,7 +51,7 @@ def one_step(
 def first_values(plan: StepPlan, params: Sequence[Any], count: Any, hyper: Mapping[str, Any]) -> Values:
     """The state before the first step; states have their parameter's dtype, and numbers are float32."""
     with mx.stream(mx.cpu):
-        return first.first_values(plan, params, [hyper], "float32", Values(count), LIBRARY)
+        return init.first_values(plan, params, [hyper], "float32", Values(count), LIBRARY)
 
 
 #: A learning rate: a number, or a function of the number of steps before this one.

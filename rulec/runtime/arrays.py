@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rulec.arrays.library import Library
-from rulec.runtime.state import StateSpec
+from rulec.array_api.library import Library
+from rulec.runtime.storage.allocator import StateSpec
 
 
 @dataclass(frozen=True)

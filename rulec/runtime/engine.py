@@ -26,20 +26,20 @@ from rulec.language.hyper import checked_seed
 from rulec.language.rule import Rule, assignments
 from rulec.language.traits import draws
 from rulec.runtime.arrays import Arrays
-from rulec.runtime.bucket import Bucket, Tensor
-from rulec.runtime.buckets import Buckets
-from rulec.runtime.common import Common
-from rulec.runtime.device import Scaling
-from rulec.runtime.hyper import EPS, HyperValues, default_hyper
-from rulec.runtime.joins import Processes
-from rulec.runtime.launch import Launch
-from rulec.runtime.launching import Launcher
-from rulec.runtime.part import Part, Partitions
-from rulec.runtime.partial import Whole
-from rulec.runtime.passes import PassNames, wants
-from rulec.runtime.rows import Numbers
-from rulec.runtime.step import run, was_interrupted
-from rulec.runtime.storage import Storage
+from rulec.runtime.buckets.bucket import Bucket, Tensor
+from rulec.runtime.buckets.bucketing import Buckets
+from rulec.runtime.buckets.context import Common
+from rulec.runtime.buckets.hyper import EPS, HyperValues, default_hyper
+from rulec.runtime.buckets.launch import Part, Partitions
+from rulec.runtime.buckets.launch_builder import Launcher
+from rulec.runtime.buckets.reductions import Processes
+from rulec.runtime.buckets.runtime_launch import Launch
+from rulec.runtime.buckets.scalar_table import Numbers
+from rulec.runtime.buckets.scalar_table_device import Scaling
+from rulec.runtime.distributed.partial import Whole
+from rulec.runtime.evaluations import PassNames, wants
+from rulec.runtime.stages.step import run, was_interrupted
+from rulec.runtime.storage.options import Storage
 
 __all__ = ["EPS", "Engine", "Launch", "default_hyper", "run", "was_interrupted"]
 

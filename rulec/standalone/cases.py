@@ -7,20 +7,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from rulec.compiler.fold import fold_node
 from rulec.compiler.grouping import static_defaults, view_of
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout, array_buffers, is_shaped, is_viewed, layout_for, scheduled
 from rulec.compiler.lower import decide
 from rulec.compiler.pipeline import compile, shape_conditions
+from rulec.compiler.simplify import fold_node
 from rulec.errors import RulecError
-from rulec.language.node import FACTS, WORDS, Kind, Node, Op, const, names_in, rewrite, walk
+from rulec.language.expr.node import FACTS, WORDS, Kind, Node, Op, const, names_in, rewrite, walk
+from rulec.language.expr.static import MUON, settings
+from rulec.language.expr.text import expression_text
 from rulec.language.rule import Rule
-from rulec.language.settings import MUON, settings
-from rulec.language.text import expression_text
 from rulec.language.traits import counts_dimensions, placed_level
-from rulec.runtime.plan import Plan, needs_matrix
-from rulec.runtime.storage import FEWEST_CODED, Storage
+from rulec.runtime.buckets.plan import Plan, needs_matrix
+from rulec.runtime.storage.options import FEWEST_CODED, Storage
 
 #: Most branches on `t` and hyper-parameters to write out, each outcome as a version of its own.
 MOST_PREDICATES = 3

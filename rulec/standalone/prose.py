@@ -10,10 +10,10 @@ from keyword import iskeyword
 from typing import cast
 
 from rulec.errors import RulecError
-from rulec.language.passes import check_single
+from rulec.language.evaluations import check_single
 from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
-from rulec.runtime.storage import Storage
+from rulec.runtime.storage.options import Storage
 
 LICENCE = """\
 MIT License
@@ -55,7 +55,7 @@ def introduction(rule: Rule) -> list[str]:
 
 
 def _initial(rule: Rule) -> list[tuple[str, str]]:
-    from rulec.language.text import expression_text
+    from rulec.language.expr.text import expression_text
 
     initial = []
     for key, state in rule.state.items():

@@ -10,8 +10,8 @@ import numpy as np
 
 from rulec.array.arrays import numpy_dtype
 from rulec.compiler.ir import Program
-from rulec.language.arithmetic import NUMPY
-from rulec.language.node import Kind, Node, Op, is_boolean, walk
+from rulec.language.expr.arithmetic import NUMPY
+from rulec.language.expr.node import Kind, Node, Op, is_boolean, walk
 from rulec.testing.interval import Array, Range, Truth, apply, between, hull, point, widen
 from rulec.testing.numerics import EPS, LARGEST, SMALLEST_NORMAL, Numerics
 

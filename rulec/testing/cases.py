@@ -14,7 +14,7 @@ from rulec.compiler.layout import is_viewed
 from rulec.compiler.pipeline import compile
 from rulec.compiler.routing import Router
 from rulec.errors import HyperError, RuleError
-from rulec.language.node import WAVES, Kind, Op
+from rulec.language.expr.node import WAVES, Kind, Op
 from rulec.language.rule import Rule
 from rulec.testing.interval import Array
 

@@ -5,8 +5,8 @@ A backend MUST keep these points:
 - It has a name. Its reason for being unavailable is None or one line.
 - It prints the same text for the same program and layout, without importing a framework.
 - It prints any program, or refuses it as BackendUnsupported.
-- It computes every elementwise operation by the definition in `rulec.language.arithmetic`, within its stated ulps, also
-  for zeros, infinities, NaN and the ends of the formats.
+- It computes every elementwise operation by the definition in `rulec.language.expr.arithmetic`, within its stated ulps,
+  also for zeros, infinities, NaN and the ends of the formats.
 - It computes every rule it prints, in every dtype and for tensors of any shape, empty and 0-d ones included. Elements
   may begin anywhere in memory. Each tensor has its own row of the scalar table, by the index.
 - It computes every value of a step before it stores one.

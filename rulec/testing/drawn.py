@@ -15,7 +15,7 @@ from rulec.compiler.layout import Layout, kernel_buffers
 from rulec.compiler.scalars import ScalarTable, evaluate_once
 from rulec.compiler.view import MatrixView
 from rulec.errors import InternalError
-from rulec.language.node import is_boolean
+from rulec.language.expr.node import is_boolean
 from rulec.testing.bounds import StageInputs
 from rulec.testing.interval import Array
 from rulec.testing.judge import flat

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from rulec.language.arithmetic import NUMPY
-from rulec.language.node import Kind, Op
+from rulec.language.expr.arithmetic import NUMPY
+from rulec.language.expr.node import Kind, Op
 
 Array = np.ndarray[Any, Any]
 

@@ -11,7 +11,7 @@ from rulec.compiler.ir import Program, Result
 from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
 from rulec.errors import InternalError
-from rulec.language.node import Op
+from rulec.language.expr.node import Op
 from rulec.testing.bounds import Bounds, StageInputs, rounded_to
 from rulec.testing.interval import Array, Range, point
 from rulec.testing.numerics import Numerics

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rulec.language.node import Op
+from rulec.language.expr.node import Op
 
 #: Spacing of the numbers above 1, smallest normal and largest number of each dtype.
 EPS: Mapping[str, float] = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}

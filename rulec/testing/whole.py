@@ -10,9 +10,9 @@ import numpy as np
 from rulec.array.arrays import NumpyArrays
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.errors import RulecError
-from rulec.language.node import Op, walk
+from rulec.language.expr.node import Op, walk
+from rulec.language.expr.static import settings
 from rulec.language.rule import Rule, assignments
-from rulec.language.settings import settings
 from rulec.runtime.arrays import Arrays
 from rulec.runtime.engine import Engine, default_hyper
 from rulec.testing.cases import gradients, hyper_values, parameters
@@ -45,11 +45,11 @@ def runtime_arrays(kind: ArrayKind) -> Arrays | None:
     if kind.name == "numpy":
         return NumpyArrays()
     if kind.name == "torch":
-        from rulec.torch.tensors import TorchArrays
+        from rulec.torch.tensors.tensors import TorchArrays
 
         return TorchArrays()
     if kind.name == "cupy":
-        from rulec.array.cupy_arrays import CupyArrays
+        from rulec.array.cupy import CupyArrays
 
         return CupyArrays(0)
     return None

@@ -5,7 +5,7 @@ They are made when first asked for; `tests.torch.stubs` generates `__init__.pyi`
 
 from __future__ import annotations
 
-from rulec.language.library import installed_titles, no_title
+from rulec.language.library.load import installed_titles, no_title
 from rulec.torch.checkpoint import load, save
 from rulec.torch.classes import class_named, class_names, optimizer
 from rulec.torch.curvature import hutchinson

@@ -14,7 +14,7 @@ from rulec.torch.curvature import hutchinson as hutchinson
 from rulec.torch.eager import EagerUpdate as EagerUpdate
 from rulec.torch.eager import GradStore as GradStore
 from rulec.torch.es import perturb as perturb
-from rulec.torch.interface import StateDtype
+from rulec.torch.groups.interface import StateDtype
 from rulec.torch.lbfgs import LBFGS as LBFGS
 from rulec.torch.optimizer import EvaluatedOptimizer as EvaluatedOptimizer
 from rulec.torch.optimizer import RuleOptimizer as RuleOptimizer

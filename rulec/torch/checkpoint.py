@@ -14,21 +14,21 @@ from torch.optim import Optimizer
 
 from rulec import checkpoint
 from rulec.checkpoint import Axes, Leaf, Loaded, Names, Parameter, Shared, Stored
-from rulec.checkpoint.codes import settled
+from rulec.checkpoint.convert import settled
 from rulec.compiler.routing import Router
 from rulec.compiler.weights import part_name
 from rulec.errors import RulecError, TensorError
-from rulec.torch.entries import GroupRule
-from rulec.torch.group_rules import group_rules_of
-from rulec.torch.interface import COUNTS
-from rulec.torch.machine import Machine
-from rulec.torch.memory import resolved
+from rulec.torch.groups.entries import GroupRule
+from rulec.torch.groups.interface import COUNTS
+from rulec.torch.groups.routes import Route, Routes, check_unsplit
+from rulec.torch.groups.values import group_rules_of
 from rulec.torch.optimizer import RuleOptimizer
 from rulec.torch.partitioned import Partitioned
-from rulec.torch.placed import check_whole
-from rulec.torch.routes import Route, Routes, check_unsplit
-from rulec.torch.saved import FORMATS
-from rulec.torch.tensors import STATE_DTYPES, dtype_name
+from rulec.torch.states.saved import FORMATS
+from rulec.torch.step.machine import Machine
+from rulec.torch.tensors.dtensor import check_whole
+from rulec.torch.tensors.memory import resolved
+from rulec.torch.tensors.tensors import STATE_DTYPES, dtype_name
 
 
 def save(optimizer: RuleOptimizer, file: str | Path, *, parameters: bool = False) -> None:

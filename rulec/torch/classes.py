@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
+from rulec.language.expr.text import expression_text
 from rulec.language.hyper import Hyper
-from rulec.language.library import load, parse, titles
+from rulec.language.library.load import load, parse, titles
 from rulec.language.rule import Rule
-from rulec.language.text import expression_text
-from rulec.torch.entries import Entry
-from rulec.torch.interface import HINTS, Interface
+from rulec.torch.groups.entries import Entry
+from rulec.torch.groups.interface import HINTS, Interface
 from rulec.torch.library import rule_interface, torch_classes, torch_interface
 from rulec.torch.optimizer import EvaluatedOptimizer, RuleOptimizer
 

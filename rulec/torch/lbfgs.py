@@ -12,15 +12,15 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from rulec.errors import HyperError, RulecError, StateMismatch, TensorError
+from rulec.locks import Turns, in_turn
 from rulec.runtime.lbfgs import Progress, Settings, descend
-from rulec.runtime.turns import Turns, in_turn
-from rulec.torch.before import Before
-from rulec.torch.first_states import asks_for_states
-from rulec.torch.interface import torch_words
+from rulec.torch.groups.interface import torch_words
+from rulec.torch.groups.routes import names_of
 from rulec.torch.optimizer import check_groups_match, iterable, saved_groups
-from rulec.torch.placed import is_placed
-from rulec.torch.routes import names_of
-from rulec.torch.tensors import check_memory, check_parameters
+from rulec.torch.states.first_states import asks_for_states
+from rulec.torch.step.before import Before
+from rulec.torch.tensors.dtensor import is_placed
+from rulec.torch.tensors.tensors import check_memory, check_parameters
 
 #: What torch calls the parts of a `Progress`.
 _NAMES = {

@@ -13,15 +13,15 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from rulec.errors import RuleError
+from rulec.language.expr.node import Node
 from rulec.language.hyper import Hyper
-from rulec.language.library import interop_entries, interop_index, load
-from rulec.language.node import Node
+from rulec.language.library.load import interop_entries, interop_index, load
 from rulec.language.rule import Rule
 from rulec.language.sizes import lists_of
-from rulec.torch.across import reaches_across
-from rulec.torch.entries import Entry, Place, list_places, reads_tags, shared_states
-from rulec.torch.interface import OWN, TAKEN, Interface, StateDtype
-from rulec.torch.memory import without_compiler
+from rulec.torch.distributed.cross_process import reaches_across
+from rulec.torch.groups.entries import Entry, Place, list_places, reads_tags, shared_states
+from rulec.torch.groups.interface import OWN, TAKEN, Interface, StateDtype
+from rulec.torch.tensors.memory import without_compiler
 
 
 def torch_classes() -> Mapping[str, Sequence[str]]:

@@ -11,7 +11,7 @@ from rulec.errors import HyperError, RuleError, TensorError
 from rulec.language.partition import Part, Partition
 from rulec.language.source import did_you_mean
 from rulec.torch.classes import optimizer
-from rulec.torch.interface import OWN, Interface
+from rulec.torch.groups.interface import OWN, Interface
 
 #: What `model.named_parameters()` gives.
 Named: TypeAlias = Iterable[tuple[str, Tensor]]

@@ -12,17 +12,17 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from rulec.errors import HyperError, PartialUpdate, TensorError
+from rulec.language.evaluations import check_single
 from rulec.language.partition import Part, Partition
-from rulec.language.passes import check_single
 from rulec.language.source import did_you_mean
-from rulec.runtime.turns import Turns, in_turn
+from rulec.locks import Turns, in_turn
 from rulec.torch.classes import optimizer
-from rulec.torch.codes import all_saved
-from rulec.torch.inputs import by_parameter
-from rulec.torch.memory import without_compiler
+from rulec.torch.groups.inputs import by_parameter
+from rulec.torch.groups.routes import Routes
 from rulec.torch.optimizer import EvaluatedOptimizer, RuleOptimizer, check_groups_match
 from rulec.torch.partition import Named, check_keywords, group_of, keywords_of, named_pairs, parts_taken
-from rulec.torch.routes import Routes
+from rulec.torch.states.quantized import all_saved
+from rulec.torch.tensors.memory import without_compiler
 
 _add_param_group = without_compiler(Optimizer.add_param_group)
 

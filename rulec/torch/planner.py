@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from rulec.compiler.layout import scale_name
-from rulec.torch.codes import CODES
+from rulec.torch.states.quantized import CODES
 
 
 class LoadPlanner(DefaultLoadPlanner):

@@ -16,8 +16,8 @@ from rulec.analysis.accumulate import accumulating
 from rulec.analysis.flow import flow_of
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.compiler.routing import applies
+from rulec.language.expr.node import const, name
 from rulec.language.hyper import resolve_hyper
-from rulec.language.node import const, name
 from rulec.language.rule import Assign, Branch, State
 
 Array = np.ndarray[Any, Any]

@@ -15,9 +15,9 @@ from rulec.analysis.flow import flow_of
 from rulec.analysis.regions import RegionsOf, range_of, region
 from rulec.analysis.zero import invariants
 from rulec.compiler.reference import ReferenceOptimizer
-from rulec.language.arithmetic import NUMPY
+from rulec.language.expr.arithmetic import NUMPY
+from rulec.language.expr.node import Op, name, node
 from rulec.language.hyper import Hyper
-from rulec.language.node import Op, name, node
 from tests.analysis.runs import EXAMPLES, Trial, far_apart, two_calls
 
 

@@ -17,7 +17,7 @@ from rulec.analysis.flow import flow_of
 from rulec.analysis.linear import LinearForms
 from rulec.analysis.scale import changing_scale, constant_scale
 from rulec.analysis.zero import at_zero
-from rulec.language.node import Node, Op, const, name, node
+from rulec.language.expr.node import Node, Op, const, name, node
 from rulec.language.rule import Assign, Branch, Hyper, State, Statement
 from tests.analysis.runs import Array, Trial, before_and_after, far_apart, hypers, watched
 

@@ -16,9 +16,9 @@ from rulec import Rule
 from rulec.analysis import StateStorage, storage
 from rulec.analysis.bounds import ANY, POSITIVE, UNIT, Bounds, names_bounds
 from rulec.compiler.reference import ReferenceOptimizer
-from rulec.language.arithmetic import NUMPY
+from rulec.language.expr.arithmetic import NUMPY
+from rulec.language.expr.node import Node, Op, const, name, node, walk
 from rulec.language.hyper import Hyper
-from rulec.language.node import Node, Op, const, name, node, walk
 from tests.analysis.runs import COMPOSED, Array, Trial
 from tests.analysis.test_drawn import drawn_rules, few, many
 

@@ -11,7 +11,7 @@ import rulec
 from rulec.array import GradStore, Optimizer
 from rulec.array.arrays import numpy_dtype
 from rulec.errors import HyperError, PartialUpdate, RulecError, TensorError
-from rulec.language.library import parse
+from rulec.language.library.load import parse
 
 SHAPES = {"embed": (6, 4), "hidden": (4, 4), "head": (3,)}
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rulec.arrays.bits import chance, chance_at, words_of
+from rulec.array_api.bits import chance, chance_at, words_of
 
 Array = np.ndarray[Any, Any]
 SIZE = 1 << 20

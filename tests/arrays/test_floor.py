@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rulec.arrays.functions import Functions, arithmetic, meeting
-from rulec.arrays.library import Library
-from rulec.arrays.matrix import matrix_functions
-from rulec.arrays.numpy import NUMPY_MATRIX, NumpyLibrary
+from rulec.array_api.functions import Functions, arithmetic, meeting
+from rulec.array_api.library import Library
+from rulec.array_api.matrix import matrix_functions
+from rulec.array_api.numpy import NUMPY_MATRIX, NumpyLibrary
 from rulec.errors import InternalError, RuleError
-from rulec.language.arithmetic import NUMPY
-from rulec.language.node import Kind, Op
+from rulec.language.expr.arithmetic import NUMPY
+from rulec.language.expr.node import Kind, Op
 
 Array = np.ndarray[Any, Any]
 

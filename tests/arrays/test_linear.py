@@ -12,12 +12,12 @@ import pytest
 import torch
 
 import rulec
-from rulec.arrays.exact import EXACT_MATRIX
-from rulec.arrays.numpy import NUMPY_MATRIX
+from rulec.array_api.numpy import NUMPY_MATRIX
+from rulec.compiler.exact import EXACT_MATRIX
 from rulec.compiler.reference import ReferenceOptimizer
-from rulec.language.arithmetic import mpmath_context
-from rulec.language.node import Op
-from rulec.language.schedules import SCHEDULES, coefficients_of
+from rulec.language.expr.arithmetic import mpmath_context
+from rulec.language.expr.newton_schulz import SCHEDULES, coefficients_of
+from rulec.language.expr.node import Op
 
 Array = np.ndarray[Any, Any]
 DRAWN = np.random.default_rng(4)
@@ -48,7 +48,7 @@ CALLS: Mapping[str, tuple[Op, tuple[Any, ...], dict[str, Any]]] = {
 
 
 def _torch(op: Op, args: tuple[Any, ...], keywords: dict[str, Any]) -> Array:
-    from rulec.torch.arrays import DEVICE_MATRIX
+    from rulec.torch.tensors.arrays import DEVICE_MATRIX
 
     given = [torch.from_numpy(x.copy()) if isinstance(x, np.ndarray) else x for x in args]
     return np.asarray(DEVICE_MATRIX[op](*given, **keywords).numpy())

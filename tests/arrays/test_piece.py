@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rulec.arrays.bits import in_piece
-from rulec.arrays.piece import piece_of
-from rulec.language.node import ROWS
+from rulec.array_api.bits import in_piece
+from rulec.array_api.slices import piece_of
+from rulec.language.expr.node import ROWS
 
 
 def test_pieces_are_slices_of_whole_tensors() -> None:

@@ -15,7 +15,7 @@ from rulec.compiler.layout import Layout, layout_for, scale_name, scheduled
 from rulec.compiler.scalars import ScalarTable, resolve_hyper
 from rulec.compiler.view import matrix_view
 from rulec.formats import Format, decode, encode, parse
-from rulec.runtime.coded import kernel_of
+from rulec.runtime.storage.quantized import kernel_of
 
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]

@@ -15,8 +15,8 @@ import rulec
 from rulec.backend.protocol import Rows
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout, kernel_buffers, layout_for
-from rulec.language.arithmetic import NUMPY
-from rulec.language.node import Node, Op, is_boolean, walk
+from rulec.language.expr.arithmetic import NUMPY
+from rulec.language.expr.node import Node, Op, is_boolean, walk
 from rulec_backends.cpu import CpuBackend, CpuKernel
 from rulec_backends.cpu.call import ElementwiseCall
 from tests.backends.cpu_functions import Array, elementary

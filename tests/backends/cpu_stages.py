@@ -16,7 +16,7 @@ from rulec.backend.protocol import Rows, Written
 from rulec.compiler.ir import Program, Result, Stage
 from rulec.compiler.layout import Layout, kernel_buffers, layout_for
 from rulec.compiler.view import MatrixView, matrix_view
-from rulec.language.node import Node, Op, is_boolean, walk
+from rulec.language.expr.node import Node, Op, is_boolean, walk
 from rulec_backends.cpu import CpuBackend, CpuKernel
 from tests.backends.cpu_functions import Array
 from tests.backends.cpu_programs import operation

@@ -9,7 +9,7 @@ import numpy as np
 
 import rulec
 from rulec.array.arrays import numpy_dtype
-from rulec.backend.noise import Noise, Values
+from rulec.backend.capabilities import Noise, Values
 from rulec.backend.protocol import Rows
 from rulec.compiler.layout import layout_for
 from rulec.es.streams import Stream, short_weights

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from rulec.backend import registry
-from rulec.language.node import Op
+from rulec.language.expr.node import Op
 
 #: Runs of no term, of one, and of numbers of terms about those that are read at once.
 LENGTHS = (0, 1, 300, 2047, 2048, 2049, 0, 5000, 8192)

@@ -15,7 +15,7 @@ from rulec.backend.protocol import Rows
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout, layout_for
 from rulec.errors import BackendUnsupported, TensorError
-from rulec.language.node import Op, walk
+from rulec.language.expr.node import Op, walk
 from rulec.testing import IEEE, NumpyKind, TorchKind
 from rulec.testing.cases import MATRIX_SHAPES, loaded
 from rulec.testing.conformance import check_rule
@@ -24,7 +24,7 @@ from rulec_backends.c import CBackend, CKernel
 from rulec_backends.c import threads as c_threads
 from rulec_backends.c.call import CCall
 from rulec_backends.c.compile import FLAGS, compiler, processor
-from rulec_backends.cpu.threads import POLICY
+from rulec_backends.common.threads import POLICY
 from rulec_backends.cstyle import element as c_print
 from tests.backends.c_programs import programs
 from tests.backends.cpu_programs import INEXACT, Bucket, bucket_of, interpret, program_of

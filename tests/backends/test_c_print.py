@@ -10,7 +10,7 @@ import pytest
 
 from rulec.compiler.layout import Layout, layout_for, scheduled
 from rulec.errors import BackendUnsupported
-from rulec.language.node import Op
+from rulec.language.expr.node import Op
 from rulec_backends.cstyle import element as c_print
 from rulec_backends.cstyle.dialect import Dialect
 from rulec_backends.cstyle.element import ElementWriter

@@ -15,8 +15,8 @@ import pytest
 import rulec
 import rulec.jax
 from rulec.array import Optimizer
-from rulec.arrays.bits import chance_at, words_of
-from rulec.arrays.piece import Piece, piece_of
+from rulec.array_api.bits import chance_at, words_of
+from rulec.array_api.slices import Piece, piece_of
 from rulec.backend import registry
 from rulec.compiler.interpreter import Run, Tensor, arithmetic
 from rulec.compiler.ir import Memory
@@ -25,9 +25,9 @@ from rulec.compiler.pipeline import compile
 from rulec.compiler.view import matrix_view
 from rulec.errors import BackendUnsupported
 from rulec.kernel.interpreter import Interpreter
-from rulec.language.node import RANGE, ROWS
-from rulec.runtime.partial import Whole
-from rulec_backends.chance import chance_call
+from rulec.language.expr.node import RANGE, ROWS
+from rulec.runtime.distributed.partial import Whole
+from rulec_backends.common.chance import chance_call
 from rulec_backends.cpu import machine as cpu_machine
 from tests.backends import c_functions
 from tests.backends.triton_process import in_the_interpreter
@@ -102,7 +102,7 @@ def test_the_cpu_backend_has_the_numbers_of_the_definition() -> None:
 TRITON = """
 import json
 import torch
-from rulec_backends.printed import run_source
+from rulec_backends.common.printed import run_source
 from rulec_backends.triton.words import words_used
 
 kernel = '''
@@ -241,7 +241,7 @@ def test_the_cpu_backend_knows_parts_that_lie_far_in_their_tensors(piece: Piece)
 
 FAR_TRITON = """
 import torch
-from rulec_backends.printed import run_source
+from rulec_backends.common.printed import run_source
 from rulec_backends.triton.words import words_used
 
 head = "import triton\\nimport triton.language as tl\\n\\n\\n"

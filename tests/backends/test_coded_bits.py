@@ -12,7 +12,7 @@ from rulec.backend import registry
 from rulec.backend.protocol import Backend
 from rulec.compiler.layout import scale_name
 from rulec.formats import NAMES, Format, decode, encode
-from rulec.runtime.coded import kernel_of
+from rulec.runtime.storage.quantized import kernel_of
 from tests.backends.coded_training import HERE, Memory, training
 from tests.formats.kinds import edges
 

@@ -11,7 +11,7 @@ import pytest
 from rulec.array import Optimizer
 from rulec.compiler.layout import scale_name
 from rulec.formats import NAMES, decode, encode, of_key, parse
-from rulec.runtime.coded import decodes
+from rulec.runtime.storage.quantized import decodes
 from rulec_backends.cupy import CupyBackend
 from rulec_backends.cupy.plan import kernel_name
 from tests.backends import cuda_stand_in

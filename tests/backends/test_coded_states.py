@@ -7,7 +7,7 @@ import pytest
 import rulec
 from rulec.backend import registry
 from rulec.formats import NAMES, parse
-from rulec.runtime.coded import decodes
+from rulec.runtime.storage.quantized import decodes
 from tests.backends.coded_training import Training, signed, training, unsigned
 from tests.backends.coded_training import check as check_bits
 from tests.backends.here import BACKENDS

@@ -12,7 +12,7 @@ from rulec.compiler.layout import layout_for, scheduled
 from rulec.errors import BackendUnsupported
 from rulec.formats import NAMES, parse
 from rulec.formats.tables import table
-from rulec.runtime.coded import decodes, kernel_of
+from rulec.runtime.storage.quantized import decodes, kernel_of
 from rulec_backends.triton.blocks import Block
 from rulec_backends.triton.coded import halved, lengthened, words
 from tests.backends.coded_training import signed, training, unsigned

@@ -16,18 +16,18 @@ import rulec
 from rulec.backend.protocol import Rows
 from rulec.compiler.layout import Layout, layout_for
 from rulec.errors import BackendUnsupported
-from rulec.language.node import Op
+from rulec.language.expr.node import Op
 from rulec.testing import IEEE, NumpyKind
 from rulec.testing.cases import hostile_rules, staged_rules
 from rulec.testing.conformance import check_rule
 from rulec.testing.trial import Subject
+from rulec_backends.common import threads as cpu_threads
+from rulec_backends.common.threads import POLICY
 from rulec_backends.cpu import CpuBackend, limit_kernel
 from rulec_backends.cpu import limit as cpu_limit
 from rulec_backends.cpu import machine as cpu_machine
 from rulec_backends.cpu import stage as cpu_stage
 from rulec_backends.cpu import target as cpu_target
-from rulec_backends.cpu import threads as cpu_threads
-from rulec_backends.cpu.threads import POLICY
 from tests.backends.cpu_programs import Bucket, bucket_of, interpret, kernel_of, program_of
 from tests.backends.kinds import ELEMENTWISE, check_piece, pieces
 from tests.backends.vectors import wide_register

@@ -16,8 +16,8 @@ import pytest
 from rulec.backend import cache
 from rulec.compiler.layout import layout_for
 from rulec_backends import cpu
+from rulec_backends.common import threads as cpu_threads
 from rulec_backends.cpu import CpuBackend, machine
-from rulec_backends.cpu import threads as cpu_threads
 from tests.backends.cpu_programs import bucket_of, program_of
 
 #: One AdamW step of an array; prints the sum, the modules that matter, and how long `build` took.

@@ -14,7 +14,7 @@ from rulec.compiler.layout import ITEM_SIZE, Layout, layout_for, scheduled
 from rulec.compiler.pipeline import compile
 from rulec.kernel.nest import Nest
 from rulec.kernel.place import COL, ELEMENT
-from rulec.language.node import Op, walk
+from rulec.language.expr.node import Op, walk
 from rulec.testing.cases import MATRIX_SHAPES, buckets_of, loaded
 from rulec_backends.cupy import CupyBackend
 from rulec_backends.cupy.plan import PACK, kernel_name, pack_width

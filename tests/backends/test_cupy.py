@@ -20,7 +20,7 @@ from rulec.compiler.pipeline import compile
 from rulec.compiler.scalars import ScalarTable
 from rulec.compiler.view import matrix_view
 from rulec.errors import BackendUnavailable, TensorError
-from rulec.kernel.bucket.uploads import Ring
+from rulec.kernel.multi_tensor.uploads import Ring
 from rulec.testing import IEEE, CupyKind
 from rulec.testing.cases import LARGE_SHAPES, MATRIX_SHAPES, gradients, loaded, parameters
 from rulec.testing.conformance import check_maximize, check_mixed_dtypes, check_on_device, check_rule

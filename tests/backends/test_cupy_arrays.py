@@ -11,11 +11,11 @@ import pytest
 import rulec
 from rulec.array import Optimizer
 from rulec.array.cupy_library import CupyLibrary, arithmetic
-from rulec.arrays.numpy import NumpyLibrary
+from rulec.array_api.numpy import NumpyLibrary
 from rulec.backend import registry
 from rulec.errors import StateMismatch, TensorError
-from rulec.language.arithmetic import NUMPY
-from rulec.language.node import Kind, Op
+from rulec.language.expr.arithmetic import NUMPY
+from rulec.language.expr.node import Kind, Op
 from rulec.testing.cases import SPECIAL
 from rulec_backends.cupy import CupyBackend
 from tests.backends import cuda_stand_in

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from rulec.kernel.bucket.cut import Cut, Lying, Whole, rows_of
+from rulec.kernel.multi_tensor.cut import Cut, Lying, Whole, rows_of
 from rulec_backends.cupy.chunks import CHUNKS, LARGE, Flat, Tiles, chunk_length
 from rulec_backends.cupy.plan import CHUNK, THREADS, TILE
 

@@ -20,7 +20,7 @@ from rulec.testing.cases import buckets_of, gradients, loaded
 from rulec.testing.conformance import check_rule, layout_of, trial_of
 from rulec.testing.trial import Subject
 from rulec_backends import jax as jax_backend
-from rulec_backends import pure
+from rulec_backends.common import functional
 from rulec_backends.jax import JaxBackend, JaxKernel
 from tests.backends.kinds import KINDS, check_every_operation, check_piece, pieces, rule_of
 
@@ -122,14 +122,14 @@ def test_the_code_reads_like_the_rule() -> None:
 
 def test_neither_a_new_count_nor_a_new_rate_traces_anything_again(monkeypatch: pytest.MonkeyPatch) -> None:
     traces = []
-    run_source = pure.run_source
+    run_source = functional.run_source
 
     def counting(*args: Any) -> dict[str, Any]:
         step = run_source(*args)["step"]
         return {"step": lambda *arrays: traces.append(len(arrays)) or step(*arrays)}  # type: ignore[func-returns-value]
 
     jax_backend._kernel.cache_clear()
-    monkeypatch.setattr(pure, "run_source", counting)
+    monkeypatch.setattr(functional, "run_source", counting)
     kernel, program = kernel_of("adamw")
     params = [jnp.ones((3, 2)), jnp.ones(5)]
     call = kernel.bind(params, [{"m": jnp.zeros_like(p), "v": jnp.zeros_like(p)} for p in params])

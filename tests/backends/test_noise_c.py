@@ -9,14 +9,14 @@ import pytest
 
 import rulec
 from rulec.backend import registry
-from rulec.backend.noise import Noise, Values
+from rulec.backend.capabilities import Noise, Values
 from rulec.compiler.layout import layout_for
 from rulec.errors import BackendUnsupported
 from rulec.es.streams import Stream
 from rulec.testing.kinds import NumpyKind, TorchKind
 from rulec_backends.c import CBackend
 from rulec_backends.c.compile import missing
-from rulec_backends.noise import ELEMENTS
+from rulec_backends.common.noise import ELEMENTS
 from tests.backends.noises import VALUES, fused_as_filled, noise_of, summed, worst_fills
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "there is a C compiler")

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from rulec.backend.noise import Noise
+from rulec.backend.capabilities import Noise
 from rulec.compiler.layout import Layout, layout_for
 from rulec.errors import BackendUnsupported, TensorError
 from rulec.es.streams import Stream, short_weights
+from rulec_backends.common.threads import POLICY
 from rulec_backends.cpu import CpuBackend
 from rulec_backends.cpu.noise import fill_lines, fill_noise, fill_words
 from rulec_backends.cpu.noise_record import TILE
-from rulec_backends.cpu.threads import POLICY
 from tests.backends.cpu_programs import Bucket, bucket_of, program_of
 
 VALUES = ("normal", "rademacher", "popcount")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import rulec
-from rulec.backend.noise import Values
+from rulec.backend.capabilities import Values
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout, layout_for
 from rulec.testing.kinds import CupyKind

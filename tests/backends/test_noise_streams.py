@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rulec.arrays.random import Words
+from rulec.array_api.random import Words
 from rulec.backend import registry
-from rulec.backend.noise import Noise
+from rulec.backend.capabilities import Noise
 from rulec.es.streams import ELEMENTS, ROWS, SHARED, Stream
 from rulec.testing.kinds import CupyKind, NumpyKind
 from tests.backends import cuda_stand_in

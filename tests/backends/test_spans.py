@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rulec.kernel.bucket.chunks import flat_chunks
-from rulec_backends.cpu import threads as cpu_threads
-from rulec_backends.cpu.threads import POLICY, SPANS_PER_THREAD
+from rulec.kernel.multi_tensor.chunks import flat_chunks
+from rulec_backends.common import threads as cpu_threads
+from rulec_backends.common.threads import POLICY, SPANS_PER_THREAD
 
 CHUNK = POLICY.chunk
 

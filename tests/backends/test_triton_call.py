@@ -15,8 +15,8 @@ from rulec.compiler.layout import layout_for
 from rulec.compiler.pipeline import compile
 from rulec.compiler.view import matrix_view
 from rulec.errors import InternalError, RulecError
-from rulec.kernel.bucket.cut import Cut, lying, rows_of
-from rulec.kernel.bucket.slots import Places, regions
+from rulec.kernel.multi_tensor.cut import Cut, lying, rows_of
+from rulec.kernel.multi_tensor.slots import Places, regions
 from rulec_backends.triton import blocks as triton_blocks
 from rulec_backends.triton.blocks import Block
 from rulec_backends.triton.cut import MOST_CHUNKS, MOST_PIECES, MOST_REDUCED, Blocks, Tiles
@@ -206,7 +206,7 @@ rows = Rows(np.full((1, len(program.columns)), 0.5), np.zeros(2, np.int64))
 
 def test_a_step_with_the_same_addresses_and_scalars_copies_nothing() -> None:
     program = f"""{CALL}
-from rulec.kernel.bucket.uploads import Ring
+from rulec.kernel.multi_tensor.uploads import Ring
 copied = []
 plain = Ring.copy
 Ring.copy = lambda self, target, table, *options: (copied.append(len(table)), plain(self, target, table, *options))

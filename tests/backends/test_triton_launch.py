@@ -10,7 +10,7 @@ import pytest
 import rulec
 from rulec.compiler.ir import Memory
 from rulec.compiler.layout import layout_for, scheduled
-from rulec.kernel.bucket.cut import rows_of
+from rulec.kernel.multi_tensor.cut import rows_of
 from rulec_backends.triton import work
 from rulec_backends.triton.blocks import Block
 from rulec_backends.triton.cut import MANY_CHUNKS, Blocks

@@ -10,7 +10,7 @@ import pytest
 
 import rulec
 from rulec.array import Optimizer
-from rulec.arrays.bits import chance_at, words_of
+from rulec.array_api.bits import chance_at, words_of
 from rulec.backend import registry
 from rulec.compiler.interpreter import Run, Tensor, arithmetic
 from rulec.compiler.ir import Memory

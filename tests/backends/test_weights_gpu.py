@@ -25,8 +25,8 @@ from tests.backends.triton_process import in_a_process, in_the_interpreter
 TRITON = """
 import torch
 import rulec.torch
-from rulec.arrays.piece import piece_of
-from rulec.runtime.partial import Whole
+from rulec.array_api.slices import piece_of
+from rulec.runtime.distributed.partial import Whole
 from rulec.compiler.weights import DTYPES
 
 def train(backend, kind, rule, large=40, **words):
@@ -80,7 +80,7 @@ import rulec
 from rulec.compiler.ir import Memory
 from rulec.compiler.layout import layout_for, scheduled
 from rulec.compiler.pipeline import compile
-from rulec.language.node import RANGE, ROWS
+from rulec.language.expr.node import RANGE, ROWS
 from rulec_backends.triton import TritonBackend
 from rulec_backends.triton.blocks import block_for
 from rulec_backends.triton.plan import moved

@@ -20,8 +20,8 @@ from benchmarks.es.layers import ALONE, BASE, DRAWN, JUDGED, KEPT, UPDATE, Layer
 from benchmarks.es.turns import Turn
 from benchmarks.result import Row
 from benchmarks.suite import measurement
-from rulec.compare.interleave import Times
 from rulec.es import Perturbation
+from rulec.tools.compare.interleave import Times
 from tests.cli.running import run
 
 SECONDS = {

@@ -188,16 +188,16 @@ def test_workers_are_few_where_memory_is(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_versions_are_found_under_the_names_of_wheels(monkeypatch: pytest.MonkeyPatch) -> None:
     from importlib import metadata
 
-    from rulec.compare import machine
+    from rulec.tools.compare import measure
 
     def version(name: str) -> str:
         if name != "cupy-cuda12x":
             raise metadata.PackageNotFoundError(name)
         return "14.2.0"
 
-    monkeypatch.setattr(machine.importlib.metadata, "version", version)
-    assert machine.version("cupy") == "14.2.0"
-    assert machine.version("apex") is None
+    monkeypatch.setattr(measure.importlib.metadata, "version", version)
+    assert measure.version("cupy") == "14.2.0"
+    assert measure.version("apex") is None
 
 
 def tuned(moved: int, block: Sequence[int]) -> Row:

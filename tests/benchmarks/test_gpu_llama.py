@@ -10,7 +10,7 @@ import torch
 from benchmarks.gpu import llama as gpu_llama
 from benchmarks.gpu.device import Bench
 from benchmarks.result import Row
-from rulec.compare.interleave import Times
+from rulec.tools.compare.interleave import Times
 from tests.benchmarks.gpu_fakes import HostDevice
 
 
@@ -95,7 +95,7 @@ def test_what_is_said_is_what_rulec_memory_says(bench: Bench) -> None:
 
 
 def test_the_model_has_a_billion_weights() -> None:
-    from rulec.torch.account.models import Transformer
+    from rulec.torch.memory_profile.models import Transformer
 
     with torch.device("meta"):
         model = Transformer(gpu_llama.LLAMA)

@@ -16,7 +16,7 @@ from benchmarks.gpu.peers import Peer
 from benchmarks.gpu.time import StepTimes
 from benchmarks.result import Row
 from rulec.errors import RulecError
-from rulec.torch import libraries
+from rulec.torch.tensors import library
 from tests.benchmarks.gpu_fakes import HostDevice
 
 
@@ -85,13 +85,13 @@ def test_each_library_is_to_be_beaten_by_half(bench: Bench, monkeypatch: pytest.
 
 def test_larger_stacks_are_tried_beside_those_of_the_adapter(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    monkeypatch.setattr(gpu_muon, "step_of", lambda *_: lambda: seen.append(libraries._STACKED))
+    monkeypatch.setattr(gpu_muon, "step_of", lambda *_: lambda: seen.append(library._STACKED))
     scripted(monkeypatch, step=3.0, larger=2.0)
     row = row_of(gpu_muon.stacks(bench))
     assert row.what == "muon, 8 matrices: step, times as fast with stacks of 128 Mi elements"
     assert (row.value, row.target) == (1.5, None)
-    assert seen[0] == gpu_muon.LARGER != libraries._STACKED  # the first step decides; later ones see the adapter's own
-    assert set(seen[1:]) == {libraries._STACKED}
+    assert seen[0] == gpu_muon.LARGER != library._STACKED  # the first step decides; later ones see the adapter's own
+    assert set(seen[1:]) == {library._STACKED}
 
 
 def test_libraries_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,9 +35,9 @@ from benchmarks.gpu.part import Finding, Note
 from benchmarks.gpu.tensors import Size, fitting_llama, gpt2_xl, llama_1b, llama_7b
 from benchmarks.gpu.time import StepTimes
 from benchmarks.result import Row
-from rulec.compare.interleave import Times
 from rulec.errors import RulecError
 from rulec.formats import NAMES
+from rulec.tools.compare.interleave import Times
 from tests.benchmarks.gpu_fakes import HostDevice
 
 FUSED = "torch's fused step"

@@ -18,8 +18,8 @@ from benchmarks.jax import first as jax_first
 from benchmarks.jax import measure as bench_jax
 from benchmarks.jax import steps as jax_steps
 from benchmarks.result import Row
-from rulec.compare.interleave import Times
 from rulec.errors import RulecError
+from rulec.tools.compare.interleave import Times
 from tests.benchmarks.gpu_fakes import HostDevice
 
 

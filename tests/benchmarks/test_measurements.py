@@ -19,7 +19,7 @@ from benchmarks.result import read_result
 from benchmarks.suite import MEASUREMENTS, measurement
 from rulec.compiler.layout import layout_for
 from rulec.errors import RulecError
-from rulec.racing.tasks import TASKS
+from rulec.tools.race.tasks import TASKS
 from tests.cli.running import error, run
 
 

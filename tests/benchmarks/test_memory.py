@@ -14,8 +14,8 @@ from benchmarks.memory.steps import BESIDE, TIME, WEIGHTS, Model
 from benchmarks.result import Result
 from benchmarks.suite import measurement
 from rulec.errors import RulecError
-from rulec.torch.account.meter import rows
-from rulec.torch.account.models import Linears
+from rulec.torch.memory_profile.meter import rows
+from rulec.torch.memory_profile.models import Linears
 from tests.cli.running import error, run
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.result import Result, Row, read_result
-from rulec.compare.machine import cores, facts, last_level_cache
 from rulec.errors import RulecError
+from rulec.tools.compare.measure import cores, facts, last_level_cache
 
 
 def test_targets_are_met_on_their_side() -> None:

@@ -20,10 +20,10 @@ import rulec.jax
 import rulec.torch
 from rulec.checkpoint import read
 from rulec.errors import RulecError, StateMismatch, TensorError
+from rulec.functional.plan import Options
 from rulec.jax.packing import Packed, packed
 from rulec.jax.recipe import recipe
 from rulec.jax.transform import of_recipe
-from rulec.pure.plan import Options
 from tests.checkpoint.runs import ROOT, JaxRun, first_parameters, gradients
 
 ADAMW: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.1}

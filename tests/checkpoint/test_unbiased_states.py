@@ -17,8 +17,8 @@ import rulec.jax.checkpoint as of_jax
 import rulec.torch
 import rulec.torch.checkpoint as of_torch
 from rulec.array import Optimizer
-from rulec.checkpoint.codes import faults
 from rulec.checkpoint.content import Parameter
+from rulec.checkpoint.convert import faults
 from rulec.checkpoint.tensors import Stored, read_file
 from rulec.errors import StateMismatch
 from tests.checkpoint import narrow

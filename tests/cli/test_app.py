@@ -66,7 +66,7 @@ def test_a_defect_of_rulec_is_not_made_to_look_like_a_mistake(monkeypatch: pytes
     def broken(name: str, allow_url: bool) -> None:
         raise InternalError("an invariant")
 
-    monkeypatch.setattr("rulec.language.library.load", broken)
+    monkeypatch.setattr("rulec.language.library.load.load", broken)
     assert isinstance(invoke("show", "adam").exception, InternalError)
 
 

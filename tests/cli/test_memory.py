@@ -15,10 +15,10 @@ from safetensors.torch import save_file
 import rulec
 from rulec.memory.live import KINDS, Account
 from rulec.memory.shape import shape_of
-from rulec.runtime.owners import Schedule
-from rulec.torch.account.mesh import _matrix, _owners, _schedules, mesh_of, on_mesh
-from rulec.torch.account.meter import Training
-from rulec.torch.account.models import Transformer
+from rulec.runtime.distributed.owners import Schedule
+from rulec.torch.memory_profile.mesh import _matrix, _owners, _schedules, mesh_of, on_mesh
+from rulec.torch.memory_profile.meter import Training
+from rulec.torch.memory_profile.models import Transformer
 from tests.cli.running import error, run, run_json
 
 GPT2 = {"model_type": "gpt2", "vocab_size": 512, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64}

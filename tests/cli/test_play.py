@@ -47,6 +47,6 @@ def test_files_that_are_no_text(tmp_path: Path) -> None:
 
 
 def test_without_starlette_the_remedy_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "rulec.play.server", raising=False)
+    monkeypatch.delitem(sys.modules, "rulec.tools.playground.server", raising=False)
     monkeypatch.setitem(sys.modules, "starlette.applications", None)
     assert error("play") == "error: rulec play needs Starlette and uvicorn: pip install 'rulec[play]'\n"

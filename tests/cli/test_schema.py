@@ -8,7 +8,7 @@ from pathlib import Path
 import jsonschema
 import yaml
 
-from rulec.language.folder import library_folder
+from rulec.language.library.folder import library_folder
 from tests.cli.running import error, run
 
 

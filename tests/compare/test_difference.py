@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import rulec
-from rulec.compare.difference import compare, order_of_values
-from rulec.compare.sides import Array
-from rulec.compare.trial import Trial
 from rulec.errors import RulecError
+from rulec.tools.compare.difference import compare, order_of_values
+from rulec.tools.compare.sides import Array
+from rulec.tools.compare.trial import Trial
 
 TRIAL = Trial("float64", 4, ((3,),))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 import rulec
-from rulec.compare.target import entry_for, translate
 from rulec.runtime.engine import default_hyper
+from rulec.tools.compare.target import entry_for, translate
 
 
 def test_an_entry_is_followed() -> None:

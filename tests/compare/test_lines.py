@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import rulec
-from rulec.compare.lines import keep_lines, trace
-from rulec.compare.sides import ReferenceSide
-from rulec.compare.trial import Trial
 from rulec.runtime.engine import default_hyper
+from rulec.tools.compare.lines import keep_lines, trace
+from rulec.tools.compare.sides import ReferenceSide
+from rulec.tools.compare.trial import Trial
 from tests.library import by_kind
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import rulec
-from rulec.compare.oracle import exactness, largest_ulps, ulp
-from rulec.compare.trial import Trial
 from rulec.errors import RuleError
+from rulec.tools.compare.oracle import exactness, largest_ulps, ulp
+from rulec.tools.compare.trial import Trial
 
 
 def test_a_copy_is_exact_and_one_product_is_within_half_an_ulp() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import rulec
-from rulec.compare.traffic import traffic
 from rulec.compiler.layout import kernel_for, layout_for
 from rulec.compiler.layout import traffic as counted
+from rulec.tools.display.traffic import traffic
 
 
 def test_sgd() -> None:

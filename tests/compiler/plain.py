@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from rulec.language.arithmetic import NUMPY
-from rulec.language.node import Node, Op, names_in, walk
+from rulec.language.expr.arithmetic import NUMPY
+from rulec.language.expr.node import Node, Op, names_in, walk
 from rulec.language.rule import Assign, Rule, Statement
 
 Array = np.ndarray[Any, Any]

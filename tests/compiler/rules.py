@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from rulec.language.node import Kind, Node, Op, const, name, node
+from rulec.language.expr.node import Kind, Node, Op, const, name, node
 from rulec.language.rule import Assign, Branch, Hyper, Rule, State, Statement
 from tests.language.expressions import arithmetic
 

@@ -14,7 +14,7 @@ import pytest
 
 import rulec
 import rulec.array
-from rulec.arrays.random import stream, uniform
+from rulec.array_api.random import stream, uniform
 from rulec.compiler.reference import ReferenceOptimizer
 
 Array = np.ndarray[Any, Any]

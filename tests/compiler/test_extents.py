@@ -12,9 +12,9 @@ from rulec.compiler.extents import Extents
 from rulec.compiler.ir import COLS, ROWS
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.errors import RulecError, RuleError
-from rulec.language.expression import parse_expression
-from rulec.language.located import Text
-from rulec.language.node import Node, Op, node, rewrite
+from rulec.language.expr.node import Node, Op, node, rewrite
+from rulec.language.parse.expression import parse_expression
+from rulec.language.parse.located import Text
 from rulec.language.sizes import sized
 from rulec.language.source import Source
 

@@ -13,7 +13,7 @@ import rulec
 import rulec.jax
 from rulec import math as rm
 from rulec.compiler.reference import ReferenceOptimizer
-from rulec.language.python import rule as rule_of
+from rulec.language.tracing.decorator import rule as rule_of
 
 SCHEDULE = "name: R\nhyper: {lr: 1}\nstep: |\n  direction = 0.5*(1 + cos(pi*minimum(t - 1, 5)/5))*g\n"
 

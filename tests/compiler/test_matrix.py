@@ -13,7 +13,7 @@ from rulec.compiler.ir import AXES, COLS, ROWS, Axes
 from rulec.compiler.matrix import MATRIX, matrix_axes
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.errors import RuleError, TensorError
-from rulec.language.node import Kind, Node, Op, const, name, node
+from rulec.language.expr.node import Kind, Node, Op, const, name, node
 
 X, Y = name("x"), name("y")
 WIDE = Axes(AXES, ROWS, COLS)

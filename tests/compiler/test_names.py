@@ -10,7 +10,7 @@ import rulec
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import kernel_for
 from rulec.compiler.names import free_name, words
-from rulec.language.node import Op, walk
+from rulec.language.expr.node import Op, walk
 
 
 def program_of(step: str, state: str = "") -> Program:
@@ -69,7 +69,7 @@ def test_words_end_where_they_would_be_long() -> None:
     assert 0 < len(words(program, value)) <= 32
     deep = value
     for _ in range(4):
-        from rulec.language.node import node
+        from rulec.language.expr.node import node
 
         deep = node(Op.ADD, deep, value)
     assert words(program, deep) == ""

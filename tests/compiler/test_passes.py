@@ -11,18 +11,18 @@ import pytest
 
 import rulec
 from rulec import RuleError
-from rulec.compiler.fold import fold_node
 from rulec.compiler.ir import Program, Stage, Store, verify
 from rulec.compiler.lower import decide
 from rulec.compiler.pipeline import compile as compile_rule
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.compiler.scalars import ScalarTable
-from rulec.compiler.show import program_text
+from rulec.compiler.simplify import fold_node
+from rulec.compiler.text import program_text
 from rulec.compiler.view import matrix_view
 from rulec.errors import InternalError
-from rulec.language.expression import parse_expression
-from rulec.language.located import Text
-from rulec.language.node import Kind, Node, Op, const, name, node, walk
+from rulec.language.expr.node import Kind, Node, Op, const, name, node, walk
+from rulec.language.parse.expression import parse_expression
+from rulec.language.parse.located import Text
 from rulec.language.source import Source
 from tests.compiler.plain import PlainRun
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import rulec
-from rulec.arrays.random import normal, philox, stream, uniform
+from rulec.array_api.random import normal, philox, stream, uniform
 from rulec.compiler.reference import ReferenceOptimizer
-from rulec.language.node import Kind, walk
+from rulec.language.expr.node import Kind, walk
 
 #: counter, key, words: the known answers that come with Random123 (kat_vectors, philox4x32 10).
 KNOWN = [

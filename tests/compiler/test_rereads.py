@@ -20,8 +20,8 @@ from rulec.compiler.pipeline import compile as compile_rule
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.compiler.rereads import _apply, _choices, choose_rereads, moved
 from rulec.errors import InternalError
-from rulec.language.node import Op, walk
-from rulec.runtime import bucket as bucket_module
+from rulec.language.expr.node import Op, walk
+from rulec.runtime.buckets import bucket as bucket_module
 from rulec.testing.cases import loaded
 from tests.library import by_kind
 

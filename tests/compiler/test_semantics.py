@@ -18,7 +18,7 @@ from rulec.compiler.matrix import MATRIX
 from rulec.compiler.pipeline import passes
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.language.check import check_rule
-from rulec.language.node import Op, const, name, node, walk
+from rulec.language.expr.node import Op, const, name, node, walk
 from rulec.language.rule import Assign, Rule
 from tests.compiler.plain import PlainRun
 from tests.compiler.rules import rules

@@ -17,7 +17,7 @@ import rulec
 import rulec.array
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.runtime.engine import Engine, default_hyper, run
-from rulec.torch.tensors import TorchArrays
+from rulec.torch.tensors.tensors import TorchArrays
 from tests.runtime.elsewhere import Elsewhere, Here
 
 Array = np.ndarray[Any, Any]

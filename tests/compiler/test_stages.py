@@ -8,8 +8,8 @@ import rulec
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import kernel_buffers
 from rulec.compiler.pipeline import compile as compile_rule
-from rulec.language.node import Kind, Op, walk
-from rulec.runtime.plan import Plan
+from rulec.language.expr.node import Kind, Op, walk
+from rulec.runtime.buckets.plan import Plan
 from rulec.testing.cases import loaded
 from tests.library import by_kind
 

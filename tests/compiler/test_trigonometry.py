@@ -14,7 +14,7 @@ import rulec
 import rulec.jax
 from rulec import math as rm
 from rulec.compiler.trigonometry import LARGEST
-from rulec.language.python import rule as rule_of
+from rulec.language.tracing.decorator import rule as rule_of
 
 Array = np.ndarray[Any, Any]
 

@@ -11,13 +11,13 @@ import rulec
 from rulec.analysis.flow import flow_of
 from rulec.analysis.scale import constant_scale
 from rulec.compiler.pipeline import _compile
-from rulec.compiler.update import as_update
-from rulec.display.cost import costs_of
 from rulec.errors import RulecError
-from rulec.language.counts import simplified
-from rulec.language.functions import FUNCTIONS
-from rulec.language.node import Node, Op, const, node
-from rulec_backends import comment
+from rulec.functional.update import as_update
+from rulec.language.expr.counts import simplified
+from rulec.language.expr.functions import FUNCTIONS
+from rulec.language.expr.node import Node, Op, const, node
+from rulec.tools.display.cost import costs_of
+from rulec_backends.common import text as comment
 from tests.compiler.visits import OPERATORS, PATHS, USES, counted, shared_rule
 
 #: Lines of a short and of a long rule, and the growth of visits with the cube of the length.

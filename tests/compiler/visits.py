@@ -17,14 +17,14 @@ from rulec.analysis.scale import constant_scale
 from rulec.analysis.storage import storage_of
 from rulec.analysis.zero import at_zero
 from rulec.cli.show import _passes
-from rulec.compare.lines import keep_lines
-from rulec.compare.sides import ReferenceSide
-from rulec.display.cost import costs_of
-from rulec.display.kernels import kernel_source
-from rulec.language.node import Node
+from rulec.language.expr.node import Node
 from rulec.language.rule import Rule
-from rulec.runtime.storage import Storage
+from rulec.runtime.storage.options import Storage
 from rulec.standalone.prose import written
+from rulec.tools.compare.lines import keep_lines
+from rulec.tools.compare.sides import ReferenceSide
+from rulec.tools.display.cost import costs_of
+from rulec.tools.display.kernels import kernel_source
 
 _SQUARE = "({x} @ transpose({x}) + eye(rows))"
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import rulec
-from rulec.demo import digits, training
-from rulec.demo.network import Network, softmax
-from rulec.demo.rule import TEXT, Unfused
-from rulec.demo.training import compare_update
 from rulec.runtime.engine import default_hyper
+from rulec.tools.demo import digits, training
+from rulec.tools.demo.network import Network, softmax
+from rulec.tools.demo.rule import TEXT, Unfused
+from rulec.tools.demo.training import compare_update
 from tests.cli.running import error, run, run_json
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rulec.demo import digits, es
-from rulec.demo.es import Setting
-from rulec.demo.network import Network
 from rulec.es import Perturbation
+from rulec.tools.demo import digits, es
+from rulec.tools.demo.es import Setting
+from rulec.tools.demo.network import Network
 from tests.cli.running import error, run, run_json
 
 

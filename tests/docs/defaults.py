@@ -18,9 +18,9 @@ from numbers import Real
 from typing import Any
 
 import rulec
+from rulec.language.expr.node import Node
+from rulec.language.expr.text import expression_text
 from rulec.language.hyper import AT_START
-from rulec.language.node import Node
-from rulec.language.text import expression_text
 from tests.docs.markdown import ROOT
 from tests.docs.table import table
 

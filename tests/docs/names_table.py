@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from gallery.compared import FLOAT32, subjects, unchanged
-from rulec.language.library import rules
+from rulec.language.library.load import rules
 from tests.docs import peers
 from tests.docs.rule_tables import FACTORED, of_factors
 from tests.docs.table import table

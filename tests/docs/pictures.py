@@ -14,10 +14,10 @@ import numpy as np
 
 import rulec
 from benchmarks.picture import figure_of, save
-from rulec.display.kernels import kernel_source
-from rulec.racing.grid import spans_of
-from rulec.racing.outcome import Outcome
-from rulec.racing.result import Result
+from rulec.tools.display.kernels import kernel_source
+from rulec.tools.race.grid import spans_of
+from rulec.tools.race.outcome import Outcome
+from rulec.tools.race.result import Result
 from tests.docs.markdown import ROOT, blocks
 
 #: Colours of the rules of a race, in their order on the command line.

@@ -12,7 +12,7 @@ import rulec
 from gallery.compared import remark_of, subjects, unchanged
 from rulec.analysis.flow import flow_of
 from rulec.analysis.structure import bytes_text, cost_of, scope_of, uses_matrices
-from rulec.language.folder import library_folder
+from rulec.language.library.folder import library_folder
 from rulec.language.rule import Rule
 from tests.docs import defaults, peers
 from tests.docs.table import table

@@ -10,7 +10,7 @@ import pytest
 import rulec
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import kernel_buffers
-from rulec.language.node import Op, walk
+from rulec.language.expr.node import Op, walk
 from rulec.testing import check_backend
 from rulec.testing.cases import SHAPES, buckets_of, loaded
 from tests.backends.kinds import KINDS

@@ -10,7 +10,7 @@ import pytorch_optimizer
 import torch
 
 import rulec
-from rulec.language.text import expression_text
+from rulec.language.expr.text import expression_text
 from tests.docs.rule_tables import FACTORED, factors
 
 SHAPE = tuple(FACTORED["shape"])

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.result import Result, Row, read_result
 from rulec.compiler.pipeline import PASSES
-from rulec.language.schema import RuleFile
+from rulec.language.yaml.schema import RuleFile
 from tests.docs import peers
 from tests.docs.figures import FOLDER, HEADLINES, benchmarks
 from tests.docs.generated import MAKERS

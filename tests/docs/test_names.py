@@ -11,7 +11,7 @@ import pytorch_optimizer
 import torch
 
 from rulec.cli.arguments import find_rule
-from rulec.language.library import rules
+from rulec.language.library.load import rules
 from tests.docs.names_table import FILE, Meaning, libraries
 
 

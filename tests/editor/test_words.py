@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rulec.editor.words import meaning_at, names_of, words_at
-from rulec.language.schema import RuleFile
+from rulec.language.yaml.schema import RuleFile
+from rulec.tools.language_server.words import meaning_at, names_of, words_at
 
 TEXT = """\
 name: Mine

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from rulec.arrays.random import normal, philox
+from rulec.array_api.random import normal, philox
 from rulec.es import streams
 from rulec.es.streams import Stream, short_weights
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rulec.backend import registry
-from rulec.backend.noise import Values
+from rulec.backend.capabilities import Values
 from rulec.testing.kinds import TorchKind
 from tests.backends.noises import VALUES, fused_as_filled, noise_of, summed, worst_fills
 from tests.backends.test_noise_streams import STREAMS, check_whole, check_words, from_signs

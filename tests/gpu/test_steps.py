@@ -10,7 +10,7 @@ from torch import Tensor
 
 import rulec.torch
 from rulec.errors import RulecError
-from rulec.torch import survey
+from rulec.torch.fastpath import survey
 from tests.gpu.training import DEVICE, SHAPES, assert_near, bits, give, gradients, no_waiting, parameters
 
 pytestmark = pytest.mark.gpu

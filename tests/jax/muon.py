@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import rulec
-from rulec.language.folder import library_folder
+from rulec.language.library.folder import library_folder
 
 
 def in_float32() -> Any:

@@ -30,7 +30,7 @@ def test_a_rule_of_the_library_is_looked_up_once(monkeypatch: pytest.MonkeyPatch
     def refuses(*_: Any) -> None:
         raise AssertionError("looked up again")
 
-    monkeypatch.setattr("rulec.language.library._load", refuses)
+    monkeypatch.setattr("rulec.language.library.load._load", refuses)
     step_of("sgd")
     step_of("sgd + decay")
 

@@ -310,7 +310,7 @@ class FakeXla:
 
 @pytest.mark.parametrize("way", ["late", "inline", "refused"])
 def test_no_kernel_waits_for_a_thread_that_has_not_begun(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rulec_backends.cpu.threads.asked_for", lambda: 0)
+    monkeypatch.setattr("rulec_backends.common.threads.asked_for", lambda: 0)
     program = rulec.compile(rulec.load("sgd"))
     kernel = ffi_kernel(program, layout_for(program, "float32"))
     p, g = np.zeros(1_000_000, np.float32), np.ones(1_000_000, np.float32)

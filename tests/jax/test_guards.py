@@ -14,8 +14,8 @@ import rulec
 import rulec.array
 import rulec.jax
 from rulec.compiler.pipeline import compile
-from rulec.language.node import Op
-from rulec.pure.plan import guards_of
+from rulec.functional.plan import guards_of
+from rulec.language.expr.node import Op
 
 #: Square: the basis of a covariance of low rank is anybody's choice.
 SHAPES = {"a": (5, 5), "b": (4, 4)}

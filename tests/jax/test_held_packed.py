@@ -23,7 +23,7 @@ from rulec.jax.packing import Packed
 from rulec.jax.recipe import recipe
 from rulec.jax.state import held, is_held_packed
 from rulec.jax.transform import options
-from rulec.runtime.storage import FEWEST_CODED
+from rulec.runtime.storage.options import FEWEST_CODED
 
 LEAVES = cpu.LEAST_LEAVES
 

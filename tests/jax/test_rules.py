@@ -15,9 +15,9 @@ import pytest
 
 import rulec
 import rulec.jax
-from rulec.arrays import random
+from rulec.array_api import random
 from rulec.jax.machine import is_wide
-from rulec.language.node import Op, walk
+from rulec.language.expr.node import Op, walk
 from rulec.testing.cases import loaded
 from tests.jax.runs import WAYS, JaxRun
 from tests.library import single

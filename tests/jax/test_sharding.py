@@ -16,7 +16,7 @@ import pytest
 from jax.sharding import AxisType
 
 from rulec.jax.whole import pays
-from rulec.language.node import Op
+from rulec.language.expr.node import Op
 from tests.jax.explicit import codes_layout, constraints, first_layout, traced
 
 ROOT = Path(__file__).parents[2]

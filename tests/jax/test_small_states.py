@@ -17,9 +17,9 @@ import rulec.torch
 from rulec.errors import HyperError, StateMismatch, TensorError
 from rulec.formats import NAMES, Format, decode, encode, parse
 from rulec.formats.tables import table
+from rulec.functional import quantized
 from rulec.jax.library import FUNCTIONS
 from rulec.jax.packing import Packed
-from rulec.pure import codes
 from tests.jax.narrow import drawn, same
 from tests.pairs import paired
 
@@ -39,7 +39,7 @@ def draws(seed: int, sizes: Any = SIZES) -> dict[str, Any]:
 
 def encoded(form: Format, values: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     def both(values: Any) -> Any:
-        coded = codes.encode(form, values, FUNCTIONS)
+        coded = quantized.encode(form, values, FUNCTIONS)
         return coded.codes, coded.scales
 
     pair = jax.jit(both)(values)
@@ -47,7 +47,7 @@ def encoded(form: Format, values: Any) -> tuple[np.ndarray[Any, Any], np.ndarray
 
 
 def decoded(form: Format, pair: Any, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    return np.asarray(jax.jit(lambda c, s: codes.decode(codes.Coded(c, s, form), shape, FUNCTIONS))(*pair))
+    return np.asarray(jax.jit(lambda c, s: quantized.decode(quantized.Coded(c, s, form), shape, FUNCTIONS))(*pair))
 
 
 def values_of(coded: Any, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
@@ -59,11 +59,11 @@ def rounded(state: Any, like: Any) -> Any:
     """A state in floats, rounded to the formats of another by the definition."""
 
     def one(coded: Any, array: Any) -> Any:
-        if not isinstance(coded, codes.Coded):
+        if not isinstance(coded, quantized.Coded):
             return array
         return jnp.asarray(decode(coded.format, *encode(coded.format, np.asarray(array)), array.shape))
 
-    is_coded = lambda x: isinstance(x, codes.Coded)  # noqa: E731
+    is_coded = lambda x: isinstance(x, quantized.Coded)  # noqa: E731
     return jax.tree.map(one, like, state, is_leaf=is_coded)
 
 
@@ -261,8 +261,8 @@ def test_states_with_flat_codes_and_scales_go_on(form: str) -> None:
     state = rulec.jax.init("lion", params, state_dtype=form)
     params, state = rulec.jax.step("lion", params, params, state, lr=0.01, donate=False)
     flat = jax.tree.map(
-        lambda x: codes.Coded(x.codes.reshape(x.format.codes_shape((16, 512))), x.scales.reshape(-1), x.format),
-        state.m, is_leaf=lambda x: isinstance(x, codes.Coded),
+        lambda x: quantized.Coded(x.codes.reshape(x.format.codes_shape((16, 512))), x.scales.reshape(-1), x.format),
+        state.m, is_leaf=lambda x: isinstance(x, quantized.Coded),
     )  # fmt: skip
     one, other = (
         rulec.jax.step("lion", params, params, each, lr=0.01, donate=False) for each in (state, state._replace(m=flat))

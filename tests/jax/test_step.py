@@ -21,8 +21,8 @@ import rulec
 import rulec.array
 import rulec.jax
 from rulec.backend import registry
-from rulec.language.library import rules
-from rulec.language.node import Node, names_in
+from rulec.language.expr.node import Node, names_in
+from rulec.language.library.load import rules
 from tests.jax.training import PARAMS, compiled_nothing, difference, gradients, params, structure
 
 GUARDED = rulec.load("skip_not_finite") >> rulec.load("adam")

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 import rulec.jax
-from rulec.demo import digits
-from rulec.demo.network import Network
+from rulec.tools.demo import digits
+from rulec.tools.demo.network import Network
 from tests.rules.runs import Array
 
 EPOCHS, BATCH = 3, 64

@@ -14,7 +14,7 @@ import rulec
 import rulec.jax
 from rulec.array import Optimizer
 from rulec.errors import HyperError
-from rulec.pure.codes import Unbiased
+from rulec.functional.quantized import Unbiased
 from tests.jax.narrow import drawn
 from tests.pairs import paired
 

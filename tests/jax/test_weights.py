@@ -13,8 +13,8 @@ import pytest
 import rulec.jax
 from rulec.compiler.weights import DTYPES, PARTS
 from rulec.errors import HyperError
+from rulec.functional.increment import increment
 from rulec.jax.library import FUNCTIONS
-from rulec.pure.increment import increment
 from tests.jax.narrow import drawn, same
 
 SHAPES = {"b": (40,), "w": (24, 40)}

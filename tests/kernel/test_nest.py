@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 import rulec
-from rulec.arrays.reductions import REDUCTIONS
+from rulec.array_api.reductions import REDUCTIONS
 from rulec.compiler.layout import layout_for
 from rulec.kernel.interpreter import Interpreter, nest_text
 from rulec.kernel.nest import Level, Nest, written
 from rulec.kernel.place import COL, ELEMENT, MATRIX, ROW, TENSOR
-from rulec.language.node import Op
+from rulec.language.expr.node import Op
 from rulec.testing.cases import loaded
 from rulec.testing.conformance import check_maximize, check_rule
 from rulec.testing.kinds import NumpyKind

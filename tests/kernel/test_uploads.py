@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rulec.kernel.bucket.uploads import Ring, Uploads
+from rulec.kernel.multi_tensor.uploads import Ring, Uploads
 
 Words = np.ndarray[Any, np.dtype[np.int64]]
 

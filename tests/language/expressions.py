@@ -7,10 +7,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from rulec.language.arithmetic import NUMPY, ConstantError, constant, number_known
-from rulec.language.functions import FUNCTIONS, KINDS
-from rulec.language.node import LEVELS, WAVES, Kind, Node, Op, const, name, node
-from rulec.language.schedules import SCHEDULES
+from rulec.language.expr.arithmetic import NUMPY, ConstantError, constant, number_known
+from rulec.language.expr.functions import FUNCTIONS, KINDS
+from rulec.language.expr.newton_schulz import SCHEDULES
+from rulec.language.expr.node import LEVELS, WAVES, Kind, Node, Op, const, name, node
 
 #: Names that the expressions may mention.
 NAMES = ("g", "p", "t", "m", "beta1", "adam.v", "rows")

@@ -20,8 +20,8 @@ import pytest
 
 import rulec
 from rulec.errors import RuleError
-from rulec.language import address, download
-from rulec.language.address import MAX_BYTES
+from rulec.language.library import download, remote
+from rulec.language.library.remote import MAX_BYTES
 from tests.cli.running import error, run, run_json
 
 TEXT = b"""\
@@ -212,7 +212,7 @@ def test_an_address_of_nowhere_is_said(url: str) -> None:
     with pytest.raises(RuleError, match=r"\w") as caught:
         rulec.load(name, allow_url=True)
     assert "\n" not in str(caught.value)
-    address.shown(name)
+    remote.shown(name)
 
 
 def test_size_and_time_are_bounded(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,5 +255,5 @@ def test_a_fetched_rule_is_of_the_library_and_mistakes_have_their_place(site: Si
 
 def test_tables_have_a_short_name() -> None:
     text = f"clip_by_value >> https://host/a/rule.yaml@sha256:{'12' * 32}"
-    assert address.shown(text) == "clip_by_value >> rule.yaml@12121212"
-    assert address.shown("adam + decay") == "adam + decay"
+    assert remote.shown(text) == "clip_by_value >> rule.yaml@12121212"
+    assert remote.shown("adam + decay") == "adam + decay"

@@ -8,7 +8,7 @@ import pytest
 import rulec
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.errors import RuleError
-from rulec.language.python import rule as rule_of
+from rulec.language.tracing.decorator import rule as rule_of
 
 TEXT = """\
 name: Begun

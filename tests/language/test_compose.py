@@ -15,7 +15,7 @@ import rulec
 from rulec import Rule, RuleError
 from rulec.compiler.ir import Program
 from rulec.compiler.reference import ReferenceOptimizer
-from rulec.language.node import Node, const
+from rulec.language.expr.node import Node, const
 from rulec.language.rule import assignments
 from tests.compiler.plain import PlainRun
 
@@ -53,7 +53,7 @@ def written(rule: Rule) -> tuple[dict[str, Node], list[Node]]:
 
 def with_columns(program: Program, value: Node) -> Node:
     """The value with each scalar column as the expression it stands for: columns may be in another order."""
-    from rulec.language.node import Op, rewrite
+    from rulec.language.expr.node import Op, rewrite
 
     def change(n: Node) -> Node:
         return program.scalars.columns[n.arg].value if n.op is Op.SCALAR else n  # type: ignore[call-overload]
@@ -121,7 +121,7 @@ def test_calling_is_the_general_form() -> None:
 
 
 def renamed(what: tuple[dict[str, Node], list[Node]], names: dict[str, str]) -> tuple[dict[str, Node], list[Node]]:
-    from rulec.language.node import Op, node, rewrite
+    from rulec.language.expr.node import Op, node, rewrite
 
     stores, columns = what
 

@@ -17,7 +17,7 @@ import rulec
 import rulec.jax
 from rulec import math as rm
 from rulec.compiler.reference import ReferenceOptimizer
-from rulec.language.python import rule as rule_of
+from rulec.language.tracing.decorator import rule as rule_of
 
 Array = np.ndarray[Any, Any]
 

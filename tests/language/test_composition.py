@@ -9,7 +9,7 @@ import pytest
 
 import rulec
 from rulec import Rule, RuleError
-from rulec.language.composition import MAX_PARTS, is_composition
+from rulec.language.compose.parse import MAX_PARTS, is_composition
 
 ADAM, ADAMW, SGD, L2, DECAY, CLIP = map(rulec.load, ("adam", "adamw", "sgd", "l2", "decay", "clip_by_value"))
 LOOKAHEAD, EMA, ACCUMULATE = map(rulec.load, ("lookahead", "ema", "accumulate"))

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from rulec import RuleError
-from rulec.language.document import read_document, use_yaml_1_2
+from rulec.language.yaml.document import read_document, use_yaml_1_2
 
 SCALARS: list[tuple[str, Any]] = [
     ("1e-3", 0.001), ("1E-3", 0.001), ("1e3", 1000.0), ("-1e+3", -1000.0), (".5", 0.5), ("-.5", -0.5), ("1.", 1.0),

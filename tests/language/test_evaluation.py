@@ -16,9 +16,9 @@ from rulec import Rule, RuleError
 from rulec.compiler.interpreter import Run
 from rulec.compiler.pipeline import compile
 from rulec.compiler.reference import ReferenceOptimizer
-from rulec.language.arithmetic import mpmath_context, mpmath_table
-from rulec.language.evaluation import invert, to_evaluation, to_training
-from rulec.language.node import Node, Op, walk
+from rulec.language.eval_point import invert, to_evaluation, to_training
+from rulec.language.expr.arithmetic import mpmath_context, mpmath_table
+from rulec.language.expr.node import Node, Op, walk
 
 SCHEDULE_FREE = ("schedule_free_sgd", "schedule_free_adamw")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rulec.errors import RuleError
-from rulec.language import folder
+from rulec.language.library import folder
 from tests.test_packaging import FOLDERS, ROOT
 
 #: What a user may begin with.

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 import rulec
 from rulec import Rule, RuleError
 from rulec.errors import HyperError
-from rulec.language.bind import bind
-from rulec.language.expression import parse_expression
-from rulec.language.folder import library_folder
-from rulec.language.functions import FUNCTIONS
+from rulec.language.compose.bind import bind
+from rulec.language.expr.functions import FUNCTIONS
 from rulec.language.hyper import resolve_hyper
-from rulec.language.located import Text
+from rulec.language.library.folder import library_folder
+from rulec.language.parse.expression import parse_expression
+from rulec.language.parse.located import Text
 from rulec.language.source import Source
 from tests.language.expressions import NAMES
 from tests.language.test_mistakes import TABLE

@@ -16,7 +16,7 @@ import rulec.torch
 from rulec.backend import registry
 from rulec.cli import doctor
 from rulec.errors import BackendUnavailable, RuleError
-from rulec.language import library, modules
+from rulec.language.library import load, modules
 from tests.cli.running import run_json
 
 PYTHON = '''
@@ -54,7 +54,7 @@ def add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Add]:
 
 def forget() -> None:
     """What packages are installed is looked up anew."""
-    caches: list[Any] = [modules.installed, library.rules, library.installed_titles, library._installed_rules]
+    caches: list[Any] = [modules.installed, load.rules, load.installed_titles, load._installed_rules]
     for cached in [*caches, registry._entry_points, registry.get]:
         cached.cache_clear()
 

@@ -469,7 +469,7 @@ def test_a_called_rule_may_branch() -> None:
 
     step = "step: |\n  d = branching(2*g)\n  direction = d + g\n"
     text = f"name: Calling\nhyper: {{lr: 0.1}}\nuses: {{branching: branching.yaml}}\n{step}"
-    from rulec.language.yaml import parse_rule
+    from rulec.language.yaml.read import parse_rule
 
     written = parse_rule(text, "calling.yaml", lambda _: called)
     assert list(calling.state) == list(written.state) == ["branching.m", "branching.n"]

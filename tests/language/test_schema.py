@@ -11,9 +11,9 @@ import jsonschema
 import pytest
 
 import rulec
-from rulec.language.document import read_document
-from rulec.language.folder import library_folder
-from rulec.language.schema import RuleFile
+from rulec.language.library.folder import library_folder
+from rulec.language.yaml.document import read_document
+from rulec.language.yaml.schema import RuleFile
 from tests.language.test_mistakes import TABLE
 
 ROOT = Path(__file__).resolve().parents[2]

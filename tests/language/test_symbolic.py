@@ -17,7 +17,7 @@ from hypothesis import given, settings
 
 import rulec
 from rulec import Rule, RulecError, RuleError
-from rulec.language.node import Kind, Node, Op, walk
+from rulec.language.expr.node import Kind, Node, Op, walk
 from rulec.language.rule import Assign, Hyper
 from tests.backends.kinds import BETWEEN, KINDS
 from tests.compiler.plain import PlainRun

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rulec.language.expression import MAX_DEPTH, parse_expression
-from rulec.language.located import Text
-from rulec.language.node import Node, Op, const, name, node, walk
+from rulec.language.expr.node import Node, Op, const, name, node, walk
+from rulec.language.expr.text import expression_text, number_text, shared, short_text
+from rulec.language.parse.expression import MAX_DEPTH, parse_expression
+from rulec.language.parse.located import Text
 from rulec.language.source import Source
-from rulec.language.text import expression_text, number_text, shared, short_text
 from tests.language.expressions import NAMES, expressions, negated, numbers
 
 A, B, C = name("a"), name("b"), name("c")

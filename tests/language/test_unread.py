@@ -12,9 +12,9 @@ import torch
 import rulec
 import rulec.array
 import rulec.torch
-from rulec.editor.mistakes import mistakes
 from rulec.errors import RuleError
 from rulec.language.unread import unread
+from rulec.tools.language_server.mistakes import mistakes
 from tests.cli.running import error, invoke, run_json
 
 #: A kind of state -> its declaration, and the lines that write it.

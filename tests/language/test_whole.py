@@ -11,7 +11,7 @@ import pytest
 import rulec
 from rulec.array import Optimizer
 from rulec.errors import HyperError
-from rulec.language.writer import rule_to_yaml
+from rulec.language.yaml.write import rule_to_yaml
 
 EVERY = "name: Every\nhyper: {lr: 0.1, k: {default: 2, whole: true, min: 1}}\nstep: |\n  p = p - lr*g*(t % k)\n"
 

@@ -168,7 +168,7 @@ def test_two_random_draws_are_independent() -> None:
 
 
 def _random_nodes(line: Any) -> list[Any]:
-    from rulec.language.node import Kind, walk
+    from rulec.language.expr.node import Kind, walk
 
     return [n for n in walk([line.value]) if n.op.kind is Kind.RANDOM]
 

@@ -15,8 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from benchmarks.resident import peak_growth
 from rulec.memory.live import KINDS
 from rulec.memory.shape import LLAMA, SMALL, Shape, shape_of
-from rulec.torch.account.meter import Meter, Training, Way, account, rows, state_of, stepping, tokens
-from rulec.torch.account.models import Linears, Transformer, Weights
+from rulec.torch.memory_profile.meter import Meter, Training, Way, account, rows, state_of, stepping, tokens
+from rulec.torch.memory_profile.models import Linears, Transformer, Weights
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 

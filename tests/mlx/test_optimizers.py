@@ -19,10 +19,10 @@ from mlx.utils import tree_flatten, tree_unflatten  # noqa: E402
 
 import rulec  # noqa: E402
 import rulec.mlx  # noqa: E402
-from rulec.compare.sides import ReferenceSide  # noqa: E402
 from rulec.errors import BackendUnsupported, RulecError  # noqa: E402
-from rulec.language.node import Op, walk  # noqa: E402
+from rulec.language.expr.node import Op, walk  # noqa: E402
 from rulec.testing.cases import loaded  # noqa: E402
+from rulec.tools.compare.sides import ReferenceSide  # noqa: E402
 from tests.library import single  # noqa: E402
 
 #: Classes of MLX, with keywords, and how many times 2**-23 a parameter may differ by, of its largest, after 12 steps.

@@ -9,7 +9,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PLAY = ROOT / "rulec" / "play"
+PLAY = ROOT / "rulec" / "tools" / "playground"
 
 
 def test_the_bundle_is_of_the_named_versions() -> None:
@@ -25,7 +25,7 @@ def test_the_bundle_is_of_the_named_versions() -> None:
 
 def test_files_of_the_page_and_of_formulas_are_installed() -> None:
     patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["rulec"]
-    folders = (PLAY / "page", ROOT / "rulec" / "display" / "katex")
+    folders = (PLAY / "page", ROOT / "rulec" / "tools" / "display" / "katex")
     files = [
         path.relative_to(ROOT / "rulec").as_posix() for each in folders for path in each.rglob("*") if path.is_file()
     ]

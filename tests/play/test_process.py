@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any
 
-from rulec.play.process import Message, Process
+from rulec.tools.playground.process import Process, Reply
 
 #: Says where it runs; sleeps, ends or tells progress where it is asked to.
 WORKER = """
@@ -26,7 +26,7 @@ for line in sys.stdin:
 """
 
 
-async def messages(process: Process, question: str) -> list[Message]:
+async def messages(process: Process, question: str) -> list[Reply]:
     return [message async for message in process.ask(question, {"text": "é\\n"})]
 
 
@@ -68,7 +68,7 @@ def test_an_answer_that_takes_too_long_is_stopped() -> None:
 def test_a_reader_who_leaves_ends_the_process() -> None:
     async def test(process: Process) -> None:
         (first,) = await messages(process, "quick")
-        asked: AsyncIterator[Message]
+        asked: AsyncIterator[Reply]
         async with aclosing(process.ask("slow", {})) as asked:
             assert await anext(asked) == {"progress": 0.5}
         (second,) = await messages(process, "quick")

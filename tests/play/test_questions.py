@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import rulec
-from rulec.play import questions
-from rulec.play.questions import QUESTIONS
-from rulec.play.sliders import sliders
-from rulec.play.worker import reply
+from rulec.tools.playground import questions
+from rulec.tools.playground.questions import QUESTIONS
+from rulec.tools.playground.sliders import sliders
+from rulec.tools.playground.worker import reply
 
 TEXT = (
     "name: Mine\nhyper: {lr: 1e-3, beta: 0.9}\nstate: {m: 0}\nstep: |\n  m = beta*m + (1 - beta)*g\n  direction = m\n"

@@ -206,7 +206,7 @@ def test_a_branch_that_forgets_its_other_arm_would_be_noticed(monkeypatch: pytes
             lambda value, axes, inference: value,
             "step: |\n  if t > 0:\n    a = 1\n  else:\n    a = g\n  direction = g + sum(a)\n",
         ),
-        "rulec.runtime.bucket.Bucket.specializes": (
+        "rulec.runtime.buckets.bucket.Bucket.specializes": (
             lambda bucket, decided, alike: True,
             'step: |\n  a = 0\n  if t > 3:\n    a = sum(g, per="model")\n  direction = a + sum(g, per="model")\n',
         ),

@@ -21,7 +21,7 @@ import rulec
 from rulec import Rule
 from rulec.array import Optimizer
 from rulec.compiler.reference import ReferenceOptimizer
-from rulec.language.node import Kind, Op, walk
+from rulec.language.expr.node import Kind, Op, walk
 from tests.compiler.plain import Array, PlainRun
 from tests.library import single
 

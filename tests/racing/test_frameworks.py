@@ -11,8 +11,8 @@ import torch
 
 import rulec
 from rulec.errors import RulecError
-from rulec.racing.task import stacked
-from rulec.racing.tasks.user import UserTask
+from rulec.tools.race.task import stacked
+from rulec.tools.race.tasks.user import UserTask
 
 RNG = np.random.default_rng(0)
 INPUTS = RNG.normal(size=(40, 3)).astype(np.float32)

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import rulec
-from rulec.racing.contender import Contender
-from rulec.racing.grid import Grid, grid
-from rulec.racing.optimizers import is_batched
-from rulec.racing.race import PARTS
-from rulec.racing.tasks.digits import HandwrittenDigits
-from rulec.racing.tasks.surfaces import rosenbrock
+from rulec.tools.race.contender import Contender
+from rulec.tools.race.grid import Grid, grid
+from rulec.tools.race.optimizers import is_batched
+from rulec.tools.race.race import PARTS
+from rulec.tools.race.tasks.digits import HandwrittenDigits
+from rulec.tools.race.tasks.surfaces import rosenbrock
 
 GRID = Grid((1e-3, 1e-2, 3e-2), (0, 1))
 

@@ -11,15 +11,15 @@ import pytest
 import torch
 from scipy.optimize import rosen, rosen_der
 
-from rulec.display import surface
 from rulec.errors import RulecError
-from rulec.racing.task import Task, stacked
-from rulec.racing.tasks import task_of
-from rulec.racing.tasks.char import CLASSES, Characters, text
-from rulec.racing.tasks.digits import HandwrittenDigits
-from rulec.racing.tasks.surfaces import narrow_valley, rastrigin, rosenbrock
-from rulec.racing.tasks.textures import Textures, images, patches
-from rulec.racing.tasks.user import UserTask
+from rulec.tools.display import surface
+from rulec.tools.race.task import Task, stacked
+from rulec.tools.race.tasks import task_of
+from rulec.tools.race.tasks.char import CLASSES, Characters, text
+from rulec.tools.race.tasks.digits import HandwrittenDigits
+from rulec.tools.race.tasks.surfaces import narrow_valley, rastrigin, rosenbrock
+from rulec.tools.race.tasks.textures import Textures, images, patches
+from rulec.tools.race.tasks.user import UserTask
 
 SEEDS = (0, 3)
 

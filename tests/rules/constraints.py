@@ -9,7 +9,7 @@ import numpy as np
 import pytorch_optimizer
 import torch
 
-from rulec.arrays import random
+from rulec.array_api import random
 from tests.rules.caution import Cautioned
 from tests.rules.matrices import SOAP
 from tests.rules.printed import Printed

@@ -12,7 +12,7 @@ import pytorch_optimizer
 import torch
 from pytorch_optimizer.optimizer.scion import LMONorm
 
-from rulec.arrays import random
+from rulec.array_api import random
 from tests.rules.peer import Peer, adam_like, printed_peer, torch_peer
 from tests.rules.printed_decomposed import AdaGO, Dion, Dion2, Iso, NorDion2, SPlus
 from tests.rules.printed_whitened import KLSOAP, KLShampoo, Moso, PolarGrad, Spel

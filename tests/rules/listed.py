@@ -10,7 +10,7 @@ from typing import Any
 import pytorch_optimizer
 import torch
 
-from rulec.arrays import random
+from rulec.array_api import random
 from tests.rules.peer import Peer, adam_like, printed_peer, same, torch_peer
 from tests.rules.printed_adaptive import AdGD, PAdam, Swats
 from tests.rules.runs import Hyper

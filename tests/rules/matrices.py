@@ -18,7 +18,7 @@ import torch
 from pytorch_optimizer.optimizer.utils.matrix import zero_power_via_newton_schulz_5
 
 from rulec.compiler.matrix import MATRIX
-from rulec.language.node import Op
+from rulec.language.expr.node import Op
 from tests.rules.decomposed import DECOMPOSED
 from tests.rules.peer import Peer, adam_like, optax_peer, printed_peer, same, torch_peer
 from tests.rules.printed_matrices import Apollo, ApolloMini

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rulec.arrays import random
+from rulec.array_api import random
 from tests.rules.runs import Array, Hyper
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rulec.arrays import random
-from rulec.language.schedules import coefficients_of
+from rulec.array_api import random
+from rulec.language.expr.newton_schulz import coefficients_of
 from tests.rules.printed import Printed
 from tests.rules.runs import Array, Hyper
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rulec.arrays import random
+from rulec.array_api import random
 from tests.rules.printed import Printed
 from tests.rules.runs import Array, Hyper
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rulec.compiler.matrix import MATRIX
-from rulec.language.node import Op
+from rulec.language.expr.node import Op
 from tests.rules.printed_decomposed import WithAdam
 from tests.rules.runs import Array, Hyper
 

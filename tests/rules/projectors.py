@@ -8,7 +8,7 @@ import torch
 from pytorch_optimizer.optimizer.utils.galore import GaLoreProjector
 
 from rulec.compiler.matrix import MATRIX
-from rulec.language.node import Op
+from rulec.language.expr.node import Op
 
 
 class Projector(GaLoreProjector):

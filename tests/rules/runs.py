@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 import rulec
 from rulec.array import Optimizer
-from rulec.compare.sides import sparse_of
 from rulec.compiler.reference import ReferenceOptimizer
+from rulec.tools.compare.sides import sparse_of
 
 Array = NDArray[Any]
 Hyper = Mapping[str, float]

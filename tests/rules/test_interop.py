@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import rulec
-from rulec.compare.target import entry_for, translate
+from rulec.tools.compare.target import entry_for, translate
 from tests.jax.agreement import root_in_float64
 from tests.rules.interop import Entry, entries
 from tests.rules.matrices import MATRICES

@@ -12,7 +12,7 @@ import torch
 import rulec
 import rulec.torch
 from rulec.array import Optimizer
-from rulec.language.node import Op, const, names_in, walk
+from rulec.language.expr.node import Op, const, names_in, walk
 from tests.torch.twins import difference
 
 LARGE = 2e19

@@ -21,9 +21,9 @@ import rulec.jax
 from rulec.array import Optimizer
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.errors import HyperError
+from rulec.functional.rates import peak_of
+from rulec.language.expr.node import Op, names_in, walk
 from rulec.language.hyper import followers
-from rulec.language.node import Op, names_in, walk
-from rulec.pure.rates import peak_of
 
 Array = np.ndarray[Any, Any]
 

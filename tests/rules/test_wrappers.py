@@ -7,7 +7,7 @@ import pytest
 
 import rulec
 from rulec.compiler.reference import ReferenceOptimizer
-from rulec.language.evaluation import to_evaluation
+from rulec.language.eval_point import to_evaluation
 from rulec.language.rule import Rule
 from tests.language.test_evaluation import move
 from tests.rules.measure import ALL_DIMENSIONS, Trial, largest_difference

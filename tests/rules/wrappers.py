@@ -14,7 +14,7 @@ from pytorch_optimizer.optimizer.utils.galore import GaLoreProjector
 from pytorch_optimizer.optimizer.utils.graft import LayerWiseGrafting
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from rulec.arrays import random
+from rulec.array_api import random
 from tests.rules.constraints import CONSTRAINED
 from tests.rules.decays import DECAYS
 from tests.rules.runs import Array, Hyper, OptaxRun, Run, TorchRun

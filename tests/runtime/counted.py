@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rulec import Rule
-from rulec.arrays.pieces import Cuts, Pieces
+from rulec.array_api.pieces import Cuts, Pieces
 from rulec.backend.protocol import Rows, Scalars, Written
 from rulec.compiler.ir import Program, Result
 from rulec.compiler.layout import Layout
 from rulec.runtime.engine import Engine, default_hyper, run
-from rulec.torch.tensors import TorchArrays
+from rulec.torch.tensors.tensors import TorchArrays
 
 
 class Still:

@@ -14,7 +14,7 @@ from torch import Tensor
 from rulec.backend.protocol import Rows, Written
 from rulec.compiler.ir import Program, Result
 from rulec.compiler.layout import Layout
-from rulec.torch.libraries import DeviceLibrary
+from rulec.torch.tensors.library import DeviceLibrary
 
 DEVICE = "meta"
 

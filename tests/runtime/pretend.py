@@ -19,9 +19,9 @@ from torch import Tensor
 import rulec
 from rulec import Rule
 from rulec.runtime.arrays import Vector
-from rulec.runtime.device import Scaling
+from rulec.runtime.buckets.scalar_table_device import Scaling
 from rulec.runtime.engine import Engine, default_hyper, run
-from rulec.torch.tensors import TorchArrays
+from rulec.torch.tensors.tensors import TorchArrays
 from tests.runtime.nowhere import Nowhere
 
 DEVICES = ("pretend:0", "pretend:1")

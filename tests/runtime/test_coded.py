@@ -13,7 +13,7 @@ from rulec.array import Optimizer
 from rulec.compiler.layout import scale_name
 from rulec.errors import HyperError, TensorError
 from rulec.formats import Format, decode, encode, parse
-from rulec.runtime.storage import FEWEST_CODED
+from rulec.runtime.storage.options import FEWEST_CODED
 from tests.backends.here import BACKENDS
 from tests.pairs import paired
 

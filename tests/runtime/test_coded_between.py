@@ -18,7 +18,7 @@ from rulec.array import Optimizer
 from rulec.compiler.decoded import decoded_between
 from rulec.compiler.ir import verify
 from rulec.compiler.layout import layout_for, scale_name, scheduled
-from rulec.compiler.show import program_text
+from rulec.compiler.text import program_text
 from rulec.errors import InternalError
 from rulec.formats import decode, parse
 from tests.backends.here import BACKENDS

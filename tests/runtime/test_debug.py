@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 import rulec
+from rulec import debug
 from rulec.array import Optimizer
-from rulec.runtime import bucket, debug, step
+from rulec.runtime.buckets import bucket
+from rulec.runtime.stages import step
 
 PROGRAM = "import numpy as np, rulec; rulec.array.Optimizer('adamw', [np.ones(1000)]).step([np.ones(1000)])"
 

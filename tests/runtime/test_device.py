@@ -13,12 +13,12 @@ from torch import Tensor
 import rulec
 from rulec import Rule
 from rulec.errors import TensorError
-from rulec.language.node import Op, walk
-from rulec.runtime.device import Scaling
+from rulec.language.expr.node import Op, walk
+from rulec.runtime.buckets.scalar_table_device import Scaling
 from rulec.runtime.engine import Engine, default_hyper
 from rulec.testing.cases import loaded
 from rulec.testing.whole import tolerance
-from rulec.torch.tensors import TorchArrays
+from rulec.torch.tensors.tensors import TorchArrays
 from tests.library import by_kind, single
 from tests.runtime.elsewhere import Elsewhere, Here
 from tests.runtime.nowhere import DEVICE, Nowhere, copies

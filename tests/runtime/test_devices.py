@@ -19,8 +19,8 @@ import rulec
 from rulec import Rule
 from rulec.backend import registry
 from rulec.runtime.engine import Engine, default_hyper
-from rulec.torch.libraries import DeviceLibrary, HostLibrary
-from rulec.torch.tensors import TorchArrays
+from rulec.torch.tensors.library import DeviceLibrary, HostLibrary
+from rulec.torch.tensors.tensors import TorchArrays
 from tests.runtime.elsewhere import Elsewhere
 from tests.runtime.nowhere import copies
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from rulec.arrays.numpy import NumpyLibrary
-from rulec.arrays.piece import runs_of
-from rulec.language.node import Op
-from rulec.runtime import surroundings
-from rulec.runtime.surroundings import Drawing
+from rulec.array_api.numpy import NumpyLibrary
+from rulec.array_api.slices import runs_of
+from rulec.language.expr.node import Op
+from rulec.runtime.stages import sources
+from rulec.runtime.stages.sources import Drawing
 
 ROWS: list[Sequence[int]] = [range(9), range(2, 7), [0, 1, 4, 5, 8], [3], []]
 COLS: list[Sequence[int]] = [range(11), range(3, 4), [1, 2, 7], range(0)]
@@ -21,12 +21,12 @@ COLS: list[Sequence[int]] = [range(11), range(3, 4), [1, 2, 7], range(0)]
 @pytest.mark.parametrize("op", [Op.NORMAL, Op.UNIFORM])
 @pytest.mark.parametrize("band", [1, 30, 1 << 18])
 def test_a_part_of_a_draw(op: Op, band: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(surroundings, "_BAND", band)
+    monkeypatch.setattr(sources, "_BAND", band)
     position = {"seed": 5, "tensor": 2, "draw": 1, "step": 3}
     drawing = Drawing(NumpyLibrary(), op, position, "float32", 1 << 20, None)
     whole = drawing.numbers(0, 99).reshape(9, 11)
     for rows, cols, least in itertools.product(ROWS, COLS, (4, 4096)):
-        monkeypatch.setattr(surroundings, "_LEAST", least)
+        monkeypatch.setattr(sources, "_LEAST", least)
         part = drawing.matrix(runs_of([9], [rows]), runs_of([11], [cols]), 11)
         assert part.shape == (1, len(rows), len(cols))
         assert (part[0] == whole[np.ix_([*rows], [*cols])]).all()

@@ -12,10 +12,10 @@ from rulec.array.arrays import NumpyArrays
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.compiler.stages import ELEMENT
 from rulec.errors import BackendUnsupported, InternalError, PartialUpdate, TensorError
-from rulec.language.node import const
-from rulec.runtime import state as state_module
+from rulec.language.expr.node import const
 from rulec.runtime.engine import Engine, default_hyper
-from rulec.runtime.state import StateSpec, plan_arena
+from rulec.runtime.storage import allocator as state_module
+from rulec.runtime.storage.allocator import StateSpec, plan_arena
 
 
 def engine_with(

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from rulec.backend.noise import Noise
+from rulec.backend.capabilities import Noise
 from rulec.es.streams import short_weights
 from rulec.runtime.engine import Launch, run
-from rulec.runtime.estimate import EstimateCalls
+from rulec.runtime.stages.noise import EstimateCalls
 from rulec_backends.cpu.noise import fill_noise
 from tests.runtime.test_engine import engine_with, table
 

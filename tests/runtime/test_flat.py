@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import rulec
-from rulec.arrays.pieces import Cuts, Pieces
-from rulec.language.node import Op
+from rulec.array_api.pieces import Cuts, Pieces
+from rulec.language.expr.node import Op
+from rulec.runtime.buckets.flat import Flats, Remembered, axes_in_flat
 from rulec.runtime.engine import Engine, default_hyper, run
-from rulec.runtime.flat import Flats, Remembered, axes_in_flat
-from rulec.torch.libraries import DeviceLibrary
-from rulec.torch.tensors import TorchArrays
+from rulec.torch.tensors.library import DeviceLibrary
+from rulec.torch.tensors.tensors import TorchArrays
 from tests.runtime.counted import Steps, counted
 from tests.runtime.elsewhere import Elsewhere
 

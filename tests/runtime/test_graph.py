@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import rulec
-from rulec.runtime.device import Scaling
+from rulec.runtime.buckets.scalar_table_device import Scaling
 from rulec.runtime.engine import run
 from rulec.testing.cases import loaded
 from rulec.testing.whole import tolerance

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from rulec.compiler.view import matrix_view
-from rulec.runtime.owners import Division, Load, Schedule, owners_of, schedule_of
-from rulec.runtime.share import Share
-from rulec.runtime.sharing import Assignment, Work, assignment, share_pays
+from rulec.runtime.distributed.owners import Division, Load, Schedule, owners_of, schedule_of
+from rulec.runtime.distributed.share import Share
+from rulec.runtime.distributed.sharing import Assignment, Work, assignment, share_pays
 
 
 def division(shape: tuple[int, ...], shards: int, replicas: int = 1) -> Division:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import rulec
+from rulec.compiler.memory import ringed
 from rulec.compiler.reference import ReferenceOptimizer
-from rulec.compiler.rings import ringed
 from rulec.errors import TensorError
 
 TEXT = """

@@ -18,10 +18,10 @@ import rulec
 from rulec import Rule
 from rulec.array import Optimizer
 from rulec.array.arrays import NumpyArrays
-from rulec.arrays.numpy import NUMPY_MATRIX, NumpyLibrary
+from rulec.array_api.numpy import NUMPY_MATRIX, NumpyLibrary
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.errors import HyperError, PartialUpdate, RuleError, TensorError
-from rulec.language.node import Op, walk
+from rulec.language.expr.node import Op, walk
 from rulec.runtime.engine import Engine, default_hyper, run
 from rulec.testing.cases import loaded
 from rulec.testing.whole import tolerance
@@ -700,7 +700,7 @@ def test_a_matrix_function_that_fails(
 
 
 def test_portions_that_were_done_stay_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rulec.runtime import staged
+    from rulec.runtime.stages import run as staged
 
     monkeypatch.setattr(staged, "LARGE", 12)
     shapes = [(3, 4), (3, 4), (3, 4)]
@@ -750,7 +750,7 @@ def test_a_step_of_stages_allocates_nothing_that_grows(name: str) -> None:
 
 
 def test_scratch_is_that_of_the_largest_tensors_and_not_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rulec.runtime import staged
+    from rulec.runtime.stages import run as staged
 
     monkeypatch.setattr(staged, "LARGE", 1 << 14)
     shape, size = (128, 128), 128 * 128 * 4

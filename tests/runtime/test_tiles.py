@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 
 import rulec
-from rulec.arrays import random
-from rulec.arrays.numpy import NumpyLibrary
+from rulec.array_api import random
+from rulec.array_api.numpy import NumpyLibrary
 from rulec.backend.registry import usable
 from rulec.compiler.pipeline import compile
 from rulec.compiler.view import matrix_view
 from rulec.errors import PartialUpdate
-from rulec.language.node import Op
-from rulec.runtime import tiles
+from rulec.language.expr.node import Op
+from rulec.runtime.buckets.plan import Plan
+from rulec.runtime.buckets.projection import Projection
 from rulec.runtime.engine import default_hyper
-from rulec.runtime.plan import Plan
-from rulec.runtime.projection import Projection
-from rulec.runtime.surroundings import Drawing
+from rulec.runtime.stages import tiles
+from rulec.runtime.stages.sources import Drawing
 from rulec.testing.cases import loaded
 from tests.rules.printed_matrices import Apollo, ApolloMini
 from tests.rules.runs import OurRun
@@ -37,8 +37,8 @@ HYPER = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "eps": 1e-6, "scale": 2.0, "gro
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for a few numbers at a time, so that there are many tiles of everything."""
-    monkeypatch.setattr("rulec.runtime.portion_values.room_for", lambda own, largest: 400)
-    monkeypatch.setattr("rulec.runtime.surroundings._LEAST", 12)
+    monkeypatch.setattr("rulec.runtime.stages.kernel_arguments.room_for", lambda own, largest: 400)
+    monkeypatch.setattr("rulec.runtime.stages.sources._LEAST", 12)
 
 
 def projection(name: str, static: Mapping[str, float]) -> Projection | None:
@@ -81,7 +81,7 @@ def test_the_gradient_s_dtype_and_sign(rule: str, monkeypatch: pytest.MonkeyPatc
     whole, cut = (Run(loaded(rule), random_arrays(9, SHAPES), hyper=[{"rank": 5}], maximize=True) for _ in range(2))
     for made in grads:
         whole.step(made)
-    monkeypatch.setattr("rulec.runtime.portion_values.room_for", lambda own, largest: 400)
+    monkeypatch.setattr("rulec.runtime.stages.kernel_arguments.room_for", lambda own, largest: 400)
     for made in grads:
         cut.step(made)
     for a, b in zip(whole.params, cut.params, strict=True):
@@ -100,7 +100,7 @@ def test_extremes_and_rows_of_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, cut = (Run(rule, random_arrays(0, SHAPES)) for _ in range(2))
     for narrow in (False, True):
         if narrow:
-            monkeypatch.setattr("rulec.runtime.portion_values.room_for", lambda own, largest: 400)
+            monkeypatch.setattr("rulec.runtime.stages.kernel_arguments.room_for", lambda own, largest: 400)
         for step_number in range(3):
             (cut if narrow else whole).step(random_arrays(step_number, SHAPES))
     near(rule, cut.params, whole.params)

@@ -16,8 +16,8 @@ import rulec.array
 import rulec.array.es
 import rulec.torch
 from rulec.es import Perturbation
-from rulec.runtime import step as steps
-from rulec.runtime.turns import Turns, in_turn
+from rulec.locks import Turns, in_turn
+from rulec.runtime.stages import step as steps
 
 
 class Meeting:

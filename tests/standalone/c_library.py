@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from rulec import Rule
 from rulec.array.arrays import numpy_dtype
-from rulec.runtime.storage import Storage
+from rulec.runtime.storage.options import Storage
 from rulec.standalone.prose import file_name, written
 from rulec_backends.c.compile import processor
-from rulec_backends.c.standalone_model import CFile
+from rulec_backends.c.standalone.model import CFile
 from tests.backends.cuda_stand_in import kept, version
 
 Array = NDArray[Any]

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import rulec
-from rulec.runtime.storage import Storage
+from rulec.runtime.storage.options import Storage
 from rulec.standalone.prose import written
 from tests.backends.triton_process import require_interpreter
 

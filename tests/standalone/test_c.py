@@ -20,11 +20,11 @@ from rulec.array.arrays import numpy_dtype
 from rulec.compiler.pipeline import compile
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.compiler.routing import applies
-from rulec.language.node import Kind, Op, walk
-from rulec.runtime.storage import Storage
+from rulec.language.expr.node import Kind, Op, walk
+from rulec.runtime.storage.options import Storage
 from rulec.standalone.cases import CannotBuild
 from rulec.standalone.prose import written
-from rulec_backends.c.standalone_model import CFile
+from rulec_backends.c.standalone.model import CFile
 from tests.backends.kinds import ELEMENTWISE
 from tests.library import by_kind, by_share, single
 from tests.standalone.c_library import CRule, CRun, address, drawn

@@ -14,7 +14,7 @@ import rulec
 import rulec.array
 from rulec.array.arrays import numpy_dtype
 from rulec.errors import HyperError, TensorError
-from rulec.runtime.storage import Storage
+from rulec.runtime.storage.options import Storage
 from rulec.standalone.cases import CannotBuild
 from rulec.standalone.prose import written
 from tests.pairs import paired

@@ -19,8 +19,8 @@ from torch.nn import functional
 
 import rulec
 from rulec.compiler.reference import ReferenceOptimizer
-from rulec.demo.digits import Digits, load
 from rulec.standalone.prose import written
+from rulec.tools.demo.digits import Digits, load
 
 needs_gfortran = pytest.mark.skipif(shutil.which("gfortran") is None, reason="gfortran is not installed")
 

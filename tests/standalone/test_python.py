@@ -17,7 +17,7 @@ import rulec
 import rulec.array
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.errors import RulecError
-from rulec.runtime.storage import Storage
+from rulec.runtime.storage.options import Storage
 from rulec.standalone.cases import CannotBuild
 from rulec.standalone.prose import written
 from tests.backends import cuda_assembly

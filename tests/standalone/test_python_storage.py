@@ -17,12 +17,12 @@ import rulec
 import rulec.array
 from rulec.array.arrays import numpy_dtype
 from rulec.formats import Format, decode, encode, parse
+from rulec.functional import quantized as codes_of_jax
 from rulec.jax.library import FUNCTIONS
-from rulec.pure import codes as codes_of_jax
-from rulec.runtime.storage import Storage
+from rulec.runtime.storage.options import Storage
 from rulec.standalone.cases import CannotBuild
 from rulec.standalone.prose import written
-from rulec_backends.array_codes import code_functions
+from rulec_backends.common.array_codes import code_functions
 from tests.standalone.c_library import drawn
 from tests.standalone.one_file import STAND_IN, Array, Case, ran
 

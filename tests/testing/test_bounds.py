@@ -12,8 +12,8 @@ from rulec.compiler.layout import kernel_buffers
 from rulec.compiler.pipeline import compile
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.compiler.scalars import ScalarTable
-from rulec.language.arithmetic import NUMPY, mpmath_context, mpmath_table
-from rulec.language.node import Kind, Op
+from rulec.language.expr.arithmetic import NUMPY, mpmath_context, mpmath_table
+from rulec.language.expr.node import Kind, Op
 from rulec.testing.bounds import Bounds, StageInputs, rounded_to
 from rulec.testing.cases import SPECIAL
 from rulec.testing.interval import Array, Range, Truth, apply, point, widen

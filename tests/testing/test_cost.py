@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import rulec
-from rulec.language.node import Op
+from rulec.language.expr.node import Op
 from rulec.testing import IEEE, NumpyKind, bounds
 from rulec.testing.bounds import Bounds
 from rulec.testing.cases import staged_rules

@@ -11,7 +11,7 @@ from rulec.compiler.layout import layout_for
 from rulec.compiler.pipeline import compile
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.compiler.view import matrix_view
-from rulec.language.node import Op
+from rulec.language.expr.node import Op
 from rulec.testing import IEEE, NumpyKind
 from rulec.testing.cases import MATRIX_SHAPES, buckets_of, loaded, staged_rules
 from rulec.testing.conformance import check_stages

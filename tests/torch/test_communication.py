@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from rulec.errors import RulecError
-from rulec.torch.communication import Communication
+from rulec.torch.distributed.traffic import Communication
 from tests.torch.eager.processes import together
 from tests.torch.test_meshes import Twins, kind_of, refused
 

@@ -18,12 +18,12 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 import rulec
 import rulec.torch
 from rulec.errors import RulecError
-from rulec.runtime import exchange, sharing
-from rulec.runtime.delegated import Delegated
-from rulec.runtime.delegation import Delegations
-from rulec.torch.communication import Communication
-from rulec.torch.meshes import MeshPeers, SentBytes
-from rulec.torch.quintic import TorchQuintic
+from rulec.runtime.distributed import all_to_all, sharing
+from rulec.runtime.distributed.owner_plan import Delegations
+from rulec.runtime.stages.owner_values import Delegated
+from rulec.torch.distributed.mesh import MeshPeers, SentBytes
+from rulec.torch.distributed.traffic import Communication
+from rulec.torch.tensors.newton_schulz import TorchQuintic
 from tests.torch import test_meshes
 from tests.torch.eager.processes import together
 from tests.torch.test_communication import check_true, everywhere, sent
@@ -51,7 +51,7 @@ def check_replicas(twins: Twins) -> None:
 def buckets_of(size: int) -> Iterator[None]:
     """Buckets of so many bytes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exchange, "BUCKET", size)
+        patch.setattr(all_to_all, "BUCKET", size)
         yield
 
 
@@ -85,25 +85,25 @@ def noted() -> Iterator[list[str]]:
 def held() -> Iterator[list[int]]:
     """The bytes of whole matrices, and of their results, alive in this process, after each that joins them."""
     now, peaks = [0], [0]
-    real = exchange._Bucket.take, exchange._Bucket.work
+    real = all_to_all._Bucket.take, all_to_all._Bucket.work
 
-    def note(bucket: exchange._Bucket) -> None:
+    def note(bucket: all_to_all._Bucket) -> None:
         for array in (x for each in bucket.wholes.values() for arrays in each.values() for x in arrays):
             now[0] += array.nbytes
             weakref.finalize(array, lambda size=array.nbytes: now.__setitem__(0, now[0] - size))
         peaks.append(now[0])
 
-    def take(self: exchange._Bucket) -> None:
+    def take(self: all_to_all._Bucket) -> None:
         real[0](self)
         note(self)
 
-    def work(self: exchange._Bucket) -> None:
+    def work(self: all_to_all._Bucket) -> None:
         real[1](self)
         note(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exchange._Bucket, "take", take)
-        patch.setattr(exchange._Bucket, "work", work)
+        patch.setattr(all_to_all._Bucket, "take", take)
+        patch.setattr(all_to_all._Bucket, "work", work)
         yield peaks
 
 

@@ -17,8 +17,8 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 import rulec
 import rulec.torch
 from rulec.errors import RulecError, TensorError
-from rulec.torch.account.mesh import _matrix, _owners, _schedules, mesh_of
-from rulec.torch.account.meter import Training
+from rulec.torch.memory_profile.mesh import _matrix, _owners, _schedules, mesh_of
+from rulec.torch.memory_profile.meter import Training
 from tests.torch.eager.processes import together
 from tests.torch.test_communication import check_true, sent
 from tests.torch.test_meshes import GRID, LINES, Twins, kind_of, memory, refused

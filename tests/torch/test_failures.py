@@ -16,11 +16,11 @@ from torch.distributed.tensor import Replicate, Shard
 
 import rulec
 from rulec.errors import PartialUpdate, RulecError
-from rulec.runtime import exchange
-from rulec.runtime.delegated import Delegated
-from rulec.runtime.launch import Launch
-from rulec.torch.meshes import MeshPeers
-from rulec.torch.quintic import TorchQuintic
+from rulec.runtime.buckets.runtime_launch import Launch
+from rulec.runtime.distributed import all_to_all
+from rulec.runtime.stages.owner_values import Delegated
+from rulec.torch.distributed.mesh import MeshPeers
+from rulec.torch.tensors.newton_schulz import TorchQuintic
 from tests.torch import test_meshes
 from tests.torch.eager.processes import together
 from tests.torch.test_communication import everywhere
@@ -29,11 +29,11 @@ from tests.torch.test_meshes import Twins
 
 #: Where a process can fail on the way of a matrix: before it is sent, at its owner, and on its way back.
 ON_THE_WAY = (
-    (exchange, "_elements"),
-    (exchange._Bucket, "_put_together"),
+    (all_to_all, "_elements"),
+    (all_to_all._Bucket, "_put_together"),
     (Delegated, "_worked"),
-    (exchange._Bucket, "_cut"),
-    (exchange._Bucket, "_put_back"),
+    (all_to_all._Bucket, "_cut"),
+    (all_to_all._Bucket, "_put_back"),
 )
 
 #: Matrices exchanged once, and all else by a rule that reduces: in one step.
@@ -156,7 +156,7 @@ def of_rounds(rank: int, mesh: Any, name: str, placed: Any, bad: int) -> None:
 @contextmanager
 def fault_in_values() -> Iterator[None]:
     """The first values after an exchange, and before all write, fail."""
-    work, exchange = Delegated.work_out, MeshPeers.exchange
+    work, all_to_all = Delegated.work_out, MeshPeers.exchange
     begun: list[MeshPeers] = []
 
     def failing(between: Delegated, gap: Any) -> Any:
@@ -166,7 +166,7 @@ def fault_in_values() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Delegated, "work_out", failing)
-        patch.setattr(MeshPeers, "exchange", lambda peers, *words: (begun.append(peers), exchange(peers, *words))[1])
+        patch.setattr(MeshPeers, "exchange", lambda peers, *words: (begun.append(peers), all_to_all(peers, *words))[1])
         yield
 
 

@@ -24,8 +24,8 @@ import rulec.torch
 from rulec.backend import registry
 from rulec.compiler.view import matrix_view
 from rulec.errors import HyperError, RulecError, RuleError, TensorError
-from rulec.runtime.owners import owners_of
-from rulec.torch.meshes import MeshPeers
+from rulec.runtime.distributed.owners import owners_of
+from rulec.torch.distributed.mesh import MeshPeers
 from tests.library import by_share, single
 from tests.runtime.elsewhere import Elsewhere
 from tests.torch.eager.processes import together

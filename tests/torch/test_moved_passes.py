@@ -124,7 +124,7 @@ KINDS: dict[str, Callable[[], Any]] = {
 def surveys(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps that look at all parameters at once, or ask torch for each, as with RULEC_SURVEY=0."""
     if not request.param:
-        monkeypatch.setattr("rulec.torch.survey.exports", lambda: None)
+        monkeypatch.setattr("rulec.torch.fastpath.survey.exports", lambda: None)
 
 
 def loss_of(params: list[Tensor]) -> Tensor:

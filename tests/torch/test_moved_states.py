@@ -16,7 +16,9 @@ from torch import Tensor
 
 import rulec.torch
 from rulec.errors import StateMismatch, TensorError
-from rulec.torch import addresses, plans, tensor_words
+from rulec.torch.fastpath import tensor_words
+from rulec.torch.step import plan
+from rulec.torch.tensors import addresses
 from tests.torch.moving import CLASSES, EAGER, MOVES, SHAPES, Run, differences, moved, unrefused
 from tests.torch.twins import difference
 
@@ -37,7 +39,7 @@ def test_updates_in_the_backward_pass_use_states_where_they_were_moved(move: str
 @pytest.mark.parametrize("move", ["share_memory_", "swap_tensors"])
 def test_torch_is_asked_where_words_cannot_be_compared(move: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(addresses, "look_of", lambda _: None)
-    monkeypatch.setattr(plans, "survey_of", lambda *_: None)
+    monkeypatch.setattr(plan, "survey_of", lambda *_: None)
     assert differences(["AdamW"], [move]) == []
 
 

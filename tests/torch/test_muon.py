@@ -12,9 +12,9 @@ from torch import Tensor
 
 import rulec.torch
 from rulec.errors import HyperError
-from rulec.language.node import Op
-from rulec.torch import matrix
-from rulec.torch.matrix import TORCH_MATRIX
+from rulec.language.expr.node import Op
+from rulec.torch.tensors import matrix
+from rulec.torch.tensors.matrix import TORCH_MATRIX
 from tests.torch.test_rules import advance, through_a_file
 from tests.torch.twins import difference, parameters
 

@@ -20,7 +20,7 @@ import rulec.torch
 from rulec.errors import TensorError
 from rulec.torch.es.binary_bits import pack_bits, unpack_bits
 from rulec.torch.es.strategy import _on_host
-from rulec.torch.placed import part_of
+from rulec.torch.tensors.dtensor import part_of
 
 #: Makes a tensor of another one: of the same numbers.
 Turn = Callable[[Tensor], Tensor]

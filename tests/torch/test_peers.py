@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 import rulec.torch as rt
 from rulec.errors import RulecError, StateMismatch
-from rulec.language.library import parse
-from rulec.torch.peers.writing import LAYOUTS
+from rulec.language.library.load import parse
+from rulec.torch.states.interop.save import LAYOUTS
 from tests.torch.write_peers import CASES, FILE, KEPT, SHAPE, run, uncompiled, weights
 
 with np.load(FILE, allow_pickle=False) as file:

@@ -18,7 +18,7 @@ import rulec
 import rulec.torch
 from rulec.backend import registry
 from rulec.errors import HyperError, RulecError
-from rulec.runtime import step
+from rulec.runtime.stages import step
 from tests.runtime.elsewhere import Elsewhere
 from tests.torch.eager.processes import together
 from tests.torch.test_communication import everywhere

@@ -21,9 +21,9 @@ import rulec
 import rulec.torch
 from rulec.errors import HyperError, RulecError, TensorError
 from rulec.formats import Format, decode
-from rulec.torch.across import Across
-from rulec.torch.communication import Traffic
-from rulec.torch.placed import flat_start, is_flat
+from rulec.torch.distributed.cross_process import Across
+from rulec.torch.distributed.traffic import Traffic
+from rulec.torch.tensors.dtensor import flat_start, is_flat
 from tests.torch.eager.processes import COUNT, together
 
 STEPS = 3

@@ -15,16 +15,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import rulec
 import rulec.torch
 from rulec.errors import BackendUnsupported
-from rulec.language.node import Op
-from rulec.runtime.common import Common
+from rulec.language.expr.node import Op
+from rulec.runtime.buckets.context import Common
+from rulec.runtime.buckets.hyper import HyperValues
 from rulec.runtime.engine import Engine, default_hyper
-from rulec.runtime.hyper import HyperValues
-from rulec.torch import libraries
-from rulec.torch.arrays import DEVICE_MATRIX
-from rulec.torch.libraries import DeviceLibrary
-from rulec.torch.product_choice import ProductsBy
-from rulec.torch.products import TORCH, TorchProducts
-from rulec.torch.tensors import TorchArrays
+from rulec.torch.tensors import library as libraries
+from rulec.torch.tensors.arrays import DEVICE_MATRIX
+from rulec.torch.tensors.library import DeviceLibrary
+from rulec.torch.tensors.product_choice import ProductsBy
+from rulec.torch.tensors.products import TORCH, TorchProducts
+from rulec.torch.tensors.tensors import TorchArrays
 from rulec_backends.triton import TritonBackend
 from tests.runtime.elsewhere import Elsewhere
 from tests.runtime.nowhere import DEVICE, Nowhere, NowhereCall, copies
@@ -138,7 +138,7 @@ def test_fake_matrices_are_stacked_as_on_a_gpu() -> None:
             shapes.append(tuple(stack.shape))
             return stack
 
-    with mock.patch("rulec.torch.tensors.DeviceLibrary", Stacks), FakeTensorMode():
+    with mock.patch("rulec.torch.tensors.tensors.DeviceLibrary", Stacks), FakeTensorMode():
         params = [torch.nn.Parameter(torch.empty(shape)) for shape in [(256, 300), (300, 256), (200, 300)] * 2]
         for p in params:
             p.grad = torch.empty_like(p)

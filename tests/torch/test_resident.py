@@ -20,8 +20,8 @@ import rulec.torch
 from rulec.backend import registry
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.errors import RulecError, TensorError
-from rulec.torch import tensors
-from rulec.torch.residence import Residence
+from rulec.torch.groups.capture import Residence
+from rulec.torch.tensors import tensors
 from tests.runtime.elsewhere import Elsewhere
 
 

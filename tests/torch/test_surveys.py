@@ -15,9 +15,10 @@ from torch import Tensor
 
 import rulec.torch
 from rulec.errors import HyperError, PartialUpdate, TensorError
-from rulec.torch import exports, plans
+from rulec.torch.fastpath import torch_abi
 from rulec.torch.optimizer import RuleOptimizer
-from rulec_backends.cpu import threads
+from rulec.torch.step import plan
+from rulec_backends.common import threads
 from tests.backends.triton_process import in_a_process
 from tests.torch.twins import SHAPES, difference, give_gradients, parameters
 
@@ -32,7 +33,7 @@ def trained(change: Callable[[list[Tensor], Any], Any], make: Any = rulec.torch.
         give_gradients(params, number)
         optimizer.step()
     give_gradients(params, STEPS)
-    if isinstance(optimizer, RuleOptimizer) and plans.survey_of is not _none:
+    if isinstance(optimizer, RuleOptimizer) and plan.survey_of is not _none:
         assert optimizer._machine is not None
         assert optimizer._machine.repeat is not None, "no step was repeated"
     params = change(params, optimizer) or params
@@ -174,7 +175,7 @@ def test_every_change_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert [p._version for p in ours if type(p) is torch.nn.Parameter]
     theirs, _ = trained(CHANGES[name], torch.optim.AdamW)
     assert difference(ours, theirs) <= 8
-    monkeypatch.setattr(plans, "survey_of", _none)
+    monkeypatch.setattr(plan, "survey_of", _none)
     asked, _ = trained(CHANGES[name])
     assert difference(ours, asked) == 0
     assert [p._version for p in ours] == [p._version for p in asked]
@@ -236,7 +237,7 @@ def test_steps_between_which_numbers_change_repeat_each_other(
     assert repeated >= others.get(name, 13)
     theirs, _, _ = scheduled(SCHEDULES[name], torch.optim.AdamW, second)
     assert difference(ours, theirs) <= 8
-    monkeypatch.setattr(plans, "survey_of", _none)
+    monkeypatch.setattr(plan, "survey_of", _none)
     asked, other, none = scheduled(SCHEDULES[name], rulec.torch.AdamW, second)
     assert (difference(ours, asked), none) == (0, 0)
     assert [p._version for p in ours] == [p._version for p in asked]
@@ -321,7 +322,7 @@ def test_a_parameter_with_another_order_at_the_same_address_is_noticed(
     surveys: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not surveys:
-        monkeypatch.setattr(plans, "survey_of", _none)
+        monkeypatch.setattr(plan, "survey_of", _none)
     ends = []
     for make in (rulec.torch.AdamW, torch.optim.AdamW):
         params = parameters(shapes=[(3, 3)] * 20)
@@ -352,7 +353,7 @@ def test_torch_is_asked_of_a_gradient_only_where_its_words_are_others() -> None:
     assert survey is not None
     asked: list[int] = []
     kind = ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.c_size_t, ctypes.c_size_t)
-    place = exports.NAMES.index("dim")
+    place = torch_abi.NAMES.index("dim")
     right = int(survey.functions[place])
     dim = kind(right)
 
@@ -540,30 +541,30 @@ def test_objects_that_follow_in_the_place_of_others_are_noticed() -> None:
 
 
 def test_an_environment_variable_turns_surveys_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert exports.exports.__wrapped__() is not None, "torch exports other functions: steps are slower"
+    assert torch_abi.exports.__wrapped__() is not None, "torch exports other functions: steps are slower"
     monkeypatch.setenv("RULEC_SURVEY", "0")
-    assert exports.exports.__wrapped__() is None
+    assert torch_abi.exports.__wrapped__() is None
 
 
-@pytest.mark.parametrize("name", exports._OF_TORCH)
+@pytest.mark.parametrize("name", torch_abi._OF_TORCH)
 def test_a_torch_without_a_function_is_asked_tensor_by_tensor(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(exports._OF_TORCH, name, "not_there")
-    assert exports.exports.__wrapped__() is None
+    monkeypatch.setitem(torch_abi._OF_TORCH, name, "not_there")
+    assert torch_abi.exports.__wrapped__() is None
 
 
 def test_a_function_that_does_another_thing_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(exports._OF_TORCH, "load", exports._OF_TORCH["is_neg"])
-    assert exports.exports.__wrapped__() is None
+    monkeypatch.setitem(torch_abi._OF_TORCH, "load", torch_abi._OF_TORCH["is_neg"])
+    assert torch_abi.exports.__wrapped__() is None
 
 
 def test_the_memory_that_a_look_reads_is_found() -> None:
-    functions = exports.exports()
+    functions = torch_abi.exports()
     assert functions is not None
     (param,) = params = parameters(shapes=[(3, 4)])
     give_gradients(params, 0)
-    place, version, behind = exports.reads_of(functions, param)
+    place, version, behind = torch_abi.reads_of(functions, param)
     assert param.grad is not None
-    assert exports._word(place) == param.grad._cdata
+    assert torch_abi._word(place) == param.grad._cdata
     assert behind == param.grad.untyped_storage()._cdata
     before = (ctypes.c_uint8 * 24).from_address(version)[:]
     param.detach().add_(1)
@@ -574,7 +575,7 @@ _CALLS = """
 import json, sys
 import torch
 import rulec.torch
-from rulec.kernel.bucket.uploads import Ring
+from rulec.kernel.multi_tensor.uploads import Ring
 from rulec_backends.triton.work import StageWork
 
 StageWork.run = lambda *_: None  # the launch itself: the interpreter's goes over all elements

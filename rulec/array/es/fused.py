@@ -7,10 +7,10 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from rulec.array.optimizer import Optimizer
-from rulec.backend.noise import Noise
+from rulec.backend.capabilities import Noise
+from rulec.runtime.buckets.runtime_launch import Launch
 from rulec.runtime.engine import run
-from rulec.runtime.estimate import EstimateCalls, takes_parts
-from rulec.runtime.launch import Launch
+from rulec.runtime.stages.noise import EstimateCalls, takes_parts
 
 _CALLS: WeakKeyDictionary[Optimizer, EstimateCalls] = WeakKeyDictionary()
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rulec.jax.eager.bytes import StepBytes, deferred_bytes
 from rulec.jax.eager.call import Outcome
+from rulec.jax.eager.memory import StepBytes, deferred_bytes
 from rulec.jax.eager.scan import EagerScan, ScanState, eager_scan
 from rulec.jax.eager.unrolled import EagerStep, eager_step
 

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 
 from rulec.compiler.routing import Router
 from rulec.errors import HyperError, RuleError, StepTooLarge
-from rulec.jax.eager.bytes import StepBytes, bytes_of, shapes, shared_out
 from rulec.jax.eager.measure import Measured, in_two_passes
+from rulec.jax.eager.memory import StepBytes, bytes_of, shapes, shared_out
 from rulec.jax.eager.parts import Parts
 from rulec.jax.eager.tied import Tied, tied_in
 from rulec.jax.eager.users import Mode
@@ -21,7 +21,7 @@ from rulec.jax.machine import call, is_wide, machine_of, numbered
 from rulec.jax.recipe import Given, Rules, recipe, rules_of
 from rulec.jax.transform import options
 from rulec.jax.xla import compiler_options, is_outermost
-from rulec.language.passes import check_single
+from rulec.language.evaluations import check_single
 
 
 class Outcome(NamedTuple):

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 
 from rulec.jax.library import LIBRARY, evaluated
 from rulec.jax.recipe import Rules, rules_of
-from rulec.language.compose import map_nodes
-from rulec.language.node import LEVELS, Kind, Node, Op, name, names_in, rewrite, walk
+from rulec.language.compose.combine import map_nodes
+from rulec.language.expr.node import LEVELS, Kind, Node, Op, name, names_in, rewrite, walk
 from rulec.language.partition import Partition
 
 #: Reduction -> how parts of it over all gradients are combined, and its first value.

@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from rulec.errors import RuleError
+from rulec.functional.plan import Options, StepPlan
+from rulec.functional.values import Leaf, Values
 from rulec.jax.first import first_values
 from rulec.jax.leaves import WHOLE, Tree, Untrained, check_apart, flat
 from rulec.jax.machine import Machine, Renamed
 from rulec.jax.recipe import Recipe
 from rulec.jax.step import one_step
 from rulec.language.rule import Rule
-from rulec.pure.plan import Options, StepPlan
-from rulec.pure.values import Leaf, Values
 from rulec.runtime.engine import EPS
 
 #: Scope of a rule -> the tensors that it reads beyond the updated one.

@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 
 from rulec.errors import StateMismatch, TensorError
-from rulec.jax.eager.bytes import bytes_of, shape_of
+from rulec.functional.plan import StepPlan
 from rulec.jax.eager.call import Eager, EagerRun, Outcome, unless
-from rulec.jax.eager.listed import Split, listed, stacked
+from rulec.jax.eager.layers import Split, listed, stacked
+from rulec.jax.eager.memory import bytes_of, shape_of
 from rulec.jax.eager.model import Bound, Model, Pass
 from rulec.jax.eager.parts import Subtree
 from rulec.jax.eager.stacks import Stacks
@@ -23,7 +24,6 @@ from rulec.jax.eager.tied import Tied, tied_in
 from rulec.jax.leaves import Tree
 from rulec.jax.machine import call
 from rulec.jax.recipe import Rules
-from rulec.pure.plan import StepPlan
 
 
 class ScanState(NamedTuple):

@@ -16,11 +16,11 @@ import jax
 import jax.numpy as jnp
 
 from rulec.compiler.ir import Program
-from rulec.jax.eager.bytes import shape_of
+from rulec.functional.plan import StepPlan
+from rulec.functional.values import Values
+from rulec.jax.eager.memory import shape_of
 from rulec.jax.eager.parts import Arguments, Parts, Subtree, put_back, share_of
-from rulec.language.node import Op, walk
-from rulec.pure.plan import StepPlan
-from rulec.pure.values import Values
+from rulec.language.expr.node import Op, walk
 
 
 class Stacks:

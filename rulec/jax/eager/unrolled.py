@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from rulec.errors import StateMismatch
-from rulec.jax.eager.bytes import bytes_of, residual_bytes
 from rulec.jax.eager.call import Eager, EagerRun, Outcome, unless
+from rulec.jax.eager.memory import bytes_of, residual_bytes
 from rulec.jax.eager.model import check_loss, pair
 from rulec.jax.eager.parts import Subtree
 from rulec.jax.eager.users import UserFunction

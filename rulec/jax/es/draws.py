@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rulec.es.arithmetic.draws import Draws
+from rulec.es.families.draws import Draws
 from rulec.es.streams import NOISE, shortened
 from rulec.jax.es.philox import JaxStream
 
@@ -20,7 +20,7 @@ CHUNK = 2**16
 
 @dataclass(frozen=True)
 class JaxDraws(Draws):
-    """What `rulec.es.arithmetic` draws from. Seed, step and directions may be traced."""
+    """What `rulec.es.families` draws from. Seed, step and directions may be traced."""
 
     kind: str
     seed: Any

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rulec.arrays.random import ROUNDS, WORD, one_round, rounds
+from rulec.array_api.random import ROUNDS, WORD, one_round, rounds
 from rulec.es.streams import DOMAIN, Stream
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rulec.errors import HyperError, TensorError
-from rulec.es.arithmetic import Family, family
+from rulec.es.families import Family, family
 from rulec.es.perturbation import Perturbation
 from rulec.es.rounding import places, warn_of_lost_noise
 from rulec.jax.es.draws import JaxDraws

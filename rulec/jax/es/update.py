@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from rulec.es.arithmetic import is_plain
+from rulec.es.families import is_plain
 from rulec.es.perturbation import Perturbation
 from rulec.jax.es.draws import CHUNK
 from rulec.jax.es.elementwise import Elementwise, elementwise

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from rulec.errors import RulecError
-from rulec.torch.eager.roster import Roster
-from rulec.torch.eager.window import Counting, Window
-from rulec.torch.placed import is_placed
+from rulec.torch.eager.on_gradient import Counting, Window
+from rulec.torch.eager.params import Roster
+from rulec.torch.tensors.dtensor import is_placed
 
 #: Where a DistributedDataParallel keeps what was registered with it, which can be done once.
 _REPLICAS = "_rulec_replicas"

@@ -9,15 +9,15 @@ from torch import Tensor, nn
 
 from rulec.backend.product import Product
 from rulec.errors import HyperError, RulecError
-from rulec.runtime.estimate import takes_blocks
-from rulec.runtime.launch import Launch
+from rulec.runtime.buckets.runtime_launch import Launch
+from rulec.runtime.stages.noise import takes_blocks
 from rulec.torch.eager.epilogue_layers import Kept, make_gradient
 from rulec.torch.eager.epilogue_tiles import ProductCalls, Way
 from rulec.torch.eager.hooks import hears_alone
-from rulec.torch.eager.inner import ForeignInner, Inner, PartitionedInner
-from rulec.torch.eager.window import Firing, Window
-from rulec.torch.machine import Machine
-from rulec.torch.tensors import dtype_name
+from rulec.torch.eager.on_gradient import Firing, Window
+from rulec.torch.eager.wrapped import ForeignInner, Inner, PartitionedInner
+from rulec.torch.step.machine import Machine
+from rulec.torch.tensors.tensors import dtype_name
 
 
 class Owner(Protocol):

@@ -21,8 +21,8 @@ from torch.nn import functional
 
 from rulec.backend.product import Product
 from rulec.torch.eager.hooks import hears_alone
-from rulec.torch.fake import is_fake
-from rulec.torch.memory import resolved
+from rulec.torch.tensors.fake import is_fake
+from rulec.torch.tensors.memory import resolved
 
 _FACTORS = frozenset({torch.float32, torch.bfloat16, torch.float16})
 

@@ -17,11 +17,11 @@ from rulec.backend.protocol import Kernel, Rows, Scratch, Written
 from rulec.compiler.layout import scale_name
 from rulec.errors import BackendUnsupported, PartialUpdate
 from rulec.formats import Format
-from rulec.runtime.bucket import Version
-from rulec.runtime.estimate import OtherCalls
-from rulec.runtime.launch import Launch
-from rulec.torch.memory import plain_memory
-from rulec.torch.tensors import DTYPES, dtype_name
+from rulec.runtime.buckets.bucket import Version
+from rulec.runtime.buckets.runtime_launch import Launch
+from rulec.runtime.stages.noise import OtherCalls
+from rulec.torch.tensors.memory import plain_memory
+from rulec.torch.tensors.tensors import DTYPES, dtype_name
 
 #: Bytes of a tile at most: what the caches near the processors hold, and enough rows for a product to be fast.
 TILE = {"cpu": 2 << 20, "cuda": 16 << 20}

@@ -10,8 +10,8 @@ from torch import Tensor
 from rulec.analysis.accumulate import Phase, phase_rule
 from rulec.errors import RuleError
 from rulec.language.rule import Rule
-from rulec.torch.eager.inner import ForeignInner, Inner, PartitionedInner, RuleInner
 from rulec.torch.eager.scope import rules_of
+from rulec.torch.eager.wrapped import ForeignInner, Inner, PartitionedInner, RuleInner
 
 
 def check_folds(inner: Inner) -> None:

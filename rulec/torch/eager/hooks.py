@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rulec.errors import RulecError
-from rulec.torch.fake import is_fake
-from rulec.torch.placed import part_of
+from rulec.torch.tensors.dtensor import part_of
+from rulec.torch.tensors.fake import is_fake
 
 Arrived = Callable[[int], None]
 

@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from rulec.errors import PartialUpdate, RulecError
-from rulec.torch.eager.factor import Factor
 from rulec.torch.eager.fold import fold, update_folded
-from rulec.torch.eager.inner import Frozen, Inner
+from rulec.torch.eager.grad_norm import Factor
+from rulec.torch.eager.params import Roster
 from rulec.torch.eager.report import GradientBytes, Report
-from rulec.torch.eager.roster import Roster
-from rulec.torch.memory import plain_memory
+from rulec.torch.eager.wrapped import Frozen, Inner
+from rulec.torch.tensors.memory import plain_memory
 
 #: What an update returns.
 Written = TypeVar("Written")

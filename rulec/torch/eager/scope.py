@@ -10,11 +10,11 @@ from torch.optim import LBFGS, Optimizer
 from rulec.analysis.flow import flow_of
 from rulec.analysis.structure import scope_of
 from rulec.errors import HyperError, RuleError
-from rulec.language.passes import check_single
+from rulec.language.evaluations import check_single
 from rulec.language.rule import Rule
 from rulec.torch.optimizer import RuleOptimizer
 from rulec.torch.partitioned import Partitioned
-from rulec.torch.placed import is_split, sees_more
+from rulec.torch.tensors.dtensor import is_split, sees_more
 
 #: What a foreign optimizer may say that its update of one element depends on.
 Scope = Literal["elementwise", "tensor"]

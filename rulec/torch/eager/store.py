@@ -14,17 +14,17 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from rulec.errors import RulecError, TensorError
-from rulec.runtime.sums import Sums
-from rulec.runtime.turns import in_turn, turn_of
-from rulec.torch.eager.inner import ForeignInner, Inner, PartitionedInner, RuleInner
+from rulec.locks import in_turn, turn_of
+from rulec.runtime.gradient_sums import Sums
+from rulec.torch.eager.backward import Passes
 from rulec.torch.eager.open_step import OpenStep
 from rulec.torch.eager.optimizer import EagerUpdate
-from rulec.torch.eager.passes import Passes
-from rulec.torch.eager.roster import Roster
-from rulec.torch.fake import is_fake
-from rulec.torch.memory import plain_memory
+from rulec.torch.eager.params import Roster
+from rulec.torch.eager.wrapped import ForeignInner, Inner, PartitionedInner, RuleInner
 from rulec.torch.optimizer import RuleOptimizer
 from rulec.torch.partitioned import Partitioned
+from rulec.torch.tensors.fake import is_fake
+from rulec.torch.tensors.memory import plain_memory
 
 Gradients = Mapping[Tensor, Any] | Iterable[tuple[Tensor, Any]]
 

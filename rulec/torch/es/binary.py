@@ -20,8 +20,8 @@ from rulec.es.binary import SHARPNESS, Bits, draw, likely, max_pool, pack, score
 from rulec.es.binary.kernels import kernels_of
 from rulec.es.binary.product import Pair, pair, window_of
 from rulec.torch.es.binary_bits import array_of, as_given, pack_bits, packed, tensor_of, unpack_bits
-from rulec.torch.es.binary_threshold import SIGMA, Thresholds, Weights
 from rulec.torch.es.self_estimator import Draw
+from rulec.torch.es.thresholds import SIGMA, Thresholds, Weights
 
 __all__ = [
     "BinaryConv2d", "BinaryLinear", "BinaryMaxPool2d", "BinaryThreshold", "pack_bits", "unpack_bits",

@@ -11,7 +11,7 @@ from torch.utils.dlpack import from_dlpack
 
 from rulec.errors import TensorError
 from rulec.es.binary import pack, unpack, words_of
-from rulec.torch.memory import resolved
+from rulec.torch.tensors.memory import resolved
 
 
 def array_of(tensor: Tensor) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rulec.torch.es.maps import Map
+from rulec.torch.es.layers import Map
 
 
 @dataclass(frozen=True)

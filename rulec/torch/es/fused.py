@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from rulec.backend.noise import Noise
+from rulec.backend.capabilities import Noise
 from rulec.errors import PartialUpdate
-from rulec.runtime.estimate import EstimateCalls, takes_parts
-from rulec.runtime.launch import Launch
+from rulec.runtime.buckets.runtime_launch import Launch
+from rulec.runtime.stages.noise import EstimateCalls, takes_parts
 from rulec.torch.eager.epilogue_tiles import ProductCalls
-from rulec.torch.es.layer import Source
-from rulec.torch.machine import Machine
+from rulec.torch.es.noise.base import Source
 from rulec.torch.optimizer import RuleOptimizer
-from rulec.torch.placed import is_placed
-from rulec.torch.plans import launches_of
-from rulec.torch.tensors import OtherDtype, dtype_name
+from rulec.torch.step.machine import Machine
+from rulec.torch.step.plan import launches_of
+from rulec.torch.tensors.dtensor import is_placed
+from rulec.torch.tensors.tensors import OtherDtype, dtype_name
 
 #: The gradient of a parameter that has no source.
 Gradient = Callable[[Tensor], Tensor | None]

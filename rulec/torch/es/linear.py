@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rulec.torch.es.maps import Map
+from rulec.torch.es.layers import Map
 
 
 @dataclass(frozen=True)

@@ -15,20 +15,20 @@ from rulec.es.layout import numbers, tiled
 from rulec.es.perturbation import Perturbation
 from rulec.es.perturbations import Perturbations
 from rulec.es.report import Report
-from rulec.runtime.strategy import StrategySteps
-from rulec.runtime.turns import in_turn, turn_of
-from rulec.torch.es.census import Census
-from rulec.torch.es.estimating import Estimating
-from rulec.torch.es.members import Members
+from rulec.es.strategy_state import StrategySteps
+from rulec.locks import in_turn, turn_of
+from rulec.torch.es.batched import Members
 from rulec.torch.es.mixing import check_mixing, check_modules
-from rulec.torch.es.noises import Noises
+from rulec.torch.es.model import Census
+from rulec.torch.es.noise.build import Noises
 from rulec.torch.es.population import population_of
-from rulec.torch.es.self_estimators import SelfEstimators
+from rulec.torch.es.self_estimating import SelfEstimators
 from rulec.torch.es.shared import Marked
-from rulec.torch.es.swapped import OneMember
+from rulec.torch.es.single import OneMember
 from rulec.torch.es.uncompiled import uncompiled
+from rulec.torch.es.update import Estimating
 from rulec.torch.es.warn import warn_of_left_alone, warn_of_lost_noise
-from rulec.torch.memory import resolved
+from rulec.torch.tensors.memory import resolved
 
 
 def perturb(model: nn.Module, perturbation: Perturbation | Mapping[str, Perturbation]) -> Strategy:

@@ -9,10 +9,10 @@ import torch
 
 from rulec.es import rounding
 from rulec.es.perturbations import Perturbations
-from rulec.torch.es.census import FROZEN, Census, Perturbed
-from rulec.torch.fake import is_fake
-from rulec.torch.placed import part_of
-from rulec.torch.tensors import dtype_name
+from rulec.torch.es.model import FROZEN, Census, Perturbed
+from rulec.torch.tensors.dtensor import part_of
+from rulec.torch.tensors.fake import is_fake
+from rulec.torch.tensors.tensors import dtype_name
 
 #: Layers of one reason that are named.
 _NAMED = 6

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rulec.jax.eager.bytes import bytes_of
+from rulec.jax.eager.memory import bytes_of
 from rulec.jax.xla import compiler_options
 from tests.jax.eager.models import head, layer
 

@@ -11,7 +11,7 @@ import pytest
 import rulec.jax
 from rulec.errors import RulecError
 from rulec.jax.eager import StepBytes, deferred_bytes
-from rulec.jax.eager.bytes import bytes_of, residual_bytes, shape_of, shapes
+from rulec.jax.eager.memory import bytes_of, residual_bytes, shape_of, shapes
 from rulec.jax.xla import compiler_options
 from tests.jax.eager import formulations, models
 

@@ -14,7 +14,7 @@ import pytest
 
 import rulec
 import rulec.jax
-from rulec.language.library import load
+from rulec.language.library.load import load
 from tests.jax.eager import models
 from tests.jax.training import compiled_nothing, difference
 

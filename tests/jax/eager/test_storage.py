@@ -18,7 +18,7 @@ import rulec.jax
 from rulec.compiler.weights import DTYPES
 from rulec.errors import HyperError
 from rulec.formats import NAMES
-from rulec.pure.codes import Coded, Unbiased
+from rulec.functional.quantized import Coded, Unbiased
 from tests.jax.narrow import same
 
 LAYERS, SHAPE = 3, (64, 80)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import rulec.jax
-from rulec.language.library import load
+from rulec.language.library.load import load
 from tests.jax.eager import models
 from tests.jax.training import difference
 

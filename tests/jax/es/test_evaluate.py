@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 import rulec.jax
-from rulec.demo import digits
 from rulec.es import Perturbation
 from rulec.jax import es
+from rulec.tools.demo import digits
 
 EPOCHS = 20
 

@@ -55,7 +55,7 @@ def test_other_dtypes(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_projections_in_many_tiles(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rulec.runtime.portion_values.room_for", lambda own, largest: 1000)
+    monkeypatch.setattr("rulec.runtime.stages.kernel_arguments.room_for", lambda own, largest: 1000)
     pair = Pair("apollo", dtype)
     for _ in range(4):
         pair.step()

@@ -12,8 +12,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from rulec.errors import HyperError, RulecError, TensorError
 from rulec.torch import SGD, EagerUpdate
 from rulec.torch.eager import Report
-from rulec.torch.eager.roster import Released
-from rulec.torch.eager.window import Gather
+from rulec.torch.eager.on_gradient import Gather
+from rulec.torch.eager.params import Released
 from tests.torch.eager.training import Pair, cloned, gone, loss_of, model
 
 

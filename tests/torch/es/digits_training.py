@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rulec.demo.digits import Digits
 from rulec.es import Perturbation
+from rulec.tools.demo.digits import Digits
 
 if TYPE_CHECKING:
     from torch import nn

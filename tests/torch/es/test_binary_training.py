@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import rulec.torch
-from rulec.demo.digits import load
 from rulec.es import Perturbation
+from rulec.tools.demo.digits import load
 from rulec.torch.es import BinaryConv2d, BinaryLinear, BinaryMaxPool2d, BinaryThreshold
 
 pytest.importorskip("sklearn")

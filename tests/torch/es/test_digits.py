@@ -10,8 +10,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import rulec.torch
-from rulec.demo import digits
 from rulec.es import Perturbation
+from rulec.tools.demo import digits
 from rulec.torch import perturb
 from tests.torch.es.digits_training import convolutional, perceptron, train
 

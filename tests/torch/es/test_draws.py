@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rulec.es.perturbation import Values
-from rulec.torch.es.draws import Draws
+from rulec.torch.es.noise.draws import Draws
 
 
 @pytest.mark.parametrize("kind", ["normal", "rademacher", "popcount"])

@@ -13,14 +13,14 @@ from torch import Tensor
 
 import rulec.torch
 from rulec.backend import registry
-from rulec.backend.noise import Noise
+from rulec.backend.capabilities import Noise
 from rulec.backend.product import Product
 from rulec.errors import BackendUnsupported, PartialUpdate
 from rulec.es.streams import short_weights
-from rulec.runtime.launch import Launch
+from rulec.runtime.buckets.runtime_launch import Launch
 from rulec.torch.es.fused import fused_step
-from rulec.torch.es.layer import Source
-from rulec.torch.tensors import DTYPES
+from rulec.torch.es.noise.base import Source
+from rulec.torch.tensors.tensors import DTYPES
 from rulec_backends.cpu.noise import fill_noise
 
 SHAPES = ((33, 70), (70,), (5, 3, 3, 3), (1000,), (4, 6))

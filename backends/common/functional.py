@@ -1,0 +1,198 @@
+"""Kernels and calls that return new arrays, for jax and mlx: their arrays are never written."""
+
+from __future__ import annotations
+
+import importlib.util
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rulec.backend.protocol import Rows, Scratch, Written
+from rulec.compiler.ir import Program
+from rulec.compiler.layout import Layout
+from rulec.compiler.view import MatrixView
+from rulec.errors import BackendUnavailable, BackendUnsupported, InternalError
+from rulec.kernel.multi_tensor.slots import of_all
+
+from .array_print import print_file
+from .printed import run_source
+from .pure_print import PureFunction
+
+#: New values by buffer, and reductions by name.
+Done = tuple[dict[str, Any], dict[str, Any]]
+
+
+class PureBackend(ABC):
+    """A backend of functions that return new arrays.
+
+    `remedy` tells how to install the library, `float64` how to allow it 64 bits. `cached` makes a kernel of a program,
+    layout and source, or gives the one that it made before: a second build then traces nothing again.
+    """
+
+    name: str
+    kernel: type[PureKernel]
+    cached: Callable[[Program, Layout, str], PureKernel]
+    remedy: str
+    float64: str
+
+    def unavailable_reason(self) -> str | None:
+        """None with the library on this machine; else the remedy, in one line."""
+        return None if importlib.util.find_spec(self.name) else f"{self.name} is not installed: {self.remedy}"
+
+    @abstractmethod
+    def has_float64(self) -> bool:
+        """Whether the library now computes in 64 bits."""
+
+    def emit(self, program: Program, layout: Layout) -> str:
+        """The source: a function for each stage, `step`, or `stage_0` and so on, with one tensor's new values.
+
+        BackendUnsupported for an operation that the library lacks.
+        """
+        function = self.kernel.function
+        return print_file(function.dialect, program, layout, [f.text() for f in self.kernel.printed(program, layout)])
+
+    def build(self, program: Program, layout: Layout, source: str) -> Any:
+        """The kernel of a source text. BackendUnavailable for float64 where the library has it not."""
+        if layout.compute == "float64" and not self.has_float64():
+            raise BackendUnavailable(f"{program.name} on float64 needs {self.float64}, or use float32")
+        return self.cached(program, layout, source)
+
+
+class PureKernel:
+    """The functions of one program and layout, each of one stage."""
+
+    function: type[PureFunction]
+    functions: Sequence[PureFunction]
+
+    def __init__(self, program: Program, layout: Layout, source: str) -> None:
+        self.program, self.layout, self.functions = program, layout, self.printed(program, layout)
+        names = run_source(self.function.dialect.backend, program.name, source)
+        self.steps: list[Callable[..., Any]] = [names[f.name] for f in self.functions]
+
+    @classmethod
+    def printed(cls, program: Program, layout: Layout) -> Sequence[PureFunction]:
+        """The functions, to be printed."""
+        return [cls.function(program, layout, index) for index in range(len(program.stages))]
+
+    def columns(self, stage: int) -> list[int]:
+        """The columns of the scalar table that a stage reads, in order."""
+        return self.functions[stage].columns()
+
+    def stage(
+        self, index: int, arrays: Mapping[str, Any], scalars: Sequence[Any], view: MatrixView | None = None
+    ) -> Done:
+        """A stage of one tensor, plain or under a transformation.
+
+        `arrays` has, by name, its buffers, scratch and inputs in the tensor's shape, and its vectors in this shape or
+        as `(batch, rows, cols)`. `scalars` are 0-d, of the compute dtype, for `columns(index)`. New values have the
+        dtypes and shapes of the buffers; reductions are numbers or `(batch, rows, cols)`.
+        """
+        function = self.functions[index]
+        if function.sees_matrices and view is None:
+            raise InternalError("a stage that sees tensors as matrices was given no view")
+        taken = {name: arrays[name] for name in (*function.buffers, *function.vectors)}
+        return self.applied(index, taken, scalars, tuple(arrays["p"].shape), view)
+
+    def applied(
+        self, index: int, arrays: Mapping[str, Any], scalars: Sequence[Any], shape: tuple[int, ...],
+        view: MatrixView | None,
+    ) -> Done:  # fmt: skip
+        """A stage of one tensor of this shape, with the arrays of its function by name."""
+        function = self.functions[index]
+        # Blocks are no dimension of the tensor.
+        seen = (view.rows, view.cols) if view is not None and view.blocks else shape
+        operands = [arrays[b] if seen is shape else arrays[b].reshape(seen) for b in function.buffers]
+        operands += [self._vector(name, arrays[name], seen, view) for name in function.vectors]
+        axes = view.axes if view is not None and function.takes_axes else ()
+        new, reduced = self.evaluated(index, axes, [*operands, *scalars])
+        stored = {b: self.stored(b, value, seen) for b, value in new.items()}
+        if seen is not shape:
+            stored = {b: value.reshape(shape) for b, value in stored.items()}
+        return stored, {name: self._reduced(name, value, view) for name, value in reduced.items()}
+
+    def evaluated(self, index: int, axes: Sequence[Any], operands: Sequence[Any]) -> Done:
+        """The results of the printed function: new values, and reductions."""
+        result = self.steps[index](*axes, *operands)
+        return result if isinstance(result, tuple) else (result, {})
+
+    @abstractmethod
+    def stored(self, buffer: str, value: Any, shape: tuple[int, ...]) -> Any:
+        """A value in the dtype of its buffer and the shape of its tensor."""
+
+    def _vector(self, name: str, array: Any, shape: tuple[int, ...], view: MatrixView | None) -> Any:
+        axes = self.program.result(name).axes
+        if axes.elementwise:
+            return array.reshape(shape)
+        assert view is not None  # only a function of matrices reads vectors of rows and columns
+        rows, cols = view.axes
+        gone = ({*rows} if axes.rows is None else set()) | ({*cols} if axes.cols is None else set())
+        return array.reshape(tuple(1 if axis in gone else size for axis, size in enumerate(shape)))
+
+    def _reduced(self, name: str, value: Any, view: MatrixView | None) -> Any:
+        axes = self.program.result(name).axes
+        if view is None or axes.number:
+            return value
+        sides = view.batch, 1 if axes.rows is None else view.rows, 1 if axes.cols is None else view.cols
+        return value.reshape(sides)
+
+    def bind(
+        self, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView] = ()
+    ) -> PureCall:
+        """A call over these arrays. Where they are donated, only its results can be used after it.
+
+        BackendUnsupported for PyTorch's tensors.
+        """
+        if any(hasattr(p, "data_ptr") for p in params):
+            raise BackendUnsupported(self.function.dialect.backend, "an update of PyTorch's tensors", self.program.name)
+        return PureCall(self, params, states, views)
+
+    @abstractmethod
+    def run(self, index: int, stored: Any, call_arrays: Any, row: Any, view: MatrixView | None) -> Done:
+        """A stage of one tensor: the buffers `stored` with their new values, and reductions.
+
+        `call_arrays` are its gradient, scratch and inputs; `row` has the numbers of its columns.
+        """
+
+
+class PureCall:
+    """A kernel bound to the parameters and states of one bucket; after each call, to their new values."""
+
+    def __init__(
+        self, kernel: PureKernel, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView]
+    ) -> None:
+        self._kernel = kernel
+        self._params, self._states = list(params), [dict(s) for s in states]
+        self._views: list[MatrixView | None] = [*views] or [None] * len(params)
+
+    def __call__(
+        self, stage: int, moving: Sequence[Any], rows: Rows, scratch: Scratch | None = None, *,
+        tensors: Sequence[int] | None = None, stream: Any = None,
+    ) -> Written:  # fmt: skip
+        """New (params, states) of the whole bucket, with all tensors, or only `tensors`, updated.
+
+        New arrays take the places of stored scratch buffers in `scratch`.
+        """
+        kernel = self._kernel
+        fired = list(range(len(self._params)) if tensors is None else tensors)
+        table = rows.table[rows.index[fired]][:, kernel.columns(stage)].astype(kernel.layout.compute)
+        reduced = []
+        for place, (i, g, row) in enumerate(zip(fired, moving, table, strict=True)):
+            stored = {"p": self._params[i], **self._states_of(i, stage)}
+            call_arrays = {"g": g, **{b: arrays[place] for b, arrays in (scratch or {}).items()}}
+            new, tensor_totals = kernel.run(stage, stored, call_arrays, row, self._views[i])
+            self._params[i] = new.pop("p")
+            reduced.append(tensor_totals)
+            for buffer, value in new.items():
+                if buffer in self._states[i]:
+                    self._states[i][buffer] = value
+                else:
+                    scratch[buffer][place] = value  # type: ignore[index]
+        arrays = [{name: np.array(value) for name, value in each.items()} for each in reduced]
+        totals = of_all(kernel.functions[stage].stage, arrays)
+        return Written(list(self._params), [dict(s) for s in self._states], totals)
+
+    def _states_of(self, i: int, stage: int) -> dict[str, Any]:
+        """The states of a tensor for a stage."""
+        return {b: x for b, x in self._states[i].items() if b in self._kernel.functions[stage].buffers}

@@ -1,0 +1,214 @@
+"""The matrix functions of the language, once for all array libraries.
+
+Matrices are stacks `(batch, rows, cols)` of one dtype, and results keep it. Other operands are single numbers, or
+stacks `(batch, 1, 1)` where a number may differ from matrix to matrix. The result for a matrix with NaN or infinity is
+NaN; its neighbours in the stack are untouched.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rulec.array_api.functions import Functions
+from rulec.errors import RuleError, TensorError
+from rulec.language.expr.counts import MAX_STEPS, count_problem, is_count
+from rulec.language.expr.newton_schulz import Coefficients, coefficients_of
+from rulec.language.expr.node import Op
+from rulec.language.expr.static import MUON, NORM, UNDIVIDED
+
+
+def iterations(steps: Any) -> int:
+    """The number of iterations of newton_schulz; RuleError where it is not a whole number from 0 to MAX_STEPS."""
+    if not is_count(steps, 0, MAX_STEPS):
+        raise RuleError(count_problem("the number of steps of newton_schulz", f"{float(steps):g}", 0, MAX_STEPS))
+    return int(steps)
+
+
+def times(norm: Any, normalize: str | float) -> Any:
+    """What a matrix is divided by: its norm, or a number times it."""
+    return norm if isinstance(normalize, str) else norm * normalize
+
+
+def leading(rank: Any, x: Any) -> int:
+    """The number of singular vectors to compute; TensorError where the matrices `x` have fewer."""
+    most = min(x.shape[-2:])
+    if not is_count(rank, 1, most):
+        raise TensorError(f"a matrix of {_sides(x)} has no {float(rank):g} singular vectors: choose from 1 to {most}")
+    return int(rank)
+
+
+def _sides(x: Any) -> str:
+    return f"{x.shape[-2]} by {x.shape[-1]}"
+
+
+def matrix_functions(of: Functions) -> Mapping[Op, Callable[..., Any]]:
+    """Every matrix function, on the arrays of a library."""
+    functions = _MatrixFunctions(of)
+    return {
+        Op.MATMUL: of.matmul,
+        Op.TRANSPOSE: of.transposed,
+        Op.EYE: functions.eye,
+        Op.DIAG: functions.diag,
+        Op.TRIU: of.xp.triu,
+        Op.TRIL: of.xp.tril,
+        Op.SLICE: functions.slice,
+        Op.CONCAT: functions.concat,
+        Op.SOLVE: functions.solve,
+        Op.CHOLESKY: functions.where_finite(functions.cholesky),
+        Op.TOPK: functions.topk,
+        Op.NEWTON_SCHULZ: functions.newton_schulz,
+        Op.QR: functions.where_finite(functions.qr),
+        Op.EIGH: functions.where_finite(functions.eigh),
+        Op.SINGULAR_VECTORS: functions.where_finite(functions.singular_vectors),
+        Op.INVERSE_ROOT: functions.where_finite(functions.inverse_root),
+    }
+
+
+@dataclass(frozen=True)
+class _MatrixFunctions:
+    of: Functions
+
+    def where_finite(self, compute: Callable[..., Any]) -> Callable[..., Any]:
+        """A function with NaN for each matrix with NaN or infinity: LAPACK fails there, or gives any numbers."""
+        of = self.of
+
+        def guarded(x: Any, *numbers: Any) -> Any:
+            finite = of.is_finite(x).all(axis=(-2, -1), keepdims=True)
+            return of.cast(of.filled(finite, compute(of.filled(finite, x, 0), *numbers), math.nan), x.dtype)
+
+        return guarded
+
+    def eye(self, n: Any) -> Any:
+        """The identity, with as many rows as this."""
+        return self.of.xp.eye(int(n))[None]
+
+    def diag(self, x: Any) -> Any:
+        """The diagonal of square matrices as `(batch, n, 1)`; the diagonal matrices of vectors."""
+        if x.shape[-2] == x.shape[-1]:
+            return self.of.diagonal(x)[..., None]
+        vector = x if x.shape[-1] == 1 else self.of.transposed(x)
+        return self.on_diagonal(vector)
+
+    def on_diagonal(self, vector: Any) -> Any:
+        """The diagonal matrices of vectors `(batch, n, 1)`, with zeros beside the diagonal."""
+        xp, (batch, n, _) = self.of.xp, vector.shape
+        return xp.triu(xp.tril(xp.broadcast_to(vector, (batch, n, n))))
+
+    def slice(self, x: Any, start: Any, stop: Any, axis: str = "rows") -> Any:
+        """The rows, or columns, from one place up to another."""
+        places = slice(int(start), None if stop == math.inf else int(stop))
+        return x[:, places] if axis == "rows" else x[:, :, places]
+
+    def concat(self, a: Any, b: Any, axis: int = 0) -> Any:
+        """The rows of `b` below those of `a`, or for axis 1 the columns beside them."""
+        batch = max(a.shape[0], b.shape[0])
+        whole = [x if x.shape[0] == batch else self.of.xp.broadcast_to(x, (batch, *x.shape[-2:])) for x in (a, b)]
+        return self.of.xp.concatenate(whole, axis - 2)
+
+    def solve(self, a: Any, b: Any, kind: str = "full") -> Any:
+        """`a**-1 @ b`; NaN for each matrix `a` with a zero on the diagonal, of itself or of its triangular factor.
+
+        A full matrix is decomposed by `qr`. The rows and columns of a lower one, backwards, are an upper one.
+        """
+        of = self.of
+        finite = of.is_finite(a).all(axis=(-2, -1), keepdims=True)
+        a = of.filled(finite, a, 0)
+        if kind == "full":
+            orthogonal, a = of.qr(a)
+            b = of.matmul(of.transposed(orthogonal), b)
+        elif kind == "lower":
+            a, b = of.backwards(a, 2), of.backwards(b, 1)
+        a = of.xp.triu(a)
+        diagonal = of.diagonal(a)[..., None]
+        regular = (diagonal != 0).all(axis=(-2, -1), keepdims=True)
+        # A matrix without a solution is the identity here: LAPACK's wrappers raise errors for it, or give any numbers.
+        result = of.solve_upper(of.xp.where(regular, a, self.on_diagonal(of.xp.ones_like(diagonal))), b)
+        result = of.backwards(result, 1) if kind == "lower" else result
+        return of.cast(of.filled(regular, result, math.nan), b.dtype)
+
+    def cholesky(self, x: Any) -> Any:
+        """The lower factor of symmetric matrices; NaN for each that is not positive definite.
+
+        With `x = v @ diag(w) @ v.T` it is the triangular factor of the root's QR decomposition: no library's Cholesky
+        says in the same way that there is none.
+        """
+        of = self.of
+        lambdas, vectors = of.eigh(x)
+        positive = (lambdas > 0).all(axis=-1)[..., None, None]
+        root = of.transposed(vectors * of.at_least(lambdas[..., None, :], 0) ** 0.5)
+        triangular = of.qr(root)[1]
+        signs = of.xp.where(of.diagonal(triangular)[..., None] < 0, -triangular, triangular)
+        return of.filled(positive, of.transposed(of.xp.triu(signs)), math.nan)
+
+    def topk(self, x: Any, k: Any) -> Any:
+        """1 for the `k` largest values of vectors `(batch, n, 1)` or `(batch, 1, n)`, 0 for the others; NaN for NaN.
+
+        Every two values are compared, so that of equal ones the first are chosen in every library.
+        """
+        of = self.of
+        mine = x if x.shape[-1] == 1 else of.transposed(x)
+        batch, n, _ = mine.shape
+        other, ones = of.transposed(mine), of.xp.ones_like(of.xp.broadcast_to(mine, (batch, n, n)))
+        before = (other > mine) | ((other == mine) & (of.xp.tril(ones, -1) != 0))
+        chosen = of.filled(before, ones, 0).sum(axis=-1, keepdims=True) < of.beside(k, x)
+        marks = of.filled(mine == mine, of.filled(chosen, of.xp.ones_like(mine), 0), math.nan)
+        return marks if x.shape[-1] == 1 else of.transposed(marks)
+
+    def newton_schulz(
+        self, x: Any, steps: Any, dtype: str | None = None, coefficients: str | Coefficients = MUON,
+        normalize: str | float = NORM,
+    ) -> Any:  # fmt: skip
+        """The quintic iteration towards the nearest orthogonal matrix, in `dtype` or else in the matrix's own.
+
+        A product and its addend are rounded together.
+        """
+        of, count = self.of, iterations(self.of.known(steps, "the number of steps of newton_schulz"))
+        made_in = None if dtype is None else of.product_dtype(x, dtype)
+
+        def rounded(y: Any, dtype: Any = made_in) -> Any:
+            return y if made_in is None else of.cast(y, dtype)
+
+        tall = x.shape[-2] > x.shape[-1]
+        y = of.transposed(rounded(x)) if tall else rounded(x)
+        if normalize != UNDIVIDED:
+            y = y / times(of.at_least(of.norm(y, x.dtype), 1e-7), normalize)
+        for a, b, c in coefficients_of(coefficients, count):
+            gram = of.matmul(y, of.transposed(y))
+            polynomial = rounded(b * of.wide(gram) + c * of.wide_matmul(gram, gram))
+            y = rounded(a * of.wide(y) + of.wide_matmul(polynomial, y))
+        return rounded(of.transposed(y) if tall else y, x.dtype)
+
+    def signed(self, vectors: Any) -> Any:
+        """The same columns, each with its largest component positive: algorithms choose signs at will."""
+        if not math.prod(vectors.shape):
+            return vectors
+        return self.of.xp.where(self.of.largest(vectors) < 0, -vectors, vectors)
+
+    def qr(self, x: Any) -> Any:
+        """The orthogonal factor beside a triangular one without negative diagonal elements: so it is unique."""
+        if x.shape[-2] < x.shape[-1]:
+            raise TensorError(
+                f"qr needs at least as many rows as columns, and was given {_sides(x)}: transpose the matrix"
+            )
+        orthogonal, triangular = self.of.qr(x)
+        return self.of.xp.where(self.of.diagonal(triangular)[..., None, :] < 0, -orthogonal, orthogonal)
+
+    def eigh(self, x: Any) -> Any:
+        """The eigenvectors of symmetric matrices."""
+        return self.signed(self.of.eigh(x)[1])
+
+    def singular_vectors(self, x: Any, rank: Any) -> Any:
+        """The first left singular vectors."""
+        count = leading(self.of.known(rank, "the rank of singular_vectors"), x)
+        return self.signed(self.of.left_vectors(x)[..., :count])
+
+    def inverse_root(self, x: Any, order: Any, eps: Any = 0) -> Any:
+        """`(x + eps)` to the power of `-1/order`; eigenvalues made negative by rounding are zero."""
+        of = self.of
+        lambdas, vectors = of.eigh(x)
+        order, eps = of.beside(order, x), of.beside(eps, x)
+        raised = of.at_least(lambdas[..., None, :], 0) + eps
+        return of.matmul(vectors * raised ** (-1 / order), of.transposed(vectors))

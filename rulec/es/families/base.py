@@ -1,0 +1,124 @@
+"""The noise of one weight in one step: what each family can do with it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rulec.es.families.draws import Draws
+from rulec.es.perturbation import Perturbation
+from rulec.es.streams import NOISE, ROWS, SHARED
+
+#: A linear map of rows (n, ..., inputs) by a kernel (*window, inputs, outputs), such as a product or a convolution.
+Apply = Callable[[Any, Any], Any]
+
+
+class Family(ABC):
+    """The noise of a weight of `shape`, drawn from `draws`; its rows are outputs.
+
+    `product`, `taken` and `vectors` are for weights that lie as (*window, inputs, outputs).
+    """
+
+    def __init__(self, perturbation: Perturbation, shape: tuple[int, ...], draws: Any) -> None:
+        self.perturbation, self.shape, self.xp = perturbation, shape, draws.xp
+        self.draws: Draws = draws
+        #: What noise is multiplied by.
+        self.size: Any = perturbation.size
+        self.rows, self.columns, self.window = draws.sides(shape)
+        #: How many rows and columns of noise a direction has.
+        self.high, self.wide = perturbation.lines_of(self.rows, self.columns)
+        #: The numbers of all directions.
+        self.directions = range(perturbation.directions)
+
+    @abstractmethod
+    def dense(self, direction: Any) -> Any:
+        """The noise of a direction, in the weight's shape, before sigma."""
+
+    @abstractmethod
+    def product(self, x: Any, weight: Any, apply: Apply) -> Any:
+        """Rows (repeats, directions, ..., inputs) times the perturbed weights of their members: (..., outputs)."""
+
+    def estimate(self, weights: Any, weight: Any) -> Any:
+        """The sum over directions of weights times noise, in the weight's shape and the dtype of noise."""
+        return self.summed(self.draws.weights(weights), weight)
+
+    @abstractmethod
+    def summed(self, weights: Any, weight: Any) -> Any:
+        """The same, of weights as `draws` has them."""
+
+    def change(self, noise: Any, weight: Any) -> Any:
+        """What noise adds to weights under the positive sign."""
+        return noise * self.size
+
+    def taken(self, indices: Any, weight: Any) -> Any:
+        """Lines of a perturbed table (inputs, outputs) at indices (repeats, directions, ...): (..., outputs)."""
+
+        noise = self.each(lambda direction, places: self.xp.take(self.dense(direction), places, axis=0), indices)
+        lines = self.xp.take(weight, indices, axis=0)
+        return lines + self.by_sign(indices.shape[0], noise).astype(lines.dtype) * self.change(noise, lines)
+
+    def vectors(self, weight: Any, repeats: int) -> Any:
+        """A vector as the member of each row has it, in its dtype: (repeats, directions, elements)."""
+        noise = self.draws.values(self.directions, NOISE, self.shape)[None]
+        step = self.by_sign(repeats, noise) * self.size * noise
+        return (weight + step).astype(weight.dtype)
+
+    def each(self, function: Callable[..., Any], x: Any) -> Any:
+        """`function(direction, its rows)` of rows (repeats, directions, ...), with the memory of one at a time."""
+        rows = self.xp.moveaxis(x, 1, 0)
+        return self.xp.moveaxis(self.draws.one_by_one(function, self.directions, rows), 0, 1)
+
+    def by_sign(self, repeats: int, like: Any) -> Any:
+        """The sign of each repeat, to be multiplied with an array of as many dimensions as `like`."""
+        positive = self.xp.arange(repeats) < repeats // self.perturbation.signs
+        return self.xp.where(positive, 1.0, -1.0).reshape(-1, *(1,) * (like.ndim - 1))
+
+    def drawn(self, direction: Any, rows: int, columns: int) -> Any:
+        """Noise of so many lines, (rows, columns, *window), scaled for a variance of 1 over all lines."""
+        noise = self.draws.values([direction], NOISE, (rows, columns, *self.window))[0]
+        return noise * self.perturbation.scale_of(self.rows, self.columns)
+
+    def lines(self, of: str, directions: Sequence[Any], purpose: int) -> Any:
+        """The `signs` or `orders` of rows or columns for some directions: (directions, lines)."""
+        return getattr(self.draws, of)(directions, purpose, self.rows if purpose == ROWS else self.columns)
+
+    def spread(self, lines: Any) -> Any:
+        """Lines (rows or 1, columns or 1) as they meet noise (rows, columns, *window)."""
+        return lines.reshape(*lines.shape, *(1,) * len(self.window))
+
+
+class SecondProduct(Family):
+    """Noise with a product of its own, beside the product of all rows with the weight."""
+
+    @abstractmethod
+    def moved(self, x: Any, apply: Apply) -> Any:
+        """Rows (repeats, directions, ..., inputs) times the noise of their directions."""
+
+    def product(self, x: Any, weight: Any, apply: Apply) -> Any:
+        """The sum of both products."""
+        moved = self.moved(x, apply)
+        scale = self.by_sign(x.shape[0], moved) * self.size
+        return self.together(x, weight, apply) + scale.astype(moved.dtype) * moved
+
+    def together(self, x: Any, kernel: Any, apply: Apply) -> Any:
+        """All rows times one kernel."""
+        outputs = apply(x.reshape(-1, *x.shape[2:]), kernel)
+        return outputs.reshape(*x.shape[:2], *outputs.shape[1:])
+
+
+def along(lines: Any, x: Any) -> Any:
+    """Lines of each direction, (directions, n), to meet the last dimension of rows."""
+    return lines.reshape(1, lines.shape[0], *(1,) * (x.ndim - 3), lines.shape[1])
+
+
+class SharedNoise(SecondProduct):
+    """One noise for all directions, with differences in the rows (`by_rows`), the columns (`by_columns`) or both."""
+
+    def __init__(self, perturbation: Perturbation, shape: tuple[int, ...], draws: Any) -> None:
+        super().__init__(perturbation, shape, draws)
+        self.by_rows, self.by_columns = perturbation.sides_of(self.rows, self.columns)
+
+    def shared(self) -> Any:
+        """The noise of all directions, of the lines that it has: (high, wide, *window)."""
+        return self.drawn(SHARED, self.high, self.wide)

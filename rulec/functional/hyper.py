@@ -1,0 +1,115 @@
+"""The values of hyper-parameters in a step; a default may follow from other hyper-parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rulec.functional.library import PureLibrary
+from rulec.functional.plan import Bucket
+from rulec.functional.values import Hypers
+from rulec.language.expr.node import Node, Op, const, names_in, node
+from rulec.language.expr.node import name as named
+from rulec.language.hyper import AT_START, Hyper, followed, followers, number_of, work_out
+
+
+def resolved(
+    owner: str, settings: Mapping[str, Hyper], chosen: Collection[str], numbers: Mapping[str, Any], machine_eps: float,
+    library: PureLibrary,
+) -> dict[str, Any]:  # fmt: skip
+    """Every hyper-parameter's value in a step: from `numbers`, traced or not, or its default.
+
+    Second learning rates have followed `lr`.
+
+    `chosen` are the names whose defaults are not used. HyperError where there is no default; `owner` names the rule.
+    """
+    pending = {name: setting.default for name, setting in settings.items() if name not in chosen}
+
+    def number(_: str, default: float | Node, values: Mapping[str, Any]) -> Any:
+        return _worked_out(default, values, library) if isinstance(default, Node) else default
+
+    values = work_out(pending, {"machine_eps": machine_eps, **numbers}, number, owner)
+    return _followed(settings, {name: values[name] for name in settings}, library)
+
+
+def _followed(settings: Mapping[str, Hyper], values: dict[str, Any], library: PureLibrary) -> dict[str, Any]:
+    second = followers(settings)
+    if not second:
+        return values
+    now, start = values["lr"], values[AT_START]
+    if all(isinstance(values[key], int | float) for key in ("lr", AT_START, *second)):
+        return followed(settings, values)
+    if now is start:  # whoever kept no rate of the start
+        return values
+    rates = {"lr": now, AT_START: start}
+    scaled = {key: _worked_out(_SCALED, {**rates, "second": values[key]}, library) for key in second}
+    return {**values, **scaled}
+
+
+#: A second learning rate as it follows the first: in arithmetic of the library, for numbers of any kind.
+_SCALED = node(
+    Op.MUL, named("second"),
+    node(Op.WHERE, node(Op.GT, named(AT_START), const(0)), node(Op.DIV, named("lr"), named(AT_START)), const(1)),
+)  # fmt: skip
+
+
+def _worked_out(default: Node, values: Mapping[str, Any], library: PureLibrary) -> Any:
+    known = {name: values[name] for name in names_in([default])}
+    if all(isinstance(x, int | float) for x in known.values()):
+        return number_of(default, known)
+
+    def leaf(value: Node) -> Any:
+        return library.constant(value.arg if value.arg not in known else known[str(value.arg)])
+
+    return library.evaluated([default], leaf)[default]
+
+
+class PureRows:
+    """The rows of a bucket's scalar table at the step `t`.
+
+    `row` has the row of each leaf, and `kept` one leaf of each row. `values` has every column and stored scalar, over
+    rows or as one number. `numbers` gives a buffer of numbers, for each leaf or one for all; `facts` those of a leaf.
+    """
+
+    def __init__(
+        self, bucket: Bucket, library: PureLibrary, t: Any, hyper: Hypers, numbers: Callable[[str], Any],
+        facts: Callable[[int], Mapping[str, Any]],
+    ) -> None:  # fmt: skip
+        self._bucket, self._library, self._t, self._hyper, self._numbers = bucket, library, t, hyper, numbers
+        self._facts = facts
+        per_leaf = bucket.own_rows or (np.ndim(t) > 0 and len(bucket.places) > 1)
+        rows = np.arange(len(bucket.places)) if per_leaf else bucket.group_at
+        self.kept, self.row = np.unique(rows, return_index=True, return_inverse=True)[1:]
+        roots = [*bucket.table.columns, *(s.value for s in bucket.table.stores)]
+        self.values = library.evaluated(roots, self._scalar)
+
+    def _scalar(self, value: Node) -> Any:
+        """A leaf of the scalar program: an array over rows, or one number."""
+        if value.op is Op.CONST:
+            return self._library.constant(float(value.arg))  # type: ignore[arg-type]
+        if value.op is Op.STEP:
+            return self._of_rows(self._t)
+        if value.op in (Op.HYPER, Op.MODEL_HYPER):
+            return self._stacked([self._hyper[self._bucket.group_at[i]][str(value.arg)] for i in self.kept])
+        if value.op is Op.FACT:
+            return self._stacked([self._facts(int(i))[str(value.arg)] for i in self.kept])
+        return self._rows_of(self._numbers(str(value.arg)))
+
+    def _of_rows(self, t: Any) -> Any:
+        return t if not np.ndim(t) else self._rows_of(self._library.take(t, np.array(self._bucket.places)))
+
+    def _rows_of(self, numbers: Any) -> Any:
+        if not np.ndim(numbers):
+            return numbers
+        return numbers[0] if len(self.kept) == 1 else self._library.take(numbers, self.kept)
+
+    def _stacked(self, numbers: Sequence[Any]) -> Any:
+        if all(x is numbers[0] for x in numbers) or len(numbers) == 1:
+            return self._library.constant(numbers[0])
+        return self._library.of.xp.stack([self._library.constant(x) for x in numbers])
+
+    def of_leaves(self, rows: Any) -> Any:
+        """Values of rows as values of leaves; one number stays one."""
+        return rows if not np.ndim(rows) else self._library.take(rows, self.row)

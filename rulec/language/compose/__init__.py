@@ -1,0 +1,1 @@
+"""Rules made from rules: sums, chains, wrappers, cases."""

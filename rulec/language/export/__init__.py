@@ -1,0 +1,1 @@
+"""Rules in the notation of others: LaTeX and sympy."""

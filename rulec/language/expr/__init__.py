@@ -1,0 +1,1 @@
+"""Expressions: interned nodes, their operations, text, counts and levels."""

@@ -1,0 +1,269 @@
+"""The functions of the rule language: their names, their arguments and their nodes.
+
+Text and Python both call through this one table, so they cannot differ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from rulec.language.expr import composed
+from rulec.language.expr.arithmetic import number_known
+from rulec.language.expr.counts import count_of
+from rulec.language.expr.levels import SIGNATURES, Level, bare_problem, reduction
+from rulec.language.expr.newton_schulz import SCHEDULES, Coefficients
+from rulec.language.expr.node import LEVELS, WAVES, Kind, Node, Op, const, name, node
+from rulec.language.expr.static import MUON, NORM, UNDIVIDED
+
+#: Most random draws of a rule.
+MAX_DRAWS = 1000
+
+#: Reduction -> the function of two values to advise where it is called with two.
+_OF_TWO = {"min": "minimum(a, b)", "max": "maximum(a, b)"}
+
+#: A number may be written as a node or as a plain number.
+Value = Node | float
+
+
+class CallError(ValueError):
+    """A call with wrong arguments. The parser adds the place."""
+
+
+@dataclass(frozen=True)
+class Function:
+    """One callable of the language.
+
+    `arguments` are the names of its values (a name in `[...]` is a list of extents), `optional` the keywords
+    with their defaults: a value where the default is a number or None, a word where `choices` lists it. The keywords in
+    `lists` may also be lists, those in `numbers` also numbers.
+    """
+
+    name: str
+    build: Callable[..., Node]
+    arguments: tuple[str, ...]
+    optional: Mapping[str, Any] = field(default_factory=dict)
+    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    lists: tuple[str, ...] = ()
+    numbers: tuple[str, ...] = ()
+
+    def signature(self) -> str:
+        """A call as messages show it: `clip(x, low, high)`."""
+        shown = {k: "t" if k == "at" else repr(v) for k, v in self.optional.items() if k != "draw"}
+        words = [f"{k}={v}" for k, v in shown.items()]
+        return f"{self.name}({', '.join([*self.arguments, *words])})"
+
+    def allowed(self, key: str) -> str:
+        """The values of a keyword that takes one of some words, as messages list them."""
+        words = [repr(c) for c in self.choices[key]]
+        return ", ".join([*words, *SIGNATURES.values()] if key == "per" else words)
+
+    def _chooses(self, key: str, value: Any) -> bool:
+        return value in self.choices[key] or value is self.optional[key]
+
+    def _advice(self, count: int) -> str:
+        other = _OF_TWO.get(self.name) if count == 2 else None
+        return f"{other}, or {self.signature()} for a reduction" if other else self.signature()
+
+    def __call__(self, *args: Any, **keywords: Any) -> Node:
+        if len(args) != len(self.arguments):
+            wanted = f"{len(self.arguments)} argument{'' if len(self.arguments) == 1 else 's'}"
+            raise CallError(f"{self.name} takes {wanted}, not {len(args)}: write {self._advice(len(args))}")
+        for argument, value in zip(self.arguments, args, strict=True):
+            is_list = argument.startswith("[")
+            if not isinstance(value, list if is_list else Node | int | float):
+                wanted = "a list of two extents" if is_list else "values, not lists and texts"
+                raise CallError(f"{self.name} takes {wanted}: write {self.signature()}")
+        for key, value in keywords.items():
+            if key not in self.optional:
+                raise CallError(f"{self.name} has no argument {key!r}: write {self.signature()}")
+            if isinstance(value, list):
+                if key not in self.lists:
+                    raise CallError(f"{key} of {self.name} is no list: write {self.signature()}")
+            elif key in self.numbers and not isinstance(value, str):
+                continue
+            elif key in self.choices and not isinstance(value, Level) and not self._chooses(key, value):
+                bare = bare_problem(value) if key == "per" else ""
+                raise CallError(bare or f"{key} of {self.name} is one of {self.allowed(key)}, not {value!r}")
+        value = self.build(*args, **{**self.optional, **keywords})
+        count = count_of(value)
+        if count is not None and (problem := count.problem({})):
+            raise CallError(problem)
+        return value
+
+
+def as_node(value: Any) -> Node:
+    """A plain number as a constant node; a node as it is."""
+    return value if isinstance(value, Node) else const(float(value))
+
+
+def numbered(value: Node, draw: int) -> tuple[Node, int]:
+    """A random draw with its number, the author's or else `draw`, and the next free number; other values unchanged."""
+    if value.op.kind is not Kind.RANDOM:
+        return value, draw
+    number = draw if value.arg is None else cast(int, value.arg)
+    return node(value.op, *value.args, number), max(draw, number + 1)
+
+
+def _plain(op: Op, *arguments: str) -> Function:
+    return Function(op.symbol, lambda *args: node(op, *map(as_node, args)), arguments)
+
+
+def _reduction(op: Op) -> Function:
+    def build(x: Value, per: str | Level) -> Node:
+        return reduction(op, as_node(x), per)
+
+    return Function(op.symbol, build, ("x",), {"per": "tensor"}, {"per": LEVELS[1:]})
+
+
+def _composed(name: str, build: Callable[..., Node], *arguments: str) -> Function:
+    return Function(name, lambda *args: build(*map(as_node, args)), arguments)
+
+
+def _composed_reduction(name: str, build: Callable[[Node, str | Level], Node]) -> Function:
+    def of_value(x: Value, per: str | Level) -> Node:
+        return build(as_node(x), per)
+
+    return Function(name, of_value, ("x",), {"per": "tensor"}, {"per": LEVELS[1:]})
+
+
+def _random(op: Op) -> Function:
+    def build(shape: Sequence[Value], at: Value | None, draw: Value | None) -> Node:
+        if len(shape) != 2:
+            raise CallError(
+                f"{op.symbol} takes a list of two extents, not {len(shape)}: write {op.symbol}([rows, cols])"
+            )
+        position = name("t") if at is None else as_node(at)
+        number = None if draw is None else as_node(draw)
+        if number is not None and (number.op is not Op.CONST or number.arg not in range(MAX_DRAWS)):
+            raise CallError(
+                f"draw of {op.symbol} is a whole number below {MAX_DRAWS}: it tells the draws of a rule apart"
+            )
+        return node(op, position, *map(as_node, shape), None if number is None else int(cast(float, number.arg)))
+
+    return Function(op.symbol, build, ("[rows, cols]",), {"at": None, "draw": None})
+
+
+def _newton_schulz(x: Value, steps: Value, dtype: str | None, coefficients: Any, normalize: Any) -> Node:
+    schedule = coefficients if isinstance(coefficients, str) else _schedule(coefficients)
+    divided = () if (by := _divisor(normalize)) == NORM else (by,)
+    return node(Op.NEWTON_SCHULZ, as_node(x), as_node(steps), (dtype, schedule, *divided))
+
+
+def _divisor(normalize: Any) -> str | float:
+    """The divisor of a matrix: a word for it, or a number to multiply the norm by."""
+    if isinstance(normalize, str):
+        return normalize
+    number = _number(normalize)
+    if number is None or not 0 < number < math.inf:
+        raise CallError(
+            "normalize of newton_schulz is 'norm', 'none', or the number that the norm is multiplied by, above 0 and "
+            "known in advance: write normalize=1.02"
+        )
+    return NORM if number == 1 else number
+
+
+def _schedule(rows: Sequence[Any]) -> Coefficients:
+    """Three numbers, or three for each iteration, as numbers."""
+    rows = rows if rows and all(isinstance(row, list) for row in rows) else [rows]
+    numbers = tuple(tuple(_number(x) for x in row) for row in rows)
+    if any(len(row) != 3 or None in row for row in numbers):
+        raise CallError(
+            "coefficients of newton_schulz are three numbers, or a list of three for each iteration: write "
+            "coefficients=[3.4445, -4.775, 2.0315]"
+        )
+    return cast(Coefficients, numbers)
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, Node):
+        return number_known(value, {})
+    return None if isinstance(value, list | str) else float(value)
+
+
+def _concat(a: Value, b: Value, axis: Value) -> Node:
+    number = as_node(axis)
+    if number not in (const(0), const(1)):
+        raise CallError("axis of concat is 0 for rows below rows, or 1 for columns beside columns")
+    return node(Op.CONCAT, as_node(a), as_node(b), (int(cast(float, number.arg)),))
+
+
+def _solve(a: Value, b: Value, kind: str) -> Node:
+    return node(Op.SOLVE, as_node(a), as_node(b), (kind,))
+
+
+def part(x: Node, axis: str, start: Value | None, stop: Value | None) -> Node:
+    """Rows or columns of a matrix, from a bound up to another; None for the first and for the end."""
+    bounds = const(0) if start is None else as_node(start), const(math.inf) if stop is None else as_node(stop)
+    value = node(Op.SLICE, x, *bounds, (axis,))
+    count = count_of(value)
+    if count is not None and (problem := count.problem({})):
+        raise CallError(problem)
+    return value
+
+
+#: Function of two results -> the value of each, from the call and its matrix.
+PAIRS: Mapping[Op, Callable[[Node, Node], tuple[Node, Node]]] = {
+    Op.QR: lambda call, x: (call, node(Op.TRIU, node(Op.MATMUL, node(Op.TRANSPOSE, call), x))),
+    Op.EIGH: lambda call, x: (
+        node(Op.DIAG, node(Op.MATMUL, node(Op.MATMUL, node(Op.TRANSPOSE, call), x), call)), call
+    ),
+}  # fmt: skip
+
+
+def _inverse_root(x: Value, order: Value, eps: Value) -> Node:
+    operands = [as_node(x), as_node(order), as_node(eps)]
+    return node(Op.INVERSE_ROOT, *(operands[:2] if operands[2] is const(0) else operands))
+
+
+#: What a matrix given to `solve` is: its elements below or above the diagonal are not read where they are zero.
+KINDS = ("full", "upper", "lower")
+
+_FLOATS = ("float32", "float64", "bfloat16", "float16")
+
+#: Every function of the language by the name it is called by.
+FUNCTIONS: dict[str, Function] = {
+    f.name: f
+    for f in (
+        *(_plain(op, "x") for op in (Op.SQRT, Op.RSQRT, Op.CBRT, Op.ABS, Op.SIGN, Op.EXP, Op.LOG, Op.TANH)),
+        *(_plain(op, "x") for op in (Op.SIGMOID, Op.ERF, Op.FLOOR, Op.ISFINITE, *WAVES)),
+        *(_plain(op, "a", "b") for op in (Op.MINIMUM, Op.MAXIMUM)),
+        _plain(Op.ATAN2, "y", "x"),
+        _composed("atan", composed.arc_tangent, "x"),
+        _plain(Op.WHERE, "condition", "a", "b"),
+        _composed("clip", composed.clip, "x", "low", "high"),
+        _composed("median", composed.median, "a", "b", "c"),
+        _composed("round", composed.rounded, "x"),
+        _composed("softplus", composed.softplus, "x"),
+        *(_reduction(op) for op in (Op.SUM, Op.MEAN, Op.NORM, Op.RMS, Op.MIN, Op.MAX, Op.COUNT_NONZERO)),
+        _composed_reduction("variance", composed.variance),
+        _composed_reduction("std", composed.deviation),
+        _composed_reduction("softmax", composed.softmax),
+        _plain(Op.DIM, "i"),
+        Function("matmul", lambda a, b: node(Op.MATMUL, as_node(a), as_node(b)), ("a", "b")),
+        _plain(Op.TRANSPOSE, "x"),
+        _plain(Op.EYE, "n"),
+        *(_plain(op, "x") for op in (Op.DIAG, Op.TRIU, Op.TRIL)),
+        Function("concat", _concat, ("a", "b"), {"axis": 0}),
+        Function("solve", _solve, ("a", "b"), {"kind": "full"}, {"kind": KINDS}),
+        _plain(Op.CHOLESKY, "x"),
+        _plain(Op.TOPK, "x", "k"),
+        Function(
+            "newton_schulz",
+            _newton_schulz,
+            ("x",),
+            {"steps": 5, "dtype": None, "coefficients": MUON, "normalize": NORM},
+            {"dtype": _FLOATS, "coefficients": tuple(SCHEDULES), "normalize": (NORM, UNDIVIDED)},
+            ("coefficients",),
+            ("normalize",),
+        ),
+        _plain(Op.QR, "x"),
+        _plain(Op.EIGH, "x"),
+        _plain(Op.SINGULAR_VECTORS, "x", "rank"),
+        Function("inverse_root", _inverse_root, ("x", "order"), {"eps": 0}),
+        _random(Op.UNIFORM),
+        _random(Op.NORMAL),
+    )
+}

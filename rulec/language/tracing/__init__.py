@@ -1,0 +1,1 @@
+"""Rules written as Python functions, which are traced."""

@@ -1,0 +1,1 @@
+"""Rules in YAML: the document, its schema, reading and writing."""

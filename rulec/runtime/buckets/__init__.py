@@ -1,0 +1,1 @@
+"""Tensors of one program and layout: their numbers, scalar tables and launches."""

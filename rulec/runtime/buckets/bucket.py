@@ -1,0 +1,287 @@
+"""Tensors and the buckets they are in."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+
+from rulec.array_api.bits import words_of
+from rulec.array_api.library import Library
+from rulec.array_api.slices import Runs, runs_of
+from rulec.backend.protocol import Backend, Call, Kernel
+from rulec.compiler.ir import Program, Site
+from rulec.compiler.layout import Layout, is_shaped, scheduled
+from rulec.compiler.memory import Ring, ringed, turned
+from rulec.compiler.narrow import narrowed
+from rulec.compiler.pipeline import compile
+from rulec.compiler.view import MatrixView
+from rulec.debug import LEVEL
+from rulec.language.expr.node import Node
+from rulec.language.rule import Rule
+from rulec.runtime.arrays import Vector
+from rulec.runtime.buckets.counts import Counts, DeviceCounts
+from rulec.runtime.buckets.flat import Sets
+from rulec.runtime.buckets.plan import Plan
+from rulec.runtime.buckets.scalar_table import ScalarRows
+from rulec.runtime.buckets.scalar_table_device import DeviceScalarRows
+from rulec.runtime.distributed.partial import Whole
+from rulec.runtime.distributed.process_group import Peers
+from rulec.runtime.distributed.shards import Halves
+from rulec.runtime.storage.quantized import Decoded, kernel_of
+
+#: Most bound calls that a bucket keeps for turns of its rings.
+MAX_TURNS = 256
+
+
+@dataclass
+class Tensor:
+    """A parameter of the engine. It has no bucket and no state until its first gradient.
+
+    `number` makes its random numbers different from other tensors'; `rule` is the rule after routing. Of a part of a
+    tensor, `whole` is what it is a part of. `shapes` has the shapes of states with one of their own, of the whole
+    tensor, by name.
+    """
+
+    array: Any
+    group: int
+    name: str
+    rule: Rule
+    view: MatrixView
+    number: int
+    maximize: bool = False
+    whole: Whole | None = None
+    bucket: Bucket | None = None
+    position: int = 0
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def numel(self) -> int:
+        """The number of elements, of the whole tensor."""
+        return int(self.view.facts["numel"])
+
+    @cached_property
+    def cuts(self) -> tuple[tuple[str, Peers], ...]:
+        """The axis of each cut, b, i or j, with the processes along it."""
+        return () if self.whole is None else tuple((self.view.axis(d), peers) for d, peers in self.whole.cuts)
+
+    @cached_property
+    def lines(self) -> tuple[Runs, Runs] | None:
+        """The rows and the columns here, of the whole tensor's matrices; None where all are."""
+        if self.whole is None or not self.cuts:
+            return None
+        shape, indices = self.whole.shape, self.whole.indices
+        rows, cols = (
+            runs_of([shape[axis] for axis in axes], [indices[axis] for axis in axes])
+            for axes in (self.view.whole or self.view).axes
+        )
+        return rows, cols
+
+    @property
+    def halved(self) -> bool:
+        """Whether the matrices of a part are parts of matrices."""
+        return any(letter in "ij" for letter, _ in self.cuts)
+
+    @cached_property
+    def halves(self) -> Halves | None:
+        """Where the parts of its arrays lie, where matrices are cut that the rule needs whole."""
+        spread = None if self.whole is None or not self.halved else self.whole.spread
+        if self.whole is None or spread is None:
+            return None
+        return Halves(self.view, self.whole.shape, spread, self.shapes)
+
+    def beyond(self, letters: frozenset[str]) -> tuple[Peers, ...]:
+        """The processes for completing a reduction without these axes."""
+        return tuple(peers for letter, peers in self.cuts if letter in letters)
+
+
+@dataclass
+class Version:
+    """A program of a bucket for one outcome of its predicates, its kernel, and the kernel bound to the tensors.
+
+    A launch of it `waits` where it needs values of other launches or of other processes, and `exchanges` where it needs
+    matrices whole of which parts are here. After one that `turns`, entries of histories change their arrays.
+    """
+
+    program: Program
+    layout: Layout
+    kernel: Kernel
+    plan: Plan
+    waits: bool
+    exchanges: bool
+    turns: bool = False
+    rows: ScalarRows | DeviceScalarRows | None = None
+    call: Call | None = None
+
+    @property
+    def narrow(self) -> frozenset[Node]:
+        """The values that kernels read in 16 bits."""
+        return frozenset(self.program.result(name).value for name, _ in self.layout.results)
+
+
+@dataclass
+class Bucket:
+    """Tensors that one kernel updates in one call: of one program, device and layout, and of any groups.
+
+    `library` computes the values between its stages; `decoded` gives memory for decoded states. Where `parted`, tensors
+    are parts of others: processes may refuse a step when they meet, or fail in it, so no state is written before the
+    last stage. Where `halved`, they are parts of matrices. Where `resident`, counts and scalars are on the device, and
+    a branch on them has both arms in the kernel. Random bits follow from `seed`.
+    """
+
+    program: Program
+    layout: Layout
+    device: str
+    backend: Backend
+    static: Mapping[str, float]
+    library: Library
+    decoded: Decoded
+    parted: bool = False
+    halved: bool = False
+    resident: bool = False
+    seed: int = 0
+    tensors: list[Tensor] = field(default_factory=list)
+    params: list[Any] = field(default_factory=list)
+    states: list[dict[str, Any]] = field(default_factory=list)
+    counts: Counts | DeviceCounts = field(default_factory=lambda: Counts(Vector(np.zeros(0), [])))
+    scalar_states: dict[str, Vector] = field(default_factory=dict)
+    facts: list[dict[str, float]] = field(default_factory=list)
+    versions: dict[tuple[bool, ...], Version] = field(default_factory=dict)
+    sites: dict[tuple[bool, ...], list[Site]] = field(default_factory=dict)
+    #: The histories, whether their entries change arrays in place of copies, and how far those of each tensor have.
+    rings: tuple[Ring, ...] = ()
+    turning: bool = False
+    turns: np.ndarray[Any, np.dtype[np.int64]] = field(default_factory=lambda: np.zeros(0, np.int64))
+    ringed: Version | None = None
+    at_turn: dict[int, Version] = field(default_factory=dict)
+    #: The groups of the tensors, in order.
+    groups: np.ndarray[Any, np.dtype[np.int64]] = field(default_factory=lambda: np.zeros(0, np.int64))
+    #: What steps of the same tensors have in common on a device.
+    sets: Sets = field(default_factory=Sets)
+
+    def compiled(self, decided: tuple[bool, ...] = ()) -> Version:
+        """The version for this outcome of the program's predicates, in their order; compiled at the first call."""
+        version = self.versions.get(decided)
+        if version is None:
+            version = self.versions[decided] = self._compiled(self._program(decided))
+        return version
+
+    def specializes(self, decided: tuple[bool, ...], alike: bool) -> bool:
+        """Whether tensors with this outcome can take the program with their arms alone; else that with all arms.
+
+        All arms are needed where a branch assigns a state that several tensors share, and where outcomes in a step are
+        not `alike` and the reductions over several tensors are other ones on other arms.
+        """
+        if self.program.shares_in_branches:
+            return False
+        return alike or self._sites(decided) == self._sites(())
+
+    def _sites(self, decided: tuple[bool, ...]) -> list[Site]:
+        """The sites of the reductions over several tensors, in the order of a step."""
+        if decided not in self.sites:
+            program = self._program(decided)
+            self.sites[decided] = [program.sites[n] for n in program.joins]
+        return self.sites[decided]
+
+    def _program(self, decided: tuple[bool, ...]) -> Program:
+        """The program for this outcome of the predicates."""
+        program = self.program
+        if not decided:
+            return program
+        assumed = {place: truth for (place, _), truth in zip(program.predicates, decided, strict=True)}
+        return compile(program.rule, self.facts[0], self.static, assumed, memory=program.memory)
+
+    def _compiled(self, program: Program) -> Version:
+        program, layout = scheduled(program, self.layout.of(program), early=not self.parted)
+        if getattr(self.backend, "narrow", False) and not self.parted:
+            layout = narrowed(program, layout)
+        source, kernel = kernel_of(self.backend, program, layout, self.decoded, partial(self.library.join, axis=0))
+        if LEVEL >= 4:
+            print(source, file=sys.stderr)
+        plan = Plan(program, self.halved)
+        exchanges = plan.delegations is not None and bool(plan.delegations.whole)
+        waits = exchanges or not plan.alone or (self.parted and plan.reduces)
+        return Version(program, layout, kernel, plan, waits, exchanges)
+
+    def version(self, decided: tuple[bool, ...] = ()) -> Version:
+        """The compiled version for this outcome, bound to the tensors."""
+        version = self.versions.get(decided) or self.compiled(decided)
+        if version.call is None:
+            self._bind(version, self.states)
+        return version
+
+    def turned(self, turns: int) -> Version:
+        """The compiled version for tensors whose rings have turned so far, bound to their arrays."""
+        version = self.at_turn.get(turns)
+        if version is None:
+            if len(self.at_turn) >= MAX_TURNS:
+                self.at_turn.clear()
+            if self.ringed is None:
+                self.ringed = self._compiled(ringed(self.program)[0])
+            version = self.at_turn[turns] = replace(self.ringed, turns=True)
+            ahead = [turns - int(now) for now in self.turns]
+            states = [turned(s, self.rings, self.layout, n) for s, n in zip(self.states, ahead, strict=True)]
+            self._bind(version, states)
+        return version
+
+    def turn(self, fired: Any) -> None:
+        """Turns the rings of the tensors at the positions `fired`, None for all, after an update of theirs."""
+        for position in range(len(self.states)) if fired is None else fired:
+            self.states[position].update(turned(self.states[position], self.rings, self.layout, 1))
+        chosen = slice(None) if fired is None else fired
+        self.turns[chosen] = (self.turns[chosen] + 1) % math.lcm(*map(len, self.rings))
+        for version in self.versions.values():
+            version.call = None
+
+    def stop_turning(self) -> None:
+        """From now on a step copies the entries of histories: another kernel will know their arrays."""
+        self.turning = False
+
+    def _bind(self, version: Version, all_states: list[dict[str, Any]]) -> None:
+        views = [[t.view for t in self.tensors]] if is_shaped(version.program) else []
+        version.call = version.kernel.bind(self.params, all_states, *views)
+        words = [words_of(self.seed, t.number, None if t.whole is None else t.whole.piece) for t in self.tensors]
+        facts = [{**of_shape, **of_bits} for of_shape, of_bits in zip(self.facts, words, strict=True)]
+        if self.resident:
+            version.rows = DeviceScalarRows(version.program, self.groups, facts, self.library)
+        else:
+            version.rows = ScalarRows(version.program, self.groups, facts)
+
+    def knows_only_there(self, state: str) -> bool:
+        """Whether a scalar state is kept on the device, because it follows from reductions of kernels there."""
+        late = any(s.buffer == state for s in self.program.finish)
+        return self.resident or (late and getattr(self.backend, "on_device", False))
+
+    def under(self, program: Program) -> Bucket:
+        """The same tensors and states under another program; its `t` in the next step is the count so far."""
+        counts = self.counts.over(Vector(self.counts.numbers - 1, []))
+        return replace(
+            self, program=program, layout=self.layout.of(program), counts=counts, versions={}, sites={}, turning=False
+        )
+
+    def within(self, program: Program, counts: bool) -> Bucket:
+        """The same tensors and states under a program for one part of a step; the part advances `t` where `counts`."""
+        held = self.counts if counts else self.counts.held()
+        return replace(
+            self, program=program, layout=self.layout.of(program), counts=held, versions={}, sites={}, turning=False
+        )
+
+    def of_rows(self, position: int, param: Any, states: Mapping[str, Any]) -> Bucket:
+        """The same tensors, where for one of them some rows of it and its states stand, copies of their own."""
+        self.compiled(next(iter(self.versions), ()))
+        params, all_states = [*self.params], [*self.states]
+        params[position], all_states[position] = param, dict(states)
+        versions = {decided: replace(v, rows=None, call=None) for decided, v in self.versions.items()}
+        return replace(self, params=params, states=all_states, versions=versions, turning=False, sets=Sets())
+
+    def rebind(self) -> None:
+        """Drops the bound calls: tensors moved, or joined."""
+        self.at_turn.clear()
+        self.sets.clear()
+        for version in self.versions.values():
+            version.call = None

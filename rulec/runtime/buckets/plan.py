@@ -1,0 +1,168 @@
+"""The plan of a program: the values to compute between its stages, and their order, for every step."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from rulec.compiler.axes import AxisInference, over_repeated
+from rulec.compiler.ir import Axes, Program, Stage
+from rulec.language.expr.node import Kind, Node, Op, walk
+from rulec.runtime.buckets.flat import axes_in_flat
+from rulec.runtime.buckets.projection import Projection, Search
+from rulec.runtime.distributed.owner_plan import Delegation, Delegations
+
+#: Operations with a result in their operand's memory: it must be copied before the operand is written.
+VIEWS = (Op.LOAD, Op.TRANSPOSE)
+
+
+@dataclass(frozen=True)
+class Gap:
+    """The values computed before a stage, or after the last one, each after its operands.
+
+    `over` maps a value to the values with their last use in it. A `projection`, if any, is computed tile by tile. For
+    parts of matrices, `delegations` are the values of their owners.
+    """
+
+    values: tuple[Node, ...]
+    over: Mapping[Node, tuple[Node, ...]] = field(default_factory=dict)
+    projection: Projection | None = None
+    delegations: tuple[Delegation, ...] = ()
+
+
+class Plan:
+    """The gaps of a program, one before each stage and one after the last, and the axes of their values.
+
+    Values stored at the end of the step are computed before the last stage wherever possible: its kernel overwrites
+    their operands, and an error should come before anything is written. A value after the last stage follows from its
+    reductions and from operands computed before it. `held` are the operands that must be copied before the kernel runs.
+
+    `alone` is True where no tensor's update needs another tensor's value; then a bucket can be updated part by part.
+    Where `halved`, matrices are in parts, and `delegations` has the values of whole ones; else it is None.
+    """
+
+    def __init__(self, program: Program, halved: bool = False) -> None:
+        self.program = program
+        inference = AxisInference(program)
+        done: set[Node] = set()
+        gaps = []
+        for index, stage in enumerate(program.stages):
+            wanted = program.wanted_before(index)
+            if index == len(program.stages) - 1:
+                waiting = _out_of_order(program, stage, wanted, done)
+                wanted += _before([s.value for s in program.finish], stage, waiting)
+            gaps.append(_gap(program, wanted, done))
+        self.gaps = (*gaps, _gap(program, [s.value for s in program.finish], done))
+        #: The values computed after the last stage.
+        self.after = frozenset(self.gaps[-1].values)
+        early = _before([s.value for s in program.finish], program.stages[-1], waiting)
+        self.held = [n for n in early if n.op in VIEWS]
+        self.axes: dict[Node, Axes] = {value: inference.axes(value) for value in done}
+        #: The values that are numbers of tensors, groups or the model.
+        self.numbers = frozenset(value for value, axes in self.axes.items() if axes.number)
+        #: The axes of values in flat arrays; None for values that are never in one.
+        self.in_flat = {value: axes_in_flat(axes) for value, axes in self.axes.items()}
+        #: The reductions of values kept once for all matrices of a batch.
+        self.over_repeated = over_repeated((value for gap in self.gaps for value in gap.values), self.axes)
+        self.delegations: Delegations | None = None
+        self.gaps = self._delegated() if halved else self._followed()
+        #: The states that get their new values in a gap, and not at the end of the step.
+        self.stored_early = frozenset(name for g in self.gaps if g.projection for name in g.projection.stored)
+        #: Whether the last stage, or what follows it, may wait for other processes.
+        self.ends_later = bool(program.stages[-1].reduces) or any(
+            n.op.kind is Kind.REDUCE or n.op.kind is Kind.MATRIX for n in self.gaps[-1].values
+        )
+        self.alone = not program.joins
+        #: Whether anything is reduced.
+        self.reduces = any(stage.reduces for stage in program.stages) or any(n.op.kind is Kind.REDUCE for n in done)
+        #: Whether late columns are of groups and the model: then tensors that share a row still do.
+        self.late_alike = all(set(self.axes[c.value].letters) <= {"k"} for c in program.late)
+        #: The states that gaps read or write as vectors, with their axes; and those of them that gaps read.
+        self.vector_states = _vector_states(program)
+        self.vectors_read = [str(n.arg) for g in self.gaps for n in g.values if n.op is Op.LOAD]
+        self.vectors_read = [name for name in dict.fromkeys(self.vectors_read) if name in self.vector_states]
+        self.scratch = [b.name for b in program.buffers if b.role == "scratch"]
+        #: Whether anything as large as a parameter is made that is gone after the step.
+        self.large = bool(self.scratch) or any(v.axes.elementwise for v in program.vectors)
+        #: Whether there is more to a step than one kernel call.
+        self.staged = not program.elementwise or program.skip is not None or any(
+            b.role == "input" for b in program.buffers
+        )  # fmt: skip
+
+    def _followed(self) -> tuple[Gap, ...]:
+        """The gaps, with the last uses of values and with projections; both need all gaps."""
+        program, every = self.program, [value for gap in self.gaps for value in gap.values]
+        users: dict[Node, list[Node]] = {value: [] for value in every}
+        for value in every:
+            for operand in value.args:
+                users[operand].append(value)
+        roots = self._roots() + self.held
+        kept = {*roots, *(s.value for s in program.finish)}
+        last = {v: users[v][-1] for v in every if users[v] and v not in kept}
+        over: dict[Node, tuple[Node, ...]] = {}
+        for value, user in last.items():
+            over[user] = (*over.get(user, ()), value)
+        search = Search(program, self.axes, users, roots)
+        return tuple(replace(gap, over=over, projection=search.find(gap.values)) for gap in self.gaps)
+
+    def _roots(self) -> list[Node]:
+        """The values that kernels use, and `skip`."""
+        program = self.program
+        roots = [program.columns[i].value for stage in program.stages for i in stage.columns]
+        return roots + [v.value for v in program.vectors] + ([] if program.skip is None else [program.skip])
+
+    def _delegated(self) -> tuple[Gap, ...]:
+        """The gaps with their delegations."""
+        kept = frozenset({*self._roots(), *(s.value for s in self.program.finish)})
+        self.delegations = Delegations(self.program, [gap.values for gap in self.gaps], self.axes, kept)
+        return tuple(
+            replace(gap, delegations=tuple(cuts)) for gap, cuts in zip(self.gaps, self.delegations.gaps, strict=True)
+        )
+
+
+def _vector_states(program: Program) -> dict[str, str]:
+    """The states of rows, columns or matrices, with their axes in flat arrays."""
+    axes = {b.name: axes_in_flat(b.axes) for b in program.states if b.name not in program.memory.unbiased}
+    return {name: letters for name, letters in axes.items() if letters}
+
+
+def _out_of_order(program: Program, stage: Stage, wanted: Sequence[Node], done: set[Node]) -> frozenset[Node]:
+    """The joins that must not be computed before the last stage, as one before them waits for its reductions."""
+    finish = [s.value for s in program.finish]
+    needed = set(walk(wanted, done))
+    early = set(walk([*wanted, *_before(finish, stage)], done))
+    later = [n for n in program.joins if n not in done]
+    missing = next((place for place, n in enumerate(later) if n not in early), len(later))
+    return frozenset(n for n in later[missing:] if n in early and n not in needed)
+
+
+def _before(roots: Sequence[Node], stage: Stage, waiting: Container[Node] = ()) -> list[Node]:
+    """The roots that do not depend on reductions of the stage or on `waiting`, and such operands of the others."""
+    names = {r.name for r in stage.reduces}
+    late: set[Node] = set()
+    for value in walk(roots):
+        reduced = value.op is Op.RESULT and value.arg in names
+        if reduced or value in waiting or not late.isdisjoint(value.args):
+            late.add(value)
+    candidates = [*roots, *(a for value in walk(roots) if value in late for a in value.args)]
+    return list(dict.fromkeys(value for value in candidates if value not in late))
+
+
+def _gap(program: Program, wanted: Sequence[Node], done: set[Node]) -> Gap:
+    """A gap: the joins in their order, up to the last that is needed, and the values wanted."""
+    needed = set(walk(wanted, done))
+    count = max((place for place, n in enumerate(program.joins, 1) if n in needed), default=0)
+    values = tuple(walk([*program.joins[:count], *wanted], done))
+    done.update(values)
+    return Gap(values)
+
+
+def needs_matrix(program: Program) -> str | None:
+    """The first matrix function that a program applies to an array of the parameter's shape; None without one."""
+    roots = program.between
+    wide = {b.name for b in program.buffers if b.axes.elementwise}
+    for value in walk(roots):
+        reads = any(a.op is Op.LOAD and a.arg in wide for a in value.args)
+        if value.op.kind is Kind.MATRIX and reads:
+            return value.op.symbol
+    return None

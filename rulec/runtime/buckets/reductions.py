@@ -1,0 +1,166 @@
+"""Reductions over the tensors of a group or the model, across launches, engines and processes."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from rulec.array_api.library import Library
+from rulec.array_api.reductions import REDUCTIONS
+from rulec.compiler.ir import Site
+from rulec.language.expr.node import Op
+from rulec.runtime.distributed.all_to_all import Assigning, Gathering
+from rulec.runtime.distributed.partial import Partials
+from rulec.runtime.distributed.process_group import Meeting
+
+Array = np.ndarray[Any, Any]
+
+
+class Across(Protocol):
+    """Other processes, with other tensors."""
+
+    def total(self, op: Op, numbers: Any) -> Any:
+        """The numbers reduced place by place over all processes. Every process gets the same result."""
+        ...
+
+    def fail(self, error: Exception, tensors: Sequence[str]) -> Exception:
+        """Tells waiting processes of an error at some tensors. The result is the error to raise here."""
+        ...
+
+
+@dataclass(eq=False)
+class Processes:
+    """The processes that take part in reductions over the groups and the model of one engine.
+
+    `across` reduces with the other processes, or is None. `places` maps a group of this process to its place among all
+    groups; `group_count` is the number of all groups. `meeting` is for processes that have parts of the same tensors.
+    """
+
+    across: Across | None = None
+    places: Sequence[int] = ()
+    group_count: int = 0
+    meeting: Meeting | None = None
+
+    @property
+    def several(self) -> bool:
+        """Whether there are other processes."""
+        return self.across is not None or self.meeting is not None
+
+    def total(self, op: Op, numbers: Any) -> Any:
+        """`across.total`; RulecError, in all processes, where one has failed."""
+        assert self.across is not None
+        if self.meeting is not None:
+            self.meeting.check()
+        return self.across.total(op, numbers)
+
+    def conclude(self) -> None:
+        """Comes before anything is written. RulecError, in all processes, where one has failed."""
+        if self.meeting is not None:
+            self.meeting.conclude()
+
+    def end(self) -> None:
+        """Comes when everything is written."""
+        if self.meeting is not None:
+            self.meeting.end()
+
+    def raise_failure(self) -> None:
+        """The error of this process in the last round, in which others waited for it."""
+        if self.meeting is not None and self.meeting.failure.error is not None:
+            raise self.meeting.failure.error
+
+    def fail(self, error: Exception, tensors: Sequence[str]) -> Exception:
+        """Tells waiting processes of an error at some tensors. The result is the error to raise here."""
+        told = error if self.meeting is None else self.meeting.fail(error, tensors)
+        return told if self.across is None else self.across.fail(told, tensors)
+
+
+@dataclass(frozen=True)
+class Join:
+    """A reduction over several tensors that waits for the values of other launches.
+
+    `values` has one number for each fired tensor, or for each of their groups where `per_group`. `groups` are the
+    groups of these numbers, in the counting of `owner`.
+    """
+
+    site: Site
+    op: Op
+    level: str
+    values: Any
+    groups: Array
+    library: Library
+    per_group: bool = False
+    owner: Processes = field(default_factory=Processes)
+
+
+@dataclass(frozen=True)
+class Writing:
+    """A wait of a launch before its last stage, which writes: until no launch of the step can fail in an exchange."""
+
+
+#: A computation that yields where it needs values of other launches, and is sent the result for each of its tensors;
+#: or where it needs reductions of other parts of its tensors, or work on whole tensors, and is sent the results.
+Waits = Join | Partials | Assigning | Gathering | Writing
+Joining = Generator[Waits, Any, None]
+
+
+def joined(joins: Sequence[Join]) -> list[Any]:
+    """The result of one reduction for each launch: one number, or one for each value of the launch.
+
+    The library of the first launch reduces, in the order of the launches.
+    """
+    library, across = joins[0].library, joins[0].owner.across
+    if joins[0].level == "model":
+        total = _total(library, joins)
+        if across is not None:
+            total = joins[0].owner.total(joins[0].op, library.together([total]))[0]
+        return [join.library.numbers(total) for join in joins]
+    owners = {id(join.owner): [j for j in joins if j.owner is join.owner] for join in joins}
+    by_group = {
+        (owner, group): _total(library, [_of_group(join, group) for join in owned])
+        for owner, owned in owners.items()
+        for group in np.unique(np.concatenate([j.groups for j in owned])).tolist()
+    }
+    if across is not None:
+        by_group = _across_groups(library, joins, by_group)
+    return [join.library.numbers(_spread_groups(library, join, by_group)) for join in joins]
+
+
+def _across_groups(library: Library, joins: Sequence[Join], by_group: Mapping[tuple[int, int], Any]) -> Any:
+    """The numbers of groups, reduced over all processes."""
+    owners = {id(join.owner): join.owner for join in joins}
+    places = {(owner, group): owners[owner].places[group] for owner, group in by_group}
+    op = joins[0].op
+    numbers = [library.constant(REDUCTIONS[op].nothing)] * joins[0].owner.group_count
+    for key, place in places.items():
+        numbers[place] = by_group[key]
+    total = joins[0].owner.total(op, library.together(numbers))
+    return {key: total[place] for key, place in places.items()}
+
+
+def _spread_groups(library: Library, join: Join, by_group: Mapping[tuple[int, int], Any]) -> Any:
+    """The number of the group of each value of a launch."""
+    groups, places = np.unique(join.groups, return_inverse=True)
+    return library.take(library.together([by_group[id(join.owner), g] for g in groups.tolist()]), places)
+
+
+def _of_group(join: Join, group: int) -> Join:
+    mine = join.groups == group
+    if mine.all():
+        return join
+    return replace(join, values=join.library.take(join.values, np.flatnonzero(mine)), groups=join.groups[mine])
+
+
+def _total(library: Library, joins: Sequence[Join]) -> Any:
+    """All values reduced to one, launch by launch in their order. The number of a group counts once."""
+    op = joins[0].op
+    if joins[0].per_group:
+        places = {(id(j.owner), g): (j, i) for j in joins for i, g in enumerate(j.groups.tolist())}
+        once = [library.numbers(join.library.take(join.values, np.array([i]))) for join, i in places.values()]
+        return library.reduce(op, library.together(once))
+    total = library.constant(REDUCTIONS[op].nothing)
+    for join in joins:
+        total = library.arithmetic[REDUCTIONS[op].join](total, library.numbers(join.library.reduce(op, join.values)))
+    return total

@@ -1,0 +1,1 @@
+"""Tensors of which each rank has a shard: owner ranks, all-to-all, process groups."""

@@ -1,0 +1,430 @@
+"""Work on whole tensors of which every process has a part: one process, the owner, gets a tensor and does it.
+
+Several arrays may go to the owner of a tensor, and other ones come back: gradients, states of shapes of their own,
+vectors, numbers. What all launches wait for travels together, in buckets. While an owner works on one bucket, the
+arrays of the next are on their way to it, and the results of the one before on their way back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+from rulec.array_api.library import Library
+from rulec.runtime.distributed.failure import Failure
+from rulec.runtime.distributed.newton_schulz import MatrixPiece, Team
+from rulec.runtime.distributed.owners import Division, Load, Schedule, schedule_of
+from rulec.runtime.distributed.process_group import Meeting, Peers, Pending
+from rulec.runtime.distributed.share import Share
+from rulec.runtime.distributed.sharing import Work, assignment, share_pays
+
+#: The bytes of whole arrays, in the dtypes they travel in, that one owner gets in a bucket; at least those of one
+#: tensor. Among 64 processes a message then has a mebibyte for each, enough for a network's full rate, and a model of
+#: billions of parameters still has many buckets, so that nearly all messages travel behind work.
+BUCKET = 1 << 26
+
+
+@dataclass(frozen=True, eq=False)
+class Spread:
+    """The processes among which a tensor is divided, and how. Every process that has a part is among them.
+
+    `coordinates` has for each rank its place along every cut of the tensor, and the number of places there. Where there
+    are replicas, `alone` is the same among the processes of this process's replica.
+    """
+
+    peers: Peers
+    division: Division
+    coordinates: tuple[tuple[tuple[int, int], ...], ...]
+    alone: Spread | None = None
+
+    def divided(self, shape: tuple[int, ...]) -> Division:
+        """The division of an array with a shape of its own: cut along its longest side as torch cuts a dimension."""
+        axis = longest(shape)
+        rectangles = []
+        for places in self.coordinates:
+            start, stop = 0, shape[axis]
+            for place, count in places:
+                size = -(-(stop - start) // count)
+                start, stop = min(start + place * size, stop), min(start + (place + 1) * size, stop)
+            sides = [slice(0, n) for n in shape]
+            sides[axis] = slice(start, stop)
+            rectangles.append(tuple(sides))
+        return Division(tuple(rectangles))
+
+
+@dataclass(eq=False)
+class Task:
+    """The work on one whole tensor, for the process `owner` once that is chosen, or for several `owners` of pieces.
+
+    `spread` is among all replicas until then, and afterwards among the processes with a part in the work. `name` is the
+    tensor's, for errors.
+    """
+
+    spread: Spread
+    work: Work
+    owners: tuple[int, ...] = (0,)
+    name: str = ""
+
+    @property
+    def owner(self) -> int:
+        """The process that works on it, the first of several."""
+        return self.owners[0]
+
+    @property
+    def here(self) -> bool:
+        """Whether it is this process's, and no other one's."""
+        return self.owners == (self.spread.peers.rank,)
+
+
+@dataclass(frozen=True, eq=False)
+class Parcel:
+    """An array on its way to the owner of a tensor, or a result on its way back.
+
+    `shape` is that of the whole array. `elements` are the part here of an array on its way there, and have the dtype
+    `computed`; they are rounded to `dtype` and travel in it.
+    """
+
+    division: Division
+    shape: tuple[int, ...]
+    dtype: str
+    computed: str
+    elements: Any = None
+
+    def piece(self, axis: int, start: int, stop: int, rank: int) -> Parcel:
+        """What lies from `start` to `stop` along an axis, for the process of this rank."""
+        shape = (*self.shape[:axis], stop - start, *self.shape[axis + 1 :])
+        elements = self.elements
+        if elements is not None:
+            here = self.division.rectangles[rank][axis]
+            inside = slice(max(start - here.start, 0), max(stop - here.start, 0))
+            elements = elements[(slice(None),) * axis + (inside,)]
+        return Parcel(self.division.piece(axis, start, stop), shape, self.dtype, self.computed, elements)
+
+
+@dataclass(frozen=True, eq=False)
+class Cargo:
+    """The parcels of a task in one exchange, there and back.
+
+    Where several owners work on it, it is `newton_schulz` of one matrix; `share` has its numbers, and `axis` is the
+    dimension along which owners have pieces.
+    """
+
+    task: Task
+    there: Sequence[Parcel]
+    back: Sequence[Parcel]
+    share: Share | None = None
+    axis: int = 0
+
+    @cached_property
+    def load(self) -> Load:
+        """How the parcels lie."""
+        there, back = ([(x.division, x.dtype) for x in parcels] for parcels in (self.there, self.back))
+        return Load(tuple(there), tuple(back), self.share)
+
+    def pieces(self) -> list[Cargo]:
+        """The cargo of each owner."""
+        owners, spread, work = self.task.owners, self.task.spread, self.task.work
+        count, rank = len(owners), spread.peers.rank
+        if count == 1 or self.share is None:
+            return [self]
+        part = Work(work.cost / count)
+        bounds = cuts(self.there[0].shape[self.axis], count)
+        return [
+            Cargo(
+                Task(spread, part, (owner,), self.task.name),
+                [x.piece(self.axis, *bounds[k], rank) for x in self.there],
+                [x.piece(self.axis, *bounds[k], rank) for x in self.back], replace(self.share, place=k, count=count),
+                self.axis,
+            )
+            for k, owner in enumerate(owners)
+        ]  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Assigning:
+    """A wait of a launch for the owners of its tasks, which the tasks know afterwards; it is sent nothing."""
+
+    tasks: Sequence[Task]
+
+
+@dataclass(frozen=True, eq=False)
+class Gathering:
+    """A wait of a launch for work on whole tensors; it is sent, for each tensor, the parts here of its results.
+
+    `work` maps arrays of whole tensors to results, both in the order of the parcels, by the places of the tensors among
+    the cargo. It gets the tensors that this process owns, bucket by bucket.
+    """
+
+    cargo: Sequence[Cargo]
+    library: Library
+    work: Callable[[Mapping[int, Sequence[Any]]], Mapping[int, Sequence[Any]]]
+
+
+def longest(shape: Sequence[int]) -> int:
+    """The longest dimension of a shape, and the first of such."""
+    return [*shape].index(max(shape))
+
+
+def assign(waiting: Sequence[Assigning], meeting: Meeting | None) -> None:
+    """Chooses the owners of all tasks together."""
+    by_peers: dict[Peers, list[Task]] = {}
+    for task in (task for wait in waiting for task in wait.tasks):
+        by_peers.setdefault(task.spread.peers, []).append(task)
+    for peers, tasks in by_peers.items():
+        works = tuple(task.work for task in tasks)
+        chosen = assignment(works, peers.size, tuple(task.spread.division for task in tasks))
+        alone = [task.spread.alone for task in tasks if task.spread.alone is not None]
+        if len(alone) == len(tasks) and len({spread.peers for spread in alone}) == 1:
+            few = assignment(works, alone[0].peers.size, tuple(spread.division for spread in alone))
+            if not share_pays(chosen, few, peers.size):
+                peers, chosen = alone[0].peers, few
+                for task, spread in zip(tasks, alone, strict=True):
+                    task.spread = spread
+        for task, owners in zip(tasks, chosen.owners, strict=True):
+            task.owners = owners
+        if meeting is not None:
+            meeting.assigned(peers, works, chosen)
+
+
+def cuts(side: int, count: int) -> list[tuple[int, int]]:
+    """A side in as many parts, as equal as can be: where each begins and ends."""
+    return [(side * k // count, side * (k + 1) // count) for k in range(count)]
+
+
+def worked(waiting: Sequence[Gathering], meeting: Meeting) -> list[list[list[Any]]]:
+    """The parts here of all results of each tensor, for each launch.
+
+    Where this process fails in its work, it sends what others wait for, and the meeting knows of it. RulecError, in all
+    processes, where one has failed before.
+    """
+    failure = meeting.failure
+    results: list[list[list[Any]]] = [[[None] * len(c.back) for c in wait.cargo] for wait in waiting]
+    buckets: list[_Bucket] = []
+    for peers, entries in _by_peers(waiting).items():
+        loads, owners = tuple(e.cargo.load for e in entries), tuple(e.cargo.task.owner for e in entries)
+        schedule = schedule_of(loads, owners, peers.size, BUCKET)
+        meeting.exchanged(peers, schedule)
+        for places in schedule.buckets:
+            buckets.append(_Bucket(waiting, peers, schedule, [(i, entries[i]) for i in places], failure))
+    meeting.check()
+    buckets[0].gather()
+    before: _Bucket | None = None
+    for bucket, after in zip(buckets, [*buckets[1:], None], strict=True):
+        bucket.take()
+        if after is not None:
+            after.gather()
+        bucket.work()
+        if before is not None:
+            before.collect(results)
+        bucket.scatter()
+        before = bucket
+    buckets[-1].collect(results)
+    failure.turn += 1
+    return results
+
+
+@dataclass(frozen=True, eq=False)
+class _Entry:
+    """The cargo of one tensor, or of a piece of it, with its launch and its place there."""
+
+    launch: int
+    place: int
+    cargo: Cargo
+
+
+def _by_peers(waiting: Sequence[Gathering]) -> dict[Peers, list[_Entry]]:
+    """The cargo by the processes that exchange it, the longest work first."""
+    by_peers: dict[Peers, list[_Entry]] = {}
+    for launch, gathering in enumerate(waiting):
+        for place, cargo in enumerate(gathering.cargo):
+            entries = [_Entry(launch, place, piece) for piece in cargo.pieces()]
+            by_peers.setdefault(cargo.task.spread.peers, []).extend(entries)
+    return {peers: sorted(entries, key=lambda e: -e.cargo.task.work.cost) for peers, entries in by_peers.items()}
+
+
+#: An array in a message: the place of its tensor in the schedule, its place there, and the parcel.
+_Item = tuple[int, int, _Entry, Parcel]
+
+#: The dtypes of a message: in which elements travel, and which they have on both ends.
+_Dtypes = tuple[str, str]
+
+
+class _Bucket:
+    """The tensors that travel together, on their way there and back: a message for each dtype."""
+
+    def __init__(
+        self, waiting: Sequence[Gathering], peers: Peers, schedule: Schedule, entries: Sequence[tuple[int, _Entry]],
+        failure: Failure,
+    ) -> None:  # fmt: skip
+        self.failure = failure
+        self.waiting, self.peers, self.schedule = waiting, peers, schedule
+        self.library = waiting[entries[0][1].launch].library
+        self._there = _by_owner([(i, k, e, x) for i, e in entries for k, x in enumerate(e.cargo.there)], peers.size)
+        self._back = _by_owner([(i, k, e, x) for i, e in entries for k, x in enumerate(e.cargo.back)], peers.size)
+        self._mine = [e for _, e in entries if e.cargo.task.here]
+        #: Matrices with several owners are worked on together where these numbers are equal.
+        self._kinds = {e.cargo.share.kind: e.cargo.share for _, e in entries if e.cargo.share is not None}
+        self._pending: dict[_Dtypes, Pending] = {}
+        #: Arrays of the tensors owned here, and then their results, by launch and tensor.
+        self.wholes: dict[int, dict[int, Any]] = {}
+
+    def gather(self) -> None:
+        """Begins to send every owner the parts that are sent from here."""
+        self.failure.turn += 1
+        here = self.peers.rank
+        for dtypes, of_rank in self._there.items():
+            sent = [[x for i, k, _, x in theirs if self._sends(here, i, k)] for theirs in of_rank]
+            shares = [sum(int(x.division.counts[here]) for x in theirs) for theirs in sent]
+            self._begin(dtypes, partial(_elements, sent), shares, self._counts_there(of_rank))
+
+    def take(self) -> None:
+        """Puts the arrays of the tensors owned here together."""
+        self.failure.turn += 1
+        for e in self._mine:
+            self.wholes.setdefault(e.launch, {})[e.place] = [None] * len(e.cargo.there)
+        for dtypes, of_rank in self._there.items():
+            self._arrived(dtypes, self._counts_there(of_rank), partial(self._put_together, dtypes, of_rank))
+
+    def _put_together(self, dtypes: _Dtypes, of_rank: Sequence[Sequence[_Item]], parts: Sequence[Any]) -> None:
+        like = self._nothing(dtypes)
+        for i, k, e, parcel in of_rank[self.peers.rank]:
+            whole = self.library.blank(like, parcel.shape)
+            for rank in sorted(self.schedule.senders[i][k]):
+                rectangle = parcel.division.rectangles[rank]
+                whole[rectangle] = next(parts[rank]).reshape(_sides(rectangle))
+            self.wholes[e.launch][e.place][k] = whole
+
+    def work(self) -> None:
+        """Does the work on the tensors owned here, and then on the pieces."""
+        self.failure.turn += 1
+        shared = {(e.launch, e.place) for e in self._mine if e.cargo.share is not None}
+        for launch, wholes in self.wholes.items():
+            alone = {place: arrays for place, arrays in wholes.items() if (launch, place) not in shared}
+            names = [e.cargo.task.name for e in self._mine if e.launch == launch and e.place in alone]
+            if alone:
+                wholes.update(self.failure.attempt(partial(self.waiting[launch].work, alone), names) or {})
+        for like in self._kinds.values():
+            self._work_together(like)
+
+    def _work_together(self, like: Share) -> None:
+        """Does the work on pieces, with the owners of the others."""
+        mine = [e for e in self._mine if e.cargo.share and e.cargo.share.kind == like.kind]
+        attempt = partial(self.failure.attempt, tensors=[e.cargo.task.name for e in mine])
+        pieces = [
+            MatrixPiece(e.cargo.share, e.cargo.task.owner - e.cargo.share.place, attempt(partial(self._piece, e)))
+            for e in mine if e.cargo.share is not None
+        ]  # fmt: skip
+        team = Team(self.peers, self.library.quintic(like.dtype), pieces, self.library.empty(0), attempt)
+        for e, result in zip(mine, team.orthogonalized(like) or (), strict=False):
+            self.wholes[e.launch][e.place] = [_long(result, e.cargo.axis)]
+
+    def _piece(self, entry: _Entry) -> Any:
+        (piece,) = self.wholes[entry.launch][entry.place]
+        return _long(piece, entry.cargo.axis)
+
+    def scatter(self) -> None:
+        """Begins to send every process its parts of the results."""
+        self.failure.turn += 1
+        if self.failure.error is not None:
+            self.wholes = {}
+        for dtypes, of_rank in self._back.items():
+            mine = of_rank[self.peers.rank]
+            shares = [sum(int(x.division.counts[rank]) for *_, x in mine) for rank in range(self.peers.size)]
+            self._begin(dtypes, partial(self._cut, mine), shares, self._counts_back(of_rank))
+        self.wholes = {}
+
+    def _cut(self, mine: Sequence[_Item]) -> list[Any]:
+        """The parts of each process of the results here."""
+        whole = [(self.wholes[e.launch][e.place][k], x) for _, k, e, x in mine]
+        return [array[x.division.rectangles[rank]] for rank in range(self.peers.size) for array, x in whole]
+
+    def collect(self, results: Sequence[list[list[Any]]]) -> None:
+        """Puts the part here of every result in its place."""
+        self.failure.turn += 1
+        for dtypes, of_rank in self._back.items():
+            self._arrived(dtypes, self._counts_back(of_rank), partial(self._put_back, results, of_rank))
+
+    def _put_back(
+        self, results: Sequence[list[list[Any]]], of_rank: Sequence[Sequence[_Item]], parts: Sequence[Any]
+    ) -> None:
+        for theirs, received in zip(of_rank, parts, strict=True):
+            for _, k, e, parcel in theirs:
+                part = next(received).reshape(_sides(parcel.division.rectangles[self.peers.rank]))
+                before = results[e.launch][e.place][k]
+                if before is None or not math.prod(before.shape):
+                    results[e.launch][e.place][k] = part
+                elif math.prod(part.shape):
+                    results[e.launch][e.place][k] = self.library.join([before, part], e.cargo.axis)
+
+    def _sends(self, rank: int, tensor: int, array: int) -> bool:
+        return rank in self.schedule.senders[tensor][array]
+
+    def _counts_there(self, of_rank: Sequence[Sequence[_Item]]) -> list[list[int]]:
+        """The elements of each part that comes from each process on the way there."""
+        mine = of_rank[self.peers.rank]
+        return [
+            [int(x.division.counts[rank]) for i, k, _, x in mine if self._sends(rank, i, k)]
+            for rank in range(self.peers.size)
+        ]
+
+    def _counts_back(self, of_rank: Sequence[Sequence[_Item]]) -> list[list[int]]:
+        """The elements of each result's part that comes from each process on the way back."""
+        return [[int(x.division.counts[self.peers.rank]) for *_, x in theirs] for theirs in of_rank]
+
+    def _nothing(self, dtypes: _Dtypes) -> Any:
+        return self.library.cast(self.library.empty(0), dtypes[1])
+
+    def _begin(
+        self, dtypes: _Dtypes, sent: Callable[[], Sequence[Any]], shares: Sequence[int], counts: Sequence[Sequence[int]]
+    ) -> None:
+        """Begins to send each process its share of some arrays, and to take so many elements from each."""
+        message = self.failure.attempt(partial(self._message, dtypes, sent))
+        if message is None:
+            message = self.library.blank(self._nothing(dtypes), (sum(shares),))
+        self._pending[dtypes] = self.peers.exchange(message, shares, [sum(each) for each in counts], dtypes[0])
+
+    def _message(self, dtypes: _Dtypes, sent: Callable[[], Sequence[Any]]) -> Any:
+        vectors = [self.library.cast(array.reshape(-1), dtypes[1]) for array in sent()]
+        return self.library.join(vectors or [self._nothing(dtypes)], 0)
+
+    def _arrived(
+        self, dtypes: _Dtypes, counts: Sequence[Sequence[int]], use: Callable[[Sequence[Any]], None]
+    ) -> None:  # fmt: skip
+        """Waits for the vectors of each process, of so many elements, and uses them."""
+        pending = self._pending.pop(dtypes)
+        pending.wait()
+        self.failure.attempt(lambda: use(_vectors(pending.received(), counts)))
+
+
+def _elements(sent: Sequence[Sequence[Parcel]]) -> list[Any]:
+    return [x.elements for theirs in sent for x in theirs]
+
+
+def _vectors(received: Any, counts: Sequence[Sequence[int]]) -> list[Any]:
+    """The vectors from each process, one by one."""
+    begin = 0
+    parts: list[Any] = []
+    for each in counts:
+        parts.append(iter([received[begin : (begin := begin + count)] for count in each]))
+    return parts
+
+
+def _by_owner(items: Sequence[_Item], size: int) -> dict[_Dtypes, list[list[_Item]]]:
+    """Arrays by their dtypes and the rank of their owner."""
+    by_owner: dict[_Dtypes, list[list[_Item]]] = {}
+    for item in items:
+        dtypes = item[3].dtype, item[3].computed
+        by_owner.setdefault(dtypes, [[] for _ in range(size)])[item[2].cargo.task.owner].append(item)
+    return by_owner
+
+
+def _sides(rectangle: Sequence[slice]) -> list[int]:
+    return [side.stop - side.start for side in rectangle]
+
+
+def _long(piece: Any, axis: int) -> Any:
+    """A piece of a matrix cut along an axis, with that axis last; and back."""
+    return piece if axis else piece.swapaxes(0, 1)

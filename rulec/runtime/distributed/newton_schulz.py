@@ -1,0 +1,167 @@
+"""Matrices that several owners orthogonalize together: each has some columns of a matrix along its longest side.
+
+The Gram matrix of the rows is the sum of those of the pieces. Every owner adds up some of its rows and rounds them,
+computes the same rows of the polynomial, and gives both to the others, so all have the same bits of them. The next
+matrix follows piece by piece. All matrices of a bucket share their messages. An
+owner that fails goes on to send messages, without a meaning, for the others wait for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from rulec.language.expr.newton_schulz import coefficients_of
+from rulec.runtime.distributed.process_group import Peers
+from rulec.runtime.distributed.share import Share
+
+Result = TypeVar("Result")
+
+
+class Attempt(Protocol):
+    """A call of work in a process that may fail, or has failed: then it does nothing, and the result is None."""
+
+    def __call__(self, work: Callable[[], Result]) -> Result | None: ...
+
+
+class Quintic(Protocol):
+    """What an owner computes, on pieces `(rows, cols)` as arrays of any kind."""
+
+    def begin(self, x: Any) -> Any: ...
+    def end(self, y: Any, like: Any) -> Any: ...
+    def blank(self, like: Any, count: int) -> Any: ...
+    def join(self, parts: Sequence[Any]) -> Any: ...
+    def squares(self, y: Any) -> Any: ...
+    def divided(self, y: Any, squares: Any, normalize: str | float) -> Any: ...
+    def gram(self, y: Any) -> Any: ...
+    def added(self, sums: Sequence[Any]) -> Any: ...
+    def polynomial(self, rows: Any, gram: Any, b: float, c: float) -> Any: ...
+    def following(self, y: Any, polynomial: Any, a: float) -> Any: ...
+
+
+@dataclass(frozen=True, eq=False)
+class MatrixPiece:
+    """The piece of a matrix here, `(rows, cols)` with the longer side of the matrix as columns.
+
+    `first` is the first of its owners, who follow one another.
+    """
+
+    share: Share
+    first: int
+    elements: Any
+
+    @property
+    def team(self) -> range:
+        """The owners of the matrix."""
+        return range(self.first, self.first + self.share.count)
+
+
+class Team:
+    """The owners among `peers` of matrices with equal steps and dtype, and their pieces here, in one order for all.
+
+    Every process takes part in all exchanges, with or without pieces, and where its work, which it does by `attempt`,
+    has failed.
+    """
+
+    def __init__(
+        self, peers: Peers, quintic: Quintic, pieces: Sequence[MatrixPiece], like: Any, attempt: Attempt
+    ) -> None:  # fmt: skip
+        self.peers, self.quintic, self.pieces, self._like, self._attempt = peers, quintic, pieces, like, attempt
+
+    def orthogonalized(self, like: Share) -> list[Any] | None:
+        """The results for the pieces here, or None; `like` is the share of any matrix."""
+        quintic, pieces, dtype = self.quintic, self.pieces, like.dtype
+        ones = [[1] * p.share.count for p in pieces]
+        each = self._attempt(lambda: [quintic.begin(piece.elements) for piece in pieces])
+        squares = self._swapped(lambda: [[quintic.squares(y)] * p.share.count for p, y in self._with(each)],
+                                ones, ones, "float64")  # fmt: skip
+        each = self._attempt(partial(self._divided, each, squares, like.normalize))
+        for a, b, c in coefficients_of(like.coefficients, like.steps):
+            grams = self._grams(each, like.wide, dtype)
+            polynomials = self._gathered(partial(self._polynomials, grams, b, c), dtype)
+            each = self._attempt(partial(self._following, each, polynomials, a))
+        return self._attempt(partial(self._ended, each))
+
+    def _with(self, values: Sequence[Any] | None) -> list[tuple[MatrixPiece, Any]]:
+        """Pairs of a piece and its value."""
+        return [*zip(self.pieces, values or (), strict=True)]
+
+    def _divided(self, each: Sequence[Any] | None, squares: Sequence[Any] | None, by: str | float) -> list[Any]:
+        return [self.quintic.divided(y, sum(parts), by) for y, parts in zip(each or (), squares or (), strict=True)]
+
+    def _polynomials(self, grams: Sequence[Any] | None, b: float, c: float) -> list[Any]:
+        """The rows of each polynomial that are computed here."""
+        return [self.quintic.polynomial(x[p.share.block(p.share.place)], x, b, c) for p, x in self._with(grams)]
+
+    def _following(self, each: Sequence[Any] | None, polynomials: Sequence[Any] | None, a: float) -> list[Any]:
+        return [self.quintic.following(y, x, a) for y, x in zip(each or (), polynomials or (), strict=True)]
+
+    def _ended(self, each: Sequence[Any] | None) -> list[Any]:
+        return [self.quintic.end(y, p.elements) for p, y in self._with(each)]
+
+    def _grams(self, each: Sequence[Any] | None, wide: str, dtype: str) -> list[Any] | None:
+        """The Gram matrices of whole matrices, from the pieces here."""
+        counts = [[_size(p.share, k) for k in range(p.share.count)] for p in self.pieces]
+        mine = [[_size(p.share, p.share.place)] * p.share.count for p in self.pieces]
+        parts = self._swapped(partial(self._blocks, each), counts, mine, wide)
+        return self._gathered(lambda: [self.quintic.added(blocks) for blocks in parts or ()], dtype)
+
+    def _blocks(self, each: Sequence[Any] | None) -> list[list[Any]]:
+        """The sums for each owner of each matrix, over the pieces here."""
+        sums = [(p.share, self.quintic.gram(y)) for p, y in self._with(each)]
+        return [[x[share.block(k)] for k in range(share.count)] for share, x in sums]
+
+    def _gathered(self, rows: Callable[[], Sequence[Any]], dtype: str) -> list[Any] | None:
+        """Whole matrices, from the rows that each owner has."""
+        counts = [[_size(p.share, k) for k in range(p.share.count)] for p in self.pieces]
+        mine = [[_size(p.share, p.share.place)] * p.share.count for p in self.pieces]
+        blocks = self._swapped(lambda: [[x] * p.share.count for p, x in self._with(rows())], mine, counts, dtype)
+        return self._attempt(lambda: [self.quintic.join(each) for each in blocks or ()])
+
+    def _swapped(
+        self, make: Callable[[], Sequence[Sequence[Any]]], out: Sequence[Sequence[int]],
+        counts: Sequence[Sequence[int]], dtype: str,
+    ) -> list[list[Any]] | None:  # fmt: skip
+        """The blocks of each matrix from all its owners, for the blocks that are made here for each of them.
+
+        `out` are the elements that go to each, and `counts` those that come. Blocks of matrices come with all columns.
+        """
+        here, size = self.peers.rank, self.peers.size
+        ways: list[list[tuple[int, int]]] = [[] for _ in range(size)]
+        for n, piece in enumerate(self.pieces):
+            for k, rank in enumerate(piece.team):
+                if rank != here:
+                    ways[rank].append((n, k))
+        shares, lengths = ([sum(each[n][k] for n, k in way) for way in ways] for each in (out, counts))
+        sent = self._attempt(make)
+        message = self._attempt(partial(self._message, sent, ways))
+        if message is None:
+            message = self.quintic.blank(self._like, sum(shares))
+        pending = self.peers.exchange(message, shares, lengths, dtype)
+        pending.wait()
+        pairs = [pair for way in ways for pair in way]
+        return self._attempt(lambda: self._with_blocks(sent or (), pairs, counts, pending.received()))
+
+    def _message(self, sent: Any, ways: Sequence[Sequence[tuple[int, int]]]) -> Any:
+        vectors = [sent[n][k].reshape(-1) for way in ways for n, k in way]
+        return self.quintic.join(vectors or [self.quintic.blank(self._like, 0)])
+
+    def _with_blocks(
+        self, sent: Sequence[Sequence[Any]], pairs: Sequence[tuple[int, int]], counts: Any, received: Any
+    ) -> list[list[Any]]:  # fmt: skip
+        """The blocks that came, and those that stay here."""
+        results, begin = [[*blocks] for blocks in sent], 0
+        for n, k in pairs:
+            block = received[begin : (begin := begin + counts[n][k])]
+            mine = sent[n][self.pieces[n].share.place]
+            results[n][k] = block.reshape(-1, *mine.shape[1:])
+        return results
+
+
+def _size(share: Share, place: int) -> int:
+    """The elements in the rows of an owner."""
+    block = share.block(place)
+    size: int = share.rows * (block.stop - block.start)
+    return size

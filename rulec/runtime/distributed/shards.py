@@ -1,0 +1,91 @@
+"""The arrays of a tensor whose matrices are cut over processes: the place of every part, in the tensor's dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from rulec.compiler.view import MatrixView
+from rulec.runtime.distributed.all_to_all import Spread
+from rulec.runtime.distributed.owners import Division, Rectangle
+
+
+@dataclass(frozen=True)
+class Halves:
+    """Arrays beside a part of a tensor: of its elements, rows or columns, numbers, and of shapes of their own.
+
+    `view` is the view of the part. `spread` says where the parts of the tensor lie, and `shape` is the tensor's.
+    `shapes` has the shapes of whole states that have one of their own, by name.
+    """
+
+    view: MatrixView
+    shape: tuple[int, ...]
+    spread: Spread
+    shapes: Mapping[str, tuple[int, ...]]
+    _divisions: dict[Any, Division] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def alone(self) -> Halves:
+        """The same among the processes of one replica."""
+        assert self.spread.alone is not None
+        return Halves(self.view, self.shape, self.spread.alone, self.shapes)
+
+    @property
+    def whole(self) -> MatrixView:
+        """The view of the whole tensor."""
+        return self.view.whole or self.view
+
+    @property
+    def long(self) -> int:
+        """The dimension of the longer side of the matrices, along which several owners have pieces of one."""
+        letter = "i" if self.whole.rows > self.whole.cols else "j"
+        return next((d for d in range(len(self.shape)) if self.view.axis(d) == letter), 0)
+
+    def sides(self, letters: str) -> tuple[int, ...]:
+        """The shape of a whole array with these axes of the matrices, b, i and j, of one number along the others."""
+        return tuple(n if self.view.axis(d) in letters else 1 for d, n in enumerate(self.shape))
+
+    def along(self, letters: str) -> Division:
+        """The division of such an array."""
+        key = "".join(letter for letter in "bij" if letter in letters)
+        if key not in self._divisions:
+            kept = [self.view.axis(d) in key for d in range(len(self.shape))]
+            rectangles = tuple(
+                tuple(side if keep else slice(0, 1) for side, keep in zip(rectangle, kept, strict=True))
+                for rectangle in self.spread.division.rectangles
+            )
+            self._divisions[key] = Division(rectangles)
+        return self._divisions[key]
+
+    def state(self, name: str) -> Division:
+        """The division of a state with a shape of its own."""
+        shape = self.shapes[name]
+        if shape not in self._divisions:
+            self._divisions[shape] = self.spread.divided(shape)
+        return self._divisions[shape]
+
+    def part(self, division: Division) -> Rectangle:
+        """The part here of a divided array."""
+        return division.rectangles[self.spread.peers.rank]
+
+    def tensor(self, matrices: Any, letters: str, whole: bool) -> Any:
+        """An array `(batch, rows, cols)` in the tensor's dimensions, of the part or of the whole."""
+        part = [side.stop - side.start for side in self.part(self.along(letters))]
+        return (matrices.swapaxes(1, 2) if self.view.transposed else matrices).reshape(
+            self.sides(letters) if whole else part
+        )
+
+    def matrices(self, array: Any, letters: str, whole: bool) -> Any:
+        """The inverse of `tensor`."""
+        batch, rows, cols = self.extents(letters, whole)
+        if self.view.transposed:
+            return array.reshape(batch, cols, rows).swapaxes(1, 2)
+        return array.reshape(batch, rows, cols)
+
+    def extents(self, letters: str, whole: bool = True) -> tuple[int, int, int]:
+        """The matrices, rows and columns of an array with these axes, of the part or of the whole."""
+        view = self.whole if whole else self.view
+        b, i, j = (letter in letters for letter in "bij")
+        return view.batch if b else 1, view.rows if i else 1, view.cols if j else 1

@@ -1,0 +1,68 @@
+"""The passes of a step, and the arrays that a move to a point writes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from rulec.compiler.lower import decide
+from rulec.compiler.weights import is_part
+from rulec.language.evaluations import evaluations
+from rulec.language.expr.node import const
+from rulec.language.rule import Rule
+from rulec.runtime.buckets.bucket import Tensor
+
+
+@functools.cache
+def move_at(place: int) -> Callable[[Rule], Rule | None]:
+    """The rule of a pass, from the rule at the end of the step; None for a rule with fewer passes."""
+
+    def move(rule: Rule) -> Rule | None:
+        return rule.moves[place].rule if place < len(rule.moves) else None
+
+    return move
+
+
+class PassNames:
+    """The passes of some rules that take a step together.
+
+    `count` is the number of passes. `kept` has, for each pass, the inputs by which later rules read the gradient of
+    before it.
+    """
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self.count = max(map(evaluations, rules), default=1) - 1
+        read = {key for rule in rules for each in (rule, *(move.rule for move in rule.moves)) for key in each.inputs}
+        names = [
+            {rule.moves[place].gradient for rule in rules if place < len(rule.moves)} for place in range(self.count)
+        ]
+        self.kept = [sorted(at & read) for at in names]
+        self.inputs = {key for at in names for key in at}
+
+
+def wants(tensors: Iterable[Tensor], place: int, hyper_of: Callable[[Tensor], Mapping[str, float]]) -> bool:
+    """Whether any of these tensors has this pass in its next step; `hyper_of` gives a tensor's hyper-parameters."""
+    known: dict[Any, bool] = {}
+    for tensor in tensors:
+        when = tensor.rule.moves[place].when if place < len(tensor.rule.moves) else _NEVER
+        count = 0.0 if tensor.bucket is None else float(tensor.bucket.counts.numbers[tensor.position])
+        key = when, tensor.group, count, tuple(tensor.view.facts.values())
+        if key not in known:
+            values = {**hyper_of(tensor), **tensor.view.facts, "t": count + 1}
+            known[key] = when is None or bool(decide(when, values))
+        if known[key]:
+            return True
+    return False
+
+
+_NEVER = const(0)
+
+
+def written(tensors: Iterable[Tensor]) -> Iterator[Any]:
+    """The arrays that a pass writes: parameters, and the memory beside parameters of 16 bits."""
+    for tensor in tensors:
+        yield tensor.array
+        if tensor.bucket is not None:
+            states = tensor.bucket.states[tensor.position]
+            yield from (state for name, state in states.items() if is_part(name))

@@ -1,0 +1,1 @@
+"""One launch, stage by stage: kernels, the values between them, tiles."""

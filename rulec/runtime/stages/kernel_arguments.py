@@ -1,0 +1,252 @@
+"""The values of some tensors of a launch of several stages, and the arguments of their kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from rulec.array_api.pieces import Pieces, Stacks
+from rulec.array_api.slices import Runs
+from rulec.backend.protocol import Rows
+from rulec.compiler.ir import Result
+from rulec.compiler.layout import ITEM_SIZE
+from rulec.language.expr.node import Node
+from rulec.runtime.buckets.flat import Flats, Remembered
+from rulec.runtime.buckets.launch import Portion
+from rulec.runtime.buckets.plan import VIEWS
+from rulec.runtime.buckets.runtime_launch import Launch
+from rulec.runtime.distributed.process_group import Peers
+from rulec.runtime.distributed.shards import Halves
+from rulec.runtime.stages.sources import Tiled
+from rulec.runtime.stages.tiles import room_for
+
+Array = np.ndarray[Any, Any]
+
+
+class PortionValues:
+    """The sources of one portion's values: its tensors, states, gradients, inputs and rows of the table.
+
+    It also holds arguments of its kernels: `rows`, `grads` and `scratch`.
+    """
+
+    def __init__(self, launch: Launch, portion: Portion) -> None:
+        self.launch, self.portion = launch, portion
+        self.program, self.layout = launch.version.program, launch.version.layout
+        self.compute, self.seed, self.owner = self.layout.compute, launch.common.seed, launch.common.processes
+        self.library = portion.bucket.library
+        self.fill_noise = getattr(portion.bucket.backend, "fill_noise", None)
+        self.groups = portion.groups
+        self.grads = portion.pick(launch.grads)
+        self.rows = self._rows()
+        self.scratch: dict[str, Any] = {}
+        self.remembered: Remembered | None = None
+        if launch.inputs or launch.version.plan.scratch:
+            self._allot()
+
+    def __len__(self) -> int:
+        return len(self.portion)
+
+    @property
+    def flats(self) -> Flats | None:
+        """The cuts of vectors in flat arrays."""
+        return None if self.remembered is None else self.remembered.flats
+
+    def _rows(self) -> Rows:
+        """The rows of these tensors, one for each where late columns may differ between tensors."""
+        rows, plan = self.launch.rows, self.launch.version.plan
+        if not self.program.late:
+            return rows
+        one = len(rows.table) == 1 and plan.late_alike
+        table = np.zeros((1 if one else len(self.portion), len(self.program.columns)))
+        table[:, : rows.table.shape[1]] = rows.table if one else rows.table[rows.index[self.portion.at]]
+        return Rows(table, rows.index if one else self.portion.index)
+
+    def _allot(self) -> None:
+        """Scratch buffers and inputs."""
+        common, positions = self.launch.common, self.portion.positions
+        # Launches that wait for each other run at the same time, so each needs its own scratch.
+        owner = self.portion.bucket.device, id(self.launch.version) if self.launch.version.waits else None
+        for name in self.launch.version.plan.scratch:
+            dtype = self.layout.dtype(name)
+            params = [self.portion.bucket.params[i] for i in positions]
+            self.scratch[name] = common.scratches((name, owner), params, dtype)
+        for name, value in self.launch.inputs.items():
+            if self.program.rule.inputs[name] == "like p":
+                self.scratch[name] = self.portion.pick(value)
+
+    def column(self, index: int) -> Any:
+        """A column of the scalar table: a number for each tensor, or one where they share a row."""
+        table = self.rows.table
+        if len(table) == 1:
+            return table[0, index]
+        return self.library.take(table[:, index], self.rows.index[self.portion.at])
+
+    def known(self, value: Node, numbers: Any, i: int) -> Any:
+        """The number of tensor i, known on the host."""
+        return self.library.at(numbers, i)
+
+    def fill(self, index: int, numbers: Any) -> None:
+        """Writes a late column into the table."""
+        table = self.rows.table
+        table[:, index] = np.ravel(numbers)[0] if len(table) == 1 else numbers
+
+    def facts(self, i: int) -> Mapping[str, float]:
+        """The shape facts of a tensor."""
+        return self.portion.bucket.facts[self.portion.positions[i]]
+
+    def hyper(self, i: int) -> Mapping[str, float]:
+        """The hyper-parameters of a tensor."""
+        group = self.groups[i]
+        return {name: values[group] for name, values in self.launch.common.hyper.named.items()}
+
+    def parted(self, axes: frozenset[str]) -> list[tuple[tuple[Peers, ...], Array]]:
+        """The places of parts of tensors, by the processes for completing a reduction without these axes."""
+        return self.portion.parted(axes)
+
+    def halves(self, i: int) -> Halves:
+        """Where the parts of tensor i and of its states lie."""
+        halves = self.portion.tensors[i].halves
+        assert halves is not None
+        return halves
+
+    def part(self, buffer: str, i: int) -> Any:
+        """The part here of a state of tensor i with a shape of its own."""
+        return self.library.cast(self._read(buffer, self._stored(buffer, i)), self.compute)
+
+    @property
+    def scaled(self) -> bool:
+        """Whether gradients are scaled as they are read."""
+        return self.rows.scale is not None
+
+    def lines(self, i: int) -> tuple[Runs, Runs] | None:
+        """The rows and the columns of the whole matrices of tensor i that are here; None where all are."""
+        return self.portion.tensors[i].lines
+
+    def tensor_number(self, i: int) -> int:
+        """The number that makes a tensor's random numbers different from other tensors'."""
+        return self.portion.tensors[i].number
+
+    def numbers(self, buffer: str) -> Any:
+        """The value of a scalar buffer, for each tensor."""
+        bucket, common = self.portion.bucket, self.launch.common
+        if buffer in self.launch.inputs:
+            return np.float64(self.launch.inputs[buffer])
+        if buffer in bucket.scalar_states:
+            return bucket.scalar_states[buffer].numbers[self.portion.at].astype(np.float64)
+        shared = self.library.numbers(common.shared.values[buffer])
+        return shared[self.groups] if "k" in self.program.buffer(buffer).axes.letters else shared[0]
+
+    def matrices(self, buffer: str, i: int) -> Any:
+        """A buffer of a tensor as `(batch, rows, cols)`: vectors in float64, matrices in the compute dtype.
+
+        Narrow scratch is as it is stored: its readers round to its dtype.
+        """
+        elements, letters = (
+            self._as_matrices(buffer, self._stored(buffer, i), i),
+            self.program.buffer(buffer).axes.letters,
+        )
+        if self._is_narrow(buffer):
+            return elements
+        return self.library.cast(elements, self.compute if {"i", "j"} <= set(letters) else "float64")
+
+    def _is_narrow(self, buffer: str) -> bool:
+        """Whether a buffer is scratch of a narrower dtype than arithmetic's."""
+        return buffer in self.launch.version.plan.scratch and self.layout.dtype(buffer) != self.compute
+
+    def _as_matrices(self, buffer: str, array: Any, i: int) -> Any:
+        """A stored array as `(batch, rows, cols)`: for the same memory the view of the last step."""
+        views = {} if self.remembered is None else self.remembered.views
+        known = views.get((buffer, i))
+        if known is not None and known[0] is array and known[1] == self.library.address(array):
+            return known[2]
+        axes, view = self.program.buffer(buffer).axes, self.portion.tensors[i].view
+        elements = array if self._is_narrow(buffer) else self._read(buffer, array)
+        matrices = view.matrices(elements) if axes.elementwise else view.kept(elements, axes.letters)
+        if elements is array and buffer not in ("p", "g", *self.launch.inputs):
+            views[buffer, i] = array, self.library.address(array), matrices
+        return matrices
+
+    def vectors_of(self, buffer: str) -> Pieces | None:
+        """A state in a flat array; None where each tensor's is read on its own."""
+        return None
+
+    def _read(self, buffer: str, array: Any) -> Any:
+        """The elements of a buffer, or of a part of it."""
+        elements = self.library.read(array)
+        return -elements if buffer == "g" and self.layout.maximize else elements
+
+    def extents(self, i: int) -> tuple[int, int, int]:
+        """The matrices of tensor i here, and their rows and columns."""
+        view = self.portion.tensors[i].view
+        return view.batch, view.rows, view.cols
+
+    def tiled(self, buffer: str, i: int) -> Tiled:
+        """A buffer's matrices for reading and writing by tiles."""
+        stored, view = self._stored(buffer, i), self.portion.tensors[i].view
+        if self.program.buffer(buffer).axes.elementwise:
+            whole = view.matrices(stored)
+        else:
+            whole = view.kept(stored, self.program.buffer(buffer).axes.letters)
+        if self._copies(buffer):
+            return Tiled(whole, self.library, self.compute, partial(self._read, buffer))
+        return Tiled(self.library.read(whole), self.library, self.compute, None)
+
+    def _copies(self, buffer: str) -> bool:
+        """Whether reading a buffer copies it."""
+        return self.layout.dtype(buffer) != self.compute or (buffer == "g" and self.layout.maximize)
+
+    def writes(self) -> None:
+        """Notes that states may be written from now on."""
+        self.launch.wrote = True
+
+    def room(self, i: int) -> int:
+        """The bytes that tiles of tensor i may take."""
+        numel = self.portion.tensors[i].numel
+        return room_for(numel * ITEM_SIZE[self.layout.dtype("g")], self.launch.common.largest)
+
+    def _stored(self, buffer: str, i: int) -> Any:
+        if buffer == "g":
+            return self.grads[i]
+        if buffer == "p":
+            return self.portion.tensors[i].array
+        return self.scratch[buffer][i] if buffer in self.scratch else self._states(i)[buffer]
+
+    def _states(self, i: int) -> dict[str, Any]:
+        return self.portion.bucket.states[self.portion.positions[i]]
+
+    def vectors(self, result: Result, arrays: Sequence[Any]) -> Sequence[Any]:
+        """A result as arrays that kernels can read: contiguous, in its dtype, in the order of memory."""
+        letters = self.launch.version.plan.in_flat[result.value]
+        if isinstance(arrays, Pieces) and self.flats is not None and letters:
+            # Kernels read a vector of each matrix of a tensor.
+            after = letters if "b" in letters else "b" + letters
+            flat = self.flats.spread(arrays.flat, letters, after)
+            return Pieces(self.library.handed(flat, self.layout.result(result.name), False), self.flats.cuts(after))
+        if isinstance(arrays, Stacks) and result.axes.elementwise:
+            return self._stacks(arrays, self.layout.result(result.name))
+        # A view of memory that the kernel writes must be copied first.
+        copied = result.value.op in VIEWS
+        vectors = []
+        for array, tensor in zip(arrays, self.portion.tensors, strict=True):
+            view = tensor.view
+            rows = 1 if result.axes.rows is None else view.rows
+            cols = 1 if result.axes.cols is None else view.cols
+            if tuple(array.shape) != (shape := (view.batch, rows, cols)):
+                array = self.library.spread(array, shape)
+            if result.axes.elementwise:
+                array = view.tensor(array)
+            vectors.append(self.library.handed(array, self.layout.result(result.name), copied))
+        return vectors
+
+    def _stacks(self, arrays: Stacks, dtype: str) -> Stacks:
+        """Matrices like the parameters in stacks of this dtype, in the order of memory."""
+        views = [tensor.view for tensor in self.portion.tensors]
+        stacks = []
+        for stack, places in zip(arrays.stacks, arrays.places, strict=True):
+            view = views[places[0]]
+            whole = self.library.spread(stack, (len(places) * view.batch, view.rows, view.cols))
+            stacks.append(self.library.handed(whole.swapaxes(1, 2) if view.transposed else whole, dtype, False))
+        return Stacks(stacks, arrays.places, self.library.split, [view.shape for view in views])

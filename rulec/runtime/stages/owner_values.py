@@ -1,0 +1,288 @@
+"""The values between the stages of a launch whose tensors are parts of matrices: whole matrices are with their owners.
+
+The owner of a tensor is the same in all gaps of a step, and keeps what it needs again until the step is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from rulec.array_api.matrix import iterations
+from rulec.language.expr.node import Node
+from rulec.runtime.buckets.plan import Gap
+from rulec.runtime.buckets.reductions import Joining, Processes, Waits
+from rulec.runtime.distributed.all_to_all import Assigning, Cargo, Gathering, Parcel, Task
+from rulec.runtime.distributed.owner_plan import Delegation, Delegations
+from rulec.runtime.distributed.process_group import Peers
+from rulec.runtime.distributed.shards import Halves
+from rulec.runtime.distributed.share import Share
+from rulec.runtime.distributed.sharing import Work
+from rulec.runtime.stages.evaluate import Between
+from rulec.runtime.stages.kernel_arguments import PortionValues
+from rulec.runtime.stages.sources import Array
+
+
+class WholeValues:
+    """The surroundings of some tensors of a portion, by their places, as whole tensors of their owner."""
+
+    def __init__(self, parts: PortionValues, places: Sequence[int], local: Mapping[Node, Any]) -> None:
+        self._parts, self._places, self._local = parts, np.array(places, np.int64), local
+        self.compute, self.seed, self.library = parts.compute, parts.seed, parts.library
+        self.fill_noise, self.groups = parts.fill_noise, parts.groups[self._places]
+        self.owner: Processes = parts.owner
+        self.flats = None
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def taken(self, numbers: Any) -> Any:
+        """The numbers of these tensors among numbers of all."""
+        return self.library.take(numbers, self._places) if getattr(numbers, "ndim", 0) else numbers
+
+    def column(self, index: int) -> Any:
+        """A column of the scalar table, for each tensor or one for all."""
+        return self.taken(self._parts.column(index))
+
+    def numbers(self, buffer: str) -> Any:
+        """The value of a scalar buffer, for each tensor."""
+        return self.taken(self._parts.numbers(buffer))
+
+    def matrices(self, buffer: str, i: int) -> Array:
+        """Nothing: arrays come from the processes that have the parts."""
+        raise AssertionError(f"{buffer} of tensor {i} was not sent to its owner")
+
+    def vectors_of(self, buffer: str) -> None:
+        """Nothing in flat arrays."""
+
+    def room(self, i: int) -> int:
+        """The bytes allowed on the way."""
+        return self._parts.room(int(self._places[i]))
+
+    def facts(self, i: int) -> Mapping[str, float]:
+        """The shape facts of a tensor."""
+        return self._parts.facts(int(self._places[i]))
+
+    def extents(self, i: int) -> tuple[int, int, int]:
+        """The matrices of a whole tensor, and their rows and columns."""
+        return self._parts.halves(int(self._places[i])).extents("bij")
+
+    def hyper(self, i: int) -> Mapping[str, float]:
+        """The hyper-parameters of a tensor."""
+        return self._parts.hyper(int(self._places[i]))
+
+    def tensor_number(self, i: int) -> int:
+        """The number that makes a tensor's random numbers different from other tensors'."""
+        return self._parts.tensor_number(int(self._places[i]))
+
+    def known(self, value: Node, numbers: Any, i: int) -> Any:
+        """The number of a tensor; Python's where the host knows it."""
+        if value in self._local:
+            return self._parts.known(value, self._local[value], int(self._places[i]))
+        return self.library.at(numbers, i)
+
+    def parted(self, axes: frozenset[str]) -> list[tuple[tuple[Peers, ...], Array]]:
+        """No parts."""
+        return []
+
+    def lines(self, i: int) -> None:
+        """No parts."""
+
+
+@dataclass
+class Delegated(Between):
+    """Computes the values of a launch of parts of matrices, and of the whole tensors of this process.
+
+    `remembered` has, for each whole tensor by its place in the portion, the values for later gaps.
+    `within_each` has reductions within tensors that owners computed, before they are reduced over tensors.
+    """
+
+    halves: list[Halves] = field(default_factory=list)
+    tasks: list[Task] = field(default_factory=list)
+    remembered: dict[int, dict[Node, Any]] = field(default_factory=dict)
+    within_each: dict[Node, Any] = field(default_factory=dict)
+
+    @property
+    def parts(self) -> PortionValues:
+        """The sources of values of the parts."""
+        assert isinstance(self.around, PortionValues)
+        return self.around
+
+    @property
+    def delegations(self) -> Delegations:
+        """The values of owners."""
+        assert self.plan.delegations is not None
+        return self.plan.delegations
+
+    def begin(self) -> Joining:
+        """Waits for the owners of the tensors."""
+        self.halves = [self.parts.halves(i) for i in range(self.count)]
+        if not self.delegations.whole:
+            return
+        tensors = self.parts.portion.tensors
+        each_tensor = zip(self.halves, self._works(), tensors, strict=True)
+        self.tasks = [Task(half.spread, work, name=tensor.name) for half, work, tensor in each_tensor]
+        yield Assigning(self.tasks)
+        each = zip(self.tasks, self.halves, strict=True)
+        self.halves = [half if task.spread is half.spread else half.alone for task, half in each]
+        self.remembered = {i: {} for i, task in enumerate(self.tasks) if task.here}
+
+    def _works(self) -> Sequence[Work]:
+        """The work on each tensor: the same as long as the hyper-parameters are that it follows from."""
+        parts, delegations = self.parts, self.delegations
+        named, names = parts.launch.common.hyper.named, delegations.hyper_names
+        numbers = tuple([tuple(named[name][parts.groups].tolist()) for name in names if name in named])
+        key, kept = (delegations, numbers), parts.portion.works
+        if key not in kept:
+            kept[key] = [
+                delegations.work(parts.facts(i), parts.hyper(i), half.whole, parts.layout)
+                for i, half in enumerate(self.halves)
+            ]
+        return kept[key]
+
+    def _share(self, value: Node, i: int) -> Share | None:
+        """The share of an owner of tensor i in `newton_schulz`, where it has several."""
+        share = self.tasks[i].work.share
+        if share is None or len(self.tasks[i].owners) == 1:
+            return None
+        steps = value.args[1]
+        return replace(share, steps=iterations(self.parts.known(steps, self.values[steps], i)))
+
+    def work_out(self, gap: Gap) -> Joining:
+        """Computes the values of a gap."""
+        for delegation in gap.delegations:
+            yield from self.each(delegation.local, {})
+            if delegation.sent or delegation.returned:
+                yield from self._exchange(delegation)
+            elif delegation.whole:
+                self._worked(delegation, dict.fromkeys(self.remembered, ()))  # nobody waits for it
+            for value in delegation.over:
+                self.values.pop(value, None)
+
+    def _exchange(self, delegation: Delegation) -> Joining:
+        """Has whole values computed by owners."""
+        cargo = [
+            Cargo(
+                self.tasks[i], [self._sent(value, i) for value in delegation.sent],
+                [self._parcel(value, i) for value in delegation.returned],
+                self._share(delegation.whole[0], i) if delegation.whole else None, self.halves[i].long,
+            )
+            for i in range(self.count)
+        ]  # fmt: skip
+        parts = yield Gathering(cargo, self.library, lambda arrays: self._worked(delegation, arrays))
+        for k, value in enumerate(delegation.returned):
+            self._take(value, [each[k] for each in parts])
+
+    # Parcels
+
+    def _sent(self, value: Node, i: int) -> Parcel:
+        """The part here of a value or state that the owner of tensor i needs."""
+        if self.delegations.is_factor(value):
+            return self._parcel(value, i, self.parts.part(str(value.arg), i))
+        letters, half, x = self.axes(value).letters, self.halves[i], self.values[value][i]
+        if tuple(x.shape) != (extents := half.extents(letters, whole=False)):
+            x = self.library.spread(x, extents)  # a draw is kept once for all matrices
+        return self._parcel(value, i, half.tensor(x, letters, whole=False))
+
+    def _parcel(self, value: Node, i: int, elements: Any = None) -> Parcel:
+        half = self.halves[i]
+        if self.delegations.is_factor(value):
+            name = self.delegations.stored_in(value)
+            return Parcel(half.state(name), half.shapes[name], *self._dtypes(value), elements)
+        letters = self.axes(value).letters
+        return Parcel(half.along(letters), half.sides(letters), *self._dtypes(value), elements)
+
+    def _dtypes(self, value: Node) -> tuple[str, str]:
+        return self.delegations.dtypes(value, self.parts.layout, self.parts.scaled)
+
+    def _take(self, value: Node, parts: Sequence[Any]) -> None:
+        """Keeps the parts here of a result. A state of a shape of its own has that of its part."""
+        if value not in self.delegations.whole:
+            self.within_each[value] = self.library.together(parts)
+        elif self.is_number(value):
+            self.values[value] = self.library.together(parts)
+        elif self.delegations.is_factor(value):
+            self.values[value] = [*parts]
+        else:
+            letters = self.axes(value).letters
+            self.values[value] = [
+                half.matrices(part, letters, whole=False) for half, part in zip(self.halves, parts, strict=True)
+            ]
+
+    # At the owner
+
+    def _worked(self, delegation: Delegation, arrays: Mapping[int, Sequence[Any]]) -> Mapping[int, Sequence[Any]]:
+        """The results for whole tensors, by their places, from the arrays that were sent for them."""
+        places = [*arrays]
+        if not places:
+            return {}
+        around = WholeValues(self.parts, places, self.values)
+        owner = Between(self.plan, around, self._recalled(places))
+        for k, value in enumerate(delegation.sent):
+            owner.values[value] = [self._matrices_of(value, i, arrays[i][k]) for i in places]
+        for value in delegation.whole:
+            for operand in value.args:
+                if self.is_number(operand) and operand not in owner.values:
+                    owner.values[operand] = around.taken(self.values[operand])
+            if value not in owner.values:
+                _finished(owner.each([value], delegation.done))
+        results = [self._results(value, places, owner) for value in delegation.returned]
+        self._remember(places, owner, {*delegation.gone})
+        return {i: [each[k] for each in results] for k, i in enumerate(places)}
+
+    def _matrices_of(self, value: Node, i: int, array: Any) -> Any:
+        half = self.halves[i]
+        if self.delegations.is_factor(value):
+            return array.reshape(half.whole.batch, *array.shape[-2:])
+        return half.matrices(array, self.axes(value).letters, whole=True)
+
+    def _results(self, value: Node, places: Sequence[int], owner: Between) -> list[Any]:
+        """A result for each of some tensors, in the shape for its way."""
+        whole = owner.values[value] if value in self.delegations.whole else _finished(owner.within(value))
+        halves = [self.halves[i] for i in places]
+        if self.is_number(value):
+            numbers = self.library.spread(self.library.cast(self.library.numbers(whole), "float64"), (len(places),))
+            return [numbers[k : k + 1].reshape(half.sides("")) for k, half in enumerate(halves)]
+        if self.delegations.is_factor(value):
+            shapes = [half.shapes[self.delegations.stored_in(value)] for half in halves]
+            extents = [(half.whole.batch, *shape[-2:]) for half, shape in zip(halves, shapes, strict=True)]
+            each = zip(whole, extents, shapes, strict=True)
+            return [self.library.spread(x, extent).reshape(shape) for x, extent, shape in each]
+        letters = self.axes(value).letters
+        return [
+            half.tensor(self.library.spread(x, half.extents(letters)), letters, whole=True)
+            for x, half in zip(whole, halves, strict=True)
+        ]
+
+    def _recalled(self, places: Sequence[int]) -> dict[Node, Any]:
+        """The remembered values of some tensors."""
+        values = {value: [self.remembered[i][value] for i in places] for value in self.remembered[places[0]]}
+        return {v: self.library.join(x, 0) if self.is_number(v) else x for v, x in values.items()}
+
+    def _remember(self, places: Sequence[int], owner: Between, gone: set[Node]) -> None:
+        """Remembers of each tensor what its owner needs again."""
+        again = [v for v in owner.values if v not in gone and (v in self.delegations.whole or not self.is_number(v))]
+        for k, i in enumerate(places):
+            self.remembered[i] = {
+                v: owner.values[v][k : k + 1] if self.is_number(v) else owner.values[v][k] for v in again
+            }
+
+    # Of the parts
+
+    def within(self, value: Node) -> Generator[Waits, Any, Any]:
+        """A reduction within each tensor, by its owner where that has the operand."""
+        if value in self.within_each:
+            return self.within_each.pop(value)
+        return (yield from super().within(value))
+
+
+def _finished(work: Generator[Waits, Any, Any]) -> Any:
+    """The result of work that waits for nothing."""
+    try:
+        next(work)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("an owner has all that it needs")

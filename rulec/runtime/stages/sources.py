@@ -1,0 +1,255 @@
+"""The sources of a launch's values, and the values computed so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
+
+import numpy as np
+
+from rulec.array_api import random
+from rulec.array_api.library import Library
+from rulec.array_api.pieces import Pieces
+from rulec.array_api.slices import Runs
+from rulec.backend.capabilities import Noise
+from rulec.compiler.ir import Axes
+from rulec.compiler.scalars import evaluate_once
+from rulec.language.expr.node import Node, Op, is_boolean
+from rulec.language.expr.static import settings, statics
+from rulec.runtime.buckets.flat import Flats
+from rulec.runtime.buckets.plan import Plan
+from rulec.runtime.buckets.reductions import Processes
+from rulec.runtime.distributed.process_group import Peers
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Tiled:
+    """The matrices of a buffer, (batch, rows, cols).
+
+    Where reading copies, `copying` makes the elements of a part, and `array` is in its stored dtype. Else `copying` is
+    None, and `array` is the library's, in the same memory. `stays`, a truth on the device or None, prevents writes.
+    """
+
+    array: Any
+    library: Library
+    compute: str
+    copying: Callable[[Any], Any] | None
+    stays: Any = None
+
+    def read(self, rows: slice, cols: slice) -> Any:
+        """Some rows and columns in the compute dtype; the same memory where `copying` is None."""
+        part = self.array[:, rows, cols]
+        return part if self.copying is None else self.library.cast(self.copying(part), self.compute)
+
+    def write(self, rows: slice, cols: slice, values: Any) -> None:
+        """Writes some rows and columns, rounded to the stored dtype."""
+        if self.stays is not None:
+            values = self.library.arithmetic[Op.WHERE](self.stays, self.read(rows, cols), values)
+        if self.copying is None:
+            self.array[:, rows, cols] = values
+        else:
+            self.library.write(self.array[:, rows, cols], values)
+
+
+class Surroundings(Protocol):
+    """The sources of a launch's values, for each fired tensor by its place among them.
+
+    `column` gives a column of the scalar table. `known` gives a Python number where the host knows it, else the result
+    of `Library.at`. `parted` has the places of parts, by the processes for completing a reduction.
+    `lines` has the rows and columns of parts of matrices. `extents` are the numbers of a tensor's matrices, rows and
+    columns here.
+    `room` gives the bytes allowed on the way. `fill_noise` is the backend's, or None. `flats` are the cuts of vectors
+    in flat arrays, or None where each tensor has its own; `vectors_of` gives a buffer's, or None in the same way.
+    """
+
+    @property
+    def groups(self) -> Array: ...
+    @property
+    def compute(self) -> str: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def owner(self) -> Processes: ...
+    @property
+    def library(self) -> Library: ...
+    @property
+    def fill_noise(self) -> Any: ...
+    @property
+    def flats(self) -> Flats | None: ...
+
+    def __len__(self) -> int: ...
+    def column(self, index: int) -> Any: ...
+    def numbers(self, buffer: str) -> Any: ...
+    def matrices(self, buffer: str, i: int) -> Array: ...
+    def vectors_of(self, buffer: str) -> Pieces | None: ...
+    def room(self, i: int) -> int: ...
+    def facts(self, i: int) -> Mapping[str, float]: ...
+    def extents(self, i: int) -> tuple[int, int, int]: ...
+    def hyper(self, i: int) -> Mapping[str, float]: ...
+    def tensor_number(self, i: int) -> int: ...
+    def known(self, value: Node, numbers: Any, i: int) -> Any: ...
+    def parted(self, axes: frozenset[str]) -> list[tuple[tuple[Peers, ...], Array]]: ...
+    def lines(self, i: int) -> tuple[Runs, Runs] | None: ...
+
+
+class InTiles(Surroundings, Protocol):
+    """Surroundings with matrices and states for reading and writing tile by tile.
+
+    `writes` is called before a state is written.
+    """
+
+    def tiled(self, buffer: str, i: int) -> Tiled: ...
+    def writes(self) -> None: ...
+
+
+@dataclass
+class LaunchValues:
+    """The values of one launch so far. The `narrow` ones stay in the dtype that their function rounds to."""
+
+    plan: Plan
+    around: Surroundings
+    values: dict[Node, Any] = field(default_factory=dict)
+    narrow: frozenset[Node] = frozenset()
+
+    def __post_init__(self) -> None:
+        self.library = self.around.library
+
+    @property
+    def count(self) -> int:
+        """The number of fired tensors."""
+        return len(self.around)
+
+    def axes(self, value: Node) -> Axes:
+        """The axes of a value: tensors, matrices, rows, columns."""
+        return self.plan.axes[value]
+
+    def is_number(self, value: Node) -> bool:
+        """Whether a value is a number of each tensor, of each group or of the model."""
+        return value in self.plan.numbers
+
+    def rounded(self, value: Node, result: Any) -> Array:
+        """A result in its dtype: the compute dtype for a matrix, float64 for a vector."""
+        return cast(Array, self.library.cast(result, self.around.compute) if self.is_rounded(value) else result)
+
+    def is_rounded(self, value: Node) -> bool:
+        """Whether a result is in the compute dtype."""
+        return {"i", "j"} <= set(self.axes(value).letters) and not is_boolean(value) and value not in self.narrow
+
+    def statics(self, value: Node, i: int) -> list[float]:
+        """The static operands of an operation, for tensor i."""
+        wanted = statics(value)
+        if not wanted:
+            return []
+        facts, hyper = self.around.facts(i), self.around.hyper(i)
+        return [float(evaluate_once(x, hyper, facts, {})) for x in wanted]
+
+    def identity(self, value: Node, i: int) -> Any:
+        """An identity matrix in the compute dtype, made where the arrays are."""
+        places = self.library.counted(0, int(self.statics(value, i)[0]))
+        return self.library.cast((places[:, None] == places[None, :])[None], self.around.compute)
+
+    def random(self, value: Node, i: int, rows: slice | None = None) -> Any:
+        """Random numbers of tensor i: a matrix, or some rows of it."""
+        draw, (height, width) = settings(value)["draw"], map(int, self.statics(value, i))
+        step = self.around.known(value.args[0], self.values[value.args[0]], i)
+        step = random.draw_number(step) if isinstance(step, int | float) else step
+        position = {
+            "seed": self.around.seed, "tensor": self.around.tensor_number(i), "draw": int(draw), "step": step
+        }  # fmt: skip
+        around = self.around
+        drawing = Drawing(self.library, value.op, position, around.compute, around.room(i), around.fill_noise)
+        lines = around.lines(i) if self.axes(value).elementwise else None
+        if lines is not None:
+            return drawing.matrix(*lines, width)
+        first, last, _ = (rows or slice(None)).indices(height)
+        return drawing.matrix(((first, last),), ((0, width),), width)
+
+
+#: Numbers in a block of the generator.
+_BLOCK = 4
+
+#: Bytes of room for each number during the work: of a backend's kernel, in float64 and then in another dtype; and of a
+#: library, with more values on the way.
+_BY_KERNEL, _BY_LIBRARY = 14, 64
+
+#: The least count of numbers in one piece, and the count in some rows of which a few columns are taken.
+_LEAST, _BAND = 4096, 1 << 18
+
+_ONE = np.ones(1)
+_WORD = 0xFFFFFFFF
+
+
+class Draw(Noise):
+    """A rule's draw as noise for a backend's `fill_noise`: one direction, with the draw's number."""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The key of the generator for a rule's streams, without the bit that marks perturbations."""
+        return self.seed & _WORD, self.layer & _WORD
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """One draw of a tensor at a step.
+
+    `room` is the bytes allowed on the way. `fill` is the backend's `fill_noise`, or None.
+    """
+
+    library: Library
+    op: Op
+    position: Mapping[str, Any]
+    dtype: str
+    room: int
+    fill: Callable[[Any, Noise, int], None] | None
+
+    def numbers(self, first: int, count: int) -> Any:
+        """`count` numbers of the draw from the position `first` on, computed in float64, piece by piece."""
+        draw = self._draw()
+        each = _BY_LIBRARY if draw is None else _BY_KERNEL
+        size = max(self.room // each, _LEAST) // _BLOCK * _BLOCK
+        stop = first + count
+        parts = [self._part(draw, at, min(at + size, stop)) for at in range(first, max(stop, first + 1), size)]
+        return parts[0] if len(parts) == 1 else self.library.join(parts, 0)
+
+    def matrix(self, rows: Runs, cols: Runs, width: int) -> Any:
+        """The numbers in some rows and columns of a draw of a matrix `width` wide: `(1, rows, cols)`."""
+        height, wide = (sum(stop - first for first, stop in runs) for runs in (rows, cols))
+        if not height or not wide:
+            parts = [self.numbers(0, 0)]
+        elif cols == ((0, width),):
+            parts = [self.numbers(first * width, (stop - first) * width) for first, stop in rows]
+        elif height == 1 or wide >= _LEAST:
+            each = [row for first, stop in rows for row in range(first, stop)]
+            parts = [self.numbers(row * width + first, stop - first) for row in each for first, stop in cols]
+        else:
+            parts = [part for first, stop in rows for part in self._columns(first, stop, cols, width)]
+        return (parts[0] if len(parts) == 1 else self.library.join(parts, 0)).reshape(1, height, wide)
+
+    def _columns(self, first: int, stop: int, cols: Runs, width: int) -> Iterator[Any]:
+        """The numbers in some columns of a few whole rows at a time, row by row."""
+        band = max(1, _BAND // width)
+        for at in range(first, stop, band):
+            count = min(band, stop - at)
+            whole = self.numbers(at * width, count * width).reshape(count, width)
+            chosen = [whole[:, begin:end] for begin, end in cols]
+            yield (chosen[0] if len(chosen) == 1 else self.library.join(chosen, 1)).reshape(-1)
+
+    def _draw(self) -> Draw | None:
+        """The draw for the backend's kernel; None where it has no such kernel or the host does not know the step."""
+        step = self.position["step"]
+        if self.fill is None or self.op is not Op.NORMAL or not isinstance(step, int | float):
+            return None
+        seed, tensor, number = (self.position[key] for key in ("seed", "tensor", "draw"))
+        return Draw("normal", seed, tensor, int(step), _ONE, first=number)
+
+    def _part(self, draw: Draw | None, first: int, stop: int) -> Any:
+        if draw is not None and self.fill is not None:
+            numbers = self.library.empty(stop - first)
+            self.fill(numbers, draw, first)
+            return self.library.cast(numbers, self.dtype)
+        block, before = divmod(first, _BLOCK)
+        numbers = self.library.random(self.op, stop - first + before, self.position, block)
+        return self.library.cast(numbers[before:], self.dtype)

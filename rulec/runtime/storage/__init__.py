@@ -1,0 +1,1 @@
+"""How states lie in memory: options, allocation, quantized states."""

@@ -1,0 +1,169 @@
+"""The state allocator: the states of each tensor, laid out in memory and initialised."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from rulec.compiler.ir import Axes, Program
+from rulec.compiler.layout import ITEM_SIZE, Layout, array_buffers, scale_name
+from rulec.compiler.scalars import evaluate_once
+from rulec.compiler.view import MatrixView
+from rulec.errors import InternalError
+from rulec.formats import Format, encode
+from rulec.language.expr.node import Node, Op, walk
+
+#: The bytes of an element of a state in memory, by its dtype or the dtype of its codes.
+STATE_SIZE: Mapping[str, int] = {**ITEM_SIZE, "uint8": 1}
+
+#: Buffers begin at multiples of this many bytes: a cache line, and the widest vector.
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class StateSpec:
+    """One state array of one tensor: its name, storage dtype, first value and axes."""
+
+    name: str
+    dtype: str
+    init: Node
+    axes: Axes
+
+    def shape(self, view: MatrixView, hyper: Mapping[str, float], facts: Mapping[str, float]) -> tuple[int, ...]:
+        """The shape in memory: the tensor's, or the tensor's with other rows or columns."""
+        if self.axes.elementwise:
+            return view.shape
+        sides, here = (self.axes.rows, self.axes.cols), {**facts, "rows": view.rows, "cols": view.cols}
+        rows, cols = (1 if x is None else int(evaluate_once(x, hyper, here, {})) for x in sides)
+        return view.kept_shape(rows, cols, self.axes.letters)
+
+    @property
+    def like_parameter(self) -> bool:
+        """Whether the array has the parameter's shape, and its order in memory."""
+        return self.axes.elementwise
+
+    @property
+    def copies_parameter(self) -> bool:
+        """Whether the first value is the parameter itself."""
+        return self.init.op is Op.LOAD
+
+    @property
+    def reads_parameter(self) -> bool:
+        """Whether the first value is computed from the parameter, element by element."""
+        return any(n.op is Op.LOAD for n in walk([self.init]))
+
+    def number(self, hyper: Mapping[str, float], facts: Mapping[str, float]) -> float:
+        """The first value where it is one number for all elements."""
+        return float(evaluate_once(self.init, hyper, facts, {}))
+
+    def values(self, hyper: Mapping[str, float], facts: Mapping[str, float], parameter: Any) -> Any:
+        """The first value of each element, in float64, from the parameter's values in float64."""
+        return evaluate_once(self.init, hyper, facts, {"p": parameter})
+
+
+@dataclass(frozen=True)
+class CodeSpec(StateSpec):
+    """The codes of a state in a format."""
+
+    format: Format
+
+    def shape(self, view: MatrixView, hyper: Mapping[str, float], facts: Mapping[str, float]) -> tuple[int, ...]:
+        """The parameter's shape, or one dimension where a byte has several codes."""
+        return self.format.codes_shape(view.shape)
+
+    @property
+    def like_parameter(self) -> bool:
+        """Whether a byte has one code."""
+        return self.format.bits == 8
+
+    def number(self, hyper: Mapping[str, float], facts: Mapping[str, float]) -> float:
+        """The byte of codes of the first value."""
+        return float(_encoded(self, hyper, facts)[0][0])
+
+
+@dataclass(frozen=True)
+class ScaleSpec(StateSpec):
+    """The scales of a state in a format: float32, one for each block."""
+
+    format: Format
+
+    def shape(self, view: MatrixView, hyper: Mapping[str, float], facts: Mapping[str, float]) -> tuple[int, ...]:
+        """One dimension, with a scale for each block."""
+        return (self.format.scales(math.prod(view.shape)),)
+
+    @property
+    def like_parameter(self) -> bool:
+        """False: one scale is for a block."""
+        return False
+
+    def number(self, hyper: Mapping[str, float], facts: Mapping[str, float]) -> float:
+        """The scale of the first value."""
+        return float(_encoded(self, hyper, facts)[1][0])
+
+
+def _encoded(spec: CodeSpec | ScaleSpec, hyper: Mapping[str, float], facts: Mapping[str, float]) -> tuple[Any, Any]:
+    """The codes and scales of the first value of a state, one number for all elements."""
+    return encode(spec.format, np.full(8 // spec.format.bits, StateSpec.number(spec, hyper, facts), np.float32))
+
+
+def state_specs(program: Program, layout: Layout) -> list[StateSpec]:
+    """The arrays of states for each tensor, in the program's order; a state in codes is two."""
+    specs: list[StateSpec] = []
+    for buffer in array_buffers(program):
+        if buffer.role == "state":
+            if buffer.init is None:
+                raise InternalError(f"state {buffer.name} of {program.name} has no initial value")
+            specs += _specs(buffer.name, buffer.init, buffer.axes, layout)
+    return specs
+
+
+def _specs(name: str, init: Node, axes: Axes, layout: Layout) -> list[StateSpec]:
+    """The arrays of one state."""
+    form = layout.format(name)
+    if form is None:
+        return [StateSpec(name, layout.dtype(name), init, axes)]
+    return [
+        CodeSpec(name, form.code_dtype, init, axes, form),
+        ScaleSpec(scale_name(name), "float32", init, axes, form),
+    ]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A range of bytes of an arena: one state of one tensor."""
+
+    tensor: int
+    name: str
+    offset: int
+    size: int
+
+
+def plan_arena(specs: Sequence[StateSpec], element_counts: Sequence[Sequence[int]]) -> tuple[list[Slot], int]:
+    """The place of each state of each tensor in one arena, tensor by tensor, and the arena's size in bytes.
+
+    `element_counts` has for each tensor the number of elements of each state. Every slot is aligned. InternalError
+    where two overlap.
+    """
+    slots: list[Slot] = []
+    end = 0
+    for tensor, counts in enumerate(element_counts):
+        for spec, count in zip(specs, counts, strict=True):
+            offset = math.ceil(end / ALIGNMENT) * ALIGNMENT
+            slots.append(Slot(tensor, spec.name, offset, count * STATE_SIZE[spec.dtype]))
+            end = slots[-1].offset + slots[-1].size
+    for before, after in pairwise(slots):
+        if before.offset + before.size > after.offset:
+            raise InternalError(f"states {before} and {after} overlap")
+    return slots, end
+
+
+def aligned_bytes(size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Uninitialised memory of this many bytes that begins at a multiple of `ALIGNMENT`."""
+    raw = np.empty(size + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + size]

@@ -1,0 +1,188 @@
+"""States in codes for kernels that read floats: decoded before each stage, encoded after it, tensor by tensor.
+
+A kernel with `formats` decodes and encodes by itself, in the nearest cache. This is the way of all other kernels in
+main memory. It needs memory for the decoded states of one tensor of each shape.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from rulec.array_api.pieces import Pieces
+from rulec.backend.protocol import Backend, Call, Kernel, Rows, Scalars, Scratch, Written
+from rulec.compiler.ir import Program
+from rulec.compiler.layout import Layout, scale_name
+from rulec.compiler.view import MatrixView
+from rulec.errors import BackendUnsupported
+from rulec.formats import Format, decode, encode
+from rulec.kernel.multi_tensor.address import address_of, element_count
+from rulec.kernel.place import used_buffers
+from rulec.runtime.storage.coded_device import DeviceFormats, DeviceState
+
+Flat = np.ndarray[Any, Any]
+
+#: Memory for one decoded state of a parameter, by the state's name and the parameter: float32, in its memory order.
+Decoded = Callable[[str, Any], Any]
+
+#: Arrays of one dimension, one after the other as one array.
+Joined = Callable[[Sequence[Any]], Any]
+
+
+def kernel_of(
+    backend: Backend, program: Program, layout: Layout, decoded: Decoded, joined: Joined = np.concatenate
+) -> tuple[str, Kernel]:
+    """The source and the kernel of a program. BackendUnsupported for codes on a device without kernels for them."""
+    if not layout.formats or decodes(backend, program, layout):
+        source = backend.emit(program, layout)
+        return source, backend.build(program, layout, source)
+    there = None
+    if getattr(backend, "on_device", False):
+        there = _there(backend, program, layout)
+    source = backend.emit(program, layout.decoded)
+    return source, CodedKernel(backend.build(program, layout.decoded, source), program, layout, decoded, there, joined)
+
+
+def _there(backend: Backend, program: Program, layout: Layout) -> DeviceFormats:
+    """The kernels of a device's formats; BackendUnsupported where it has none."""
+    there = DeviceFormats(backend, partial(decodes, backend))
+    lacking = [name for name, form in layout.formats if not there.has(form)]
+    if lacking:
+        floats = f"give state_dtype={dict.fromkeys(lacking, 'float32')} for these states"
+        raise BackendUnsupported(backend.name, f"states in codes ({' and '.join(lacking)})", program.name, floats)
+    return there
+
+
+def decodes(backend: Backend, program: Program, layout: Layout) -> bool:
+    """Whether the kernels of a backend read and write codes themselves."""
+    ability: Callable[[Program, Layout], bool] | None = getattr(backend, "decodes", None)
+    return ability is not None and ability(program, layout)
+
+
+class CodedKernel:
+    """A kernel of a layout with codes, by the kernel of the decoded layout."""
+
+    def __init__(
+        self, kernel: Kernel, program: Program, layout: Layout, decoded: Decoded,
+        there: DeviceFormats | None = None, joined: Joined = np.concatenate,
+    ) -> None:  # fmt: skip
+        self.kernel, self.program, self.layout, self.decoded = kernel, program, layout, decoded
+        self.joined, self.state = joined, CodedState if there is None else there.state
+
+    def bind(
+        self, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView] = ()
+    ) -> CodedCall:  # fmt: skip
+        """A call over these tensors; a state in codes is two arrays, `NAME` and `NAME::scale`."""
+        return CodedCall(self, params, states, views)
+
+
+class CodedCall:
+    """A coded kernel bound to the tensors of one bucket."""
+
+    def __init__(
+        self, kernel: CodedKernel, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView]
+    ) -> None:
+        self._kernel, self._params, self._states, self._views = kernel, params, states, views
+        self._calls: dict[int, tuple[Call, dict[str, CodedState | DeviceState]]] = {}
+        #: The kernel bound to all tensors, for its scalars.
+        self._all: Any = None
+        stages = kernel.program.stages
+        self._used = [frozenset(used_buffers(kernel.program, stage)) for stage in stages]
+        self._stored = [frozenset(s.buffer for s in stage.stores) for stage in stages]
+
+    def __call__(
+        self, stage: int, moving: Sequence[Any], rows: Rows, scratch: Scratch | None = None, *,
+        tensors: Sequence[int] | None = None, stream: Any = None,
+    ) -> Written:  # fmt: skip
+        """Runs one stage, tensor by tensor; see `rulec.backend.protocol.Call`."""
+        fired = range(len(self._params)) if tensors is None else tensors
+        reduced = []
+        for place, (tensor, gradient) in enumerate(zip(fired, moving, strict=True)):
+            arrays = {name: [each[place]] for name, each in (scratch or {}).items()}
+            row = replace(rows, index=rows.index[[tensor]])
+            reduced.append(self._one(stage, tensor, gradient, row, arrays, stream))
+        return Written(self._params, self._states, _joined(reduced, self._kernel.joined))
+
+    def _one(
+        self, stage: int, tensor: int, gradient: Any, rows: Rows, scratch: Scratch, stream: Any
+    ) -> Mapping[str, Any]:
+        """Runs one stage of one tensor. Its reductions, by name."""
+        call, coded = self._bound(tensor)
+        for name in coded.keys() & self._used[stage]:
+            coded[name].decode(rows, stream)
+        reduced = call(stage, [gradient], rows, scratch, stream=stream).reduced
+        for name in coded.keys() & self._stored[stage]:
+            coded[name].encode(rows, stream)
+        return reduced
+
+    def _bound(self, tensor: int) -> tuple[Call, dict[str, CodedState | DeviceState]]:
+        """The call of one tensor over its decoded states, and these states."""
+        known = self._calls.get(tensor)
+        if known is None:
+            held, states = self._states[tensor], self._floats(tensor)
+            coded: dict[str, CodedState | DeviceState] = {
+                name: self._kernel.state(form, states[name], held[name], held[scale_name(name)])
+                for name, form in self._kernel.layout.formats
+            }
+            views = [self._views[tensor]] if self._views else []
+            known = self._calls[tensor] = self._kernel.kernel.bind([self._params[tensor]], [states], views), coded
+        return known
+
+    def _floats(self, tensor: int) -> dict[str, Any]:
+        """The states of a tensor, with memory for values in place of codes and scales."""
+        states = dict(self._states[tensor])
+        for name, _ in self._kernel.layout.formats:
+            del states[scale_name(name)]
+            states[name] = self._kernel.decoded(name, self._params[tensor])
+        return states
+
+    def scalars(self, known: Scalars) -> tuple[Any, dict[str, Any]]:
+        """The scalar table on a device, and the new scalar states; see `rulec.backend.protocol.ScalarCall`."""
+        if self._all is None:
+            states = [self._floats(tensor) for tensor in range(len(self._params))]
+            self._all = self._kernel.kernel.bind(self._params, states, self._views)
+        table: tuple[Any, dict[str, Any]] = self._all.scalars(known)
+        return table
+
+
+class CodedState:
+    """One state of one tensor: its codes and scales, and memory for its values in float32."""
+
+    def __init__(self, form: Format, values: Any, codes: Any, scales: Any) -> None:
+        self.form, self._kept = form, (values, codes, scales)
+        self.values = memory(values, "float32")
+        self.codes, self.scales = memory(codes, form.code_dtype), memory(scales, "float32")
+
+    def decode(self, rows: Rows, stream: Any) -> None:
+        """Writes the values."""
+        self.values[...] = decode(self.form, self.codes, self.scales, self.values.shape)
+
+    def encode(self, rows: Rows, stream: Any) -> None:
+        """Writes the codes and the scales."""
+        self.codes[...], self.scales[...] = encode(self.form, self.values)
+
+
+def memory(array: Any, dtype: str) -> Flat:
+    """The elements of a dense array in main memory, NumPy's or PyTorch's, in their order in memory."""
+    count = element_count(array)
+    if not count:
+        return np.empty(0, dtype)
+    size = count * np.dtype(dtype).itemsize
+    held = memoryview((ctypes.c_char * size).from_address(address_of([array])(array)))
+    return np.frombuffer(held, np.dtype(dtype))
+
+
+def _joined(reduced: Sequence[Mapping[str, Any]], join: Joined) -> Mapping[str, Any]:
+    """The reductions of tensors one after the other as those of all: numbers as one array, vectors as one list."""
+    if not reduced:
+        return {}
+    joined: dict[str, Any] = {}
+    for name, first in reduced[0].items():
+        each = [r[name] for r in reduced]
+        joined[name] = [x for xs in each for x in xs] if isinstance(first, list | Pieces) else join(each)
+    return joined

@@ -1,0 +1,1 @@
+"""Programs for people: races, the playground, the demonstration, comparisons, the language server."""

@@ -1,0 +1,146 @@
+"""The value of every line of a step: the rule gets one more state for each line, to keep the line's value.
+
+So any backend can show its lines, by stores, and the values come from its own arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rulec.compiler.axes import AxisInference
+from rulec.compiler.ir import COLS, ROWS, Axes
+from rulec.compiler.lower import lower
+from rulec.compiler.pipeline import DEFAULT_FACTS
+from rulec.language.expr.node import Node, Op, const, name, node, rewrite
+from rulec.language.expr.text import expression_text
+from rulec.language.rule import Assign, Branch, Rule, State, Statement
+from rulec.tools.compare.oracle import largest_ulps
+from rulec.tools.compare.sides import Array, Hyper, Inputs, ReferenceSide, Side, backend_side
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a step: its target, its text, and the state with its value.
+
+    A `narrow` line has one value for all elements, as a bias correction has.
+    """
+
+    target: str
+    text: str
+    state: str
+    narrow: bool = False
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A rule with states for its lines, and these lines in the order of execution."""
+
+    rule: Rule
+    lines: tuple[Line, ...]
+
+
+def keep_lines(rule: Rule, shape: Sequence[int]) -> Lines:
+    """The rule with extra states for the values of the lines, and the lines that run for a tensor of this shape."""
+    from rulec.compiler.grouping import view_of
+
+    rule = rule.in_one()
+    prefix = "line"
+    while any(key.startswith(prefix) for key in rule.state):
+        prefix += "_"
+    lines: list[Line] = []
+    step = _with_copies(rule.step, prefix, lines)
+    kept = {line.state: State(const(0)) for line in lines}
+    facts = {**DEFAULT_FACTS, **view_of(rule, shape).facts}
+    static = {k: h.default for k, h in rule.hyper.items() if h.static and isinstance(h.default, float)}
+    program = lower(replace(rule, step=step, state={**rule.state, **kept}), facts, static)
+    inference = AxisInference(program)
+    stores = (s for stage in program.stages for s in stage.stores if s.buffer in kept)
+    axes = {s.buffer: inference.axes(_assigned(s.buffer, s.value)) for s in stores}
+    states = {key: _state(of_line) for key, of_line in axes.items()}
+    ran = [replace(line, narrow=not set("bij") & set(axes[line.state].letters)) for line in lines if line.state in axes]
+    return Lines(replace(rule, step=step, state={**rule.state, **states}), tuple(ran))
+
+
+def _assigned(state: str, value: Node) -> Node:
+    """The value of a line, without the branches around it that may keep the state."""
+    kept = node(Op.LOAD, state)
+    while value.op is Op.WIDEN or (value.op is Op.WHERE and kept in value.args[1:]):
+        value = value.args[0] if value.op is Op.WIDEN else next(a for a in value.args[1:] if a is not kept)
+    return value
+
+
+def _with_copies(step: Sequence[Statement], prefix: str, lines: list[Line]) -> tuple[Statement, ...]:
+    """The statements, each assignment followed by a copy of its value into a state for this line."""
+    copied: list[Statement] = []
+    for statement in step:
+        if isinstance(statement, Branch):
+            then = _with_copies(statement.then, prefix, lines)
+            otherwise = _with_copies(statement.otherwise, prefix, lines)
+            copied.append(replace(statement, then=then, otherwise=otherwise))
+            continue
+        text = f"{statement.target} = {expression_text(statement.value)}"
+        lines.append(Line(statement.target, text, f"{prefix}{len(lines)}"))
+        copied += [statement, Assign(lines[-1].state, name(statement.target))]
+    return tuple(copied)
+
+
+def _state(axes: Axes) -> State:
+    """A state for a value with these axes: of the parameter's shape, or of a low-rank shape."""
+    rows, cols = axes.rows or ROWS, axes.cols or COLS
+    if rows is ROWS and cols is COLS:
+        return State(const(0))
+    return State(const(0), shape=(_as_text(rows), _as_text(cols)))
+
+
+def _as_text(extent: Node) -> Node:
+    """An extent of the compiler's as the expression an author would write."""
+    return rewrite([extent], lambda n: name(str(n.arg)) if n.op in (Op.FACT, Op.HYPER) else n)[0]
+
+
+@dataclass(frozen=True)
+class LineValue:
+    """The value of one line in one step: by the reference, and by a backend where one ran."""
+
+    line: Line
+    reference: Array
+    backend: Array | None
+
+    def ulps(self, dtype: str) -> float | None:
+        """The largest distance of an element, in ulps of the reference's value; None where no backend ran."""
+        if self.backend is None:
+            return None
+        return largest_ulps(self.backend, self.reference, dtype)
+
+
+@dataclass(frozen=True)
+class TracedStep:
+    """One step of a trace: its gradient and inputs, and the value of every line."""
+
+    gradient: Array
+    inputs: Mapping[str, Array]
+    values: tuple[LineValue, ...]
+
+
+def trace(
+    kept: Lines, hyper: Hyper, param: Array, grads: Sequence[Array], backend: str | None,
+    inputs: Sequence[Inputs] = (),
+) -> tuple[TracedStep, ...]:  # fmt: skip
+    """Runs the lines over one tensor in the float64 reference, and beside it in a backend where one is named.
+
+    `inputs` has the inputs of each step, for a rule with inputs.
+    """
+    sides: list[Side] = [ReferenceSide(kept.rule, [param.copy()], hyper)]
+    if backend is not None:
+        sides.append(backend_side(kept.rule, [param.copy()], hyper, backend))
+    steps = []
+    for grad, beside in zip(grads, inputs or [{}] * len(grads), strict=True):
+        for side in sides:
+            side.step([grad.copy()], beside)
+        states = [{k: v.copy() for k, v in side.values()[0].items()} for side in sides]
+        values = [LineValue(line, *(s[line.state] for s in states), *[None] * (2 - len(states))) for line in kept.lines]
+        shown = {k: np.asarray(v[0] if isinstance(v, list) else v) for k, v in beside.items()}
+        steps.append(TracedStep(grad, shown, tuple(values)))
+    return tuple(steps)

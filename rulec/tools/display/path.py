@@ -1,0 +1,87 @@
+"""The path of a rule on two functions of two numbers."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rulec.array import Optimizer
+from rulec.compiler.routing import route
+from rulec.errors import RulecError
+from rulec.language.rule import Rule
+from rulec.tools.display.surface import ROSENBROCK, VALLEY, Surface
+
+STEPS = 100
+#: Learning rates that are tried.
+RATES = (0.001, 0.01, 0.1, 1.0)
+
+#: The functions that paths are drawn on.
+FUNCTIONS = (ROSENBROCK, VALLEY)
+
+Vector = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@dataclass(frozen=True)
+class Path:
+    """The points of a path, the learning rate (None where the rule has none), and the last value."""
+
+    points: Vector
+    rate: float | None
+    value: float
+
+
+def refusal(rule: Rule) -> str:
+    """Why no path of the rule is drawn, as a sentence; empty where one is."""
+    if rule.inputs:
+        return f"The rule reads {', '.join(rule.inputs)} besides the gradient."
+    if rule.standalone().moves:
+        return "The rule evaluates the model several times in a step."
+    if rule.analysis.matrices:
+        return "The rule computes with matrices, and a path has two numbers."
+    if rule.applies_to is not None and route(rule, (2,), set()).name != route(rule, (64, 64), set()).name:
+        return "The rule gives vectors to another rule, and a path has two numbers."
+    return ""
+
+
+def paths(rule: Rule) -> list[Path]:
+    """The path on each function, at the learning rate with the lowest last value. RulecError where none is finite."""
+    rates: tuple[float | None, ...] = RATES if "lr" in rule.settings else (None,)
+    runs = [_at(rule, rate) for rate in rates]
+    best = [min(choices, key=lambda path: path.value) for choices in zip(*runs, strict=True)]
+    if not all(math.isfinite(path.value) for path in best):
+        raise RulecError("No learning rate that was tried leads to a finite value.")
+    return best
+
+
+def _at(rule: Rule, rate: float | None) -> list[Path]:
+    return paths_with(rule, {} if rate is None else {"lr": rate})
+
+
+def paths_with(rule: Rule, hyper: Mapping[str, float], functions: tuple[Surface, ...] = FUNCTIONS) -> list[Path]:
+    """The path on each function with these hyper-parameters; RulecError for one out of its range."""
+    if rule.analysis.scope in ("elementwise", "tensor"):
+        return _run(rule, functions, hyper)
+    return [path for function in functions for path in _run(rule, (function,), hyper)]  # one tensor sees the others
+
+
+def _run(rule: Rule, functions: tuple[Surface, ...], hyper: Mapping[str, float]) -> list[Path]:
+    weights = [np.array(function.start) for function in functions]
+    values: dict[str, Any] = dict(hyper)
+    optimizer = Optimizer(rule, weights, backend="numpy", **values)
+    track = np.empty((STEPS + 1, len(functions), 2))
+    track[0] = weights
+    with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore"):  # of skipped steps
+        for step in range(1, STEPS + 1):
+            optimizer.step([f.gradient(w) for f, w in zip(functions, weights, strict=True)])
+            track[step] = weights
+        last = [_finite(float(f.value(w))) for f, w in zip(functions, weights, strict=True)]
+    return [Path(track[:, place], hyper.get("lr"), value) for place, value in enumerate(last)]
+
+
+def _finite(value: float) -> float:
+    return value if math.isfinite(value) else math.inf

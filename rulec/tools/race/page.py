@@ -1,0 +1,134 @@
+"""The page of a race: one HTML file with the table and interactive plots, that opens without a network."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rulec.errors import RulecError
+from rulec.tools.race.outcome import Outcome
+from rulec.tools.race.report import html_table, short
+
+_STYLE = """
+body { font: 16px/1.4 system-ui, sans-serif; margin: 1.5rem auto; max-width: 70rem; padding: 0 1rem; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; }
+th, td { padding: .25rem .75rem; text-align: left; border-bottom: 1px solid #ccc; white-space: nowrap; }
+"""
+
+_ABOUT = (
+    "All rules have the same first weights, the same data in the same order, and the same number of steps and runs. "
+    "The final loss is the mean training loss of the last tenth of the steps; ± is the standard deviation over seeds. "
+    "Good rates lie around the best one and keep nine tenths of its progress from the first loss. "
+    "A run has diverged where its loss or its gradient is not finite."
+)
+
+#: No logo with a link, and no button that sends the data anywhere.
+_CONFIG = {"displaylogo": False, "showSendToCloud": False, "responsive": True}
+
+
+def check() -> None:
+    """RulecError where plotly is not installed."""
+    try:
+        import plotly  # noqa: F401
+    except ImportError:
+        raise RulecError("the page of a race needs plotly: pip install 'rulec[race]'") from None
+
+
+def page(task: str, outcomes: Sequence[Outcome]) -> str:
+    """The page, with plotly's script in it; RulecError where plotly is not installed."""
+    check()
+    plots = [_curves(outcomes), _rates(outcomes)]
+    parts = [
+        plot.to_html(full_html=False, include_plotlyjs=not i, include_mathjax=False, config=_CONFIG, div_id=f"plot{i}")
+        for i, plot in enumerate(plots)
+    ]
+    name = f"A race on {html.escape(task)}"
+    return (
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{name}</title>'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head>\n'
+        f'<body><h1>{name}</h1><div class="wide">{html_table(task, outcomes)}</div>\n{parts[0]}\n{parts[1]}\n'
+        f"<p>{_ABOUT}</p></body></html>\n"
+    )
+
+
+def _curves(outcomes: Sequence[Outcome]) -> Any:
+    """The loss over the steps at the best rate of each rule: the mean over seeds, and the range."""
+    import plotly.graph_objects as go
+
+    plot, shown = go.Figure(), []
+    for place, outcome in enumerate(outcomes):
+        if outcome.best is not None:
+            steps, losses = outcome.curve(outcome.best)
+            rate = outcome.grid.rates[outcome.best]
+            _band(plot, place, f"{html.escape(outcome.label)}, lr {short(rate)}", steps, losses)
+            shown.append(losses)
+    _finish(plot, "Training loss at the best learning rate", shown)
+    plot.update_xaxes(title="step")
+    return plot
+
+
+def _rates(outcomes: Sequence[Outcome]) -> Any:
+    """The final loss over the learning rate: the mean over seeds, and the range; a gap where a run diverged."""
+    import plotly.graph_objects as go
+
+    plot, shown = go.Figure(), []
+    for place, outcome in enumerate(outcomes):
+        rates = np.array(outcome.grid.rates)
+        _band(plot, place, html.escape(outcome.label), rates, outcome.final)
+        _best(plot, place, outcome)
+        shown.append(outcome.final)
+    _finish(plot, "Final loss at each learning rate (a gap: runs diverged)", shown)
+    plot.update_xaxes(title="learning rate", type="log", exponentformat="power")
+    return plot
+
+
+def _band(plot: Any, place: int, name: str, at: Any, values: Any) -> None:
+    """A line of means over the last axis, with a band from the lowest to the highest value."""
+    whole = ~np.isnan(values).any(axis=-1)
+    means = [float(row.mean()) if ok else None for row, ok in zip(values, whole, strict=True)]
+    colour = _colour(place)
+    common = {"legendgroup": str(place), "hoverinfo": "skip", "showlegend": False}
+    edges = {"mode": "lines", "line": {"width": 0}, "fill": "toself", "fillcolor": colour, "opacity": 0.2, **common}
+    for first, stop in _stretches(whole):
+        part, x = values[first:stop], np.asarray(at)[first:stop].tolist()
+        around = part.max(axis=-1).tolist() + part.min(axis=-1).tolist()[::-1]
+        plot.add_scatter(x=x + x[::-1], y=around, **edges)
+    plot.add_scatter(
+        x=np.asarray(at).tolist(), y=means, mode="lines+markers" if len(means) <= 20 else "lines", name=name,
+        line={"color": colour}, legendgroup=str(place), connectgaps=False,
+    )  # fmt: skip
+
+
+def _best(plot: Any, place: int, outcome: Outcome) -> None:
+    """A star at the best rate."""
+    if outcome.best is not None:
+        marker = {"symbol": "star", "size": 14, "color": _colour(place)}
+        rate, loss = outcome.grid.rates[outcome.best], float(outcome.by_rate[outcome.best])
+        plot.add_scatter(
+            x=[rate], y=[loss], mode="markers", marker=marker, legendgroup=str(place), showlegend=False,
+            hovertemplate="best: lr %{x}, loss %{y}<extra></extra>",
+        )  # fmt: skip
+
+
+def _stretches(whole: Any) -> list[tuple[int, int]]:
+    """The stretches of places that are true, as (first, stop)."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], whole, [False])).astype(int)))
+    return [(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+
+
+def _colour(place: int) -> str:
+    from plotly.colors import qualitative
+
+    return str(qualitative.D3[place % len(qualitative.D3)])
+
+
+def _finish(plot: Any, title: str, shown: list[Any]) -> None:
+    """Title and axes; the losses on a logarithmic axis where all of them are positive."""
+    positive = all((values[~np.isnan(values)] > 0).all() for values in shown)
+    plot.update_layout(title=title, template="plotly_white", height=520, hovermode="closest")
+    plot.update_layout(legend={"orientation": "h", "yref": "container", "y": 0}, margin={"l": 60, "r": 20})
+    plot.update_yaxes(title="loss", type="log" if positive else "linear", exponentformat="power")

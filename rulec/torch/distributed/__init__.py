@@ -1,0 +1,1 @@
+"""DTensors and process groups: meshes, agreement, values that all ranks need."""

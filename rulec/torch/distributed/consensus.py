@@ -1,0 +1,395 @@
+"""The agreement of the processes of DTensors on every step, and on its failure in one of them."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rulec.errors import RulecError
+from rulec.language.expr.node import Op
+from rulec.runtime.buckets.runtime_launch import Launch
+from rulec.runtime.buckets.scalar_table_device import Scaling
+from rulec.runtime.distributed.failure import Failure, Told, Unreached
+from rulec.runtime.distributed.owners import Schedule
+from rulec.runtime.distributed.process_group import Peers
+from rulec.runtime.distributed.sharing import Assignment, Work
+from rulec.torch.distributed.comparison import Compared, OtherOrder, settle
+from rulec.torch.distributed.told import behind
+from rulec.torch.distributed.traffic import Traffic
+
+#: More than there are processes, and the bytes of an error that are told to others.
+_PROCESSES, _TEXT = 1 << 24, 600
+
+#: The words at the end of the first message, of a process that takes the step of before.
+_WORDS = np.array([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0])
+
+#: The steps whose later messages are remembered.
+_STEPS = 16
+
+#: One message: an operation, the processes it is over, and how many numbers it has.
+Message = tuple[Op, Peers, int]
+
+
+class Agreement:
+    """The agreement of processes on every step in which parts of tensors are reduced together.
+
+    The first message of a step to each set of processes ends with words: how many processes refuse the step, how many
+    take another step than the one before, how many do not know its later messages, how many there are, and the digests
+    of their hyper-parameters. Where one refuses, or not all take the other step, or hyper-parameters differ, all raise
+    RulecError, and nothing is written. Another step is compared before it begins, and with it what all must have alike.
+    Where matrices are exchanged, or sums follow what is written, a message of the words alone comes before.
+
+    After that a process may fail. Where all know the later messages, sums among them end with a word more: whether one
+    has failed. One that has goes on to send them, without a meaning. Elsewhere a message of this word alone comes
+    before each further round, and before anything is written. Then all raise the same error.
+    """
+
+    def __init__(self, peers: Sequence[Peers]) -> None:
+        self.peers = [*dict.fromkeys(peers)]
+        #: The messages of the first round of the step before.
+        self._expected: list[Message] = []
+        self._digest: int | None = None
+        self._crc = 0
+        self._alike: Any = None
+        #: Whether messages are waited for; and those that were not.
+        self._waits, self._on_their_way = True, list[Any]()
+        self._step: tuple[Any, ...] = ()
+        #: What is told with sums: arrays of NumPy's, or tensors.
+        self._words: Any = _WORDS.copy()
+        self._failures: Any = np.zeros(1)
+        #: Whether the step is agreed on in a message of the words alone, and not in its first round.
+        self._apart = False
+        #: Whether the first round is not over, and whether processes have agreed.
+        self._open = self._agreed = False
+        #: Whether a step has begun and no process is known to have failed; and whether it is being written.
+        self._begun = self._writes = False
+        #: Whether messages of a word alone say who has failed; and whether one comes after everything is written.
+        self._guarded = self._ends = False
+        #: The rounds between the first and the writing, of this step as far as they are over, and as they are known of
+        #: steps before, by what these consist of.
+        self._rounds: list[list[Message]] = []
+        self._later: list[list[Message]] = []
+        self._known: list[tuple[tuple[Any, ...], list[list[Message]]]] = []
+        self._sent: list[Message] = []
+        #: Why others have taken a step that this process has not.
+        self._behind = ""
+        self.failure = Failure()
+        self.traffic = Traffic()
+
+    def __reduce__(self) -> Any:
+        raise RulecError("an optimizer of DTensors belongs to its processes: copy its state_dict() instead")
+
+    # A step
+
+    def open(self) -> None:
+        """Opens a step: until its first round is over this process may refuse it."""
+        self._open, self._agreed, self._begun, self._writes = True, False, False, False
+        self._sent, self._rounds = [], []
+        self._words, self._failures = _WORDS.copy(), np.zeros(1)
+        self.failure = Failure()
+        self.traffic.begin()
+
+    def check_even(self) -> None:
+        """RulecError where this process has not taken a step that others have."""
+        if self._behind:
+            raise behind(self._behind)
+
+    def restore(self) -> None:
+        """Takes note that a checkpoint was loaded."""
+        self._behind = ""
+
+    def begin(
+        self, plan: Any, launches: Sequence[Launch], scaling: Scaling | None, guarded: bool, alike: Compared | None
+    ) -> None:  # fmt: skip
+        """Begins the opened step with these launches; RulecError where another process takes another step.
+
+        It is another step where the scaled gradients of one process have an infinity, and those of another none. The
+        description `alike` is compared too: OtherOrder where one process has its tensors in another order. Where
+        `guarded`, the rounds of the step wait for others than these processes, too.
+        """
+        digest = self._digest_of(plan, launches, scaling is not None and bool(scaling.found_inf))
+        self._ends = any(launch.version.waits and launch.version.plan.ends_later for launch in launches)
+        self._apart = self._ends or any(launch.version.exchanges for launch in launches)
+        self._guarded = self._apart or guarded
+        self._known = plan.later
+        later = [rounds for step, rounds in self._known if _same(step, self._step[1:])]
+        self._later = later[0] if later else []
+        assert alike is not None
+        self._words[2], self._alike = not later, alike
+        self._words[4:] = alike.sums
+        if digest != self._digest:
+            if self._digest is not None:
+                self._words[1] = 1.0
+                self._replay()
+                self._check()
+            self._compare(digest)
+            self._expected = [(Op.SUM, peers, 0) for peers in self.peers]
+            self._digest, self._agreed, self._guarded = digest, not self._apart, True
+        elif not self._apart and not any(count for _, _, count in self._expected):
+            self._replay()
+            self._check()
+            self._agreed = True
+        self._begun, self._writes = True, not any(launch.version.waits for launch in launches)
+
+    def leave(self) -> None:
+        """Ends a step, taken or not."""
+        self._begun, self.failure = False, Failure()
+
+    def refuse(self, waits: bool = True) -> None:
+        """Tells the other processes, where they wait or will wait, that this one takes no step; `waits` for them."""
+        if not self._open or self._agreed:
+            return
+        self._open, self._waits = False, waits
+        self._words[0] = 1.0
+        try:
+            if self._digest is None:
+                self._compared(None)
+            else:
+                self._replay()
+        finally:
+            self._waits = True
+
+    def compare(self, alike: Compared) -> None:
+        """Compares what must be alike, where no step is agreed on: RulecError, in all processes, or OtherOrder."""
+        self._alike = alike
+        self._compare(0)
+        self._open = False
+
+    # Rounds of reductions
+
+    def reduce(self, op: Op, peers: Peers, numbers: Any) -> Any:
+        """A vector in float64 reduced over some processes."""
+        self._sent.append((op, peers, len(numbers)))
+        if op is Op.SUM and self._open and not self._agreed:
+            result, self._words = self._joint(peers, numbers, self._words)
+        elif op is Op.SUM and self._begun and not self._open and not self._guarded:
+            result, self._failures = self._joint(peers, numbers, self._failures)
+        else:
+            result = self._send(op, peers, numbers)
+        return result
+
+    def close(self) -> None:
+        """Ends a round. At the end of the first, RulecError where the processes do not agree."""
+        told = {peers for op, peers, _ in self._sent if op is Op.SUM}
+        missing = [peers for peers in self.peers if peers not in told]
+        if self._open:
+            self._close_first(missing)
+        elif self._begun and not self._guarded and len(self._rounds) + 1 == len(self._later):
+            self._tell_others(missing)
+        self.traffic.end_round()
+        if not self._open:
+            self._rounds.append(self._sent)
+        else:
+            self._open, self._expected = False, self._sent
+            if not self._agreed:
+                self._check()
+                self._agreed = True
+        self._sent = []
+        self.failure.turn += 1
+
+    def _close_first(self, missing: Sequence[Peers]) -> None:
+        for peers in missing:
+            if self._agreed:
+                self._sent.append((Op.SUM, peers, 0))
+            else:
+                self.reduce(Op.SUM, peers, np.zeros(0))
+
+    def _tell_others(self, missing: Sequence[Peers]) -> None:
+        """Tells processes without a sum in the last round whether one has failed."""
+        for peers in missing:
+            _, self._failures = self._joint(peers, np.zeros(0), self._failures)
+
+    def assigned(self, peers: Peers, works: Sequence[Work], chosen: Assignment) -> None:
+        """Takes note of the owners of tensors, and of their work."""
+        self.traffic.assigned(peers, works, chosen)
+
+    def exchanged(self, peers: Peers, schedule: Schedule) -> None:
+        """Takes note of matrices that are exchanged."""
+        self.traffic.exchanged(peers, schedule)
+
+    def _send(self, op: Op, peers: Any, numbers: Any) -> Any:
+        self.traffic.reduced(peers, len(numbers))
+        if not self._waits:
+            self._on_their_way = [sent for sent in self._on_their_way if not sent[0].is_completed()]
+            self._on_their_way.append(peers.tell(op, numbers))
+            return numbers
+        try:
+            return peers.reduce(op, numbers)
+        except Unreached:
+            self._open = self._begun = False  # nobody can be told anything
+            raise
+
+    def _joint(self, peers: Peers, numbers: Any, words: Any) -> tuple[Any, Any]:
+        """The sums of a vector and of words, in one message."""
+        count = len(words)
+        if isinstance(numbers, Tensor):
+            result = self._send(Op.SUM, peers, torch.cat([numbers, torch.as_tensor(words, device=numbers.device)]))
+        else:
+            result = self._send(Op.SUM, peers, np.concatenate([numbers, _on_host(words)]))
+        return result[:-count], result[-count:]
+
+    def _replay(self) -> None:
+        """Sends the messages of the first round of the step before, without numbers: other processes may wait."""
+        for op, peers, count in self._expected:
+            if op is Op.SUM:
+                _, self._words = self._joint(peers, np.zeros(count), self._words)
+            else:
+                self._send(op, peers, np.zeros(count))
+        self.traffic.end_round()
+
+    # Failure
+
+    def check(self) -> None:
+        """Comes before a round. RulecError, in all processes, where one has failed or they do not agree."""
+        if not self._begun:
+            return
+        self.failure.turn += 1
+        if not self._agreed:
+            if self._apart:
+                self._replay()
+                self._check()
+                self._open, self._agreed = False, True
+        elif self._guarded:
+            self._ask()
+
+    def conclude(self) -> None:
+        """Comes before anything is written. RulecError, in all processes, where one has failed."""
+        if not self._begun or self._writes:
+            return
+        self.check()
+        if not self._guarded and self._failures[0]:
+            raise self._told()
+        if not self._apart:
+            others = [known for known in self._known if not _same(known[0], self._step[1:])]
+            self._known[:] = [(self._step[1:], self._rounds), *others][:_STEPS]
+        self._writes = self._guarded = True
+
+    def end(self) -> None:
+        """Comes when everything is written. RulecError, in all processes, where one has failed in later rounds."""
+        if self._begun and self._ends:
+            self._ask()
+        self._ends = False
+
+    def fail(self, error: Exception, tensors: Sequence[str]) -> Exception:
+        """Tells waiting processes of an error at some tensors. The result is the error to raise here.
+
+        It is the same error where nobody waits any more, or where this process may refuse the step.
+        """
+        if not self._begun or not self._agreed or isinstance(error, Unreached):
+            return error
+        self.failure.note(error, tensors)
+        later = self._later[len(self._rounds) :]
+        if (self._writes and not self._ends) or not (self._guarded or later):
+            self._behind, self._begun = str(self.failure), False
+            return error
+        self._failures = np.ones(1)
+        if self._guarded:
+            self._of_all(Op.SUM, self._failures)
+            return self._told()
+        for messages in later:
+            for op, peers, count in messages:
+                self.reduce(op, peers, np.zeros(count))
+            self.close()
+        return self._told()
+
+    def _ask(self) -> None:
+        """RulecError, in all processes, where one has failed."""
+        if self._of_all(Op.SUM, np.zeros(1))[0]:
+            raise self._told()
+
+    def _told(self) -> Told:
+        """The error of all processes: of the first that failed."""
+        self._begun = self._open = False
+        rank, nobody, error = torch.distributed.get_rank(), np.inf, self.failure.error
+        mine = nobody if error is None else self.failure.at * _PROCESSES + rank
+        first = self._of_all(Op.MIN, np.array([mine]))[0]
+        text = self.failure.sentence(rank).encode()[:_TEXT] if mine == first else b""
+        said = self._of_all(Op.MAX, np.array([*text.ljust(_TEXT, b"\0")], np.float64))
+        told = Told(bytes(map(int, said)).rstrip(b"\0").decode(errors="ignore"))
+        told.__cause__ = error
+        return told
+
+    # Agreement
+
+    def _check(self) -> None:
+        """RulecError unless all processes take a step, and all or none of them another one than before."""
+        refused, changed, unknown, there, *sums = map(int, _on_host(self._words))
+        if refused:
+            self._open = False
+            raise _refused()
+        if changed not in (0, there):
+            self._open = False
+            raise _other_step()
+        if not changed and (there * sums[1] != sums[0] ** 2 or there * sums[3] != sums[2] ** 2):
+            self._settle()
+        self._guarded = self._guarded or bool(unknown)
+        self._words = _WORDS.copy()
+
+    def _compare(self, digest: int) -> None:
+        """RulecError unless all processes begin the step of this digest, and have alike what they must."""
+        other_step, others, refused = self._compared([float(digest), self._alike.digest])
+        if refused:
+            self._open = False
+            raise _refused()
+        if others:
+            self._settle()
+        if other_step:
+            self._open = False
+            raise _other_step()
+
+    def _compared(self, digests: Sequence[float] | None) -> list[bool]:
+        """Whether each digest is another one in some process, and whether any refuses, which is without digests."""
+        words = [-np.inf] * 4 + [1.0] if digests is None else [y for x in digests for y in (-x, x)] + [0.0]
+        low, high, other_low, other_high, refused = self._of_all(Op.MAX, np.array(words)).tolist()
+        return [-low != high, -other_low != other_high, bool(refused)]
+
+    def _settle(self) -> None:
+        """RulecError, or OtherOrder, in all processes, where what must be alike is not."""
+        try:
+            settle(self._alike, self._of_all)
+        except (RulecError, OtherOrder):
+            self._open = False
+            raise
+
+    def _of_all(self, op: Op, numbers: Any) -> Any:
+        """Numbers reduced over all processes, in a message of their own."""
+        for peers in self.peers:
+            numbers = self._send(op, peers, numbers)
+        self.traffic.end_round()
+        return numbers
+
+    def _digest_of(self, plan: Any, launches: Sequence[Launch], overflowed: bool) -> int:
+        """A number for a step: of the updated parameters, of the programs that update them, and of an overflow."""
+        step = (plan, overflowed, *(x for launch in launches for x in (launch.version, launch.part)))
+        if not _same(step, self._step):
+            programs = [(launch.version.program, [t.number for t in launch.part.tensors]) for launch in launches]
+            told = [(p.name, [r.name for s in p.stages for r in s.reduces], numbers) for p, numbers in programs]
+            self._crc = zlib.crc32(repr((told, overflowed)).encode())
+            self._step = step
+        return self._crc
+
+
+def _on_host(words: Any) -> Any:
+    """Words as an array of NumPy's; waits for a device."""
+    return words.cpu().numpy() if isinstance(words, Tensor) else words
+
+
+def _same(step: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    """Whether two steps consist of the same objects."""
+    return len(step) == len(other) and all(a is b for a, b in zip(step, other, strict=True))
+
+
+def _refused() -> RulecError:
+    return RulecError("another process takes no step, for an error of its own: see there; nothing was changed")
+
+
+def _other_step() -> RulecError:
+    return RulecError(
+        "the processes have gradients of other tensors, or other rules, or infinities in the scaled gradients of some: "
+        "give every process the gradients of the same tensors, and reduce GradScaler's findings; nothing was changed"
+    )

@@ -1,0 +1,264 @@
+"""Values of groups and of the model over several processes, each of which has its own part of the parameters."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rulec.array_api.reductions import REDUCTIONS
+from rulec.errors import HyperError, RulecError
+from rulec.language.expr.node import Kind, Op, walk
+from rulec.language.rule import Rule
+from rulec.runtime.buckets.runtime_launch import Launch
+from rulec.runtime.distributed.failure import Failure, Told, Unreached
+from rulec.torch.distributed.shared_numbers import check_formulas, formula
+from rulec.torch.distributed.told import behind, reaching
+from rulec.torch.distributed.traffic import Traffic
+
+_OPS = (Op.SUM, Op.MIN, Op.MAX)
+_COMBINE: Mapping[Op, Callable[[Tensor, Tensor], Tensor]] = {
+    Op.SUM: torch.add,
+    Op.MIN: torch.minimum,
+    Op.MAX: torch.maximum,
+}
+_LEVELS = ("group", "model")
+
+#: How many reductions over groups and the model a step may have.
+_MOST = 32
+
+_REFUSED = -1
+
+#: The words of a message about the formula of values of groups and of the model.
+_FORMULA = 3
+
+#: The words of a message at most.
+_LENGTH = _MOST + 4 + _FORMULA
+
+_OF_FORMULA, _OF_STEP = itemgetter(slice(-_FORMULA, None)), itemgetter(slice(None, -_FORMULA))
+
+#: The bytes of an error that are told to others.
+_TEXT = 600
+
+Reduction = tuple[Op, str]
+
+
+def reaches_across(rules: Sequence[Rule]) -> bool:
+    """Whether a rule among these has a value of a whole group or of the model."""
+    parts = [*walk([part for rule in rules for part in rule.expressions])]
+    return any(n.op.kind is Kind.REDUCE and n.arg in _LEVELS for n in parts)
+
+
+class Across:
+    """The processes of a group, that take their steps together; every tensor, or element, belongs to one of them.
+
+    A process of a mesh is in a group with one process of each other mesh: all take part in every total.
+
+    `total` puts the float64 numbers of all together, in the order of processes, so that all have the same bits. Before
+    that they `agree` on the step: RulecError, in all of them, where one would take another step.
+    """
+
+    #: Whether the processes have agreed on the step, and the lengths of the totals that are still to come in it.
+    agreed = False
+    _left: tuple[int, ...] = ()
+    #: Whether an error was told in this step, and why others have taken a step that this process has not.
+    _told, _behind = False, ""
+    #: The words about the formula, and what they were computed of.
+    _formula: tuple[int, ...] = (0,) * _FORMULA
+    _like: tuple[Any, Any, int] = (None, None, 0)
+
+    def __init__(self, group: Any) -> None:
+        if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+            raise HyperError("reduce_over needs processes: call torch.distributed.init_process_group() before")
+        if not isinstance(group, torch.distributed.ProcessGroup):
+            raise HyperError(f"reduce_over={group!r} must be a process group, such as torch.distributed.group.WORLD")
+        self._group, self.size = group, torch.distributed.get_world_size(group)
+        if self.size < 1:
+            raise HyperError("reduce_over is a process group that this process does not belong to")
+        nccl = torch.distributed.get_backend(group) == "nccl"
+        self._device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
+        self.traffic = Traffic()
+        #: Messages that were not waited for.
+        self._on_their_way: list[Any] = []
+
+    @property
+    def label(self) -> str:
+        """The keyword with the number of processes."""
+        return f"reduce_over ({self.size})"
+
+    @property
+    def group(self) -> Any:
+        """The process group."""
+        return self._group
+
+    @property
+    def ranks(self) -> list[int]:
+        """The processes, by their places among all."""
+        return torch.distributed.get_process_group_ranks(self._group)
+
+    @property
+    def rank(self) -> int:
+        """The place of this process in the group."""
+        return torch.distributed.get_rank(self._group)
+
+    def __reduce__(self) -> Any:
+        raise RulecError("an optimizer with reduce_over belongs to its processes: copy its state_dict() instead")
+
+    def open(self) -> None:
+        """Begins a step, in which all processes must come to agree."""
+        self.agreed, self._told, self._left = False, False, ()
+        self.traffic.begin()
+
+    def check_even(self) -> None:
+        """RulecError where this process has not taken a step that others have."""
+        if self._behind:
+            raise behind(self._behind)
+
+    def restore(self) -> None:
+        """Takes note that a checkpoint was loaded."""
+        self._behind = ""
+
+    def leave(self) -> None:
+        """Ends a step, taken or not."""
+        self._told = True
+
+    def refuse(self, waits: bool = True) -> None:
+        """Tells the others, where they wait or will wait, that this process takes no step; `waits` for them."""
+        if self.agreed:
+            return
+        if waits:
+            self._exchange([_REFUSED])
+            return
+        self.agreed = True
+        sent = torch.zeros(_LENGTH, dtype=torch.int64)
+        sent[0] = _REFUSED
+        sent = sent.to(self._device)
+        parts = [torch.empty_like(sent) for _ in range(self.size)]
+        self._on_their_way = [each for each in self._on_their_way if not each[0].is_completed()]
+        with reaching(self.label):
+            work = torch.distributed.all_gather(parts, sent, group=self._group, async_op=True)
+        self._on_their_way.append((work, sent, parts))
+
+    def agree(self, launches: Sequence[Launch], groups: int, remembers: bool, overflowed: bool) -> None:
+        """Agrees with the others on a step of these launches; `remembers`: groups or the model have states.
+
+        `overflowed`: scaled gradients have an infinity.
+
+        A process without any takes part in the others' reductions here.
+        """
+        reductions = _reductions(launches)
+        fired = sorted({place for launch in launches for place in _places(launch)})
+        codes = [_OPS.index(op) * len(_LEVELS) + _LEVELS.index(level) for op, level in reductions]
+        like = (launches[0].version, launches[0].common.hyper.table, len(launches)) if launches else (None, None, 0)
+        if like[0] is not self._like[0] or like[1] is not self._like[1] or like[2] != self._like[2]:
+            self._like, self._formula = like, formula(launches)
+        words = [groups, zlib.crc32(repr(fired).encode()), len(codes), *codes, overflowed, *self._formula]
+        every = self._exchange(words)
+        refused = [rank for rank, message in enumerate(every) if message[0] == _REFUSED]
+        if refused:
+            raise RulecError(f"process {refused[0]} of reduce_over takes no step, for an error of its own: see there")
+        formulas, every = [*map(_OF_FORMULA, every)], [*map(_OF_STEP, every)]
+        if len({*formulas}) > 1:
+            check_formulas(formulas)
+        if len({message[-1] for message in every}) > 1:
+            raise RulecError(
+                "the scaled gradients of some processes of reduce_over have an infinity, and those of others none: "
+                "reduce what GradScaler finds over all of them; nothing was changed"
+            )
+        kinds = {message[:-1] for message in every if remembers or message[2]}
+        if len({message[0] for message in every}) > 1 or len({message[:1] + message[2:] for message in kinds}) > 1:
+            raise RulecError("the processes of reduce_over have other groups or rules: make their optimizers alike")
+        if remembers and len(kinds) > 1:
+            raise RulecError(
+                "a process of reduce_over has gradients in other groups than another, and the rule remembers numbers "
+                "of groups or of the model: give every process a part of each"
+            )
+        codes = [*kinds.pop()[3:]] if kinds else []
+        levels = [_LEVELS[code % len(_LEVELS)] for code in codes]
+        self._left = tuple(groups if level == "group" else 1 for level in levels)
+        if not reductions:
+            for code, length in zip(codes, self._left, strict=True):
+                op = _OPS[code // len(_LEVELS)]
+                self.total(op, np.full(length, REDUCTIONS[op].nothing))
+
+    def _exchange(self, words: Sequence[int]) -> list[tuple[int, ...]]:
+        """What each process says: `words` here."""
+        self.agreed = True
+        row = torch.zeros(_LENGTH, dtype=torch.int64)
+        row[: len(words)] = torch.tensor([*words])
+        messages = [tuple(part.tolist()) for part in self._gathered(row)]
+        return [(part[:1] if part[0] == _REFUSED else part[: 4 + part[2] + _FORMULA]) for part in messages]
+
+    def total(self, op: Op, numbers: Any) -> Any:
+        """The numbers of all processes, reduced one by one: as an array or tensor, like those here.
+
+        RulecError, in all processes, where one has failed.
+        """
+        here = numbers if isinstance(numbers, Tensor) else torch.from_numpy(np.array(numbers, np.float64))
+        self._left = self._left[1:]
+        parts = self._gathered(torch.cat([here, here.new_zeros(1)]))
+        if torch.stack([part[-1] for part in parts]).any():
+            raise self._said("")
+        first, *others = (part[:-1] for part in parts)
+        for other in others:
+            first = _COMBINE[op](first, other)
+        return first.to(here.device) if isinstance(numbers, Tensor) else first.cpu().numpy()
+
+    def fail(self, error: Exception, tensors: Sequence[str]) -> Exception:
+        """Tells waiting processes of an error at some tensors. The result is the error to raise here.
+
+        It is the same error where nobody waits any more, or where this process may refuse the step.
+        """
+        if not self.agreed or self._told or isinstance(error, Unreached):
+            return error
+        failure = Failure()
+        failure.note(error, tensors)
+        if not self._left:
+            self._behind = str(failure) if self.size > 1 else ""
+            return error
+        self._gathered(torch.tensor([0.0] * self._left[0] + [1.0], dtype=torch.float64))
+        told = self._said(failure.sentence(torch.distributed.get_rank()))
+        told.__cause__ = error.__cause__ if isinstance(error, Told) else error
+        return told
+
+    def _said(self, text: str) -> Told:
+        """The error of all processes: the first with a text."""
+        self._told = True
+        row = torch.zeros(_TEXT, dtype=torch.uint8)
+        sent = text.encode()[:_TEXT]
+        row[: len(sent)] = torch.tensor([*sent], dtype=torch.uint8)
+        texts = [bytes(part.tolist()).rstrip(b"\0").decode(errors="ignore") for part in self._gathered(row)]
+        return Told(next(text for text in texts if text))
+
+    def _gathered(self, here: Tensor) -> list[Tensor]:
+        sent = here.contiguous().to(self._device)
+        parts = [torch.empty_like(sent) for _ in range(self.size)]
+        self.traffic.reduced(self, sent.numel())
+        self.traffic.end_round()
+        with reaching(self.label):
+            torch.distributed.all_gather(parts, sent, group=self._group)
+        return parts
+
+
+def _places(launch: Launch) -> list[int]:
+    """The groups that a launch's tensors are of, as the optimizer counts them."""
+    return [launch.common.processes.places[tensor.group] for tensor in launch.part.tensors]
+
+
+def _reductions(launches: Sequence[Launch]) -> list[Reduction]:
+    """The reductions over groups and the model that launches come to, in order."""
+    joining = [launch for launch in launches if not launch.version.plan.alone]
+    if not joining:
+        return []
+    plan = joining[0].version.plan
+    joins = plan.program.joins
+    if any("n" not in plan.axes[value.args[0]].letters for value in joins):
+        raise RulecError(f"{joining[0].name} reduces numbers of groups, which several processes would count twice")
+    if len(joins) > _MOST:
+        raise RulecError(f"{joining[0].name} has {len(joins)} values of groups and the model: {_MOST} is the most")
+    return [(value.op, str(value.arg)) for value in joins]

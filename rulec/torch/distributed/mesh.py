@@ -1,0 +1,272 @@
+"""The processes of DTensors: reductions and exchanges over the dimensions of a mesh."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rulec.array_api.slices import Piece
+from rulec.errors import HyperError
+from rulec.language.expr.node import Op
+from rulec.language.rule import Rule
+from rulec.runtime.distributed.all_to_all import Spread
+from rulec.runtime.distributed.owners import Division
+from rulec.runtime.distributed.partial import Whole
+from rulec.runtime.distributed.process_group import Peers
+from rulec.torch.distributed.consensus import Agreement
+from rulec.torch.distributed.cross_process import Across
+from rulec.torch.distributed.told import reaching
+from rulec.torch.tensors.dtensor import (  # fmt: skip
+    flat_start,
+    has_matrices,
+    indices_here,
+    is_flat,
+    is_placed,
+    is_split,
+    part_of,
+    place_of,
+    rectangles_of,
+    sees_more,
+)
+from rulec.torch.tensors.fake import is_fake
+from rulec.torch.tensors.sections import Section
+from rulec.torch.tensors.tensors import DTYPES
+
+_OPS = {Op.SUM: "SUM", Op.MIN: "MIN", Op.MAX: "MAX"}
+
+
+@dataclass(frozen=True, eq=False)
+class SentBytes:
+    """An exchange of bytes that has begun; `message` is the vector sent, and lives until all is sent."""
+
+    work: Any
+    message: Tensor
+    result: Tensor
+    like: Any
+    label: str = ""
+
+    def wait(self) -> None:
+        """Waits until it is over."""
+        if self.work is not None:
+            with reaching(self.label):
+                self.work.wait()
+
+    def received(self) -> Any:
+        """The vectors of all processes, one after the other, of the kind and dtype of `like`."""
+        if not isinstance(self.like, Tensor):
+            return self.result.to("cpu", torch.from_numpy(self.like[:0].copy()).dtype).numpy()
+        return self.result.to(self.like.device, self.like.dtype)
+
+
+@dataclass(frozen=True)
+class MeshPeers:
+    """The processes along dimensions of a mesh: a process group that this process belongs to.
+
+    `name` has the names of the dimensions.
+    """
+
+    group: Any
+    name: str = field(default="", compare=False)
+
+    def reduce(self, op: Op, numbers: Any) -> Any:
+        """A vector in float64 reduced over the processes: a tensor on its device, or an array of NumPy's."""
+        if is_fake(numbers):
+            return numbers
+        sent = numbers.clone() if isinstance(numbers, Tensor) else torch.from_numpy(np.array(numbers, np.float64))
+        here = sent.to(self._device)
+        with reaching(self.label):
+            torch.distributed.all_reduce(here, getattr(torch.distributed.ReduceOp, _OPS[op]), group=self.group)
+        return here.to(sent.device) if isinstance(numbers, Tensor) else here.cpu().numpy()
+
+    def tell(self, op: Op, numbers: Any) -> Any:
+        """Sends a vector to be reduced, and waits for nobody; what it returns holds the message until it is there."""
+        here = torch.from_numpy(np.array(numbers, np.float64)).to(self._device)
+        with reaching(self.label):
+            work = torch.distributed.all_reduce(
+                here, getattr(torch.distributed.ReduceOp, _OPS[op]), group=self.group, async_op=True
+            )
+        return work, here
+
+    @property
+    def label(self) -> str:
+        """The name with the number of processes, as `dp x tp (8)`."""
+        return f"{self.name} ({self.size})"
+
+    @property
+    def rank(self) -> int:
+        """The place of this process in the group."""
+        return torch.distributed.get_rank(self.group)
+
+    @property
+    def size(self) -> int:
+        """The number of processes."""
+        return torch.distributed.get_world_size(self.group)
+
+    def exchange(self, sent: Any, counts: Sequence[int], received: Sequence[int], dtype: str) -> SentBytes:
+        """Begins to send each process its share of a vector, `counts` long; `received` are the lengths of what comes.
+
+        Elements travel in `dtype`, and come in that of `sent`.
+        """
+        if is_fake(sent):
+            return SentBytes(None, sent, sent.new_zeros(sum(received)), sent)
+        tensor = sent if isinstance(sent, Tensor) else torch.from_numpy(np.ascontiguousarray(sent))
+        # An empty array of NumPy's has no stride, and torch sees no bytes in it.
+        message = (tensor if len(tensor) else tensor.new_empty(0)).to(self._device, DTYPES[dtype])
+        result, size = message.new_empty(sum(received)), message.element_size()
+        # Bytes, for not every transport knows every dtype.
+        with reaching(self.label):
+            work = torch.distributed.all_to_all_single(
+                result.view(torch.uint8), message.view(torch.uint8), [size * n for n in received],
+                [size * n for n in counts], group=self.group, async_op=True,
+            )  # fmt: skip
+        return SentBytes(work, message, result, sent[:0], self.label)
+
+    @property
+    def _device(self) -> torch.device:
+        nccl = torch.distributed.get_backend(self.group) == "nccl"
+        return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
+
+
+def whole_of(param: Any, spread: bool, section: Section | None = None) -> Whole | None:
+    """The whole of a DTensor, a section of it or a flat parameter; None where this process has all of it.
+
+    With `spread` it says where the other parts are.
+    """
+    if is_flat(param):
+        start, length = flat_start(param), param.numel()
+        return None if start is None else Whole((length,), (), Piece(start), (range(start, start + length),))
+    if not is_split(param):
+        return None
+    mesh = param.device_mesh
+    axes = [i for i, placed in enumerate(param.placements) if not placed.is_replicate() and mesh.size(i) > 1]
+    cuts = tuple((param.placements[axis].dim, MeshPeers(mesh.get_group(axis), _name(mesh, [axis]))) for axis in axes)
+    lies = _spread(param, section) if spread and axes else None
+    shape = tuple(param.shape) if section is None else section.shape(param.shape)
+    return Whole(shape, cuts, place_of(param, section) or Piece(), indices_here(param, section), lies)
+
+
+def _spread(param: Any, section: Section | None) -> Spread | None:
+    """The place of every part and replica of a DTensor, or of a section of it; None where one is no rectangle."""
+    mesh = param.device_mesh
+    every = _long_axes(mesh)
+    cut = tuple(axis for axis in every if not param.placements[axis].is_replicate())
+    alone = _spread_along(param, section, cut, None) if cut != every else None
+    return _spread_along(param, section, every, alone)
+
+
+def _spread_along(
+    param: Any, section: Section | None, axes: tuple[int, ...], alone: Spread | None
+) -> Spread | None:  # fmt: skip
+    """The same among this process and its neighbours along these dimensions of the mesh."""
+    mesh, peers = param.device_mesh, _peers_along(param.device_mesh, axes)
+    ranks = torch.distributed.get_process_group_ranks(peers.group)
+    rectangles = rectangles_of(param, ranks, section)
+    if rectangles is None:
+        return None
+    cut = [axis for axis, placed in enumerate(param.placements) if not placed.is_replicate()]
+    places = [(mesh.mesh == rank).nonzero()[0].tolist() for rank in ranks]
+    coordinates = tuple(tuple((at[axis], mesh.size(axis)) for axis in cut) for at in places)
+    return Spread(peers, Division(rectangles), coordinates, alone)
+
+
+def _long_axes(mesh: Any) -> tuple[int, ...]:
+    """The dimensions of a mesh with several processes."""
+    return tuple(axis for axis in range(mesh.ndim) if mesh.size(axis) > 1)
+
+
+def _all_peers(mesh: Any) -> MeshPeers:
+    """All processes of a mesh."""
+    return _peers_along(mesh, _long_axes(mesh))
+
+
+def _peers_along(mesh: Any, axes: tuple[int, ...]) -> MeshPeers:
+    """This process and its neighbours along these dimensions of a mesh."""
+    one = mesh.get_group(axes[0]) if len(axes) == 1 else _joint_group(torch.distributed.group.WORLD, mesh, axes)
+    return MeshPeers(one, _name(mesh, axes))
+
+
+def _name(mesh: Any, axes: Sequence[int]) -> str:
+    """The names of dimensions of a mesh, as `dp x tp`."""
+    names = mesh.mesh_dim_names or [f"dimension {axis}" for axis in range(mesh.ndim)]
+    return " x ".join(names[axis] for axis in axes)
+
+
+@functools.cache
+def _joint_group(world: Any, mesh: Any, axes: tuple[int, ...]) -> Any:
+    """The group of this process and its neighbours along these dimensions of a mesh.
+
+    A flattened mesh is another way to it; torch 2.13 then gathers DTensors by it, and loses rows of uneven parts.
+    """
+    coordinate = mesh.get_coordinate()
+    along = tuple(slice(None) if axis in axes else coordinate[axis] for axis in range(mesh.ndim))
+    return torch.distributed.new_group(mesh.mesh[along].flatten().tolist(), use_local_synchronization=True)
+
+
+def meeting_of(
+    routed: Sequence[tuple[Any, Rule]], before: Agreement | None, across: Across | None
+) -> Agreement | None:  # fmt: skip
+    """The meeting for parameters with these rules: the one before, with all processes; None where none need to meet.
+
+    HyperError where `across`, which takes the values of groups and the model over processes with other tensors, has
+    processes with the same ones.
+    """
+    if across is not None:
+        for mesh in {param.device_mesh for param, _ in routed if is_placed(param)}:
+            _check_apart(mesh, across)
+    peers = [peers for param, rule in routed if sees_more(rule) for peers in _meeting_peers(param, rule)]
+    if before is None:
+        return Agreement(_outermost(peers)) if peers else None
+    before.peers = _outermost([*before.peers, *peers])
+    return before
+
+
+def _outermost(peers: Sequence[Any]) -> list[Any]:
+    """The sets of processes, without the subsets of others: who agrees with all agrees with some."""
+    ranks = {each: _ranks(each) for each in peers}
+    return [each for each in ranks if not any(ranks[each] < other for other in ranks.values())]
+
+
+def first_meeting_of(params: Sequence[Any]) -> Agreement | None:
+    """The processes with the same DTensors, or parts of them, for a comparison before the first step; None for none.
+
+    Fake tensors have none.
+    """
+    meshes = dict.fromkeys(param.device_mesh for param in params if is_placed(param) and not is_fake(part_of(param)))
+    here = [mesh for mesh in meshes if mesh.get_coordinate() is not None]
+    peers = _outermost([_peers_along(mesh, (axis,)) for mesh in here for axis in _long_axes(mesh)])
+    return Agreement(peers) if peers else None
+
+
+def _ranks(peers: Any) -> frozenset[int]:
+    return frozenset(torch.distributed.get_process_group_ranks(peers.group))
+
+
+def _check_apart(mesh: Any, across: Across) -> None:
+    """HyperError where processes of a mesh are among those with other tensors."""
+    both = {*across.ranks} & {*mesh.mesh.flatten().tolist()} - {torch.distributed.get_rank()}
+    if both:
+        raise HyperError(
+            f"process {min(both)} of reduce_over has the same DTensors, whose values would be counted again: give a "
+            f"group with one process of each stage of the pipeline, as mesh['pp'].get_group(), or leave it out"
+        )
+
+
+def _meeting_peers(param: Any, rule: Rule) -> list[Peers]:
+    """The processes that a parameter's step is agreed on with, in as many sets as there are dimensions of its mesh.
+
+    They are all of the mesh. Replicas send one another nothing but their agreement; else one would step without others.
+    """
+    whole = whole_of(param, spread=False)
+    if whole is None or not whole.cuts:
+        return []
+    mesh = param.device_mesh
+    if has_matrices(rule):
+        return [_all_peers(mesh)]
+    replicated = [axis for axis in _long_axes(mesh) if param.placements[axis].is_replicate()]
+    return [*(peers for _, peers in whole.cuts), *(_peers_along(mesh, (axis,)) for axis in replicated)]

@@ -1,0 +1,194 @@
+"""The messages of an optimizer's step to other processes: a record of the last step, printed as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from rulec.errors import RulecError
+from rulec.runtime.distributed.owners import Schedule
+from rulec.runtime.distributed.sharing import Assignment, Work
+
+#: Bytes of a number in a reduction: float64, or int64.
+_NUMBER = 8
+
+
+class NamedGroup(Protocol):
+    """Some processes with a name: `rank` is this one among `size`."""
+
+    @property
+    def label(self) -> str: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Reductions:
+    """The reductions of a step over one process group.
+
+    `rounds` wait for one another. `numbers` and `bytes` are the length of all messages of this process together; the
+    algorithm of the process group decides how often a byte travels.
+    """
+
+    processes: str
+    rounds: int
+    numbers: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """The exchanges of matrices in a step, between the processes of one group.
+
+    `dtype` names the dtypes in which `count` tensors travel. `matrices`, `work` and `sent` have an entry for each
+    process, by rank: the number of tensors it works on, its share of the work from 0 to 1, and the bytes it sends to
+    others. `rank` is this process. `least` is the number of bytes that all processes together send where every tensor
+    goes to the process with the largest parts of its arrays, and one replica of each part is sent there. `buckets` is
+    the number of times that arrays travel there, and back.
+
+    `shared` of the matrices have several owners, who are all counted; `between` are the bytes that each process sends
+    to such others, in so many `rounds`.
+    """
+
+    processes: str
+    dtype: str
+    rank: int
+    count: int
+    matrices: tuple[int, ...]
+    work: tuple[float, ...]
+    sent: tuple[int, ...]
+    least: int
+    buckets: int
+    shared: int = 0
+    rounds: int = 0
+    between: tuple[int, ...] = ()
+
+    @property
+    def here(self) -> int:
+        """The bytes that this process sends."""
+        return self.sent[self.rank]
+
+
+@dataclass(frozen=True)
+class Communication:
+    """The messages of a step; printed, tables."""
+
+    reductions: tuple[Reductions, ...] = ()
+    exchanges: tuple[Exchange, ...] = ()
+
+    def __str__(self) -> str:
+        if not self.reductions and not self.exchanges:
+            return "a step sends nothing"
+        tables = []
+        if self.reductions:
+            rows = [(r.processes, r.rounds, r.numbers, r.bytes) for r in self.reductions]
+            tables.append(_table(("reductions over", "rounds", "numbers", "bytes"), rows))
+        for e in self.exchanges:
+            row = (e.processes, e.dtype, e.count, e.buckets, e.here, max(e.sent), sum(e.sent), e.least)
+            header = (
+                "exchanges over",
+                "dtype",
+                "matrices",
+                "buckets",
+                "bytes sent here",
+                "by the busiest",
+                "by all",
+                "by all at least",
+            )
+            tables.append(_table(header, [row]))
+            owners = enumerate(zip(e.matrices, e.work, e.sent, strict=True))
+            of_owner = [(f"process {rank}", count, f"{work:.1%}", sent) for rank, (count, work, sent) in owners]
+            tables.append(_table(("owner", "matrices", "work", "bytes sent"), of_owner))
+            if e.shared:
+                between = ("between owners", "matrices", "exchanges", "bytes sent here", "by the busiest", "by all")
+                several = (e.processes, e.shared, e.rounds, e.between[e.rank], max(e.between), sum(e.between))
+                tables.append(_table(between, [several]))
+        return "\n\n".join(tables)
+
+
+class Traffic:
+    """The messages of a step as they are sent."""
+
+    def __init__(self) -> None:
+        self._begun = False
+        self._round = 0
+        self._reduced: list[tuple[NamedGroup, int, int]] = []
+        self._owners: list[tuple[NamedGroup, Sequence[Work], Assignment]] = []
+        self._moved: list[tuple[NamedGroup, Schedule]] = []
+
+    def begin(self) -> None:
+        """Begins the record of another step."""
+        self._begun, self._round, self._reduced, self._owners, self._moved = True, 0, [], [], []
+
+    def reduced(self, group: Any, numbers: int) -> None:
+        """Records a message of so many numbers of 8 bytes."""
+        self._reduced.append((group, self._round, numbers))
+
+    def end_round(self) -> None:
+        """What is reduced from here on has waited for the results so far."""
+        self._round += 1
+
+    def assigned(self, group: Any, works: Sequence[Work], chosen: Assignment) -> None:
+        """Records the owners of tensors, and the work on each."""
+        self._owners.append((group, works, chosen))
+
+    def exchanged(self, group: Any, schedule: Schedule) -> None:
+        """Records that arrays go to their owners, and results back."""
+        self._moved.append((group, schedule))
+
+    def record(self) -> Communication:
+        """The messages so far. RulecError before the first step."""
+        if not self._begun:
+            raise RulecError("communication() tells what the last step sent to other processes: take a step before")
+        by_group: dict[NamedGroup, list[tuple[int, int]]] = {}
+        for group, place, numbers in self._reduced:
+            by_group.setdefault(group, []).append((place, numbers))
+        by_owners: dict[NamedGroup, list[Schedule]] = {}
+        for group, schedule in self._moved:
+            by_owners.setdefault(group, []).append(schedule)
+        return Communication(
+            tuple(_reductions(group, messages) for group, messages in by_group.items()),
+            tuple(self._exchange(owners, moved) for owners, moved in by_owners.items()),
+        )
+
+    def _exchange(self, group: NamedGroup, schedules: Sequence[Schedule]) -> Exchange:
+        size = group.size
+        sent, between, work = np.zeros(size, np.int64), np.zeros(size, np.int64), np.zeros(size)
+        teams: list[tuple[int, ...]] = []
+        for works, chosen in [(works, chosen) for other, works, chosen in self._owners if other == group]:
+            teams += chosen.owners
+            work += chosen.load(works, size)
+        for schedule in schedules:
+            sent += schedule.sent(size)
+            between += schedule.between(size)
+        matrices = np.bincount([rank for team in teams for rank in team], minlength=size)
+        least, buckets = sum(s.least for s in schedules), sum(len(s.buckets) for s in schedules)
+        dtypes = dict.fromkeys(dtype for s in schedules for x in s.loads for _, dtype in (*x.there, *x.back))
+        shares = work / (work.sum() or 1.0)
+        return Exchange(
+            group.label, ", ".join(dtypes), group.rank, len(teams), tuple(matrices.tolist()), tuple(shares.tolist()),
+            tuple(sent.tolist()), least, buckets, sum(len(team) > 1 for team in teams),
+            sum(s.exchanges for s in schedules), tuple(between.tolist()),
+        )  # fmt: skip
+
+
+def _reductions(group: NamedGroup, messages: Sequence[tuple[int, int]]) -> Reductions:
+    numbers = sum(count for _, count in messages)
+    return Reductions(group.label, len({place for place, _ in messages}), numbers, numbers * _NUMBER)
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Columns to the right of the first one are flush right, and numbers have thousands."""
+    lines = [[f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row] for row in [header, *rows]]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    return "\n".join(
+        "  ".join(
+            f"{cell:<{w}}" if i == 0 else f"{cell:>{w}}" for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in lines
+    )

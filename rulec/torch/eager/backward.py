@@ -1,0 +1,304 @@
+"""The backward passes of an eager optimizer: the step they belong to, and the hooks that tell of gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from threading import RLock
+from typing import Any
+
+import torch
+
+from rulec.errors import RulecError
+from rulec.torch.eager.distributed import Reducer
+from rulec.torch.eager.epilogue import Epilogue
+from rulec.torch.eager.grad_norm import Factor
+from rulec.torch.eager.hooks import Arrivals, Hooks
+from rulec.torch.eager.on_gradient import Accumulating, Counting, Finishing, Firing, Folding, Window
+from rulec.torch.eager.open_step import OpenStep
+from rulec.torch.eager.params import Roster
+from rulec.torch.eager.report import Report
+from rulec.torch.eager.wrapped import Inner
+
+
+@dataclass(frozen=True)
+class EagerOptions:
+    """The keywords of an `EagerUpdate` that hold for all its steps."""
+
+    only: Sequence[str] | None
+    scope: Any
+    contributions: int | None
+    journal: bool
+    folds: bool
+    local: bool
+
+
+class Passes:
+    """The passes over the parameters of an optimizer, whose `names` are by identity.
+
+    `step` is the open step, and `window` the running backward pass; None where there is none. `last` is the report of
+    the last step. Callers have the `turn`, except where gradients arrive.
+    """
+
+    def __init__(self, inner: Inner, names: dict[int, str], options: EagerOptions, model: Any, turn: RLock) -> None:
+        self.inner, self.names, self.options, self._turn = inner, names, options, turn
+        self.step: OpenStep | None = None
+        self.window: Window | None = None
+        self.epilogue: Epilogue | None = None
+        self.last, self.closed, self.gave_up = Report(), False, False
+        self._reset()
+        self.reducer = Reducer(model, options.local)
+        self._hooks = Hooks(self)
+        self.reducer.attach(self)
+        self._set_hooks()
+
+    # Parameters
+
+    def _reset(self) -> None:
+        """Begins anew with the parameters that the groups have now."""
+        self.roster = Roster(self._groups, self.names, self.options.only, self.inner.late)
+        self.arrivals = Arrivals(self.options.contributions)
+
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        groups: list[dict[str, Any]] = self.inner.optimizer.param_groups
+        return groups
+
+    def refresh(self) -> None:
+        """Takes over the parameters of the groups, and which of them are trained."""
+        if not self.roster.is_of(self._groups):
+            self.check_between("another set of parameters")
+            self._reset()
+        if not self.closed:
+            self._set_hooks()
+
+    def _set_hooks(self) -> None:
+        self._hooks.outside = self.reducer.outside(self.roster)
+        self._hooks.set(self.roster.params)
+
+    def close(self) -> None:
+        """Takes the hooks away."""
+        self.check_between("close()")
+        self._hooks.remove_all()
+        if self.epilogue is not None:
+            self.epilogue.close()
+        self.closed = True
+
+    # Backward passes
+
+    def enter(self) -> OpenStep:
+        """Begins a backward pass of the step that is open, or of a new one."""
+        if self.closed:
+            raise RulecError("this eager optimizer was closed: call loss.backward() and step() as without it")
+        if self.window is not None:
+            raise RulecError("opt.backward() is open already: it cannot be entered again inside itself")
+        self.check_whole()
+        if self.step is not None and self.step.over:
+            raise RulecError(
+                "this step's backward pass is over: call step() before the next, or give all but the last "
+                "last_microbatch=False"
+            )
+        self.refresh()
+        self.gave_up = False
+        self.reducer.check(self.roster)
+        if self.step is not None:
+            self.step.check_numbers()
+        else:
+            self.step = self._new_step()
+        return self.step
+
+    def _new_step(self) -> OpenStep:
+        return OpenStep(self.inner, self.roster, self.options.journal)
+
+    def begin_backward(self, last_microbatch: bool, clips: bool) -> OpenStep:
+        """Opens the window of a backward pass; `clips` says that it needs the norm of all gradients."""
+        step = self.enter()
+        if clips and step.factor is None:
+            raise RulecError(
+                "max_grad_norm needs the norm of all gradients before the first update: run the backward pass in "
+                "`with opt.measure():` first, with retain_graph=True, and then in `with opt.backward():`"
+            )
+        if last_microbatch:
+            self.inner.compare()
+            step.open()
+            self.window = (Finishing if self.options.folds else Firing)(step, self.arrivals)
+        else:
+            self.window = Folding(step) if self.options.folds else Accumulating(step)
+        return step
+
+    def begin_measuring(self, factor: Factor) -> None:
+        """Opens the window of the first of two passes."""
+        step = self.enter()
+        if step.factor is not None:
+            raise RulecError("this step was measured already: run its second pass in opt.backward()")
+        if any(p.grad is not None for p in self.roster.params):
+            raise RulecError(
+                "measure() needs whole gradients, and there are some of earlier backward passes: call zero_grad(), and "
+                "accumulate with the sum of losses instead of micro-batches"
+            )
+        self.window = Measuring(step, self.arrivals, factor)
+
+    def run(self, shown: Any = None) -> Iterator[Any]:
+        """The scope of the window that was opened."""
+        window = self.window
+        assert window is not None
+        try:
+            yield shown
+            window.check_complete()
+            self.reducer.check_reduced(self.roster, window)
+            with self._turn:
+                window.end()
+        except BaseException:
+            self._fail()
+            raise
+        finally:
+            self.window = None
+            window.close()
+            if self.epilogue is not None:
+                self.epilogue.clear()
+
+    def arrived(self, place: int) -> None:
+        """The gradient of the parameter at this place arrived, all of it or a contribution."""
+        if self.window is None:
+            raise RulecError(
+                f"a gradient of {self.roster.names[place]} arrived outside of `with opt.backward():`, where it is not "
+                f"known whether it is complete: put loss.backward() inside, and call zero_grad() to be rid of this one"
+            )
+        with self._turn:  # autograd has a thread for every device
+            if self._hooks.put_last(place):
+                self.window.postpone(place)
+            if self.epilogue is None or not self.epilogue.arrived(self.window, place):
+                self.window.arrive(place)
+
+    # The end of a step
+
+    def end_step(self) -> None:
+        """Updates the parameters that have a gradient still, and closes the step."""
+        try:
+            ready = self._last_part()
+        except BaseException:
+            self.inner.refuse()
+            raise
+        if ready is None:
+            return
+        step, rest = ready
+        try:
+            self._update_rest(step, rest)
+        except BaseException:
+            self.step = step
+            self._fail()
+            raise
+        self.last, self.step = step.close(), None
+
+    def _last_part(self) -> tuple[OpenStep, list[int]] | None:
+        """The step before its end, and the places of gradients still here; None without any update."""
+        if self.window is not None:
+            raise RulecError("step() was called inside of opt.backward(): call it after the scope")
+        self.check_whole()
+        self.refresh()
+        self.roster.unrelease()
+        self.inner.compare()
+        rest = [i for i, p in enumerate(self.roster.params) if p.grad is not None]
+        if self.step is None and not rest and not self.inner.late:
+            return None
+        step = self.step or self._new_step()
+        step.check_once(rest)
+        step.check_numbers()
+        step.open()
+        return step, rest
+
+    def _update_rest(self, step: OpenStep, rest: Sequence[int]) -> None:
+        """Updates the parameters at these places by the gradients of the backward pass."""
+        if not self.options.folds:
+            step.fire(rest, inside=False)
+            return
+        for place in rest:
+            step.fold(place, inside=False)
+        step.fire_folded([place for place in step.folded if place not in step.fired], inside=False)
+
+    def give_up(self, step: OpenStep) -> None:
+        """Closes a step whose gradients were infinite: it updates nothing."""
+        self.last, self.step, self.gave_up = step.close(), None, True
+
+    def forget_gradients(self) -> None:
+        """Ends a step without updates; RulecError where there were some."""
+        if self.window is not None:
+            raise RulecError(
+                "zero_grad() was called inside of opt.backward(): gradients are freed there as they are used"
+            )
+        self.check_whole(gradients=False)
+        if self.step is not None and self.step.begun:
+            raise RulecError("zero_grad() was called between the backward pass and step(): call step() first")
+        self.step = None
+
+    # A step that ended in its middle
+
+    def _fail(self) -> None:
+        """Marks the step whose backward pass ended in its middle; without updates and sums it is forgotten."""
+        step = self.step
+        assert step is not None
+        if step.begun:
+            step.poisoned = True
+        elif step.accumulated:
+            step.broken = True
+        else:
+            self._drop()
+            self.step = None
+
+    def _drop(self) -> None:
+        """Leaves no gradient."""
+        for param in self.roster.params:
+            param.grad = None
+
+    def check_whole(self, gradients: bool = True) -> None:
+        """PartialUpdate where a step ended in its middle; RulecError where gradients did."""
+        if self.step is not None:
+            self.step.check_whole(gradients)
+
+    def check_between(self, action: str) -> None:
+        """RulecError inside a step that has updated something."""
+        self.check_whole(gradients=False)
+        if self.window is not None or (self.step is not None and self.step.begun):
+            raise RulecError(
+                f"{action} in the middle of a step, of which parameters are updated already: call step() first"
+            )
+
+    def partial_step(self, action: str) -> OpenStep:
+        """The step that ended in its middle; RulecError where none did."""
+        if self.step is None or not self.step.poisoned:
+            raise RulecError(f"{action} is for a step that ended in its middle, and none did")
+        return self.step
+
+    def end_partial(self) -> None:
+        """Ends a step that ended in its middle; the next one is watched."""
+        self.step = None
+        self._drop()
+        self.arrivals.forget()
+
+
+class Measuring(Counting):
+    """The first of two passes: every gradient is looked at and freed."""
+
+    def __init__(self, step: OpenStep, arrivals: Arrivals, factor: Factor) -> None:
+        super().__init__(step, arrivals)
+        self._factor = factor
+
+    def _complete(self, place: int) -> None:
+        param = self._roster.params[place]
+        if param.grad is not None:
+            with torch.no_grad():
+                self._factor.take(place, param.grad)
+            param.grad = None
+            self.step.gradient_bytes.leave([place], inside=False)
+
+    def _again(self, place: int, count: int) -> None:
+        raise RulecError(
+            f"the gradient of {self._roster.names[place]} arrived {count} times in opt.measure(), where {count - 1} "
+            f"were expected: nothing was updated; call relearn() and measure again"
+        )
+
+    def end(self) -> None:
+        """Looks at the gradients whose last arrival was not known."""
+        for place in range(len(self._roster.params)):
+            self._complete(place)
+        self.step.factor = self._factor

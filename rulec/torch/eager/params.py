@@ -1,0 +1,138 @@
+"""The parameters of an eager optimizer: their places among all groups', names and sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rulec.errors import HyperError, RulecError, TensorError
+from rulec.language.source import did_you_mean
+from rulec.torch.groups.routes import names_of
+from rulec.torch.tensors.dtensor import part_of
+from rulec.torch.tensors.fake import is_fake
+
+
+class Roster:
+    """The parameters of some groups as they are now.
+
+    A parameter's place is its index among those of all groups, in order. `chosen` are the places of updates inside
+    the backward pass, without the `late` ones.
+    """
+
+    def __init__(
+        self, groups: Sequence[Mapping[str, Any]], names: Mapping[int, str], only: Sequence[str] | None,
+        late: Collection[int] = (),
+    ) -> None:  # fmt: skip
+        self.params: list[Tensor] = [p for group in groups for p in group["params"]]
+        default_names = names_of(groups)
+        self.names = [names.get(id(p), name) for p, name in zip(self.params, default_names, strict=True)]
+        self.sizes = [part_of(p).nbytes for p in self.params]
+        self.places = {id(p): i for i, p in enumerate(self.params)}
+        self.chosen = frozenset(_chosen(self.names, only)) - frozenset(late)
+        self._released: dict[int, Released] = {}
+
+    def release(self, places: Iterable[int]) -> None:
+        """Puts stand-ins in the place of these gradients, which are gone: whoever looks at them gets an error."""
+        for place in places:
+            if is_fake(self.params[place]):
+                continue  # whoever looks finds no numbers in fake gradients either
+            param = self.params[place]
+            if place not in self._released:
+                self._released[place] = Released.of(param)
+            try:
+                param.grad = self._released[place]
+            except RuntimeError:  # the parameter is of another dtype or on another device now
+                param.grad = self._released[place] = Released.of(param)
+
+    def unrelease(self) -> None:
+        """Leaves no gradient where one was released."""
+        for place, released in self._released.items():
+            if self.params[place].grad is released:
+                self.params[place].grad = None
+
+    def is_of(self, groups: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether the groups still have these parameters."""
+        now = [p for group in groups for p in group["params"]]
+        return len(now) == len(self.params) and all(a is b for a, b in zip(now, self.params, strict=True))
+
+    def named(self, places: Iterable[int]) -> list[str]:
+        """The names of the parameters at these places."""
+        return [self.names[i] for i in places]
+
+    @property
+    def largest(self) -> int:
+        """The bytes of the largest gradient that is freed inside the backward pass."""
+        return max((self.sizes[i] for i in self.chosen), default=0)
+
+
+def _chosen(names: Sequence[str], only: Sequence[str] | None) -> Collection[int]:
+    """The places of the names that one of the patterns matches; TensorError for a pattern without a match."""
+    if only is None:
+        return range(len(names))
+    for pattern in only:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise TensorError(f"only={pattern!r} matches no parameter{did_you_mean(pattern, names)}")
+    return frozenset(i for i, name in enumerate(names) if any(fnmatchcase(name, pattern) for pattern in only))
+
+
+def patterns_of(only: Any) -> list[str] | None:
+    """The patterns of `only`: one, or several; HyperError for what is none."""
+    if only is None:
+        return None
+    patterns = [only] if isinstance(only, str) else [*only] if isinstance(only, Iterable) else [only]
+    if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
+        raise HyperError(f"only={only!r} must be a pattern of parameter names, such as 'layers.*', or a list of these")
+    return patterns
+
+
+def parameters_of(model: Any) -> tuple[Any, dict[int, str]]:
+    """The parameters for an optimizer, and their names by identity, from a model or any argument of torch.optim."""
+    if isinstance(model, nn.Module):
+        named = [*model.named_parameters()]
+        return [p for _, p in named], {id(p): name for name, p in named}
+    if isinstance(model, Tensor):
+        raise TensorError("the parameters must be a model or an iterable of tensors, not one tensor: give it in a list")
+    entries = [*model]
+    pairs = [pair for entry in entries for pair in _pairs(entry)]
+    return entries, {id(p): name for name, p in pairs}
+
+
+def _pairs(entry: Any) -> Iterable[tuple[str, Tensor]]:
+    """The names that an entry of an iterable of parameters gives: a pair, or a group of pairs."""
+    if isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str):
+        return [entry]
+    if not isinstance(entry, dict) or isinstance(entry.get("params"), Tensor):
+        return []
+    entry["params"] = [*entry["params"]]
+    members = entry["params"]
+    names = entry.get("param_names")
+    if names is not None:
+        return zip(names, members, strict=True)
+    return [pair for pair in members if isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)]
+
+
+class Released(Tensor):
+    """In the place of a gradient that was used inside the backward pass and freed; it has no memory of its own."""
+
+    @staticmethod
+    def of(param: Tensor) -> Released:
+        """The one for a parameter."""
+        with torch.no_grad():
+            nothing = torch.zeros((), dtype=param.dtype, device=param.device)
+            return nothing.expand(param.shape).as_subclass(Released)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """RulecError, whatever is asked of it."""
+        raise RulecError(
+            f"{getattr(function, '__name__', 'an operation')} needs a gradient that was used inside the backward pass "
+            f"and freed: change gradients with Tensor.register_hook, clip them with max_grad_norm= and opt.measure(), "
+            f"or give EagerUpdate only the parameters whose gradients nobody needs (only=)"
+        )
+
+    def __repr__(self, **how: Any) -> str:  # type: ignore[override]
+        return "<a gradient that was used inside the backward pass and freed>"

@@ -1,0 +1,371 @@
+"""The optimizer inside: how some of its parameters are stepped, and others later in the same step."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from rulec.errors import HyperError, RuleError, TensorError
+from rulec.language.partition import Partition
+from rulec.language.rule import Rule
+from rulec.torch.classes import optimizer as class_of
+from rulec.torch.distributed.comparison import OtherOrder
+from rulec.torch.eager.scope import Scope, check_declared, check_rules, meeting_places
+from rulec.torch.groups.routes import names_of
+from rulec.torch.groups.values import Groups
+from rulec.torch.optimizer import RuleOptimizer
+from rulec.torch.partitioned import Partitioned
+from rulec.torch.states.saved import FORMATS
+from rulec.torch.step.machine import Machine
+from rulec.torch.tensors.tensors import check_apart
+
+#: The rules of an eager optimizer: a rule, its name or path, a partition, or a class or function that makes optimizers.
+Runs = Rule | str | Path | Partition | type[Optimizer] | Callable[..., Optimizer]
+
+
+class Inner(ABC):
+    """An optimizer of which some parameters, given by their places among all groups', are stepped at a time."""
+
+    optimizer: Any
+
+    @property
+    def late(self) -> frozenset[int]:
+        """The places of parameters that are stepped by `fire_last` alone: processes have to meet for them."""
+        return frozenset()
+
+    def fire_last(self, places: tuple[int, ...], grads: Sequence[Tensor]) -> None:
+        """As `fire`, at the end of a step, where all processes are: each calls it, also without parameters."""
+        if places:
+            self.fire(places, grads)
+
+    def compare(self) -> None:  # noqa: B027 - most have nobody to compare with
+        """Comes where all processes are, before a step: RulecError, in all, where what must be alike is not."""
+
+    def refuse(self) -> None:  # noqa: B027 - most have nobody to tell
+        """Refuses a step, to processes in their `fire_last`."""
+
+    @abstractmethod
+    def open(self) -> None:
+        """Opens a step, with the numbers that groups have now; RulecError where it cannot be run in parts."""
+
+    @abstractmethod
+    def fire(self, places: tuple[int, ...], grads: Sequence[Tensor]) -> None:
+        """Steps parameters with these gradients, also in `.grad`. Each is fired once in a step."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Closes the step."""
+
+    def buffers(self, place: int) -> Mapping[str, Any]:
+        """The state of a parameter now; empty before its first step."""
+        params = [p for group in self.optimizer.param_groups for p in group["params"]]
+        state: Mapping[str, Any] = self.optimizer.state.get(params[place], {})
+        return state
+
+    def forget(self, param: Tensor) -> None:
+        """Takes away the state of a parameter: it starts afresh."""
+        self.optimizer.state.pop(param, None)
+
+
+class RuleInner(Inner):
+    """An optimizer of a rule."""
+
+    def __init__(self, optimizer: RuleOptimizer) -> None:
+        self.optimizer: RuleOptimizer = optimizer
+        self._checked: Machine | None = None
+        check_rules(optimizer)
+        self._late = meeting_places(optimizer)
+
+    @property
+    def late(self) -> frozenset[int]:
+        return self._late
+
+    def open(self) -> None:
+        """Opens a step; RuleError where groups mean a rule now that cannot be run in parts."""
+        optimizer = self.optimizer
+        with optimizer._turn:
+            optimizer._check_trained()
+            optimizer._current().begin(optimizer.param_groups)
+        if self.machine is not self._checked:
+            check_rules(optimizer)
+            self._late, self._checked = meeting_places(optimizer), self.machine
+
+    @property
+    def machine(self) -> Machine:
+        """The machine of the step that is open."""
+        assert self.optimizer._machine is not None
+        return self.optimizer._machine
+
+    def fire(self, places: tuple[int, ...], grads: Sequence[Tensor]) -> None:
+        """Steps these parameters; nothing is written where anything is wrong."""
+        if not self._late.isdisjoint(places):
+            raise RuleError(
+                f"{self.optimizer.interface.name} reduces DTensors over their processes, which meet once in a step: "
+                f"update all parameters at once"
+            )
+        self._fire(places, grads, meets=False)
+
+    def fire_last(self, places: tuple[int, ...], grads: Sequence[Tensor]) -> None:
+        meeting = self.optimizer._options.meeting
+        if not self._late or meeting is None:
+            super().fire_last(places, grads)
+            return
+        meeting.open()
+        try:
+            try:
+                self._fire(places, grads, meets=True)
+            except OtherOrder as other:
+                self._take_order(other)
+                meeting.open()
+                self._fire(places, grads, meets=True)
+        except BaseException:
+            meeting.refuse()
+            raise
+
+    def _take_order(self, other: OtherOrder) -> None:
+        with self.optimizer._turn:
+            if self.optimizer._take_order(other):
+                self.machine.begin(self.optimizer.param_groups)
+
+    def compare(self) -> None:
+        with self.optimizer._turn:
+            self.optimizer._first = None
+            if not self.optimizer._compared:
+                self.optimizer._compare()
+
+    def refuse(self) -> None:
+        if self._late:
+            self.optimizer.refuse()
+
+    def _fire(self, places: tuple[int, ...], grads: Sequence[Tensor], meets: bool) -> None:
+        optimizer = self.optimizer
+        with optimizer._turn:
+            if self.machine.fire(places, grads, meets):
+                return
+            if optimizer.interface.shared:
+                raise TensorError(
+                    f"{optimizer.interface.name} remembers numbers of groups, and a gradient has another dtype than "
+                    f"before: it cannot be updated inside the backward pass"
+                )
+            machine = optimizer._build()
+            machine.begin(optimizer.param_groups)
+            machine.fire(places, grads, meets)
+
+    def fire_part(
+        self, places: tuple[int, ...], grads: Sequence[Tensor], way: Callable[[Rule], Rule], counts: bool
+    ) -> None:  # fmt: skip
+        """Runs a part of the step that is open: see `Engine.ready_part`."""
+        with self.optimizer._turn:
+            self.machine.fire_part(places, grads, way, counts)
+
+    def close(self) -> None:
+        with self.optimizer._turn:
+            self.machine.end(self.optimizer.param_groups)
+
+    def buffers(self, place: int) -> Mapping[str, Any]:
+        return self.machine.buffers.written(place)
+
+
+class PartitionedInner(Inner):
+    """The optimizers of a partition's rules."""
+
+    def __init__(self, optimizer: Partitioned) -> None:
+        self.optimizer: Partitioned = optimizer
+        self._inner = [RuleInner(each) for each in optimizer.optimizers]
+        self._homes: list[tuple[int, int]] = []
+
+    def open(self) -> None:
+        """Opens a step of every rule."""
+        self._inner += [RuleInner(each) for each in self.optimizer.optimizers[len(self._inner) :]]
+        self._homes = self._places()
+        for each in self._inner:
+            each.open()
+
+    def fire(self, places: tuple[int, ...], grads: Sequence[Tensor]) -> None:
+        """Steps these parameters, each by its own rule."""
+        for each, inner_places, chosen in self.split(places):
+            each.fire(inner_places, [grads[i] for i in chosen])
+
+    @property
+    def late(self) -> frozenset[int]:
+        places = enumerate(self._places())
+        return frozenset(place for place, (number, inner) in places if inner in self._inner[number].late)
+
+    def fire_last(self, places: tuple[int, ...], grads: Sequence[Tensor]) -> None:
+        chosen = {each: (inner_places, mine) for each, inner_places, mine in self.split(places)}
+        for number, each in enumerate(self._inner):
+            inner_places, mine = chosen.get(each, ((), []))
+            try:
+                each.fire_last(inner_places, [grads[i] for i in mine])
+            except BaseException:
+                for later in self._inner[number + 1 :]:
+                    later.refuse()
+                raise
+
+    def compare(self) -> None:
+        for each in self._inner:
+            each.compare()
+
+    def refuse(self) -> None:
+        for each in self._inner:
+            each.refuse()
+
+    def _places(self) -> list[tuple[int, int]]:
+        """For each parameter the number of its optimizer, and its place there."""
+        ids_of = [[id(p) for g in each.param_groups for p in g["params"]] for each in self.optimizer.optimizers]
+        homes = {i: (number, place) for number, ids in enumerate(ids_of) for place, i in enumerate(ids)}
+        return [homes[id(p)] for group in self.optimizer.param_groups for p in group["params"]]
+
+    def split(self, places: Sequence[int]) -> Iterator[tuple[RuleInner, tuple[int, ...], list[int]]]:
+        """Each optimizer with parameters at these places, the places in it, and the positions among `places`."""
+        for number, each in enumerate(self._inner):
+            mine = [i for i, place in enumerate(places) if self._homes[place][0] == number]
+            if mine:
+                yield each, tuple(self._homes[places[i]][1] for i in mine), mine
+
+    def close(self) -> None:
+        """Closes the step of every rule."""
+        for each in self._inner:
+            each.close()
+
+    def buffers(self, place: int) -> Mapping[str, Any]:
+        number, inner_place = self._homes[place]
+        return self._inner[number].buffers(inner_place)
+
+    def forget(self, param: Tensor) -> None:
+        for each in self.optimizer.optimizers:
+            each.state.pop(param, None)
+
+
+class ForeignInner(Inner):
+    """An optimizer of someone else's, who says that each tensor's update is its own."""
+
+    def __init__(self, optimizer: Optimizer, scope: Scope | None) -> None:
+        check_declared(optimizer, scope)
+        check_apart([p for g in optimizer.param_groups for p in g["params"]], names_of(optimizer.param_groups))
+        self.optimizer: Optimizer = optimizer
+        self._step = _bare_step(optimizer)
+        self._refused = ""
+
+    def open(self) -> None:
+        """RuleError where it was seen to remember something of more than one tensor."""
+        if self._refused:
+            raise RuleError(self._refused)
+
+    def fire(self, places: tuple[int, ...], grads: Sequence[Tensor]) -> None:
+        """Steps these parameters, with all others out of the groups for so long."""
+        groups = self.optimizer.param_groups
+        before = Frozen(groups)
+        with _alone(self.optimizer, frozenset(places)), torch.no_grad():
+            self._step(self.optimizer)
+        key = before.changed(groups)
+        if key is not None:
+            self._refused = (
+                f"a step of {type(self.optimizer).__name__} changes {key!r} of its group, which would happen several "
+                f"times in one step: use the optimizer itself"
+            )
+            raise RuleError(self._refused)
+
+    def close(self) -> None:
+        """Nothing: every parameter's step was complete."""
+
+
+@contextmanager
+def _alone(optimizer: Optimizer, places: frozenset[int]) -> Iterator[None]:
+    """The groups with the parameters at these places alone."""
+    groups, kept = optimizer.param_groups, [group["params"] for group in optimizer.param_groups]
+    first = 0
+    try:
+        for group, params in zip(groups, kept, strict=True):
+            group["params"] = [p for i, p in enumerate(params, first) if i in places]
+            first += len(params)
+        optimizer.param_groups = [group for group in groups if group["params"]]
+        yield
+    finally:
+        optimizer.param_groups = groups
+        for group, params in zip(groups, kept, strict=True):
+            group["params"] = params
+
+
+def _bare_step(optimizer: Optimizer) -> Callable[[Optimizer], Any]:
+    """The class's `step` without torch's hooks around it: these are run once in a step."""
+    step: Any = type(optimizer).step
+    bare: Callable[[Optimizer], Any] = getattr(step, "__wrapped__", step) if hasattr(step, "hooked") else step
+    return bare
+
+
+def inner_of(rule: Runs, params: Any, names: Mapping[int, str], scope: Any, keywords: Mapping[str, Any]) -> Inner:
+    """The optimizer of a rule, or of whatever `rule` is, over these parameters."""
+    if isinstance(rule, Optimizer):
+        raise HyperError(
+            f"give the class {type(rule).__name__} and its keywords, not an optimizer that was made already"
+        )
+    if isinstance(rule, Partition):
+        if scope is not None:
+            raise HyperError("scope is read from the rules of a partition: leave it out")
+        pairs = [p if isinstance(p, tuple) else (names.get(id(p), ""), p) for p in params]
+        return PartitionedInner(Partitioned(rule, pairs, **keywords))
+    if isinstance(rule, Rule | str | Path):
+        rule = class_of(rule)
+    if not callable(rule):
+        raise HyperError(
+            f"an eager optimizer runs a rule, its name, a partition or a class of optimizers, not a "
+            f"{type(rule).__name__}"
+        )
+    optimizer = rule(params, **keywords)
+    if not isinstance(optimizer, Optimizer):
+        raise HyperError(
+            f"{rule!r} must make a torch.optim.Optimizer of the parameters, not a {type(optimizer).__name__}"
+        )
+    return inner_around(optimizer, scope)
+
+
+def inner_around(optimizer: Optimizer, scope: Any) -> Inner:
+    """An optimizer, run in parts."""
+    if not isinstance(optimizer, RuleOptimizer | Partitioned):
+        return ForeignInner(optimizer, scope)
+    if scope is not None:
+        raise HyperError(f"scope is read from the rule of {type(optimizer).__name__}: leave it out")
+    return RuleInner(optimizer) if isinstance(optimizer, RuleOptimizer) else PartitionedInner(optimizer)
+
+
+class Frozen:
+    """The entries of groups as they were; tensors by identity and version."""
+
+    def __init__(self, groups: Groups) -> None:
+        self._entries = _entries(groups)
+
+    def changed(self, groups: Groups) -> str | None:
+        """The name of an entry that is another now; None where all are as they were."""
+        before, now = self._entries, _entries(groups)
+        for (key, old), (same, new) in zip(before, now, strict=False):
+            if key != same or not _equal(old, new):
+                return key
+        return None if len(before) == len(now) else (before + now)[-1][0]
+
+
+def _entries(groups: Groups) -> list[tuple[str, Any]]:
+    return [
+        (key, (value, value._version) if isinstance(value, Tensor) else value)
+        for group in groups
+        for key, value in group.items()
+        if key not in ("params", "param_names", FORMATS)  # formats come with the first states, in a backward pass
+    ]
+
+
+def _equal(old: Any, new: Any) -> bool:
+    if isinstance(old, tuple) and len(old) == 2 and isinstance(old[0], Tensor):
+        return isinstance(new, tuple) and old[0] is new[0] and old[1] == new[1]
+    if old is new:
+        return True
+    try:
+        return type(old) is type(new) and bool(old == new)
+    except (TypeError, ValueError, RuntimeError):  # arrays, and the like: the same only where the same object
+        return False

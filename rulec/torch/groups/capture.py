@@ -1,0 +1,87 @@
+"""The place of a step's numbers: known here, or on the device, where a step can be captured and run again.
+
+With `capturable=True`, or torch's `fused=True`, step counts and all scalars of a step are kept on the device, and
+hyper-parameters that are tensors there are read at every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rulec.backend import registry
+from rulec.errors import RulecError
+from rulec.torch.groups.interface import ASKING
+from rulec.torch.groups.options import Options
+from rulec.torch.tensors.tensors import TorchArrays
+
+
+@dataclass(frozen=True)
+class Residence:
+    """What holds of all parameters of an optimizer.
+
+    `asked`: the groups ask for numbers on the device. `there`: a backend on the device updates some parameters;
+    `everywhere`: all of them. `types` are the types of their devices.
+    """
+
+    asked: bool
+    there: bool
+    everywhere: bool
+    types: frozenset[str]
+
+    @property
+    def scales(self) -> bool:
+        """Whether a step can be given scaled gradients and be skipped without the host knowing."""
+        return self.asked and self.everywhere
+
+    def is_live(self, value: Any) -> bool:
+        """Whether a hyper-parameter is read on the device, at every step, rather than here."""
+        return isinstance(value, Tensor) and self.scales and {value.device.type} == self.types
+
+    @property
+    def capturing(self) -> bool:
+        """Whether what happens is captured in a CUDA graph."""
+        return "cuda" in self.types and torch.cuda.is_current_stream_capturing()
+
+    def check_capture(self, first: str = "") -> None:
+        """RulecError where a captured CUDA graph, run again, would differ from a step.
+
+        `first` is the reason, in words, why this step does more than later ones: it allocates memory, or copies numbers
+        to the device that only the host knows.
+        """
+        if not self.capturing:
+            return
+        if not self.asked:
+            raise RulecError("a step with capturable=False cannot be captured in a CUDA graph: give capturable=True")
+        if not self.everywhere:
+            raise RulecError(
+                "a step of parameters on the CPU cannot be captured in a CUDA graph: give those on the GPU an "
+                "optimizer of their own"
+            )
+        if first:
+            raise RulecError(f"the first step {first} cannot be captured in a CUDA graph: take it before the capture")
+
+
+#: What makes a step do more than those after it.
+NEW_TENSORS = "with these parameters and gradients"
+NEW_NUMBERS = "after a number in param_groups changed, as a tensor on the CPU may at any time,"
+NEW_SCALING = "with gradients scaled in this way"
+
+
+def is_asked(groups: Sequence[Mapping[str, Any]], options: Options) -> bool:
+    """Whether groups, or the whole optimizer, ask for numbers on the device."""
+    return options.capturable or any(group.get(keyword) for group in groups for keyword in ASKING)
+
+
+def residence_of(params: Sequence[Tensor], groups: Sequence[Mapping[str, Any]], options: Options) -> Residence:
+    """Where the numbers of these groups' steps are."""
+    asked, backend = is_asked(groups, options), options.backend
+    devices = {str(p.device) for p in params}
+    chosen = [backend or TorchArrays().backend(d) for d in sorted(devices)]
+    there = [getattr(registry.get(b) if isinstance(b, str) else b, "on_device", False) for b in chosen]
+    types = frozenset(p.device.type for p in params)
+    return Residence(asked, any(there), bool(there) and all(there), types)

@@ -1,0 +1,103 @@
+"""The engines of an optimizer: one for each rule that its groups mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from rulec.errors import HyperError
+from rulec.runtime.buckets.reductions import Processes
+from rulec.runtime.engine import Engine
+from rulec.torch.distributed.mesh import whole_of
+from rulec.torch.groups.capture import Residence
+from rulec.torch.groups.entries import GroupRule
+from rulec.torch.groups.interface import Interface
+from rulec.torch.groups.options import Options
+from rulec.torch.groups.routes import Route
+from rulec.torch.groups.values import Groups, live_values, seed_of, table_of
+from rulec.torch.tensors.dtensor import has_matrices
+from rulec.torch.tensors.tensors import TorchArrays
+
+
+class TorchEngine(Engine):
+    """The engine of all groups with one rule.
+
+    `indices` are the places of these groups among the optimizer's, in the engine's order. `table` has their
+    hyper-parameters now, by name and group, in float64. `published` is the number of extensions when the optimizer's
+    state last showed the buffers.
+    """
+
+    def __init__(
+        self, group_rule: GroupRule, indices: Sequence[int], groups: Groups, options: Options, residence: Residence
+    ) -> None:
+        super().__init__(
+            group_rule.rule, TorchArrays(), options.backend, state_dtypes_of(group_rule, options),
+            seed=options.seed or seed_of(groups), resident=residence.asked,
+            processes=Processes(options.across, indices, len(groups), options.meeting), weights=options.weights,
+        )  # fmt: skip
+        self.group_rule, self.indices, self.published = group_rule, indices, 0
+        self.take_numbers(groups, residence)
+
+    def take_numbers(self, groups: Groups, residence: Residence) -> None:
+        """Takes over the hyper-parameters of its groups, of all these groups."""
+        chosen = [groups[i] for i in self.indices]
+        self.table = table_of(self.group_rule, chosen)
+        self.live = live_values(residence, self.group_rule, chosen)
+
+
+#: The engine of a parameter, and the parameter's id there.
+Home: TypeAlias = tuple[TorchEngine, int]
+
+
+def engines_of(
+    interface: Interface, group_rules: Sequence[GroupRule], groups: Groups, options: Options, residence: Residence
+) -> list[TorchEngine]:
+    """The engines of groups with these rules, still without parameters."""
+    by_rule: dict[Any, list[int]] = {}
+    for index, group_rule in enumerate(group_rules):
+        by_rule.setdefault(group_rule.engine, []).append(index)
+    if len(by_rule) > 1 and interface.shared:
+        raise HyperError(
+            f"{interface.name} keeps {min(interface.shared)} across groups, so they must agree on which "
+            f"hyper-parameters are None"
+        )
+    return [TorchEngine(group_rules[indices[0]], indices, groups, options, residence) for indices in by_rule.values()]
+
+
+def order_of(order: Sequence[int], count: int) -> list[int]:
+    """The places of so many parameters or sections in this order; what it does not name follows."""
+    chosen = [place for place in order if place < count]
+    return [*chosen, *sorted({*range(count)} - {*chosen})]
+
+
+def in_order(engines: Sequence[TorchEngine], groups: Sequence[int]) -> list[TorchEngine]:
+    """The engines in the order of these groups, of one parameter after the other."""
+    first = {group: place for place, group in reversed([*enumerate(groups)])}
+    return sorted(engines, key=lambda engine: min(first.get(index, len(groups)) for index in engine.indices))
+
+
+def add_parameters(
+    engines: Sequence[TorchEngine], group_rules: Sequence[GroupRule], routes: Sequence[Route], order: Sequence[int]
+) -> list[Home]:
+    """Adds every parameter or section to the engine of its group, in an order; their homes, by their places."""
+    homes: dict[int, Home] = {}
+    of_group = {index: (engine, column) for engine in engines for column, index in enumerate(engine.indices)}
+    for number, place in enumerate(order):
+        route = routes[place]
+        engine, column = of_group[route.group]
+        maximize = group_rules[route.group].maximize
+        whole = whole_of(route.param, has_matrices(route.rule), route.section)
+        homes[place] = (engine, engine.add(route.here, column, route.name, route.tags, number, maximize, whole))
+    return [homes[place] for place in range(len(routes))]
+
+
+def state_dtypes_of(group_rule: GroupRule, options: Options) -> dict[str, str]:
+    """The dtypes and formats asked for, by the rule's names of its states, `""` for all."""
+    names = {state: _rule_state(group_rule, state) for state in options.state_dtypes}
+    return {name: options.state_dtypes[state] for state, name in names.items() if name is not None}
+
+
+def _rule_state(group_rule: GroupRule, name: str) -> str | None:
+    """The rule's name for a state, called by that or by torch's; None for a state of another rule."""
+    states = {state for rule in group_rule.entry.rules for state in rule.state}
+    return name if name in {"", *states} else next((s for s in states if group_rule.entry.outside(s) == name), None)

@@ -1,0 +1,251 @@
+"""The interface of a class: its keywords, and the rules that their values mean.
+
+A class of torch.optim may mean several rules (`amsgrad`, `nesterov`, `centered`): the `interop` sections of the library
+have an entry for each, with torch's names for hyper-parameters and states (rules/README.md).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from rulec.errors import HyperError
+from rulec.language.rule import Rule
+from rulec.language.sizes import lists_of
+from rulec.language.source import did_you_mean
+from rulec.runtime.buckets.launch_builder import inputs_of
+from rulec.runtime.evaluations import PassNames
+from rulec.torch.groups.entries import Entry, GroupRule, draws, sees_sections, shared_states
+
+#: Keywords of torch.optim that say how to run, not what to compute.
+HINTS = ("foreach", "fused", "capturable", "differentiable")
+
+#: The keywords that ask for step counts and scalars on the device.
+ASKING = ("capturable", "fused")
+
+#: Keywords of every class here: of the whole optimizer, not of a group.
+OWN = ("state_dtype", "weights", "backend", "reduce_over")
+
+#: Keywords of every class whose values belong to this process, and cannot be saved.
+UNSAVED = ("backend", "reduce_over")
+
+#: What torch takes for the same as a keyword's default, which is None.
+AS_NONE = {"adjust_lr_fn": "original"}
+
+#: Entries of a group that say what its parameters are joined of.
+SPLITTING = ("split", "split_dim")
+
+#: Entries of a group that choose what its tensors meet: the rule they go to, and random numbers.
+CHOOSING = ("tags", "seed")
+
+#: Entries of a group where rules remember something of groups or the model: how many steps these have taken.
+COUNTS = {"group": "updates", "model": "model_updates"}
+
+#: What neither a hyper-parameter of a rule nor its states of groups or the model may be called.
+TAKEN = (
+    "self", "params", "param_names", "initial_lr", "maximize", "train_mode", *HINTS, *OWN, *CHOOSING, *SPLITTING,
+    *COUNTS.values(),
+)  # fmt: skip
+
+#: The type of `state_dtype`: for all states, or by name, ours or torch's.
+StateDtype = torch.dtype | str | Mapping[str, torch.dtype | str] | None
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A class's keywords (without `params`) and the rules they may mean.
+
+    `fixed` are keys of a group beside the keywords. `full_at_once`: states exist before the first step. `refuses`: a
+    tensor is routed to another rule only where its group has tags, for torch's class refuses it. `asks_once`:
+    `capturable` is of the whole optimizer, for torch's class has no such keyword.
+    """
+
+    name: str
+    signature: inspect.Signature
+    entries: Sequence[Entry]
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    full_at_once: bool = False
+    source: str = ""
+    refuses: bool = False
+    asks_once: bool = False
+
+    def sized(self, values: Mapping[str, Any]) -> Interface:
+        """The interface for the lengths in a group's keywords."""
+        entries = [entry.sized(values) for entry in self.entries]
+        if all(new is old for new, old in zip(entries, self.entries, strict=True)):
+            return self
+        return replace(self, entries=entries, source=entries[0].rule.to_yaml() if self.source else "")
+
+    @functools.cached_property
+    def rules(self) -> Sequence[Rule]:
+        """Every rule that a tensor may go to."""
+        return [rule for entry in self.entries for rule in entry.rules]
+
+    @functools.cached_property
+    def shared(self) -> Mapping[str, str]:
+        """The states with one number for a group or for the model: name -> `group` or `model`."""
+        return shared_states(self.rules)
+
+    @functools.cached_property
+    def evaluates(self) -> bool:
+        """Whether the model is to be evaluated elsewhere than where it is trained."""
+        return any(rule.evaluate is not None for rule in self.rules)
+
+    @functools.cached_property
+    def skips(self) -> bool:
+        """Whether a rule may skip a step."""
+        return any(rule.skip is not None for rule in self.rules)
+
+    @functools.cached_property
+    def sees_sections(self) -> bool:
+        """Whether a rule treats a fused parameter otherwise than its sections."""
+        return any(map(sees_sections, self.rules))
+
+    @functools.cached_property
+    def takes_rows(self) -> bool:
+        """Whether a rule takes sparse gradients."""
+        return any(entry.takes_rows for entry in self.entries)
+
+    @functools.cached_property
+    def passes(self) -> PassNames:
+        """The passes of a step beside the first gradient."""
+        return PassNames(self.rules)
+
+    @functools.cached_property
+    def inputs(self) -> Mapping[str, str]:
+        """What a step must be given beside gradients: `scalar` or `like p`."""
+        return {name: kind for rule in self.rules for name, kind in inputs_of(rule).items()}
+
+    @functools.cached_property
+    def group_keywords(self) -> tuple[str, ...]:
+        """The keys of a group that matter to its numbers."""
+        known = {k for entry in self.entries for k in entry.keywords} | {"maximize", *self._choosing, *self._asking}
+        return tuple(k for k in (*self.signature.parameters, *self.fixed) if k in known)
+
+    @functools.cached_property
+    def draws(self) -> bool:
+        """Whether a rule draws random numbers; then `seed` is in the groups."""
+        return draws(self.rules)
+
+    @property
+    def _choosing(self) -> tuple[str, ...]:
+        return CHOOSING if self.draws else tuple(key for key in CHOOSING if key != "seed")
+
+    @property
+    def _asking(self) -> tuple[str, ...]:
+        return () if self.asks_once else ASKING
+
+    @functools.cached_property
+    def flag_keywords(self) -> tuple[str, ...]:
+        """The keys of a group that decide its rule."""
+        flags = {k for f in self.entries for k in (*f.when, *f.decays, *f.unset_keywords)}
+        flags |= {"maximize", *self._choosing, *self._asking}
+        if any(entry.decays for entry in self.entries):
+            flags.add("weight_decay")
+        return tuple(k for k in self.group_keywords if k in flags)
+
+    def bind(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
+        """Every keyword's value, given or by default; HyperError for a keyword that there is not."""
+        known = self.signature.parameters
+        for key in keywords:
+            if key not in known:
+                raise HyperError(f"{self.name} has no keyword {key!r}{self.suggestion(key)}")
+        try:
+            bound = self.signature.bind(None, *args, **keywords)
+        except TypeError as error:
+            raise HyperError(f"{self.name}: {error}") from None
+        bound.apply_defaults()
+        del bound.arguments["params"]
+        for key in self.lists & bound.arguments.keys():
+            if isinstance(bound.arguments[key], list):
+                bound.arguments[key] = tuple(bound.arguments[key])
+        self._check_unnamed(bound.arguments)
+        return dict(bound.arguments)
+
+    @functools.cached_property
+    def lists(self) -> set[str]:
+        """The keywords that are lists."""
+        return {key for entry in self.entries for key in lists_of(entry.rule)}
+
+    def _check_unnamed(self, values: Mapping[str, Any]) -> None:
+        """A keyword that torch has and no rule knows may only keep its default: it could mean anything."""
+        known = {*self.group_keywords, *HINTS, *ASKING, *OWN, "params", "seed"}
+        for key, value in values.items():
+            default = self.signature.parameters[key].default if key in self.signature.parameters else value
+            if key not in known and value not in (default, AS_NONE.get(key, default)):
+                words = torch_words(self.name, key, value)
+                raise HyperError(f"{self.name} does not support {key}={value!r}: leave it at {default!r}{words}")
+
+    def suggestion(self, key: str) -> str:
+        """A hint at the keyword that was meant; empty where there is none."""
+        for entry in self.entries:
+            keyword, position = entry.places.get(key, ("", None))
+            if position is not None:
+                names = [name for name, (k, _) in entry.places.items() if k == keyword]
+                return f": give {keyword}=({', '.join(names)})"
+        return did_you_mean(key, self.signature.parameters)
+
+    def choose(self, values: Mapping[str, Any]) -> GroupRule:
+        """The rule that a group's keywords mean. HyperError where they mean none."""
+        if values.get("differentiable"):
+            raise HyperError(
+                f"{self.name} cannot be differentiable=True: autograd does not record what a fused kernel computes"
+            )
+        for key in values:
+            if key not in self.signature.parameters and any(key in f.places for f in self.entries):
+                raise HyperError(f"a group of {self.name} has {key!r}, which is no keyword{self.suggestion(key)}")
+        self._check_unnamed(values)
+        for entry in self.entries:
+            if entry.matches(values):
+                return entry.group_rule(values)
+        flags = {k: values[k] for entry in self.entries for k in entry.when}
+        raise HyperError(f"{self.name} has no rule for {', '.join(f'{k}={v!r}' for k, v in flags.items())}")
+
+    def state_names(self) -> set[str]:
+        """Every name a state may be called by, ours and theirs."""
+        names = {state for rule in self.rules for state in rule.state}
+        return names | {entry.outside(state) for entry in self.entries for state in entry.rule.state}
+
+
+#: What torch says of a keyword's value; `{index}` and `{number}` are its place in a tuple, from 0 and from 1.
+_USUAL: Mapping[str, str] = {
+    "lr": "Invalid learning rate: {value}",
+    "eps": "Invalid epsilon value: {value}",
+    "betas": "Invalid beta parameter at index {index}: {value}",
+    "etas": "Invalid eta values: {whole[0]}, {whole[1]}",
+}
+
+_ADAFACTOR = {
+    "lr": "Learning rate should be >= 0 but is: {value}",
+    "beta2_decay": "beta2_decay should be <= 0 but is: {value}",
+    "eps": "epsilon{number} should be >= 0 but is: {value}",
+    "d": "Clipping threshold d should be >= 1 but is: {value}",
+    "weight_decay": "weight_decay should be >= 0 but is: {value}",
+}
+
+_MUON = {
+    "lr": "Learning rate should be >= 0 but is: {value}",
+    "momentum": "momentum should be >= 0 but is: {value}",
+    "weight_decay": "weight decay should be >= 0 but is: {value}",
+    "adjust_lr_fn": "Adjust learning rate function {value} is not supported",
+    "params": "Muon only supports 2D parameters",
+}
+
+_OF_CLASS: Mapping[str, Mapping[str, str]] = {"Adafactor": _ADAFACTOR, "Muon": _MUON}
+
+
+def torch_words(class_name: str, keyword: str, whole: Any = None, index: int | None = None) -> str:
+    """torch's words for this value of a keyword, in brackets; empty for a class unknown to torch.
+
+    `index` is the place of the value in `whole`, where that is a tuple.
+    """
+    if not hasattr(torch.optim, class_name):
+        return ""
+    text = {**_USUAL, **_OF_CLASS.get(class_name, {})}.get(keyword, f"Invalid {keyword} value: {{value}}")
+    value = whole if index is None else whole[index]
+    return f" ({text.format(value=value, whole=whole, index=index, number=(index or 0) + 1)})"

@@ -1,0 +1,167 @@
+"""Which rule each parameter goes to, by its shape and its group's tags."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from rulec.compiler.routing import Router, applies
+from rulec.errors import HyperError, RulecError, TensorError
+from rulec.language.rule import Rule
+from rulec.torch.groups.entries import GroupRule, sees_sections, sees_shapes
+from rulec.torch.groups.interface import Interface, torch_words
+from rulec.torch.groups.values import Groups
+from rulec.torch.tensors.dtensor import check_flat, check_placed, is_flat, section_here
+from rulec.torch.tensors.sections import Section, bounds_of, checked_split
+from rulec.torch.tensors.tensors import real_view
+
+
+class ComplexParameter(TensorError, RuntimeError):
+    """A complex parameter of a rule for real ones; a RuntimeError too, as it is with torch."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """A parameter, its group's index, and the rule it goes to; `routed` where that is not the class's own.
+
+    With a `section`, that part of a fused parameter. `place` is the parameter's among all.
+    """
+
+    name: str
+    param: Tensor
+    group: int
+    tags: frozenset[str]
+    rule: Rule
+    routed: bool
+    place: int
+    section: Section | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the tensor that the rule sees, of all processes."""
+        shape = tuple(self.param.shape)
+        return shape if self.section is None else self.section.shape(shape)
+
+    @property
+    def like(self) -> Tensor:
+        """What states are placed as: the parameter, or the section in this process."""
+        return self.param if self.section is None else self.here
+
+    @property
+    def here(self) -> Tensor:
+        """The memory of it in this process, as kernels see it."""
+        here = real_view(self.param)
+        return here if self.section is None else self.section.of(here)
+
+
+class Routes(list[Route]):
+    """The routes of an optimizer's parameters; printed, a table."""
+
+    def __str__(self) -> str:
+        rows = [(route.name, str(route.shape), route.rule.name) for route in self]
+        widths = [max((len(row[i]) for row in rows), default=0) for i in (0, 1)]
+        return "\n".join(f"{name:{widths[0]}}  {shape:{widths[1]}}  {rule}" for name, shape, rule in rows)
+
+
+def routes_of(
+    interface: Interface, group_rules: Sequence[GroupRule], groups: Groups, together: bool = False
+) -> Routes:  # fmt: skip
+    """Where each parameter goes. TensorError or RuleError for one that no rule takes.
+
+    `together` says that processes take the values of groups and the model over the parts of all.
+    """
+    names = iter(enumerate(names_of(groups)))
+    routers: dict[int, Router] = {}
+    routes = Routes()
+    for index, (group_rule, group) in enumerate(zip(group_rules, groups, strict=True)):
+        if id(group_rule.rule) not in routers:
+            routers[id(group_rule.rule)] = Router(group_rule.rule)
+        router = routers[id(group_rule.rule)]
+        tags = frozenset(group.get("tags") or ())
+        for param in group["params"]:
+            place, name = next(names)
+            check_flat(param, router.rules, name, together)
+            whole = Route(name, param, index, tags, router.rules[0], False, place)
+            routes += _routed(interface, router, whole, _sections(group, param, name))
+            if routes[-1].routed and interface.refuses and group.get("tags") is None:
+                raise TensorError(_refusal(interface, routes[-1]))
+    return routes
+
+
+def _sections(group: Mapping[str, Any], param: Tensor, name: str) -> list[Section]:
+    """The sections of a parameter of a group; none where it is no fused one."""
+    dim, bounds = bounds_of(group, param, name)
+    if bounds and is_flat(param):
+        raise TensorError(
+            f"{name} is a part of a flat parameter of FullyShardedDataParallel, which has no dimension to split: use "
+            f"fully_shard, whose parameters are DTensors"
+        )
+    return [section_here(param, dim, start, stop, number) for number, (start, stop) in enumerate(bounds)]
+
+
+def _routed(interface: Interface, router: Router, whole: Route, sections: Sequence[Section]) -> list[Route]:
+    """The route of a parameter, or the routes of its sections, where a rule sees more than elements."""
+    each = [replace(whole, name=section.name(whole.name), section=section) for section in sections]
+    routes = [_route(interface, router, route) for route in each]
+    if any(sees_sections(route.rule) for route in routes):
+        return routes
+    return [_route(interface, router, whole)]
+
+
+def _route(interface: Interface, router: Router, route: Route) -> Route:
+    name, param, shape = route.name, route.param, route.shape
+    if param.is_complex() and sees_shapes(interface.rules):
+        raise ComplexParameter(
+            f"{interface.name} does not support complex parameters such as {name}, for it treats tensors by their "
+            f"dimensions: pass torch.view_as_real of it"
+        )
+    rule = router.choose(shape, route.tags, name)
+    check_placed(param, rule, name)
+    return replace(route, rule=rule, routed=not applies(router.rules[0], shape, route.tags))
+
+
+def _refusal(interface: Interface, route: Route) -> str:
+    keyword = next((k for k in interface.signature.parameters if k.endswith("_lr")), "lr")
+    return (
+        f"{interface.name} does not apply to {route.name}, of shape {tuple(route.param.shape)}: leave it out, as with "
+        f"torch.optim.{interface.name}, or give its group tags, as rulec.torch.tagged_groups does, and "
+        f"{route.rule.name} updates it with {keyword}{torch_words(interface.name, 'params')}"
+    )
+
+
+def check_unsplit(routes: Sequence[Route], verb: str) -> None:
+    """RulecError where a fused parameter has states of its sections, for layouts of whole parameters."""
+    for route in routes:
+        if route.section is not None:
+            raise RulecError(f"{verb} is for states of whole parameters, and {route.name} is split: use state_dict()")
+
+
+def names_of(groups: Groups) -> list[str]:
+    """What messages call each parameter: its name where it has one, else its place."""
+    names: list[str] = []
+    for group in groups:
+        group_names = group.get("param_names", [])
+        if len(group_names) != len(group["params"]):
+            group_names = [f"parameter {len(names) + i}" for i in range(len(group["params"]))]
+        names += group_names
+    return names
+
+
+def checked_tags(tags: Any) -> tuple[str, ...]:
+    """A group's tags, as they are kept; HyperError where they are not words."""
+    if isinstance(tags, str) or not isinstance(tags, Collection) or not all(isinstance(tag, str) for tag in tags):
+        raise HyperError(f"tags={tags!r} of a group must be a list of words, such as ['embedding']")
+    return tuple(dict.fromkeys(tags))
+
+
+def tag_all(groups: Sequence[dict[str, Any]]) -> None:
+    """Checks the tags of all groups, and what their parameters are joined of, and keeps them as tuples."""
+    for group in groups:
+        split, _ = checked_split(group)
+        if split is not None:
+            group["split"] = split
+        if group.get("tags") is not None:
+            group["tags"] = checked_tags(group["tags"])

@@ -1,0 +1,203 @@
+"""The rules of parameter groups, their numbers and flags, and their hyper-parameters in a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from operator import is_, itemgetter
+from types import NoneType
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from rulec.errors import HyperError, RulecError
+from rulec.language.hyper import AT_START, checked_seed, followers, rate_ratio
+from rulec.runtime.buckets.scalar_table import Numbers
+from rulec.runtime.buckets.scalar_table_device import Product
+from rulec.torch.groups.capture import Residence
+from rulec.torch.groups.entries import Entry, GroupRule
+from rulec.torch.groups.interface import CHOOSING, SPLITTING, Interface, torch_words
+
+Groups = Sequence[Mapping[str, Any]]
+
+#: What cannot become another value while it stays the same object, and what a learning rate is but a tensor.
+STEADY = frozenset({float, int, np.float64, np.float32, bool, str, NoneType})
+
+#: Numbers among them.
+NUMBERS = frozenset({float, int, np.float64, np.float32})
+
+
+def never_live(value: Any) -> bool:
+    """False: a hyper-parameter is read here."""
+    return False
+
+
+class GroupValues:
+    """What all groups say under some keywords, and the lists of their parameters.
+
+    `live` says of a value that it may change and yet mean the same: it is read where it is, by who needs it. Where
+    there is none of these, None.
+    """
+
+    def __init__(self, names: Sequence[str], groups: Groups, live: Callable[[Any], bool] | None = None) -> None:
+        self._get = itemgetter("params", *names)
+        self._rate = 1 + names.index("lr") if "lr" in names else None
+        self._known = [*map(self._get, groups)]
+        values = chain.from_iterable([group[name] for group in groups] for name in names)
+        self._steady = _steady([*values], live or never_live)
+        self._kinds_of = self._rate_types if live is None else _kinds
+        self._kinds = self._kinds_of(self._known)
+        self.lists: list[list[Any]] = [known[0] for known in self._known]
+
+    def same(self, groups: Groups) -> bool:
+        """Whether nothing was changed since these were read; False, too, where looking cannot tell.
+
+        Afterwards `lists` are the groups' lists of parameters now; what is in them is not looked at.
+        """
+        now = [*map(self._get, groups)]
+        before, self.lists = self.lists, [values[0] for values in now]
+        # A tensor may equal the number, or the other tensor, that it took the place of. What is live is not compared
+        # with anything either: that would be waited for. A list is equal to itself without a look at its tensors.
+        alike = len(before) == len(now) and all(map(is_, before, self.lists))
+        return self._steady and alike and self._kinds_of(now) == self._kinds and _equal(now, self._known)
+
+    def _rate_types(self, known: Sequence[Any]) -> list[Any]:
+        """The type of each learning rate: the schedulers of torch change tensors in place."""
+        return [] if self._rate is None else [type(values[self._rate]) for values in known]
+
+
+def _kinds(known: Sequence[Any]) -> list[Any]:
+    """The type of each value, and of each part of a tuple; the identity of those that no comparison can tell apart."""
+    parts = [part for values in known for value in values[1:] for part in (value if type(value) is tuple else (value,))]
+    return [type(part) if type(part) in STEADY else id(part) for part in parts]
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Whether both are equal; not where that is a question about the elements of tensors or arrays."""
+    try:
+        return bool(a == b)
+    except (RuntimeError, ValueError):
+        return False
+
+
+def _steady(values: Sequence[Any], live: Callable[[Any], bool]) -> bool:
+    if STEADY.issuperset(map(type, values)):
+        return True
+    others = [value for value in values if type(value) not in STEADY]
+    return all(live(value) or (type(value) is tuple and _steady(value, live)) for value in others)
+
+
+def group_rules_of(interface: Interface, groups: Groups, decaying: Collection[Entry] = ()) -> list[GroupRule]:
+    """The rule that each group means; HyperError where one means none, or a hyper-parameter is out of its range.
+
+    Where `weight_decay` is 0 in all groups of an entry the rule is the one without it, unless among `decaying`.
+    """
+    rules = [interface.choose(group) for group in groups]
+    for group_rule, group in zip(rules, groups, strict=True):
+        _check_ranges(group_rule, group, interface.name)
+    used = {c.entry for c, g in zip(rules, groups, strict=True) if c.decay and g["weight_decay"] != 0}
+    return [c if c.entry in used or c.entry in decaying else replace(c, decay="") for c in rules]
+
+
+def _check_ranges(group_rule: GroupRule, group: Mapping[str, Any], owner: str) -> None:
+    for name, value in group_rule.hyper(group).items():
+        try:
+            group_rule.settings[name].check(name, value, owner)
+        except HyperError as error:
+            keyword, position = group_rule.entry.place(name)
+            raise HyperError(f"{error}{torch_words(owner, keyword, group[keyword], position)}") from None
+
+
+def note_start(interface: Interface, group: dict[str, Any]) -> None:
+    """Writes the learning rate at the start into a new group whose rule has a use for it.
+
+    It is the `initial_lr` of a scheduler, if there is one. A group with a mistake stays as it is.
+    """
+    if group.get(AT_START, 0) is not None:
+        return
+    try:
+        values = {**group, "lr": group.get("initial_lr", group.get("lr"))}
+        group[AT_START] = interface.choose(values).hyper(values)[AT_START]
+    except (RulecError, KeyError):
+        return
+
+
+def table_of(group_rule: GroupRule, groups: Groups) -> Numbers:
+    """The hyper-parameters of groups that mean the same rule, by name and group, in float64.
+
+    Second learning rates have followed `lr`.
+    """
+    table = _numbers_of(group_rule, groups)
+    if second := followers(group_rule.settings):
+        lines = dict(zip(group_rule.settings, table, strict=True))
+        factors = [rate_ratio(*rates) for rates in zip(lines["lr"], lines[AT_START], strict=True)]
+        for name in second:
+            lines[name] *= factors
+    return table
+
+
+def _numbers_of(group_rule: GroupRule, groups: Groups) -> Numbers:
+    """The hyper-parameters as the groups have them."""
+    entry, lines = group_rule.entry, []
+    for name in group_rule.settings:
+        keyword, position = entry.place(name)
+        numbers = [group[keyword] for group in groups]
+        if position is not None and all(type(value) is tuple and len(value) > position for value in numbers):
+            numbers = [value[position] for value in numbers]
+        if not NUMBERS.issuperset(map(type, numbers)):
+            # Tensors, None for a default, or a mistake.
+            return np.array([[*group_rule.hyper(group).values()] for group in groups], np.float64).T.copy()
+        lines.append(numbers)
+    return np.array(lines, np.float64).reshape(len(lines), len(groups))
+
+
+def live_values(
+    residence: Residence, group_rule: GroupRule, groups: Sequence[Mapping[str, Any]]
+) -> dict[tuple[str, int], Tensor | Product]:
+    """The hyper-parameters that are read on the device, of groups with one rule, by name and group."""
+    live: dict[tuple[str, int], Tensor | Product] = {}
+    if not residence.scales:  # then it reads none there
+        return live
+    for name in group_rule.settings:
+        keyword, position = group_rule.entry.place(name)
+        for column, group in enumerate(groups):
+            value = _part(group[keyword], position)
+            if residence.is_live(value):
+                live[name, column] = value
+    for name in followers(group_rule.settings):
+        for column, group in enumerate(groups):
+            place = group_rule.entry.place(name)[0]
+            arrays = [group[key] for key in ("lr", place) if residence.is_live(group[key])]
+            start = 0.0 if group[AT_START] is None else float(group[AT_START])
+            if arrays and start > 0:
+                factor = math.prod(float(group[key]) for key in ("lr", place) if not residence.is_live(group[key]))
+                live[name, column] = Product(factor / start, arrays)
+    return live
+
+
+def _part(argument: Any, position: int | None) -> Any:
+    """A keyword's value, or the part at a position of a tuple; None where the tuple is shorter."""
+    if position is None or not isinstance(argument, tuple | list):
+        return argument
+    return argument[position] if position < len(argument) else None
+
+
+def words_of(groups: Groups) -> list[list[Any]]:
+    """The groups' words for their tensors' rules, and the seeds of their random numbers."""
+    return [[group.get(key) for key in CHOOSING] for group in groups]
+
+
+def splits_of(groups: Groups) -> list[list[Any]]:
+    """The split of each group, and its dimension."""
+    return [[group.get(key) for key in SPLITTING] for group in groups]
+
+
+def seed_of(groups: Groups) -> int:
+    """The seed of random numbers, which is one for the whole optimizer; HyperError where it is none."""
+    seeds = {checked_seed(group.get("seed", 0)) for group in groups}
+    if len(seeds) > 1:
+        raise HyperError(f"seed is one for all groups, and they have {', '.join(map(repr, seeds))}: give all the same")
+    return min(seeds, default=0)

@@ -1,0 +1,211 @@
+"""States of bitsandbytes on their way here: `state1` and `state2`, and the numbers of their groups."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rulec.checkpoint.meaning import meaning
+from rulec.errors import StateMismatch
+from rulec.language.library.load import load
+from rulec.runtime.buckets.counts import is_count
+from rulec.torch.groups.entries import Entry, GroupRule
+from rulec.torch.groups.interface import Interface
+from rulec.torch.states.interop.bitsandbytes import BETAS, NUMBERED, WARMUPS
+from rulec.torch.states.interop.decoded import DecodedState
+from rulec.torch.tensors.dtensor import is_placed
+
+#: The key under which bitsandbytes keeps its tensors apart from those that FSDP gathers.
+NESTED = "__bnb_optimizer_quant_state__"
+
+#: Tensors that go with a norm of the update, or of the gradient, that scales a step: in LAMB and LARS, and with
+#: `max_unorm` or `percentile_clipping`.
+_SCALING = ("unorm_vec", "gnorm_vec")
+
+#: Elements of a block: now, and in versions before 0.39.
+_BLOCKS = (256, 2048)
+
+#: The keys of a group there that are under other names here, or nowhere.
+_THEIRS = ("betas", "alpha", "t_alpha", "t_beta3")
+
+
+def flattened(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The saved states of a parameter, with the nested ones among the others."""
+    nested = saved.get(NESTED, {})
+    return {**{k: v for k, v in saved.items() if k != NESTED}, **(nested if isinstance(nested, Mapping) else {})}
+
+
+def is_numbered(saved: Any) -> bool:
+    """Whether the saved states of a parameter are those of bitsandbytes."""
+    return isinstance(saved, Mapping) and "state1" in flattened(saved)
+
+
+def group_here(
+    group: Mapping[str, Any], states: Sequence[Any], interface: Interface, defaults: Mapping[str, Any]
+) -> Mapping[str, Any]:  # fmt: skip
+    """A saved group with the keywords of a class; the same group where the `states` are of another library.
+
+    StateMismatch where no optimizer of bitsandbytes computes the same as the class with these numbers.
+    """
+    numbered = [flattened(saved) for saved in states if is_numbered(saved)]
+    theirs = "t_alpha" in group and "t_beta3" in group
+    if not numbered and not (theirs and not any(states)):
+        return group
+    for saved in numbered:
+        scaling = [name for name in _SCALING if saved.get(name) is not None]
+        if scaling:
+            raise StateMismatch(
+                f"the saved states of bitsandbytes have {scaling[0]}: its LAMB, its LARS and max_unorm scale a step by "
+                f"norms in another way than {interface.name}, so a run cannot go on from them here"
+            )
+    entry = next((e for e in interface.entries if e.rule.key in NUMBERED and _is_of_library(e)), None)
+    if entry is None:
+        raise StateMismatch(
+            f"the saved states are of bitsandbytes, which has no optimizer that computes {interface.name} as here: "
+            f"load them into the class of their optimizer, which is one of {', '.join(NUMBERED)}"
+        )
+    here = _keywords(group, entry, interface)
+    _check_same(interface.choose({**defaults, **here}), here, interface.name)
+    return here
+
+
+def _is_of_library(entry: Entry) -> bool:
+    return entry.rule.key in NUMBERED and meaning(entry.rule) == meaning(load(entry.rule.key))
+
+
+def _keywords(group: Mapping[str, Any], entry: Entry, interface: Interface) -> dict[str, Any]:
+    """The keywords of a class for the numbers of a group there, of the rule of this entry."""
+    rule, betas = entry.rule.key, group.get("betas")
+    wanted = BETAS[rule] if betas is not None else ()
+    if wanted and (not isinstance(betas, list | tuple) or len(betas) < sum(name is not None for name in wanted)):
+        raise StateMismatch(f"betas={betas!r:.80} of a saved group of bitsandbytes has not {len(wanted)} numbers")
+    hyper: dict[str, Any] = {name: beta for name, beta in zip(wanted, betas or (), strict=False) if name is not None}
+    for name, key in WARMUPS.items() if rule == "ademamix" else ():
+        hyper[name] = group.get(key) or 0
+    here = {key: value for key, value in group.items() if key not in _THEIRS}
+    if rule == "ademamix":
+        here["alpha"] = group.get("alpha", 0.0)
+    tuples: dict[str, dict[int, Any]] = {}
+    for name, value in hyper.items():
+        keyword, position = entry.place(name)
+        if position is None:
+            here[keyword] = value
+        else:
+            tuples.setdefault(keyword, {})[position] = value
+    here |= {keyword: tuple(parts[i] for i in sorted(parts)) for keyword, parts in tuples.items()}
+    # What the library takes and does not heed, or has no place for, is 0 there.
+    unheeded = {entry.place(name)[0] for name in entry.rule.hyper if name in ("dampening", "lr_decay", "initial")}
+    unheeded |= {key for key in ("momentum",) if key not in here}
+    known = interface.signature.parameters
+    return here | {key: 0 for key in unheeded if key in known} | {key: False for key in ("maximize",) if key in known}
+
+
+def _check_same(group_rule: GroupRule, group: Mapping[str, Any], name: str) -> None:
+    """StateMismatch where the class computes otherwise with these keywords than bitsandbytes does."""
+    rule = group_rule.entry.rule
+    if rule.key not in NUMBERED:
+        raise StateMismatch(
+            f"the saved states are of bitsandbytes, which has no optimizer that computes {rule.name}: make the "
+            f"{name} without the flags that choose it"
+        )
+    if rule.key == "adam" and group_rule.decay == "l2" and group.get("weight_decay"):
+        raise StateMismatch(
+            f"bitsandbytes' Adam decays weights by weight_decay={group['weight_decay']:g} as AdamW does, and this "
+            f"{name} adds the decay to its gradient: load the state into rulec.torch.AdamW"
+        )
+
+
+def states_here(
+    values: Mapping[str, Any], rule: str, param: Tensor, outside: Sequence[str], owner: str
+) -> dict[str, Any]:
+    """The step, and the numbered states under torch's names `outside`, in the order of the rule's.
+
+    StateMismatch for states that are missing, damaged, or of another optimizer.
+    """
+    numbers = range(1, len(NUMBERED[rule]) + 1)
+    missing = [name for name in ("step", *(f"state{number}" for number in numbers)) if name not in values]
+    if missing:
+        raise StateMismatch(f"the saved state of {owner} has no {', '.join(missing)}: it is of another optimizer")
+    if len(numbers) == 1 and "state2" in values:
+        raise StateMismatch(f"the saved state of {owner} has state2, which {rule} has not: it is of another optimizer")
+    if not is_count(values["step"]):
+        raise StateMismatch(f"step of {owner} was saved as {values['step']!r:.80}, which is no count of updates")
+    states = [
+        state
+        for number, members in zip(numbers, NUMBERED[rule], strict=True)
+        for state in _states(values, number, len(members), param, owner)
+    ]
+    blocks = {state.block for state in states if isinstance(state, DecodedState)}
+    if len(blocks) > 1:
+        raise StateMismatch(
+            f"the saved states of {owner} have blocks of {' and '.join(map(str, sorted(blocks)))} elements: scales are "
+            f"missing; save it again"
+        )
+    return {"step": values["step"], **dict(zip(outside, states, strict=True))}
+
+
+def _states(values: Mapping[str, Any], number: int, count: int, param: Tensor, owner: str) -> Iterator[Any]:
+    """The states of a number; several are stacked."""
+    state, name = values[f"state{number}"], f"state{number} of {owner}"
+    if not isinstance(state, Tensor):
+        raise StateMismatch(f"{name} was saved as {state!r:.80}, which is no tensor")
+    wanted = (count, *param.shape) if count > 1 else tuple(param.shape)
+    if tuple(state.shape) != wanted and not is_placed(param):
+        raise StateMismatch(f"{name} was saved with shape {tuple(state.shape)}, where it has {wanted}")
+    coded = [f"{word}{number}" for word in ("qmap", "absmax") if values.get(f"{word}{number}") is not None]
+    parts = state.unbind() if count > 1 else [state]
+    if state.is_floating_point():
+        if coded:
+            raise StateMismatch(
+                f"{name} was saved in {state.dtype} beside {coded[0]}, which is for codes in torch.uint8: codes were "
+                f"cast, and their values are lost"
+            )
+        yield from parts
+        return
+    if state.dtype is not torch.uint8:
+        raise StateMismatch(f"{name} was saved in {state.dtype}, where codes are torch.uint8 and values are floats")
+    if len(coded) < 2:
+        raise StateMismatch(f"{name} is in codes, and its qmap{number} or absmax{number} is missing")
+    table, scales = _table(values[f"qmap{number}"], number, owner), values[f"absmax{number}"]
+    _check_scales(scales, number, owner)
+    rows = scales.float().reshape(count, -1) if scales.numel() % count == 0 else scales.float().reshape(1, -1)
+    for part, row in zip(parts, rows, strict=False):
+        yield _decoded(part, table, row, name)
+
+
+def _table(qmap: Any, number: int, owner: str) -> Tensor:
+    """The number of each code; StateMismatch for anything but 256 finite numbers."""
+    fits = isinstance(qmap, Tensor) and qmap.is_floating_point() and qmap.numel() == 256
+    if not fits or not bool(torch.isfinite(qmap).all()):
+        raise StateMismatch(f"qmap{number} of {owner} must have 256 finite numbers, one for each code: save it again")
+    table: Tensor = qmap.reshape(-1)
+    return table
+
+
+def _check_scales(scales: Any, number: int, owner: str) -> None:
+    if not isinstance(scales, Tensor) or not scales.is_floating_point():
+        raise StateMismatch(f"absmax{number} of {owner} must be a tensor of floats, one for each block")
+    wrong = scales[~(torch.isfinite(scales) & (scales >= 0))]
+    if wrong.numel():
+        raise StateMismatch(
+            f"absmax{number} of {owner} has {float(wrong.reshape(-1)[0]):g} among its scales, which are finite numbers "
+            f"from 0 on: the file is damaged, or the run had failed before"
+        )
+
+
+def _decoded(codes: Tensor, table: Tensor, scales: Tensor, state: str) -> DecodedState:
+    """The floats of codes beside them."""
+    count = codes.numel()
+    block = next((size for size in _BLOCKS if -(-count // size) == scales.numel()), None)
+    if block is None:
+        raise StateMismatch(
+            f"{state} has {count} codes and {scales.numel()} scales, where blocks of {_BLOCKS[0]} elements have "
+            f"{math.ceil(count / _BLOCKS[0])}: save it again"
+        )
+    spread = scales.repeat_interleave(block)[:count]
+    values = (table.float()[codes.reshape(-1).long()] * spread).reshape(codes.shape)
+    return DecodedState(codes, scales, block, table, values)

@@ -1,0 +1,153 @@
+"""What a saved state must be before anything of it is read: damage is refused by name, and nothing is written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence, Set
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rulec.compiler.layout import scale_name
+from rulec.compiler.reweigh import KINDS
+from rulec.compiler.weights import is_part
+from rulec.errors import HyperError, StateMismatch
+from rulec.formats import UNBIASED, of_key
+from rulec.runtime.buckets.counts import is_count
+from rulec.torch.states.interop.numbered import flattened
+from rulec.torch.states.quantized import CODES
+from rulec.torch.tensors.fake import has_no_memory
+
+#: The key of a group for the formats of its states in codes: torch's name of a state -> the key of its format.
+FORMATS = "formats"
+
+#: The number of a section behind the name of its state.
+_SECTION = re.compile(r"\.\d+$")
+
+#: dtypes of codes; floats are never saved in them.
+_BYTES = (torch.uint8, torch.int8)
+
+
+def check_formats(groups: Sequence[Mapping[str, Any]]) -> None:
+    """StateMismatch where `formats` of a group is no mapping from states to keys of formats."""
+    for group in groups:
+        formats = group.get(FORMATS, {})
+        if not isinstance(formats, Mapping):
+            raise StateMismatch(
+                f"formats={formats!r:.80} of a group must be a dict of states and the keys of their formats: load the "
+                f"groups that state_dict() returned"
+            )
+        for state, key in formats.items():
+            try:
+                known = isinstance(key, str) and (key == UNBIASED or bool(of_key(key)))
+            except HyperError as error:
+                raise StateMismatch(f"formats of a group has {state!r}: {error}") from None
+            if not known:
+                raise StateMismatch(f"formats of a group has {key!r:.80} for {state!r}, which is no key of a format")
+
+
+def check_states(states: Mapping[Any, Any], groups: Sequence[Mapping[str, Any]]) -> None:
+    """StateMismatch where groups do not list parameters, or what is saved of one is no dict."""
+    for group in groups:
+        for key, kind in (("params", "numbers"), ("param_names", "names")):
+            listed = group.get(key, [])
+            if not isinstance(listed, list | tuple):
+                raise StateMismatch(f"{key}={listed!r:.80} of a saved group must be a list of {kind}")
+        names = group.get("param_names") or [f"parameter {place}" for place in group["params"]]
+        for place, name in zip(group["params"], names, strict=False):
+            known = isinstance(place, int | str)
+            if not known:
+                raise StateMismatch(f"params of a saved group has {place!r:.80}: give the groups of state_dict()")
+            if not isinstance(states.get(place, {}), Mapping):
+                raise StateMismatch(
+                    f"the saved state of {name} is a {type(states[place]).__name__}, where it must be a dict of states "
+                    f"by name: give all that state_dict() returned"
+                )
+
+
+def check_numbers(groups: Sequence[Mapping[str, Any]], keywords: Set[str]) -> None:
+    """StateMismatch where one of these keywords of a group has a tensor of several numbers, or without memory."""
+    for group in groups:
+        for key in keywords & group.keys():
+            value = group[key]
+            if isinstance(value, Tensor) and (value.numel() != 1 or value.layout is not torch.strided):
+                raise StateMismatch(f"{key} of a group was saved as a tensor of shape {tuple(value.shape)}")
+
+
+def check_values(saved: Mapping[Any, Any], states: Collection[str], param: Tensor, name: str) -> None:
+    """StateMismatch where a value cannot be a state of the parameter of this name; `states` are torch's names."""
+    saved = flattened(saved)
+    missing = [str(key) for key, value in saved.items() if isinstance(value, Mapping) and not value]
+    if missing:
+        raise StateMismatch(
+            f"the saved state of {name} has no {', '.join(missing)}: a flattened state dict has none where the "
+            f"parameter had no gradient before it was saved, or where its states were stored otherwise; load without "
+            f"flatten_optimizer_state_dict, or with the state_dtype and weights that were saved"
+        )
+    for key, value in saved.items():
+        if isinstance(value, Tensor):
+            _check_tensor(key, value, param, name)
+        elif _state(key) in states and not _is_value(value):
+            raise StateMismatch(f"{key} of {name} was saved as {value!r:.80}, which is no tensor and no number")
+        if isinstance(key, str):
+            _check_name(key, saved, states, name)
+
+
+def _state(key: Any) -> str:
+    """The name of the state that an entry is of."""
+    return _SECTION.sub("", str(key)).partition("::")[0]
+
+
+def _is_value(value: Any) -> bool:
+    """Whether numbers can be read from a value; None is a state that was not there."""
+    numbers = isinstance(value, bool | int | float | complex | np.ndarray | np.number)
+    return value is None or numbers or (hasattr(value, "codes") and hasattr(value, "scale"))
+
+
+def _check_tensor(key: Any, value: Tensor, param: Tensor, name: str) -> None:
+    if value.layout is not torch.strided:
+        raise StateMismatch(f"{key} of {name} was saved with layout {value.layout}: load it with to_dense()")
+    if value.is_quantized:
+        raise StateMismatch(f"{key} of {name} was saved as {value.dtype}: load it with dequantize()")
+    if has_no_memory(value) and not has_no_memory(param):
+        raise StateMismatch(f"{key} of {name} was saved on the device {value.device} without values: load them first")
+    if value.is_complex() and not param.is_complex():
+        raise StateMismatch(f"{key} of {name} was saved in {value.dtype}, and the parameter is in {param.dtype}")
+
+
+def _check_name(key: str, saved: Mapping[str, Any], states: Collection[str], name: str) -> None:
+    """StateMismatch for a part of no weight, and for codes without scales or scales without codes."""
+    plain = _SECTION.sub("", key)
+    renamed = plain.replace("_", "::", 1) in KINDS
+    if (is_part(plain) or renamed) and plain not in {*KINDS, *states}:
+        raise StateMismatch(f"{key} of {name} is no part of a weight: parts are {', '.join(KINDS)}")
+    state, number = _state(key), key[len(plain) :]
+    scales, codes = (saved.get(state + part + number) is not None for part in (scale_name(""), CODES))
+    if plain == state + CODES and not scales:
+        raise StateMismatch(f"{key} of {name} was saved without {scale_name(state)}{number}, its scales: save it again")
+    if plain == scale_name(state) and not codes and saved.get(state + number) is None:
+        raise StateMismatch(f"{key} of {name} was saved without {state}{CODES}{number}, its codes: save it again")
+    if plain == state and state in states and not scales and getattr(saved[key], "dtype", None) in _BYTES:
+        raise StateMismatch(
+            f"{key} of {name} was saved in {saved[key].dtype} without {scale_name(state)}{number}, and codes are no "
+            f"values: save it again"
+        )
+
+
+def check_fits(buffers: Mapping[str, Tensor], saved: Mapping[str, Any], name: str, strict: bool) -> None:
+    """StateMismatch where a saved state does not fit the buffers of a parameter."""
+    if not saved:
+        return
+    for key, buffer in buffers.items():
+        if key not in saved:
+            if strict and not is_part(key):  # a part of a weight of another kind begins with the parameter
+                known = ", ".join(sorted(saved))
+                raise StateMismatch(f"the saved state of {name} has no {key} (it has {known}): it is of another rule")
+            continue
+        shape, wanted = tuple(np.shape(saved[key])), tuple(buffer.shape)
+        if shape != wanted and not (wanted == () and shape == (1,)):
+            raise StateMismatch(f"{key} of {name} was saved with shape {shape}, where it has {wanted}")
+        if strict and key == "step" and not (has_no_memory(saved[key]) or is_count(saved[key])):
+            raise StateMismatch(f"step of {name} was saved as {saved[key]!r:.80}, which is no count of updates")

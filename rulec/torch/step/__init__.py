@@ -1,0 +1,1 @@
+"""One step of all groups: plans, snapshots, repeats and checks."""

@@ -1,0 +1,98 @@
+"""The passes of one step of a torch optimizer: moves to the points, and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from rulec.errors import HyperError, RulecError, TensorError
+from rulec.runtime.evaluations import move_at
+from rulec.torch.groups.inputs import Inputs
+from rulec.torch.step.before import Before
+from rulec.torch.step.machine import Machine
+from rulec.torch.step.sparse import is_sparse
+from rulec.torch.tensors.dtensor import is_placed
+from rulec.torch.tensors.tensors import OtherDtype
+
+#: Makes the inputs of a pass, from the gradients of earlier points by parameter.
+MakeInputs = Callable[[Mapping[str, Mapping[Tensor, Any]]], Inputs]
+
+
+class TorchPasses:
+    """The passes of one step of the parameters with gradients.
+
+    `values` has gradients of earlier points by parameter, for the rules that read them. `closed` after the last pass.
+    """
+
+    def __init__(self, name: str, params: Sequence[Tensor], names: Sequence[str]) -> None:
+        pairs = [(p, n) for p, n in zip(params, names, strict=True) if p.grad is not None]
+        self._name, self._params, self._names = name, [p for p, _ in pairs], [n for _, n in pairs]
+        self._place = 0
+        self._before: Before | None = None
+        self.values: dict[str, Mapping[Tensor, Any]] = {}
+        self.closed = False
+
+    def next(self, machine: Machine, inputs: MakeInputs, build: Callable[[], Machine]) -> bool:
+        """Moves the parameters to the next point, by the gradients there are, and takes these away.
+
+        False after the last pass: the parameters are back.
+        """
+        self.check([p for p in machine.params if p.grad is not None])
+        self.put_back(machine.buffers.store)
+        maximized = machine.maximized()
+        passes = machine.interface.passes
+        while self._place < passes.count:
+            place, self._place = self._place, self._place + 1
+            if passes.kept[place]:
+                kept = {p: -p.grad if p in maximized else p.grad for p in self._params if p.grad is not None}
+                self.values |= dict.fromkeys(passes.kept[place], kept)
+            if machine.wants(self._params, place):
+                try:
+                    machine.move(move_at(place), inputs(self.values), self._note)
+                except OtherDtype:
+                    machine = build()
+                    machine.move(move_at(place), inputs(self.values), self._note)
+                for param in self._params:
+                    param.grad = None
+                return True
+        self.closed = True
+        return False
+
+    def check(self, params: list[Tensor]) -> None:
+        """TensorError where other parameters have gradients than in the first pass, or one has a sparse gradient."""
+        if len(params) != len(self._params) or any(a is not b for a, b in zip(params, self._params, strict=True)):
+            raise TensorError(
+                f"the passes of a step of {self._name} gave gradients to different parameters: "
+                f"{len(self._params)} in the first and {len(params)} now; every pass must reach all of them"
+            )
+        if any(is_sparse(p.grad) for p in params if p.grad is not None):
+            raise TensorError(f"{self._name} cannot take sparse gradients: make the layer with sparse=False")
+
+    def _note(self, state: Mapping[Any, Any]) -> None:
+        self._before = Before(self._params, self._names, state)
+
+    def put_back(self, state: Mapping[Any, Any]) -> None:
+        """Gives the parameters the values of before the step; does nothing where they have them.
+
+        `state` has the states by parameter. TensorError as of `Before.put_back`.
+        """
+        before, self._before = self._before, None
+        if before is not None:
+            before.put_back(state)
+            increment_version(self._params)
+
+
+def check_passes(machine: Machine, name: str) -> None:
+    """HyperError or RulecError where the passes of a step cannot be run: in a graph, or on parts of parameters."""
+    if machine.residence.asked:
+        raise HyperError(
+            f"{name} evaluates the model again in a step, and cannot be capturable or fused: leave both out"
+        )
+    if machine.options.across is not None or any(map(is_placed, machine.params)):
+        raise RulecError(
+            f"{name} evaluates the model again in a step, and cannot be split over processes: use "
+            f"DistributedDataParallel, without reduce_over and DTensors"
+        )

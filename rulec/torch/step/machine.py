@@ -1,0 +1,481 @@
+"""The machine of a torch optimizer: an engine for each rule that its groups mean, and the steps of all together.
+
+A machine is built of the groups and states as they are. It is built again when something other than numbers changed:
+parameters added, taken out or replaced, another rule, states loaded or edited, another dtype or memory order. States
+are copied into the new one's buffers, so nothing is lost. All else is followed at the next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from itertools import repeat
+from operator import attrgetter, is_
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from rulec.errors import RulecError, TensorError, interrupted
+from rulec.language.rule import Rule
+from rulec.runtime.buckets.runtime_launch import Launch
+from rulec.runtime.buckets.scalar_table_device import Scaling
+from rulec.torch.distributed.description import Alike
+from rulec.torch.distributed.mesh import meeting_of
+from rulec.torch.fastpath.survey import Survey
+from rulec.torch.groups.capture import NEW_NUMBERS, NEW_SCALING, NEW_TENSORS, residence_of
+from rulec.torch.groups.engine import Home, add_parameters, engines_of, in_order, order_of
+from rulec.torch.groups.entries import shared_states
+from rulec.torch.groups.group_numbers import GroupNumbers
+from rulec.torch.groups.group_states import GroupStates, check_complete
+from rulec.torch.groups.inputs import Inputs
+from rulec.torch.groups.interface import Interface
+from rulec.torch.groups.options import Options, fitting
+from rulec.torch.groups.routes import names_of, routes_of
+from rulec.torch.groups.values import Groups, group_rules_of
+from rulec.torch.states.states import Buffers
+from rulec.torch.states.store import Store
+from rulec.torch.step.checks import check_parts, check_real
+from rulec.torch.step.plan import Plans, StepPlan, launches_of, part_launches_of, read_all, scaling_kind, write_all
+from rulec.torch.step.repeat import Repeat, repeat_of
+from rulec.torch.step.snapshot import Change, Snapshot
+from rulec.torch.step.sparse import SparseRows, check_takes_rows, is_sparse, sparse_rows
+from rulec.torch.step.writer import Writer
+from rulec.torch.tensors.dtensor import check_gradient, is_placed, part_of
+from rulec.torch.tensors.memory import plain_arithmetic, plain_memory
+from rulec.torch.tensors.tensors import OtherDtype, dtype_name, is_dense, real_view
+
+_gradient = attrgetter("grad")
+
+
+class Machine:
+    """The engines over the parameters of some groups; `buffers` has their states, which kernels write.
+
+    Raises HyperError, TensorError, StateMismatch or BackendUnavailable, and then nothing was changed. Where `strict`,
+    a parameter's saved state must have everything its rule needs; otherwise what is missing starts afresh.
+    """
+
+    def __init__(
+        self, interface: Interface, groups: Groups, saved: Mapping[Any, Any], options: Options, strict: bool = False
+    ) -> None:
+        self.interface = interface
+        self.group_rules = group_rules_of(interface, groups)
+        self.params: list[Tensor] = [p for group in groups for p in group["params"]]
+        options = fitting(options, self.params)
+        self.routes = routes_of(interface, self.group_rules, groups, options.across is not None)
+        routed = [(route.param, route.rule) for route in self.routes]
+        options = replace(options, meeting=meeting_of(routed, options.meeting, options.across))
+        self.options, self._together = options, options.processes
+        self.names = names_of(groups)
+        check_parts(options, self.routes)
+        check_real(options, self.params, self.names)
+        self.residence = residence_of(self.params, groups, options)
+        self.residence.check_capture(NEW_TENSORS)
+        self._snapshot = Snapshot(interface, groups, options, self.residence, self.names)
+        order = order_of(options.order, len(self.routes))
+        self.engines = engines_of(interface, self.group_rules, groups, options, self.residence)
+        self.engines = in_order(self.engines, [self.routes[place].group for place in order])
+        self.homes = add_parameters(self.engines, self.group_rules, self.routes, order)
+        #: What other processes must have alike, where there are DTensors.
+        self.alike = (
+            Alike(self.routes, self.homes, order, groups, options) if any(map(is_placed, self.params)) else None
+        )
+        routed_homes = zip(self.routes, self.homes, strict=True)
+        self._whole = {route.place: home for route, home in routed_homes if route.section is None}
+        self._copies = self._make_copies()
+        self.plans = Plans(self.params, self.engines, self.routes, self.homes, self._copies)
+        device_skips = self.residence.there and interface.skips
+        steps, skips = bool(interface.shared) or device_skips, interface.skips and not self.residence.there
+        remembers = bool(interface.shared and self.engines)
+        written = [route.param for route in self.routes]
+        self.writer = Writer(written, self.engines, self.homes, steps, skips, remembers)
+        self._group_states = GroupStates(interface.shared, self.engines[0]) if remembers else None
+        self.buffers = Buffers(self.engines, self.routes, self.homes, Store(saved), groups)
+        #: What takes the next step, where it is as the last one.
+        self.repeat: Repeat | None = None
+        more = interface.inputs or interface.passes.count or interface.evaluates or interface.skips or options.processes
+        self._repeats = not (more or steps or skips or remembers)
+        self._restore(saved, groups, strict)
+
+    def _make_copies(self) -> dict[int, Tensor]:
+        """Contiguous copies of parameters with gaps in memory, or with rules that need rows and columns there."""
+        copies = {}
+        for place, (engine, tensor_id) in enumerate(self.homes):
+            here = self.routes[place].here
+            if not is_dense(here) or engine.needs_copy(tensor_id, engine.table):
+                with plain_memory():
+                    copies[place] = here.contiguous()
+                engine.replace(tensor_id, copies[place])
+        return copies
+
+    def _restore(self, saved: Mapping[Any, Any], groups: Groups, strict: bool) -> None:
+        """Allocates the states that must exist before the first step, and takes over the saved ones."""
+        values = self.buffers.prepare(saved, self.interface.full_at_once, strict)
+        if strict and values:
+            check_complete(shared_states([self.routes[place].rule for place in values]), groups)
+        if self._group_states is not None:
+            self._group_states.read(groups)
+        self.buffers.fill(values)
+        self.buffers.show()
+
+    def make_states(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Allocates the states of every parameter that has a gradient, as before its first update."""
+        with self.plain():
+            read_all((self.routes[i], copy) for i, copy in self._copies.items())
+            self.buffers.begin({param for param in self.params if param.grad is not None})
+            self.buffers.show()
+        if self._group_states is not None:
+            self._group_states.publish(groups)
+
+    # Changes between steps
+
+    def stale(self, groups: Groups, state: Any) -> bool:
+        """Whether a machine must be built anew before a step of these groups with this state."""
+        self.check_whole()
+        store, self.repeat = self.buffers.store, None
+        if state is not store or store.edits.changed:
+            return True
+        addresses, survey = self.buffers.addresses, self.plans.survey
+        if survey is not None and self.plans.addresses is not addresses:  # it knows other states
+            self.plans.survey = survey = None
+        changes = self._snapshot.changes(groups, survey)
+        surveyed = survey is not None and survey.fresh
+        if not (surveyed or addresses.same() or self._follow_states()):
+            return True
+        return bool(changes) and not self._follow(changes, groups)
+
+    def check_whole(self) -> None:
+        """PartialUpdate, once, where the last step was interrupted while it wrote."""
+        repeat = self.repeat
+        if not self.writer.unfinished and (repeat is None or not repeat.unfinished):
+            return
+        self.repeat = None
+        self.writer.finish()
+        raise interrupted(self.interface.name)
+
+    def _follow(self, changes: Collection[Change], groups: Groups) -> bool:
+        """Takes over changes; False where a machine must be built anew."""
+        if Change.PARAMETERS in changes or (Change.MEMORY in changes and not self._follow_memory()):
+            return False
+        if Change.VALUES in changes:
+            if not self._snapshot.take_values(groups, self.group_rules):
+                return False
+            for engine in self.engines:
+                engine.take_numbers(groups, self.residence)
+            if self.alike is not None and self.options.meeting is not None:
+                self.alike.take_numbers()
+        return True
+
+    def _follow_states(self) -> bool:
+        """Takes over states whose memory moved; False where more than their address is new."""
+        self.residence.check_capture(NEW_TENSORS)
+        self.repeat = self.plans.survey = None
+        return self.buffers.follow()
+
+    def _follow_memory(self) -> bool:
+        """Takes over parameters whose memory moved; False where more than their address is new."""
+        self.repeat = None
+        if self._snapshot.altered() is not None:
+            return False
+        moved = {*self._snapshot.take_memory()}
+        for i, (route, (engine, tensor_id)) in enumerate(zip(self.routes, self.homes, strict=True)):
+            if route.place in moved and i not in self._copies:
+                engine.replace(tensor_id, route.here)
+        return True
+
+    def release(self) -> None:
+        """Ends what the look of a step holds: see `Survey`."""
+        if self.plans.survey is not None and self.plans.survey.fresh:
+            self.plans.survey.release()
+
+    def home(self, place: int) -> Home | None:
+        """The home of the parameter at a place; None for one whose sections have homes of their own."""
+        return self._whole.get(place)
+
+    # Steps
+
+    def step(
+        self, groups: Sequence[dict[str, Any]], inputs: Inputs | None = None, scaling: Scaling | None = None
+    ) -> bool:
+        """One step of every parameter that has a gradient. False, and nothing done, where a gradient's dtype is new.
+
+        `scaling` is how gradients were scaled, where the residence allows it.
+        """
+        casting = [*filter(torch.is_autocast_enabled, self.residence.types)]
+        # What is made on the device may be written in later steps.
+        if casting or (self.residence.there and torch.is_inference_mode_enabled()):
+            with plain_arithmetic(casting):
+                return self._step(groups, inputs, scaling)
+        return self._step(groups, inputs, scaling)
+
+    def _step(self, groups: Sequence[dict[str, Any]], inputs: Inputs | None, scaling: Scaling | None) -> bool:
+        survey = self.plans.survey
+        plan: StepPlan | None
+        grads: Sequence[Any]
+        if survey is not None and survey.fresh:
+            plan, grads, present = self.plans.surveyed, survey.grads, None
+        else:
+            survey, (present, grads) = None, self._gradients()
+            plan = self.plans.known.get(present)
+        if self.residence.there:
+            self._check_capture(groups, plan, scaling)
+        if plan is None:
+            plan = self.plans.make(present, grads)
+        if self._group_states is not None:
+            self._group_states.read(groups)
+        launches = self._write(plan, grads, inputs, scaling, survey=survey)
+        if launches is None:
+            return False
+        if survey is None and self.plans.surveys_left:
+            self.plans.follow(plan, grads, launches, self._snapshot.lists, self.buffers.addresses)
+        elif survey is not None and inputs is None and scaling is None and self._repeats:
+            numbers = GroupNumbers(groups, self.interface, self.engines, self._snapshot.doubt)
+            self.repeat = repeat_of(plan, survey, groups, numbers, self.buffers.store, launches, self.residence)
+        if self._group_states is not None:
+            self._group_states.publish(groups)
+            self.writer.finish()
+        if self.residence.there:
+            plan.scalings.add(scaling_kind(scaling))
+        return True
+
+    def _gradients(self) -> tuple[tuple[int, ...] | None, list[Any]]:
+        """The gradients, and the places of their parameters (None: all)."""
+        grads: list[Any] = [*map(_gradient, self.params)]
+        if not any(map(is_, grads, repeat(None))):
+            return None, grads
+        return tuple([i for i, g in enumerate(grads) if g is not None]), [g for g in grads if g is not None]
+
+    def _write(
+        self, plan: StepPlan, grads: Sequence[Any], inputs: Inputs | None, scaling: Scaling | None, meets: bool = True,
+        survey: Survey | None = None,
+    ) -> list[Launch] | None:  # fmt: skip
+        """Updates a plan's parameters with these gradients. Returns the launches.
+
+        None, and nothing done, where a gradient's dtype is new. With a `survey` the gradients are its own.
+        """
+        if survey is None and self.interface.takes_rows and any(map(is_sparse, grads)):
+            return self._write_sparse(plan, grads, scaling)
+        for place in plan.converted:
+            check_gradient(grads[place], plan.written[place], self.names[plan.chosen[place]])
+        if plan.converted:
+            converted = {*plan.converted}
+            grads = [real_view(grad) if place in converted else grad for place, grad in enumerate(grads)]
+        if plan.copied:
+            read_all(plan.copied)
+        if plan.sections:
+            self._check_shapes(plan, grads)
+            grads = [*plan.seen(grads)]
+        try:
+            launches = launches_of(plan, grads, inputs, scaling)
+        except OtherDtype:
+            return None
+        if self.options.across is not None and not self.options.across.agreed:
+            overflowed = scaling is not None and bool(scaling.found_inf)
+            self.options.across.agree(launches, len(self._snapshot.sizes), bool(self.interface.shared), overflowed)
+        if meets and self.options.meeting is not None:
+            try:
+                self.options.meeting.begin(plan, launches, scaling, self.options.across is not None, self.alike)
+            except RulecError as error:
+                raise self._told(error) from error.__cause__
+        try:
+            self.writer.write(launches, plan.written)
+        finally:
+            if plan.copied:
+                write_all(plan.copied)
+            for processes in self._together if meets else ():
+                processes.leave()
+        if [1 for engine in self.engines if engine.published != engine.extensions]:
+            self.buffers.show()
+        return launches
+
+    def _told(self, error: RulecError) -> Exception:
+        """The error of processes with parts of the same tensors, told to those of `reduce_over`, who wait for them."""
+        return error if self.options.across is None else self.options.across.fail(error, ())
+
+    def _write_sparse(
+        self, plan: StepPlan, grads: Sequence[Tensor], scaling: Scaling | None
+    ) -> list[Launch] | None:  # fmt: skip
+        """The same, where some gradients are sparse: their rows are updated, the other rows stay as they are."""
+        sparse = [place for place, grad in enumerate(grads) if is_sparse(grad)]
+        dense = [place for place in range(len(grads)) if place not in set(sparse)]
+        chosen = [plan.chosen[place] for place in dense]
+        try:
+            rows = [self._rows(plan, place, grads[place], scaling) for place in sparse]
+            launches = [launch for home, each in rows for launch in each.launches(home)]
+            whole = self.plans.of(tuple(chosen), [grads[place] for place in dense]) if dense else None
+        except OtherDtype:
+            return None
+        if whole is not None:
+            if whole.converted or whole.copied or whole.sections:
+                raise TensorError("sparse gradients and complex, split or strided parameters cannot be in one step")
+            launches += launches_of(whole, [grads[place] for place in dense], None, scaling)
+        try:
+            self.writer.write(launches, plan.written)
+        finally:
+            for _, each in rows:
+                each.put_back()
+        self.buffers.show()
+        return launches
+
+    def _rows(self, plan: StepPlan, place: int, grad: Tensor, scaling: Scaling | None) -> tuple[Home, SparseRows]:
+        """The rows of a sparse gradient, and the home of its parameter. TensorError where rows alone cannot be updated.
+
+        The parameter's states are allocated where they are not there yet.
+        """
+        param, chosen = plan.written[place], plan.chosen[place]
+        home, name = self.home(chosen), self.names[chosen]
+        route = next(route for route in self.routes if route.place == chosen)
+        if home is None or is_placed(param) or param.is_complex() or scaling is not None or self.options.processes:
+            raise TensorError(
+                f"the gradient of {name} is sparse, and its parameter is complex or split, its gradient scaled, or its "
+                f"step one with other processes: make its layer with sparse=False"
+            )
+        check_takes_rows(self.group_rules[route.group], name)
+        engine, tensor_id = home
+        engine.take_table(engine.table)
+        engine.prepare([tensor_id], [dtype_name(grad.dtype)], engine.table)
+        return home, sparse_rows(home, param, grad, name)
+
+    def _check_shapes(self, plan: StepPlan, grads: Sequence[Tensor]) -> None:
+        """TensorError where a gradient of a fused parameter cannot be cut as its parameter is."""
+        for place in {place for place, section in plan.sections if section is not None}:
+            grad, param, name = grads[place], part_of(plan.written[place]), self.names[plan.chosen[place]]
+            if grad.layout is not torch.strided:
+                raise TensorError(f"the gradient of {name} is sparse ({grad.layout}), and its parameter is split")
+            if grad.shape != param.shape:
+                raise TensorError(
+                    f"the gradient of {name} has shape {tuple(grad.shape)}, its parameter {tuple(param.shape)}"
+                )
+
+    def _check_capture(self, groups: Groups, plan: StepPlan | None, scaling: Scaling | None) -> None:
+        """RulecError where a captured step does more than the steps after it."""
+        if not self.residence.capturing:
+            return
+        if self.options.across is not None:
+            raise RulecError("a step with reduce_over waits for other processes, and cannot be captured")
+        if self.options.meeting is not None:
+            raise RulecError("a step that reduces DTensors waits for other processes, and cannot be captured")
+        changed = self._group_states is not None and self._group_states.changed(groups)
+        self.residence.check_capture(
+            NEW_TENSORS if plan is None else NEW_NUMBERS if changed else
+            "" if scaling_kind(scaling) in plan.scalings else NEW_SCALING
+        )  # fmt: skip
+
+    # Passes of a step
+
+    def wants(self, params: Collection[Tensor], place: int) -> bool:
+        """Whether any of these parameters has the pass at this place in its next step."""
+        chosen = {*params}
+        ids: dict[int, list[int]] = {}
+        for route, (engine, tensor_id) in zip(self.routes, self.homes, strict=True):
+            if route.param in chosen:
+                ids.setdefault(id(engine), []).append(tensor_id)
+        return any(engine.wants(ids.get(id(engine), ()), place, engine.table) for engine in self.engines)
+
+    def maximized(self) -> set[Tensor]:
+        """The parameters whose gradient is gone up."""
+        return {route.param for route in self.routes if self.group_rules[route.group].maximize}
+
+    def move(
+        self, way: Callable[[Rule], Rule | None], inputs: Inputs, ready: Callable[[Mapping[Any, Any]], None]
+    ) -> None:
+        """Moves the parameters with gradients to the point of a pass: see `Engine.ready_part`.
+
+        `ready` is called with the states by parameter, once these are there and before anything is written. OtherDtype,
+        and nothing done, where a gradient's dtype is new.
+        """
+        grads = [p.grad for p in self.params if p.grad is not None]
+        places = tuple(i for i, p in enumerate(self.params) if p.grad is not None)
+        with self.plain():
+            plan = self.plans.of(places, grads)
+            for place in plan.converted:
+                check_gradient(grads[place], plan.written[place], self.names[plan.chosen[place]])
+            self._check_shapes(plan, grads)
+            read_all(plan.copied)
+            seen = plan.seen([real_view(grad) for grad in grads])
+            launches = part_launches_of(plan, seen, way, False, inputs)
+            self.buffers.show()
+            ready(self.buffers.store)
+            self.writer.write(launches, plan.written)
+            write_all(plan.copied)
+
+    def change(self, way: Callable[[Rule], Rule | None]) -> None:
+        """One step of another rule on the same parameters and states; parameters without states stay as they are."""
+        if self.residence.capturing:
+            raise RulecError("eval() and train() cannot be captured in a CUDA graph: call them before or after it")
+        written = [p for p in self.params if self.buffers.store.get(p)]
+        copied = [(self.routes[i], copy) for i, copy in self._copies.items()]
+        read_all(copied)
+        increment_version(written)
+        for engine in self.engines:
+            engine.change(way, engine.table)
+        write_all(copied)
+
+    # Steps of some parameters after others
+
+    def begin(self, groups: Groups) -> None:
+        """Opens a step in which parameters `fire` one after the other, with the groups' numbers of now."""
+        if self.residence.capturing:
+            raise RulecError("updates inside the backward pass cannot be captured in a CUDA graph: use a plain step")
+        if self._group_states is not None:
+            self._group_states.read(groups)
+        self.writer.begin()
+
+    def end(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Closes the step: values of groups and of the model take their new value."""
+        self.writer.end()
+        if self._group_states is not None:
+            self._group_states.publish(groups)
+            self.writer.finish()
+
+    def fire(self, places: tuple[int, ...], grads: Sequence[Tensor], meets: bool = False) -> bool:
+        """Updates the parameters at these places, in order, in the open step.
+
+        False, and nothing done, where a gradient's dtype is new. The bits are those of one step of all parameters.
+        `meets` says that processes with other parts of the parameters do so too.
+        """
+        self.check_undisturbed(places)
+        with self.plain():
+            return self._write(self.plans.of(places, grads), [*grads], None, None, meets) is not None
+
+    def fire_part(
+        self, places: tuple[int, ...], grads: Sequence[Tensor], way: Callable[[Rule], Rule], counts: bool
+    ) -> None:  # fmt: skip
+        """Runs a part of the step on the parameters at these places: see `Engine.ready_part`."""
+        self.check_undisturbed(places)
+        with plain_arithmetic([*filter(torch.is_autocast_enabled, self.residence.types)]):
+            plan = self.plans.of(places, grads)
+            seen = [real_view(grad) for grad in grads]
+            read_all(plan.copied)
+            self.writer.write(part_launches_of(plan, plan.seen(seen), way, counts), plan.written)
+            write_all(plan.copied)
+        self.buffers.show()
+
+    def fire_launches(self, launches: Sequence[Launch], written: Sequence[Tensor]) -> None:
+        """Updates parameters by launches that make the gradients themselves."""
+        with self.plain():
+            self.writer.write(launches, written)
+        if any(engine.published != engine.extensions for engine in self.engines):
+            self.buffers.show()
+
+    def plain(self) -> AbstractContextManager[Any]:
+        """A block of arithmetic as kernels need it: without autocast, and without inference mode on a device."""
+        casting = [*filter(torch.is_autocast_enabled, self.residence.types)]
+        return plain_arithmetic(casting) if casting or self.residence.there else nullcontext()
+
+    def check_undisturbed(self, places: Sequence[int]) -> None:
+        """Takes over parameters whose memory moved; RulecError for any other change since the step was opened."""
+        edited = self.buffers.store.edits.changed
+        if edited or not (self.buffers.addresses.same(tuple(places)) or self._follow_states()):
+            raise RulecError(
+                "the optimizer's state was changed in the middle of a step: change it before, or after step()"
+            )
+        if self._snapshot.moved(places) and not self._follow_memory():
+            altered = self._snapshot.altered()
+            assert altered is not None
+            raise RulecError(
+                f"{self.names[altered]} was given another shape, dtype or device in the middle of a step: do that "
+                f"before, or after step()"
+            )

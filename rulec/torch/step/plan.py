@@ -1,0 +1,189 @@
+"""Plans of steps: the part that is the same whenever the same parameters have gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from rulec.language.rule import Rule
+from rulec.runtime.buckets.runtime_launch import Launch
+from rulec.runtime.buckets.scalar_table_device import Scaling
+from rulec.torch.fastpath.survey import Survey, survey_of
+from rulec.torch.groups.engine import Home, TorchEngine
+from rulec.torch.groups.inputs import Inputs
+from rulec.torch.groups.routes import Route
+from rulec.torch.tensors.addresses import StateAddresses
+from rulec.torch.tensors.dtensor import is_placed
+from rulec.torch.tensors.memory import plain_memory
+from rulec.torch.tensors.sections import Section
+
+#: How many sets of parameters with gradients a machine remembers the plans of.
+_PLANS = 1024
+
+
+@dataclass(frozen=True)
+class EngineTensors:
+    """One engine's tensors in a step, and the places of their gradients among the step's (None: all)."""
+
+    engine: TorchEngine
+    ids: tuple[int, ...]
+    places: list[int] | None
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """A step of some parameters.
+
+    `chosen` are their places among all parameters, and `written` the parameters themselves. `converted` are the places,
+    among these, of gradients for which kernels read another tensor: complex ones and DTensors. `sections` has, for
+    each tensor of a kernel, its parameter's place here and its section; empty where all are parameters.
+    `copied` are routes with the contiguous copy that kernels write. `scalings` are the ways of scaling of the steps so
+    far, and `later` are the messages of their later rounds.
+    """
+
+    shares: list[EngineTensors]
+    chosen: Sequence[int]
+    written: list[Tensor]
+    converted: list[int]
+    sections: list[tuple[int, Section | None]]
+    copied: list[tuple[Route, Tensor]]
+    scalings: set[tuple[bool, bool]] = field(default_factory=set)
+    later: list[Any] = field(default_factory=list)
+
+    @property
+    def updated(self) -> list[tuple[Tensor, Section | None]]:
+        """Each parameter, or each of its sections."""
+        pairs = self.sections or [(place, None) for place in range(len(self.written))]
+        return [(self.written[place], section) for place, section in pairs]
+
+    def seen(self, tensors: Sequence[Any]) -> Sequence[Any]:
+        """The tensors of kernels, from one tensor for each parameter of the plan."""
+        if not self.sections:
+            return tensors
+        return [tensors[i] if section is None else section.of(tensors[i]) for i, section in self.sections]
+
+
+class Plans:
+    """The plans of a machine's steps, by the places of the parameters with gradients (None: all).
+
+    `homes` and `copies`, contiguous copies of what kernels see, are by the places of `routes`. `survey` looks at all
+    parameters at once, where steps of one plan follow each other.
+    """
+
+    def __init__(
+        self, params: Sequence[Tensor], engines: Sequence[TorchEngine], routes: Sequence[Route],
+        homes: Sequence[Home], copies: Mapping[int, Tensor],
+    ) -> None:  # fmt: skip
+        self._params, self._engines, self._routes, self._homes = params, engines, routes, homes
+        self._of_param: dict[int, list[int]] = {}
+        for i, route in enumerate(routes):
+            self._of_param.setdefault(route.place, []).append(i)
+        self._copies = copies
+        self.known: dict[tuple[int, ...] | None, StepPlan] = {}
+        self.survey: Survey | None = None
+        self.surveyed: StepPlan | None = None
+        #: The addresses of states that the survey looks at.
+        self.addresses: StateAddresses | None = None
+        self._last: StepPlan | None = None
+        #: How many more surveys may be made: what changes in every step is better asked.
+        self.surveys_left = 8
+
+    def of(self, present: tuple[int, ...] | None, grads: Sequence[Tensor]) -> StepPlan:
+        """The plan for the parameters at some places, with these gradients."""
+        return self.known.get(present) or self.make(present, grads)
+
+    def follow(
+        self, plan: StepPlan, grads: Sequence[Any], launches: Sequence[Launch], lists: Sequence[list[Any]],
+        addresses: StateAddresses,
+    ) -> None:  # fmt: skip
+        """Takes note of a step that asked each gradient: the next step of the plan may survey them.
+
+        A survey looks at the states with these `addresses`, too.
+        """
+        if plan is self._last:
+            self.surveys_left -= 1
+            read = {id(grad) for launch in launches for grad in launch.grads}
+            if read == {*map(id, grads)}:  # else kernels read copies of some
+                whole = not (plan.converted or plan.copied or plan.sections)
+                self.survey = self._survey_of(plan, lists, addresses) if whole else None
+                self.surveyed, self.addresses = plan, addresses
+        self._last = plan
+
+    def _survey_of(
+        self, plan: StepPlan, lists: Sequence[list[Any]], addresses: StateAddresses
+    ) -> Survey | None:  # fmt: skip
+        """A survey of a plan; None where states are not as they were, or there is none."""
+        if not addresses.same():
+            return None
+        return survey_of(self._params, plan.chosen, plan.written, lists, addresses.all.tensors)
+
+    def make(self, present: tuple[int, ...] | None, grads: Sequence[Tensor]) -> StepPlan:
+        """A new plan, kept."""
+        chosen = range(len(self._params)) if present is None else present
+        written = [self._params[i] for i in chosen]
+        if len(self.known) >= _PLANS:
+            self.known.clear()
+        converted = [place for place, p in enumerate(written) if p.is_complex() or is_placed(p)]
+        seen = [(place, i) for place, param in enumerate(chosen) for i in self._of_param[param]]
+        sections = [(place, self._routes[i].section) for place, i in seen] if len(seen) > len(chosen) else []
+        copied = [(self._routes[i], self._copies[i]) for _, i in seen if i in self._copies]
+        shares = self._shares([i for _, i in seen])
+        plan = self.known[present] = StepPlan(shares, chosen, written, converted, sections, copied)
+        return plan
+
+    def _shares(self, seen: Sequence[int]) -> list[EngineTensors]:
+        shares = []
+        for engine in self._engines:
+            of_id = {self._homes[i][1]: place for place, i in enumerate(seen) if self._homes[i][0] is engine}
+            if of_id:
+                ids = tuple(sorted(of_id))
+                places = [of_id[i] for i in ids]
+                shares.append(EngineTensors(engine, ids, None if places == [*range(len(seen))] else places))
+        return shares
+
+
+def launches_of(
+    plan: StepPlan, grads: Sequence[Tensor], inputs: Inputs | None, scaling: Scaling | None = None
+) -> list[Launch]:
+    """Every engine's launches for a step, checked; OtherDtype where a gradient's dtype is new."""
+    launches: list[Launch] = []
+    for share in plan.shares:
+        chosen = grads if share.places is None else [grads[i] for i in share.places]
+        arguments = None if inputs is None else inputs.of(plan.updated, share.places)
+        launches += share.engine.ready(share.ids, chosen, share.engine.table, arguments, scaling)
+    return launches
+
+
+def part_launches_of(
+    plan: StepPlan, grads: Sequence[Tensor], way: Callable[[Rule], Rule | None], counts: bool,
+    inputs: Inputs | None = None,
+) -> list[Launch]:  # fmt: skip
+    """Every engine's launches for a part of a step: see `Engine.ready_part`."""
+    launches: list[Launch] = []
+    for share in plan.shares:
+        chosen = grads if share.places is None else [grads[i] for i in share.places]
+        arguments = None if inputs is None else inputs.of(plan.updated, share.places)
+        launches += share.engine.ready_part(share.ids, chosen, share.engine.table, way, counts, arguments)
+    return launches
+
+
+def scaling_kind(scaling: Scaling | None) -> tuple[bool, bool]:
+    """Whether steps may be skipped, and gradients are to be unscaled: kernels differ."""
+    return scaling is not None, scaling is not None and scaling.scale is not None
+
+
+def read_all(copied: Iterable[tuple[Route, Tensor]]) -> None:
+    """Writes what lies at each route into its copy."""
+    with plain_memory():
+        for route, copy in copied:
+            copy.copy_(route.here)
+
+
+def write_all(copied: Iterable[tuple[Route, Tensor]]) -> None:
+    """Writes each copy where its route lies."""
+    with plain_memory():
+        for route, copy in copied:
+            route.here.copy_(copy)

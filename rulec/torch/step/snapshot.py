@@ -1,0 +1,130 @@
+"""Parameters and groups at the last look, and the changes since: every step asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from itertools import chain
+from operator import is_
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Parameter
+
+from rulec.torch.fastpath.survey import Survey
+from rulec.torch.groups.capture import NEW_NUMBERS, NEW_TENSORS, Residence, is_asked
+from rulec.torch.groups.entries import GroupRule
+from rulec.torch.groups.interface import Interface
+from rulec.torch.groups.options import Options
+from rulec.torch.groups.values import Groups, GroupValues, group_rules_of, splits_of, words_of
+from rulec.torch.tensors.dtensor import address_of, part_of
+from rulec.torch.tensors.guard import Guard, guard_for, never
+from rulec.torch.tensors.tensors import check_apart, check_memory, check_parameters
+
+
+class Change(Enum):
+    """One kind of change: other parameters, other memory of the same ones, or other values in the groups."""
+
+    PARAMETERS = "parameters"
+    MEMORY = "memory"
+    VALUES = "values"
+
+
+class Snapshot:
+    """The parameters of some groups, where they lie in memory, and the groups' values.
+
+    `names` are the parameters' in messages. TensorError for parameters that no kernel can update.
+    """
+
+    def __init__(
+        self, interface: Interface, groups: Groups, options: Options, residence: Residence, names: Sequence[str]
+    ) -> None:
+        self._interface, self._options, self._residence, self._names = interface, options, residence, names
+        self.params: list[Tensor] = [p for group in groups for p in group["params"]]
+        self.sizes = [len(group["params"]) for group in groups]
+        self._address = address_of(self.params)
+        self._values = GroupValues(interface.group_keywords, groups, self._live)
+        self._flags = GroupValues(interface.flag_keywords, groups)
+        self._words = words_of(groups)
+        self._splits = splits_of(groups)
+        check_parameters(self.params, names)
+        self._addresses = [*map(self._address, self.params)]
+        self._facts = [_facts(p) for p in self.params]
+        self._plain = {Tensor, Parameter}.issuperset(map(type, self.params))
+        self._guard: Guard = never
+        self._doubted = False
+        self._guards_left = 4
+
+    @property
+    def _live(self) -> Callable[[Any], bool] | None:
+        """Which hyper-parameters are read on the device; None where none can be."""
+        return self._residence.is_live if self._residence.scales else None
+
+    @property
+    def lists(self) -> list[list[Any]]:
+        """The groups' lists of parameters, at the last look."""
+        return self._values.lists
+
+    def changes(self, groups: Groups, survey: Survey | None = None) -> list[Change]:
+        """The changes since the last look; after other parameters nothing else is looked at."""
+        same, lists = self._values.same(groups) and not self._doubted, self._values.lists
+        if survey is not None and survey.look(lists) and not self._interface.sees_sections:
+            return [] if same else [Change.VALUES]
+        if [*map(len, lists)] != self.sizes or not all(map(is_, chain.from_iterable(lists), self.params)):
+            return [Change.PARAMETERS]
+        if self._interface.sees_sections and splits_of(groups) != self._splits:
+            return [Change.PARAMETERS]
+        moved = [*map(self._address, self.params)] != self._addresses
+        moved = moved or (self._plain and not (self._guard(*self.params) or self._unaltered()))
+        return [*((Change.MEMORY,) if moved else ()), *(() if same else (Change.VALUES,))]
+
+    def doubt(self) -> None:
+        """Has the next look find other values: engines have taken some that this object does not know."""
+        self._doubted = True
+
+    def _unaltered(self) -> bool:
+        """Whether each parameter has its shape, memory order, dtype and device; the next look may ask all at once."""
+        if self.altered() is not None:
+            return False
+        if self._guards_left:
+            self._guards_left -= 1
+            self._guard = guard_for(self.params)
+        return True
+
+    def moved(self, places: Iterable[int]) -> bool:
+        """Whether a parameter at one of these places has another address, shape, memory order or dtype."""
+        here = [(self.params[i], i) for i in places]
+        return any(self._address(p) != self._addresses[i] or _facts(p) != self._facts[i] for p, i in here)
+
+    def altered(self) -> int | None:
+        """The first place of a parameter with another shape, memory order, dtype or device; None for none."""
+        return next((place for place, facts in enumerate(self._facts) if _facts(self.params[place]) != facts), None)
+
+    def take_memory(self) -> list[int]:
+        """Takes over the parameters' addresses, where no more has changed; the places of the moved parameters."""
+        self._residence.check_capture(NEW_TENSORS)
+        now = [*map(self._address, self.params)]
+        moved = [place for place, pair in enumerate(zip(self._addresses, now, strict=True)) if pair[0] != pair[1]]
+        for place in moved:
+            check_memory(self.params[place], self._names[place])
+        check_apart(self.params, self._names)
+        self._addresses = now
+        return moved
+
+    def take_values(self, groups: Groups, group_rules: Sequence[GroupRule]) -> bool:
+        """Takes over the groups' values; False where these no longer mean the rules, random numbers or memory."""
+        self._residence.check_capture(NEW_NUMBERS)
+        decaying = {group_rule.entry for group_rule in group_rules if group_rule.decay}
+        if not self._flags.same(groups):
+            if group_rules_of(self._interface, groups, decaying) != group_rules or words_of(groups) != self._words:
+                return False
+            if is_asked(groups, self._options) != self._residence.asked:
+                return False
+            self._flags = GroupValues(self._interface.flag_keywords, groups)
+        self._values, self._doubted = GroupValues(self._interface.group_keywords, groups, self._live), False
+        return True
+
+
+def _facts(param: Tensor) -> tuple[Any, ...]:
+    here = part_of(param)
+    return here.shape, here.stride(), here.dtype, here.device, here.is_neg(), here.is_conj()

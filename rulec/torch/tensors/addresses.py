@@ -1,0 +1,143 @@
+"""Where the tensors lie that kernels write: others may move their memory between two steps.
+
+`share_memory_`, `set_`, `resize_`, `swap_tensors`, `tensor.data = ...` and a queue of `torch.multiprocessing` move the
+memory of a tensor, or give it another shape. A kernel that was bound before would write to freed memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rulec.errors import StateMismatch
+from rulec.torch.fastpath.survey import look_of
+from rulec.torch.tensors.dtensor import part_of
+from rulec.torch.tensors.fake import has_no_memory
+from rulec.torch.tensors.guard import Guard, guard_for, never
+from rulec.torch.tensors.tensors import real_view
+
+
+class Addresses:
+    """The addresses, shapes, memory orders, dtypes and devices of plain tensors at the time of this object.
+
+    The first look asks torch about each tensor, later ones compare words in memory where that can be: see `look_of`.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.tensors = [*tensors]
+        self._addresses = [*map(_address, self.tensors)]
+        self._facts = [*map(facts_of, self.tensors)]
+        self._guard: Guard = never
+        self._look = _never
+        #: How many more functions that ask about all tensors at once may be made.
+        self._left = 4
+
+    def same(self) -> bool:
+        """Whether every tensor is where it was, and what it was."""
+        return self._look() or self._asked()
+
+    def _asked(self) -> bool:
+        """The same, by torch; the next look may compare words."""
+        try:
+            if [*map(_address, self.tensors)] != self._addresses:
+                return False
+        except RuntimeError:  # a sparse tensor has no address
+            return False
+        if not self._guard(*self.tensors):
+            if [*map(facts_of, self.tensors)] != self._facts:
+                return False
+            if self._left:
+                self._left -= 1
+                self._guard, self._look = guard_for(self.tensors), look_of(self.tensors) or _never
+        return True
+
+
+def _never() -> bool:
+    """Always returns False: nothing is known without torch."""
+    return False
+
+
+_address: Callable[[Tensor], int] = Tensor.data_ptr
+
+
+@dataclass(frozen=True)
+class ShownState:
+    """A state of a parameter: its array for kernels, and the tensor for users, perhaps a view.
+
+    `place` is the place of its route, `param` the place of the parameter among all. `name` is the name for users.
+    `part` is the local tensor of a DTensor.
+    """
+
+    place: int
+    param: int
+    name: str
+    array: Tensor
+    shown: Tensor
+    part: Tensor
+
+    def now(self) -> Tensor:
+        """The array for kernels where the shown tensor lies now."""
+        return self.array if self.shown is self.array else real_view(self.shown)
+
+
+class StateAddresses:
+    """The addresses of all tensors of states that users see, of one step count for each parameter too."""
+
+    def __init__(self, states: Sequence[ShownState] = ()) -> None:
+        self.states = [state for state in states if not has_no_memory(state.array)]
+        self.facts = [facts_of(state.array) for state in self.states]
+        self.all = Addresses(self._tensors(self.states))
+        self._dtensors = [state for state in self.states if state.part is not state.shown]
+        self._of_params: dict[tuple[int, ...], Addresses] = {}
+
+    @staticmethod
+    def _tensors(states: Sequence[ShownState]) -> list[Tensor]:
+        tensors = [tensor for state in states for tensor in (state.array, state.part)]
+        return [*{id(tensor): tensor for tensor in tensors}.values()]
+
+    def has(self, states: Sequence[ShownState]) -> bool:
+        """Whether these are the same tensors, in whatever order."""
+        pairs = [{(id(s.array), id(s.shown), id(s.part)) for s in side} for side in (self.states, states)]
+        return pairs[0] == pairs[1]
+
+    def same(self, params: tuple[int, ...] | None = None) -> bool:
+        """Whether no state of the parameters at some places, or of all, was moved or given another shape or dtype."""
+        if any(part_of(state.shown) is not state.part for state in self._dtensors):
+            return False
+        if params is None:
+            return self.all.same()
+        addresses = self._of_params.get(params)
+        if addresses is None:
+            chosen = {*params}
+            if not self.all.same():  # what is noted now must be as it was
+                return False
+            addresses = Addresses(self._tensors([state for state in self.states if state.param in chosen]))
+            self._of_params[params] = addresses
+        return addresses.same()
+
+
+def facts_of(tensor: Tensor) -> tuple[Any, ...]:
+    """What a kernel bound to a plain tensor relies on, but for its address."""
+    if tensor.layout is not torch.strided:
+        return (tensor.layout,)
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.is_neg(), tensor.is_conj()
+
+
+def check_memory(tensor: Any, state: str) -> None:
+    """StateMismatch where a state of this name is a tensor without an element's memory, or is sparse."""
+    if not isinstance(tensor, Tensor) or has_no_memory(tensor):
+        return
+    here = part_of(tensor)
+    if here.layout is not torch.strided:
+        raise StateMismatch(f"{state} is sparse ({here.layout}): give it as a dense tensor")
+    last = sum((size - 1) * stride for size, stride in zip(here.shape, here.stride(), strict=True))
+    reached = (here.storage_offset() + last + 1) * here.element_size() if here.numel() else 0
+    if here.untyped_storage().nbytes() < reached:
+        raise StateMismatch(
+            f"{state} has shape {tuple(here.shape)} and memory of {here.untyped_storage().nbytes()} bytes, where it "
+            f"needs {reached}: its storage was resized; give it the memory again, or load a checkpoint"
+        )

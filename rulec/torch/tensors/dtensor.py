@@ -1,0 +1,370 @@
+"""DTensors: parameters of which this process may have a part only.
+
+Kernels see the part, and a state of its shape lies where its parameter does. A rule that looks at one element at a time
+gives the same as on a whole tensor. Reductions of parts are completed over the processes that have the other parts.
+Random numbers are those of the whole tensor.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rulec.array_api.slices import Piece, piece_of
+from rulec.compiler.grouping import view_of
+from rulec.compiler.view import MatrixView
+from rulec.errors import RulecError, StateMismatch, TensorError
+from rulec.language.expr.node import Kind, Node, Op, walk
+from rulec.language.rule import Rule
+from rulec.language.traits import placed_level
+from rulec.runtime.distributed.all_to_all import longest
+from rulec.torch.tensors.fake import address_of as plain_address_of
+from rulec.torch.tensors.fake import real_memory
+from rulec.torch.tensors.sections import Section
+
+_MODULE = "torch.distributed.tensor"
+
+#: What a rule may ask of a tensor's shape that is another number for a part of it.
+_OF_SHAPE = frozenset({"numel", "rows", "cols"})
+
+
+def is_placed(tensor: Any) -> bool:
+    """Whether a tensor is a DTensor."""
+    module = sys.modules.get(_MODULE)
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def part_of(tensor: Any) -> Tensor:
+    """What a DTensor has in this process, not a copy; any other tensor as it is."""
+    part: Tensor = tensor._local_tensor if is_placed(tensor) else tensor
+    return part
+
+
+def is_split(tensor: Any) -> bool:
+    """Whether this process may have a part only."""
+    return is_placed(tensor) and any(not placement.is_replicate() for placement in tensor.placements)
+
+
+def indices_here(param: Any, section: Section | None = None) -> tuple[Sequence[int], ...]:
+    """The indices of a split parameter, or of a section of it, in this process, along each dimension."""
+    coordinate = param.device_mesh.get_coordinate()
+    if coordinate is None:
+        return tuple(range(0) for _ in range(param.dim()))
+    return tuple(_all_indices(param, coordinate, section))
+
+
+def place_of(param: Any, section: Section | None = None) -> Piece | None:
+    """Where the part of a split parameter lies in the whole; None where it is no range and no rows with equal gaps."""
+    part = (part_of(param) if section is None else section.of(part_of(param))).shape
+    indices, whole = indices_here(param, section), param.shape
+    if not all(part):
+        return Piece()
+    ranges = all(len(chosen) == n and chosen[-1] - chosen[0] == n - 1 for chosen, n in zip(indices, part, strict=True))
+    shape = tuple(whole) if section is None else section.shape(whole)
+    return piece_of(shape, part, [chosen[0] for chosen in indices]) if ranges else None
+
+
+def section_here(param: Any, dim: int, start: int, stop: int, number: int) -> Section:
+    """A section of a parameter, from the index `start` of a dimension to `stop`, with its place in this process."""
+    if not is_placed(param):
+        return Section(dim, start, stop, number, start, stop - start)
+    coordinate = param.device_mesh.get_coordinate()
+    if coordinate is None:
+        return Section(dim, start, stop, number, 0, 0)
+    indices = _indices(param, dim, coordinate)
+    return Section(dim, start, stop, number, sum(i < start for i in indices), sum(start <= i < stop for i in indices))
+
+
+def _all_indices(param: Any, coordinate: Sequence[int], section: Section | None) -> list[Sequence[int]]:
+    """The indices of each dimension, of a parameter or a section of it, that a process at a coordinate has."""
+    indices = [_indices(param, axis, coordinate) for axis in range(param.dim())]
+    if section is not None:
+        first, last = section.start, section.stop
+        indices[section.dim] = [i - first for i in indices[section.dim] if first <= i < last]
+    return indices
+
+
+def _indices(param: Any, axis: int, coordinate: Sequence[int]) -> Sequence[int]:
+    """The indices of a dimension that a process at a coordinate of the mesh has, as torch places them."""
+    size, sizes = param.shape[axis], param.device_mesh.shape
+    cuts = [(p, n, at) for p, n, at in zip(param.placements, sizes, coordinate, strict=True) if _cuts(p, axis)]
+    if not cuts:
+        return range(size)
+    with real_memory():
+        indices = torch.arange(size, device="cpu").reshape((1,) * axis + (size,))
+        for placement, count, at in cuts:
+            indices = placement._split_tensor(indices, count, with_padding=False)[0][at]
+        chosen: list[int] = indices.flatten().tolist()
+    return chosen
+
+
+def _cuts(placement: Any, axis: int) -> bool:
+    """Whether a placement, or torch's of FSDP within tensor parallelism, splits this dimension."""
+    return getattr(placement, "dim", None) == axis
+
+
+def address_of(params: Sequence[Tensor]) -> Callable[[Tensor], int]:
+    """A function from one of these parameters to its address here."""
+    if any(map(is_placed, params)):
+        return lambda param: part_of(param).data_ptr()
+    return plain_address_of(params)
+
+
+def check_placed(param: Any, rule: Rule, name: str) -> None:
+    """TensorError for a split parameter whose rule would have to see more than parts and their reductions."""
+    if not is_split(param):
+        return
+    if any(placement.is_partial() for placement in param.placements):
+        raise TensorError(f"{name} is a DTensor of summands that were not added: redistribute it first")
+    if placed_level(rule):
+        _check_grouped(param, rule, name)
+    if any(state.per in ("row", "col", "axis") for state in rule.state.values()):
+        _check_joined(param, rule, name)
+
+
+def _check_grouped(param: Any, rule: Rule, name: str) -> None:
+    """TensorError for a split parameter with blocks, or with so many axes apart that they are segments of a batch."""
+    view = view_of(rule, tuple(param.shape))
+    if view.blocks or view.segments or "b" in view.letters:
+        what = f"{placed_level(rule)} of {rule.name}"
+        why = "blocks may lie in several parts" if view.blocks else f"{param.dim()} dimensions have more than two apart"
+        raise TensorError(
+            f"{name} is a DTensor cut over processes, and {what} is not computed of its parts, since {why}: keep "
+            f"it whole on every process"
+        )
+
+
+def _of_elements(draw: Node) -> bool:
+    """Whether a random draw has a number for each element of a matrix."""
+    return [(x.op, x.arg) for x in draw.args[-2:]] == [(Op.NAME, "rows"), (Op.NAME, "cols")]
+
+
+def _check_joined(param: Any, rule: Rule, name: str) -> None:
+    """TensorError where states of rows or columns that the rule joins of several dimensions would be no even parts."""
+    view, mesh = view_of(rule, tuple(param.shape)), param.device_mesh
+    for axis, placement in enumerate(param.placements):
+        cut = None if placement.is_replicate() else placement.dim % param.dim()
+        for joined in view.axes:
+            if len(joined) > 1 and cut in joined and (cut != min(joined) or param.shape[cut] % mesh.size(axis)):
+                other = min({*range(param.dim())} - {*joined}, default=0)
+                raise TensorError(
+                    f"{name} is a DTensor cut along dimension {cut}, which {rule.name} joins with others, so that its "
+                    f"states would be no even parts: cut dimension {other}"
+                )
+
+
+def sees_more(rule: Rule) -> bool:
+    """Whether a rule has a value that several elements of a tensor, a group or the model give together."""
+    return any(part.op.kind in (Kind.REDUCE, Kind.MATRIX) for part in walk(rule.expressions))
+
+
+def has_matrices(rule: Rule) -> bool:
+    """Whether a rule has matrices beside its parameter: results of functions, random ones, states of other shapes."""
+    parts = [*walk(rule.expressions)]
+    values = any(x.op.kind is Kind.MATRIX or (x.op.kind is Kind.RANDOM and not _of_elements(x)) for x in parts)
+    return values or any(state.shape is not None for state in rule.state.values())
+
+
+def rectangles_of(
+    param: Any, ranks: Sequence[int], section: Section | None = None
+) -> tuple[tuple[slice, ...], ...] | None:
+    """The part of a DTensor, or of a section of it, in each of these processes of its mesh, as slices.
+
+    None where one is no rectangle.
+    """
+    rectangles = []
+    for rank in ranks:
+        coordinate = (param.device_mesh.mesh == rank).nonzero()[0].tolist()
+        indices = _all_indices(param, coordinate, section)
+        if any(chosen and chosen[-1] - chosen[0] != len(chosen) - 1 for chosen in indices):
+            return None
+        rectangles.append(tuple(slice(chosen[0], chosen[-1] + 1) if chosen else slice(0, 0) for chosen in indices))
+    return tuple(rectangles)
+
+
+def is_flat(tensor: Any) -> bool:
+    """Whether a tensor is a flat one of FullyShardedDataParallel, the part of it in this process, or a view in it."""
+    return bool(getattr(tensor, "_fsdp_flattened", False) or getattr(tensor, "_is_flat_param", False))
+
+
+def flat_start(param: Any) -> int | None:
+    """The place in a flat parameter where the part of it in this process begins.
+
+    None where torch does not say it: of the original parameters, which are views in a flat one.
+    """
+    infos = getattr(param, "_shard_param_infos", None)
+    if infos is None or len(infos) != len(param._numels):
+        return None
+    sizes, padded = param._numels_with_padding, param._is_padding_mask
+    ends = [*accumulate(sizes)]
+    starts = [end - size for end, size, is_padding in zip(ends, sizes, padded, strict=True) if not is_padding]
+    here = [(start, info) for start, info in zip(starts, infos, strict=True) if info.in_shard]
+    if not here:
+        return int(ends[-1])  # padding alone
+    start, info = here[0]
+    return int(start + info.intra_param_start_idx - info.offset_in_shard)
+
+
+def check_flat(param: Any, rules: Sequence[Rule], name: str, together: bool) -> None:
+    """TensorError for a part of a flat parameter under a rule that needs the whole: a part has no shape.
+
+    `together` says that values of groups and the model are taken over all parts.
+    """
+    if not is_flat(param):
+        return
+    parts = [*walk([part for rule in rules for part in rule.expressions])]
+    parts += walk([rule.applies_to for rule in rules if rule.applies_to is not None])
+    whole = ("group", "model") if together else ()
+    if any(_sees_more(n) and n.arg not in whole for n in parts):
+        raise TensorError(
+            f"{name} is a part of a flat parameter of FullyShardedDataParallel, and {rules[0].name} does not look at "
+            f"every element by itself: {_remedy(parts)}"
+        )
+
+
+def _sees_more(part: Node) -> bool:
+    """Whether a value depends on more of a tensor than an element of it, or on its shape."""
+    if part.op in (Op.NAME, Op.FACT):
+        return str(part.arg) in _OF_SHAPE | {"ndim"}
+    return part.op.kind in (Kind.REDUCE, Kind.MATRIX, Kind.RANDOM)
+
+
+def _remedy(parts: Sequence[Node]) -> str:
+    if all(n.arg in ("group", "model") for n in parts if _sees_more(n)):
+        return "give reduce_over= the process group that its parts are in, or choose an elementwise rule"
+    return "choose an elementwise rule, or DistributedDataParallel"
+
+
+def check_gradient(grad: Any, param: Any, name: str) -> None:
+    """TensorError where a gradient is not placed as its parameter is."""
+    if is_placed(grad) is not is_placed(param):
+        words = [f"{'a' if is_placed(x) else 'no'} DTensor" for x in (grad, param)]
+        raise TensorError(f"the gradient of {name} is {words[0]} and its parameter {words[1]}: give both alike")
+    if is_placed(param) and _place(grad) != _place(param):
+        raise TensorError(
+            f"the gradient of {name} is placed as {grad.placements}, its parameter as {param.placements}: redistribute "
+            f"it before the step"
+        )
+
+
+def as_placed(
+    state: Tensor, param: Any, view: MatrixView, letters: str, shape: tuple[int, ...] | None = None
+) -> Tensor:  # fmt: skip
+    """A state of a parameter's part here as a DTensor, cut as its parameter is along the axes that it has.
+
+    `view` is that of the part, and `letters` are the axes of the state, as `i` for a number of each row. `shape` is
+    that of the whole state where it has one of its own: it is then cut along its longest side, if not between matrices.
+    """
+    if not is_placed(param) or not state.dim():
+        return state
+    if shape is not None:
+        return as_part(state, shape, _strides(shape), param, _kept_of_own(param, view, shape))
+    if {"i", "j"} <= {*letters}:
+        same = state.shape == part_of(param).shape
+        return as_part(state, param.shape, param.stride(), param) if same else state
+    whole = view.whole or view
+    shape = whole.kept_shape(whole.rows if "i" in letters else 1, whole.cols if "j" in letters else 1, letters)
+    dims = len(shape)
+    ends = {} if view.letters else {"i": dims - 2, "j": dims - 1}
+    placements = [
+        kept_placement(placement, view, letters, lambda dim: ends.get(view.axis(dim), dim))
+        for placement in param.placements
+    ]
+    return as_part(state, shape, _strides(shape), param, placements)
+
+
+def _strides(shape: Sequence[int]) -> list[int]:
+    return [math.prod(shape[place + 1 :]) for place in range(len(shape))]
+
+
+def as_part(
+    here: Tensor, shape: Sequence[int], stride: Sequence[int], param: Any, placements: Sequence[Any] = ()
+) -> Tensor:
+    """What this process has of a tensor with this shape and stride, as a DTensor over the mesh of a parameter.
+
+    It is placed as the parameter, unless `placements` say otherwise.
+    """
+    if not is_placed(param):
+        return here
+    kind: Any = sys.modules[_MODULE].DTensor
+    size, chosen = torch.Size(shape), tuple(placements) or param.placements
+    placed: Tensor = kind.from_local(here, param.device_mesh, chosen, run_check=False, shape=size, stride=tuple(stride))
+    return placed
+
+
+def _kept_of_own(param: Any, view: MatrixView, shape: tuple[int, ...]) -> list[Any]:
+    """The placements of a state with a shape of its own."""
+    mesh, shard = param.device_mesh, sys.modules[_MODULE].Shard
+    cuts = {axis: p.dim % param.dim() for axis, p in enumerate(param.placements) if not p.is_replicate()}
+    between = {view.axis(dim) for axis, dim in cuts.items() if mesh.size(axis) > 1} == {"b"}
+    return [
+        p if p.is_replicate() else shard(cuts[axis] if between and view.axis(cuts[axis]) == "b" else longest(shape))
+        for axis, p in enumerate(param.placements)
+    ]
+
+
+def kept_placement(placement: Any, view: MatrixView, letters: str, place: Callable[[int], int]) -> Any:
+    """The placement of a state with these axes, from its parameter's; `place` gives a dimension's place there."""
+    if placement.is_replicate():
+        return placement
+    if view.axis(placement.dim) not in letters:
+        return sys.modules[_MODULE].Replicate()
+    dim = place(placement.dim)
+    split = getattr(placement, "split_factor", None)
+    return type(placement)(dim) if split is None else type(placement)(dim, split_factor=split)
+
+
+def saved_part(value: Any, param: Any, name: str) -> Tensor:
+    """This process's part of a saved value, placed as a parameter or whole.
+
+    StateMismatch for another placement or shape.
+    """
+    value = torch.as_tensor(value) if not isinstance(value, Tensor) else value
+    if not is_placed(param):
+        return part_of(value)
+    if not is_placed(value):
+        return _cut(value, param, name)
+    if _place(value) != _place(param):
+        raise StateMismatch(
+            f"a saved state of {name} is placed as {value.placements}, where its parameter is as {param.placements}: "
+            f"load it with torch.distributed.checkpoint"
+        )
+    return part_of(value)
+
+
+def _cut(whole: Tensor, param: Any, name: str) -> Tensor:
+    """This process's part of a whole tensor, cut as a parameter is."""
+    here, coordinate = part_of(param).shape, param.device_mesh.get_coordinate()
+    if tuple(whole.shape) != tuple(param.shape):
+        raise StateMismatch(
+            f"a saved state of {name} has shape {tuple(whole.shape)}, where its parameter has {tuple(param.shape)}"
+        )
+    if coordinate is None:
+        return whole.new_empty(here)
+    for axis in range(param.dim()):
+        chosen = _indices(param, axis, coordinate)
+        if len(chosen) != whole.shape[axis]:
+            whole = whole.index_select(axis, torch.tensor(chosen, dtype=torch.int64, device=whole.device))
+    return whole
+
+
+def fill(state: Any, value: Any, name: str) -> None:
+    """Writes a saved value into a state: of its placement, or whole. StateMismatch where it is placed otherwise."""
+    part = saved_part(value, state, name)
+    part_of(state).copy_(part if is_placed(state) else part.reshape(state.shape))
+
+
+def check_whole(params: Sequence[Tensor], verb: str) -> None:
+    """RulecError where a parameter is split, for what needs all of it here."""
+    if any(map(is_split, params)):
+        raise RulecError(f"{verb} needs whole tensors, and this process has parts: use torch.distributed.checkpoint")
+
+
+def _place(tensor: Any) -> tuple[Any, Any]:
+    return tensor.device_mesh, tensor.placements

@@ -1,0 +1,289 @@
+"""The array libraries of torch tensors between the stages: NumPy on the CPU, torch itself on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rulec.array_api.library import Library
+from rulec.array_api.numpy import NumpyLibrary
+from rulec.array_api.reductions import REDUCTIONS
+from rulec.backend.segments import ReducesSegments
+from rulec.language.expr.node import Node, Op
+from rulec.language.expr.static import settings
+from rulec.torch.tensors.arrays import ARITHMETIC, DEVICE_MATRIX, FUNCTIONS, newton_schulz
+from rulec.torch.tensors.fake import has_no_memory, is_fake
+from rulec.torch.tensors.matrix import TORCH_MATRIX
+from rulec.torch.tensors.memory import plain_memory
+from rulec.torch.tensors.newton_schulz import TorchQuintic
+from rulec.torch.tensors.product_choice import ProductsBy
+from rulec.torch.tensors.products import TORCH
+
+
+class HostLibrary(NumpyLibrary):
+    """NumPy in the memory of tensors on the CPU, with torch's products of matrices."""
+
+    matrix = TORCH_MATRIX
+
+    def read(self, array: Any) -> np.ndarray[Any, Any]:
+        """The same memory, or a copy in float32 of 16 bits."""
+        array = array.detach()
+        wide = array if array.dtype in (torch.float32, torch.float64) else array.float()
+        return wide.numpy()  # type: ignore[no-any-return]
+
+    def write(self, array: Any, values: np.ndarray[Any, Any]) -> None:
+        with plain_memory():
+            array.copy_(_tensor(np.ascontiguousarray(values)).reshape(array.shape))
+
+    def handed(self, values: np.ndarray[Any, Any], dtype: str, copied: bool) -> Tensor:
+        """The same memory as a tensor, or a copy: torch has no tensors of memory that may not be written."""
+        with plain_memory():
+            return _tensor(super().handed(values, dtype, copied))
+
+    def product(self, a: Any, b: Any, into: Any = None) -> np.ndarray[Any, Any]:
+        """By torch, in the memory of the arrays as it lies."""
+        with plain_memory():
+            product = accumulated(_tensor(a), _tensor(b), None if into is None else torch.from_numpy(into))
+            return product.numpy()
+
+    def quintic(self, dtype: str) -> TorchQuintic:
+        return TorchQuintic(dtype)
+
+    def numbers(self, values: Any) -> np.ndarray[Any, Any]:
+        """The same array; what is on a device is waited for, and of a fake one the numbers are not known: zeros."""
+        if is_fake(values):
+            return np.zeros(tuple(values.shape))
+        return np.asarray(values.cpu() if isinstance(values, Tensor) else values)
+
+
+#: Most elements of a stack of large matrices: enough for every processor several times. In 16 bits a stack takes up to
+#: 10 bytes for each, few beside what a training keeps.
+_STACKED = 1 << 26
+
+#: How many sets of places a device remembers: more than one step of a model of very many groups has.
+_PLACES = 1 << 13
+
+
+def _tensor(values: np.ndarray[Any, Any]) -> Tensor:
+    return torch.from_numpy(values if values.flags.writeable else values.copy())
+
+
+def accumulated(a: Tensor, b: Tensor, into: Tensor | None) -> Tensor:
+    """The product of stacks of matrices, of which `a` may be one matrix for all; where there is `into`, added to it."""
+    if into is None:
+        return torch.matmul(a, b)
+    return torch.baddbmm(into, a.expand(len(b), -1, -1), b, out=into)
+
+
+def _in_memory(matrices: Sequence[Tensor]) -> Tensor | None:
+    """The stack of contiguous matrices that lie one after the other in the same memory; None for others."""
+    first, batch = matrices[0], sum(len(x) for x in matrices)
+    storage, place = first.untyped_storage()._cdata, first.storage_offset()
+    for x in matrices:
+        if not x.is_contiguous() or x.untyped_storage()._cdata != storage or x.storage_offset() != place:
+            return None
+        place += x.numel()
+    _, rows, cols = first.shape
+    return first.as_strided((batch, rows, cols), (rows * cols, cols, 1))
+
+
+class DeviceLibrary(Library):
+    """torch on one device, which is never waited for, with the exceptions of `rulec.torch.tensors.arrays`.
+
+    Numbers known here are 0-d tensors on the CPU: torch passes them to kernels as arguments.
+    """
+
+    of = FUNCTIONS
+    flattens = True
+    arithmetic = ARITHMETIC
+    matrix: Mapping[Op, Callable[..., Any]] = DEVICE_MATRIX
+
+    _REDUCE: Mapping[Op, str] = {Op.SUM: "sum", Op.MIN: "amin", Op.MAX: "amax"}
+    _SEGMENTS: Mapping[Op, str] = {Op.SUM: "sum", Op.MIN: "min", Op.MAX: "max"}
+
+    def __init__(self, device: str) -> None:
+        self.device = torch.device(device)
+        self._places: dict[bytes, Tensor] = {}
+        self._held: list[Any] = []
+        self._products = ProductsBy(None)
+        self._backend: Any = None
+
+    @property
+    def joins_segments(self) -> bool:  # type: ignore[override]
+        """Where a backend has a kernel for them. torch's own sums of runs have such an order on the CPU alone."""
+        return hasattr(self._backend, "build_segments") or self.device.type in ("cpu", "meta")
+
+    @cached_property
+    def _segments(self) -> ReducesSegments | None:
+        backend = self._backend
+        return backend.build_segments(backend.emit_segments()) if hasattr(backend, "build_segments") else None
+
+    def adopt(self, backend: Any) -> None:
+        self._backend = backend
+        if not hasattr(backend, "build_quintic") or not backend.has_quintic(self.device):
+            return
+        self.most_stacked, self._products = _STACKED, ProductsBy(backend)
+        self.matrix = {**DEVICE_MATRIX, Op.NEWTON_SCHULZ: partial(newton_schulz, products=self._products)}
+
+    def stacks(self, value: Node, operands: Sequence[Any]) -> bool:
+        """Small matrices, and all whose products are a backend's: torch's may have other bits in a large stack."""
+        if super().stacks(value, operands):
+            return True
+        rows, cols = operands[0].shape[-2:]
+        dtype = settings(value)["dtype"] if value.op is Op.NEWTON_SCHULZ else None
+        return dtype is not None and self._products.of(dtype, rows, cols) is not None
+
+    def stack_size(self, value: Node, shape: Sequence[int], count: int) -> int:
+        """As many as fill the device, where the products are a backend's, and no more than a portion has."""
+        if self.most_stacked is None:
+            return count
+        batch, rows, cols = shape
+        dtype = str(settings(value).get("dtype") or "")
+        by = (self._products.of(dtype, rows, cols) if dtype else None) or TORCH
+        return max(1, by.stack_size(self.device, dtype, rows, cols, batch * count, self.most_stacked) // max(1, batch))
+
+    def stack(self, matrices: Sequence[Tensor], dtype: str | None = None) -> Tensor:
+        """In one pass over the matrices, also where they are rounded; without any where they are a stack in memory."""
+        if dtype is None or dtype == str(matrices[0].dtype).removeprefix("torch."):
+            stack = _in_memory(matrices)
+            return torch.cat([*matrices]) if stack is None else stack
+        batches = [len(x) for x in matrices]
+        stack = matrices[0].new_empty((sum(batches), *matrices[0].shape[1:]), dtype=getattr(torch, dtype))
+        torch._foreach_copy_([*torch.split(stack, batches)], [*matrices])
+        return stack
+
+    def quintic(self, dtype: str) -> TorchQuintic:
+        return TorchQuintic(dtype)
+
+    def constant(self, value: float) -> Tensor:
+        """A number on the CPU."""
+        return torch.tensor(value, dtype=torch.float64, device="cpu")
+
+    def numbers(self, values: Any) -> Tensor:
+        """A copy on the device, by way of pinned memory, which torch's allocator keeps until it has been read.
+
+        What is there already is the same tensor, and one number on the CPU stays a number known here.
+        """
+        if isinstance(values, Tensor):
+            known = values.device.type == "cpu" and not values.dim()
+            return values if known or values.device == self.device else values.to(self.device)
+        with plain_memory():
+            host = torch.from_numpy(np.array(values, order="C"))
+            return host if self.device.type == "cpu" else host.pin_memory().to(self.device, non_blocking=True)
+
+    def read(self, array: Any) -> Tensor:
+        """The tensor, or a copy in float32 of 16 bits."""
+        tensor: Tensor = array.detach() if array.requires_grad else array
+        return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+
+    def write(self, array: Any, values: Tensor) -> None:
+        array.copy_(values if values.shape == array.shape else values.reshape(array.shape))
+
+    def handed(self, values: Tensor, dtype: str, copied: bool) -> Tensor:
+        """The same tensor where it will do."""
+        tensor = values.to(getattr(torch, dtype)).contiguous()
+        return tensor.clone() if copied and tensor is values else tensor
+
+    def cast(self, values: Tensor, dtype: str) -> Tensor:
+        return values.to(getattr(torch, dtype))
+
+    def copy(self, values: Tensor) -> Tensor:
+        return values.clone()
+
+    def spread(self, values: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """A view; of a number known here, filled memory on the device."""
+        if values.device != self.device:
+            return torch.full(shape, values.item(), dtype=values.dtype, device=self.device)
+        return values if tuple(values.shape) == shape else values.broadcast_to(shape)
+
+    def take(self, values: Tensor, places: np.ndarray[Any, Any]) -> Tensor:
+        """The numbers at these places; from the second time on the places are on the device already."""
+        return torch.index_select(values, 0, self.places(places))
+
+    def picked(self, values: Tensor, places: Tensor) -> Tensor:
+        return torch.index_select(values, 0, places)
+
+    def columns(self, table: Tensor) -> Sequence[Tensor]:
+        return table.unbind(1)
+
+    def first_row(self, table: Tensor) -> Sequence[Tensor]:
+        return table[0].unbind()
+
+    def address(self, array: Tensor) -> int:
+        """torch's, for a tensor's `data` may be replaced; 0 without memory."""
+        return 0 if has_no_memory(array) else array.data_ptr()
+
+    def copy_all(self, into: Sequence[Tensor], arrays: Sequence[Tensor]) -> None:
+        """In one pass over the arrays."""
+        if into:
+            torch._foreach_copy_([*into], [*arrays])
+
+    def put(self, into: Any, places: np.ndarray[Any, Any] | slice, values: Any) -> None:
+        cast = values.to(into.dtype)
+        if isinstance(places, slice):
+            into[places] = cast
+        else:
+            index = self.places(places)
+            into.index_copy_(0, index, self.spread(cast, tuple(index.shape)))
+
+    def places(self, places: np.ndarray[Any, Any]) -> Tensor:
+        """Whole numbers as an array on the device, kept for the next time."""
+        key = places.tobytes()
+        if key not in self._places:
+            if len(self._places) >= _PLACES:
+                del self._places[next(iter(self._places))]
+            self._places[key] = self.numbers(np.asarray(places, np.int64))
+        self.hold(self._places[key])
+        return self._places[key]
+
+    def hold(self, thing: Any) -> None:
+        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            self.keep(thing)
+
+    def keep(self, thing: Any) -> None:
+        """Keeps something for good."""
+        self._held.append(thing)
+
+    def together(self, numbers: Sequence[Any]) -> Tensor:
+        return torch.stack([self.spread(x.reshape(()), ()).double() for x in numbers])
+
+    def split(self, matrices: Tensor, count: int) -> Sequence[Tensor]:
+        return torch.tensor_split(matrices, count)
+
+    def reduce(self, op: Op, values: Tensor, axes: tuple[int, ...] | None = None) -> Tensor:
+        """By torch, whose order of adding is the same in every run."""
+        values, kept = self.spread(values, tuple(values.shape)).double(), axes is not None
+        axes = tuple(range(values.dim())) if axes is None else axes
+        if op is not Op.SUM and not all(values.shape[axis] for axis in axes):
+            shape = [1 if i in axes else n for i, n in enumerate(values.shape)] if kept else []
+            return values.new_full(shape, REDUCTIONS[op].nothing)
+        function: Callable[..., Tensor] = getattr(torch, self._REDUCE[op])
+        return function(values, dim=axes, keepdim=kept) if axes else values
+
+    def segments(self, op: Op, values: Tensor, ends: Tensor) -> Tensor:
+        """By a backend's kernel; by torch on the CPU, which takes the terms of a run one after the other."""
+        if has_no_memory(values):
+            return values.new_empty(len(ends) - 1, dtype=torch.float64)
+        if self._segments is not None:
+            return cast(Tensor, self._segments(op, values.double(), ends))
+        wide = values.double()
+        return torch.segment_reduce(wide, self._SEGMENTS[op], offsets=ends, initial=REDUCTIONS[op].nothing)
+
+    def blank(self, like: Any, shape: tuple[int, ...]) -> Tensor:
+        return torch.empty(shape, dtype=like.dtype, device=self.device)
+
+    def empty(self, count: int) -> Tensor:
+        return torch.empty(count, dtype=torch.float64, device=self.device)
+
+    def product(self, a: Tensor, b: Tensor, into: Tensor | None = None) -> Tensor:
+        """By torch."""
+        return accumulated(a, b, into)
+
+    def counted(self, first: int, stop: int) -> Tensor:
+        """On the device."""
+        return torch.arange(first, stop, dtype=torch.int64, device=self.device)
