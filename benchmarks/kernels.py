@@ -13,10 +13,10 @@ import numpy as np
 
 from rulec.backend import registry
 from rulec.backend.protocol import Kernel, Rows
-from rulec.compiler.grouping import view_of
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout, kernel_buffers
 from rulec.compiler.scalars import ScalarTable, evaluate_once, resolve_hyper
+from rulec.compiler.view import view_of
 
 Array = np.ndarray[Any, Any]
 

@@ -13,7 +13,7 @@ from benchmarks.kernels import Pair, bound, pair, threads
 from benchmarks.result import Result, Row
 from benchmarks.tensors import have_torch, tensors
 from rulec.compiler.layout import layout_for
-from rulec.tools.compare.interleave import interleaved
+from rulec.tools.compare.measure import interleaved
 
 #: (tensors, elements of each, how many times faster than torch's fused AdamW a step should be, microseconds that a step
 #: may add to its kernel).

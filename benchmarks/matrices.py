@@ -10,7 +10,7 @@ from benchmarks.kernels import threads
 from benchmarks.peers import EVERY, makers
 from benchmarks.result import Result, Row
 from benchmarks.tensors import have_torch, tensors
-from rulec.tools.compare.interleave import interleaved
+from rulec.tools.compare.measure import interleaved
 
 Shape = tuple[int, int]
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from benchmarks.kernels import threads
 from benchmarks.result import Result, Row
 from rulec.language.library.load import load
-from rulec.tools.compare.interleave import interleaved
-from rulec.tools.race.contender import Contender
-from rulec.tools.race.grid import Grid, grid
+from rulec.tools.compare.measure import interleaved
+from rulec.tools.race.outcome import Grid, grid
+from rulec.tools.race.race import Contender
 from rulec.tools.race.tasks import TASKS
 
 RULES = ("adamw", "muon")

@@ -14,7 +14,7 @@ from benchmarks.tensors import have_torch, tensors
 from rulec.compiler.ir import Program
 from rulec.language.expr.node import Kind, walk
 from rulec.language.rule import Rule
-from rulec.tools.compare.interleave import interleaved
+from rulec.tools.compare.measure import interleaved
 
 #: The matrix that steps are measured on.
 FULL, QUICK = (5000, 10_000), (500, 1000)

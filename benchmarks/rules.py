@@ -11,9 +11,9 @@ from benchmarks.kernels import Pair, Pool, bound, hyper_defaults, pair, threads
 from benchmarks.result import Result, Row
 from rulec.compiler.layout import layout_for
 from rulec.language.library.load import interop_entries
-from rulec.tools.compare.interleave import Times, interleaved
+from rulec.tools.compare.measure import Times, interleaved
 from rulec.tools.compare.target import translate
-from rulec.tools.display.traffic import traffic
+from rulec.tools.display.cost import traffic
 
 FULL, QUICK = 50_000_000, 1_000_000
 ROUNDS, QUICK_ROUNDS = 9, 3

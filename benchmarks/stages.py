@@ -12,10 +12,9 @@ import rulec
 from benchmarks.kernels import Pool, limit_kernel
 from rulec.array import Optimizer
 from rulec.backend.protocol import Rows
-from rulec.compiler.grouping import view_of
 from rulec.compiler.ir import Program, Result
 from rulec.compiler.layout import ITEM_SIZE, Layout, is_shaped, kernel_buffers, layout_for, scheduled, traffic
-from rulec.compiler.view import MatrixView
+from rulec.compiler.view import MatrixView, view_of
 from rulec.language.rule import Rule
 
 Shape = tuple[int, int]

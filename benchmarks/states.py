@@ -13,7 +13,7 @@ from benchmarks.kernels import threads
 from benchmarks.result import Result, Row
 from benchmarks.tensors import have_torch, tensors
 from benchmarks.trained import Array, digits, letters
-from rulec.tools.compare.interleave import interleaved
+from rulec.tools.compare.measure import interleaved
 
 #: torch's class -> the optimizers of the accuracy rows.
 OPTIMIZERS = ("AdamW", "NAdam")

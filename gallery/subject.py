@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import rulec
-from rulec.compiler.grouping import view_of
 from rulec.compiler.pipeline import compile
 from rulec.compiler.routing import route
+from rulec.compiler.view import view_of
 from rulec.language.expr.arithmetic import number_known
 from rulec.language.expr.node import Node
 from rulec.language.library.folder import library_folder
 from rulec.language.library.load import titles
 from rulec.language.rule import Rule
-from rulec.tools.playground.whole import partners
+from rulec.tools.playground.questions import partners
 
 #: Rows and columns of the matrix whose states are counted.
 SIDE = 1024

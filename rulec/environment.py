@@ -1,4 +1,8 @@
-"""Numbers in environment variables."""
+"""Numbers in environment variables.
+
+RULEC_DEBUG: 1 prints the backend and bucket of each call, 2 also time and bandwidth, 3 each pass of the compiler, 4
+the source of each kernel.
+"""
 
 from __future__ import annotations
 
@@ -26,3 +30,7 @@ def debug_level() -> int:
     source of each kernel.
     """
     return whole_number("RULEC_DEBUG", "a number from 0 to 4", 4)
+
+
+#: The level asked for; 0 is quiet.
+LEVEL = debug_level()

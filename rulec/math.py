@@ -12,9 +12,8 @@ import numpy as np
 
 from rulec.errors import RuleError
 from rulec.language.expr.arithmetic import NUMPY, number_known
-from rulec.language.expr.counts import Count
+from rulec.language.expr.counts import Count, Level
 from rulec.language.expr.functions import FUNCTIONS, as_node
-from rulec.language.expr.levels import Level
 from rulec.language.expr.node import Op
 from rulec.language.tracing.author import author_error
 from rulec.language.tracing.trace import cond as traced_cond

@@ -95,7 +95,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 @pytest.fixture(autouse=True)
 def first_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test's strategies have the seeds that they would have in a process of its own."""
-    monkeypatch.setattr("rulec.es.seeds._used", set())
+    monkeypatch.setattr("rulec.es.perturbations._used", set())
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -21,7 +21,7 @@ from .noise import estimate_source
 from .source import source
 
 if TYPE_CHECKING:
-    from rulec.backend.binary import BinaryKernels
+    from rulec.backend.capabilities import BinaryKernels
 
     from .call import CCall
 

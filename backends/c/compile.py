@@ -16,8 +16,7 @@ import tempfile
 from pathlib import Path
 
 from rulec.backend import cache
-from rulec.backend.cache import Source
-from rulec.backend.scratch import process_folder
+from rulec.backend.cache import Source, process_folder
 from rulec.errors import BackendUnavailable
 
 #: IEEE arithmetic as in the source. No code reads errno or the flags of exceptions, so compilers may use vector

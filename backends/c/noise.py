@@ -8,10 +8,10 @@ from dataclasses import replace
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 
-from ..common.fragments import filled
 from ..common.noise import ELEMENTS, RECORD, require_estimate, sum_dtype
+from ..common.text import filled
+from ..cstyle.dialect import block
 from ..cstyle.element import STORAGE
-from ..cstyle.text import block
 from .source import C99, StageSource, file_text
 
 #: Elements of a tile: with their random words they fit in the nearest cache.

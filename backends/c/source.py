@@ -13,10 +13,9 @@ from rulec.kernel.place import ELEMENT
 from rulec.kernel.quantized import CodedBuffer, coded_buffers, coded_lines, part_length
 
 from ..common.text import about
-from ..cstyle.dialect import Dialect
+from ..cstyle.dialect import WIDTH, Dialect, block, comment, indented
 from ..cstyle.format_words import CodedNames, format_functions, function_name
 from ..cstyle.loops import LOCALS, ChunkLoops, chunk_type, helpers
-from ..cstyle.text import WIDTH, block, comment, indented
 
 #: The fields of a bucket before its table of addresses: see `_BUCKET`.
 BUCKET = ("threads", "tensors", "spans", "span", "chunk", "row_of", "table")

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rulec.array_api.bits import GOLDEN, MIXING, NUMBERS
-from rulec.formats import Format, float8, reach, table, thresholds, zero
+from rulec.formats import Format, reach, table, thresholds, zero
+from rulec.formats import tables as float8
 from rulec.formats.tables import DYNAMIC
 
 _BITS: Mapping[str, str] = {

@@ -1,9 +1,16 @@
-"""Noise in backends: its cut into words of random bits, its records in memory, and the rule that fills an array."""
+"""Noise in backends: its cut into words of random bits, its records in memory, and the rule that fills an array.
+
+Calls on a device with noise in place of gradients: records of the noise go to the device first.
+
+The constants of Box and Muller's method in C, CUDA C and Triton. Normal numbers have the same bits in all three.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,8 +24,11 @@ from rulec.compiler.pipeline import compile
 from rulec.compiler.view import MatrixView
 from rulec.errors import BackendUnsupported
 from rulec.kernel.multi_tensor.address import array_address
+from rulec.kernel.multi_tensor.call import AddressedCall, Needs
 from rulec.language.expr.node import Op, walk
 from rulec.language.library.load import parse
+
+from .text import polynomial
 
 Table = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -157,3 +167,53 @@ def _longer(out: Any, more: int) -> Any:
     if hasattr(out, "new_empty"):
         return out.new_empty(out.numel() + more)
     return np.empty_like(out, shape=out.size + more)
+
+
+class RecordsCall(AddressedCall[Needs]):
+    """A call with noise in place of gradients, summed in `_dtype`. A tensor begins at element `_offset` of noise."""
+
+    _offset: int
+    _dtype: str
+    _records_at: int
+
+    def __call__(
+        self, stage: int, moving: Sequence[Noise], rows: Rows, scratch: Scratch | None = None, *,
+        tensors: Sequence[int] | None = None, stream: Any = None,
+    ) -> Written:  # fmt: skip
+        """Updates every tensor of the bucket, or `tensors` of it, in place. `moving` is the noise of each."""
+        self._records_at = self._sent(records(moving, self._offset, self._dtype), stream)
+        return super().__call__(stage, moving, rows, scratch, tensors=tensors, stream=stream)
+
+    def _addresses(self, moving: Sequence[Any]) -> Sequence[int]:
+        record = 8 * len(RECORD)
+        return range(self._records_at, self._records_at + record * len(moving), record)
+
+    @abstractmethod
+    def _sent(self, table: Table, stream: Any) -> int:
+        """Copies a table of records to the device. Its address there."""
+
+
+#: (log(1 + f) - f + f**2/2)/f**3 for f from sqrt(1/2) - 1 to sqrt(2) - 1, at Chebyshev's points: good to 2**-27.
+_LOG = (
+    0.3333333134651184, -0.2499999701976776, 0.20000715553760529, -0.1666780263185501, 0.14249058067798615,
+    -0.12425687164068222, 0.11685419827699661, -0.11479733884334564, 0.06971611827611923,
+)  # fmt: skip
+
+
+def normal_marks(wide: bool, number: Callable[[float], str]) -> Mapping[str, str]:
+    """The parts of the method's text by mark, in float64 where `wide`; `number` prints a constant.
+
+    They are polynomials of `f` or `square`, the size of a cell of uniform numbers, and the angle of a cell.
+    """
+    # As many terms of the series, beside the first, as an eighth of a turn needs.
+    sines, cosines = (8, 9) if wide else (4, 5)
+    sine = ((-1) ** n / math.factorial(2 * n + 1) for n in range(1, sines + 1))
+    cosine = ((-1) ** n / math.factorial(2 * n) for n in range(1, cosines + 1))
+
+    def printed(name: str, terms: Iterable[float]) -> str:
+        return polynomial(name, [*map(number, terms)])
+
+    return {
+        "<log>": printed("f", _LOG), "<sine>": printed("square", sine), "<cosine>": printed("square", cosine),
+        "<cell>": number(2.0**-23), "<angle>": number(2 * math.pi * 2.0**-23),
+    }  # fmt: skip

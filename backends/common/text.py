@@ -1,13 +1,23 @@
-"""The mathematics of a rule, for the comments of printed source."""
+"""The mathematics of a rule, for the comments of printed source.
+
+Fixed parts of printed kernels: texts with marks, polynomials, and functions printed only where they are used.
+
+Printed source as a module: a real file in the cache, where tracebacks, debuggers and `inspect` find its lines.
+
+The call for the random number of an element, where kernels compute the element's place.
+"""
 
 from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from rulec.backend import cache
+from rulec.backend.cache import Source
 from rulec.compiler.ir import Program, Stage
-from rulec.language.expr.node import Kind, Node, Op, name, rewrite
+from rulec.language.expr.node import RANGE, ROWS, Kind, Node, Op, name, rewrite
 from rulec.language.expr.text import expression_text
 from rulec.language.parse.step import step_text
 
@@ -93,3 +103,56 @@ def _bare(text: str) -> str:
     text = re.sub(r"(\d)(?:\.0)?f?\b", r"\1", text)
     text = re.sub(r"\b(sqrt|cbrt|exp|log|tanh|erf|floor|sign|sigmoid|minimum|maximum)f\(", r"\1(", text)
     return text.replace("fabsf(", "abs(").replace("fabs(", "abs(").replace(" ", "")
+
+
+def filled(text: str, marks: Mapping[str, object]) -> str:
+    """A text with a part in place of each mark. A part with marks in it comes before the parts of these marks."""
+    for mark, part in marks.items():
+        text = text.replace(mark, str(part))
+    return text
+
+
+def polynomial(name: str, terms: Sequence[str]) -> str:
+    """A polynomial of a variable by Horner's scheme, from its coefficients as text, constant first."""
+    *first, text = terms
+    for term in reversed(first):
+        text = f"({term} + {name} * {text})"
+    return text
+
+
+def used(parts: Mapping[str, str], text: str, code: Callable[[str], str] = str) -> list[str]:
+    """The parts that a text uses, directly or through other parts; each stands before its use.
+
+    `parts` maps a pattern of a use to the text of the part; a part comes after the parts it uses. `code` removes
+    comments from a text.
+    """
+    needed: list[str] = []
+    seen = [code(text)]
+    for pattern, part in reversed(list(parts.items())):
+        if any(re.search(pattern, one) for one in seen):
+            needed.insert(0, part)
+            seen.append(code(part))
+    return needed
+
+
+def run_source(backend: str, name: str, source: str) -> dict[str, Any]:
+    """Runs the source printed for the program `name`. Its definitions, by name."""
+    file_name = cache.file_name(name)
+    path = cache.source_file(backend, cache.cache_key(source), Source(f"{file_name}.py", source))
+    namespace: dict[str, Any] = {"__name__": f"rulec_printed.{file_name}", "__file__": str(path)}
+    exec(compile(source, str(path), "exec"), namespace)  # noqa: S102 - printed by rulec
+    return namespace
+
+
+def chance_call(places: Sequence[str], words: Sequence[str]) -> str:
+    """The call of `chance` with places and words, as text.
+
+    `places` has the element's place in memory, and for some functions the place of a loop's first element. `words` has
+    the operands of the operation: five, and for a part of a tensor the facts of it.
+    """
+    piece = words[5:]
+    if len(piece) == len(RANGE):
+        places = [f"in_range({', '.join([place, *piece])})" for place in places]
+    elif len(piece) == len(ROWS):  # an element may lie far from the first of its loop
+        places = [f"in_rows({', '.join([places[0], *piece])})"] * len(places)
+    return f"chance({', '.join([*places, *words[:5]])})"

@@ -23,12 +23,11 @@ from .machine import Machine, loaded
 from .print import kernel_source
 
 if TYPE_CHECKING:
-    from rulec.backend.binary import BinaryKernels
-    from rulec.backend.capabilities import Noise, Values
+    from rulec.backend.capabilities import BinaryKernels, Noise, Values
 
     from ..common.noise import NoiseKernel
+    from .call import StagedCall
     from .ffi import FfiKernel
-    from .staged import StagedCall
 
 
 class CpuBackend:
@@ -59,7 +58,7 @@ class CpuBackend:
 
     def emit_estimate(self, program: Program, layout: Layout, values: Values) -> str:
         """The source of a kernel with noise for its gradient: see `rulec.backend.capabilities`."""
-        from .noise_source import estimate_source
+        from .noise import estimate_source
 
         return estimate_source(program, layout, values)
 
@@ -93,7 +92,7 @@ def limit_kernel(program: Program, layout: Layout) -> CpuKernel:
 
     All numbers in memory stay the same; reductions have no meaning.
     """
-    from .limit import limit_source
+    from .print import limit_source
 
     return CpuKernel(program, layout, loaded(f"{program.name}_limit", limit_source(program, layout)), flat=True)
 
@@ -124,6 +123,6 @@ class CpuKernel:
         if self.program.elementwise and not moving_lines(self.program, self.program.stages[0]):
             return ElementwiseCall(self.machine, self.program, self.layout, params, states)
         # Imported only here: most programs are elementwise, and a process should start fast.
-        from .staged import StagedCall
+        from .call import StagedCall
 
         return StagedCall(self.machine, self.program, self.layout, params, states, views, self.flat)

@@ -1,4 +1,7 @@
-"""A kernel of one elementwise stage bound to tensors: the fast way of most steps."""
+"""A kernel of one elementwise stage bound to tensors: the fast way of most steps.
+
+A kernel bound to tensors: of several stages, or of a stage with reductions, vectors or inputs.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ import numpy as np
 from rulec.backend.protocol import Numbers, Rows, Scratch, Standing, Written
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
+from rulec.compiler.view import MatrixView
 from rulec.kernel.multi_tensor.address import address_of, addresses_of, array_address, element_count
+from rulec.kernel.multi_tensor.call import PlannedCall, Work
 from rulec.kernel.multi_tensor.chunks import flat_chunks
 from rulec.kernel.quantized import coded_arrays, coded_lines
 
@@ -79,3 +84,25 @@ class ElementwiseCall:
 def _renew(job: ctypes.Array[ctypes.c_int64], ahead: Numbers) -> None:
     """Has a job's rows stand before these."""
     job[cpu_threads.ROWS] = array_address(ahead) - ahead.strides[0]
+
+
+class StagedCall(PlannedCall):
+    """A kernel of the cpu backend bound to the parameters and states of one bucket."""
+
+    backend = "cpu"
+
+    def __init__(
+        self, machine: Machine, program: Program, layout: Layout, params: Sequence[Any],
+        states: Sequence[dict[str, Any]], views: Sequence[MatrixView], flat: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(program, layout, params, states, views, POLICY, flat)
+        self._machine, self._pointers_at = machine, array_address(self._pointers)
+
+    def _launch(self, work: Work, stage: int, rows: Rows, fired: tuple[int, ...] | None) -> None:
+        spans = work.spans_of(fired)
+        job = Job()
+        job[cpu_threads.SPANS :] = [
+            len(spans), array_address(spans), work.chunks.at, self._pointers_at,
+            len(self._everything), array_address(rows.index), array_address(rows.table), stage,
+        ]  # fmt: skip
+        cpu_threads.run(self._machine.run, self._machine.address, job)

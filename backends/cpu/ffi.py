@@ -18,8 +18,8 @@ from rulec.array_api.reductions import REDUCTIONS
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout, kernel_buffers
 from rulec.compiler.view import MatrixView
+from rulec.kernel.multi_tensor.call import Planner
 from rulec.kernel.multi_tensor.slots import LineSlots
-from rulec.kernel.multi_tensor.work import Planner
 from rulec.language.expr.node import Op, walk
 
 from ..common import threads as cpu_threads

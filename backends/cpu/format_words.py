@@ -16,9 +16,10 @@ import numpy as np
 
 from rulec.formats import NAMES as FORMATS
 from rulec.formats import Format, lines, reach, steps, table, zero
-from rulec.formats.float8 import E4M3, E5M2
+from rulec.formats.tables import E4M3, E5M2
 
-from .lanes import SINGLE, Real, Truth, Unit, Whole, near_sum, sqrt, where
+from ..common.constants import SINGLE
+from .lanes import Real, Truth, Unit, Whole, near_sum, sqrt, where
 from .words import alias_scopes, intrinsic_word, made_once, of_numba, pointer_of
 
 #: The sets of memory that LLVM knows not to overlap, in a domain of their own.
@@ -290,7 +291,7 @@ def _by_cells(form: Format, x: Real, y: Real) -> Whole:
 
 
 def _evenly(y: Real) -> Whole:
-    """The code of unsigned dynamic4, by one line of `rulec.formats.lines`: thresholds are evenly spaced."""
+    """The code of unsigned dynamic4, by one line of `rulec.formats.lookup`: thresholds are evenly spaced."""
     ((slope, start),) = lines(Format("dynamic4", 128, signed=False)).lines
     place = near_sum(y, float(slope), float(start))
     step = (where(place > 0.0, place, 0.0) + _ROUNDING).bits() - 0x4B400000

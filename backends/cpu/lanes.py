@@ -8,45 +8,10 @@ where `fma` is written, and the vector body and the scalar tail of a loop give e
 from __future__ import annotations
 
 import functools
-import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-
-@dataclass(frozen=True)
-class Format:
-    """A binary floating-point format: its width, and the bits of its fraction and exponent bias."""
-
-    name: str
-    bits: int
-    fraction: int
-    bias: int
-
-    def pattern(self, value: float) -> int:
-        """The bit pattern of `value` rounded to this format, as an unsigned integer."""
-        code = "<f" if self.bits == 32 else "<d"
-        return int.from_bytes(struct.pack(code, value), "little")
-
-    @property
-    def smallest_normal(self) -> float:
-        return 2.0 ** (1 - self.bias)
-
-    @property
-    def largest(self) -> float:
-        return (2.0 - 2.0**-self.fraction) * 2.0**self.bias
-
-    @property
-    def lift(self) -> int:
-        """The exponent of a factor 2**lift for making subnormal numbers normal.
-
-        It is a multiple of three: cube roots scale back exactly.
-        """
-        return 24 if self.bits == 32 else 54
-
-
-SINGLE = Format("float32", 32, 23, 127)
-DOUBLE = Format("float64", 64, 52, 1023)
+from ..common.constants import Format
 
 
 @functools.cache

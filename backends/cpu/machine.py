@@ -179,7 +179,7 @@ def loaded(name: str, source: str, entry: str = ENTRY) -> Machine:
 #: The modules with the definitions of words and the calls of the compiler. Text of other modules is in the source.
 _WORDS = (
     "words", "math", "lanes", "storage", "machine", "target", "ffi_words", "noise_words",
-    "noise_record", "normal", "random", "format_words",
+    "random", "format_words",
 )  # fmt: skip
 
 

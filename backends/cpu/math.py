@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 
-from ..common.constants import TABLES, Table
-from .lanes import SINGLE, Real, Truth, Whole, fma, polynomial, rint, scales_in_one, sqrt, where, with_sign_of
+from ..common.constants import SINGLE, TABLES, Table
+from .lanes import Real, Truth, Whole, fma, polynomial, rint, scales_in_one, sqrt, where, with_sign_of
 
 _LOG2_E = 1.4426950408889634
 _ROOT_HALF = 0.7071067811865476

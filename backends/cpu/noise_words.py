@@ -2,6 +2,8 @@
 
 Sums and random words lie in tables in the function's stack. Values of bits and bytes are in vectors of one width; LLVM
 cuts them to the processor's. Normal numbers come from scalar instructions; LLVM joins them to vectors.
+
+Noise for the cpu backend's kernels: the words of a record, and the sizes of tiles and batches of words.
 """
 
 from __future__ import annotations
@@ -10,10 +12,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from .lanes import DOUBLE, SINGLE, Real, Unit, fma
-from .noise_record import HIGH, KEY, STEP
-from .normal import normal_pair
-from .random import BLOCKS, constant, generated, spread
+from ..common.constants import DOUBLE, SINGLE
+from ..common.noise import RECORD
+from .lanes import Real, Unit, fma
+from .random import BLOCKS, constant, generated, normal_pair, spread
 from .words import intrinsic_word as intrinsic
 from .words import made_once
 from .words import pointer_of as pointer
@@ -132,3 +134,18 @@ WORDS: Mapping[str, Callable[[], Any]] = {
 NAMES = frozenset(WORDS)
 
 __getattr__ = made_once(__name__, WORDS)
+
+
+#: Positions in a record. Each direction has two words: its number, and its weight as a float64.
+DIRECTIONS, COUNT, HIGH, STEP, OFFSET = (
+    RECORD.index(name) for name in ("directions", "count", "high", "step", "offset")
+)
+KEY = RECORD.index("seed")  # the first of two words
+
+#: Elements of a tile, the part of a gradient in memory at a time: with its random words it fits in the nearest cache,
+#: and leaves room there.
+TILE = 2048
+
+#: Words made together, and the elements that they serve, by kind of values.
+BATCH_WORDS = 32
+BATCH = {"raw": 32, "normal": 32, "rademacher": 1024, "popcount": 128}

@@ -2,6 +2,17 @@
 
 A program of one elementwise stage is a function of a range of elements. Any other has a function for each stage, of one
 chunk: a range of elements, or some rows and columns of a tensor's matrices where the stage sees them.
+
+Kernels of bfloat16 that take two neighbouring elements at once, as one word of 32 bits.
+
+The lower half of a word becomes a float by a shift, the upper half by a mask, and two floats are joined into a word as
+easily. A bfloat16 by itself is first moved to a lane twice as wide, and back: half of such a kernel's instructions.
+
+Prints kernels that move the same bytes as a program's kernel and compute nothing: the limit set by memory.
+
+They store the loaded numbers, so kernels timed beside them get the same ones. LLVM must not remove a load: a mask,
+always zero but unknown to LLVM, mixes every load into every store. In a stage without stores it mixes the loads into a
+zero in the slot of a reduction. Values of rows and columns are few beside elements, and left out.
 """
 
 from __future__ import annotations
@@ -10,17 +21,16 @@ from dataclasses import replace
 
 from rulec.compiler.ir import Program, Stage
 from rulec.compiler.layout import Layout
-from rulec.kernel.multi_tensor.plan import CHUNK_COLUMNS, chunk_columns
+from rulec.kernel.multi_tensor.chunks import CHUNK_COLUMNS, chunk_columns
 from rulec.kernel.nest import Level, written
-from rulec.kernel.place import COL, ELEMENT, MATRIX, ROW, is_shaped
+from rulec.kernel.place import COL, ELEMENT, MATRIX, ROW, TENSOR, is_shaped
+from rulec.language.expr.node import Op, walk
 
 from ..common.text import docstring, left_by
 from .coded import CodedParts, format_functions
-from .inlined import update_function
-from .pairs import PAIR_LOCALS, in_pairs, pair_lines
 from .rows import LOCALS as ROW_LOCALS
-from .rows import RowGroup, in_groups, vectors_of
-from .source import chunks_source, loop, stages_source
+from .rows import RowGroup, arguments, call, in_groups, update_function, vectors_of
+from .source import chunks_source, elements_source, indented, loop, stages_source
 from .stage import StageWriter
 
 #: Reductions in one function, at most: Numba searches all lines of a function for each changed variable.
@@ -115,3 +125,83 @@ class _Loops:
             *["j = i - back"] * self.has_columns, *write.load_lines(), *write.vector_lines(ELEMENT, COL),
             *write.value_lines(), *write.store_lines(), *write.reduce_lines(),
         ]  # fmt: skip
+
+
+#: The names of this text that no value of a rule gets.
+PAIR_LOCALS = frozenset({"lower", "upper", "last", "update"})
+
+_STORAGE = "bfloat16"
+
+
+def in_pairs(write: StageWriter) -> bool:
+    """Whether a stage of elements has all of them in bfloat16, and none of its values depends on an element's place."""
+    buffers = write.nest.buffers
+    plain = all(write.layout.dtype(b) == _STORAGE and not write.layout.format(b) for b in buffers)
+    return plain and not any(n.op is Op.CHANCE for n in walk(write.stage.roots))
+
+
+def pair_lines(write: StageWriter) -> list[str]:
+    """The loop over the pairs of elements `start` to `stop`, and the last element of an odd number."""
+    two = [
+        f"store_two_{_STORAGE}({write.element(s.buffer)}, lower[{number}], upper[{number}])"
+        for number, s in enumerate(write.stage.stores)
+    ]
+    one = [
+        f"store_{_STORAGE}({write.element(s.buffer)}, last[{number}])" for number, s in enumerate(write.stage.stores)
+    ]
+    return [
+        *(f"{write.at[b]} = {write.address(b)} + 2 * start" for b in write.lines if b in write.nest.buffers),
+        *write.scalar_lines(),
+        *loop("i", "0", "(stop - start) // 2", [*_updated(write, "lower"), *_updated(write, "upper"), *two]),
+        "if (stop - start) % 2:",
+        *indented(["i = stop - start - 1", *_updated(write, "last"), *one]),
+    ]  # fmt: skip
+
+
+def _updated(write: StageWriter, which: str) -> list[str]:
+    """The new values of an element: of the lower or the upper half of a word, or of the last element."""
+    word = f"{'load' if which == 'last' else which}_{_STORAGE}"
+    loads = [f"{write.names[b]} = {write.load(b, word)}" for b in write.printer.loads()]
+    return [*loads, *call(f"{which} = update", arguments(write))]
+
+
+_MASK = "mask = tensor >> 62"
+
+
+def limit_source(program: Program, layout: Layout) -> str:
+    """The source of a program's limit kernel, with chunks of elements in every stage."""
+    title = f"{program.name}: the memory traffic of its cpu kernel for {layout.text()}, alone"
+    if program.elementwise:
+        write = StageWriter(program, layout, program.stages[0])
+        body = [*write.load_bits_lines(), f"others = ({_mixed(write)}) & mask", *_store_lines(write)]
+        return elements_source(title, [*write.address_lines(), _MASK], body, 0)
+    stages = [[_limit_lines(StageWriter(program, layout, stage))] if stage.roots else [] for stage in program.stages]
+    return stages_source(title, stages, 8 * chunk_columns(program, layout), 0)
+
+
+def _limit_lines(write: StageWriter) -> list[str]:
+    """The body of a stage's function."""
+    loads, mixed = write.load_bits_lines(), _mixed(write)
+    used = [*write.moved(), *(s.buffer for s in write.stage.stores), *(r.name for r in write.stage.reduces[:1])]
+    before = [ELEMENTS, *write.addresses(used), _MASK]
+    if write.stage.stores:
+        body = [*loads, f"others = ({mixed}) & mask", *_store_lines(write)]
+        return [*before, *loop("i", "start", "stop", body)]
+    slot = write.stage.reduces[0]
+    index = "chunk" if write.nest.place(slot) == TENSOR else "0"
+    return [
+        *before, "others = 0", *loop("i", "start", "stop", [*loads, f"others = others ^ {mixed}"]),
+        write.store_zero(slot.name, index, "others & mask"),
+    ]  # fmt: skip
+
+
+def _mixed(write: StageWriter) -> str:
+    return " ^ ".join(write.names[name] for name in write.moved()) or "0"
+
+
+def _store_lines(write: StageWriter) -> list[str]:
+    moved = write.moved()
+    return [
+        write.store_bits(s.buffer, f"{write.names[s.buffer]} ^ others" if s.buffer in moved else "others")
+        for s in write.stage.stores
+    ]

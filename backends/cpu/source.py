@@ -6,7 +6,7 @@ import ast
 import textwrap
 from collections.abc import Collection, Sequence
 
-from rulec.language.parse.syntax import syntax_tree
+from rulec.language.parse.located import syntax_tree
 
 from ..common.threads import (
     ACTIVE,

@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterable
 from rulec.backend.printer import OpTable, StagePrinter, bare, unique_name
 from rulec.compiler.ir import Program, Result, Stage
 from rulec.compiler.layout import Layout
-from rulec.kernel.multi_tensor.plan import CHUNK_COLUMNS
+from rulec.kernel.multi_tensor.chunks import CHUNK_COLUMNS
 from rulec.kernel.nest import Nest
 from rulec.kernel.place import COL, ELEMENT, MATRIX, ROW, TENSOR, address_lines
 from rulec.language.expr.node import Node, Op, is_boolean
 
-from ..common.chance import chance_call
+from ..common.text import chance_call
 from .words import NAMES
 
 OPS: OpTable = {

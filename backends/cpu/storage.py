@@ -13,7 +13,8 @@ from typing import Any
 
 from rulec.array_api.bits import GOLDEN, MIXING, NUMBERS, SILVER
 
-from .lanes import DOUBLE, SINGLE, Real, Unit, Whole, where
+from ..common.constants import DOUBLE, SINGLE
+from .lanes import Real, Unit, Whole, where
 
 STORAGES = ("float64", "float32", "float16", "bfloat16", "int16", "int8")
 

@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any
 
+from ..common.constants import DOUBLE, SINGLE
 from . import lanes as cpu_lanes
 from . import math as cpu_math
 from . import storage as cpu_storage
-from .lanes import DOUBLE, SINGLE, Real, Truth, Unit
+from .lanes import Real, Truth, Unit
 
 #: Functions of reals of one format, by their names in kernels.
 FUNCTIONS: dict[str, Callable[..., Real | Truth]] = {

@@ -22,10 +22,8 @@ from rulec.kernel.nest import Nest
 from rulec.kernel.place import COL, ELEMENT, address_lines
 from rulec.language.expr.node import Kind, Node, Op, is_boolean, walk
 
-from ..common.chance import chance_call
-from ..common.text import line_comment
-from .dialect import Dialect
-from .text import WIDTH, call_lines, indented
+from ..common.text import chance_call, line_comment
+from .dialect import WIDTH, Dialect, call_lines, indented
 from .words import RESERVED
 
 #: The C type of a stored element; elements of 16 bits move as integers.

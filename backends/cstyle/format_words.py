@@ -15,13 +15,11 @@ import numpy as np
 from rulec.backend.printer import unique_name
 from rulec.compiler.layout import Layout, scale_name
 from rulec.formats import Format, lines, reach, steps, table, zero
-from rulec.formats.float8 import E4M3, E5M2
-from rulec.formats.tables import DYNAMIC
+from rulec.formats.tables import DYNAMIC, E4M3, E5M2
 
-from ..common.fragments import filled
-from .dialect import Dialect
+from ..common.text import filled
+from .dialect import WIDTH, Dialect
 from .element import literal
-from .text import WIDTH
 
 _DECODE = """\
 /* The values of count elements of one block, where `unit` is the value of 1. */

@@ -7,15 +7,14 @@ from types import MappingProxyType
 
 from rulec.compiler.ir import Program, Result
 from rulec.compiler.layout import Layout
-from rulec.kernel.multi_tensor.plan import chunk_columns
+from rulec.kernel.multi_tensor.chunks import chunk_columns
 from rulec.kernel.nest import Level
 from rulec.kernel.place import COL, MATRIX, ROW, TENSOR
 from rulec.language.expr.node import Op, is_boolean
 
 from ..common.text import about_stage, column_formula
-from .dialect import Dialect
+from .dialect import WIDTH, Dialect, block, comment
 from .element import NOTHING, ElementWriter, Parameter
-from .text import WIDTH, block, comment
 from .words import words_used
 
 #: The variables and functions of loops: no value of a rule gets such a name.

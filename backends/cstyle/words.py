@@ -23,7 +23,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from ..common.fragments import used
+from ..common.text import used
 from .dialect import Dialect
 from .noise_words import NOISE_WORDS, typed
 

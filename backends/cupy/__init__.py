@@ -17,12 +17,11 @@ from rulec.compiler.view import MatrixView
 
 from ..common.noise import fill
 from .binary import CupyBinary
-from .binary_source import source as binary_source
+from .binary import source as binary_source
 from .call import CudaCall
 from .coded import decodes
 from .memory import Modules, first_line, memory_of, modules_of, used
-from .noise import estimate_source
-from .noise_call import CudaNoiseCall, shared_ring
+from .noise import CudaNoiseCall, estimate_source, shared_ring
 from .plan import THREADS
 from .print import kernel_source
 

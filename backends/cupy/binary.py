@@ -1,4 +1,7 @@
-"""Binary layers on a GPU, for CuPy's arrays: CUDA C, compiled by NVRTC."""
+"""Binary layers on a GPU, for CuPy's arrays: CUDA C, compiled by NVRTC.
+
+The source of binary layers in CUDA C: products of packed bits in tiles, drawing them, and their weighted sums.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rulec.backend.binary import Window
+from rulec.backend.capabilities import Window
 
 from ..common.binary import PackedBits
-from ..cstyle.binary_words import DRAW
-from .binary_source import SIDE, THREADS
+from ..common.text import filled
+from ..cstyle.noise_words import DRAW, draw_words
 from .memory import Modules
 
 
@@ -42,3 +45,151 @@ class CupyBinary(PackedBits):
         """A kernel over arrays of the current device."""
         kernel = self._modules.functions("binary layers", arrays[0].device.id)(name)
         kernel((blocks,), (THREADS,), (*(int(a.data.ptr) for a in arrays), *map(int, sizes)))
+
+
+#: A block of threads computes a square tile of results, each thread `OWN` by `OWN` of them, `DEEP` words at a time.
+SIDE, OWN, DEEP = 64, 4, 16
+THREADS = (SIDE // OWN) ** 2
+
+#: The sizes of a product, after its addresses; all in the order height, width.
+PRODUCT = (
+    "samples", "height", "width", "words", "bits", "outputs", "kernel_height", "kernel_width", "stride_y", "stride_x",
+    "padding_y", "padding_x", "out_height", "out_width", "row_tiles", "column_tiles",
+)  # fmt: skip
+
+
+def source() -> str:
+    """The source: kernels `multiply_bits`, `draw_bits` and `add_bits`."""
+    parts = {
+        "<draw>": draw_words("__device__ inline"), "<draw fields>": ", ".join(DRAW),
+        "<draw arguments>": ", ".join(f"int64_t {name}" for name in DRAW),
+        "<product>": ", ".join(PRODUCT), "<product arguments>": ", ".join(f"int64_t {name}" for name in PRODUCT),
+        "<side>": SIDE, "<own>": OWN, "<deep>": DEEP, "<threads>": THREADS,
+    }  # fmt: skip
+    return filled(_TEXT, parts)
+
+
+_TEXT = """\
+/* Binary layers: packed bits are multiplied, drawn and added up, of all members of a population. Printed by rulec. */
+typedef long long int64_t;
+typedef unsigned long long uint64_t;
+typedef unsigned int uint32_t;
+
+// The sizes of a convolution. A row of the results is a sample and a position, a place is a word of the kernel.
+struct Product {
+    int64_t <product>;
+
+    __device__ int64_t positions() const { return out_height * out_width; }
+    __device__ int64_t rows() const { return samples * positions(); }
+    __device__ int64_t places() const { return kernel_height * kernel_width * words; }
+};
+
+// Where the kernel of a row begins in the images of all samples of a member: maybe outside its own.
+struct Place {
+    int64_t sample, y, x;
+};
+
+__device__ inline Place place_of(const Product &p, int64_t row)
+{
+    const int64_t position = row % p.positions();
+    const int64_t y = position / p.out_width, x = position % p.out_width;
+    return {row / p.positions(), y * p.stride_y - p.padding_y, x * p.stride_x - p.padding_x};
+}
+
+// A word of the inputs, and all bits set where it is inside them: what is outside counts for nothing.
+struct Found {
+    uint64_t word, inside;
+};
+
+__device__ inline Found find(const Product &p, const uint64_t *inputs, int64_t row, int64_t place)
+{
+    if (row >= p.rows() || place >= p.places())
+        return {0, 0};
+    const Place first = place_of(p, row);
+    const int64_t tap = place / p.words;
+    const int64_t y = first.y + tap / p.kernel_width, x = first.x + tap % p.kernel_width;
+    if (y < 0 || y >= p.height || x < 0 || x >= p.width)
+        return {0, 0};
+    const int64_t line = (first.sample * p.height + y) * p.width + x;
+    return {inputs[line * p.words + place % p.words], ~(uint64_t)0};
+}
+
+// How many of `count` places from `first` on are inside `size`.
+__device__ inline int64_t overlap(int64_t first, int64_t count, int64_t size)
+{
+    const int64_t begin = first < 0 ? 0 : first, end = first + count < size ? first + count : size;
+    return end > begin ? end - begin : 0;
+}
+
+// The bits of a row's kernel that are inside the inputs.
+__device__ inline int64_t bits_of(const Product &p, int64_t row)
+{
+    const Place first = place_of(p, row);
+    return overlap(first.y, p.kernel_height, p.height) * overlap(first.x, p.kernel_width, p.width) * p.bits;
+}
+
+// A tile of the products of one member: equal bits less different ones.
+extern "C" __global__ void __launch_bounds__(<threads>) multiply_bits(
+    const uint64_t *inputs, const uint64_t *weights, int *results, <product arguments>)
+{
+    const Product p = {<product>};
+    __shared__ Found own[<deep>][<side>];
+    __shared__ uint64_t of[<deep>][<side>];
+    const int64_t tile = blockIdx.x, member = tile / (p.row_tiles * p.column_tiles);
+    const int64_t top = tile / p.column_tiles % p.row_tiles * <side>, left = tile % p.column_tiles * <side>;
+    const int thread = threadIdx.x, row = thread / (<side> / <own>) * <own>, column = thread % (<side> / <own>) * <own>;
+    inputs += member * p.samples * p.height * p.width * p.words;
+    weights += member * p.outputs * p.places();
+    int different[<own>][<own>] = {};
+    for (int64_t deep = 0; deep < p.places(); deep += <deep>) {
+#pragma unroll 1
+        for (int i = thread; i < <deep> * <side>; i += <threads>) {
+            const int line = i / <deep>, word = i % <deep>;
+            own[word][line] = find(p, inputs, top + line, deep + word);
+            const bool there = left + line < p.outputs && deep + word < p.places();
+            of[word][line] = there ? weights[(left + line) * p.places() + deep + word] : 0;
+        }
+        __syncthreads();
+#pragma unroll 4
+        for (int word = 0; word < <deep>; ++word)
+#pragma unroll
+            for (int i = 0; i < <own>; ++i)
+#pragma unroll
+                for (int j = 0; j < <own>; ++j) {
+                    const Found found = own[word][row + i];
+                    different[i][j] += __popcll((found.word ^ of[word][column + j]) & found.inside);
+                }
+        __syncthreads();
+    }
+#pragma unroll
+    for (int i = 0; i < <own>; ++i)
+#pragma unroll
+        for (int j = 0; j < <own>; ++j)
+            if (top + row + i < p.rows() && left + column + j < p.outputs)
+                results[(member * p.rows() + top + row + i) * p.outputs + left + column + j] =
+                    (int)bits_of(p, top + row + i) - 2 * different[i][j];
+}
+
+<draw>
+extern "C" __global__ void __launch_bounds__(<threads>) draw_bits(
+    const uint32_t *thresholds, uint64_t *results, <draw arguments>)
+{
+    const Draw draw = {thresholds, results, <draw fields>};
+    const int64_t index = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (index < members * rows * words)
+        draw_word(&draw, index);
+}
+
+// One sum for each bit of `total` words, over members in order.
+extern "C" __global__ void __launch_bounds__(<threads>) add_bits(
+    const uint64_t *inputs, const double *weights, double *sums, int64_t members, int64_t total)
+{
+    const int64_t index = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (index >= 64 * total)
+        return;
+    double sum = 0.0;
+    for (int64_t member = 0; member < members; ++member)
+        sum += inputs[total * member + index / 64] >> index % 64 & 1 ? weights[member] : 0.0;
+    sums[index] = sum;
+}
+"""

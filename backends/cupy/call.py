@@ -1,4 +1,7 @@
-"""A kernel of CUDA C bound to tensors: its tables on the device, and its launches."""
+"""A kernel of CUDA C bound to tensors: its tables on the device, and its launches.
+
+Tables of whole numbers on a device: constant tables, and the table of a call, copied only when changed.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,20 @@ from typing import Any
 
 import numpy as np
 
-from rulec.array_api.pieces import Together
+from rulec.array_api.slices import Together
 from rulec.backend.protocol import Rows, Scalars, Scratch
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
 from rulec.kernel.multi_tensor.call import AddressedCall
-from rulec.kernel.multi_tensor.cut import Whole
-from rulec.kernel.multi_tensor.tensors import Tensors
-from rulec.kernel.multi_tensor.uploads import Ring, Uploads
+from rulec.kernel.multi_tensor.cut import Tensors, Whole
+from rulec.kernel.multi_tensor.uploads import Given, Ring, Uploads
 from rulec.kernel.place import bound_arrays
 
 from ..common.scalars import arguments, has_scalars, scalar_leaves
 from .coded import bound_in, scales_of
 from .memory import Functions, Memory, used
-from .plan import GIVEN, given_lines
-from .tables import DeviceTable, GivenTable
+from .plan import GIVEN, PACK, given_lines
 from .work import Planner, Work
 
 #: The number of sets of fired tensors with remembered tables.
@@ -150,3 +151,47 @@ class CudaCall(AddressedCall[Work]):
 def _count(array: Any) -> int:
     """The number of elements of a CuPy array or a PyTorch tensor."""
     return int(array.numel() if hasattr(array, "numel") else array.size)
+
+
+class DeviceTable:
+    """A table that does not change; `at` is its address."""
+
+    def __init__(self, content: Whole, ring: Ring, stream: Any) -> None:
+        self.count = len(content)
+        self._array = ring.device.memory(content.size)
+        self.at = int(self._array.data.ptr)
+        if content.size:
+            ring.copy(self._array, content.reshape(-1), stream, bool(stream.is_capturing()))
+
+
+class GivenTable:
+    """The table of a call: `GIVEN` words and addresses for each tensor, and then the scalar table, if it is NumPy's.
+
+    It goes to the device in one copy, and only when changed.
+    """
+
+    def __init__(self, tensors: int, lines: int, uploads: Uploads) -> None:
+        self._table, self._uploads = Given(tensors, len(GIVEN) + lines), uploads
+
+    @property
+    def words(self) -> Whole:
+        """A row for each tensor."""
+        return self._table.words
+
+    def fill(self, work: Work, low: Whole, rows: Rows) -> None:
+        """Writes each tensor's row, and the truth that all its arrays in a stage begin at multiples of 16 bytes.
+
+        `low` has, for each tensor, the bitwise or of its fixed addresses.
+        """
+        words = self.words
+        words[:, 0] = rows.index
+        addresses = words[:, [len(GIVEN) + column for column in work.per_call]]
+        bits = low | np.bitwise_or.reduce(addresses, axis=1)
+        words[:, 1] = work.even & (bits % PACK == 0)
+
+    def send(self, rows: Rows, memory: Memory, stream: Any) -> tuple[int, int]:
+        """Copies the table to the device if changed. The addresses there of the table and of the scalar table."""
+        sent = self._uploads.put(self._table.with_scalars(rows.table), stream, stream.ptr, bool(stream.is_capturing()))
+        at = int(sent.data.ptr)
+        host = type(rows.table) is np.ndarray
+        return at, at + 8 * self._table.count if host else memory.address(rows.table)

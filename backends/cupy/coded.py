@@ -16,9 +16,9 @@ from rulec.formats import Format
 from rulec.kernel.place import ELEMENT, used_buffers
 from rulec.kernel.quantized import CodedBuffer, coded_buffers, is_flat
 
+from ..cstyle.dialect import block, indented
 from ..cstyle.element import Parameter
 from ..cstyle.format_words import CodedNames, function_name
-from ..cstyle.text import block, indented
 from .plan import THREADS, bound_lines, pack_width
 from .stage import StageKernel
 from .words import DIALECT

@@ -12,7 +12,7 @@ import numpy as np
 
 from rulec.formats import Format, reach, table
 
-from ..common.fragments import filled
+from ..common.text import filled
 from ..cstyle.element import literal
 from ..cstyle.format_words import below_table, constants, function_name, looks_up, nearest, unit, value
 from .plan import THREADS

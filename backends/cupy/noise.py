@@ -2,25 +2,33 @@
 
 A warp takes 32 packs of neighbouring elements at a time. With bits and bytes, a block of words serves many elements:
 each lane makes one block, of one of several directions, in shared memory, and finds its elements' words there.
+
+Launches of kernels with noise: its records on the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
+from rulec.kernel.multi_tensor.uploads import Ring, Uploads
 from rulec.kernel.place import ELEMENT
 
-from ..common.fragments import filled
-from ..common.noise import ELEMENTS, RECORD, require_estimate, sum_dtype
+from ..common.noise import ELEMENTS, RECORD, RecordsCall, Table, require_estimate, sum_dtype
+from ..common.text import filled
+from ..cstyle.dialect import block, indented
 from ..cstyle.element import STORAGE, Parameter
-from ..cstyle.text import block, indented
+from .call import CudaCall
+from .memory import Functions, Memory, used
 from .plan import THREADS
 from .print import file_text
 from .stage import StageKernel
 from .words import DIALECT
+from .work import Work
 
 #: Lanes of a warp.
 LANES = 32
@@ -222,3 +230,25 @@ _BITS = [
     "#pragma unroll",
     *block("for (int e = 0; e < <wide>; ++e)", ["sums[e] += signed_by<f>(bits >> e & 1, weight);"]),
 ]
+
+
+class CudaNoiseCall(RecordsCall[Work], CudaCall):
+    """A call with noise in place of gradients. Each tensor begins at element `offset` of its noise."""
+
+    def __init__(
+        self, program: Program, layout: Layout, functions: Functions, threads: int, memory: Memory,
+        params: Sequence[Any], states: Sequence[dict[str, Any]], offset: int, ring: Ring | None,
+    ) -> None:  # fmt: skip
+        super().__init__(program, layout, functions, threads, memory, params, states, (), ring)
+        self._offset, self._dtype = offset, sum_dtype(layout)
+        self._records = Uploads(self._ring, 0, spares=0 if ring else 1)
+
+    def _sent(self, table: Table, stream: Any) -> int:
+        with used(self._memory, stream) as current:
+            return int(self._records.put(table, current, current.ptr, bool(current.is_capturing())).data.ptr)
+
+
+@functools.cache
+def shared_ring(device: int) -> Ring:
+    """The one ring of all calls bound with `once` on a device: a call with its own ring would wait at its end."""
+    return Ring(Memory(device))

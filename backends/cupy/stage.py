@@ -10,8 +10,8 @@ from rulec.compiler.layout import ITEM_SIZE, Layout, scale_name
 from rulec.kernel.place import COL, ELEMENT, MATRIX, ROW, TENSOR
 from rulec.language.expr.node import Op
 
+from ..cstyle.dialect import WIDTH, block, call_lines, indented
 from ..cstyle.element import ElementWriter, Parameter
-from ..cstyle.text import WIDTH, block, call_lines, indented
 from .plan import GIVEN, THREADS, bound_lines, given_lines, pack_width
 from .words import DIALECT
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from ..common.fragments import used
+from ..common.text import used
 from ..cstyle.dialect import Dialect
 from .plan import CHUNK, FINISH, THREADS, TILE
 

@@ -1,4 +1,9 @@
-"""The work of each stage over a bucket: its blocks, its addresses, slots for its totals."""
+"""The work of each stage over a bucket: its blocks, its addresses, slots for its totals.
+
+The lengths of chunks, and the sizes of tiles of matrices, for the blocks of a grid.
+
+The slots for totals of kernels, and the work of joining them to results, in an order that never changes.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +15,13 @@ import numpy as np
 
 from rulec.compiler.layout import ITEM_SIZE
 from rulec.kernel.multi_tensor.arguments import Moving
-from rulec.kernel.multi_tensor.cut import Cut, Whole
-from rulec.kernel.multi_tensor.slots import regions
-from rulec.kernel.multi_tensor.tensors import Tensors
+from rulec.kernel.multi_tensor.cut import Cut, Lying, Tensors, Whole, counted, parts
+from rulec.kernel.multi_tensor.slots import Places, Region, chosen, regions
 from rulec.kernel.nest import Nest
 from rulec.kernel.place import COL, ELEMENT, MATRIX
 
-from .chunks import Flat, Tiles
 from .memory import Memory
-from .plan import bound_lines, given_lines, kernel_name, pack_width
-from .slots import Slots
+from .plan import CHUNK, FINISH, THREADS, TILE, bound_lines, given_lines, kernel_name, pack_width
 
 
 @dataclass
@@ -82,3 +84,132 @@ class Planner:
 def _moved(nest: Nest) -> int:
     """The bytes read and written in a stage for one element."""
     return sum(ITEM_SIZE[nest.layout.dtype(name)] for name in [*nest.buffers, *nest.stored])
+
+
+#: Elements in a chunk of a small tensor and of a large one, by the most bytes that an element moves.
+CHUNKS = {8: (8192, 32768), 16: (4096, 16384), 64: (2048, 8192)}
+#: Elements from which a tensor is no longer small.
+LARGE = 1 << 22
+
+#: Elements in a tile, about.
+TILE_SIZE = 8192
+#: Columns in a tile, at most.
+WIDEST = 4096
+#: Tiles one above the other in one matrix, at most, where columns are reduced.
+MOST_PIECES = 256
+
+
+def chunk_length(size: int, moved: int) -> int:
+    """The elements in a chunk of a tensor of `size` elements, with `moved` bytes moved for each."""
+    small, large = next(lengths for most, lengths in CHUNKS.items() if moved <= most or most == max(CHUNKS))
+    return large if size >= LARGE else small
+
+
+@dataclass(frozen=True)
+class Flat:
+    """Chunks of at least `least` neighbouring elements, a power of two, with `moved` bytes moved for each."""
+
+    moved: int
+    least: int = 1
+
+    def cut(self, tensors: Lying) -> Cut:
+        """Single rows in chunks."""
+        return Cut(tensors, 1, 1, [max(self.least, chunk_length(size, self.moved)) for size in tensors.width.tolist()])
+
+    def table(self, cut: Cut) -> Whole:
+        """The `CHUNK` words of each chunk."""
+        return cut.table(CHUNK, start=cut.words["left"], stop=cut.words["right"])
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Tiles of matrices; a thread takes `pack` elements at a time.
+
+    With `columns`, a tile is as wide as one pack for each of its lanes, at most. With `apart`, it lies in one matrix.
+    """
+
+    pack: int
+    columns: bool = False
+    apart: bool = False
+
+    def lanes(self, width: Whole) -> Whole:
+        """The number of threads that share a line of `width` elements."""
+        lanes: Whole = 1 << np.arange(6)
+        chosen: Whole = lanes[np.minimum(np.searchsorted(lanes, parts(width, self.pack)), 5)]
+        return chosen
+
+    def cut(self, tensors: Lying) -> Cut:
+        """Matrices in tiles."""
+        lanes = self.lanes(tensors.width)
+        once = lanes * self.pack
+        times = 1 if self.columns else np.maximum(1, np.minimum(parts(tensors.width, once), WIDEST // once))
+        across, together = times * once, THREADS // lanes
+        full = TILE_SIZE // np.maximum(1, np.minimum(across, tensors.width))
+        lines = np.maximum(full, parts(tensors.height, MOST_PIECES))
+        down = np.maximum(1, parts(lines, together)) * together
+        return Cut(tensors if self.apart else tensors.on_end, 1, down, across)
+
+    def table(self, cut: Cut) -> Whole:
+        """The `TILE` words of each tile."""
+        words = cut.words
+        above = words["first"] * words["height"]
+        top, bottom = above + words["top"], above + words["bottom"]
+        return cut.table(TILE, matrix=words["first"], top=top, bottom=bottom, lanes=self.lanes(words["width"]))
+
+
+#: Bytes of a total.
+_BYTES = 8
+
+
+class Slots:
+    """The slots and results of a stage's reductions on the device.
+
+    Where a row or column lies in a single tile, its total is the result.
+    """
+
+    def __init__(self, regions: Sequence[Region], memory: Memory) -> None:
+        self._places = Places(regions, direct=True)
+        self._slots, results = (memory.empty(max(1, n)) for n in (self._places.slots, self._places.results))
+        slots_at, self._results_at = memory.address(self._slots), memory.address(results)
+        self._views = self._places.views(results)
+        self._starts = [
+            np.where(self._joined(region), slots_at + _BYTES * first, self._results_at + _BYTES * to)
+            for region, first, to in zip(regions, self._places.first, self._places.to, strict=True)
+        ]
+
+    @staticmethod
+    def _joined(region: Region) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """The truth, for each tensor, that its results are not its slots."""
+        return (region.counts > 1) | (region.shapes is None)
+
+    def addresses(self) -> dict[str, Whole]:
+        """The address of each tensor's first slot, by reduction; for whole tensors, of the first slot of all."""
+        pairs = zip(self._places.regions, self._starts, strict=True)
+        return {r.name: starts[:1] if r.shapes is None else starts for r, starts in pairs}
+
+    def finish(self, fired: Sequence[int]) -> Whole:
+        """The work of joining the totals of these tensors: a line of `FINISH` words for each block."""
+        chosen = np.asarray(fired, np.int64)
+        lines = [self._finish(i, chosen) for i in range(len(self._places.regions))]
+        return np.concatenate([np.zeros((0, len(FINISH)), np.int64), *lines])
+
+    def _finish(self, number: int, fired: Whole) -> Whole:
+        region, targets = self._places.regions[number], self._places.targets(number, fired)
+        sizes, terms = region.sizes[fired], region.counts[fired]
+        needed = self._joined(region)[fired] | (terms == 0)
+        which, block = counted(np.where(needed, parts(sizes, THREADS), 0))
+        done = THREADS * block
+        words = {
+            "source": self._starts[number][fired[which]] + _BYTES * done,
+            "target": self._results_at + _BYTES * (targets[which] + done),
+            "count": np.minimum(THREADS, sizes[which] - done), "stride": sizes[which], "terms": terms[which],
+            "kind": np.full(len(which), region.code),
+        }  # fmt: skip
+        return np.stack([words[name] for name in FINISH], axis=1).astype(np.int64)
+
+    def results(self, fired: Sequence[int]) -> dict[str, Any]:
+        """The results of these tensors by name, valid until the stage runs again.
+
+        One array with a number for each tensor, or a list of arrays `(batch, rows, 1)` or `(batch, 1, cols)`.
+        """
+        return chosen(self._views, fired)

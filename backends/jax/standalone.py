@@ -13,7 +13,7 @@ from rulec.runtime.storage.options import Storage
 from ..common.array_codes import bit_words, code_functions
 from ..common.array_print import Dialect, StageFunction
 from ..common.python_standalone import OneFile, Parts, call_lines, field_names, filled, words_in
-from .sums import SumPrinter
+from .print import SumPrinter
 
 _WORDS = {
     "cbrt": '''\

@@ -6,7 +6,7 @@ from rulec.compiler.ir import Result
 from rulec.language.expr.node import Op
 
 from ..common.array_print import BITS_IMPORTS, Dialect
-from ..common.pure_print import PureFunction
+from ..common.functional import PureFunction
 
 _WORDS = ("cbrt", "exp", "greatest", "least", "sigmoid", "sign", "total")
 

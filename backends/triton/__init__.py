@@ -21,7 +21,7 @@ from rulec.errors import BackendUnsupported, TensorError
 from rulec.kernel.quantized import is_flat
 
 from ..common.noise import fill
-from ..common.printed import run_source
+from ..common.text import run_source
 from .epilogue import epilogue_source
 from .noise import estimate_source
 from .print import program_source
@@ -30,10 +30,10 @@ from .segments import segments_source
 
 if TYPE_CHECKING:
     from .call import TritonCall
-    from .noise_call import TritonNoiseCall
+    from .noise import TritonNoiseCall
     from .product import ProductKernel
     from .quintic_call import QuinticProducts
-    from .segments_call import Segments
+    from .segments import Segments
 
 
 class TritonBackend:
@@ -103,7 +103,7 @@ class TritonBackend:
 
     def build_segments(self, source: str) -> Segments:
         """The reduction by the kernel of a source text of `emit_segments`."""
-        from .segments_call import Segments
+        from .segments import Segments
 
         return Segments(_kernels("segments", source)["segments"])
 
@@ -187,7 +187,7 @@ class TritonEstimate(TritonKernel):
         offset: int = 0,
     ) -> TritonNoiseCall:  # fmt: skip
         """A call with Noise for gradients. Each tensor begins at element `offset` of its noise, a multiple of 128."""
-        from .noise_call import TritonNoiseCall
+        from .noise import TritonNoiseCall
 
         self._check(params, states)
         return TritonNoiseCall(self.program, self.layout, self.kernels, params, states, offset)

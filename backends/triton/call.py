@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rulec.array_api.pieces import Together
+from rulec.array_api.slices import Together
 from rulec.backend.protocol import Numbers, Rows, Scalars, Scratch, Standing
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
@@ -16,8 +16,7 @@ from rulec.compiler.view import MatrixView
 from rulec.errors import InternalError
 from rulec.kernel.multi_tensor.address import addresses_of, array_address
 from rulec.kernel.multi_tensor.call import AddressedCall
-from rulec.kernel.multi_tensor.cut import Whole
-from rulec.kernel.multi_tensor.tensors import Tensors
+from rulec.kernel.multi_tensor.cut import Tensors, Whole
 from rulec.kernel.multi_tensor.uploads import Ring
 from rulec.kernel.place import bound_arrays
 

@@ -20,9 +20,8 @@ from rulec.kernel.quantized import CodedBuffer, coded_buffers
 from .blocks import Block
 from .flat import FlatStage
 from .format_words import function_name, function_names, words
-from .ops import is_bare
+from .ops import NAME, QuotientPrinter, is_bare
 from .plan import known_columns
-from .quotient import NAME, QuotientPrinter
 from .stage import call
 
 #: The most elements of a thread in a stage whose blocks were lengthened for those of a format.

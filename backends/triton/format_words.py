@@ -13,10 +13,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from rulec.formats import Format, lines, reach, steps, table, zero
-from rulec.formats.float8 import E4M3, E5M2
-from rulec.formats.tables import DYNAMIC, Floats
+from rulec.formats.tables import DYNAMIC, E4M3, E5M2, Floats
 
-from ..common.fragments import filled
+from ..common.text import filled
 
 _DECODE = '''\
 @triton.jit
@@ -110,7 +109,7 @@ _FLOAT8 = """\
     small = (tl.abs(y) + POWER).to(tl.int32, bitcast=True) - POWER_BITS
     code = tl.where(length < LEAST, small, normal) | ((bits >> 24) & 0x80)"""
 
-#: By the line of `rulec.formats.lines`: thresholds are evenly spaced.
+#: By the line of `rulec.formats.lookup`: thresholds are evenly spaced.
 _LINE = """\
     place = tl.maximum(SLOPE * y + START, 0.0)
     index = FIRST + (place + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000

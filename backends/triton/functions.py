@@ -13,9 +13,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from ..common.constants import TABLES
-from ..common.fragments import polynomial
-from ..cpu.lanes import SINGLE
+from ..common.constants import SINGLE, TABLES
+from ..common.text import polynomial
 
 _POWER_OF_TWO = '''\
 @triton.jit

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..common.fragments import filled
-from ..common.noise import ELEMENTS
-from ..common.normals import normal_marks
+from ..common.noise import ELEMENTS, normal_marks
+from ..common.text import filled
 from .ops import constant
 
 _PHILOX = '''\

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rulec.backend.product import Product
+from rulec.backend.capabilities import Product
 from rulec.backend.protocol import Rows, Scratch, Written
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout

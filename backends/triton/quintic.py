@@ -6,7 +6,7 @@ computed, and each is also written mirrored. A matrix has the same bits in every
 
 from __future__ import annotations
 
-from rulec.backend.quintic import DTYPES
+from rulec.backend.capabilities import DTYPES
 from rulec.errors import BackendUnsupported
 
 from .ops import rounded

@@ -2,11 +2,21 @@
 
 The lanes of a program take in the terms of its run in rounds, and are then joined. So the order of adding depends on
 the number of terms alone, and a run has the same bits whatever its neighbours are.
+
+Calls of the kernel that reduces runs of a vector: one launch for all runs.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+from rulec.array_api.reductions import REDUCTIONS
+from rulec.errors import BackendUnavailable
+from rulec.language.expr.node import Op
+
+from .memory import current
 from .words import source_text, words_used
+from .work import compiler_errors, refusal
 
 _SEGMENTS = '''\
 @triton.jit(do_not_specialize=["values", "ends", "results"])
@@ -39,3 +49,29 @@ def segments_source() -> str:
     """The whole file: the kernel `segments`."""
     title = "The reduction of runs of a vector by the triton backend. Printed by rulec."
     return source_text(title, [*words_used(_SEGMENTS), _SEGMENTS])
+
+
+#: The terms of a run that are read at once, and the warps for them. Bits depend on the first number.
+LANES, WARPS = 2048, 8
+
+
+class Segments:
+    """The reductions of runs of vectors on one GPU."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+
+    def __call__(self, op: Op, values: Any, ends: Any) -> Any:
+        """Runs of a contiguous vector of float64, each reduced to a number. `ends` has the end of each, after a 0."""
+        results = values.new_empty(len(ends) - 1)
+        if not len(results):
+            return results
+        with current(values.device, None):
+            try:
+                self._kernel[(len(results),)](
+                    values, ends, results, KIND=REDUCTIONS[op].code, LANES=LANES, num_warps=WARPS,
+                    enable_fp_fusion=False,
+                )  # fmt: skip
+            except compiler_errors() as error:
+                raise BackendUnavailable(refusal("a sum of rows", values.device, error)) from error
+        return results

@@ -18,7 +18,7 @@ from .blocks import Block
 from .coded import CodedStage, halved, lengthened
 from .flat import FlatStage
 from .format_words import format_functions, words
-from .quotient import functions as quotient_functions
+from .ops import functions as quotient_functions
 from .words import words_used
 
 #: Functions on the host that torch lacks. The kernels' own functions have other names.

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from rulec.compiler.ir import Program
 
-from ..common.fragments import used
-from ..common.text import about
+from ..common.text import about, used
 from .functions import FUNCTIONS
 
 _TO_BFLOAT16 = '''\

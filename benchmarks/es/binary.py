@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.result import Row
 from rulec.backend import registry
 from rulec.es.binary import Bits, draw, pack, product
-from rulec.tools.compare.interleave import Times, interleaved
+from rulec.tools.compare.measure import Times, interleaved
 
 #: Members, and the side of the square that each multiplies; for bits one by one, which take long, (members, rows).
 SIZE, QUICK_SIZE = (64, 1024), (4, 128)

@@ -20,7 +20,7 @@ from rulec.backend import registry
 from rulec.backend.capabilities import Noise, Values
 from rulec.compiler.layout import layout_for
 from rulec.es.streams import short_weights
-from rulec.tools.compare.interleave import Times
+from rulec.tools.compare.measure import Times
 
 ELEMENTS, QUICK_ELEMENTS = 50_000_000, 200_000
 

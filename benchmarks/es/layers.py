@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.es.turns import Turn, by_turns
 from benchmarks.result import Row
 from rulec.es import Perturbation
-from rulec.tools.compare.interleave import Times
+from rulec.tools.compare.measure import Times
 
 if TYPE_CHECKING:
     import torch

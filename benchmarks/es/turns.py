@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from rulec.tools.compare.interleave import Times, without_collection
+from rulec.tools.compare.measure import Times, without_collection
 
 #: Rounds that are taken even when there is no time for them.
 FEWEST = 3

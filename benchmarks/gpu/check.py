@@ -31,8 +31,7 @@ from rulec.testing.cases import (
 )
 from rulec.testing.interval import Array, Range
 from rulec.testing.judge import Judge, Values
-from rulec.testing.kinds import TorchKind
-from rulec.testing.numerics import IEEE
+from rulec.testing.kinds import IEEE, TorchKind
 from rulec.testing.trial import Subject, Trial
 from rulec.testing.whole import check_whole
 

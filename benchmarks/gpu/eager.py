@@ -20,7 +20,7 @@ from benchmarks.gpu.time import Step, timed
 from benchmarks.kernels import hyper_defaults
 from benchmarks.result import Row
 from rulec.backend import registry
-from rulec.backend.product import Product
+from rulec.backend.capabilities import Product
 from rulec.compiler.layout import layout_for
 from rulec.runtime.buckets.scalar_table import ScalarRows
 

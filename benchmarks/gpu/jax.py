@@ -17,7 +17,7 @@ from benchmarks.gpu.tensors import FULL, QUICK
 from benchmarks.jax.measure import OF_MANY
 from benchmarks.jax.steps import Step, called, ours, theirs, tree
 from benchmarks.result import Row
-from rulec.tools.compare.interleave import interleaved
+from rulec.tools.compare.measure import interleaved
 
 RULES = ("adamw", "lion", "lamb")
 ROUNDS = 20

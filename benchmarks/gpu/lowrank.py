@@ -18,7 +18,7 @@ from benchmarks.gpu.tensors import make
 from benchmarks.gpu.time import Prepared, Step, timed
 from benchmarks.result import Row
 from rulec.es import Perturbation
-from rulec.tools.compare.interleave import Times, interleaved
+from rulec.tools.compare.measure import Times, interleaved
 
 #: The width of the layer, and the members, each with one row of the batch: half as many directions, with two signs.
 WIDE, MEMBERS = 4096, 4096

@@ -16,7 +16,7 @@ from benchmarks.gpu.tensors import Shape, Size, gpt2_xl, make, parameters
 from benchmarks.gpu.time import Step, timed
 from benchmarks.result import Row
 from rulec.errors import RulecError
-from rulec.tools.compare.interleave import Times
+from rulec.tools.compare.measure import Times
 
 ROUNDS = 15
 

@@ -19,8 +19,8 @@ from benchmarks.reductions import rule_of
 from benchmarks.result import Row
 from rulec.compiler.layout import kernel_for, traffic
 from rulec.compiler.view import matrix_view
-from rulec.testing.numerics import EPS
-from rulec.tools.compare.interleave import Times
+from rulec.testing.kinds import EPS
+from rulec.tools.compare.measure import Times
 
 ROUNDS, QUICK_ROUNDS = 30, 3
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.gpu.device import Device
-from rulec.tools.compare.interleave import Times, without_collection
+from rulec.tools.compare.measure import Times, without_collection
 
 Step = Callable[[], object]
 

@@ -11,7 +11,7 @@ from benchmarks.jax.steps import Step, called, ours, theirs, tree
 from benchmarks.kernels import threads
 from benchmarks.result import Result, Row
 from rulec.language.library.load import interop_entries
-from rulec.tools.compare.interleave import interleaved
+from rulec.tools.compare.measure import interleaved
 
 FULL, QUICK = 50_000_000, 20_000
 ROUNDS, QUICK_ROUNDS = 7, 2

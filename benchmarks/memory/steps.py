@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.result import Row
 from rulec.memory.live import Account
 from rulec.memory.shape import LLAMA, SMALL, Shape
-from rulec.tools.compare.interleave import interleaved
+from rulec.tools.compare.measure import interleaved
 
 if TYPE_CHECKING:
     from rulec.torch.memory_profile.meter import Training, Way

@@ -20,15 +20,13 @@ from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
 from rulec.errors import BackendUnavailable, TensorError
-from rulec.kernel.multi_tensor.call import BucketCall
+from rulec.kernel.multi_tensor.call import BucketCall, Planner, Work
 from rulec.kernel.multi_tensor.chunks import Policy
-from rulec.kernel.multi_tensor.work import Planner, Work
 from rulec.kernel.nest import written
 from rulec.kernel.place import address_lines, bound_arrays
 from rulec_backends.common.text import about, about_stage
-from rulec_backends.cstyle.dialect import Dialect
+from rulec_backends.cstyle.dialect import Dialect, call_lines, comment, indented
 from rulec_backends.cstyle.loops import LOCALS, ChunkLoops, chunk_type, helpers
-from rulec_backends.cstyle.text import call_lines, comment, indented
 from rulec_backends.cstyle.words import WORDS as C_WORDS
 
 #: IEEE arithmetic: every operation is rounded as the text has it.

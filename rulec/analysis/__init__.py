@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from rulec.analysis.accumulate import Accumulation, accumulation
-from rulec.analysis.fact import Fact, Line
-from rulec.analysis.flow import Flow, flow_of
+from rulec.analysis.flow import Fact, Flow, Line, flow_of
 from rulec.analysis.linear import LinearForms
 from rulec.analysis.report import Analysis
 from rulec.analysis.scale import changing_scale, constant_scale

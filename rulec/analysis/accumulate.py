@@ -22,8 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from rulec.analysis.fact import Fact, Line
-from rulec.analysis.flow import Flow, flow_of, reads
+from rulec.analysis.flow import Fact, Flow, Line, flow_of, reads
 from rulec.analysis.linear import LinearForms
 from rulec.language.expr.node import Node, Op, const, name, node, rewrite, walk
 from rulec.language.rule import Assign, Branch, Rule, Statement

@@ -9,7 +9,7 @@ from rulec.analysis.flow import Flow
 from rulec.compiler.axes import AxisInference
 from rulec.compiler.ir import Program
 from rulec.compiler.pipeline import compile
-from rulec.language.expr.levels import level_text
+from rulec.language.expr.counts import level_text
 from rulec.language.expr.node import LEVELS, PLACED, Kind, Node, Op, const, name, node, walk
 from rulec.language.expr.text import expression_text
 from rulec.language.rule import Rule, State

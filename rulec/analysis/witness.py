@@ -14,10 +14,10 @@ import numpy as np
 
 from rulec.analysis.accumulate import accumulating
 from rulec.analysis.flow import Flow
-from rulec.compiler.grouping import static_defaults, view_of
 from rulec.compiler.lower import decide
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.compiler.routing import applies
+from rulec.compiler.view import static_defaults, view_of
 from rulec.errors import RulecError
 from rulec.language.expr.node import Node, Op, const, name, rewrite
 from rulec.language.rule import Assign, Branch, Rule, State, Statement

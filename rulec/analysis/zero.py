@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from rulec.analysis.fact import Line
-from rulec.analysis.flow import Flow
+from rulec.analysis.flow import Flow, Line
 from rulec.analysis.fold import NAN, NIL, Fold
 from rulec.analysis.regions import ALL, Regions, RegionsOf, range_of
 from rulec.language.expr.node import Node, Op, const, name, walk

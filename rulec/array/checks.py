@@ -10,7 +10,7 @@ import numpy as np
 from rulec.errors import HyperError, StateMismatch, TensorError
 from rulec.language.hyper import Hyper
 from rulec.language.source import did_you_mean
-from rulec.runtime.buckets.counts import is_count
+from rulec.runtime.buckets.scalar_table import is_count
 
 
 def checked_hyper(owner: str, known: Mapping[str, Hyper], hyper: Any) -> dict[str, float]:

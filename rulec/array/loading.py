@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 
 from rulec.array.checks import check_saved, check_states
-from rulec.array.engine import ArrayEngine
-from rulec.compiler.reweigh import reweighed
-from rulec.compiler.weights import is_part
+from rulec.array.step import ArrayEngine
+from rulec.compiler.weights import is_part, reweighed
 from rulec.errors import StateMismatch
 from rulec.language.hyper import checked_seed
 from rulec.language.rule import Rule
 from rulec.runtime.buckets.hyper import default_hyper
 from rulec.runtime.buckets.scalar_table import Numbers
-from rulec.runtime.storage.recode import formats_of, recoded
+from rulec.runtime.storage.allocator import formats_of, recoded
 
 
 def loaded(

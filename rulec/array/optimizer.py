@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rulec.array.checks import checked_hyper, checked_tags, flatten, matching_leaves
-from rulec.array.engine import ArrayEngine
 from rulec.array.loading import contents, loaded, restored
-from rulec.array.passes import ArrayPasses
-from rulec.array.step import PartialStep
+from rulec.array.step import ArrayEngine, ArrayPasses, PartialStep
 from rulec.errors import RulecError, RuleError, TensorError, interrupted
 from rulec.language.eval_point import to_evaluation, to_training
 from rulec.language.evaluations import check_single

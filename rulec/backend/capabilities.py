@@ -9,14 +9,41 @@ A backend may also offer `fill_noise(out, noise, offset=0)`, which writes the gr
 array of floating-point numbers, in its order in memory, becomes element `offset + i` of the noise. With a single weight
 of 1 this is the noise of one direction. The kernel for noise gives the same bits as the program's own kernel with a
 gradient of the layout's dtype written by `fill_noise`.
+
+A gradient as a product: kernels take a Product in place of the gradient, and the gradient is never in memory.
+
+A backend may offer kernels for products, for rules of one elementwise stage, by two more methods.
+`emit_epilogue(program, layout, factors)` is the source for factors of this dtype; it is pure, and raises
+BackendUnsupported for a rule without such a kernel. `build_epilogue(program, layout, factors, source)` is the kernel.
+It is bound and called as any other, with products among its gradients.
+
+The products of `newton_schulz` by a backend's own kernels, for stacks of matrices on its device.
+
+A backend may offer them by three more methods. `has_quintic(device)` says whether it has such kernels for a device of
+torch's. `emit_quintic(dtype)` is the source for matrices of this dtype; it is pure, and raises BackendUnsupported for a
+dtype without such kernels. `build_quintic(dtype, source)` is the QuinticProducts. A matrix has the same bits in every
+stack, whatever its neighbours are.
+
+Optional kernels of a backend for binary layers: products and convolutions of packed bits, and draws of bits.
+
+Bits lie in words of 64, the first in the lowest bit of the first word; bits behind the last one are zero.
+
+The reduction of runs of a vector by a backend's own kernel, between the stages of a step on its device.
+
+A backend may offer it by two more methods. `emit_segments()` is the source of the kernel; it is pure.
+`build_segments(source)` is the ReducesSegments.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import cached_property
+from typing import Any, Literal, Protocol
 
 import numpy as np
+
+from rulec.language.expr.node import Op
 
 #: Kinds of noise: standard normal; 1 or -1; the set bits of a byte less 4, from -4 to 4.
 Values = Literal["normal", "rademacher", "popcount"]
@@ -64,3 +91,176 @@ class Noise:
         """The directions with a weight other than zero, and these weights: a weight of zero changes no bit."""
         (places,) = np.nonzero(self.weights)
         return places + self.first, self.weights[places]
+
+
+@dataclass(frozen=True)
+class Product:
+    """The gradient `outputs.T @ inputs` of a layer's matrix.
+
+    `outputs` are the gradients of the layer's outputs, `inputs` its inputs. Both are matrices of one dtype with a line
+    for each token, in any memory order. The product is rounded to their dtype, as torch would, and then to the dtype of
+    the gradient.
+    """
+
+    outputs: Any
+    inputs: Any
+
+
+class GradientRows(Protocol):
+    """A gradient computed some rows at a time, for updates tile by tile.
+
+    A row is the part of the gradient at one index of its first dimension, as one line.
+    """
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the computed rows; they are then rounded to the gradient's."""
+        ...
+
+    def rows(self, span: slice, out: Any) -> None:
+        """Writes the rows of `span` into `out`, a contiguous matrix of as many rows."""
+        ...
+
+
+#: The dtypes of matrices that a GPU's backend has products for.
+DTYPES = ("bfloat16", "float16")
+
+#: From so many rows or columns on, whichever are fewer, half of a product is quicker than the whole by the library.
+WORTH_HALVING = 256
+
+
+class QuinticProducts(Protocol):
+    """Products of stacks `(batch, rows, cols)` of one dtype, each summed in float32 and rounded once.
+
+    Symmetric matrices have as many rows as the shorter side of the others. A result may be written to `out`, memory of
+    its shape that no operand lies in.
+    """
+
+    def pays(self, rows: int, cols: int) -> bool:
+        """Whether they are for matrices of this size. The library's own products are for all others."""
+        ...
+
+    def stack_size(self, device: Any, dtype: str, rows: int, cols: int, count: int, most: int) -> int:
+        """How many of `count` matrices of this size go into one stack, of `most` elements or of one matrix."""
+        ...
+
+    def divided(self, y: Any, norms: Any) -> Any:
+        """Matrices over their `norms`, of shape `(batch, 1, 1)` and the same dtype: IEEE quotients, rounded once."""
+        ...
+
+    def gram(self, y: Any, out: Any = None) -> Any:
+        """The products of matrices and their transposes: `y @ y.T`, of tall ones `y.T @ y`."""
+        ...
+
+    def polynomial(self, gram: Any, b: float, c: float, out: Any = None) -> Any:
+        """`b*x + c*x @ x` of symmetric matrices."""
+        ...
+
+    def following(self, y: Any, polynomial: Any, a: float, out: Any = None) -> Any:
+        """`a*y + x @ y`, of tall matrices `a*y + y @ x`, for their polynomials `x`."""
+        ...
+
+
+#: The bits of a word.
+WORD_BITS = 64
+
+Counts = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def words_of(bits: int) -> int:
+    """The number of words for `bits` bits."""
+    return -(-bits // WORD_BITS)
+
+
+@dataclass(frozen=True)
+class Window:
+    """The sizes of a convolution of packed bits, each member with weights of its own.
+
+    Inputs are (members, samples, height, width, words), weights (members, outputs, *kernel, words), results int32
+    (members, samples, *out, outputs). `bits` is the number of bits of a position. A product is a convolution with a
+    size of (1, 1). Positions outside the inputs are not counted.
+    """
+
+    members: int
+    samples: int
+    size: tuple[int, int]
+    bits: int
+    outputs: int
+    kernel: tuple[int, int] = (1, 1)
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+
+    @property
+    def words(self) -> int:
+        """The number of words of a position."""
+        return words_of(self.bits)
+
+    @cached_property
+    def out(self) -> tuple[int, int]:
+        """Height and width of the results."""
+        return self._out(0), self._out(1)
+
+    def _out(self, axis: int) -> int:
+        return (self.size[axis] + 2 * self.padding[axis] - self.kernel[axis]) // self.stride[axis] + 1
+
+    @property
+    def shape(self) -> tuple[int, int, int, int, int]:
+        """The shape of the results."""
+        return self.members, self.samples, *self.out, self.outputs
+
+    def first(self, axis: int) -> Counts:
+        """For each position of the results along an axis, the start of its kernel in the inputs; it may be negative."""
+        return np.arange(self.out[axis]) * self.stride[axis] - self.padding[axis]
+
+    def inside(self, axis: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Positions of the results by places of the kernel along an axis: whether a place lies inside the inputs."""
+        at = self.first(axis)[:, None] + np.arange(self.kernel[axis])
+        return np.asarray((at >= 0) & (at < self.size[axis]))
+
+
+@dataclass(frozen=True)
+class Bits:
+    """The bits to draw: of a layer's elements at a step, for each sign and each direction below `directions`.
+
+    The word of an element is in `rulec.es.streams` under purpose BITS; the second sign has its complement.
+    """
+
+    seed: int
+    layer: int
+    step: int
+    directions: int
+    signs: int = 1
+
+    @property
+    def members(self) -> int:
+        """The number of members, in the order (sign, direction)."""
+        return self.signs * self.directions
+
+
+class BinaryKernels(Protocol):
+    """The kernels. Arrays are of the backend's kind and contiguous; words are uint64."""
+
+    def convolve(self, inputs: Any, weights: Any, window: Window) -> Any:
+        """2*(equal bits) - (all bits), int32 of shape `window.shape`."""
+        ...
+
+    def draw(self, thresholds: Any, shape: Sequence[int], bits: Bits) -> Any:
+        """Words (members, *shape[:-1], words): 1 where an element's word is below its threshold (uint32, `shape`)."""
+        ...
+
+    def weighted_sum(self, words: Any, weights: Any, count: int) -> Any:
+        """The sum over members of weight times bit, float64 (..., count), of words (members, ..., words).
+
+        `weights` (members,) are NumPy's float64. Members are added in order.
+        """
+        ...
+
+
+class ReducesSegments(Protocol):
+    """Reduces runs of a contiguous vector of float64, each to a number of float64.
+
+    `ends` has the end of each run after a 0, in int64 on the device of the vector. The order of adding depends on the
+    number of terms alone, so a run has the same bits whatever its neighbours are. NaN among the terms gives NaN.
+    """
+
+    def __call__(self, op: Op, values: Any, ends: Any) -> Any: ...

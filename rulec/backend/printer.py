@@ -16,7 +16,7 @@ from rulec.compiler.layout import kernel_buffers
 from rulec.compiler.text import named_values
 from rulec.errors import BackendUnsupported
 from rulec.language.expr.node import Kind, Node, Op, walk
-from rulec.language.parse.syntax import syntax_tree
+from rulec.language.parse.located import syntax_tree
 
 #: For each operation, a format with one `{}` per operand, or a function of the operands' texts.
 OpTable = Mapping[Op, str | Callable[..., str]]

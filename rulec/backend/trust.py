@@ -2,16 +2,23 @@
 
 The opened file is checked, not its name. A folder is held open while it is used: the path from `held` leads to this
 folder even where another folder takes its name meanwhile, by somebody with write access to a folder above.
+
+The files of the cache: counted, and removed without touching other files.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+
+from rulec.errors import RulecError
+from rulec.files import PART, is_unlocked, opened_as_it_is, wanted_folder
 
 
 class Distrusted(OSError):
@@ -85,3 +92,105 @@ def contents(file: Path, shown: Path) -> bytes | None:
             raise Distrusted(f"{shown} is not a file itself")
         check(status, shown)
         return opened.read()
+
+
+#: Paths below the cache's folder: of folders above kernels, of the folder of one kernel, of files.
+_ABOVE = re.compile(r"\w+(/[0-9a-f]{2})?", re.ASCII)
+_KERNEL = re.compile(r"\w+/([0-9a-f]{2})/\1[0-9a-f]{62}", re.ASCII)
+_FILE = re.compile(
+    # In a kernel's folder a source, kernel or digest, or a partial file of a killed process.
+    rf"{_KERNEL.pattern}(\.lock|/(\w+\.{{S}}([a-z0-9_]{{8}})?|\.\w+\.{{S}}{PART}))"
+    # The table of Triton's block sizes, and rule files that were fetched.
+    rf"|triton/(blocks\.json|\.blocks\.json{PART})"
+    rf"|rules/\.?[0-9a-f]{{64}}\.yaml({PART})?".replace("{S}", "(py|c|cu|o|so|cubin|sha256)"),
+    re.ASCII,
+)
+
+
+@dataclass(frozen=True)
+class Cleared:
+    """The number of kernels removed, and the paths left: they are in use or not the cache's.
+
+    A folder without a removed file stands for all its content.
+    """
+
+    kernels: int
+    left: tuple[str, ...]
+
+
+def clear() -> Cleared:
+    """Removes the files of the cache in its folder. Links in it are not followed.
+
+    RulecError where the folder cannot be read.
+    """
+    folder = wanted_folder()
+    if not os.path.exists(folder):
+        return Cleared(0, ())
+    try:
+        with held(folder, follow=True, trusted=False) as root:
+            _, kernels, left = _cleared(root, "")
+    except OSError as error:
+        raise RulecError(f"the kernel cache {folder} cannot be cleared: {error.strerror}") from error
+    return Cleared(kernels, tuple(left))
+
+
+def _cleared(here: Path, shown: str) -> tuple[int, int, list[str]]:
+    """Clears a folder held open. Returns the number of files removed, of kernels removed, and the paths left."""
+    files, kernels, left = 0, 0, list[str]()
+    for name in sorted(os.listdir(here)):
+        path, below, mode = here / name, shown + name, os.lstat(here / name).st_mode
+        one = _KERNEL.fullmatch(below) is not None
+        if stat.S_ISDIR(mode) and (one or _ABOVE.fullmatch(below)) and not (one and _in_use(here / f"{name}.lock")):
+            with held(path, trusted=False) as inner:
+                removed, inside, rest = _cleared(inner, f"{below}/")
+            files, kernels = files + removed, kernels + (removed > 0 if one else inside)
+            left += rest if removed else [f"{below}/"]
+            if removed and not rest:
+                os.rmdir(path)
+        elif stat.S_ISREG(mode) and _FILE.fullmatch(below) and not _in_use(path):
+            os.unlink(path)
+            files += 1
+        else:
+            left.append(below)
+    return files, kernels, left
+
+
+def _in_use(path: Path) -> bool:
+    """Whether another process holds the lock of a file."""
+    if os.name == "nt":
+        return False
+    try:
+        with open(path, "rb", opener=opened_as_it_is) as opened:
+            return not is_unlocked(opened.fileno())
+    except OSError:
+        return False
+
+
+# Counts
+
+
+def kept() -> dict[str, dict[str, int]]:
+    """Backend -> the number of its kernels in the cache and their size in bytes."""
+    totals: dict[str, dict[str, int]] = {}
+    folder = wanted_folder()
+    for kernel in (kernel for kind in _files(folder) for pair in _files(kind) for kernel in _files(pair)):
+        if _KERNEL.fullmatch(kernel.relative_to(folder).as_posix()) and os.path.isdir(kernel):
+            of_kind = totals.setdefault(kernel.parent.parent.name, {"kernels": 0, "bytes": 0})
+            of_kind["kernels"] += 1
+            of_kind["bytes"] += sum(map(_size, _files(kernel)))
+    return totals
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.lstat().st_size
+    except OSError:  # another process has removed it
+        return 0
+
+
+def _files(parent: Path) -> list[Path]:
+    """The paths in a folder; none for a link, or where there is no folder."""
+    try:
+        return [] if parent.is_symlink() and parent != wanted_folder() else sorted(parent.iterdir())
+    except OSError:
+        return []

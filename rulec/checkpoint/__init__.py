@@ -5,9 +5,8 @@ An adapter describes its optimizer as a `Run`, and `save` and `load` do everythi
 
 from __future__ import annotations
 
-from rulec.checkpoint.content import Checkpoint, Leaf, Parameter, Run, Shared, save, write
+from rulec.checkpoint.content import Checkpoint, Leaf, Parameter, Run, Shared, meaning, save, write
 from rulec.checkpoint.loading import Axes, Loaded, Names, load, load_values
-from rulec.checkpoint.meaning import meaning
 from rulec.checkpoint.reading import read
 from rulec.checkpoint.tensors import Stored
 

@@ -7,15 +7,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from rulec.checkpoint.content import Checkpoint, Leaf, Parameter, Run, check_apart, levels
-from rulec.checkpoint.convert import decoded
-from rulec.checkpoint.meaning import meaning
+from rulec.checkpoint.content import Checkpoint, Leaf, Parameter, Run, check_apart, levels, meaning
+from rulec.checkpoint.convert import decoded, reweighed
 from rulec.checkpoint.reading import read
 from rulec.checkpoint.tensors import Stored
-from rulec.checkpoint.weights import reweighed
-from rulec.compiler.grouping import view_of
 from rulec.compiler.layout import scale_name
 from rulec.compiler.lower import decide
+from rulec.compiler.view import view_of
 from rulec.compiler.weights import is_part
 from rulec.errors import StateMismatch
 from rulec.language.source import did_you_mean

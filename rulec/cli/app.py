@@ -22,7 +22,6 @@ from rulec.cli import (
     doctor,
     editor,
     listing,
-    lsp,
     memory,
     new,
     play,
@@ -30,6 +29,7 @@ from rulec.cli import (
     show,
     trace,
 )
+from rulec.cli import editor as lsp
 from rulec.cli.console import MISTAKE, fail
 from rulec.errors import InternalError, RulecError
 

@@ -48,8 +48,7 @@ def build(
     kernel), an optax-shaped one for JAX, or a plain class for CuPy or NumPy. Files may be copied under the MIT licence.
     """
     from rulec.runtime.storage.options import Storage
-    from rulec.standalone.hub import hub_files
-    from rulec.standalone.prose import written
+    from rulec.standalone.prose import hub_files, written
 
     loaded = find_rule(rule, allow_url)
     storage = Storage(check_state_dtypes(state_dtype), weights)

@@ -30,7 +30,7 @@ def clear(json: JsonFlag = False) -> None:
 
     They are compiled and fetched again when they are needed. Other files in the folder are left.
     """
-    from rulec.backend.kept import clear as clear_cache
+    from rulec.backend.trust import clear as clear_cache
     from rulec.files import wanted_folder
 
     folder, cleared = wanted_folder(), clear_cache()
@@ -46,7 +46,7 @@ def clear(json: JsonFlag = False) -> None:
 def cache_info() -> dict[str, Any]:
     """The cache's folder, how many kernels it holds and their size in bytes, by backend and in all."""
     from rulec.backend.cache import cache_trouble
-    from rulec.backend.kept import kept
+    from rulec.backend.trust import kept
     from rulec.files import wanted_folder
 
     backends = kept()

@@ -33,8 +33,8 @@ def check(
     Validates the rule, lists a step's reads, writes, states, and hoisted and fused operations, and compares with 50
     digits. All mistakes of a rule file are reported, and warnings of what nothing reads.
     """
+    from rulec.language.check import unread
     from rulec.language.evaluations import parts_of
-    from rulec.language.unread import unread
     from rulec.runtime.engine import default_hyper
     from rulec.tools.display.cost import costs_of
 
@@ -101,8 +101,8 @@ def _oracle(
 
     Second are the backend's values beyond the bounds, in float64.
     """
+    from rulec.tools.compare.difference import Trial, shapes_for
     from rulec.tools.compare.oracle import beyond_bounds, exactness_of_all
-    from rulec.tools.compare.trial import Trial, shapes_for
 
     shapes = shapes_for(rule)
     measured: dict[tuple[str | None, str], Exactness] = {}

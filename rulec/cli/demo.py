@@ -52,8 +52,7 @@ def _rule(out: Path, epochs: int, json: bool) -> None:
     """The demonstration of a rule."""
     from rulec.language.library.load import load
     from rulec.tools.demo import digits
-    from rulec.tools.demo.rule import TEXT
-    from rulec.tools.demo.training import WIDTHS, Descent, compare_update, plot, train
+    from rulec.tools.demo.training import TEXT, WIDTHS, Descent, compare_update, plot, train
 
     data = digits.load()
     path = out / "wary_adam.yaml"

@@ -14,9 +14,8 @@ from rulec.errors import RulecError
 
 if TYPE_CHECKING:
     from rulec.language.rule import Rule
-    from rulec.tools.compare.difference import Differences
+    from rulec.tools.compare.difference import Differences, Trial
     from rulec.tools.compare.sides import Array, Side
-    from rulec.tools.compare.trial import Trial
 
 
 def diff(
@@ -46,9 +45,8 @@ def diff(
 
     Says the largest difference, and the first step and value that part. Exit code 0 where they agree, 1 where not.
     """
-    from rulec.tools.compare.difference import TOLERANCE, compare, order_of_values
+    from rulec.tools.compare.difference import TOLERANCE, Trial, compare, order_of_values, shapes_for
     from rulec.tools.compare.sides import check_inputs
-    from rulec.tools.compare.trial import Trial, shapes_for
 
     if dtype not in TOLERANCE:
         raise RulecError(f"a comparison runs in {' or '.join(TOLERANCE)}, not in {dtype!r}")

@@ -1,4 +1,7 @@
-"""`rulec schema`: the JSON Schema of rule files, for editors."""
+"""`rulec schema`: the JSON Schema of rule files, for editors.
+
+`rulec lsp`: a language server for rule files.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Annotated
 import typer
 
 from rulec.cli.console import json_text, write_text
+from rulec.errors import RulecError
 
 
 def schema(
@@ -21,3 +25,15 @@ def schema(
         print(text)
     else:
         write_text(output, text + "\n")
+
+
+def lsp() -> None:
+    """Serve an editor: mistakes as one types, completion, and what a word means.
+
+    The editor starts this command, and speaks the language server protocol with it on stdin and stdout.
+    """
+    try:
+        from rulec.tools.language_server.server import make_server
+    except ImportError:
+        raise RulecError("rulec lsp needs pygls: pip install 'rulec[lsp]'") from None
+    make_server().start_io()

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rulec.cli.arguments import RULE_HELP, AllowUrlFlag, find_rule
-from rulec.cli.completion import rule_words
+from rulec.cli.arguments import RULE_HELP, AllowUrlFlag, find_rule, rule_words
 from rulec.errors import RulecError
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def opening_of(rule: str, allow_url: bool = False) -> Opening:
     from rulec.language.library.folder import library_folder
     from rulec.language.library.load import rules
     from rulec.language.source import MAX_DOCUMENT
-    from rulec.tools.demo.rule import TEXT
+    from rulec.tools.demo.training import TEXT
     from rulec.tools.playground.server import Opening
 
     if not rule:

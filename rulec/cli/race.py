@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rulec.cli.arguments import RULE_HELP, AllowUrlFlag, find_rule
-from rulec.cli.completion import rule_words
+from rulec.cli.arguments import RULE_HELP, AllowUrlFlag, find_rule, rule_words
 from rulec.cli.console import console, print_table, progress
 from rulec.errors import RulecError
 
@@ -54,7 +53,7 @@ def race(
     Every rule has the same first weights, data, steps and number of runs. The table has the best learning rate of each,
     its final loss and the spread over seeds, and how wide the range of good rates is.
     """
-    from rulec.tools.race.grid import seconds_of, spans_of
+    from rulec.tools.race.outcome import seconds_of, spans_of
 
     _check_files(json, csv, html)
     named = _contenders(rules, allow_url)
@@ -118,7 +117,7 @@ def _check_file(path: Path | None) -> None:
 def _print(result: Result) -> None:
     from rich.markup import escape
 
-    from rulec.tools.race import report
+    from rulec.tools.race import page as report
 
     out = console()
     out.print(report.title(result.task, result.outcomes), style="bold")

@@ -122,9 +122,9 @@ def _floats(program: Program, dtype: str, state_dtype: str) -> Layout:
 
 
 def _passes(rule: Rule, dtype: str, state_dtype: str) -> str:
-    from rulec.compiler.grouping import static_defaults
     from rulec.compiler.pipeline import DEFAULT_FACTS, passes
     from rulec.compiler.text import program_text
+    from rulec.compiler.view import static_defaults
     from rulec.tools.display.kernels import layout_of
 
     storage = _storage(state_dtype)

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from rulec.language.rule import Rule
+    from rulec.tools.compare.difference import Trial
     from rulec.tools.compare.lines import TracedStep
     from rulec.tools.compare.sides import Array
-    from rulec.tools.compare.trial import Trial
 
 
 def trace(
@@ -39,7 +39,7 @@ def trace(
     """
     from rulec.backend import registry
     from rulec.compiler.routing import written_for
-    from rulec.tools.compare.trial import Trial
+    from rulec.tools.compare.difference import Trial
 
     whole, extent = arguments.find_rule(rule, allow_url), read_shape(shape)
     values = arguments.hyper_values(whole, hyper)

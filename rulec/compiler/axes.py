@@ -25,8 +25,7 @@ from rulec.compiler.ir import (
 from rulec.compiler.matrix import matrix_axes
 from rulec.compiler.widen import realized
 from rulec.errors import RuleError
-from rulec.language.expr.counts import Count
-from rulec.language.expr.levels import level_text
+from rulec.language.expr.counts import Count, level_text
 from rulec.language.expr.node import Kind, Node, Op, const, node, rewrite, walk
 from rulec.language.expr.static import settings
 from rulec.language.expr.text import short_text

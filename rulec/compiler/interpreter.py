@@ -14,8 +14,7 @@ from typing import Any, cast
 import numpy as np
 
 from rulec.array_api import bits, random
-from rulec.array_api.reductions import REDUCTIONS
-from rulec.array_api.segments import reduced_to, shape_of_letters, spread_from
+from rulec.array_api.reductions import REDUCTIONS, reduced_to, shape_of_letters, spread_from
 from rulec.compiler.across_shapes import apart
 from rulec.compiler.axes import AxisInference
 from rulec.compiler.ir import PARTS, Axes, Program, Site, Store

@@ -9,7 +9,6 @@ from typing import Any, cast
 
 from rulec.compiler.across_shapes import WIDE_LEVELS, AcrossShapes, is_wide
 from rulec.compiler.axes import AxisInference
-from rulec.compiler.grouping import grouping, placed_as
 from rulec.compiler.ir import (
     COLS,
     LEVEL_AXES,
@@ -25,8 +24,8 @@ from rulec.compiler.ir import (
     Written,
     axes_of_letters,
 )
-from rulec.compiler.simplify import fold_node
-from rulec.compiler.trigonometry import of_operations
+from rulec.compiler.simplify import fold_node, of_operations
+from rulec.compiler.view import grouping, placed_as
 from rulec.compiler.weights import part_axes, stored, unbiased, weight, with_memory
 from rulec.compiler.widen import widened
 from rulec.language.expr.arithmetic import NUMPY, number_known

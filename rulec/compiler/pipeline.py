@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from rulec.compiler.axes import infer_axes
-from rulec.compiler.grouping import grouping, static_defaults
 from rulec.compiler.ir import PLAIN, Memory, Program, verify
 from rulec.compiler.layout import Layout, scheduled
 from rulec.compiler.lower import check_counts, decide, lower
 from rulec.compiler.scalars import hoist_scalars, reduced_states
 from rulec.compiler.stages import split_stages
-from rulec.compiler.view import plain_facts
+from rulec.compiler.view import grouping, plain_facts, static_defaults
 from rulec.environment import debug_level
 from rulec.language.expr.node import Node, names_in
 from rulec.language.rule import Rule, assignments, conditions

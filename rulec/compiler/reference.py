@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from rulec.compiler.grouping import static_of, view_of
 from rulec.compiler.interpreter import Array, Key, Run, Tensor
 from rulec.compiler.interpreter import arithmetic as named_arithmetic
 from rulec.compiler.ir import Program
@@ -20,6 +19,7 @@ from rulec.compiler.lower import check_counts, decide
 from rulec.compiler.pipeline import compile
 from rulec.compiler.routing import Router
 from rulec.compiler.scalars import resolve_hyper
+from rulec.compiler.view import static_of, view_of
 from rulec.errors import HyperError, RuleError, TensorError
 from rulec.language.hyper import AT_START, followed, followers
 from rulec.language.rule import Rule

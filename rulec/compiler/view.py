@@ -1,16 +1,31 @@
-"""The view of a tensor of any shape as a batch of matrices, and its shape facts."""
+"""The view of a tensor of any shape as a batch of matrices, and its shape facts.
+
+The grouping of a tensor's dimensions into batch, rows and columns, for rules with axes or blocks.
+
+Kernels see a tensor as a batch of matrices. A rule with `axis(i)` has each of its axes apart from the others, and
+dimensions between them joined: of the segments that this gives, the last are the columns, the one before it the rows,
+and all others the batch. Where the batch has several segments, a value of one of them is reduced between the stages.
+A rule with `block(n)` has blocks as rows.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from rulec.language.expr.node import extent
+from rulec.compiler.ir import PARTS
+from rulec.language.expr.arithmetic import number_known
+from rulec.language.expr.counts import level_text
+from rulec.language.expr.node import PLACED, Kind, Node, extent, walk
+from rulec.language.expr.text import expression_text
+from rulec.language.rule import Branch, Rule, Statement
+from rulec.language.source import Span, rule_error
+from rulec.language.traits import placed_level
 
 
 @dataclass(frozen=True)
@@ -130,3 +145,190 @@ def matrix_view(
     if view.get("short") == "first" and tall:
         return MatrixView(shape, batch, cols, rows, transposed=True, whole=of_whole)
     return MatrixView(shape, batch, rows, cols, whole=of_whole)
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """The letter of each dimension in the batch of matrices: b, i or j, or one of PARTS for a segment of the batch.
+
+    `block` is the number of elements of a block, or 0 without blocks.
+    """
+
+    letters: str
+    block: int = 0
+
+    @property
+    def parts(self) -> int:
+        """The number of segments in the batch, where it has several."""
+        return len({letter for letter in self.letters if letter in PARTS})
+
+    def level(self, dimension: int) -> str:
+        """The level of one value for each index of a dimension."""
+        letter = self.letters[dimension]
+        if len(self.letters) == 1:
+            return "element"
+        if letter == "b":
+            return "matrix"
+        if "b" in self.letters or self.parts:
+            return f"axis_{letter}"
+        return {"i": "row", "j": "col"}[letter]
+
+    def extents(self, shape: Sequence[int]) -> tuple[tuple[int, ...], int, int]:
+        """The extents of the segments of the batch, and the rows and columns, of a tensor of this shape."""
+        if self.block:
+            return (1,), math.prod(shape) // self.block, self.block
+        batch = dict.fromkeys(letter for letter in self.letters if letter not in "ij")
+        sizes = [
+            math.prod(n for n, c in zip(shape, self.letters, strict=True) if c == letter) for letter in (*batch, *"ij")
+        ]
+        *segments, rows, cols = sizes
+        return tuple(segments) or (1,), rows, cols
+
+
+def view_of(
+    rule: Rule, shape: Sequence[int], static: Mapping[str, float] | None = None, whole: Sequence[int] | None = None
+) -> MatrixView:  # fmt: skip
+    """The view of a tensor of this shape under a rule, or of a part of a tensor of the shape `whole`.
+
+    `static` has the static hyper-parameters, by default their defaults. Raises RuleError as `grouping` does.
+    """
+    shape, of_whole = tuple(shape), None if whole is None else view_of(rule, whole, static)
+    known = {**static_defaults(rule), **(static or {}), **plain_facts(shape if whole is None else whole)}
+    grouped = grouping(rule, known)
+    if grouped is None:
+        return matrix_view(shape, rule.view, whole)
+    segments, rows, cols = grouped.extents(shape)
+    return MatrixView(
+        shape, math.prod(segments), rows, cols, whole=of_whole, letters=grouped.letters,
+        segments=segments if grouped.parts else (), blocks=bool(grouped.block),
+    )  # fmt: skip
+
+
+def static_defaults(rule: Rule) -> dict[str, float]:
+    """Name -> default, for the static hyper-parameters with a number as their default."""
+    return {k: h.default for k, h in rule.hyper.items() if h.static and isinstance(h.default, float)}
+
+
+def static_of(rule: Rule, hyper: Mapping[str, float]) -> dict[str, float]:
+    """The static hyper-parameters of a rule among the values of all."""
+    return {k: v for k, v in hyper.items() if rule.hyper[k].static}
+
+
+def grouping(rule: Rule, known: Mapping[str, float]) -> Grouping | None:
+    """The grouping of a tensor with these facts, and static hyper-parameters; None for a rule without axes and blocks.
+
+    Raises RuleError for blocks whose size does not divide the tensor, and for blocks beside other levels.
+    """
+    if not placed_level(rule):
+        return None
+    levels = [*_levels(rule, known)]
+    blocks = {number: (number_known(number, known), span) for word, number, span in levels if word == "block"}
+    axes = [number for word, number, _ in levels if word == "axis"]
+    count = int(known["ndim"])
+    if not blocks:
+        return Grouping(_letters(count, {d for x in axes for d in _dimensions(x, known, count)})) if axes else None
+    sizes = {_block(rule, number, size, known, span) for number, (size, span) in blocks.items()}
+    if axes or len(sizes) > 1:
+        levels_ = " and ".join(dict.fromkeys(level_text(word, number) for word, number, _ in levels))
+        raise rule_error(
+            f"{rule.name} has {levels_} for one tensor, and blocks stand alone: reduce to one kind of block, or choose "
+            f"between them by a condition on the shape", next(iter(blocks.values()))[1],
+        )  # fmt: skip
+    return Grouping("i" * count, sizes.pop())
+
+
+def dimension_of(number: Node, known: Mapping[str, float], span: Span | None) -> int:
+    """The dimension of `axis(number)`, for a tensor with these facts; RuleError where it has none."""
+    count = int(known["ndim"])
+    dimensions = _dimensions(number, known, count)
+    if number_known(number, known) is None:
+        raise rule_error(
+            f"axis({expression_text(number)}) must be known when a kernel is made: make it of numbers and shape facts",
+            span,
+        )
+    if not dimensions:
+        size = f"{count} dimension{'' if count == 1 else 's'}"
+        raise rule_error(
+            f"a tensor of {size} has no axis({expression_text(number)}): put it under a condition on ndim", span
+        )
+    return dimensions[0]
+
+
+def _dimensions(number: Node, known: Mapping[str, float], count: int) -> Sequence[int]:
+    """The dimension that a number stands for: none where there is no such one, all where it is not known."""
+    value = number_known(number, known)
+    if value is None:
+        return range(count)
+    return [int(value) % count] if float(value).is_integer() and -count <= value < count else []
+
+
+def _block(rule: Rule, number: Node, size: float | None, known: Mapping[str, float], span: Span | None) -> int:
+    """The elements of a block; RuleError where they are no whole number that divides the tensor."""
+    text = f"block({expression_text(number)})"
+    if size is None:
+        raise rule_error(
+            f"{text} of {rule.name} must be known when a kernel is made: make it of numbers, shape facts and static "
+            f"hyper-parameters", span,
+        )  # fmt: skip
+    said = "" if text == f"block({size:g})" else f", here {size:g},"
+    if size < 1 or not float(size).is_integer():
+        raise rule_error(f"{text} of {rule.name}{said} is no number of elements: choose a whole number from 1", span)
+    if known["numel"] % size:
+        raise rule_error(
+            f"{text} of {rule.name}{said} does not divide the {known['numel']:g} elements of a tensor of shape "
+            f"{shape_of(known)}: choose another size, or say under applies_to for which tensors it is one", span,
+        )  # fmt: skip
+    return int(size)
+
+
+def _letters(count: int, axes: set[int]) -> str:
+    """The letter of each dimension, where these axes are apart."""
+    segments: list[list[int]] = []
+    for dimension in range(count):
+        if segments and dimension not in axes and segments[-1][-1] not in axes:
+            segments[-1].append(dimension)
+        else:
+            segments.append([dimension])
+    batch = "b" if len(segments) == 3 else PARTS
+    letters = [*batch[: max(len(segments) - 2, 0)], *"ij"][-len(segments) :] if segments else []
+    return "".join(letter * len(segment) for letter, segment in zip(letters, segments, strict=True))
+
+
+def shape_of(known: Mapping[str, float]) -> tuple[int, ...]:
+    """The shape of a tensor with these facts."""
+    return tuple(int(known[extent(k)]) for k in range(int(known["ndim"])))
+
+
+def _levels(rule: Rule, known: Mapping[str, float]) -> Iterator[tuple[str, Node, Span | None]]:
+    """The axes and blocks of a tensor with these facts: word, number, and the place of the line."""
+    for state in rule.state.values():
+        if state.number is not None and (state.condition is None or number_known(state.condition, known) != 0):
+            yield state.per, state.number, state.span
+    yield from _in_step(rule.step, known)
+    for value in (rule.skip, rule.evaluate):
+        yield from _in_value(value, None) if value is not None else ()
+
+
+def _in_step(step: Sequence[Statement], known: Mapping[str, float]) -> Iterator[tuple[str, Node, Span | None]]:
+    for line in step:
+        if not isinstance(line, Branch):
+            yield from _in_value(line.value, line.span)
+            continue
+        yield from _in_value(line.condition, line.span)
+        truth = number_known(line.condition, known)
+        yield from _in_step(line.then, known) if truth is None or truth else ()
+        yield from _in_step(line.otherwise, known) if not truth else ()
+
+
+def _in_value(value: Node, span: Span | None) -> Iterator[tuple[str, Node, Span | None]]:
+    for part in walk([value]):
+        if part.op.kind is Kind.REDUCE and part.arg in PLACED:
+            yield str(part.arg), part.args[1], span
+
+
+def placed_as(rule: Rule, word: str, number: Node, known: Mapping[str, float], span: Span | None) -> str:
+    """`axis(number)` or `block(number)` as a level of matrices, for a tensor with these facts."""
+    grouped = grouping(rule, known)
+    if word == "block" or grouped is None:
+        return "row"
+    return grouped.level(dimension_of(number, known, span))

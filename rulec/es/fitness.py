@@ -1,7 +1,11 @@
-"""From the fitness of members to the weights of directions, and how fitness may be shaped before."""
+"""From the fitness of members to the weights of directions, and how fitness may be shaped before.
+
+The report of an update.
+"""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -139,3 +143,31 @@ def ars_top(fitness: Any, xp: Any = np) -> Any:
 
 
 SHAPINGS: dict[str, Callable[[Any, Any], Any]] = {"centered_rank": centered_rank, "zscore": zscore, "ars_top": ars_top}
+
+
+@dataclass(frozen=True)
+class Report:
+    """The update of one step, by number from 0.
+
+    `directions` counted; `dropped` members had no finite fitness. Where too few were left the step was `skipped`:
+    nothing was estimated. `unused` are the names of parameters that no forward of the step came by: they have no
+    gradient. `fused` are the names of parameters that were updated from their noise, without a gradient. The gradients
+    of the others took `gradient_bytes`.
+    """
+
+    step: int
+    directions: int
+    dropped: int = 0
+    skipped: bool = False
+    unused: tuple[str, ...] = ()
+    fused: tuple[str, ...] = ()
+    gradient_bytes: int = 0
+
+
+def skipped(step: int, dropped: int, members: int, stacklevel: int) -> Report:
+    """The report of a step in which too few members had a finite fitness; a RuntimeWarning says so."""
+    warnings.warn(
+        f"step {step} is skipped: {dropped} of {members} members have no finite fitness; nothing is updated",
+        RuntimeWarning, stacklevel=stacklevel + 1,
+    )  # fmt: skip
+    return Report(step, 0, dropped, skipped=True)

@@ -1,12 +1,22 @@
-"""The perturbation of a population's members: the family of noise, its size, and its seed."""
+"""The perturbation of a population's members: the family of noise, its size, and its seed.
+
+How the members of a population lie in a batch: rows are (repeats, directions), the first half of them positive.
+
+Whether noise is lost where it is added: a weight of few bits, or a large one, rounds to itself.
+"""
 
 from __future__ import annotations
 
 import math
+import warnings
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
-from rulec.errors import HyperError
+import numpy as np
+
+from rulec.errors import HyperError, TensorError
+from rulec.es.streams import Stream
 from rulec.language.hyper import checked_seed
 from rulec.language.source import did_you_mean
 
@@ -199,3 +209,120 @@ def _check_count(name: str, value: Any) -> None:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def repeats_of(rows: int, perturbation: Perturbation) -> int:
+    """How often each direction occurs in a batch of so many rows; raises TensorError where it does not divide."""
+    members = perturbation.members
+    if rows == 0 or rows % members:
+        what = f"{members} members ({perturbation.directions} directions, {perturbation.signs} signs)"
+        raise TensorError(
+            f"a batch of {rows} rows cannot be dealt to {what}: its first dimension must be a multiple of {members}"
+        )
+    return rows // perturbation.directions
+
+
+def tiled(samples: int, perturbation: Perturbation) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """For each row of a batch in which every member sees the same samples, the number of its sample."""
+    one_sign = np.repeat(np.arange(samples), perturbation.directions)
+    return np.tile(one_sign, perturbation.signs)
+
+
+def numbers(fitness: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Fitness in float64; TensorError for what is no array of real numbers."""
+    try:
+        array = np.asarray(fitness)
+        if array.dtype.kind in "OcSUmM":
+            raise TypeError(f"there is an array of {array.dtype}")
+        return array.astype(np.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TensorError(f"fitness or loss must be an array of real numbers: {error}") from error
+
+
+def fitness_of(
+    fitness: Any, loss: Any, perturbation: Perturbation, rows: Collection[int]
+) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Fitness by (sign, direction), from either the fitness or the loss, by member or by row of a batch.
+
+    `rows` are the lengths of the batches that were evaluated. HyperError where neither or both are given, TensorError
+    for numbers of neither members nor rows: a number's place would not tell its member.
+    """
+    if (fitness is None) == (loss is None):
+        raise HyperError("an update needs either fitness= or loss=, and not both")
+    values = numbers(fitness) if loss is None else -numbers(loss)
+    members = perturbation.members
+    if values.ndim == 1 and values.size not in {members, *rows}:
+        batches = " or ".join(map(str, sorted(rows)))
+        raise TensorError(
+            f"fitness has {values.size} numbers, where there are {members} members and batches of {batches} rows: take "
+            f"the mean over what a row has more of, such as tokens, and over several batches by member"
+        )
+    return of_members(values, perturbation)
+
+
+def of_members(fitness: Any, perturbation: Perturbation) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Fitness by (sign, direction), in float64: of (members,), or the means over each member's rows of a batch.
+
+    Raises TensorError for another length.
+    """
+    values = numbers(fitness)
+    members, shape = perturbation.members, (perturbation.signs, perturbation.directions)
+    if values.shape == shape:
+        return values
+    if values.ndim != 1 or values.size == 0 or values.size % members:
+        raise TensorError(
+            f"fitness of shape {values.shape} must have one number for each of {members} members, "
+            f"or for each row of their batch"
+        )
+    by_row = values.reshape(shape[0], values.size // members, shape[1])
+    return np.asarray(by_row.mean(axis=1))
+
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+#: Elements of each array that are looked at, and the share of lost ones from which there is a warning.
+SAMPLE, _SHARE = 4096, 0.1
+
+#: Significant bits by dtype, and the exponent of the smallest number that has them all.
+_BITS = {"float64": (53, -1022), "float32": (24, -126), "bfloat16": (8, -126), "float16": (11, -14)}
+
+
+def places(size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The elements of an array of `size` that are looked at, by number."""
+    return np.arange(0, size, max(1, size // SAMPLE))[:SAMPLE]
+
+
+def rounded(numbers: Floats, dtype: str) -> Floats:
+    """Numbers rounded to the nearest of a dtype, in float64; those too large for it stay finite."""
+    if dtype == "float64":
+        return numbers
+    bits, least = _BITS[dtype]
+    exponent = np.maximum(np.frexp(numbers)[1], least + 1) - bits
+    return np.asarray(np.ldexp(np.rint(np.ldexp(numbers, -exponent)), exponent))
+
+
+def warn_of_lost_noise(perturbation: Perturbation, samples: Sequence[tuple[Floats, str]], stacklevel: int = 2) -> None:
+    """Warns where adding noise to many weights gives the same weights again.
+
+    `samples` are elements of each array, at `places`, with its dtype. Only floating-point numbers of 16 to 64 bits are
+    looked at. Dropout is not: its noise is as large as the weights.
+    """
+    if perturbation.family == "dropout":
+        return
+    noise = Stream(perturbation.seed_or_0, 0, 0, 0).values(perturbation.values, SAMPLE)
+    lost = [(_lost(sample, perturbation.sigma * noise, dtype), dtype) for sample, dtype in samples if dtype in _BITS]
+    share = sum(mask.sum() for mask, _ in lost) / max(1, sum(mask.size for mask, _ in lost))
+    if share > _SHARE:
+        worst = max(lost, key=lambda each: int(each[0].sum()))[1]
+        outputs = "" if perturbation.family == "spsa" else ", and outputs of layers about as often"
+        warnings.warn(
+            f"sigma={perturbation.sigma} is too small for {worst}: {share:.0%} of weights (of a sample) round to "
+            f"themselves when noise is added{outputs}; give a larger sigma, or parameters of more bits",
+            RuntimeWarning, stacklevel=stacklevel + 1,
+        )  # fmt: skip
+
+
+def _lost(weights: Floats, noise: Floats, dtype: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Whether each weight stays as it is, among the weights with noise other than zero."""
+    noise = noise[: weights.size]
+    return np.asarray((rounded(weights + noise, dtype) == weights)[noise != 0])

@@ -1,8 +1,12 @@
-"""Which perturbation each parameter has: one for all, or one for each pattern of names."""
+"""Which perturbation each parameter has: one for all, or one for each pattern of names.
+
+Seeds of strategies that are given none: each has its own, and the same calls in the same order have the same.
+"""
 
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -10,7 +14,6 @@ from types import MappingProxyType
 from typing import Any
 
 from rulec.errors import HyperError, StateMismatch
-from rulec.es import seeds
 from rulec.es.perturbation import Perturbation
 from rulec.language.source import did_you_mean
 
@@ -30,7 +33,7 @@ class Perturbations:
         self._is_one = isinstance(asked, Perturbation)
         entries: dict[str, Perturbation] = {ALL: asked} if self._is_one else _checked(asked)
         self._unseeded = frozenset(pattern for pattern, p in entries.items() if p.seed is None)
-        common = seeds.next_seed() if self._unseeded else None
+        common = next_seed() if self._unseeded else None
         self._entries = {pattern: replace(p, seed=common) if p.seed is None else p for pattern, p in entries.items()}
         self.note_seeds()
 
@@ -46,7 +49,7 @@ class Perturbations:
     def note_seeds(self) -> None:
         """Marks these seeds as used: strategies without a seed get others."""
         for perturbation in self:
-            seeds.use(perturbation.seed_or_0)
+            use(perturbation.seed_or_0)
 
     @property
     def population(self) -> Perturbation:
@@ -165,3 +168,26 @@ def _matches(pattern: str, name: str, separator: str) -> bool:
     """Whether a pattern matches a name, or the part of it before a separator: the name of a container."""
     parts = name.split(separator)
     return any(fnmatchcase(separator.join(parts[:count]), pattern) for count in range(1, len(parts) + 1))
+
+
+#: The first of these seeds: those that people write are smaller.
+FIRST = 2**31
+
+_lock = threading.Lock()
+_used: set[int] = set()
+
+
+def next_seed() -> int:
+    """The least seed from `FIRST` on that no strategy of this process has had."""
+    with _lock:
+        seed = FIRST
+        while seed in _used:
+            seed += 1
+        _used.add(seed)
+        return seed
+
+
+def use(seed: int) -> None:
+    """Keeps `next_seed` from giving this one."""
+    with _lock:
+        _used.add(seed)

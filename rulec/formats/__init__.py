@@ -33,11 +33,9 @@ To encode decoded values gives the same codes, and the same scales where `larges
 values below 2**-126, may move by some units in the last place: eight at most, however often.
 """
 
-from rulec.formats.blocks import decode, encode
+from rulec.formats.blocks import decode, decode_spread, encode, gathered, spread
 from rulec.formats.format import NAMES, UNBIASED, Format, of_key, parse
-from rulec.formats.lines import Lines, lines
-from rulec.formats.lookup import Steps, steps
-from rulec.formats.spread import decode_spread, gathered, spread
+from rulec.formats.lookup import Lines, Steps, lines, steps
 from rulec.formats.tables import reach, table, thresholds, zero
 
 __all__ = [

@@ -1,4 +1,7 @@
-"""Blocks of values to codes and a scale, and back: `rulec.formats` says how."""
+"""Blocks of values to codes and a scale, and back: `rulec.formats` says how.
+
+Codes one in each byte, with a scale for each element: what can be cut anywhere, and joined again.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rulec.errors import TensorError
-from rulec.formats import float8
+from rulec.formats import tables
 from rulec.formats.format import Format
 from rulec.formats.tables import DYNAMIC, Floats, reach, table, thresholds, zero
 
@@ -71,7 +74,7 @@ def _nearest(format: Format, y: Floats) -> NDArray[np.integer]:
     if format.name in DYNAMIC:
         return np.searchsorted(thresholds(format), y, side="left")
     if format.name.startswith("float8"):
-        return float8.nearest(y, float8.E4M3 if format.name == "float8_e4m3" else float8.E5M2)
+        return tables.nearest(y, tables.E4M3 if format.name == "float8_e4m3" else tables.E5M2)
     if not format.signed:
         y = np.sqrt(y) * np.float32(255)
     elif format.name == "softsign8":
@@ -95,3 +98,22 @@ def unpacked(format: Format, codes: Codes, count: int) -> NDArray[np.uint8]:
     if format.bits == 8:
         return bits
     return np.stack([bits >> 4, bits & 15], axis=-1).reshape(-1)[:count]
+
+
+def spread(format: Format, codes: Codes, scales: Floats, count: int) -> tuple[Codes, Floats]:
+    """The code and the scale of each of `count` elements, of codes and scales that `encode` gave."""
+    bits = unpacked(format, codes, count)
+    return bits.view(format.code_dtype), np.repeat(np.reshape(scales, -1), format.block)[:count]
+
+
+def gathered(format: Format, codes: Codes, scales: Floats) -> tuple[Codes, Floats] | None:
+    """Codes in `codes_shape` of one dimension, and a scale for each block; None where a block has several scales."""
+    firsts = scales[:: format.block]
+    same: NDArray[np.bool_] = np.repeat(firsts.view(np.int32), format.block)[: scales.size] == scales.view(np.int32)
+    return (packed(format, codes.view(np.uint8), codes.shape), firsts) if same.all() else None
+
+
+def decode_spread(format: Format, codes: Codes, scales: Floats) -> Floats:
+    """The float32 value of each element, as `decode` has it."""
+    values: Floats = table(format)[codes.view(np.uint8)] * (scales * (np.float32(1) / np.float32(format.largest)))
+    return values

@@ -1,4 +1,12 @@
-"""One bucket's share of a step: its stages, and between them values narrower than a parameter, in float64."""
+"""One bucket's share of a step: its stages, and between them values narrower than a parameter, in float64.
+
+The increment of a parameter of 16 bits, for users who add increments, as optax does.
+
+The weight has more digits than its parameter. Users add in float32 and round the sum to the parameter's dtype. A
+difference of two numbers of 16 bits is exact in float32 where the new one is not below 2**-16 of the old one (2**-13 in
+float16), and the sum is then the new parameter. Elsewhere the sum differs from it by less than an ulp of float32 of the
+old parameter.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +14,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from copy import copy
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,11 +23,10 @@ from rulec.array_api.bits import words_of
 from rulec.compiler.scalars import evaluate_once
 from rulec.compiler.weights import part_dtypes
 from rulec.functional.hyper import PureRows
-from rulec.functional.increment import Increment, increment
 from rulec.functional.plan import Bucket
 from rulec.functional.quantized import Coded, Unbiased, decode, encode
 from rulec.functional.step_values import StepValues
-from rulec.functional.values import dtype_name
+from rulec.functional.values import PureFunctions, dtype_name
 from rulec.language.expr.node import Node, Op
 from rulec.runtime.buckets.plan import Gap
 from rulec.runtime.buckets.reductions import Joining
@@ -343,3 +351,27 @@ class BucketStep:
         else:
             groups, first = np.unique(self.groups, return_index=True)
             self.step.new.numbers[buffer] = self.library.placed(now, groups, self.library.take(value, first))
+
+
+@dataclass(frozen=True)
+class Increment:
+    """`update`, in float32, and for each element whether `parameter + update`, rounded, is not the new parameter."""
+
+    update: Any
+    missed: Any
+
+    def part(self, name: str, new: Any, of: PureFunctions) -> Any:
+        """The memory of this name beside the parameter after the update.
+
+        A loss or low places belong to one parameter alone. Without them the weight is the parameter itself.
+        """
+        return new if name == "param::master" else of.xp.where(self.missed, of.xp.zeros_like(new), new)
+
+
+def increment(new: Any, old: Any, of: PureFunctions) -> Increment:
+    """The increment from the old parameter to the new one, both of one dtype of 16 bits."""
+    xp = of.xp
+    before = old.astype(xp.float32)
+    update = of.kept(new).astype(xp.float32) - before
+    comes = (before + update).astype(new.dtype)
+    return Increment(update, comes.view(xp.uint16) != new.view(xp.uint16))

@@ -7,10 +7,9 @@ from typing import Any
 
 from rulec.compiler.view import MatrixView
 from rulec.errors import StateMismatch
-from rulec.functional.library import PureLibrary
 from rulec.functional.plan import Bucket, StepPlan
 from rulec.functional.quantized import Coded, Unbiased, encode
-from rulec.functional.values import Hypers, Values
+from rulec.functional.values import Hypers, PureLibrary, Values
 from rulec.language.expr.node import Node, Op
 from rulec.language.rule import Rule
 from rulec.runtime.storage.allocator import StateSpec

@@ -1,4 +1,10 @@
-"""The plan of a step: rules are routed and compiled for the leaves of a tree, and leaves put in buckets."""
+"""The plan of a step: rules are routed and compiled for the leaves of a tree, and leaves put in buckets.
+
+A program for the change of its parameter in place of the new parameter.
+
+Transformations in the manner of optax return updates to be added later. The change in `p - change` is returned without
+rounding: `(p - change) - p` would keep only the digits of `p`.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +18,17 @@ import numpy as np
 
 from rulec.backend import registry
 from rulec.compiler.axes import AxisInference
-from rulec.compiler.grouping import view_of
-from rulec.compiler.ir import PLAIN, Buffer, Memory, Program
+from rulec.compiler.ir import PLAIN, Buffer, Memory, Program, Store
 from rulec.compiler.layout import PLAIN_STORAGE, Layout, layout_for, scheduled
 from rulec.compiler.lower import check_counts
 from rulec.compiler.pipeline import compile
 from rulec.compiler.routing import Router
 from rulec.compiler.scalars import ScalarTable
-from rulec.compiler.view import MatrixView
+from rulec.compiler.view import MatrixView, view_of
 from rulec.errors import BackendUnsupported, RuleError, TensorError
 from rulec.formats import UNBIASED, Format, of_key
-from rulec.functional.update import as_update
 from rulec.functional.values import Leaf, Values
-from rulec.language.expr.node import Kind, Node, Op, walk
+from rulec.language.expr.node import Kind, Node, Op, node, walk
 from rulec.language.rule import Rule
 from rulec.language.traits import sees_shape
 from rulec.runtime.buckets.plan import Plan
@@ -310,3 +314,39 @@ def _note(guards: dict[Node, Guard | None], value: Node, guard: Guard | None) ->
 def _guard_of_use(user: Node, place: int, guard: Guard | None) -> Guard | None:
     """The guard of the operand at this place of a value that is itself wanted under `guard`."""
     return Guard(user.args[0], place == 1) if user.op is Op.WHERE and place > 0 else guard
+
+
+_P = node(Op.LOAD, "p")
+
+
+def as_update(program: Program) -> Program:
+    """The same program with the change of the parameter stored in `p`."""
+    stages = [replace(stage, stores=tuple(map(_changed, stage.stores))) for stage in program.stages]
+    values = {s.value: "update" for stage in stages for s in stage.stores if s.buffer == "p"}
+    return replace(program, stages=tuple(stages), labels={**program.labels, **values})
+
+
+def _changed(store: Store) -> Store:
+    return replace(store, value=_change(store.value)) if store.buffer == "p" else store
+
+
+def _change(value: Node) -> Node:
+    """`value - p`, without `p` where it is a sum that begins with `p`."""
+    change = _beside(value)
+    return node(Op.SUB, value, _P) if change is None else change
+
+
+def _beside(value: Node) -> Node | None:
+    """The value `x` in a sum `p + x`, also with further terms; None for a value of another form."""
+    beside: dict[Node, Node] = {}
+    for part in walk([value]):
+        if part.op not in (Op.ADD, Op.SUB):
+            continue
+        for first, second in (part.args, part.args[::-1])[: 2 if part.op is Op.ADD else 1]:
+            if first is _P:
+                beside[part] = second if part.op is Op.ADD else node(Op.NEG, second)
+            elif first in beside:
+                beside[part] = node(part.op, beside[first], second)
+            if part in beside:
+                break
+    return beside.get(value)

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from rulec.formats import UNBIASED, Format, float8, reach, steps, table, zero
+from rulec.formats import UNBIASED, Format, reach, steps, table, tables, zero
 from rulec.formats.tables import DYNAMIC
-from rulec.functional.library import PureFunctions
+from rulec.functional.values import PureFunctions
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -147,7 +147,7 @@ def _nearest(form: Format, y: Any, of: PureFunctions) -> Any:
     if form.name in DYNAMIC:
         return _stepped(form, y, of)
     if form.name.startswith("float8"):
-        return _float8(y, float8.E4M3 if form.name == "float8_e4m3" else float8.E5M2, of)
+        return _float8(y, tables.E4M3 if form.name == "float8_e4m3" else tables.E5M2, of)
     if not form.signed:
         y = xp.sqrt(y) * _number(255, of)
     elif form.name == "softsign8":
@@ -167,8 +167,8 @@ def _stepped(form: Format, y: Any, of: PureFunctions) -> Any:
     return of.looked_up(cells.first.astype(np.int32), cell) + above.astype(xp.int32)
 
 
-def _float8(y: Any, kind: float8.Float8, of: PureFunctions) -> Any:
-    """The bits of the nearest number, as `rulec.formats.float8.nearest` finds them."""
+def _float8(y: Any, kind: tables.Float8, of: PureFunctions) -> Any:
+    """The bits of the nearest number, as `rulec.formats.tables.nearest` finds them."""
     xp, size = of.xp, of.xp.abs(y)
     bits, drop = size.view(xp.uint32), 23 - kind.mantissa
     carried = bits + ((1 << (drop - 1)) - 1) + ((bits >> drop) & 1)

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from rulec.functional.library import PureLibrary
 from rulec.functional.plan import StepPlan
-from rulec.functional.values import Hypers, Values
+from rulec.functional.values import Hypers, PureLibrary, Values
 from rulec.runtime.buckets.reductions import Processes
 
 

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from rulec.jax import contrib
 from rulec.jax.checkpoint import load, load_params, save
-from rulec.jax.curvature import hutchinson
 from rulec.jax.drop_ins import function_named, names
 from rulec.jax.eager import eager_scan, eager_step
 from rulec.jax.exchange import from_optax, to_optax
-from rulec.jax.functional import eval_params, init, routing, step
+from rulec.jax.functional import eval_params, hutchinson, init, routing, step
 from rulec.jax.line_search import (
     lbfgs,
     scale_by_backtracking_linesearch,

@@ -11,9 +11,7 @@ from rulec.jax import contrib as contrib
 from rulec.jax.checkpoint import load as load
 from rulec.jax.checkpoint import load_params as load_params
 from rulec.jax.checkpoint import save as save
-from rulec.jax.curvature import hutchinson as hutchinson
 from rulec.jax.eager.scan import eager_scan as eager_scan
-from rulec.jax.eager.unrolled import eager_step as eager_step
 from rulec.jax.exchange import from_optax as from_optax
 from rulec.jax.exchange import to_optax as to_optax
 from rulec.jax.functional import eval_params as eval_params

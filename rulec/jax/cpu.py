@@ -23,14 +23,13 @@ from rulec.backend import registry
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout, is_shaped
 from rulec.compiler.view import MatrixView
-from rulec.debug import LEVEL
+from rulec.environment import LEVEL
 from rulec.errors import HyperError, RulecError
 from rulec.functional.hyper import PureRows
 from rulec.functional.plan import Bucket, StepPlan
-from rulec.jax.library import LIBRARY
+from rulec.jax.library import LIBRARY, is_traced
 from rulec.jax.packing import Piece
 from rulec.jax.state import State
-from rulec.jax.xla import is_traced
 
 #: Leaves in one call: what XLA does to compile a call grows with the square of its arrays.
 MOST_LEAVES = 128

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from rulec.errors import HyperError
-from rulec.language.compose.variant import variant, without
+from rulec.language.compose.wrap import variant, without
 from rulec.language.expr.node import Op, name, node
 from rulec.language.library.load import decayed, interop_entries, interop_index, load
 from rulec.language.rule import Assign, Rule

@@ -14,11 +14,10 @@ from rulec.compiler.routing import Router
 from rulec.errors import HyperError
 from rulec.functional.plan import Options, Route, StepPlan, values_of
 from rulec.functional.values import Hypers
-from rulec.jax.library import LIBRARY
+from rulec.jax.library import LIBRARY, is_traced
 from rulec.jax.machine import Machine, Renamed, call, machine_of
 from rulec.jax.recipe import Recipe
 from rulec.jax.step import one_step
-from rulec.jax.xla import is_traced
 from rulec.language.expr.node import Node, Op
 from rulec.language.rule import Rule
 from rulec.runtime.evaluations import move_at

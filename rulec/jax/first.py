@@ -17,8 +17,7 @@ from rulec.functional import init as pure
 from rulec.functional.plan import StepPlan
 from rulec.functional.quantized import Coded, Unbiased, shapes_by_rows
 from rulec.functional.values import Hypers, Values
-from rulec.jax.library import LIBRARY
-from rulec.jax.xla import automatic
+from rulec.jax.library import LIBRARY, automatic
 from rulec.runtime.storage.allocator import StateSpec
 
 

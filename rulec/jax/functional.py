@@ -1,9 +1,12 @@
-"""A step that gives new parameters, in one traced function with donated arguments, and where to evaluate a model."""
+"""A step that gives new parameters, in one traced function with donated arguments, and where to evaluate a model.
+
+Estimates of the diagonal of the Hessian, for rules that read it as an input.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,13 +19,13 @@ from rulec.functional.plan import Options, Route, StepPlan, values_of
 from rulec.functional.values import Leaf
 from rulec.jax import cpu
 from rulec.jax.evaluations import Gradient, passed
+from rulec.jax.library import is_outermost
 from rulec.jax.machine import Machine, Renamed, call, machine, machine_of, numbered
 from rulec.jax.packing import packed as pack
 from rulec.jax.recipe import Given, Recipe, Rules, recipe, rules_of
 from rulec.jax.state import behind_trees, delete_trees, held, is_held_packed
 from rulec.jax.step import one_step
 from rulec.jax.transform import options
-from rulec.jax.xla import is_outermost
 from rulec.language.eval_point import to_evaluation
 from rulec.language.rule import Rule
 from rulec.runtime.buckets.launch_builder import inputs_of
@@ -174,3 +177,37 @@ class Evaluation(Machine):
             return None
         way: Rule | None = self._to_evaluation(Router(route.rule).choose(leaf.shape, route.tags, leaf.name))
         return None if way is None else replace(route, rule=way)
+
+
+#: The kinds of random vectors.
+DRAWS = ("rademacher", "normal")
+
+
+def hutchinson(
+    loss: Callable[[Any], Any], params: Any, key: Any, *, samples: int = 1, draws: str = "rademacher"
+) -> Any:  # fmt: skip
+    """Hutchinson's estimate of the diagonal of the Hessian of `loss` at `params`, a tree like theirs.
+
+    It is the mean of z*(Hz) over `samples` random vectors z, of -1 and 1 or normal, from the PRNG `key`. `loss` is a
+    function from parameters to one number. The result is an input like `p` of `step` and `update`, as `hessian=...`;
+    under `lax.cond` it is computed in some steps alone.
+
+    Raises HyperError for other options.
+    """
+    if draws not in DRAWS:
+        raise HyperError(f"draws={draws!r} of hutchinson is none of {', '.join(DRAWS)}")
+    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+        raise HyperError(f"samples={samples!r} of hutchinson must be a whole number from 1 on")
+    leaves, structure = jax.tree.flatten(params)
+    draw = jax.random.rademacher if draws == "rademacher" else jax.random.normal
+
+    def sample(key: Any) -> Any:
+        keys = jax.random.split(key, len(leaves))
+        vectors = [draw(k, jnp.shape(x), jnp.result_type(x)) for k, x in zip(keys, leaves, strict=True)]
+        vector = jax.tree.unflatten(structure, vectors)
+        product = jax.jvp(jax.grad(loss), (params,), (vector,))[1]
+        return jax.tree.map(jnp.multiply, vector, product)
+
+    if samples == 1:
+        return sample(key)
+    return jax.tree.map(lambda x: jnp.mean(x, axis=0), jax.lax.map(sample, jax.random.split(key, samples)))

@@ -15,11 +15,11 @@ from rulec.errors import HyperError
 from rulec.jax.entries import as_direction
 from rulec.jax.recipe import recipe
 from rulec.jax.transform import of_recipe, options
-from rulec.language.compose.variant import variant
+from rulec.language.compose.wrap import variant
 from rulec.language.library.load import load
 from rulec.language.rule import Rule
 from rulec.language.sizes import sized
-from rulec.runtime.pure_search import Backtracking, Point, PureSearch, Zoom
+from rulec.runtime.line_search import Backtracking, Point, PureSearch, Zoom
 
 #: Lines that optax has otherwise: the scale of the estimate before its pairs of changes.
 _GAMMA = {

@@ -13,7 +13,7 @@ import numpy as np
 
 from rulec.errors import TensorError
 from rulec.functional.quantized import Coded, Unbiased
-from rulec.jax.xla import is_traced
+from rulec.jax.library import is_traced
 
 #: Where a leaf's array lies: in which of the flat arrays, from which element on, and its shape.
 Where = tuple[int, int, tuple[int, ...]]

@@ -11,12 +11,10 @@ from typing import Any
 import jax
 
 from rulec.errors import HyperError
-from rulec.functional.hyper import resolved
-from rulec.functional.rates import peak_of
+from rulec.functional.hyper import peak_of, resolved
 from rulec.functional.values import Leaf
 from rulec.jax.leaves import Untrained
-from rulec.jax.library import LIBRARY
-from rulec.jax.xla import is_traced
+from rulec.jax.library import LIBRARY, is_traced
 from rulec.language.compose.combine import rename_all
 from rulec.language.hyper import AT_START, Hyper, followers
 from rulec.language.library.load import load

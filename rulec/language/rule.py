@@ -364,13 +364,13 @@ class Rule:
 
     def _repr_markdown_(self) -> str:
         """The rule as notebooks show it: formula and cost."""
-        from rulec.analysis.notebook import markdown_of
+        from rulec.analysis.report import markdown_of
 
         return markdown_of(self)
 
     def sympy(self) -> dict[str, Any]:
         """The new value of `direction` (or `p`) and of each state as sympy expressions of the old ones."""
-        from rulec.language.export.equations import rule_to_sympy
+        from rulec.language.export.sympy import rule_to_sympy
 
         return rule_to_sympy(self)
 

@@ -1,11 +1,15 @@
-"""Source text and places in it, so that every error can show its line."""
+"""Source text and places in it, so that every error can show its line.
+
+All mistakes of a text at once: reading goes on after each.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 from rulec.errors import RuleError
 
@@ -78,3 +82,41 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     candidates = sorted(k for k in known if abs(len(k) - len(name)) <= 20)[:1000]
     near = difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else ""
+
+
+T = TypeVar("T")
+
+
+class Mistakes:
+    """The mistakes of one text so far, one for each place."""
+
+    def __init__(self) -> None:
+        self._errors: dict[str, RuleError] = {}
+
+    @contextmanager
+    def part(self) -> Iterator[None]:
+        """Reads a part of the text; a RuleError with a place is kept, and what follows is read as well."""
+        try:
+            yield
+        except RuleError as error:
+            if not error.place:
+                raise
+            for each in (error, *error.others):
+                self._errors.setdefault(each.place, each)
+
+    def read(self, keys: Iterable[str], values: Callable[[str], Mapping[str, T]], instead: T) -> dict[str, T]:
+        """The values of all keys; `instead` is the value of a key with a mistake."""
+        read: dict[str, T] = {}
+        for key in keys:
+            with self.part():
+                read |= values(key)
+                continue
+            read[key] = instead
+        return read
+
+    def check(self) -> None:
+        """Raises the first mistake, with the others in it; does nothing where there is none."""
+        if self._errors:
+            first, *others = self._errors.values()
+            first.others = tuple(others)
+            raise first

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 
-from rulec.language.expr.levels import level_text
+from rulec.language.expr.counts import level_text
 from rulec.language.expr.node import FACTS, PLACED, Kind, Node, Op, names_in, walk
 from rulec.language.hyper import Hyper, with_start
 from rulec.language.rule import Rule, conditions

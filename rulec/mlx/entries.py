@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rulec.errors import HyperError
-from rulec.language.compose.variant import variant
+from rulec.language.compose.wrap import variant
 from rulec.language.library.load import load, titles
 from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean

@@ -18,11 +18,10 @@ from rulec.compiler.routing import Router
 from rulec.compiler.weights import PARTS
 from rulec.errors import BackendUnsupported, HyperError, StateMismatch, TensorError
 from rulec.functional import init
-from rulec.functional.hyper import resolved
+from rulec.functional.hyper import peak_of, resolved
 from rulec.functional.init import check_values, number_states
 from rulec.functional.plan import Options, Route, StepPlan
 from rulec.functional.quantized import Coded, Unbiased
-from rulec.functional.rates import peak_of
 from rulec.functional.step import run_step
 from rulec.functional.step_values import StepValues
 from rulec.functional.values import Values, dtype_name, leaves_of
@@ -31,9 +30,8 @@ from rulec.language.hyper import AT_START, checked_seed
 from rulec.language.library.load import load
 from rulec.language.rule import Rule
 from rulec.language.sizes import sized
-from rulec.mlx.arrays import LIBRARY
+from rulec.mlx.arrays import LIBRARY, Older, state_names
 from rulec.mlx.entries import Entry, entry_of, hyper_of
-from rulec.mlx.names import Older, state_names
 from rulec.runtime.storage.options import Storage
 
 

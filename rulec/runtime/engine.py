@@ -30,13 +30,12 @@ from rulec.runtime.buckets.bucket import Bucket, Tensor
 from rulec.runtime.buckets.bucketing import Buckets
 from rulec.runtime.buckets.context import Common
 from rulec.runtime.buckets.hyper import EPS, HyperValues, default_hyper
-from rulec.runtime.buckets.launch import Part, Partitions
+from rulec.runtime.buckets.launch import Launch, Part, Partitions
 from rulec.runtime.buckets.launch_builder import Launcher
 from rulec.runtime.buckets.reductions import Processes
-from rulec.runtime.buckets.runtime_launch import Launch
 from rulec.runtime.buckets.scalar_table import Numbers
 from rulec.runtime.buckets.scalar_table_device import Scaling
-from rulec.runtime.distributed.partial import Whole
+from rulec.runtime.distributed.shards import Whole
 from rulec.runtime.evaluations import PassNames, wants
 from rulec.runtime.stages.step import run, was_interrupted
 from rulec.runtime.storage.options import Storage

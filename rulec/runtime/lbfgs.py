@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from rulec.errors import HyperError, StateMismatch
-from rulec.runtime.line_search import Limits, Search, Trial, run, strong_wolfe
-from rulec.runtime.pure_search import Backtracking, Zoom, floats
+from rulec.runtime.line_search import Backtracking, Limits, Search, Trial, Zoom, floats, run, strong_wolfe
 
 
 def _backtracking(start: Trial, step: float, limits: Limits) -> Search:

@@ -2,6 +2,10 @@
 
 A search is a generator that knows no array. It yields the length of a step, gets the trial of that step, and returns
 the trial to take. `run` is its loop, for functions that can be called at once.
+
+Line searches as pure functions of numbers, which JAX may trace: the next step, and the state after its trial.
+
+Both are those of optax. `xp` is NumPy or `jax.numpy`. `floats` makes a search of numbers from either.
 """
 
 from __future__ import annotations
@@ -9,7 +13,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
 
 
 @dataclass(frozen=True)
@@ -145,3 +151,237 @@ def _over(a: float, b: float) -> float:
     if b:
         return a / b
     return math.copysign(math.inf, a) * math.copysign(1, b) if a else math.nan
+
+
+_State = TypeVar("_State")
+
+
+class Point(NamedTuple):
+    """A function along a direction, after a step: its value, and its slope for each unit of the step."""
+
+    step: Any
+    value: Any
+    slope: Any
+
+
+def _pick(xp: Any, condition: Any, yes: Point, no: Point) -> Point:
+    return Point(*(xp.where(condition, a, b) for a, b in zip(yes, no, strict=True)))
+
+
+def _violation(xp: Any, excess: Any) -> Any:
+    """By how much a condition is missed: 0 where it holds, infinite where that is no number."""
+    return xp.where(xp.isnan(excess), np.inf, xp.maximum(excess, 0.0))
+
+
+class PureSearch(Protocol[_State]):
+    """A search as functions of its state, which is a tuple of numbers."""
+
+    def begin(self, xp: Any, start: Point, guess: Any) -> _State:
+        """The state before the first trial; `guess` is a step to begin with."""
+
+    def going(self, state: _State) -> Any:
+        """Whether there is another trial."""
+
+    def candidate(self, xp: Any, state: _State) -> Any:
+        """The step of the next trial."""
+
+    def advance(self, xp: Any, start: Point, state: _State, trial: Point) -> tuple[_State, Any]:
+        """The state after a trial, and whether to keep this trial in case the search fails."""
+
+    def failed(self, state: _State) -> Any:
+        """Whether the last trial is not the one to take."""
+
+
+class BacktrackingState(NamedTuple):
+    """Of the last trial: its number, its step, and how far it misses the condition."""
+
+    count: Any
+    step: Any
+    value: Any
+    error: Any
+
+
+@dataclass(frozen=True)
+class Backtracking:
+    """Shortens a step until the value is low enough (Armijo), in `most` + 1 trials at most."""
+
+    most: Any
+    slope_rtol: Any = 1e-4
+    decrease_factor: Any = 0.8
+    increase_factor: Any = 1.5
+    max_learning_rate: Any = 1.0
+    atol: Any = 0.0
+    rtol: Any = 0.0
+
+    def begin(self, xp: Any, start: Point, guess: Any) -> BacktrackingState:
+        step = xp.minimum(self.increase_factor * guess, self.max_learning_rate)
+        return BacktrackingState(0, step, start.value, step * 0 + np.inf)
+
+    def going(self, state: BacktrackingState) -> Any:
+        return self.failed(state) & (state.count <= self.most)
+
+    def candidate(self, xp: Any, state: BacktrackingState) -> Any:
+        return xp.where(state.count > 0, self.decrease_factor * state.step, state.step)
+
+    def advance(self, xp: Any, start: Point, state: BacktrackingState, trial: Point) -> tuple[BacktrackingState, Any]:
+        excess = trial.value - (1.0 + self.rtol) * start.value - trial.step * self.slope_rtol * start.slope
+        new = BacktrackingState(state.count + 1, trial.step, trial.value, _violation(xp, excess))
+        return new, new.error <= self.atol
+
+    def failed(self, state: BacktrackingState) -> Any:
+        return ~(state.error <= self.atol)
+
+
+class ZoomState(NamedTuple):
+    """The last trial, how far it misses both conditions, and the interval.
+
+    The value at `low` is at most that at `high`, whichever is longer. The cubic goes through `reference` too. `safe` is
+    a trial with decrease, though the slope is not small there.
+    """
+
+    count: Any
+    guess: Any
+    last: Point
+    decrease_error: Any
+    curvature_error: Any
+    bracketed: Any
+    done: Any
+    given_up: Any
+    low: Point
+    high: Point
+    reference: Point
+    safe: Point
+
+
+@dataclass(frozen=True)
+class Zoom:
+    """Enlarges a step until an interval has steps with Wolfe's conditions, and looks for one inside.
+
+    Algorithms 3.5 and 3.6 of Nocedal and Wright, with the decrease near a minimum of Hager and Zhang.
+    """
+
+    most: Any
+    max_learning_rate: Any = None
+    tol: Any = 0.0
+    increase_factor: Any = 2.0
+    slope_rtol: Any = 1e-4
+    curv_rtol: Any = 0.9
+    approx_dec_rtol: Any = 1e-6
+    stepsize_precision: Any = 1e-5
+
+    def begin(self, xp: Any, start: Point, guess: Any) -> ZoomState:
+        inf, no = start.value * 0 + np.inf, xp.asarray(False)
+        return ZoomState(0, guess, start, inf, inf, no, no, no, start, start, start, start)
+
+    def going(self, state: ZoomState) -> Any:
+        return ~(state.done | state.given_up)
+
+    def failed(self, state: ZoomState) -> Any:
+        return state.given_up
+
+    def candidate(self, xp: Any, state: ZoomState) -> Any:
+        longer = self._longer(xp, state)
+        if self.max_learning_rate is not None:
+            longer = xp.minimum(longer, self.max_learning_rate)
+        return xp.where(state.bracketed, _interpolated(xp, state.low, state.high, state.reference), longer)
+
+    def _longer(self, xp: Any, state: ZoomState) -> Any:
+        return xp.where(state.count == 0, state.guess, self.increase_factor * state.last.step)
+
+    def advance(self, xp: Any, start: Point, state: ZoomState, trial: Point) -> tuple[ZoomState, Any]:
+        decrease_error = self._decrease_error(xp, start, trial)
+        curvature_error = _violation(xp, abs(trial.slope) - self.curv_rtol * abs(start.slope))
+        good = xp.maximum(decrease_error, curvature_error) <= self.tol
+        keep = (decrease_error <= self.tol) & (~state.bracketed | (trial.value < state.safe.value))
+        state = state._replace(
+            count=state.count + 1, decrease_error=decrease_error, curvature_error=curvature_error,
+            safe=_pick(xp, keep, trial, state.safe),
+        )  # fmt: skip
+        wide, close = self._widened(xp, state, trial, good), self._narrowed(xp, state, trial, good)
+        flags = {
+            name: xp.where(state.bracketed, getattr(close, name), getattr(wide, name))
+            for name in ("bracketed", "done", "given_up")
+        }
+        points = {
+            name: _pick(xp, state.bracketed, getattr(close, name), getattr(wide, name))
+            for name in ("low", "high", "reference")
+        }
+        return state._replace(last=trial, **flags, **points), keep
+
+    def _decrease_error(self, xp: Any, start: Point, trial: Point) -> Any:
+        excess = trial.value - start.value - self.slope_rtol * trial.step * start.slope
+        if self.approx_dec_rtol is not None:
+            slope = trial.slope - (2 * self.slope_rtol - 1.0) * start.slope
+            near = trial.value - start.value - self.approx_dec_rtol * abs(start.value)
+            excess = xp.minimum(xp.maximum(slope, near), excess)
+        return _violation(xp, excess)
+
+    def _widened(self, xp: Any, state: ZoomState, trial: Point, good: Any) -> ZoomState:
+        """The state after a trial in search of an interval."""
+        before = state.last
+        above = (state.decrease_error > 0.0) | ((trial.value >= before.value) & (state.count > 1))
+        rising = (trial.slope >= 0.0) & ~above
+        low, high = _pick(xp, rising, trial, before), _pick(xp, rising, before, trial)
+        bracketed = above | rising | good
+        longest = False
+        if self.max_learning_rate is not None:
+            first = state._replace(count=state.count - 1)
+            longest = self._longer(xp, first) >= self.max_learning_rate
+        done = good | (longest & ~bracketed)
+        given_up = (state.count >= self.most) & ~done
+        return state._replace(bracketed=bracketed, done=done, given_up=given_up, low=low, high=high, reference=low)
+
+    def _narrowed(self, xp: Any, state: ZoomState, trial: Point, good: Any) -> ZoomState:
+        """The state after a trial inside of the interval."""
+        low, high = state.low, state.high
+        above = (state.decrease_error > 0.0) | (trial.value >= low.value)
+        turned = (trial.slope * (high.step - low.step) >= 0.0) & ~above
+        short = abs(high.step - low.step) <= self.stepsize_precision
+        given_up = ((state.count >= self.most) | (short & (state.safe.step > 0.0))) & ~good
+        return state._replace(
+            done=good, given_up=given_up,
+            low=_pick(xp, ~above, trial, low), high=_pick(xp, turned, low, _pick(xp, above, trial, high)),
+            reference=_pick(xp, above | turned, high, low),
+        )  # fmt: skip
+
+
+def _interpolated(xp: Any, low: Point, high: Point, reference: Point) -> Any:
+    """A step in an interval: where a cubic is lowest, a parabola, or the middle, the first that keeps from the ends."""
+    width = abs(high.step - low.step)
+    left, right = xp.minimum(high.step, low.step), xp.maximum(high.step, low.step)
+    cubic, parabola = _cubic(xp, low, high, reference), _parabola(low, high)
+    step = xp.where(
+        (parabola > left + 0.1 * width) & (parabola < right - 0.1 * width), parabola, (low.step + high.step) / 2.0
+    )
+    return xp.where((cubic > left + 0.2 * width) & (cubic < right - 0.2 * width), cubic, step)
+
+
+def _cubic(xp: Any, a: Point, b: Point, c: Point) -> Any:
+    """Where the cubic through three points, with the slope at the first, is lowest; no number where it is nowhere."""
+    to_b, to_c = b.step - a.step, c.step - a.step
+    rise_b, rise_c = b.value - a.value - a.slope * to_b, c.value - a.value - a.slope * to_c
+    whole = (to_b * to_c) ** 2 * (to_b - to_c)
+    third = (to_c**2 * rise_b - to_b**2 * rise_c) / whole
+    second = (to_b**3 * rise_c - to_c**3 * rise_b) / whole
+    return a.step + (-second + xp.sqrt(second * second - 3.0 * third * a.slope)) / (3.0 * third)
+
+
+def _parabola(a: Point, b: Point) -> Any:
+    """Where the parabola through two points, with the slope at the first, is lowest."""
+    width = b.step - a.step
+    return a.step - a.slope / (2.0 * ((b.value - a.value - a.slope * width) / width**2))
+
+
+def floats(search: PureSearch[Any], start: Trial, guess: float) -> Search:
+    """The search of numbers: it ends at the last trial, or at the one that was kept."""
+    origin = Point(*map(np.float64, (start.step, start.value, start.slope)))
+    state, kept, last = search.begin(np, origin, np.float64(guess)), start, start
+    while search.going(state):
+        with np.errstate(all="ignore"):
+            step = float(search.candidate(np, state))
+        last = yield step
+        point = Point(*map(np.float64, (step, last.value, last.slope)))
+        with np.errstate(all="ignore"):
+            state, keep = search.advance(np, origin, state, point)
+        kept = last if keep else kept
+    return kept if search.failed(state) else last

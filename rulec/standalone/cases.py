@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from rulec.compiler.grouping import static_defaults, view_of
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout, array_buffers, is_shaped, is_viewed, layout_for, scheduled
 from rulec.compiler.lower import decide
 from rulec.compiler.pipeline import compile, shape_conditions
 from rulec.compiler.simplify import fold_node
+from rulec.compiler.view import static_defaults, view_of
 from rulec.errors import RulecError
 from rulec.language.expr.node import FACTS, WORDS, Kind, Node, Op, const, names_in, rewrite, walk
 from rulec.language.expr.static import MUON, settings

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from rulec.testing.conformance import Report, check_backend
-from rulec.testing.kinds import ArrayKind, CupyKind, JaxKind, MlxKind, NumpyKind, TorchKind
-from rulec.testing.numerics import IEEE, MLX, XLA, Numerics
+from rulec.testing.kinds import IEEE, MLX, XLA, ArrayKind, CupyKind, JaxKind, MlxKind, Numerics, NumpyKind, TorchKind
 
 __all__ = [
     "IEEE", "MLX", "XLA", "ArrayKind", "CupyKind", "JaxKind", "MlxKind", "Numerics", "NumpyKind", "Report", "TorchKind",

@@ -13,7 +13,7 @@ from rulec.compiler.ir import Program
 from rulec.language.expr.arithmetic import NUMPY
 from rulec.language.expr.node import Kind, Node, Op, is_boolean, walk
 from rulec.testing.interval import Array, Range, Truth, apply, between, hull, point, widen
-from rulec.testing.numerics import EPS, LARGEST, SMALLEST_NORMAL, Numerics
+from rulec.testing.kinds import EPS, LARGEST, SMALLEST_NORMAL, Numerics
 
 _EXACT = (Op.NEG, Op.ABS, Op.SIGN, Op.FLOOR, Op.MINIMUM, Op.MAXIMUM, Op.WHERE, Op.ISFINITE)
 

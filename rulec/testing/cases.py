@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 import rulec
-from rulec.compiler.grouping import view_of
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import is_viewed
 from rulec.compiler.pipeline import compile
 from rulec.compiler.routing import Router
+from rulec.compiler.view import view_of
 from rulec.errors import HyperError, RuleError
 from rulec.language.expr.node import WAVES, Kind, Op
 from rulec.language.rule import Rule

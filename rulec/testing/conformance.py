@@ -62,8 +62,7 @@ from rulec.testing.cases import (
 )
 from rulec.testing.drawn import OnDevice
 from rulec.testing.interval import Array
-from rulec.testing.kinds import ArrayKind, kind_named, kind_of
-from rulec.testing.numerics import IEEE, MLX, XLA, Numerics
+from rulec.testing.kinds import IEEE, MLX, XLA, ArrayKind, Numerics, kind_named, kind_of
 from rulec.testing.purity import check_emit_is_pure
 from rulec.testing.trial import Subject, Trial
 from rulec.testing.whole import check_whole

@@ -14,7 +14,7 @@ from rulec.errors import InternalError
 from rulec.language.expr.node import Op
 from rulec.testing.bounds import Bounds, StageInputs, rounded_to
 from rulec.testing.interval import Array, Range, point
-from rulec.testing.numerics import Numerics
+from rulec.testing.kinds import Numerics
 
 #: Buffer -> its content, for each tensor.
 Values = Sequence[Mapping[str, Array]] | Mapping[int, Mapping[str, Array]]

@@ -1,9 +1,13 @@
-"""The kinds of arrays in the conformance suite: how they are made and read."""
+"""The kinds of arrays in the conformance suite: how they are made and read.
+
+The exactness of a machine's arithmetic: all tolerances derive from these numbers.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,6 +15,7 @@ import numpy as np
 from rulec.array.arrays import numpy_dtype
 from rulec.backend.protocol import Backend
 from rulec.compiler.layout import FLOATS
+from rulec.language.expr.node import Op
 
 Array = np.ndarray[Any, Any]
 
@@ -195,3 +200,38 @@ def kind_named(name: str) -> ArrayKind:
         raise ValueError(f"arrays are {', '.join(kinds)}, or an object like rulec.testing.NumpyKind, not {name!r}")
     kind: ArrayKind = kinds[name]()
     return kind
+
+
+#: Spacing of the numbers above 1, smallest normal and largest number of each dtype.
+EPS: Mapping[str, float] = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+SMALLEST_NORMAL: Mapping[str, float] = {"float64": 2.0**-1022, "float32": 2.0**-126}
+LARGEST: Mapping[str, float] = {"float64": (2 - 2.0**-52) * 2.0**1023, "float32": (2 - 2.0**-23) * 2.0**127}
+
+_FUNCTIONS = (Op.EXP, Op.LOG, Op.TANH, Op.SIGMOID, Op.ERF, Op.CBRT, Op.POW, Op.SIN, Op.COS)
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """The greatest error of each operation, in ulps of its result in the compute dtype.
+
+    `rounded` is for + - * / sqrt: 0.5 where they are correctly rounded. `function` is for every other function that is
+    not exact. With `flushes`, numbers too small to be normal may count as zero.
+    """
+
+    rounded: float = 0.5
+    function: float = 4.0
+    flushes: bool = False
+
+    def ulps(self, op: Op) -> float:
+        """The greatest error of one operation."""
+        return self.function if op in _FUNCTIONS else self.rounded
+
+
+#: IEEE 754 arithmetic, and functions good to a few ulps: the promise of every backend but JAX and MLX.
+IEEE = Numerics()
+
+#: XLA's arithmetic on CPUs, as exact, but subnormal numbers are zero.
+XLA = Numerics(flushes=True)
+
+#: MLX's arithmetic on CPUs: as exact, but subnormal results may be zero.
+MLX = Numerics(flushes=True)

@@ -15,17 +15,16 @@ import numpy as np
 
 from rulec.array.arrays import numpy_dtype
 from rulec.backend.protocol import Backend, Kernel
-from rulec.compiler.grouping import view_of
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout, is_shaped, kernel_buffers
 from rulec.compiler.scalars import evaluate_once, resolve_hyper
+from rulec.compiler.view import view_of
 from rulec.errors import InternalError
 from rulec.language.rule import Rule
 from rulec.testing.drawn import Drawn, Draws, OnDevice, ScalarRows
 from rulec.testing.interval import Array
 from rulec.testing.judge import Judge, Values
-from rulec.testing.kinds import ArrayKind
-from rulec.testing.numerics import EPS, Numerics
+from rulec.testing.kinds import EPS, ArrayKind, Numerics
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from rulec.runtime.arrays import Arrays
 from rulec.runtime.engine import Engine, default_hyper
 from rulec.testing.cases import gradients, hyper_values, parameters
 from rulec.testing.interval import Array
-from rulec.testing.kinds import ArrayKind
-from rulec.testing.numerics import EPS
+from rulec.testing.kinds import EPS, ArrayKind
 from rulec.testing.trial import Subject
 
 #: Of one to four dimensions, batches of matrices, tall and wide, in two groups; and nothing at all.

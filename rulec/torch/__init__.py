@@ -13,8 +13,7 @@ from rulec.torch.eager import EagerUpdate, GradStore
 from rulec.torch.es import perturb
 from rulec.torch.lbfgs import LBFGS
 from rulec.torch.optimizer import EvaluatedOptimizer, RuleOptimizer
-from rulec.torch.partition import partitioned_groups
-from rulec.torch.partitioned import Partitioned
+from rulec.torch.partitioned import Partitioned, partitioned_groups
 from rulec.torch.tags import tagged_groups
 
 __all__ = [

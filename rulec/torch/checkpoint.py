@@ -27,7 +27,7 @@ from rulec.torch.partitioned import Partitioned
 from rulec.torch.states.saved import FORMATS
 from rulec.torch.step.machine import Machine
 from rulec.torch.tensors.dtensor import check_whole
-from rulec.torch.tensors.memory import resolved
+from rulec.torch.tensors.fake import resolved
 from rulec.torch.tensors.tensors import STATE_DTYPES, dtype_name
 
 

@@ -17,8 +17,8 @@ from rulec.runtime.lbfgs import Progress, Settings, descend
 from rulec.torch.groups.interface import torch_words
 from rulec.torch.groups.routes import names_of
 from rulec.torch.optimizer import check_groups_match, iterable, saved_groups
-from rulec.torch.states.first_states import asks_for_states
-from rulec.torch.step.before import Before
+from rulec.torch.states.saved import asks_for_states
+from rulec.torch.step.evaluations import Before
 from rulec.torch.tensors.dtensor import is_placed
 from rulec.torch.tensors.tensors import check_memory, check_parameters
 

@@ -23,31 +23,28 @@ from rulec.language.hyper import AT_START
 from rulec.language.rule import Rule
 from rulec.locks import Turns, in_turn
 from rulec.runtime.buckets.scalar_table_device import Scaling
-from rulec.runtime.distributed.failure import Unreached
+from rulec.runtime.distributed.process_group import Unreached
 from rulec.runtime.storage.options import Storage
 from rulec.torch.distributed.comparison import OtherOrder
 from rulec.torch.distributed.consensus import Agreement
-from rulec.torch.distributed.mesh import first_meeting_of, meeting_of
-from rulec.torch.distributed.split_models import are_at_work
+from rulec.torch.distributed.mesh import are_at_work, first_meeting_of, meeting_of
 from rulec.torch.distributed.traffic import Communication
 from rulec.torch.groups.engine import state_dtypes_of
 from rulec.torch.groups.entries import GroupRule
 from rulec.torch.groups.inputs import Inputs
-from rulec.torch.groups.interface import SPLITTING, Interface
-from rulec.torch.groups.options import options_of, plain_options
+from rulec.torch.groups.interface import SPLITTING, Interface, options_of, plain_options
 from rulec.torch.groups.routes import Routes, names_of, routes_of, tag_all
 from rulec.torch.groups.values import group_rules_of, note_start, seed_of
-from rulec.torch.states.first_states import asks_for_states, at_rates
 from rulec.torch.states.interop.arriving import arrived
 from rulec.torch.states.interop.save import written
 from rulec.torch.states.quantized import all_saved
-from rulec.torch.states.saved import check_numbers, check_states
+from rulec.torch.states.saved import asks_for_states, at_rates, check_numbers, check_states
 from rulec.torch.states.store import Store
+from rulec.torch.step.checks import watch_of
 from rulec.torch.step.evaluations import TorchPasses, check_passes
-from rulec.torch.step.lost import watch_of
 from rulec.torch.step.machine import Machine
 from rulec.torch.tensors.dtensor import part_of
-from rulec.torch.tensors.memory import frame_callback, without_compiler
+from rulec.torch.tensors.fake import frame_callback, without_compiler
 from rulec.torch.tensors.tensors import check_parameters, dtype_name
 
 #: The last gradient of a step, where there was none: nothing to refer to, and its version.
@@ -275,7 +272,7 @@ class RuleOptimizer(Optimizer, Turns):
         return loss
 
     def asks_for_states(self) -> bool:
-        """Whether a step now would make the first states and move nothing: see `rulec.torch.states.first_states`."""
+        """Whether a step now would make the first states and move nothing: see `rulec.torch.states.saved`."""
         return (
             not self.state and "found_inf" not in self.__dict__ and self._passes is None
             and asks_for_states(self.param_groups, self._options.across)

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from rulec import Rule
 from rulec.analysis.accumulate import accumulating, accumulation
-from rulec.analysis.fact import Fact
-from rulec.analysis.flow import flow_of
+from rulec.analysis.flow import Fact, flow_of
 from rulec.analysis.linear import LinearForms
 from rulec.analysis.scale import changing_scale, constant_scale
 from rulec.analysis.zero import at_zero

@@ -13,7 +13,7 @@ import torch
 
 import rulec
 from rulec.array_api.numpy import NUMPY_MATRIX
-from rulec.compiler.exact import EXACT_MATRIX
+from rulec.compiler.matrix import EXACT_MATRIX
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.language.expr.arithmetic import mpmath_context
 from rulec.language.expr.newton_schulz import SCHEDULES, coefficients_of
@@ -48,7 +48,7 @@ CALLS: Mapping[str, tuple[Op, tuple[Any, ...], dict[str, Any]]] = {
 
 
 def _torch(op: Op, args: tuple[Any, ...], keywords: dict[str, Any]) -> Array:
-    from rulec.torch.tensors.arrays import DEVICE_MATRIX
+    from rulec.torch.tensors.library import DEVICE_MATRIX
 
     given = [torch.from_numpy(x.copy()) if isinstance(x, np.ndarray) else x for x in args]
     return np.asarray(DEVICE_MATRIX[op](*given, **keywords).numpy())

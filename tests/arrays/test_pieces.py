@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rulec.array_api.pieces import Cuts, Pieces, Stacks, Together
+from rulec.array_api.slices import Cuts, Pieces, Stacks, Together
 from rulec.kernel.multi_tensor.address import addresses_of, array_address
 
 SHAPES = [(1, 2, 1), (1,), (3, 1), (2, 2)]

@@ -21,7 +21,7 @@ import pytest
 
 import rulec
 import rulec.array
-from rulec.backend import cache, kept
+from rulec.backend import cache, trust
 from rulec.errors import BackendUnavailable
 from rulec.files import written_whole
 
@@ -56,8 +56,8 @@ def test_a_path_that_no_disk_takes_is_worked_around(name: str, monkeypatch: pyte
     with pytest.warns(UserWarning, match="File name too long"):
         rulec.array.Optimizer(rule, [param], "numpy").step([np.full(3, 1 / len(name))])
     assert param.tolist() == [0.0] * 3
-    assert kept.kept() == {}
-    assert kept.clear() == kept.Cleared(0, ())
+    assert trust.kept() == {}
+    assert trust.clear() == trust.Cleared(0, ())
 
 
 @pytest.mark.parametrize("backend", ["cpu", "c", "numpy"])
@@ -67,7 +67,7 @@ def test_a_rule_with_a_name_of_any_letters_is_kept_and_cleared(backend: str, els
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         rulec.array.Optimizer(rule, [np.ones(3)], backend).step([np.ones(3)])
-    assert kept.clear().left == ()
+    assert trust.clear().left == ()
 
 
 def test_folders_of_kernels_that_were_exchanged_are_made_anew(elsewhere: Path) -> None:
@@ -366,7 +366,7 @@ def test_a_file_half_written_goes_with_the_next_writer(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_folder_of_a_killed_process_goes_with_the_next_one(tmp_path: Path) -> None:
-    program = "from rulec.backend.scratch import process_folder; print(process_folder(), flush=True)"
+    program = "from rulec.backend.cache import process_folder; print(process_folder(), flush=True)"
     wait = f"{program}; input()"
     with subprocess.Popen(
         [sys.executable, "-c", wait], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

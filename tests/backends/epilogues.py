@@ -11,7 +11,7 @@ from torch import Tensor
 
 import rulec
 from rulec.backend import registry
-from rulec.backend.product import Product
+from rulec.backend.capabilities import Product
 from rulec.backend.protocol import Rows
 from rulec.compiler.layout import Layout, layout_for
 from rulec.testing.cases import loaded

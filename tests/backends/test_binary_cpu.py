@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from rulec.es.binary import pack, product
-from rulec_backends.c.binary_source import source as c_source
+from rulec_backends.c.binary import source as c_source
 from rulec_backends.common import threads
-from rulec_backends.cpu.binary_source import product_source
+from rulec_backends.cpu.binary import product_source
 from rulec_backends.cpu.machine import architecture, compile_text, emit_assembly
 from tests.es.test_binary_products import bits
 

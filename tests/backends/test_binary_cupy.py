@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rulec.es.binary import Bits, convolve, draw, pack, product, score_gradient
-from rulec_backends.cupy.binary_source import source
+from rulec_backends.cupy.binary import source
 from tests import ledger
 from tests.backends import cuda_stand_in
 from tests.backends.cuda_assembly import ARCHITECTURES, CHECKERS, kernels, missing

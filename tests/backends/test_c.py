@@ -21,7 +21,7 @@ from rulec.testing.cases import MATRIX_SHAPES, loaded
 from rulec.testing.conformance import check_rule
 from rulec.testing.trial import Subject
 from rulec_backends.c import CBackend, CKernel
-from rulec_backends.c import threads as c_threads
+from rulec_backends.c import call as c_threads
 from rulec_backends.c.call import CCall
 from rulec_backends.c.compile import FLAGS, compiler, processor
 from rulec_backends.common.threads import POLICY

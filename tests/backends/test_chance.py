@@ -26,8 +26,8 @@ from rulec.compiler.view import matrix_view
 from rulec.errors import BackendUnsupported
 from rulec.kernel.interpreter import Interpreter
 from rulec.language.expr.node import RANGE, ROWS
-from rulec.runtime.distributed.partial import Whole
-from rulec_backends.common.chance import chance_call
+from rulec.runtime.distributed.shards import Whole
+from rulec_backends.common.text import chance_call
 from rulec_backends.cpu import machine as cpu_machine
 from tests.backends import c_functions
 from tests.backends.triton_process import in_the_interpreter
@@ -102,7 +102,7 @@ def test_the_cpu_backend_has_the_numbers_of_the_definition() -> None:
 TRITON = """
 import json
 import torch
-from rulec_backends.common.printed import run_source
+from rulec_backends.common.text import run_source
 from rulec_backends.triton.words import words_used
 
 kernel = '''
@@ -241,7 +241,7 @@ def test_the_cpu_backend_knows_parts_that_lie_far_in_their_tensors(piece: Piece)
 
 FAR_TRITON = """
 import torch
-from rulec_backends.common.printed import run_source
+from rulec_backends.common.text import run_source
 from rulec_backends.triton.words import words_used
 
 head = "import triton\\nimport triton.language as tl\\n\\n\\n"

@@ -24,8 +24,8 @@ from rulec.testing.trial import Subject
 from rulec_backends.common import threads as cpu_threads
 from rulec_backends.common.threads import POLICY
 from rulec_backends.cpu import CpuBackend, limit_kernel
-from rulec_backends.cpu import limit as cpu_limit
 from rulec_backends.cpu import machine as cpu_machine
+from rulec_backends.cpu import print as cpu_limit
 from rulec_backends.cpu import stage as cpu_stage
 from rulec_backends.cpu import target as cpu_target
 from tests.backends.cpu_programs import Bucket, bucket_of, interpret, kernel_of, program_of

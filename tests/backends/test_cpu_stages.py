@@ -22,19 +22,19 @@ from rulec.compiler.ir import Program
 from rulec.compiler.layout import layout_for
 from rulec.compiler.view import matrix_view
 from rulec.errors import InternalError
+from rulec.kernel.multi_tensor.chunks import CHUNK_COLUMNS
 from rulec.kernel.multi_tensor.cut import Cut, Lying
-from rulec.kernel.multi_tensor.plan import CHUNK_COLUMNS
 from rulec.language.expr.node import Op, walk
 from rulec_backends.common import threads as cpu_threads
 from rulec_backends.common.threads import POLICY
 from rulec_backends.cpu import CpuBackend, limit_kernel
-from rulec_backends.cpu import limit as cpu_limit
 from rulec_backends.cpu import machine as cpu_machine
+from rulec_backends.cpu import print as cpu_limit
 from rulec_backends.cpu import print as cpu_print
 from rulec_backends.cpu import rows as cpu_rows
+from rulec_backends.cpu.call import StagedCall
 from rulec_backends.cpu.print import kernel_source
 from rulec_backends.cpu.rows import ROWS
-from rulec_backends.cpu.staged import StagedCall
 from tests.backends.cpu_stages import NOTHING, StagedBucket, bucket_of, program_of
 from tests.backends.vectors import wide_register
 from tests.library import by_share

@@ -10,7 +10,7 @@ import pytest
 
 import rulec
 from rulec.array import Optimizer
-from rulec.array.cupy_library import CupyLibrary, arithmetic
+from rulec.array.cupy import CupyLibrary, arithmetic
 from rulec.array_api.numpy import NumpyLibrary
 from rulec.backend import registry
 from rulec.errors import StateMismatch, TensorError

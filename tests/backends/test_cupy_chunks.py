@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from rulec.kernel.multi_tensor.cut import Cut, Lying, Whole, rows_of
-from rulec_backends.cupy.chunks import CHUNKS, LARGE, Flat, Tiles, chunk_length
 from rulec_backends.cupy.plan import CHUNK, THREADS, TILE
+from rulec_backends.cupy.work import CHUNKS, LARGE, Flat, Tiles, chunk_length
 
 SIZES = (0, 1, 7, 4096, 4097, 100_003, LARGE - 1, LARGE + 1)
 

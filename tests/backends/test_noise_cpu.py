@@ -16,7 +16,7 @@ from rulec.es.streams import Stream, short_weights
 from rulec_backends.common.threads import POLICY
 from rulec_backends.cpu import CpuBackend
 from rulec_backends.cpu.noise import fill_lines, fill_noise, fill_words
-from rulec_backends.cpu.noise_record import TILE
+from rulec_backends.cpu.noise_words import TILE
 from tests.backends.cpu_programs import Bucket, bucket_of, program_of
 
 VALUES = ("normal", "rademacher", "popcount")

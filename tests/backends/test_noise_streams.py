@@ -36,7 +36,7 @@ def of_jax() -> Maker:
     """Words in JAX, compiled once for each place where they begin."""
     import jax
 
-    from rulec.jax.es.philox import JaxStream
+    from rulec.jax.es.draws import JaxStream
 
     def words(seed: Any, layer: Any, purpose: int, pair: Any, step: Any, count: int, offset: int) -> Any:
         return JaxStream(seed, layer, step, pair, purpose).words(count, offset)
@@ -124,7 +124,7 @@ def test_words_and_whole_numbers_in_cuda(cuda: Any) -> None:
 
 def test_jax_takes_positions_that_are_traced_and_mapped() -> None:
     jax = pytest.importorskip("jax")
-    from rulec.jax.es.philox import JaxStream
+    from rulec.jax.es.draws import JaxStream
 
     pairs = np.array(EDGES, np.uint32)
 
@@ -145,7 +145,7 @@ def test_jax_takes_positions_that_are_traced_and_mapped() -> None:
 @pytest.mark.slow
 def test_jax_values_are_of_the_dtype_and_scale_asked_for() -> None:
     pytest.importorskip("jax")
-    from rulec.jax.es.philox import JaxStream
+    from rulec.jax.es.draws import JaxStream
 
     position = {"seed": -(2**40) - 1, "layer": 0, "step": 2**32 + 2, "pair": 3}
     found = JaxStream(**position, dtype="bfloat16").values("popcount", 40)

@@ -93,7 +93,7 @@ def test_states_of_other_dtypes_and_ascent_in_the_interpreter(dtype: str) -> Non
 
 def test_a_check_runs_all_stages_in_the_interpreter() -> None:
     program = (
-        "from rulec.tools.compare.oracle import exactness\nfrom rulec.tools.compare.trial import Trial\n"
+        "from rulec.tools.compare.oracle import exactness\nfrom rulec.tools.compare.difference import Trial\n"
         "found = exactness(loaded('lamb'), {}, Trial('float32', 2, ((4, 6),)), 'triton')\n"
     )
     assert max(in_the_interpreter(program, "[*found.ulps.values()]")) < 16

@@ -19,11 +19,9 @@ from rulec.kernel.multi_tensor.cut import Cut, lying, rows_of
 from rulec.kernel.multi_tensor.slots import Places, regions
 from rulec_backends.triton import blocks as triton_blocks
 from rulec_backends.triton.blocks import Block
-from rulec_backends.triton.cut import MOST_CHUNKS, MOST_PIECES, MOST_REDUCED, Blocks, Tiles
-from rulec_backends.triton.finish import jobs
 from rulec_backends.triton.memory import uploads
 from rulec_backends.triton.plan import FINISHED, tile_shapes
-from rulec_backends.triton.work import Launch, StageWork
+from rulec_backends.triton.work import MOST_CHUNKS, MOST_PIECES, MOST_REDUCED, Blocks, Launch, StageWork, Tiles, jobs
 from tests.backends.triton_process import in_a_process, in_the_interpreter
 
 # Chunks

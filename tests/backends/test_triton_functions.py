@@ -14,7 +14,7 @@ import json
 import numpy as np
 import scipy.special
 import torch
-from rulec_backends.common.printed import run_source
+from rulec_backends.common.text import run_source
 from rulec_backends.triton.words import words_used
 
 NAMES = ("exp", "log", "erf", "sigmoid", "tanh", "cbrt")

@@ -13,7 +13,7 @@ from rulec.compiler.layout import layout_for, scheduled
 from rulec.kernel.multi_tensor.cut import rows_of
 from rulec_backends.triton import work
 from rulec_backends.triton.blocks import Block
-from rulec_backends.triton.cut import MANY_CHUNKS, Blocks
+from rulec_backends.triton.work import MANY_CHUNKS, Blocks
 from tests.backends.coded_training import signed, training, unsigned
 
 #: A rule and the formats of its states: what is launched on a GPU without a table of its own.

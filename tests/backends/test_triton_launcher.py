@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from rulec_backends.triton import launcher as module
-from rulec_backends.triton.launcher import Launcher
+from rulec_backends.triton import memory as module
+from rulec_backends.triton.memory import Launcher
 
 
 class Compiled:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rulec.backend import registry
-from rulec_backends.triton.quotient import NAME, SOURCE
+from rulec_backends.triton.ops import NAME, SOURCE
 from tests.backends.coded_training import signed, training
 
 Array = np.ndarray[Any, Any]

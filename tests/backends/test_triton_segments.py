@@ -61,7 +61,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from rulec_backends.triton import TritonBackend
-from rulec_backends.triton.segments_call import LANES, WARPS
+from rulec_backends.triton.segments import LANES, WARPS
 
 backend = TritonBackend()
 kernel = backend.build_segments(backend.emit_segments())._kernel

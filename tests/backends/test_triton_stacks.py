@@ -14,12 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from rulec.torch.tensors.arrays import newton_schulz
-from rulec.torch.tensors.library import _STACKED
+from rulec.torch.tensors.library import _STACKED, newton_schulz
 from rulec_backends.triton import quintic_call
 from rulec_backends.triton.product import tiles_for
-from rulec_backends.triton.quintic_call import QuinticProducts
-from rulec_backends.triton.quintic_kinds import fill, kinds, stack_size
+from rulec_backends.triton.quintic_call import QuinticProducts, fill, kinds, stack_size
 
 #: Of a Hopper GPU.
 TILES, PROCESSORS = tiles_for("bfloat16", 9), 132

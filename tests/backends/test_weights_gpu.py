@@ -26,7 +26,7 @@ TRITON = """
 import torch
 import rulec.torch
 from rulec.array_api.slices import piece_of
-from rulec.runtime.distributed.partial import Whole
+from rulec.runtime.distributed.shards import Whole
 from rulec.compiler.weights import DTYPES
 
 def train(backend, kind, rule, large=40, **words):

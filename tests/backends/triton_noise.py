@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 import rulec
 from rulec.compiler.layout import ITEM_SIZE, layout_for
 from rulec_backends.triton import TritonBackend
-from rulec_backends.triton.noise_call import NOISY
+from rulec_backends.triton.noise import NOISY
 from rulec_backends.triton.plan import moved
 from tests.backends.triton_compiled import ROOT, Loop, approximate, inner_loops, loops, made_for, memory
 

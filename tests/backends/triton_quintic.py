@@ -19,7 +19,7 @@ from typing import Any
 
 from rulec_backends.triton import TritonBackend
 from rulec_backends.triton.product import Tile, tiles_for
-from rulec_backends.triton.quintic_kinds import tuned
+from rulec_backends.triton.quintic_call import tuned
 from tests.backends.triton_compiled import ROOT, approximate, memory
 
 _SHORT = {"bfloat16": "bf16", "float16": "fp16"}

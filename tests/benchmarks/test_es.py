@@ -21,7 +21,7 @@ from benchmarks.es.turns import Turn
 from benchmarks.result import Row
 from benchmarks.suite import measurement
 from rulec.es import Perturbation
-from rulec.tools.compare.interleave import Times
+from rulec.tools.compare.measure import Times
 from tests.cli.running import run
 
 SECONDS = {

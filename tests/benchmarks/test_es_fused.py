@@ -8,7 +8,7 @@ import pytest
 from benchmarks.es import fused as es_fused
 from benchmarks.es.fused import GRADIENT, OURS, TORCH, Steps, elements_of, plan, rows, summed
 from benchmarks.es.turns import Turn
-from rulec.tools.compare.interleave import Times
+from rulec.tools.compare.measure import Times
 
 
 class Standing:

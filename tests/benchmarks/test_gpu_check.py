@@ -15,7 +15,7 @@ from benchmarks.gpu import check as gpu_check
 from benchmarks.gpu import tune as gpu_tune
 from benchmarks.gpu.device import Bench
 from rulec.testing import NumpyKind
-from rulec.testing.numerics import IEEE
+from rulec.testing.kinds import IEEE
 from rulec.testing.trial import Subject
 from rulec_backends.numpy import NumpyBackend
 from tests.backends.triton_process import require_interpreter

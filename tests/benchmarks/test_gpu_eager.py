@@ -11,7 +11,7 @@ from benchmarks.gpu import eager as gpu_eager
 from benchmarks.gpu.device import Bench
 from benchmarks.gpu.part import Note
 from benchmarks.result import Row
-from rulec.tools.compare.interleave import Times
+from rulec.tools.compare.measure import Times
 from tests.benchmarks.gpu_fakes import HostDevice
 
 

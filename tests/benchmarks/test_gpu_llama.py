@@ -10,7 +10,7 @@ import torch
 from benchmarks.gpu import llama as gpu_llama
 from benchmarks.gpu.device import Bench
 from benchmarks.result import Row
-from rulec.tools.compare.interleave import Times
+from rulec.tools.compare.measure import Times
 from tests.benchmarks.gpu_fakes import HostDevice
 
 

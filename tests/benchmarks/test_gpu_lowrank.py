@@ -13,7 +13,7 @@ from benchmarks.gpu import lowrank as gpu_lowrank
 from benchmarks.gpu.device import Bench
 from benchmarks.gpu.time import Prepared, timed
 from benchmarks.result import Row
-from rulec.tools.compare.interleave import Times
+from rulec.tools.compare.measure import Times
 from tests.benchmarks.gpu_fakes import HostDevice
 
 

@@ -37,7 +37,7 @@ from benchmarks.gpu.time import StepTimes
 from benchmarks.result import Row
 from rulec.errors import RulecError
 from rulec.formats import NAMES
-from rulec.tools.compare.interleave import Times
+from rulec.tools.compare.measure import Times
 from tests.benchmarks.gpu_fakes import HostDevice
 
 FUSED = "torch's fused step"

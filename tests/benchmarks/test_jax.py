@@ -19,7 +19,7 @@ from benchmarks.jax import measure as bench_jax
 from benchmarks.jax import steps as jax_steps
 from benchmarks.result import Row
 from rulec.errors import RulecError
-from rulec.tools.compare.interleave import Times
+from rulec.tools.compare.measure import Times
 from tests.benchmarks.gpu_fakes import HostDevice
 
 

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rulec.cli.app import app
-from rulec.cli.completion import backend_words, rule_words
+from rulec.cli.arguments import backend_words, rule_words
 
 
 def test_rules_backends_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rulec.cli.new import rule_names
-from rulec.cli.package import hides
+from rulec.cli.new import hides, rule_names
 from tests.cli.running import error, run, run_json
 
 

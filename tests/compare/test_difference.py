@@ -10,9 +10,8 @@ import pytest
 
 import rulec
 from rulec.errors import RulecError
-from rulec.tools.compare.difference import compare, order_of_values
+from rulec.tools.compare.difference import Trial, compare, order_of_values
 from rulec.tools.compare.sides import Array
-from rulec.tools.compare.trial import Trial
 
 TRIAL = Trial("float64", 4, ((3,),))
 

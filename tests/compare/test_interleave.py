@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from rulec.tools.compare.interleave import SHORTEST_SAMPLE, Times, interleaved
+from rulec.tools.compare.measure import SHORTEST_SAMPLE, Times, interleaved
 
 
 def test_contenders_take_turns_and_the_order_turns() -> None:
@@ -28,7 +28,7 @@ def test_contenders_take_turns_and_the_order_turns() -> None:
 def test_a_short_contender_is_called_often_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock that a call moves by a microsecond."""
     calls = 0
-    monkeypatch.setattr("rulec.tools.compare.interleave.time.perf_counter", lambda: calls * 1e-6)
+    monkeypatch.setattr("rulec.tools.compare.measure.time.perf_counter", lambda: calls * 1e-6)
 
     def short() -> None:
         nonlocal calls

@@ -7,9 +7,9 @@ import pytest
 
 import rulec
 from rulec.runtime.engine import default_hyper
+from rulec.tools.compare.difference import Trial
 from rulec.tools.compare.lines import keep_lines, trace
 from rulec.tools.compare.sides import ReferenceSide
-from rulec.tools.compare.trial import Trial
 from tests.library import by_kind
 
 

@@ -7,8 +7,8 @@ import pytest
 
 import rulec
 from rulec.errors import RuleError
+from rulec.tools.compare.difference import Trial
 from rulec.tools.compare.oracle import exactness, largest_ulps, ulp
-from rulec.tools.compare.trial import Trial
 
 
 def test_a_copy_is_exact_and_one_product_is_within_half_an_ulp() -> None:

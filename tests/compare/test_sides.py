@@ -8,11 +8,10 @@ import pytest
 import rulec
 from rulec.errors import RulecError, RuleError
 from rulec.runtime.engine import default_hyper
-from rulec.tools.compare.difference import compare, order_of_values
+from rulec.tools.compare.difference import Trial, compare, order_of_values, shapes_for
 from rulec.tools.compare.oracle import exactness
 from rulec.tools.compare.sides import ReferenceSide, backend_side, check_inputs
 from rulec.tools.compare.target import resolve
-from rulec.tools.compare.trial import Trial, shapes_for
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 
 import rulec
 import rulec.array
-from rulec.compiler.grouping import view_of
 from rulec.compiler.reference import ReferenceOptimizer
+from rulec.compiler.view import view_of
 from rulec.math import axis, block, mean
 
 #: A state and a reduction of every kind for each of three axes, the last one, and the whole.

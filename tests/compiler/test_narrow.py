@@ -6,7 +6,7 @@ import pytest
 
 import rulec
 from rulec.compiler.layout import Kernel, layout_for, scheduled, traffic
-from rulec.compiler.narrow import narrowed
+from rulec.compiler.memory import narrowed
 
 RULE = """
 name: Trial

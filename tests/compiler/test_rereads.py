@@ -13,12 +13,22 @@ import pytest
 import rulec
 from rulec.array import Optimizer
 from rulec.compiler import layout as layout_module
-from rulec.compiler import rereads
+from rulec.compiler import layout as rereads
 from rulec.compiler.ir import Program, verify
-from rulec.compiler.layout import ITEM_SIZE, Layout, kernel_for, layout_for, scheduled, traffic
+from rulec.compiler.layout import (
+    ITEM_SIZE,
+    Layout,
+    _apply,
+    _choices,
+    choose_rereads,
+    kernel_for,
+    layout_for,
+    moved,
+    scheduled,
+    traffic,
+)
 from rulec.compiler.pipeline import compile as compile_rule
 from rulec.compiler.reference import ReferenceOptimizer
-from rulec.compiler.rereads import _apply, _choices, choose_rereads, moved
 from rulec.errors import InternalError
 from rulec.language.expr.node import Op, walk
 from rulec.runtime.buckets import bucket as bucket_module

@@ -13,7 +13,7 @@ import torch
 import rulec
 import rulec.jax
 from rulec import math as rm
-from rulec.compiler.trigonometry import LARGEST
+from rulec.compiler.simplify import LARGEST
 from rulec.language.tracing.decorator import rule as rule_of
 
 Array = np.ndarray[Any, Any]

@@ -12,7 +12,7 @@ from rulec.analysis.flow import flow_of
 from rulec.analysis.scale import constant_scale
 from rulec.compiler.pipeline import _compile
 from rulec.errors import RulecError
-from rulec.functional.update import as_update
+from rulec.functional.plan import as_update
 from rulec.language.expr.counts import simplified
 from rulec.language.expr.functions import FUNCTIONS
 from rulec.language.expr.node import Node, Op, const, node

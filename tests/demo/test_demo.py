@@ -10,9 +10,8 @@ import pytest
 import rulec
 from rulec.runtime.engine import default_hyper
 from rulec.tools.demo import digits, training
-from rulec.tools.demo.network import Network, softmax
-from rulec.tools.demo.rule import TEXT, Unfused
-from rulec.tools.demo.training import compare_update
+from rulec.tools.demo.digits import Network, softmax
+from rulec.tools.demo.training import TEXT, Unfused, compare_update
 from tests.cli.running import error, run, run_json
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from rulec.es import Perturbation
 from rulec.tools.demo import digits, es
+from rulec.tools.demo.digits import Network
 from rulec.tools.demo.es import Setting
-from rulec.tools.demo.network import Network
 from tests.cli.running import error, run, run_json
 
 

@@ -15,8 +15,7 @@ import numpy as np
 import rulec
 from benchmarks.picture import figure_of, save
 from rulec.tools.display.kernels import kernel_source
-from rulec.tools.race.grid import spans_of
-from rulec.tools.race.outcome import Outcome
+from rulec.tools.race.outcome import Outcome, spans_of
 from rulec.tools.race.result import Result
 from tests.docs.markdown import ROOT, blocks
 

@@ -15,7 +15,8 @@ from gallery.build import names
 from gallery.page import Entry, entry
 from gallery.subject import Subject
 from gallery.usage import programs
-from rulec.tools.display import drawing, path, surface
+from rulec.tools.display import drawing, path
+from rulec.tools.display import path as surface
 from tests.docs.markdown import blocks
 from tests.docs.running import PageRun
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from rulec.errors import HyperError, TensorError
-from rulec.es import Perturbation, layout
+from rulec.es import Perturbation
+from rulec.es import perturbation as layout
 from rulec.es.fitness import ars_top, centered_rank, weights, zscore
 
 NAN = float("nan")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rulec.es import Perturbation
-from rulec.es.rounding import SAMPLE, places, rounded, warn_of_lost_noise
+from rulec.es.perturbation import SAMPLE, places, rounded, warn_of_lost_noise
 
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 

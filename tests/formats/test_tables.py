@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from rulec.errors import InternalError
-from rulec.formats import Format, Lines, Steps, float8, lines, steps, table, thresholds, zero
+from rulec.formats import Format, Lines, Steps, lines, steps, table, tables, thresholds, zero
 from tests.formats.kinds import DYNAMIC, FORMATS
 
 FLOAT8 = {
-    "float8_e4m3": (float8.E4M3, ml_dtypes.float8_e4m3fn, 448),
-    "float8_e5m2": (float8.E5M2, ml_dtypes.float8_e5m2, 57344),
+    "float8_e4m3": (tables.E4M3, ml_dtypes.float8_e4m3fn, 448),
+    "float8_e5m2": (tables.E5M2, ml_dtypes.float8_e5m2, 57344),
 }
 
 
@@ -29,7 +29,7 @@ def beside(values: np.ndarray) -> np.ndarray:
 def test_float8_values_are_those_of_ml_dtypes(name: str) -> None:
     kind, dtype, largest = FLOAT8[name]
     expected = np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)
-    for values in (float8.values(kind), table(Format(name, 256))):
+    for values in (tables.values(kind), table(Format(name, 256))):
         assert np.array_equal(values, expected, equal_nan=True)
         assert np.array_equal(np.signbit(values), np.signbit(expected))
     assert Format(name, 256).largest == float(ml_dtypes.finfo(dtype).max) == largest
@@ -47,7 +47,7 @@ def test_float8_rounds_as_ml_dtypes_does(name: str) -> None:
     y = y.astype(np.float32)
     y = y[np.abs(y) <= np.nextafter(np.float32(largest), np.float32(np.inf))]
     assert y.size > 37_000
-    assert np.array_equal(float8.nearest(y, kind), y.astype(dtype).view(np.uint8))
+    assert np.array_equal(tables.nearest(y, kind), y.astype(dtype).view(np.uint8))
 
 
 def test_thresholds_are_for_tables_that_are_searched() -> None:

@@ -12,7 +12,7 @@ import pytest
 import rulec
 import rulec.jax
 from rulec.jax import cpu, recipe
-from rulec.jax.xla import is_outermost
+from rulec.jax.library import is_outermost
 
 TEXT = "name: Scaled\nhyper: {lr: 1}\nstep: |\n  direction = {}*g\n"
 

@@ -14,8 +14,7 @@ import pytest
 
 import rulec.jax
 from rulec.errors import HyperError
-from rulec.runtime.line_search import Trial, run
-from rulec.runtime.pure_search import Zoom, floats
+from rulec.runtime.line_search import Trial, Zoom, floats, run
 
 Make = Callable[[Any], Any]
 

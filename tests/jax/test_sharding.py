@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from jax.sharding import AxisType
 
-from rulec.jax.whole import pays
+from rulec.jax.step import pays
 from rulec.language.expr.node import Op
 from tests.jax.explicit import codes_layout, constraints, first_layout, traced
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import rulec.jax
 from rulec.tools.demo import digits
-from rulec.tools.demo.network import Network
+from rulec.tools.demo.digits import Network
 from tests.rules.runs import Array
 
 EPOCHS, BATCH = 3, 64

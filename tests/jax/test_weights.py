@@ -13,7 +13,7 @@ import pytest
 import rulec.jax
 from rulec.compiler.weights import DTYPES, PARTS
 from rulec.errors import HyperError
-from rulec.functional.increment import increment
+from rulec.functional.bucket_step import increment
 from rulec.jax.library import FUNCTIONS
 from tests.jax.narrow import drawn, same
 

@@ -13,8 +13,7 @@ from rulec.kernel.place import COL, ELEMENT, MATRIX, ROW, TENSOR
 from rulec.language.expr.node import Op
 from rulec.testing.cases import loaded
 from rulec.testing.conformance import check_maximize, check_rule
-from rulec.testing.kinds import NumpyKind
-from rulec.testing.numerics import IEEE
+from rulec.testing.kinds import IEEE, NumpyKind
 from rulec.testing.trial import Subject
 from tests.backends.kinds import AWKWARD, KINDS, rule_of
 

@@ -20,7 +20,8 @@ import pytest
 
 import rulec
 from rulec.errors import RuleError
-from rulec.language.library import download, remote
+from rulec.language.library import remote
+from rulec.language.library import remote as download
 from rulec.language.library.remote import MAX_BYTES
 from tests.cli.running import error, run, run_json
 

@@ -12,7 +12,7 @@ from threading import Barrier
 
 import pytest
 
-from rulec.language.parse.syntax import syntax_tree
+from rulec.language.parse.located import syntax_tree
 
 TEXT = "\n".join(f"def f{i}(a, b):\n    return (a + b*(a - {i}))**2" for i in range(20))
 

@@ -13,7 +13,7 @@ import rulec
 import rulec.array
 import rulec.torch
 from rulec.errors import RuleError
-from rulec.language.unread import unread
+from rulec.language.check import unread
 from rulec.tools.language_server.mistakes import mistakes
 from tests.cli.running import error, invoke, run_json
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from rulec.tools.playground.guard import KEY
-from rulec.tools.playground.server import LARGEST, Opening, make_app
+from rulec.tools.playground.server import KEY, LARGEST, Opening, make_app
 
 HERE = "http://127.0.0.1:8710"
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any
 
-from rulec.tools.playground.process import Process, Reply
+from rulec.tools.playground.server import Process, Reply
 
 #: Says where it runs; sleeps, ends or tells progress where it is asked to.
 WORKER = """

@@ -10,8 +10,7 @@ import pytest
 
 import rulec
 from rulec.tools.playground import questions
-from rulec.tools.playground.questions import QUESTIONS
-from rulec.tools.playground.sliders import sliders
+from rulec.tools.playground.questions import QUESTIONS, sliders
 from rulec.tools.playground.worker import reply
 
 TEXT = (

@@ -13,9 +13,8 @@ import pytest
 
 import rulec
 from rulec.errors import RulecError
-from rulec.tools.race.grid import Grid
-from rulec.tools.race.outcome import Outcome
-from rulec.tools.race.report import EDGE, cells
+from rulec.tools.race.outcome import Grid, Outcome
+from rulec.tools.race.page import EDGE, cells
 from rulec.tools.race.result import Result
 
 RATES = (1e-4, 1e-3, 1e-2, 1e-1)

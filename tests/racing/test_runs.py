@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 import rulec
-from rulec.tools.race.contender import Contender
-from rulec.tools.race.grid import Grid, grid
 from rulec.tools.race.optimizers import is_batched
-from rulec.tools.race.race import PARTS
+from rulec.tools.race.outcome import Grid, grid
+from rulec.tools.race.race import PARTS, Contender
 from rulec.tools.race.tasks.digits import HandwrittenDigits
 from rulec.tools.race.tasks.surfaces import rosenbrock
 

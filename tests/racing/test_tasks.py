@@ -12,7 +12,7 @@ import torch
 from scipy.optimize import rosen, rosen_der
 
 from rulec.errors import RulecError
-from rulec.tools.display import surface
+from rulec.tools.display import path
 from rulec.tools.race.task import Task, stacked
 from rulec.tools.race.tasks import task_of
 from rulec.tools.race.tasks.char import CLASSES, Characters, text
@@ -65,11 +65,11 @@ def test_seeds_choose_weights_and_data_and_steps_choose_data(name: str) -> None:
 def test_surfaces_are_those_of_the_literature() -> None:
     """SciPy's Rosenbrock function, and Rastrigin's sum by hand; both are 0 at their minimum."""
     points = np.random.default_rng(0).uniform(-2, 2, (5, 2))
-    np.testing.assert_allclose(surface.ROSENBROCK.value(points), [rosen(point) for point in points], rtol=1e-13)
-    np.testing.assert_allclose(surface.ROSENBROCK.gradient(points), [rosen_der(point) for point in points], rtol=1e-12)
+    np.testing.assert_allclose(path.ROSENBROCK.value(points), [rosen(point) for point in points], rtol=1e-13)
+    np.testing.assert_allclose(path.ROSENBROCK.gradient(points), [rosen_der(point) for point in points], rtol=1e-12)
     by_hand = [20 + sum(x * x - 10 * math.cos(2 * math.pi * x) for x in point) for point in points]
-    np.testing.assert_allclose(surface.RASTRIGIN.value(points), by_hand, rtol=1e-12)
-    for each in (surface.ROSENBROCK, surface.RASTRIGIN, surface.VALLEY):
+    np.testing.assert_allclose(path.RASTRIGIN.value(points), by_hand, rtol=1e-12)
+    for each in (path.ROSENBROCK, path.RASTRIGIN, path.VALLEY):
         assert each.value(np.array(each.minimum)) == 0
 
 

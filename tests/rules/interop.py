@@ -12,7 +12,7 @@ import optax
 import torch
 
 import rulec
-from rulec.language.compose.variant import variant
+from rulec.language.compose.wrap import variant
 
 #: What a keyword may have to be that many values are.
 OPEN = ("nonzero", "given")

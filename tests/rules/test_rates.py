@@ -21,7 +21,7 @@ import rulec.jax
 from rulec.array import Optimizer
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.errors import HyperError
-from rulec.functional.rates import peak_of
+from rulec.functional.hyper import peak_of
 from rulec.language.expr.node import Op, names_in, walk
 from rulec.language.hyper import followers
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rulec import Rule
-from rulec.array_api.pieces import Cuts, Pieces
+from rulec.array_api.slices import Cuts, Pieces
 from rulec.backend.protocol import Rows, Scalars, Written
 from rulec.compiler.ir import Program, Result
 from rulec.compiler.layout import Layout

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import rulec
-from rulec import debug
+from rulec import environment as debug
 from rulec.array import Optimizer
 from rulec.runtime.buckets import bucket
 from rulec.runtime.stages import step

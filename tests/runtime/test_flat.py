@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import rulec
-from rulec.array_api.pieces import Cuts, Pieces
+from rulec.array_api.slices import Cuts, Pieces
 from rulec.language.expr.node import Op
 from rulec.runtime.buckets.flat import Flats, Remembered, axes_in_flat
 from rulec.runtime.engine import Engine, default_hyper, run

@@ -15,8 +15,7 @@ import pytest
 import rulec
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.runtime.lbfgs import SEARCHES, Progress
-from rulec.runtime.line_search import Limits, Trial, run, strong_wolfe
-from rulec.runtime.pure_search import Backtracking, floats
+from rulec.runtime.line_search import Backtracking, Limits, Trial, floats, run, strong_wolfe
 
 Vector = np.ndarray[Any, Any]
 Function = Callable[[float], tuple[float, float]]

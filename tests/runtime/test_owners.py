@@ -10,9 +10,18 @@ import numpy as np
 import pytest
 
 from rulec.compiler.view import matrix_view
-from rulec.runtime.distributed.owners import Division, Load, Schedule, owners_of, schedule_of
-from rulec.runtime.distributed.share import Share
-from rulec.runtime.distributed.sharing import Assignment, Work, assignment, share_pays
+from rulec.runtime.distributed.owners import (
+    Assignment,
+    Division,
+    Load,
+    Schedule,
+    Share,
+    Work,
+    assignment,
+    owners_of,
+    schedule_of,
+    share_pays,
+)
 
 
 def division(shape: tuple[int, ...], shards: int, replicas: int = 1) -> Division:

@@ -18,8 +18,7 @@ from rulec.compiler.pipeline import compile
 from rulec.compiler.view import matrix_view
 from rulec.errors import PartialUpdate
 from rulec.language.expr.node import Op
-from rulec.runtime.buckets.plan import Plan
-from rulec.runtime.buckets.projection import Projection
+from rulec.runtime.buckets.plan import Plan, Projection
 from rulec.runtime.engine import default_hyper
 from rulec.runtime.stages import tiles
 from rulec.runtime.stages.sources import Drawing

@@ -17,7 +17,7 @@ from rulec.language.expr.node import Kind, Op
 from rulec.testing.bounds import Bounds, StageInputs, rounded_to
 from rulec.testing.cases import SPECIAL
 from rulec.testing.interval import Array, Range, Truth, apply, point, widen
-from rulec.testing.numerics import EPS, IEEE, XLA
+from rulec.testing.kinds import EPS, IEEE, XLA
 
 FUNCTIONS = [op for op in Op if op.kind in (Kind.ARITHMETIC, Kind.FUNCTION)]
 #: Without those of no program, and those of several operations.

@@ -37,7 +37,7 @@ from rulec.torch.groups.interface import StateDtype
 from rulec.torch.lbfgs import LBFGS as LBFGS
 from rulec.torch.optimizer import EvaluatedOptimizer as EvaluatedOptimizer
 from rulec.torch.optimizer import RuleOptimizer as RuleOptimizer
-from rulec.torch.partition import partitioned_groups as partitioned_groups
+from rulec.torch.partitioned import partitioned_groups as partitioned_groups
 from rulec.torch.partitioned import Partitioned as Partitioned
 from rulec.torch.tags import tagged_groups as tagged_groups
 

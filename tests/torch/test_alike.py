@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LambdaLR
 import rulec
 import rulec.torch
 from rulec.errors import RulecError
-from rulec.torch.distributed.differences import difference
+from rulec.torch.distributed.comparison import difference
 from tests.torch.eager.processes import together
 from tests.torch.test_communication import everywhere, sent
 from tests.torch.test_meshes import kind_of

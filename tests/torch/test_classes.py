@@ -15,8 +15,7 @@ import rulec
 import rulec.torch
 from rulec.errors import HyperError, RuleError
 from rulec.language.library.load import interop_entries, titles
-from rulec.torch.classes import class_named, class_names
-from rulec.torch.library import torch_classes
+from rulec.torch.classes import class_named, class_names, torch_classes
 from tests.torch.twins import difference, give_gradients, parameters
 
 TORCH = [

@@ -14,7 +14,7 @@ from torch import Tensor
 from rulec.array_api.numpy import NUMPY_MATRIX
 from rulec.language.expr.arithmetic import NUMPY
 from rulec.language.expr.node import Op
-from rulec.torch.tensors.arrays import ARITHMETIC, DEVICE_MATRIX
+from rulec.torch.tensors.library import ARITHMETIC, DEVICE_MATRIX
 
 EDGES = [
     0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1 / 3, -1 / 3, 2.0, -2.0, 3.0, -3.0, 7.0, -7.0, 2.5, 1e-8, 1e16, 1e-310, -1e-45,

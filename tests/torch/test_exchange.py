@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 import rulec
 import rulec.torch
 from rulec.errors import RulecError
-from rulec.runtime.distributed import all_to_all, sharing
+from rulec.runtime.distributed import all_to_all, owners
 from rulec.runtime.distributed.owner_plan import Delegations
 from rulec.runtime.stages.owner_values import Delegated
 from rulec.torch.distributed.mesh import MeshPeers, SentBytes
@@ -210,10 +210,10 @@ def disagreements(rank: int) -> None:
 def free_bytes() -> Iterator[None]:
     """Sending takes no time, so that small matrices have several owners too."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sharing, "BYTE", 0.0)
-        sharing.assignment.cache_clear()
+        patch.setattr(owners, "BYTE", 0.0)
+        owners.assignment.cache_clear()
         yield
-    sharing.assignment.cache_clear()
+    owners.assignment.cache_clear()
 
 
 #: Muon's step without momentum, in other dtypes.

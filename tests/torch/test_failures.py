@@ -16,7 +16,7 @@ from torch.distributed.tensor import Replicate, Shard
 
 import rulec
 from rulec.errors import PartialUpdate, RulecError
-from rulec.runtime.buckets.runtime_launch import Launch
+from rulec.runtime.buckets.launch import Launch
 from rulec.runtime.distributed import all_to_all
 from rulec.runtime.stages.owner_values import Delegated
 from rulec.torch.distributed.mesh import MeshPeers

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import rulec.torch
 from rulec.errors import StateMismatch, TensorError
-from rulec.torch.fastpath import tensor_words
+from rulec.torch.fastpath import torch_abi
 from rulec.torch.step import plan
 from rulec.torch.tensors import addresses
 from tests.torch.moving import CLASSES, EAGER, MOVES, SHAPES, Run, differences, moved, unrefused
@@ -102,27 +102,27 @@ def test_a_steady_step_looks_at_states_without_a_call_of_torch() -> None:
 
 def test_words_of_tensors_are_not_compared_where_they_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(tensor_words, "_layout_of", lambda _: None)
-        assert tensor_words.layout.__wrapped__() is None
+        patch.setattr(torch_abi, "_layout_of", lambda _: None)
+        assert torch_abi.layout.__wrapped__() is None
     with monkeypatch.context() as patch:
-        patch.setattr(tensor_words, "_IMPL_WORDS", 6)  # too few for sizes
-        assert tensor_words.layout.__wrapped__() is None
-    assert tensor_words.layout() is not None
+        patch.setattr(torch_abi, "_IMPL_WORDS", 6)  # too few for sizes
+        assert torch_abi.layout.__wrapped__() is None
+    assert torch_abi.layout() is not None
 
 
 @pytest.mark.parametrize("change", ["transpose_", "unsqueeze_", "neg", "dtype"])
 def test_words_tell_every_difference_of_a_tensor(change: str) -> None:
-    where, tensor = tensor_words.layout(), torch.zeros(3, 3)
+    where, tensor = torch_abi.layout(), torch.zeros(3, 3)
     assert where is not None
-    before = tensor_words.words_of(where, tensor)
-    assert tensor_words.words_of(where, tensor) == before
+    before = torch_abi.words_of(where, tensor)
+    assert torch_abi.words_of(where, tensor) == before
     if change == "neg":
         torch.utils.swap_tensors(tensor, torch._neg_view(tensor.detach()))
     elif change == "dtype":
         tensor.data = tensor.data.view(torch.int32)
     else:
         getattr(tensor, change)(0, *([1] if change == "transpose_" else []))
-    after = tensor_words.words_of(where, tensor)
+    after = torch_abi.words_of(where, tensor)
     assert (after != before) is (change != "transpose_" or tensor.stride() != (3, 1))
 
 

@@ -18,8 +18,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import rulec
 import rulec.torch
 from rulec.errors import TensorError
-from rulec.torch.es.binary_bits import pack_bits, unpack_bits
 from rulec.torch.es.strategy import _on_host
+from rulec.torch.es.thresholds import pack_bits, unpack_bits
 from rulec.torch.tensors.dtensor import part_of
 
 #: Makes a tensor of another one: of the same numbers.
@@ -154,7 +154,7 @@ def test_eager_updates_read_a_gradient_that_lies_negated(turn: Turn) -> None:
 
 def test_factors_of_a_gradient_reach_kernels_as_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a product that the update makes, both factors."""
-    from rulec.torch.eager import epilogue_layers
+    from rulec.torch.eager import epilogue
 
     seen: list[Any] = []
 
@@ -162,7 +162,7 @@ def test_factors_of_a_gradient_reach_kernels_as_they_lie(monkeypatch: pytest.Mon
         seen.append(product)
         return True
 
-    monkeypatch.setattr(epilogue_layers, "_is_made", note)
+    monkeypatch.setattr(epilogue, "_is_made", note)
     layer = nn.Linear(4, 4, bias=False)
     eager = rulec.torch.EagerUpdate(layer, "adamw", epilogue=True)
     with eager.backward():

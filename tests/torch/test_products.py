@@ -20,9 +20,8 @@ from rulec.runtime.buckets.context import Common
 from rulec.runtime.buckets.hyper import HyperValues
 from rulec.runtime.engine import Engine, default_hyper
 from rulec.torch.tensors import library as libraries
-from rulec.torch.tensors.arrays import DEVICE_MATRIX
-from rulec.torch.tensors.library import DeviceLibrary
-from rulec.torch.tensors.product_choice import ProductsBy
+from rulec.torch.tensors.library import DEVICE_MATRIX, DeviceLibrary
+from rulec.torch.tensors.newton_schulz import ProductsBy
 from rulec.torch.tensors.products import TORCH, TorchProducts
 from rulec.torch.tensors.tensors import TorchArrays
 from rulec_backends.triton import TritonBackend

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 
 import rulec.torch as rt
-from rulec.compiler.reweigh import float_of
+from rulec.compiler.weights import float_of
 from rulec.errors import HyperError, StateMismatch, TensorError
 from rulec.formats import decode, of_key
 from tests.formats.write_peers import FILE as PEERS

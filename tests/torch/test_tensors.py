@@ -13,7 +13,7 @@ from torch import Tensor
 import rulec.torch
 from rulec.errors import BackendUnsupported, TensorError
 from rulec.torch.tensors import tensors
-from rulec.torch.tensors.guard import guard_for, never
+from rulec.torch.tensors.tensors import guard_for, never
 from tests.test_layering import ROOT
 from tests.torch.twins import Twins, difference, give_gradients, parameters
 

@@ -7,10 +7,10 @@ from rulec.language.expr.node import Node
 from rulec.language.expr.text import expression_text, number_text
 from rulec.standalone.prose import title
 
+from ...cstyle.dialect import comment, indented
 from ...cstyle.element import literal
-from ...cstyle.text import comment, indented
 from .model import FUNCTIONS, STATUSES, CFile
-from .standalone_text import signature
+from .stage import signature
 
 
 def header_text(file: CFile) -> str:

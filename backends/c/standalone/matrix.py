@@ -7,8 +7,7 @@ from rulec.language.expr.node import Node, Op
 from rulec.language.expr.static import settings
 from rulec.standalone.cases import Version
 
-from .standalone_text import loop, signature
-from .standalone_words import TYPES
+from .stage import TYPES, loop, signature
 
 #: The matrix functions available in C.
 WRITTEN = frozenset({Op.NEWTON_SCHULZ})

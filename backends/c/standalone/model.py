@@ -20,7 +20,7 @@ from rulec.standalone.cases import CannotBuild, Case, Family, Version, family
 from ...cstyle.element import literal
 from .matrix import WRITTEN
 from .numbers import LOOPS
-from .standalone_words import RESERVED, TYPES
+from .stage import RESERVED, TYPES
 
 #: Elements of a tensor for one call of a stage's function, where no states are in codes.
 CHUNK = 8192

@@ -16,8 +16,7 @@ from rulec.compiler.ir import Program
 from rulec.language.expr.node import Kind, Node, Op, is_boolean, walk
 
 from ...cstyle.element import NOTHING, taken_in
-from .standalone_text import loop
-from .standalone_words import number_text
+from .stage import loop, number_text
 
 #: The kinds of vectors by their letters: the loop variable, the number of values, and the suffix of their arrays.
 LOOPS: Mapping[str, tuple[str, str, str]] = {

@@ -9,12 +9,11 @@ from rulec.formats import Format
 from rulec.language.expr.node import Node, Op
 from rulec.standalone.cases import Case
 
+from ...cstyle.dialect import indented
 from ...cstyle.format_words import function_name
-from ...cstyle.text import indented
 from .model import STATUSES, CFile, is_vector
 from .numbers import used
-from .standalone_text import block, branch, extents, loop, signature
-from .standalone_words import TYPES, expression, narrowed, widened
+from .stage import TYPES, block, branch, expression, extents, loop, narrowed, signature, widened
 
 
 class Public:

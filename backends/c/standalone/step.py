@@ -18,9 +18,7 @@ from ...cstyle.format_words import CodedNames, function_name
 from .matrix import WRITTEN, MatrixFunctions
 from .model import CFile
 from .numbers import LOOPS, Numbers, placed, used
-from .stage import StageText
-from .standalone_text import block, branch, extents, loop, signature
-from .standalone_words import RESERVED, TYPES, narrowed, widened
+from .stage import RESERVED, TYPES, StageText, block, branch, extents, loop, narrowed, signature, widened
 
 
 class StepText:

@@ -10,19 +10,15 @@ from typing import Any
 import numpy as np
 
 from rulec.array.checks import flatten
-from rulec.array.engine import arrays_for
-from rulec.array.es.fused import fused_step
-from rulec.array.es.noise import ArrayDraws, namespace
+from rulec.array.es.noise import ArrayDraws, fused_step, namespace
 from rulec.array.optimizer import Optimizer
+from rulec.array.step import arrays_for
 from rulec.backend import registry
 from rulec.errors import HyperError, RulecError, TensorError
 from rulec.es.families import Family, family, is_plain
-from rulec.es.fitness import Shaping, Weights, weights
-from rulec.es.layout import repeats_of, tiled
-from rulec.es.perturbation import Perturbation
+from rulec.es.fitness import Report, Shaping, Weights, skipped, weights
+from rulec.es.perturbation import Perturbation, places, repeats_of, tiled, warn_of_lost_noise
 from rulec.es.perturbations import Perturbations
-from rulec.es.report import Report, skipped
-from rulec.es.rounding import places, warn_of_lost_noise
 from rulec.es.strategy_state import StrategySteps
 from rulec.es.streams import Stream
 from rulec.language.source import did_you_mean

@@ -3,12 +3,10 @@
 `product` and `convolve` stand on their own: they multiply packed bits for all members of a batch at once.
 """
 
-from rulec.backend.binary import Bits, words_of
-from rulec.es.binary.fitness import member_weights
-from rulec.es.binary.packing import pack, unpack
-from rulec.es.binary.pool import max_pool
-from rulec.es.binary.product import convolve, product
-from rulec.es.binary.weights import SHARPNESS, draw, likely, score_gradient
+from rulec.backend.capabilities import Bits, words_of
+from rulec.es.binary.kernels import pack, unpack
+from rulec.es.binary.product import convolve, max_pool, product
+from rulec.es.binary.weights import SHARPNESS, draw, likely, member_weights, score_gradient
 
 __all__ = [
     "SHARPNESS", "Bits", "convolve", "draw", "likely", "max_pool", "member_weights", "pack", "product",

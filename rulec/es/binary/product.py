@@ -1,16 +1,19 @@
-"""The product of packed bits and its convolution: equal bits less different ones, each member with its own weights."""
+"""The product of packed bits and its convolution: equal bits less different ones, each member with its own weights.
+
+Pooling of packed bits: the largest of bits is their union.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
 import numpy as np
 
-from rulec.backend.binary import Window, words_of
+from rulec.backend.capabilities import Window, words_of
 from rulec.errors import TensorError
-from rulec.es.binary.kernels import kernels_of
-from rulec.es.binary.packing import contiguous, is_padded
+from rulec.es.binary.kernels import contiguous, is_padded, kernels_of
 
 Array = np.ndarray[Any, Any]
 Pair = int | tuple[int, int]
@@ -94,3 +97,23 @@ def _check_words(name: str, words: Any, n: int, dimensions: int, exactly: bool =
         raise TensorError(f"{name} has {words.shape[-1]} words in a line, and {n} bits are {words_of(n)}")
     if isinstance(words, np.ndarray) and not is_padded(words, n):
         raise TensorError(f"{name} has bits set behind the first {n} of a line: they must be zero, as pack leaves them")
+
+
+def max_pool(words: Any, kernel: Pair, *, stride: Pair | None = None) -> Any:
+    """The union of bits in windows of height and width `kernel`, every `stride` (the kernel's own size by default).
+
+    `words` (..., height, width, words), of any library and integer dtype, give (..., height, width, words) of as many
+    windows as fit whole. TensorError where none does.
+    """
+    size = pair("kernel", kernel, 1)
+    steps = size if stride is None else pair("stride", stride, 1)
+    height, width = words.shape[-3], words.shape[-2]
+    rows, columns = (height - size[0]) // steps[0] + 1, (width - size[1]) // steps[1] + 1
+    if height < size[0] or width < size[1]:
+        raise TensorError(f"a window of {size} is larger than inputs of {(height, width)}")
+    union = None
+    for y, x in itertools.product(range(size[0]), range(size[1])):
+        lines = slice(y, y + (rows - 1) * steps[0] + 1, steps[0])
+        shifted = words[..., lines, slice(x, x + (columns - 1) * steps[1] + 1, steps[1]), :]
+        union = shifted if union is None else union | shifted
+    return union

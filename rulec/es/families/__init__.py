@@ -11,14 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rulec.es.families.base import Family, SharedNoise
-from rulec.es.families.draws import Draws
-from rulec.es.families.dropout import Dropout
-from rulec.es.families.independent import Independent
-from rulec.es.families.lowrank import LowRank
-from rulec.es.families.permuted import Permuted
-from rulec.es.families.simple import SignFlip
-from rulec.es.families.sparse import Sparse
+from rulec.es.families.base import Draws, Family, SharedNoise
+from rulec.es.families.simple import Dropout, Independent, LowRank, Permuted, SignFlip, Sparse
 from rulec.es.perturbation import Perturbation
 
 __all__ = [

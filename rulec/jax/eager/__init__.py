@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from rulec.jax.eager.call import Outcome
 from rulec.jax.eager.memory import StepBytes, deferred_bytes
-from rulec.jax.eager.scan import EagerScan, ScanState, eager_scan
-from rulec.jax.eager.unrolled import EagerStep, eager_step
+from rulec.jax.eager.scan import EagerScan, EagerStep, ScanState, eager_scan, eager_step
 
 __all__ = [
     "EagerScan",

@@ -1,9 +1,18 @@
-"""The common part of eager steps: a rule and its settings, traced numbers, and a store of compiled functions."""
+"""The common part of eager steps: a rule and its settings, traced numbers, and a store of compiled functions.
+
+Functions of users: the offered values among their parameters, and the mode of JAX in which they are traced.
+
+Reductions over all gradients, needed before the first parameter is updated: a first backward pass computes them.
+
+Examples are the norm for `clip_by_global_norm >> adamw`, and whether every gradient is finite.
+"""
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -12,16 +21,17 @@ import jax.numpy as jnp
 
 from rulec.compiler.routing import Router
 from rulec.errors import HyperError, RuleError, StepTooLarge
-from rulec.jax.eager.measure import Measured, in_two_passes
 from rulec.jax.eager.memory import StepBytes, bytes_of, shapes, shared_out
 from rulec.jax.eager.parts import Parts
 from rulec.jax.eager.tied import Tied, tied_in
-from rulec.jax.eager.users import Mode
+from rulec.jax.library import LIBRARY, compiler_options, evaluated, is_outermost
 from rulec.jax.machine import call, is_wide, machine_of, numbered
 from rulec.jax.recipe import Given, Rules, recipe, rules_of
 from rulec.jax.transform import options
-from rulec.jax.xla import compiler_options, is_outermost
+from rulec.language.compose.combine import map_nodes
 from rulec.language.evaluations import check_single
+from rulec.language.expr.node import LEVELS, Kind, Node, Op, name, names_in, rewrite, walk
+from rulec.language.partition import Partition
 
 
 class Outcome(NamedTuple):
@@ -187,11 +197,11 @@ def _inputs(rule: Rules) -> list[str]:
     """The names of the rules' inputs; RuleError for an input that is not one number."""
     inputs = {name: (kind, routed) for part in rules_of(rule) for routed in Router(part).rules
               for name, kind in routed.inputs.items()}  # fmt: skip
-    for name, (kind, routed) in inputs.items():
+    for input_name, (kind, routed) in inputs.items():
         if kind == "like p":
             raise RuleError(
-                f"{routed.name} needs {name} for every parameter, which an eager update does not keep until it comes "
-                f"to it: update with rulec.jax.step"
+                f"{routed.name} needs {input_name} for every parameter, which an eager update does not keep until it "
+                f"comes to it: update with rulec.jax.step"
             )
     return list(inputs)
 
@@ -207,3 +217,152 @@ def _too_large(needed: StepBytes, most: int) -> StepTooLarge:
         f"{needed.activations:,} for activations, {needed.gradients:,} for gradients, {needed.temporaries:,} else",
         needed,
     )
+
+
+class UserFunction:
+    """A user's function of some arguments, and of the offered values that it names among its parameters."""
+
+    def __init__(self, function: Callable[..., Any], what: str, offered: Sequence[str]) -> None:
+        if not callable(function):
+            raise HyperError(f"{what} must be a function, and is a {type(function).__name__}")
+        self.taken = [name for name in offered if name in _parameters(function)]
+        self._function = function
+
+    def __call__(self, *arguments: Any, **offered: Any) -> Any:
+        """Its result."""
+        return self._function(*arguments, **{name: offered[name] for name in self.taken})
+
+
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return {}
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How a user's program is traced: whether JAX is allowed 64 bits, and which dtypes may meet."""
+
+    wide: bool
+    promotion: Any
+
+    @classmethod
+    def now(cls) -> Mode:
+        """As JAX is configured here."""
+        return cls(is_wide(), jax.config.jax_numpy_dtype_promotion)  # type: ignore[attr-defined]
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Functions are traced so within."""
+        with jax.enable_x64(self.wide), jax.numpy_dtype_promotion(self.promotion):
+            yield
+
+
+#: Reduction -> how parts of it over all gradients are combined, and its first value.
+_SUM = (jnp.add, 0.0)
+_JOIN: Mapping[Op, tuple[Callable[..., Any], float]] = {
+    Op.SUM: _SUM, Op.MEAN: _SUM, Op.NORM: _SUM, Op.RMS: _SUM, Op.COUNT_NONZERO: _SUM,
+    Op.MIN: (jnp.minimum, float("inf")), Op.MAX: (jnp.maximum, float("-inf")),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Reductions over all gradients by the names of a rule's inputs, and whether all gradients must be finite.
+
+    The carried value has a float64 number for each reduction, the number of elements, and whether all are finite.
+    """
+
+    reductions: Mapping[str, Node]
+    finite: bool
+    maximize: bool
+
+    def __bool__(self) -> bool:
+        return bool(self.reductions) or self.finite
+
+    def nothing(self) -> Any:
+        """The carried value before any gradient."""
+        starts = {key: jnp.float64(_JOIN[reduction.op][1]) for key, reduction in self.reductions.items()}
+        return starts, jnp.float64(0), jnp.bool_(True)
+
+    def more(self, known: Any, grads: Any) -> Any:
+        """The carried value with these gradients too."""
+        numbers, count, finite = known
+        for grad in jax.tree.leaves(grads):
+            g = LIBRARY.read(-grad if self.maximize else grad)
+            numbers = {k: _JOIN[n.op][0](numbers[k], _part(n, g)) for k, n in self.reductions.items()}
+            count = count + float(grad.size)
+            finite = finite & jnp.all(jnp.isfinite(grad)) if self.finite else finite
+        return numbers, count, finite
+
+    def ok(self, known: Any) -> Any:
+        """Whether all gradients are finite; None where this is not measured."""
+        return known[2] if self.finite else None
+
+    def one(self, known: Any, count: Any) -> Any:
+        """1, from which a second backward pass begins. If XLA knew that, it would keep the first pass's gradients.
+
+        It depends on all that is measured, so the second pass cannot begin before. `count` is never negative.
+        """
+        truth = known[2] if self.finite else next(iter(known[0].values())) > 0
+        return jnp.where((jnp.max(count) < 0) & truth, 0, 1)
+
+    def inputs(self, known: Any) -> dict[str, Any]:
+        """The inputs of the rule, by name."""
+        numbers, count, _ = known
+        return {key: _whole(reduction.op, numbers[key], count) for key, reduction in self.reductions.items()}
+
+
+def _part(reduction: Node, g: Any) -> Any:
+    """The part of one gradient in a reduction, in float64; elements are computed in the dtype of `g`."""
+
+    def leaf(value: Node) -> Any:
+        return g if value.op is Op.NAME else jnp.asarray(value.arg, g.dtype)
+
+    operand = reduction.args[0]
+    x = evaluated([operand], leaf)[operand]
+    if reduction.op in (Op.NORM, Op.RMS):
+        x = x * x
+    if reduction.op is Op.COUNT_NONZERO:
+        x = x != 0
+    if reduction.op in (Op.MIN, Op.MAX):
+        return LIBRARY.reduce(reduction.op, x)
+    return LIBRARY.reduce(Op.SUM, x)
+
+
+def _whole(op: Op, total: Any, count: Any) -> Any:
+    mean = total / count if op in (Op.MEAN, Op.RMS) else total
+    return jnp.sqrt(mean) if op in (Op.NORM, Op.RMS) else mean
+
+
+def in_two_passes(rule: Rules) -> tuple[Rules, dict[str, Node]]:
+    """The rule with inputs in the place of its reductions over all raw gradients, and input -> reduction.
+
+    A rule that reduces anything else over more than a tensor comes back unchanged, and so does a partition.
+    """
+    if isinstance(rule, Partition):
+        return rule, {}
+    (single,) = rules_of(rule)
+    keys: dict[Node, str] = {}
+
+    def change(value: Node) -> Node:
+        if not _of_gradients(value):
+            return value
+        return name(keys.setdefault(value, f"measured_{len(keys) + 1}"))
+
+    step = map_nodes(single.step, lambda value: rewrite([value], change)[0])
+    skip = None if single.skip is None else rewrite([single.skip], change)[0]
+    inputs = dict.fromkeys(keys.values(), "scalar")
+    changed = replace(single, step=step, skip=skip, inputs={**single.inputs, **inputs}, function=None)
+    if not keys or single.applies_to is not None or changed.analysis.scope in LEVELS[LEVELS.index("tensor") + 1 :]:
+        return single, {}
+    return changed, {key: value for value, key in keys.items()}
+
+
+def _of_gradients(value: Node) -> bool:
+    """Whether a value is a reduction over all tensors of something of the raw gradient's elements alone."""
+    if value.op not in _JOIN or value.arg not in LEVELS[LEVELS.index("tensor") + 1 :]:
+        return False
+    plain = all(part.op.kind not in (Kind.REDUCE, Kind.MATRIX, Kind.RANDOM, Kind.CALL) for part in walk(value.args))
+    return plain and {*names_in(value.args)} <= {"g", "grad"}

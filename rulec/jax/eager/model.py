@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from rulec.errors import TensorError
+from rulec.jax.eager.call import Mode, UserFunction
 from rulec.jax.eager.tied import ALONE, Tied
-from rulec.jax.eager.users import Mode, UserFunction
 
 #: Visits one layer in a loop: from its number, its gradients and the carried value to the next carried value.
 Visit = Callable[[Any, Any, Any], Any]

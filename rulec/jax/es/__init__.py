@@ -13,12 +13,9 @@ def train(params, opt_state, state, x, y):
 from __future__ import annotations
 
 from rulec.es.perturbation import Perturbation
-from rulec.jax.es.estimate import estimate
-from rulec.jax.es.member import evaluate, member
-from rulec.jax.es.members import Perturbed, batched, conv, dot, member_batch, take
-from rulec.jax.es.report import Report, report
-from rulec.jax.es.state import State, init, set_sigma
-from rulec.jax.es.update import update
+from rulec.jax.es.members import Perturbed, batched, conv, dot, evaluate, member, member_batch, take
+from rulec.jax.es.state import Report, State, init, report, set_sigma
+from rulec.jax.es.update import estimate, update
 
 __all__ = [
     "Perturbation",

@@ -1,9 +1,15 @@
-"""The state of a strategy between steps, and the leaves of a tree that it perturbs."""
+"""The state of a strategy between steps, and the leaves of a tree that it perturbs.
+
+The report of an update, as arrays: how many members' fitness counts.
+
+The weights of directions from traced fitness, as in `rulec.es.fitness`; no shape depends on the numbers.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +17,8 @@ import numpy as np
 
 from rulec.errors import HyperError, TensorError
 from rulec.es.families import Family, family
-from rulec.es.perturbation import Perturbation
-from rulec.es.rounding import places, warn_of_lost_noise
+from rulec.es.fitness import worse
+from rulec.es.perturbation import Perturbation, of_members, places, warn_of_lost_noise
 from rulec.jax.es.draws import JaxDraws
 from rulec.jax.leaves import called, leaf_name
 
@@ -171,3 +177,57 @@ def noise_of(perturbation: Perturbation, state: State, layer: Layer, dtype: Any 
     """The noise of a layer: its family's, or of a vector's own elements."""
     numbers = draws(perturbation, state, layer, dtype)
     return family(perturbation, layer.shape, numbers, state.sigma.astype(numbers.dtype))
+
+
+class Report(NamedTuple):
+    """The update of one step, by number from 0: arrays of one number each.
+
+    `directions` counted; `dropped` members had no finite fitness. Where too few were left, or weights were not finite,
+    the step was `skipped`: nothing was estimated.
+    """
+
+    step: Any
+    directions: Any
+    dropped: Any
+    skipped: Any
+
+
+def report(state: State, perturbation: Perturbation, fitness: Any, shaping: Shaping = None) -> Report:
+    """The report of `estimate` or `update` with this fitness in the next step: one call beside theirs.
+
+    Errors are those of `estimate`.
+    """
+    check(state, perturbation)
+    values, (_, ok) = by_member(fitness, perturbation), weights(fitness, perturbation, shaping, state.sigma)
+    finite = jnp.isfinite(values)
+    return Report(state.step, jnp.where(ok, finite.all(axis=0).sum(), 0), (~finite).sum(), ~ok)
+
+
+#: Takes fitness by (sign, direction), NaN where a direction does not count, and gives as many numbers.
+Shaping = str | Callable[[Any], Any] | None
+
+
+def by_member(fitness: Any, perturbation: Perturbation) -> Any:
+    """Fitness by (sign, direction), of members or of the rows of their batch; TensorError for another length."""
+    values = jnp.asarray(fitness)
+    values = values.astype(jnp.promote_types(values.dtype, jnp.float32))
+    shape = perturbation.signs, perturbation.directions
+    of_members(np.broadcast_to(0.0, values.shape), perturbation)  # raises what is wrong with the shape
+    if values.shape == shape:
+        return values
+    return values.reshape(shape[0], -1, shape[1]).mean(axis=1)
+
+
+def weights(fitness: Any, perturbation: Perturbation, shaping: Shaping = None, sigma: Any = None) -> tuple[Any, Any]:
+    """The factor of each direction's noise, (directions,), and whether enough directions count and all are finite.
+
+    `sigma` is the factor of the members' noise, by default the perturbation's.
+    """
+    fitness = by_member(fitness, perturbation)
+    counted = jnp.isfinite(fitness).all(axis=0).sum()
+    ok = counted >= (1 if perturbation.antithetic else 2)
+    scores = worse(fitness, perturbation, shaping, jnp)
+    size = perturbation.size if sigma is None else sigma.astype(scores.dtype)
+    factors = jnp.where(ok, scores / (counted * size), 0.0)
+    ok = ok & jnp.isfinite(factors).all()
+    return jnp.where(ok, factors, 0.0), ok

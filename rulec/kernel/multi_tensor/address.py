@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rulec.array_api.pieces import Together
+from rulec.array_api.slices import Together
 
 
 def element_count(tensor: Any) -> int:

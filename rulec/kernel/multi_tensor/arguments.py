@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rulec.array_api.pieces import Together
+from rulec.array_api.slices import Together
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import ITEM_SIZE, Layout
 from rulec.compiler.view import MatrixView

@@ -2,6 +2,8 @@
 
 A chunk lies in one tensor, and follows from the tensor's shape alone: so the bits of a result depend neither on the
 other tensors nor on the order of chunks and threads.
+
+The tensors bound to a kernel, for all machines.
 """
 
 from __future__ import annotations
@@ -13,8 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from rulec.compiler.ir import Program, Stage
+from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
-from rulec.kernel.multi_tensor.arguments import in_memory
+from rulec.errors import InternalError
+from rulec.kernel.multi_tensor.arguments import Moving, byte_counts, in_memory
+from rulec.kernel.place import is_shaped, moving_lines
 
 Whole = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -123,3 +129,34 @@ def parts(length: Whole, part: Whole | int) -> Whole:
     """The number of parts of a length; the last part may be shorter."""
     count: Whole = -(-length // np.maximum(part, 1))
     return count
+
+
+class Tensors:
+    """Tensors with these numbers of elements and matrix views, under a program of a `backend`.
+
+    InternalError where the program sees matrices, and a view is missing or does not fit the layout.
+    """
+
+    def __init__(
+        self, backend: str, program: Program, layout: Layout, sizes: Sequence[int], views: Sequence[MatrixView]
+    ) -> None:
+        self.backend, self.program, self.layout, self.sizes = backend, program, layout, sizes
+        shaped = any(is_shaped(program, stage, layout) for stage in program.stages)
+        if shaped and len(views) != len(sizes):
+            raise InternalError(f"{program.name} sees matrices: bind its {backend} kernel with a view of each tensor")
+        self._views = views if shaped else ()
+        self._flat = rows_of(sizes)
+        #: As matrices in memory, where the program sees matrices.
+        self.lying = lying(views, layout.transposed) if shaped else self._flat
+
+    def seen(self, shaped: bool) -> Lying:
+        """The tensors in memory for a stage: as matrices, or as single rows where it is not `shaped`."""
+        return self.lying if shaped else self._flat
+
+    def moving(self, stage: Stage, lines: Sequence[str]) -> list[Moving]:
+        """The arguments of each call of a stage besides gradients. `lines` has the lines of the table of addresses."""
+        names = moving_lines(self.program, stage)
+        return [Moving(self.backend, name, lines.index(name), self._bytes(name)) for name in names]
+
+    def _bytes(self, name: str) -> list[int]:
+        return byte_counts(self.program, self.layout, name, self.sizes, self._views)

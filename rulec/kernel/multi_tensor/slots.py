@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from rulec.array_api.pieces import Cuts, Pieces
 from rulec.array_api.reductions import REDUCTIONS
+from rulec.array_api.slices import Cuts, Pieces
 from rulec.compiler.ir import Result, Stage
 from rulec.compiler.layout import Layout
 from rulec.kernel.place import ROW, TENSOR, place

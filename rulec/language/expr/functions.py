@@ -1,6 +1,8 @@
 """The functions of the rule language: their names, their arguments and their nodes.
 
 Text and Python both call through this one table, so they cannot differ.
+
+The functions of the language that are made of its operations: every backend has them, with the operations' bits.
 """
 
 from __future__ import annotations
@@ -10,13 +12,70 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from rulec.language.expr import composed
 from rulec.language.expr.arithmetic import number_known
-from rulec.language.expr.counts import count_of
-from rulec.language.expr.levels import SIGNATURES, Level, bare_problem, reduction
+from rulec.language.expr.counts import SIGNATURES, Level, bare_problem, count_of, reduction
 from rulec.language.expr.newton_schulz import SCHEDULES, Coefficients
 from rulec.language.expr.node import LEVELS, WAVES, Kind, Node, Op, const, name, node
 from rulec.language.expr.static import MUON, NORM, UNDIVIDED
+
+_ONE, _HALF = const(1), const(0.5)
+
+
+def clip(x: Node, low: Node, high: Node) -> Node:
+    """`x` limited to a range; `high` where the ends cross."""
+    return node(Op.MINIMUM, node(Op.MAXIMUM, x, low), high)
+
+
+def median(a: Node, b: Node, c: Node) -> Node:
+    """The middle one of three values; NaN where one of them is NaN."""
+    return node(Op.MAXIMUM, node(Op.MINIMUM, a, b), node(Op.MINIMUM, node(Op.MAXIMUM, a, b), c))
+
+
+def rounded(x: Node) -> Node:
+    """The nearest whole number, of two the even one; a zero is positive where `x` is not zero.
+
+    The distance from the whole number below is exact wherever a half is near.
+    """
+    below = node(Op.FLOOR, x)
+    rest = node(Op.SUB, x, below)
+    odd = node(Op.NE, node(Op.MUL, const(2), node(Op.FLOOR, node(Op.MUL, _HALF, below))), below)
+    up = node(Op.OR, node(Op.GT, rest, _HALF), node(Op.AND, node(Op.EQ, rest, _HALF), odd))
+    return node(Op.WHERE, up, node(Op.ADD, below, _ONE), below)
+
+
+def arc_tangent(x: Node) -> Node:
+    """The angle of the point (1, x)."""
+    return node(Op.ATAN2, x, _ONE)
+
+
+def softplus(x: Node) -> Node:
+    """`log(1 + exp(x))` without overflow.
+
+    1 + exp(-|x|) is rounded; the derivative of the logarithm there, times the part lost, is added to its logarithm.
+    """
+    small = node(Op.EXP, node(Op.NEG, node(Op.ABS, x)))
+    total = node(Op.ADD, _ONE, small)
+    lost = node(Op.SUB, small, node(Op.SUB, total, _ONE))
+    logarithm = node(Op.ADD, node(Op.LOG, total), node(Op.DIV, lost, total))
+    return node(Op.ADD, node(Op.MAXIMUM, x, const(0)), logarithm)
+
+
+def softmax(x: Node, per: str | Level) -> Node:
+    """Exponentials over their sum at a level; the largest exponent is 0."""
+    grown = node(Op.EXP, node(Op.SUB, x, reduction(Op.MAX, x, per)))
+    return node(Op.DIV, grown, reduction(Op.SUM, grown, per))
+
+
+def variance(x: Node, per: str | Level) -> Node:
+    """The mean of the squared distances from the mean, at a level."""
+    distance = node(Op.SUB, x, reduction(Op.MEAN, x, per))
+    return reduction(Op.MEAN, node(Op.MUL, distance, distance), per)
+
+
+def deviation(x: Node, per: str | Level) -> Node:
+    """The root of the variance."""
+    return node(Op.SQRT, variance(x, per))
+
 
 #: Most random draws of a rule.
 MAX_DRAWS = 1000
@@ -231,16 +290,16 @@ FUNCTIONS: dict[str, Function] = {
         *(_plain(op, "x") for op in (Op.SIGMOID, Op.ERF, Op.FLOOR, Op.ISFINITE, *WAVES)),
         *(_plain(op, "a", "b") for op in (Op.MINIMUM, Op.MAXIMUM)),
         _plain(Op.ATAN2, "y", "x"),
-        _composed("atan", composed.arc_tangent, "x"),
+        _composed("atan", arc_tangent, "x"),
         _plain(Op.WHERE, "condition", "a", "b"),
-        _composed("clip", composed.clip, "x", "low", "high"),
-        _composed("median", composed.median, "a", "b", "c"),
-        _composed("round", composed.rounded, "x"),
-        _composed("softplus", composed.softplus, "x"),
+        _composed("clip", clip, "x", "low", "high"),
+        _composed("median", median, "a", "b", "c"),
+        _composed("round", rounded, "x"),
+        _composed("softplus", softplus, "x"),
         *(_reduction(op) for op in (Op.SUM, Op.MEAN, Op.NORM, Op.RMS, Op.MIN, Op.MAX, Op.COUNT_NONZERO)),
-        _composed_reduction("variance", composed.variance),
-        _composed_reduction("std", composed.deviation),
-        _composed_reduction("softmax", composed.softmax),
+        _composed_reduction("variance", variance),
+        _composed_reduction("std", deviation),
+        _composed_reduction("softmax", softmax),
         _plain(Op.DIM, "i"),
         Function("matmul", lambda a, b: node(Op.MATMUL, as_node(a), as_node(b)), ("a", "b")),
         _plain(Op.TRANSPOSE, "x"),

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, cast
 
 from rulec.language.expr.arithmetic import NUMPY, ConstantError, constant, number_known
+from rulec.language.expr.counts import SIGNATURES, Level
 from rulec.language.expr.functions import FUNCTIONS, CallError, Function, numbered, part
-from rulec.language.expr.levels import SIGNATURES, Level
 from rulec.language.expr.names import CONSTANTS, name_problem, short
 from rulec.language.expr.node import PLACED, Node, Op, const, name, names_in, node
 from rulec.language.parse.located import Text
-from rulec.language.sizes import entry
+from rulec.language.sizes import MAX_LENGTH, entry
 from rulec.language.source import Span, did_you_mean, rule_error
 
 #: Deepest and largest expression, for people to read and for walks without a deep stack. The size counts a shared
@@ -376,3 +376,28 @@ def tagged(called: str, args: list[Any], span: Span, _: dict[str, Node]) -> Node
     if len(args) != 1 or not isinstance(args[0], str) or not re.fullmatch(r"[\w .:/-]+", args[0]):
         raise rule_error('tagged takes one word in quotes: tagged("embedding")', span)
     return node(Op.FACT, f'tagged("{args[0]}")')
+
+
+def length_of(
+    value: float | Text, what: str, lists: Mapping[str, int], counts: Mapping[str, float], span: Span | None = None
+) -> tuple[int, list[str]]:
+    """The length by a number or an expression, and the names of the counts in it.
+
+    RuleError for any other value, with `what` as the length's name.
+    """
+    number: float | Text | None = value
+    names: list[str] = []
+    if isinstance(value, Text):
+
+        def explain(identifier: str) -> str:
+            near = did_you_mean(identifier, counts) or ": it is made of numbers, static hyper-parameters and len()"
+            return f"{short(identifier)} has no place in {what}{near}"
+
+        parser = ExpressionParser(value.joined(), counts, None, explain)
+        parser.lists = dict(lists)
+        parsed = parse_whole(parser)
+        number, names = number_known(parsed, counts), names_in([parsed])
+    if not isinstance(number, int | float) or not float(number).is_integer() or not 1 <= number <= MAX_LENGTH:
+        text = f"{number:g}" if isinstance(number, int | float) else repr(number)
+        raise rule_error(f"{what} must be a whole number from 1 to {MAX_LENGTH}, not {text}", span)
+    return int(number), names

@@ -1,4 +1,7 @@
-"""Pieces of rule text with the place of each character, and their reading by Python's grammar."""
+"""Pieces of rule text with the place of each character, and their reading by Python's grammar.
+
+Python's grammar.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,11 @@ import re
 import warnings
 from collections.abc import Sequence
 from functools import cached_property
+from threading import Lock
+from typing import Any
 
 from rulec.errors import RuleError
 from rulec.language.expr.names import character_problem, short
-from rulec.language.parse.syntax import syntax_tree
 from rulec.language.source import Source, Span, rule_error
 
 #: Longest text, in characters: a step is some lines of mathematics.
@@ -166,3 +170,13 @@ class Text:
         if re.match(r"\w", here) and re.match(r"[\w)]", before):
             return f"an operator is missing before {short(here)}: write * to multiply"
         return "this cannot be read"
+
+
+#: Python 3.11 raises SystemError where two threads make trees at once and the collector of garbage calls back.
+_LOCK = Lock()
+
+
+def syntax_tree(text: str, mode: str = "exec") -> Any:
+    """The tree of a Python text, by `ast.parse` and with its errors."""
+    with _LOCK:
+        return ast.parse(text, mode=mode)

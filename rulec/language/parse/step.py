@@ -16,12 +16,11 @@ from rulec.language.expr.functions import PAIRS
 from rulec.language.expr.names import BASE_NAMES, RESERVED, RESULTS, name_problem, short
 from rulec.language.expr.node import Node, Op, name, names_in, node
 from rulec.language.expr.text import expression_text
-from rulec.language.mistakes import Mistakes
 from rulec.language.parse.expression import ExpressionParser, dotted
 from rulec.language.parse.located import Text
 from rulec.language.rule import Assign, Branch, Rule, Statement
 from rulec.language.sizes import entries
-from rulec.language.source import Span, did_you_mean, rule_error
+from rulec.language.source import Mistakes, Span, did_you_mean, rule_error
 
 #: Deepest nesting of `if` in a step.
 MAX_BRANCHES = 20

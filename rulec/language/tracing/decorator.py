@@ -26,13 +26,13 @@ from rulec.language.check import (
     storage_problem,
     with_storage,
 )
-from rulec.language.compose.beginnings import with_beginnings
 from rulec.language.compose.cases import check_routed_call, composed, with_rate_of_rest
+from rulec.language.compose.combine import with_beginnings
 from rulec.language.evaluations import check_point, gradient_of
-from rulec.language.expr.levels import Level
+from rulec.language.expr.counts import Level
 from rulec.language.expr.names import RESERVED
 from rulec.language.expr.node import FACTS, Node, Op, const, name
-from rulec.language.parse.expression import parse_expression
+from rulec.language.parse.expression import length_of, parse_expression
 from rulec.language.parse.located import Text
 from rulec.language.rule import Hyper, Limits, Pass, Rule, State, well_known_range
 from rulec.language.sizes import MAX_LENGTH, entries
@@ -50,7 +50,6 @@ from rulec.language.tracing.options import (
 )
 from rulec.language.tracing.trace import At, CallsRouted, Counted, CountValue, Inner, States, Trace, call_rule
 from rulec.language.tracing.value import Value, as_traced, current, operation, record, stray_problem
-from rulec.language.yaml.length import length_of
 
 __all__ = ["Value", "call_rule", "operation", "record", "rule"]
 

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from rulec.language.expr.counts import Level
 from rulec.language.expr.functions import FUNCTIONS, CallError, numbered, part
-from rulec.language.expr.levels import Level
 from rulec.language.expr.node import Node, Op, const, node
 from rulec.language.expr.text import short_text
 from rulec.language.tracing.author import author_error, running_frame

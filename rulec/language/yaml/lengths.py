@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from rulec.language.parse.expression import length_of
 from rulec.language.parse.located import Text
 from rulec.language.sizes import entries
 from rulec.language.source import rule_error
 from rulec.language.yaml.document import Document
 from rulec.language.yaml.document import Path as Place
-from rulec.language.yaml.length import length_of
 from rulec.language.yaml.schema import HyperEntry, RuleFile, StateEntry
 
 

@@ -22,7 +22,6 @@ from rulec.language.check import (
     with_storage,
 )
 from rulec.language.compose import combine
-from rulec.language.compose.beginnings import with_beginnings
 from rulec.language.compose.bind import Binding, bind
 from rulec.language.compose.cases import (
     cases_of,
@@ -32,6 +31,7 @@ from rulec.language.compose.cases import (
     with_inputs_of_rest,
     with_rate_of_rest,
 )
+from rulec.language.compose.combine import with_beginnings
 from rulec.language.compose.parse import compose_text, is_composition
 from rulec.language.eval_point import check_evaluation
 from rulec.language.evaluations import check_point, gradient_of
@@ -40,13 +40,12 @@ from rulec.language.expr.names import declared_problem, is_rule_text, short
 from rulec.language.expr.node import Node, Op, const
 from rulec.language.expr.text import number_text
 from rulec.language.hyper import Hyper, Limits, well_known_range
-from rulec.language.mistakes import Mistakes
 from rulec.language.parse.expression import parse_expression, parse_level, tagged
 from rulec.language.parse.located import Text
 from rulec.language.parse.step import Scope, StepParser
 from rulec.language.rule import Pass, Routing, Rule, State
 from rulec.language.sizes import Make, Sizes, entries, resized
-from rulec.language.source import Span, did_you_mean, of_kind, rule_error
+from rulec.language.source import Mistakes, Span, did_you_mean, of_kind, rule_error
 from rulec.language.yaml.document import Document, read_document
 from rulec.language.yaml.document import Path as Place
 from rulec.language.yaml.lengths import Lengths

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
 from rulec.errors import RuleError
-from rulec.language.expr.levels import levels_text
+from rulec.language.expr.counts import levels_text
 from rulec.language.expr.names import short
 from rulec.language.expr.node import LEVELS, PLACED
 from rulec.language.sizes import MAX_LENGTH

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from rulec.language.expr.levels import level_text
+from rulec.language.expr.counts import level_text
 from rulec.language.expr.node import Node, Op
 from rulec.language.expr.text import expression_text
 from rulec.language.hyper import Hyper, well_known_range

@@ -17,22 +17,19 @@ from rulec.array_api.slices import Runs, runs_of
 from rulec.backend.protocol import Backend, Call, Kernel
 from rulec.compiler.ir import Program, Site
 from rulec.compiler.layout import Layout, is_shaped, scheduled
-from rulec.compiler.memory import Ring, ringed, turned
-from rulec.compiler.narrow import narrowed
+from rulec.compiler.memory import Ring, narrowed, ringed, turned
 from rulec.compiler.pipeline import compile
 from rulec.compiler.view import MatrixView
-from rulec.debug import LEVEL
+from rulec.environment import LEVEL
 from rulec.language.expr.node import Node
 from rulec.language.rule import Rule
 from rulec.runtime.arrays import Vector
-from rulec.runtime.buckets.counts import Counts, DeviceCounts
 from rulec.runtime.buckets.flat import Sets
 from rulec.runtime.buckets.plan import Plan
-from rulec.runtime.buckets.scalar_table import ScalarRows
+from rulec.runtime.buckets.scalar_table import Counts, DeviceCounts, ScalarRows
 from rulec.runtime.buckets.scalar_table_device import DeviceScalarRows
-from rulec.runtime.distributed.partial import Whole
 from rulec.runtime.distributed.process_group import Peers
-from rulec.runtime.distributed.shards import Halves
+from rulec.runtime.distributed.shards import Halves, Whole
 from rulec.runtime.storage.quantized import Decoded, kernel_of
 
 #: Most bound calls that a bucket keeps for turns of its rings.

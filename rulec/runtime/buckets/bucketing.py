@@ -1,19 +1,24 @@
-"""The tensors of one engine, and their buckets."""
+"""The tensors of one engine, and their buckets.
+
+A warning where a state moves by less than its storage can tell: it would stand still, and nothing else says so.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from rulec.analysis.flow import flow_of
+from rulec.analysis.linear import pace
 from rulec.backend import registry
 from rulec.backend.protocol import Backend
 from rulec.compiler.axes import AxisInference
-from rulec.compiler.grouping import view_of
 from rulec.compiler.ir import Memory, Program
 from rulec.compiler.layout import ITEM_SIZE, Layout, is_shaped, is_viewed, layout_for
 from rulec.compiler.lower import check_counts
@@ -21,19 +26,19 @@ from rulec.compiler.memory import ringed, stored_alike
 from rulec.compiler.pipeline import compile
 from rulec.compiler.routing import Router
 from rulec.compiler.scalars import evaluate_once
-from rulec.compiler.view import matrix_view
+from rulec.compiler.view import matrix_view, view_of
 from rulec.errors import RuleError, TensorError
+from rulec.formats import UNBIASED
 from rulec.language.expr.node import RANGE, ROWS, Kind, Node, Op, walk
+from rulec.language.rule import Rule
 from rulec.language.traits import placed_level
 from rulec.runtime.arrays import Vector
 from rulec.runtime.buckets.bucket import Bucket, Tensor
 from rulec.runtime.buckets.context import Common
-from rulec.runtime.buckets.counts import Counts, DeviceCounts
 from rulec.runtime.buckets.hyper import EPS
-from rulec.runtime.buckets.lost_changes import warn_of_lost_changes
 from rulec.runtime.buckets.plan import needs_matrix
-from rulec.runtime.buckets.scalar_table import Numbers
-from rulec.runtime.distributed.partial import Whole
+from rulec.runtime.buckets.scalar_table import Counts, DeviceCounts, Numbers
+from rulec.runtime.distributed.shards import Whole
 from rulec.runtime.storage.allocator import StateSpec, state_specs
 from rulec.runtime.storage.options import Storage, check_single
 
@@ -340,3 +345,37 @@ def _is_of_wholes(value: Node, inference: AxisInference) -> bool:
     """Whether a value can be computed of whole matrices alone."""
     drawn = value.op.kind is Kind.RANDOM and not inference.axes(value).elementwise
     return value.op.kind is Kind.MATRIX or drawn
+
+
+def warn_of_lost_changes(
+    program: Program, layout: Layout, words: Mapping[str, str], hyper: Mapping[str, float]
+) -> None:  # fmt: skip
+    """Warns of states with a word for a storage that loses their changes.
+
+    `words` are the words of the storage, `hyper` the hyper-parameters. Sums without decay are looked at in every
+    storage. Means are looked at in bfloat16 and float16: codes follow the largest of a block, and lose less.
+    """
+    stored = {state: (form.name if (form := layout.format(state)) else dtype) for state, dtype in layout.dtypes}
+    asked = {state: words.get(state, words.get("")) for state in program.rule.state if state in stored}
+    named = {state: stored[state] for state, word in asked.items() if word and word != UNBIASED}
+    for state, storage, what in _lost(program.rule, named, hyper):
+        warnings.warn(
+            f"{state} of {program.name} {what}, and a change below half of the spacing of {storage} is lost: give "
+            f"state_dtype={{{state!r}: {UNBIASED!r}}}, which rounds at random, or float32",
+            RuntimeWarning, stacklevel=2,
+        )  # fmt: skip
+
+
+def _lost(rule: Rule, storages: Mapping[str, str], hyper: Mapping[str, float]) -> Iterator[tuple[str, str, str]]:
+    """The states that lose changes, each with its storage and a clause on how it moves."""
+    if not storages:
+        return
+    flow, proofs = flow_of(rule), rule.analysis.storage
+    for state, storage in storages.items():
+        moves = None if proofs[state].exact else pace(state, flow.taken[state], hyper)
+        if moves is None or storage not in moves.too_slow(proofs[state].unsigned):
+            continue
+        if moves.kept == 1:
+            yield state, storage, "adds without decay"
+        elif storage in ("bfloat16", "float16"):
+            yield state, storage, f"moves by {1 - moves.kept:.2g} of the way at a step"

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rulec.array_api.library import Library
-from rulec.array_api.pieces import Cuts, Pieces
+from rulec.array_api.slices import Cuts, Pieces
 from rulec.compiler.ir import Axes, axes_of_letters
 from rulec.language.expr.node import Op
 

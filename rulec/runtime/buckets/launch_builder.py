@@ -17,10 +17,8 @@ from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
 from rulec.runtime.buckets.bucket import Version
 from rulec.runtime.buckets.context import Common
-from rulec.runtime.buckets.counts import Counts
-from rulec.runtime.buckets.launch import Part
-from rulec.runtime.buckets.runtime_launch import Launch
-from rulec.runtime.buckets.scalar_table import ScalarRows
+from rulec.runtime.buckets.launch import Launch, Part
+from rulec.runtime.buckets.scalar_table import Counts, ScalarRows
 from rulec.runtime.buckets.scalar_table_device import DeviceScalarRows, Scaling
 
 

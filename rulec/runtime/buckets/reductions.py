@@ -13,8 +13,8 @@ from rulec.array_api.reductions import REDUCTIONS
 from rulec.compiler.ir import Site
 from rulec.language.expr.node import Op
 from rulec.runtime.distributed.all_to_all import Assigning, Gathering
-from rulec.runtime.distributed.partial import Partials
 from rulec.runtime.distributed.process_group import Meeting
+from rulec.runtime.distributed.shards import Partials
 
 Array = np.ndarray[Any, Any]
 

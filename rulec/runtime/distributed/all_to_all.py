@@ -14,12 +14,9 @@ from functools import cached_property, partial
 from typing import Any
 
 from rulec.array_api.library import Library
-from rulec.runtime.distributed.failure import Failure
 from rulec.runtime.distributed.newton_schulz import MatrixPiece, Team
-from rulec.runtime.distributed.owners import Division, Load, Schedule, schedule_of
-from rulec.runtime.distributed.process_group import Meeting, Peers, Pending
-from rulec.runtime.distributed.share import Share
-from rulec.runtime.distributed.sharing import Work, assignment, share_pays
+from rulec.runtime.distributed.owners import Division, Load, Schedule, Share, Work, assignment, schedule_of, share_pays
+from rulec.runtime.distributed.process_group import Failure, Meeting, Peers, Pending
 
 #: The bytes of whole arrays, in the dtypes they travel in, that one owner gets in a bucket; at least those of one
 #: tensor. Among 64 processes a message then has a mebibyte for each, enough for a network's full rate, and a model of

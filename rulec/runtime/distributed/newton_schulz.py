@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from rulec.language.expr.newton_schulz import coefficients_of
+from rulec.runtime.distributed.owners import Share
 from rulec.runtime.distributed.process_group import Peers
-from rulec.runtime.distributed.share import Share
 
 Result = TypeVar("Result")
 

@@ -18,8 +18,7 @@ from rulec.compiler.scalars import evaluate_once
 from rulec.compiler.view import MatrixView
 from rulec.language.expr.node import Kind, Node, Op, walk
 from rulec.language.expr.static import settings
-from rulec.runtime.distributed.share import Share
-from rulec.runtime.distributed.sharing import Work
+from rulec.runtime.distributed.owners import Share, Work
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,13 @@
 """The owner of each whole tensor, the replica that sends each part of it, and the buckets of messages.
 
 Every process knows how all tensors are divided, so all come to the same schedule without a word.
+
+The owners of tensors: one process for each, or several for a matrix of much work.
+
+Several owners of a matrix have pieces of it, cut across its longest side; see `newton_schulz` beside it.
+They follow one another, two, four, eight and so on, so they mostly are neighbours on one machine.
+
+The share of one of several owners in the work on a matrix: its memory, and its bytes for the others.
 """
 
 from __future__ import annotations
@@ -8,14 +15,15 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from rulec.compiler.layout import ITEM_SIZE
-from rulec.runtime.distributed.share import Share
+from rulec.language.expr.newton_schulz import Coefficients
+from rulec.language.expr.static import MUON, NORM
 
 Rectangle = tuple[slice, ...]
 Counts = np.ndarray[Any, np.dtype[np.int64]]
@@ -222,3 +230,149 @@ def _within(side: slice, start: int, stop: int) -> slice:
     """What a side has from `start` to `stop`, counted from `start`."""
     begin = min(max(side.start, start), stop)
     return slice(begin - start, max(begin, min(side.stop, stop)) - start)
+
+
+#: The multiplications that a device does while it sends a byte: 400 TFLOP/s beside 400 GB/s.
+BYTE = 500.0
+
+#: Pieces have at most this much of the mean work of a process. Smaller ones balance better, and send more.
+_PARTS_OF_MEAN = (1.0, 0.5, 0.25)
+
+#: The processes that exchange with one another, where there are replicas that may work alone.
+_LARGEST = 512
+
+#: Other owners are taken where the busiest process is then done in this part of the time.
+_GAIN = 0.9
+
+
+@dataclass(frozen=True)
+class Work:
+    """The work on one whole tensor, in multiplications.
+
+    `there` and `back` are the bytes of each element on its way to the owner, and of each result. `share` is that of a
+    single owner where several may share the work.
+    """
+
+    cost: float
+    there: int = 0
+    back: int = 0
+    share: Share | None = None
+
+    def of_each(self, count: int) -> float:
+        """The work of one of `count` owners, and the time for what they send to each other."""
+        between = 0 if self.share is None else replace(self.share, count=count).sent
+        return self.cost / count + BYTE * between
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """The owners of each tensor, of which several follow one another, and the time of the busiest process.
+
+    The time is in multiplications, with bytes that it gets and sends.
+    """
+
+    owners: tuple[tuple[int, ...], ...]
+    busiest: float
+
+    def load(self, works: Sequence[Work], size: int) -> Any:
+        """The multiplications of each process."""
+        loads = np.zeros(size)
+        for work, owners in zip(works, self.owners, strict=True):
+            loads[[*owners]] += work.cost / len(owners)
+        return loads
+
+
+@functools.lru_cache(maxsize=32)
+def assignment(works: tuple[Work, ...], size: int, parts: tuple[Division, ...]) -> Assignment:
+    """The owners among `size` processes of tensors that lie so, by the longest processing time first.
+
+    A matrix is shared where its work is more than the mean of all processes, and the busiest is done a tenth sooner.
+    """
+    best = _assigned(works, size, parts, [1] * len(works))
+    mean = sum(work.cost for work in works) / size
+    if any(work.share is not None and work.cost > mean for work in works):
+        for part in _PARTS_OF_MEAN:
+            other = _assigned(works, size, parts, [_count(work, mean, mean * part, size) for work in works])
+            best = other if other.busiest < best.busiest * _GAIN else best
+    return best
+
+
+def share_pays(every: Assignment, alone: Assignment, size: int) -> bool:
+    """Whether the busiest owner among all `size` processes of replicas is done before that of replicas by themselves.
+
+    Else, as where tensors are fewer than processes, a replica works alone: an owner would send its results to the
+    processes of all replicas, while most of these have nothing to do; so it does where there are too many processes for
+    each to keep a connection to every other.
+    """
+    return size <= _LARGEST and every.busiest < alone.busiest * (1 - 1e-9)
+
+
+def _count(work: Work, mean: float, most: float, size: int) -> int:
+    """The number of owners of a tensor: the least power of two with at most so much work for each, if that pays."""
+    if work.share is None or work.cost <= mean:
+        return 1
+    count = 1
+    while work.cost > most * count and 2 * count <= min(size, work.share.rows):
+        count *= 2
+    return count if work.of_each(count) < work.cost else 1
+
+
+def _assigned(works: Sequence[Work], size: int, parts: Sequence[Division], counts: Sequence[int]) -> Assignment:
+    costs = [work.of_each(count) for work, count in zip(works, counts, strict=True)]
+    first = owners_of(costs, size, [division.counts for division in parts], counts)
+    owners = tuple(tuple(range(at, at + count)) for at, count in zip(first, counts, strict=True))
+    times = np.zeros(size)
+    for work, cost, part, team in zip(works, costs, parts, owners, strict=True):
+        moved = work.there * part.numel + work.back * int(part.counts.sum())
+        times[[*team]] += cost + BYTE * moved / len(team)
+    return Assignment(owners, float(times.max(initial=0.0)))
+
+
+@dataclass(frozen=True)
+class Share:
+    """The share of one of several owners in `newton_schulz` of a matrix: its place among `count` of them.
+
+    `rows` is the shorter side of the matrix. Each owner adds up some rows of the Gram matrix, and gives them to all.
+    """
+
+    rows: int
+    steps: int
+    dtype: str
+    place: int = 0
+    count: int = 1
+    coefficients: str | Coefficients = MUON
+    normalize: str | float = NORM
+
+    @property
+    def kind(self) -> tuple[int, str, str | Coefficients, str | float]:
+        """The properties in which matrices of one batch are equal."""
+        return self.steps, self.dtype, self.coefficients, self.normalize
+
+    @property
+    def wide(self) -> str:
+        """The dtype of sums."""
+        return "float64" if self.dtype == "float64" else "float32"
+
+    def block(self, place: int) -> slice:
+        """The rows of the Gram matrix that the owner at this place adds up."""
+        return slice(self.rows * place // self.count, self.rows * (place + 1) // self.count)
+
+    @property
+    def room(self) -> int:
+        """The bytes that the work needs beside the piece: sums here and of others, the Gram matrix, its polynomial."""
+        item: int = ITEM_SIZE[self.wide] + ITEM_SIZE[self.dtype]
+        return 2 * self.rows * self.rows * item if self.count > 1 else 0
+
+    @property
+    def exchanges(self) -> int:
+        """The exchanges between the owners: of squares, then in each step of sums, rows and polynomials."""
+        return 1 + 3 * self.steps if self.count > 1 else 0
+
+    @property
+    def sent(self) -> int:
+        """The bytes that this owner sends to the others."""
+        mine, others = self.block(self.place), self.count - 1
+        sums = (self.rows - (mine.stop - mine.start)) * ITEM_SIZE[self.wide]
+        rows = 2 * (mine.stop - mine.start) * others * ITEM_SIZE[self.dtype]
+        products: int = self.steps * self.rows * (sums + rows)
+        return 8 * others + products

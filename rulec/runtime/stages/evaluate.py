@@ -16,18 +16,17 @@ from typing import Any, cast
 
 import numpy as np
 
-from rulec.array_api.pieces import Pieces, Stacks
-from rulec.array_api.segments import reduced_to, segments_of, shape_of_letters, spread_from
+from rulec.array_api.reductions import reduced_to, segments_of, shape_of_letters, spread_from
+from rulec.array_api.slices import Pieces, Stacks
 from rulec.compiler.ir import COLS, PARTS, ROWS, Axes, Result
 from rulec.compiler.matrix import MATRIX
 from rulec.compiler.scalars import evaluate_once
 from rulec.language.expr.node import Kind, Node, Op
 from rulec.language.expr.static import settings, statics
 from rulec.runtime.buckets.flat import axes_in_flat
-from rulec.runtime.buckets.plan import Gap
-from rulec.runtime.buckets.projection import Projection
+from rulec.runtime.buckets.plan import Gap, Projection
 from rulec.runtime.buckets.reductions import Join, Joining, Waits
-from rulec.runtime.distributed.partial import Partial, Partials
+from rulec.runtime.distributed.shards import Partial, Partials
 from rulec.runtime.stages.sources import Array, LaunchValues
 from rulec.runtime.stages.tiles import Tiles
 

@@ -8,16 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from rulec.array_api.pieces import Pieces, Stacks
-from rulec.array_api.slices import Runs
+from rulec.array_api.slices import Pieces, Runs, Stacks
 from rulec.backend.protocol import Rows
 from rulec.compiler.ir import Result
 from rulec.compiler.layout import ITEM_SIZE
 from rulec.language.expr.node import Node
 from rulec.runtime.buckets.flat import Flats, Remembered
-from rulec.runtime.buckets.launch import Portion
+from rulec.runtime.buckets.launch import Launch, Portion
 from rulec.runtime.buckets.plan import VIEWS
-from rulec.runtime.buckets.runtime_launch import Launch
 from rulec.runtime.distributed.process_group import Peers
 from rulec.runtime.distributed.shards import Halves
 from rulec.runtime.stages.sources import Tiled

@@ -10,7 +10,7 @@ from rulec.backend.capabilities import Noise
 from rulec.compiler.layout import has_chance
 from rulec.errors import BackendUnsupported
 from rulec.runtime.buckets.bucket import Bucket, Version
-from rulec.runtime.buckets.runtime_launch import Launch
+from rulec.runtime.buckets.launch import Launch
 
 #: The number of remembered calls.
 _REMEMBERED = 64

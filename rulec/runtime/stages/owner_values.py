@@ -17,10 +17,9 @@ from rulec.runtime.buckets.plan import Gap
 from rulec.runtime.buckets.reductions import Joining, Processes, Waits
 from rulec.runtime.distributed.all_to_all import Assigning, Cargo, Gathering, Parcel, Task
 from rulec.runtime.distributed.owner_plan import Delegation, Delegations
+from rulec.runtime.distributed.owners import Share, Work
 from rulec.runtime.distributed.process_group import Peers
 from rulec.runtime.distributed.shards import Halves
-from rulec.runtime.distributed.share import Share
-from rulec.runtime.distributed.sharing import Work
 from rulec.runtime.stages.evaluate import Between
 from rulec.runtime.stages.kernel_arguments import PortionValues
 from rulec.runtime.stages.sources import Array

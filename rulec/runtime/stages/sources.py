@@ -10,8 +10,7 @@ import numpy as np
 
 from rulec.array_api import random
 from rulec.array_api.library import Library
-from rulec.array_api.pieces import Pieces
-from rulec.array_api.slices import Runs
+from rulec.array_api.slices import Pieces, Runs
 from rulec.backend.capabilities import Noise
 from rulec.compiler.ir import Axes
 from rulec.compiler.scalars import evaluate_once

@@ -10,14 +10,13 @@ from typing import Any
 
 from rulec.compiler.across_shapes import apart
 from rulec.compiler.layout import traffic
-from rulec.debug import LEVEL
+from rulec.environment import LEVEL
 from rulec.errors import PartialUpdate, RuleError
+from rulec.runtime.buckets.launch import Launch
 from rulec.runtime.buckets.reductions import Join, Joining, Processes, Waits, Writing, joined
-from rulec.runtime.buckets.runtime_launch import Launch
 from rulec.runtime.distributed.all_to_all import Assigning, Gathering, assign, worked
-from rulec.runtime.distributed.partial import Partials, completed
-from rulec.runtime.stages.device_staged import DeviceStaged
-from rulec.runtime.stages.run import Staged
+from rulec.runtime.distributed.shards import Partials, completed
+from rulec.runtime.stages.run import DeviceStaged, Staged
 
 
 def run(launches: Sequence[Launch]) -> None:

@@ -12,7 +12,7 @@ from rulec.array_api.reductions import REDUCTIONS
 from rulec.compiler.layout import ITEM_SIZE
 from rulec.compiler.scalars import evaluate_once
 from rulec.language.expr.node import Kind, Node, Op
-from rulec.runtime.buckets.projection import Projection, Step
+from rulec.runtime.buckets.plan import Projection, Step
 from rulec.runtime.stages.sources import InTiles, LaunchValues
 
 #: The least bytes for tiles, also with small gradients: narrower tiles are slow.

@@ -2,11 +2,14 @@
 
 A kernel with `formats` decodes and encodes by itself, in the nearest cache. This is the way of all other kernels in
 main memory. It needs memory for the decoded states of one tensor of each shape.
+
+States in codes on a device, for kernels that read floats: small kernels of the backend decode and encode them.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,16 +17,18 @@ from typing import Any
 
 import numpy as np
 
-from rulec.array_api.pieces import Pieces
+from rulec.array_api.slices import Pieces
 from rulec.backend.protocol import Backend, Call, Kernel, Rows, Scalars, Scratch, Written
-from rulec.compiler.ir import Program
-from rulec.compiler.layout import Layout, scale_name
+from rulec.compiler.ir import Program, Store
+from rulec.compiler.layout import Layout, layout_for, scale_name
+from rulec.compiler.pipeline import compile
 from rulec.compiler.view import MatrixView
 from rulec.errors import BackendUnsupported
 from rulec.formats import Format, decode, encode
 from rulec.kernel.multi_tensor.address import address_of, element_count
 from rulec.kernel.place import used_buffers
-from rulec.runtime.storage.coded_device import DeviceFormats, DeviceState
+from rulec.language.expr.node import Op, node
+from rulec.language.library.load import parse
 
 Flat = np.ndarray[Any, Any]
 
@@ -186,3 +191,60 @@ def _joined(reduced: Sequence[Mapping[str, Any]], join: Joined) -> Mapping[str, 
         each = [r[name] for r in reduced]
         joined[name] = [x for xs in each for x in xs] if isinstance(first, list | Pieces) else join(each)
     return joined
+
+
+#: The state of the two programs.
+_STATE = "m"
+
+_NO_COLUMNS = np.zeros((1, 0))
+
+
+class DeviceFormats:
+    """Kernels of a backend for decoding and encoding tensors, by format; `able` tells whether a format has kernels."""
+
+    def __init__(self, backend: Backend, able: Callable[[Program, Any], bool]) -> None:
+        self._backend, self._able = backend, able
+        self._kernels: dict[tuple[str, bool], Kernel] = {}
+
+    def has(self, form: Format) -> bool:
+        """Whether the backend has kernels for a format."""
+        return self._able(_program(True), layout_for(_program(True), "float32", formats={_STATE: form}))
+
+    def kernel(self, form: Format, decodes: bool) -> Kernel:
+        """The kernel that writes the values of codes, or the codes of values."""
+        key = form.key, decodes
+        if key not in self._kernels:
+            program = _program(decodes)
+            layout = layout_for(program, "float32", formats={_STATE: form})
+            self._kernels[key] = self._backend.build(program, layout, self._backend.emit(program, layout))
+        return self._kernels[key]
+
+    def state(self, form: Format, values: Any, codes: Any, scales: Any) -> DeviceState:
+        """A state of one tensor: its codes and scales, and memory for its values in float32."""
+        states = [{_STATE: codes, scale_name(_STATE): scales}]
+        return DeviceState(values, *(self.kernel(form, decodes).bind([values], states) for decodes in (True, False)))
+
+
+class DeviceState:
+    """One state of one tensor on a device, with calls for decoding and encoding."""
+
+    def __init__(self, values: Any, decoding: Any, encoding: Any) -> None:
+        self.values, self._decoding, self._encoding = values, decoding, encoding
+
+    def decode(self, rows: Rows, stream: Any) -> None:
+        """Writes the values."""
+        self._decoding(0, [self.values], Rows(_NO_COLUMNS, np.zeros(1, np.int64)), stream=stream)
+
+    def encode(self, rows: Rows, stream: Any) -> None:
+        """Writes the codes and the scales, unless the tensor stays as it is."""
+        self._encoding(0, [self.values], Rows(_NO_COLUMNS, rows.index, rows.stays), stream=stream)
+
+
+@functools.cache
+def _program(decodes: bool) -> Program:
+    """The program `p = m`, from a state to a parameter, or `m = p`, from the parameter to the state."""
+    program = compile(parse(f"name: Codes\nstate: {{{_STATE}: 0}}\nstep: |\n  p = {_STATE}\n"))
+    if decodes:
+        return program
+    stage = replace(program.stages[0], stores=(Store(_STATE, node(Op.LOAD, "p")),))
+    return replace(program, stages=(stage,))

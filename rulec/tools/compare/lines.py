@@ -44,7 +44,7 @@ class Lines:
 
 def keep_lines(rule: Rule, shape: Sequence[int]) -> Lines:
     """The rule with extra states for the values of the lines, and the lines that run for a tensor of this shape."""
-    from rulec.compiler.grouping import view_of
+    from rulec.compiler.view import view_of
 
     rule = rule.in_one()
     prefix = "line"

@@ -10,8 +10,8 @@ import numpy as np
 
 from rulec.language.expr.arithmetic import mpmath_context
 from rulec.language.rule import Rule
+from rulec.tools.compare.difference import Trial
 from rulec.tools.compare.sides import Array, Hyper, ReferenceSide, Side, backend_side
-from rulec.tools.compare.trial import Trial
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from rulec.array import Optimizer
 from rulec.array.es import Strategy
 from rulec.es import Perturbation
 from rulec.tools.demo import training
-from rulec.tools.demo.digits import Digits
-from rulec.tools.demo.network import Array, Network, chosen_of, softmax
+from rulec.tools.demo.digits import Array, Digits, Network, chosen_of, softmax
 from rulec.tools.demo.training import Curve, Learner
 
 if TYPE_CHECKING:

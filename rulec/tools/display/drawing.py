@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from functools import cache
 
-from rulec.tools.display.path import RATES, STEPS, Path, Vector
-from rulec.tools.display.surface import ANGLE, ROSENBROCK, STEEP, VALLEY, Surface
+from rulec.tools.display.path import ANGLE, RATES, ROSENBROCK, STEEP, STEPS, VALLEY, Path, Surface, Vector
 
 #: Sides of a drawing, in its own units.
 SIZE = 240

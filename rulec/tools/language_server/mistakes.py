@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rulec.errors import RuleError
+from rulec.language.check import unread
 from rulec.language.library.load import parse
-from rulec.language.unread import unread
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from typing import Any
 
 from rulec.errors import RulecError
 from rulec.tools.race.outcome import Outcome, number
-from rulec.tools.race.page import page
-from rulec.tools.race.report import html_table, text
+from rulec.tools.race.page import html_table, page, text
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,13 @@
-"""The agreement of the processes of DTensors on every step, and on its failure in one of them."""
+"""The agreement of the processes of DTensors on every step, and on its failure in one of them.
+
+Sentences for a step without some of its processes.
+"""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,14 +16,11 @@ from torch import Tensor
 
 from rulec.errors import RulecError
 from rulec.language.expr.node import Op
-from rulec.runtime.buckets.runtime_launch import Launch
+from rulec.runtime.buckets.launch import Launch
 from rulec.runtime.buckets.scalar_table_device import Scaling
-from rulec.runtime.distributed.failure import Failure, Told, Unreached
-from rulec.runtime.distributed.owners import Schedule
-from rulec.runtime.distributed.process_group import Peers
-from rulec.runtime.distributed.sharing import Assignment, Work
+from rulec.runtime.distributed.owners import Assignment, Schedule, Work
+from rulec.runtime.distributed.process_group import Failure, Peers, Told, Unreached
 from rulec.torch.distributed.comparison import Compared, OtherOrder, settle
-from rulec.torch.distributed.told import behind
 from rulec.torch.distributed.traffic import Traffic
 
 #: More than there are processes, and the bytes of an error that are told to others.
@@ -393,3 +394,23 @@ def _other_step() -> RulecError:
         "the processes have gradients of other tensors, or other rules, or infinities in the scaled gradients of some: "
         "give every process the gradients of the same tensors, and reduce GradScaler's findings; nothing was changed"
     )
+
+
+def behind(cause: str) -> RulecError:
+    """The error of a process that others have left behind."""
+    return RulecError(
+        f"this process failed after all had agreed on a step ({cause}), and others have taken that step: load a "
+        f"checkpoint in every process"
+    )
+
+
+@contextmanager
+def reaching(processes: str) -> Iterator[None]:
+    """A block of messages to processes; RulecError where they do not arrive."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise Unreached(
+            f"another process of {processes} has ended, or did not answer in the time of its process group: start all "
+            f"again from a checkpoint ({str(error).splitlines()[0][:200]})"
+        ) from error

@@ -1,6 +1,6 @@
 """The description of an optimizer of DTensors, equal in all processes: tensors, equations, hyper-parameters, seed.
 
-Where the digests of descriptions differ, `rulec.torch.distributed.differences` finds the difference.
+Where the digests of descriptions differ, `rulec.torch.distributed.comparison` finds the difference.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from rulec.checkpoint.meaning import meaning
+from rulec.checkpoint.content import meaning
 from rulec.language.traits import draws
-from rulec.torch.distributed.differences import Said, names_of
-from rulec.torch.distributed.split_models import split_names
+from rulec.torch.distributed.comparison import Said, names_of
+from rulec.torch.distributed.mesh import split_names
 from rulec.torch.groups.engine import Home
 from rulec.torch.groups.entries import reaches_groups
-from rulec.torch.groups.options import Options
+from rulec.torch.groups.interface import Options
 from rulec.torch.groups.routes import Route
 from rulec.torch.groups.values import Groups
 from rulec.torch.tensors.dtensor import is_placed, sees_more

@@ -9,8 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rulec.errors import RulecError
-from rulec.runtime.distributed.owners import Schedule
-from rulec.runtime.distributed.sharing import Assignment, Work
+from rulec.runtime.distributed.owners import Assignment, Schedule, Work
 
 #: Bytes of a number in a reduction: float64, or int64.
 _NUMBER = 8

@@ -16,8 +16,7 @@ from rulec.torch.eager.grad_norm import Factor
 from rulec.torch.eager.hooks import Arrivals, Hooks
 from rulec.torch.eager.on_gradient import Accumulating, Counting, Finishing, Firing, Folding, Window
 from rulec.torch.eager.open_step import OpenStep
-from rulec.torch.eager.params import Roster
-from rulec.torch.eager.report import Report
+from rulec.torch.eager.params import Report, Roster
 from rulec.torch.eager.wrapped import Inner
 
 

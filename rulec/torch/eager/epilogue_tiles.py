@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rulec.backend.product import GradientRows, Product
+from rulec.backend.capabilities import GradientRows, Product
 from rulec.backend.protocol import Kernel, Rows, Scratch, Written
 from rulec.compiler.layout import scale_name
 from rulec.errors import BackendUnsupported, PartialUpdate
 from rulec.formats import Format
 from rulec.runtime.buckets.bucket import Version
-from rulec.runtime.buckets.runtime_launch import Launch
+from rulec.runtime.buckets.launch import Launch
 from rulec.runtime.stages.noise import OtherCalls
-from rulec.torch.tensors.memory import plain_memory
+from rulec.torch.tensors.fake import plain_memory
 from rulec.torch.tensors.tensors import DTYPES, dtype_name
 
 #: Bytes of a tile at most: what the caches near the processors hold, and enough rows for a product to be fast.

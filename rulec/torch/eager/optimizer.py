@@ -15,10 +15,9 @@ from rulec.locks import Turns, in_turn
 from rulec.torch.eager.backward import EagerOptions, Passes
 from rulec.torch.eager.epilogue import Epilogue
 from rulec.torch.eager.epilogue_tiles import Way
-from rulec.torch.eager.fold import check_folds
 from rulec.torch.eager.grad_norm import Factor
-from rulec.torch.eager.params import parameters_of, patterns_of
-from rulec.torch.eager.report import Report
+from rulec.torch.eager.open_step import check_folds
+from rulec.torch.eager.params import Report, parameters_of, patterns_of
 from rulec.torch.eager.scope import Scope
 from rulec.torch.eager.wrapped import Inner, Runs, inner_around, inner_of
 from rulec.torch.optimizer import RuleOptimizer

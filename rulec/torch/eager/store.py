@@ -23,8 +23,7 @@ from rulec.torch.eager.params import Roster
 from rulec.torch.eager.wrapped import ForeignInner, Inner, PartitionedInner, RuleInner
 from rulec.torch.optimizer import RuleOptimizer
 from rulec.torch.partitioned import Partitioned
-from rulec.torch.tensors.fake import is_fake
-from rulec.torch.tensors.memory import plain_memory
+from rulec.torch.tensors.fake import is_fake, plain_memory
 
 Gradients = Mapping[Tensor, Any] | Iterable[tuple[Tensor, Any]]
 

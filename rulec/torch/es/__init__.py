@@ -1,6 +1,6 @@
 """Evolution strategies for PyTorch: all members of a population in one forward pass."""
 
-from rulec.es.report import Report
+from rulec.es.fitness import Report
 from rulec.torch.es.binary import (
     BinaryConv2d,
     BinaryLinear,

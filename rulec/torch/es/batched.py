@@ -16,15 +16,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from rulec.errors import RulecError, TensorError
-from rulec.torch.es.convolution import Convolution
-from rulec.torch.es.layers import Map
-from rulec.torch.es.linear import Linear
+from rulec.torch.es.layers import Convolution, Linear, Map
 from rulec.torch.es.model import Perturbed
 from rulec.torch.es.noise.base import AddedNoise
 from rulec.torch.es.noise.build import Noises
 from rulec.torch.es.noise.independent import Independent
-from rulec.torch.es.population import Population, added, combined, whole
-from rulec.torch.es.shared import Marked
+from rulec.torch.es.population import Marked, Population, added, combined, whole
 
 
 class Members(TorchFunctionMode):

@@ -14,14 +14,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rulec.backend.binary import Window
+from rulec.backend.capabilities import Window
 from rulec.errors import HyperError, TensorError
 from rulec.es.binary import SHARPNESS, Bits, draw, likely, max_pool, pack, score_gradient, words_of
 from rulec.es.binary.kernels import kernels_of
 from rulec.es.binary.product import Pair, pair, window_of
-from rulec.torch.es.binary_bits import array_of, as_given, pack_bits, packed, tensor_of, unpack_bits
 from rulec.torch.es.self_estimator import Draw
-from rulec.torch.es.thresholds import SIGMA, Thresholds, Weights
+from rulec.torch.es.thresholds import (
+    SIGMA,
+    Thresholds,
+    Weights,
+    array_of,
+    as_given,
+    pack_bits,
+    packed,
+    tensor_of,
+    unpack_bits,
+)
 
 __all__ = [
     "BinaryConv2d", "BinaryLinear", "BinaryMaxPool2d", "BinaryThreshold", "pack_bits", "unpack_bits",

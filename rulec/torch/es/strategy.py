@@ -1,8 +1,12 @@
-"""`perturb`: an evolution strategy for a model of PyTorch, whose members are evaluated in one forward."""
+"""`perturb`: an evolution strategy for a model of PyTorch, whose members are evaluated in one forward.
+
+Warnings about a perturbed model: noise that is lost in rounding, and layers left alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -10,25 +14,22 @@ import torch
 from torch import Tensor, nn
 
 from rulec.errors import HyperError, RulecError, TensorError
-from rulec.es.fitness import Shaping
-from rulec.es.layout import numbers, tiled
-from rulec.es.perturbation import Perturbation
+from rulec.es import perturbation
+from rulec.es.fitness import Report, Shaping
+from rulec.es.perturbation import Perturbation, numbers, tiled
 from rulec.es.perturbations import Perturbations
-from rulec.es.report import Report
 from rulec.es.strategy_state import StrategySteps
 from rulec.locks import in_turn, turn_of
 from rulec.torch.es.batched import Members
-from rulec.torch.es.mixing import check_mixing, check_modules
-from rulec.torch.es.model import Census
+from rulec.torch.es.model import FROZEN, Census, Perturbed
 from rulec.torch.es.noise.build import Noises
-from rulec.torch.es.population import population_of
+from rulec.torch.es.population import Marked, population_of
 from rulec.torch.es.self_estimating import SelfEstimators
-from rulec.torch.es.shared import Marked
-from rulec.torch.es.single import OneMember
-from rulec.torch.es.uncompiled import uncompiled
+from rulec.torch.es.single import OneMember, check_mixing, check_modules, uncompiled
 from rulec.torch.es.update import Estimating
-from rulec.torch.es.warn import warn_of_left_alone, warn_of_lost_noise
-from rulec.torch.tensors.memory import resolved
+from rulec.torch.tensors.dtensor import part_of
+from rulec.torch.tensors.fake import is_fake, resolved
+from rulec.torch.tensors.tensors import dtype_name
 
 
 def perturb(model: nn.Module, perturbation: Perturbation | Mapping[str, Perturbation]) -> Strategy:
@@ -281,3 +282,47 @@ def _one_number(fitness: Any) -> float:
     if values.size != 1:
         raise TensorError(f"the closure gave {list(values.shape)} numbers for a member: return one, such as their mean")
     return float(values.reshape(()))
+
+
+#: Layers of one reason that are named.
+_NAMED = 6
+
+
+def warn_of_lost_noise(perturbations: Perturbations, perturbed: Iterable[Perturbed], stacklevel: int) -> None:
+    """Warns where many weights round to themselves; `stacklevel` 1 is the caller. Logits of bits have no noise."""
+    samples: dict[str, list[tuple[perturbation.Floats, str]]] = {}
+    for entry in perturbed:
+        if not (entry.is_self_estimated or entry.param.is_meta or is_fake(entry.param)):
+            samples.setdefault(entry.pattern, []).append((_sample(entry.param), dtype_name(entry.param.dtype)))
+    for pattern, some in samples.items():
+        perturbation.warn_of_lost_noise(perturbations[pattern], some, stacklevel + 1)
+
+
+def warn_of_left_alone(census: Census) -> None:
+    """Warns the caller's caller of trained layers without a perturbed parameter."""
+    there = set(census.replaced)
+    reasons: dict[str, list[str]] = {}
+    for name, reason in census.left_alone.items():
+        layer = name.rpartition(".")[0]
+        if layer not in there and reason != FROZEN:
+            layers = reasons.setdefault(reason, [])
+            if layer not in layers:
+                layers.append(layer)
+    if reasons:
+        each = "; ".join(f"{_some(layers)} ({reason})" for reason, layers in reasons.items())
+        warnings.warn(
+            f"layers with parameters that are left alone, and have no gradient: {each}", RuntimeWarning, stacklevel=3
+        )
+
+
+def _some(layers: list[str]) -> str:
+    named = ", ".join(layer or "the model itself" for layer in layers[:_NAMED])
+    return named if len(layers) <= _NAMED else f"{named} and {len(layers) - _NAMED} more"
+
+
+def _sample(param: torch.Tensor) -> perturbation.Floats:
+    """Elements of what is here of a parameter, in float64 on the host."""
+    here = part_of(param).detach().reshape(-1)
+    places = torch.from_numpy(perturbation.places(here.numel())).to(here.device)
+    sample: perturbation.Floats = here[places].double().cpu().numpy()
+    return sample

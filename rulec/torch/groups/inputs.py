@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from rulec.errors import TensorError
-from rulec.torch.tensors.memory import plain_memory
+from rulec.torch.tensors.fake import plain_memory
 from rulec.torch.tensors.sections import Section
 from rulec.torch.tensors.tensors import real_view
 

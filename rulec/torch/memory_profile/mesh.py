@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from rulec.compiler.grouping import view_of
 from rulec.compiler.layout import ITEM_SIZE, Layout, layout_for, scheduled
 from rulec.compiler.pipeline import compile
 from rulec.compiler.routing import Router
 from rulec.compiler.scalars import ScalarTable
-from rulec.compiler.view import MatrixView
+from rulec.compiler.view import MatrixView, view_of
 from rulec.errors import HyperError
 from rulec.language.expr.node import Node
 from rulec.language.rule import Rule
@@ -29,9 +28,17 @@ from rulec.runtime.buckets.hyper import EPS
 from rulec.runtime.buckets.plan import Plan
 from rulec.runtime.distributed.all_to_all import BUCKET, Spread, cuts
 from rulec.runtime.distributed.owner_plan import Delegation, Delegations
-from rulec.runtime.distributed.owners import Division, Load, Schedule, schedule_of
+from rulec.runtime.distributed.owners import (
+    Assignment,
+    Division,
+    Load,
+    Schedule,
+    Work,
+    assignment,
+    schedule_of,
+    share_pays,
+)
 from rulec.runtime.distributed.shards import Halves
-from rulec.runtime.distributed.sharing import Assignment, Work, assignment, share_pays
 from rulec.runtime.storage.allocator import state_specs
 from rulec.torch.memory_profile.meter import Training
 from rulec.torch.tags import tagged_groups

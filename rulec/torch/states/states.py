@@ -15,12 +15,11 @@ from torch import Tensor
 
 from rulec.compiler.ir import axes_of_letters
 from rulec.compiler.layout import scale_name
-from rulec.compiler.reweigh import reweighed
-from rulec.compiler.weights import is_part
+from rulec.compiler.weights import is_part, reweighed
 from rulec.errors import StateMismatch
 from rulec.formats import UNBIASED, Format
-from rulec.runtime.buckets.counts import is_count
-from rulec.runtime.storage.recode import formats_of, recoded
+from rulec.runtime.buckets.scalar_table import is_count
+from rulec.runtime.storage.allocator import formats_of, recoded
 from rulec.torch.groups.engine import Home, TorchEngine
 from rulec.torch.groups.routes import Route
 from rulec.torch.groups.values import Groups
@@ -31,8 +30,7 @@ from rulec.torch.states.sections import SectionState, loaded_of_sections, of_sec
 from rulec.torch.states.store import Store, parts_of
 from rulec.torch.tensors.addresses import ShownState, StateAddresses, check_memory, facts_of
 from rulec.torch.tensors.dtensor import as_placed, fill, is_flat, part_of
-from rulec.torch.tensors.fake import is_fake, real_memory
-from rulec.torch.tensors.memory import plain_memory
+from rulec.torch.tensors.fake import is_fake, plain_memory, real_memory
 from rulec.torch.tensors.sections import Section
 from rulec.torch.tensors.tensors import check_apart, dtype_name, real_view
 

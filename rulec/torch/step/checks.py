@@ -1,17 +1,25 @@
-"""Refusals of parameters for the storage that an optimizer was asked for."""
+"""Refusals of parameters for the storage that an optimizer was asked for.
+
+A warning where the updates of bfloat16 parameters round away: such weights stand still, and nothing else says so.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from rulec.compiler.layout import PLAIN_STORAGE
 from rulec.errors import TensorError
 from rulec.formats import UNBIASED
-from rulec.torch.groups.options import Options
+from rulec.torch.groups.interface import Options
 from rulec.torch.groups.routes import Route
 from rulec.torch.tensors.dtensor import flat_start, is_flat, is_split, place_of
+from rulec.torch.tensors.fake import is_fake
+from rulec.torch.tensors.tensors import is_dense, real_view
 
 
 def check_parts(options: Options, routes: Sequence[Route]) -> None:
@@ -45,3 +53,69 @@ def check_real(options: Options, params: Sequence[Tensor], names: Sequence[str])
     for param, name in zip(params, names, strict=True):
         if words and param.is_complex():
             raise TensorError(f"{name} is complex, and a state of it cannot be {words[0]}: give state_dtype='float32'")
+
+
+#: The numbers of the steps that are looked at, and the elements of a parameter that are compared.
+_STEPS, _ELEMENTS = (10, 100, 1000), 4096
+
+
+class LostUpdates:
+    """Looks at a few steps of plain bfloat16 parameters; afterwards `done`.
+
+    A look compares the first elements of the largest parameter before and after the step. It waits for the device.
+    """
+
+    def __init__(self, title: str, names: Sequence[str], params: Sequence[Tensor]) -> None:
+        self._title, self._names, self._params = title, names, params
+        self._count = 0
+        self.done = False
+
+    def watched(self, step: Callable[[], None]) -> None:
+        """Takes one step. Warns where more than half of the elements with a gradient did not move."""
+        self._count += 1
+        chosen = self._chosen() if self._count in _STEPS else None
+        if chosen is None:
+            step()
+        else:
+            self._look(step, chosen)
+        self.done = self.done or self._count >= _STEPS[-1]
+
+    def _chosen(self) -> int | None:
+        """The place of the largest parameter that can be looked at; None where there is none."""
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            return None
+        having = [i for i, p in enumerate(self._params) if p.dtype is torch.bfloat16 and _is_seen(p)]
+        return max(having, key=lambda i: self._params[i].numel(), default=None)
+
+    def _look(self, step: Callable[[], None], place: int) -> None:
+        param = self._params[place]
+        moving = _sample(param.grad) != 0
+        before = _sample(param).clone()
+        step()
+        share = float(((_sample(param) == before) & moving).sum() / moving.sum().clamp(min=1))
+        if share > 0.5:
+            self.done = True
+            warnings.warn(
+                f"{self._title} left {share:.0%} of the elements of {self._names[place]} with a gradient as they were "
+                f"in step {self._count}: their updates are below half of the last place of bfloat16. Give "
+                f"weights='split' (two bytes more for each, exact) or weights='stochastic'",
+                RuntimeWarning, stacklevel=6,
+            )  # fmt: skip
+
+
+def _is_seen(param: Tensor) -> bool:
+    grad = param.grad
+    whole = grad is not None and not is_split(param) and not is_fake(param) and grad.layout is torch.strided
+    return bool(whole and param.numel() and is_dense(param) and grad.stride() == param.stride())  # type: ignore[union-attr]
+
+
+def _sample(tensor: Any) -> Tensor:
+    """The first elements in memory."""
+    flat = real_view(tensor)
+    return flat.as_strided((min(flat.numel(), _ELEMENTS),), (1,))
+
+
+def watch_of(title: str, groups: Sequence[Mapping[str, Any]], names: Sequence[str]) -> LostUpdates | None:
+    """The watch over the parameters of these groups; None without bfloat16 ones."""
+    params = [p for group in groups for p in group["params"]]
+    return LostUpdates(title, names, params) if any(p.dtype is torch.bfloat16 for p in params) else None

@@ -20,31 +20,36 @@ from torch.autograd.graph import increment_version
 
 from rulec.errors import RulecError, TensorError, interrupted
 from rulec.language.rule import Rule
-from rulec.runtime.buckets.runtime_launch import Launch
+from rulec.runtime.buckets.launch import Launch
 from rulec.runtime.buckets.scalar_table_device import Scaling
 from rulec.torch.distributed.description import Alike
 from rulec.torch.distributed.mesh import meeting_of
 from rulec.torch.fastpath.survey import Survey
 from rulec.torch.groups.capture import NEW_NUMBERS, NEW_SCALING, NEW_TENSORS, residence_of
-from rulec.torch.groups.engine import Home, add_parameters, engines_of, in_order, order_of
+from rulec.torch.groups.engine import GroupNumbers, Home, add_parameters, engines_of, in_order, order_of
 from rulec.torch.groups.entries import shared_states
-from rulec.torch.groups.group_numbers import GroupNumbers
-from rulec.torch.groups.group_states import GroupStates, check_complete
 from rulec.torch.groups.inputs import Inputs
-from rulec.torch.groups.interface import Interface
-from rulec.torch.groups.options import Options, fitting
+from rulec.torch.groups.interface import Interface, Options, fitting
 from rulec.torch.groups.routes import names_of, routes_of
-from rulec.torch.groups.values import Groups, group_rules_of
+from rulec.torch.groups.values import Groups, GroupStates, check_complete, group_rules_of
 from rulec.torch.states.states import Buffers
 from rulec.torch.states.store import Store
 from rulec.torch.step.checks import check_parts, check_real
-from rulec.torch.step.plan import Plans, StepPlan, launches_of, part_launches_of, read_all, scaling_kind, write_all
+from rulec.torch.step.plan import (
+    Plans,
+    StepPlan,
+    Writer,
+    launches_of,
+    part_launches_of,
+    read_all,
+    scaling_kind,
+    write_all,
+)
 from rulec.torch.step.repeat import Repeat, repeat_of
 from rulec.torch.step.snapshot import Change, Snapshot
 from rulec.torch.step.sparse import SparseRows, check_takes_rows, is_sparse, sparse_rows
-from rulec.torch.step.writer import Writer
 from rulec.torch.tensors.dtensor import check_gradient, is_placed, part_of
-from rulec.torch.tensors.memory import plain_arithmetic, plain_memory
+from rulec.torch.tensors.fake import plain_arithmetic, plain_memory
 from rulec.torch.tensors.tensors import OtherDtype, dtype_name, is_dense, real_view
 
 _gradient = attrgetter("grad")

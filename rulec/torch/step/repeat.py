@@ -15,16 +15,14 @@ import numpy as np
 import torch
 
 from rulec.backend.protocol import Standing
-from rulec.debug import LEVEL
+from rulec.environment import LEVEL
 from rulec.errors import PartialUpdate
 from rulec.kernel.multi_tensor.address import array_address
-from rulec.runtime.buckets.counts import Counts
-from rulec.runtime.buckets.runtime_launch import Launch
-from rulec.runtime.buckets.scalar_table import Numbers, ScalarRows
-from rulec.torch.fastpath.survey import ANSWER, REPEAT, Contents, Survey, job_of
-from rulec.torch.fastpath.survey_source import COUNTS
+from rulec.runtime.buckets.launch import Launch
+from rulec.runtime.buckets.scalar_table import Counts, Numbers, ScalarRows
+from rulec.torch.fastpath.survey import ANSWER, COUNTS, REPEAT, Contents, Survey, job_of
 from rulec.torch.groups.capture import Residence
-from rulec.torch.groups.group_numbers import GroupNumbers
+from rulec.torch.groups.engine import GroupNumbers
 from rulec.torch.states.store import Store
 from rulec.torch.step.plan import StepPlan
 

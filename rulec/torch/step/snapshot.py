@@ -14,12 +14,10 @@ from torch.nn import Parameter
 from rulec.torch.fastpath.survey import Survey
 from rulec.torch.groups.capture import NEW_NUMBERS, NEW_TENSORS, Residence, is_asked
 from rulec.torch.groups.entries import GroupRule
-from rulec.torch.groups.interface import Interface
-from rulec.torch.groups.options import Options
+from rulec.torch.groups.interface import Interface, Options
 from rulec.torch.groups.values import Groups, GroupValues, group_rules_of, splits_of, words_of
 from rulec.torch.tensors.dtensor import address_of, part_of
-from rulec.torch.tensors.guard import Guard, guard_for, never
-from rulec.torch.tensors.tensors import check_apart, check_memory, check_parameters
+from rulec.torch.tensors.tensors import Guard, check_apart, check_memory, check_parameters, guard_for, never
 
 
 class Change(Enum):

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from rulec.errors import TensorError
-from rulec.runtime.buckets.runtime_launch import Launch
+from rulec.runtime.buckets.launch import Launch
 from rulec.torch.groups.engine import Home
 from rulec.torch.groups.entries import GroupRule
-from rulec.torch.tensors.memory import plain_memory
+from rulec.torch.tensors.fake import plain_memory
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from rulec.errors import StateMismatch
 from rulec.torch.fastpath.survey import look_of
 from rulec.torch.tensors.dtensor import part_of
 from rulec.torch.tensors.fake import has_no_memory
-from rulec.torch.tensors.guard import Guard, guard_for, never
-from rulec.torch.tensors.tensors import real_view
+from rulec.torch.tensors.tensors import Guard, guard_for, never, real_view
 
 
 class Addresses:

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from rulec.array_api.slices import Piece, piece_of
-from rulec.compiler.grouping import view_of
-from rulec.compiler.view import MatrixView
+from rulec.compiler.view import MatrixView, view_of
 from rulec.errors import RulecError, StateMismatch, TensorError
 from rulec.language.expr.node import Kind, Node, Op, walk
 from rulec.language.rule import Rule

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rulec.backend.quintic import WORTH_HALVING
+from rulec.backend.capabilities import WORTH_HALVING
 
 
 class TorchProducts:

@@ -1,4 +1,10 @@
-"""PyTorch tensors as the runtime sees them: dense memory that kernels walk as it lies."""
+"""PyTorch tensors as the runtime sees them: dense memory that kernels walk as it lies.
+
+Whether tensors look exactly as others did: in one call of torch's, for as many as there are.
+
+Asking each of a thousand gradients for its dtype, size and order takes longer than a small kernel. torch's compiler
+has a function that asks them all; where torch has it no more, or it says no, they are asked one by one.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +23,8 @@ from rulec.kernel.multi_tensor.address import Located
 from rulec.runtime.arrays import Arrays, Vector
 from rulec.runtime.storage.allocator import STATE_SIZE, StateSpec
 from rulec.torch.tensors.dtensor import part_of
-from rulec.torch.tensors.fake import is_fake, real_memory
-from rulec.torch.tensors.guard import Guard, guard_for, never
+from rulec.torch.tensors.fake import is_fake, plain_memory, real_memory, resolved
 from rulec.torch.tensors.library import DeviceLibrary, HostLibrary
-from rulec.torch.tensors.memory import plain_memory, resolved
 
 #: The dtypes that kernels store, by our names.
 DTYPES: Mapping[str, torch.dtype] = {
@@ -348,3 +352,26 @@ def _standing_for(tensor: Tensor, memory: np.ndarray[Any, Any], start: int) -> n
     size = tensor.element_size()
     strides = [stride * size for stride in tensor.stride()]
     return np.ndarray(tuple(tensor.shape), f"V{size}", memory, tensor.data_ptr() - start, strides)
+
+
+Guard = Callable[..., bool]
+
+
+def guard_for(tensors: Sequence[Tensor]) -> Guard:
+    """A function of tensors, its arguments: true where they have the same types, dtypes, devices, sizes, strides and
+    dispatch keys as these (sparse, conjugate and negated ones have others). False may mean nothing.
+    """
+    try:
+        from torch._C._dynamo.guards import TensorGuards
+
+        sizes: Any = [[*t.size()] for t in tensors]
+        strides: Any = [[*t.stride()] for t in tensors]
+        check: Guard = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    except (ImportError, TypeError, RuntimeError):
+        return never
+    return check
+
+
+def never(*tensors: Tensor) -> bool:
+    """True of nothing."""
+    return False

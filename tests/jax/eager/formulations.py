@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from rulec.jax.eager.memory import bytes_of
-from rulec.jax.xla import compiler_options
+from rulec.jax.library import compiler_options
 from tests.jax.eager.models import head, layer
 
 

@@ -12,7 +12,7 @@ import rulec.jax
 from rulec.errors import RulecError
 from rulec.jax.eager import StepBytes, deferred_bytes
 from rulec.jax.eager.memory import bytes_of, residual_bytes, shape_of, shapes
-from rulec.jax.xla import compiler_options
+from rulec.jax.library import compiler_options
 from tests.jax.eager import formulations, models
 
 WIDTH, ROWS, LAYERS = 256, 8, 24

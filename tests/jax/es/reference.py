@@ -8,7 +8,7 @@ import numpy as np
 
 from rulec.es import Perturbation, dense
 from rulec.es.fitness import weights
-from rulec.es.layout import of_members
+from rulec.es.perturbation import of_members
 
 #: Each family and each of its variants, with few directions.
 CASES = {

@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from rulec.jax.es.elementwise import elementwise
+from rulec.jax.es.update import elementwise
 
 OPERANDS = [jnp.ones((3, 3)), jnp.ones((3, 3)), jnp.ones(())]
 

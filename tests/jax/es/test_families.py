@@ -11,10 +11,10 @@ import pytest
 
 from rulec.es import Perturbation
 from rulec.es.fitness import weights
-from rulec.es.layout import of_members
+from rulec.es.perturbation import of_members
 from rulec.es.streams import Stream, short_weights
 from rulec.jax import es
-from rulec.jax.es.philox import JaxStream
+from rulec.jax.es.draws import JaxStream
 from tests.jax.es.reference import CASES, estimate, member, members_of_rows
 
 RNG = np.random.default_rng(11)

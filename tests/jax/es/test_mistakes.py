@@ -14,9 +14,9 @@ import pytest
 from rulec.errors import HyperError, RulecError, TensorError
 from rulec.es import Perturbation
 from rulec.es import fitness as numpy_fitness
-from rulec.es.layout import of_members
+from rulec.es.perturbation import of_members
 from rulec.jax import es
-from rulec.jax.es import fitness as jax_fitness
+from rulec.jax.es import state as jax_fitness
 
 PAIRS = Perturbation("lowrank", 2)
 PARAMS = {"w": jnp.ones((4, 3)), "kernel": jnp.ones((3, 3, 4, 2)), "b": jnp.ones(3), "n": jnp.ones(())}

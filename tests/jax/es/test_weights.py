@@ -12,7 +12,7 @@ import pytest
 from rulec.errors import TensorError
 from rulec.es import Perturbation
 from rulec.jax import es
-from rulec.jax.es.fitness import weights
+from rulec.jax.es.state import weights
 
 
 def test_what_a_shaping_makes_of_dropped_members_is_no_part_of_the_mean() -> None:

@@ -16,7 +16,7 @@ from rulec.es import Perturbation
 from rulec.es.dense import estimate
 from rulec.es.fitness import weights
 from rulec.torch import perturb
-from rulec.torch.es.linear import Linear
+from rulec.torch.es.layers import Linear
 
 FAMILIES: list[dict[str, Any]] = [
     {"family": "independent"}, {"family": "spsa"}, {"family": "sparse", "sparsity": 1}, {"family": "permuted"},

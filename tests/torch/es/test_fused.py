@@ -13,13 +13,12 @@ from torch import Tensor
 
 import rulec.torch
 from rulec.backend import registry
-from rulec.backend.capabilities import Noise
-from rulec.backend.product import Product
+from rulec.backend.capabilities import Noise, Product
 from rulec.errors import BackendUnsupported, PartialUpdate
 from rulec.es.streams import short_weights
-from rulec.runtime.buckets.runtime_launch import Launch
-from rulec.torch.es.fused import fused_step
+from rulec.runtime.buckets.launch import Launch
 from rulec.torch.es.noise.base import Source
+from rulec.torch.es.update import fused_step
 from rulec.torch.tensors.tensors import DTYPES
 from rulec_backends.cpu.noise import fill_noise
 

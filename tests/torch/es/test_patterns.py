@@ -168,7 +168,7 @@ def test_strategies_without_a_seed_have_noise_of_their_own() -> None:
 def test_the_same_calls_in_the_same_order_have_the_same_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = []
     for _ in range(2):
-        monkeypatch.setattr("rulec.es.seeds._used", set())
+        monkeypatch.setattr("rulec.es.perturbations._used", set())
         runs.append([_outputs(perturb(layer, Perturbation("independent", 4, 0.1))) for layer in _layers()])
     assert torch.equal(runs[0][0], runs[1][0])
     assert torch.equal(runs[0][1], runs[1][1])
@@ -178,7 +178,7 @@ def test_a_checkpoint_has_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     one = Perturbation("independent", 4, 0.1)
     a, b = (perturb(layer, one) for layer in _layers())
     expected, saved = _outputs(b), b.state_dict()
-    monkeypatch.setattr("rulec.es.seeds._used", set())  # another process, in which the second one is made first
+    monkeypatch.setattr("rulec.es.perturbations._used", set())  # another process, in which the second one is made first
     again = perturb(_layers()[1], one)
     assert again.perturbation.seed == a.perturbation.seed
     again.load_state_dict(saved)

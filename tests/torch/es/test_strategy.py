@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import rulec.torch
 from rulec.errors import HyperError, RulecError, StateMismatch, TensorError
 from rulec.es import Perturbation
-from rulec.es.report import Report
+from rulec.es.fitness import Report
 from rulec.torch import perturb
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from rulec.errors import RulecError
 from rulec.tools.race.task import Stack
-from rulec.tools.race.tasks.layers import back, cross_entropy, dense, dense_gradients, weights
+from rulec.tools.race.tasks.frameworks import back, cross_entropy, dense, dense_gradients, weights
 
 Array = np.ndarray[Any, Any]
 

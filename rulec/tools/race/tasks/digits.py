@@ -11,7 +11,7 @@ import numpy as np
 
 from rulec.tools.demo import digits
 from rulec.tools.race.task import Stack
-from rulec.tools.race.tasks.layers import accuracy, back, cross_entropy, dense, dense_gradients, weights
+from rulec.tools.race.tasks.frameworks import accuracy, back, cross_entropy, dense, dense_gradients, weights
 
 Array = np.ndarray[Any, Any]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rulec.tools.display.surface import RASTRIGIN, ROSENBROCK, Surface, valley
+from rulec.tools.display.path import RASTRIGIN, ROSENBROCK, Surface, valley
 from rulec.tools.race.task import Stack
 
 Array = np.ndarray[Any, Any]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rulec.tools.race.task import Stack
-from rulec.tools.race.tasks.layers import accuracy, back, cross_entropy, dense, dense_gradients, weights
+from rulec.tools.race.tasks.frameworks import accuracy, back, cross_entropy, dense, dense_gradients, weights
 
 Array = np.ndarray[Any, Any]
 

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rulec.backend.capabilities import Noise
-from rulec.backend.product import GradientRows, Product
+from rulec.backend.capabilities import GradientRows, Noise, Product
 from rulec.es import families
 from rulec.es.families import Family
 from rulec.es.fitness import Floats

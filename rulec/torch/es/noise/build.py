@@ -13,9 +13,7 @@ from rulec.torch.es.noise.base import LayerNoise
 from rulec.torch.es.noise.draws import Draws
 from rulec.torch.es.noise.dropout import Dropout
 from rulec.torch.es.noise.independent import Independent, Sparse
-from rulec.torch.es.noise.lowrank import LowRank
-from rulec.torch.es.noise.permuted import Permuted
-from rulec.torch.es.noise.shared import SignFlip
+from rulec.torch.es.noise.shared import LowRank, Permuted, SignFlip
 
 _FAMILIES: dict[str, type[LayerNoise]] = {
     "independent": Independent, "spsa": Independent, "sparse": Sparse, "permuted": Permuted, "signflip": SignFlip,

@@ -1,10 +1,14 @@
-"""Random numbers of perturbations as tensors: words of Philox, and what they become, for many directions at once."""
+"""Random numbers of perturbations as tensors: words of Philox, and what they become, for many directions at once.
+
+The functions of a device's backend that write noise.
+"""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,10 +17,11 @@ import torch
 from torch import Tensor
 
 from rulec.array_api.random import WORD, rounds
+from rulec.backend import registry
 from rulec.backend.capabilities import Noise, Values
+from rulec.errors import RulecError
 from rulec.es import families
 from rulec.es.streams import DOMAIN, ELEMENTS, SCALE, short_weights
-from rulec.torch.es.noise.writers import line_writer, writer
 
 #: Blocks of words that are made at a time: their intermediates stay in a cache.
 _AT_ONCE = 1 << 15
@@ -214,3 +219,27 @@ def _numbers(parts: Tensor, kind: str, dtype: torch.dtype) -> Tensor:
         return signs.to(dtype)
     whole: Tensor = torch.from_numpy(_SET_BITS).to(parts.device)[parts] - 4
     return torch.mul(whole.to(dtype), SCALE[kind])
+
+
+#: The backends that write noise, by type of device.
+_BACKENDS = {"cpu": "cpu", "cuda": "triton"}
+
+
+@functools.cache
+def writer(device: str) -> Callable[..., Any] | None:
+    """The `fill_noise` of the backend for a type of device; None where it has none, or cannot run."""
+    return _offered(device, "fill_noise")
+
+
+@functools.cache
+def line_writer(device: str) -> Callable[..., Any] | None:
+    """The `fill_lines` of the backend for a type of device: noise of a direction into each line of a matrix."""
+    return _offered(device, "fill_lines")
+
+
+def _offered(device: str, name: str) -> Callable[..., Any] | None:
+    try:
+        function = getattr(registry.usable(_BACKENDS[device]), name, None) if device in _BACKENDS else None
+    except RulecError:
+        return None
+    return function if callable(function) else None

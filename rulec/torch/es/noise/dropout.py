@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rulec.es import families
-from rulec.es.families.dropout import window_start
+from rulec.es.families.simple import window_start
 from rulec.torch.es.layers import Map
 from rulec.torch.es.noise.base import LayerNoise
 from rulec.torch.es.population import Population, blocks

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rulec.checkpoint.meaning import meaning
+from rulec.checkpoint.content import meaning
 from rulec.compiler.layout import scale_name
 from rulec.compiler.weights import is_part
 from rulec.errors import RulecError, StateMismatch
@@ -15,10 +15,7 @@ from rulec.language.library.load import load
 from rulec.language.source import did_you_mean
 from rulec.torch.groups.entries import GroupRule
 from rulec.torch.groups.routes import check_unsplit
-from rulec.torch.states.interop.bitsandbytes import BitsAndBytes
-from rulec.torch.states.interop.layouts import Layout, Numbers
-from rulec.torch.states.interop.state import HeldState
-from rulec.torch.states.interop.torchao import TorchAO
+from rulec.torch.states.interop.layouts import BitsAndBytes, HeldState, Layout, Numbers, TorchAO
 from rulec.torch.step.machine import Machine
 from rulec.torch.tensors.dtensor import check_whole
 
