@@ -30,7 +30,7 @@ from rulec.runtime.stages.sources import Tiled
 Array = np.ndarray[Any, Any]
 
 
-class Staged:
+class StagedRun:
     """The run of a launch of several stages.
 
     Where scratch is large and no tensor needs another, tensors are updated portion by portion: each portion uses the
@@ -191,7 +191,7 @@ class Staged:
         self.launch.skipped += [t.name for t, stay in zip(portion.tensors, stays, strict=True) if stay]
 
 
-class DeviceStaged(Staged):
+class DeviceStaged(StagedRun):
     """The run of a launch on a device. Only the device knows the skipped tensors, so every write asks there."""
 
     def _portions(self) -> Sequence[Portion]:

@@ -16,7 +16,7 @@ from rulec.runtime.buckets.launch import Launch
 from rulec.runtime.buckets.reductions import Join, Joining, Processes, Waits, Writing, joined
 from rulec.runtime.distributed.all_to_all import Assigning, Gathering, assign, worked
 from rulec.runtime.distributed.shards import Partials, completed
-from rulec.runtime.stages.run import DeviceStaged, Staged
+from rulec.runtime.stages.run import DeviceStaged, StagedRun
 
 
 def run(launches: Sequence[Launch]) -> None:
@@ -80,7 +80,7 @@ def _written(launch: Launch) -> Joining:
     if bucket.resident or (launch.version.plan.staged and getattr(bucket.backend, "on_device", False)):
         yield from DeviceStaged(launch).run()
     elif launch.version.plan.staged:
-        yield from Staged(launch).run()
+        yield from StagedRun(launch).run()
     else:
         # Counts advance before the kernel, while they are in the processor's cache; they go back where it fails.
         launch.wrote = True
