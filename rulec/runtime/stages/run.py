@@ -191,7 +191,7 @@ class StagedRun:
         self.launch.skipped += [t.name for t, stay in zip(portion.tensors, stays, strict=True) if stay]
 
 
-class DeviceStaged(StagedRun):
+class DeviceStagedRun(StagedRun):
     """The run of a launch on a device. Only the device knows the skipped tensors, so every write asks there."""
 
     def _portions(self) -> Sequence[Portion]:

@@ -16,7 +16,7 @@ from rulec.runtime.buckets.launch import Launch
 from rulec.runtime.buckets.reductions import Join, Joining, Processes, Waits, Writing, joined
 from rulec.runtime.distributed.all_to_all import Assigning, Gathering, assign, worked
 from rulec.runtime.distributed.shards import Partials, completed
-from rulec.runtime.stages.run import DeviceStaged, StagedRun
+from rulec.runtime.stages.run import DeviceStagedRun, StagedRun
 
 
 def run(launches: Sequence[Launch]) -> None:
@@ -78,7 +78,7 @@ def _written(launch: Launch) -> Joining:
     bucket, part = launch.part.bucket, launch.part
     begin = time.perf_counter() if LEVEL else 0.0
     if bucket.resident or (launch.version.plan.staged and getattr(bucket.backend, "on_device", False)):
-        yield from DeviceStaged(launch).run()
+        yield from DeviceStagedRun(launch).run()
     elif launch.version.plan.staged:
         yield from StagedRun(launch).run()
     else:
