@@ -202,8 +202,8 @@ class DeviceStagedRun(StagedRun):
             return super()._portions()
         return self.launch.part.portions(library.most_stacked, partial(library.stack_size, value))
 
-    def _values(self, portion: Portion) -> DeviceValues:
-        return DeviceValues(self.launch, portion)
+    def _values(self, portion: Portion) -> DeviceArguments:
+        return DeviceArguments(self.launch, portion)
 
     def _stays(self, values: PortionValues, between: Between) -> Any:
         stays, skip, library = values.rows.stays, self.program.skip, values.library
@@ -275,7 +275,7 @@ class DeviceStagedRun(StagedRun):
             counts.advance(fired)
 
 
-class DeviceValues(PortionValues):
+class DeviceArguments(PortionValues):
     """The values of a portion as arrays on the device."""
 
     def __init__(self, launch: Launch, portion: Portion) -> None:
