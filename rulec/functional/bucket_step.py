@@ -31,13 +31,13 @@ from rulec.language.expr.node import Node, Op
 from rulec.runtime.buckets.plan import Gap
 from rulec.runtime.buckets.reductions import Joining
 from rulec.runtime.buckets.scalar_table_device import known_number
-from rulec.runtime.stages.evaluate import Between
+from rulec.runtime.stages.evaluate import GapEvaluator
 
 #: Matrix functions that every device has in float32 and narrower.
 _ANYWHERE = frozenset({Op.MATMUL, Op.NEWTON_SCHULZ})
 
 
-class Gaps(Between):
+class Gaps(GapEvaluator):
     """The work between stages. Tiles are left to the framework's compiler, and products to the device of elements."""
 
     def work_out(self, gap: Gap) -> Joining:

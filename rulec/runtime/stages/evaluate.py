@@ -41,7 +41,7 @@ def shapes_of(arguments: Sequence[Any]) -> tuple[Any, ...]:
 
 
 @dataclass
-class Between(LaunchValues):
+class GapEvaluator(LaunchValues):
     """Computes the values of one launch, gap by gap.
 
     `reduced` has the results of its stages' reductions, by name. `spreads` has, by value and axes, flat arrays with

@@ -20,7 +20,7 @@ from rulec.runtime.distributed.owner_plan import Delegation, Delegations
 from rulec.runtime.distributed.owners import Share, Work
 from rulec.runtime.distributed.process_group import Peers
 from rulec.runtime.distributed.shards import Halves
-from rulec.runtime.stages.evaluate import Between
+from rulec.runtime.stages.evaluate import GapEvaluator
 from rulec.runtime.stages.kernel_arguments import PortionValues
 from rulec.runtime.stages.sources import Array
 
@@ -92,7 +92,7 @@ class WholeValues:
 
 
 @dataclass
-class Delegated(Between):
+class Delegated(GapEvaluator):
     """Computes the values of a launch of parts of matrices, and of the whole tensors of this process.
 
     `remembered` has, for each whole tensor by its place in the portion, the values for later gaps.
@@ -219,7 +219,7 @@ class Delegated(Between):
         if not places:
             return {}
         around = WholeValues(self.parts, places, self.values)
-        owner = Between(self.plan, around, self._recalled(places))
+        owner = GapEvaluator(self.plan, around, self._recalled(places))
         for k, value in enumerate(delegation.sent):
             owner.values[value] = [self._matrices_of(value, i, arrays[i][k]) for i in places]
         for value in delegation.whole:
@@ -238,7 +238,7 @@ class Delegated(Between):
             return array.reshape(half.whole.batch, *array.shape[-2:])
         return half.matrices(array, self.axes(value).letters, whole=True)
 
-    def _results(self, value: Node, places: Sequence[int], owner: Between) -> list[Any]:
+    def _results(self, value: Node, places: Sequence[int], owner: GapEvaluator) -> list[Any]:
         """A result for each of some tensors, in the shape for its way."""
         whole = owner.values[value] if value in self.delegations.whole else _finished(owner.within(value))
         halves = [self.halves[i] for i in places]
@@ -261,7 +261,7 @@ class Delegated(Between):
         values = {value: [self.remembered[i][value] for i in places] for value in self.remembered[places[0]]}
         return {v: self.library.join(x, 0) if self.is_number(v) else x for v, x in values.items()}
 
-    def _remember(self, places: Sequence[int], owner: Between, gone: set[Node]) -> None:
+    def _remember(self, places: Sequence[int], owner: GapEvaluator, gone: set[Node]) -> None:
         """Remembers of each tensor what its owner needs again."""
         again = [v for v in owner.values if v not in gone and (v in self.delegations.whole or not self.is_number(v))]
         for k, i in enumerate(places):

@@ -22,7 +22,7 @@ from rulec.runtime.buckets.plan import VIEWS
 from rulec.runtime.buckets.reductions import Joining, Writing
 from rulec.runtime.buckets.scalar_table import DeviceCounts
 from rulec.runtime.buckets.scalar_table_device import known_number
-from rulec.runtime.stages.evaluate import Between
+from rulec.runtime.stages.evaluate import GapEvaluator
 from rulec.runtime.stages.kernel_arguments import PortionValues
 from rulec.runtime.stages.owner_values import Delegated
 from rulec.runtime.stages.sources import Tiled
@@ -52,7 +52,7 @@ class StagedRun:
     def _portion(self, portion: Portion) -> Joining:
         launch, plan, stages = self.launch, self.plan, self.program.stages
         values = self._values(portion)
-        kind = Between if plan.delegations is None else Delegated
+        kind = GapEvaluator if plan.delegations is None else Delegated
         between = kind(plan, values, narrow=launch.version.narrow)
         yield from between.begin()
         last = len(stages) - 1
@@ -104,7 +104,7 @@ class StagedRun:
 
     # Arguments of kernels
 
-    def _give(self, stage: Stage, values: PortionValues, between: Between) -> None:
+    def _give(self, stage: Stage, values: PortionValues, between: GapEvaluator) -> None:
         """Writes the late columns and the vectors of a stage."""
         for column in stage.columns:
             values.fill(column, between.values[self.program.columns[column].value])
@@ -114,21 +114,21 @@ class StagedRun:
 
     # New values
 
-    def _stays(self, values: PortionValues, between: Between) -> Any:
+    def _stays(self, values: PortionValues, between: GapEvaluator) -> Any:
         """The truth, for each tensor, that it skips the step; None where no tensor does."""
         if self.program.skip is None:
             return None
         skipped = np.broadcast_to(np.asarray(between.values[self.program.skip]) != 0, (between.count,))
         return skipped if skipped.any() else None
 
-    def _narrow(self, between: Between, before: bool) -> list[tuple[str, Any]]:
+    def _narrow(self, between: GapEvaluator, before: bool) -> list[tuple[str, Any]]:
         """The new values of numbers and vectors known before the last kernel, or the others, known after it."""
         after = self.plan.after
         early = self.plan.stored_early
         wanted = [s for s in self.program.finish if (s.value not in after) == before and s.buffer not in early]
         return [(s.buffer, self._new_value(s, between)) for s in wanted]
 
-    def _new_value(self, store: Store, between: Between) -> Any:
+    def _new_value(self, store: Store, between: GapEvaluator) -> Any:
         """The value of a store: a number for each tensor where a state is an array of each and its value a number."""
         value = between.values[store.value]
         if store.value.op in VIEWS:
@@ -205,7 +205,7 @@ class DeviceStagedRun(StagedRun):
     def _values(self, portion: Portion) -> DeviceArguments:
         return DeviceArguments(self.launch, portion)
 
-    def _stays(self, values: PortionValues, between: Between) -> Any:
+    def _stays(self, values: PortionValues, between: GapEvaluator) -> Any:
         stays, skip, library = values.rows.stays, self.program.skip, values.library
         if skip is not None:
             truth = library.arithmetic[Op.NE](library.cast(between.values[skip], "float64"), library.constant(0.0))
