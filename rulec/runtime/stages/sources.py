@@ -53,7 +53,7 @@ class Tiled:
             self.library.write(self.array[:, rows, cols], values)
 
 
-class Surroundings(Protocol):
+class ValueSource(Protocol):
     """The sources of a launch's values, for each fired tensor by its place among them.
 
     `column` gives a column of the scalar table. `known` gives a Python number where the host knows it, else the result
@@ -94,7 +94,7 @@ class Surroundings(Protocol):
     def lines(self, i: int) -> tuple[Runs, Runs] | None: ...
 
 
-class InTiles(Surroundings, Protocol):
+class InTiles(ValueSource, Protocol):
     """Surroundings with matrices and states for reading and writing tile by tile.
 
     `writes` is called before a state is written.
@@ -109,7 +109,7 @@ class LaunchValues:
     """The values of one launch so far. The `narrow` ones stay in the dtype that their function rounds to."""
 
     plan: Plan
-    around: Surroundings
+    around: ValueSource
     values: dict[Node, Any] = field(default_factory=dict)
     narrow: frozenset[Node] = frozenset()
 
