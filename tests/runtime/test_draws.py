@@ -12,7 +12,7 @@ from rulec.array_api.numpy import NumpyLibrary
 from rulec.array_api.slices import runs_of
 from rulec.language.expr.node import Op
 from rulec.runtime.stages import sources
-from rulec.runtime.stages.sources import Drawing
+from rulec.runtime.stages.sources import RandomMatrix
 
 ROWS: list[Sequence[int]] = [range(9), range(2, 7), [0, 1, 4, 5, 8], [3], []]
 COLS: list[Sequence[int]] = [range(11), range(3, 4), [1, 2, 7], range(0)]
@@ -23,7 +23,7 @@ COLS: list[Sequence[int]] = [range(11), range(3, 4), [1, 2, 7], range(0)]
 def test_a_part_of_a_draw(op: Op, band: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "_BAND", band)
     position = {"seed": 5, "tensor": 2, "draw": 1, "step": 3}
-    drawing = Drawing(NumpyLibrary(), op, position, "float32", 1 << 20, None)
+    drawing = RandomMatrix(NumpyLibrary(), op, position, "float32", 1 << 20, None)
     whole = drawing.numbers(0, 99).reshape(9, 11)
     for rows, cols, least in itertools.product(ROWS, COLS, (4, 4096)):
         monkeypatch.setattr(sources, "_LEAST", least)

@@ -21,7 +21,7 @@ from rulec.language.expr.node import Op
 from rulec.runtime.buckets.plan import Plan, Projection
 from rulec.runtime.engine import default_hyper
 from rulec.runtime.stages import tiles
-from rulec.runtime.stages.sources import Drawing
+from rulec.runtime.stages.sources import RandomMatrix
 from rulec.testing.cases import loaded
 from tests.rules.printed_matrices import Apollo, ApolloMini
 from tests.rules.runs import OurRun
@@ -140,10 +140,12 @@ def test_numbers_are_those_of_the_stream(backend: str | None, first: int, count:
     """Whoever makes them, in however many parts."""
     position = {"seed": 3, "tensor": 5, "draw": 2, "step": 7}
     fill: Any = None if backend is None else getattr(usable(backend), "fill_noise", None)
-    made = Drawing(NumpyLibrary(), Op.NORMAL, position, "float64", 64 * 8, fill).numbers(first, count)
+    made = RandomMatrix(NumpyLibrary(), Op.NORMAL, position, "float64", 64 * 8, fill).numbers(first, count)
     wanted = random.normal(first + count, **position)[first:]
     np.testing.assert_allclose(made, wanted, rtol=0, atol=1e-14)
-    assert Drawing(NumpyLibrary(), Op.UNIFORM, position, "float32", 64, fill).numbers(first, count).shape == (count,)
+    assert RandomMatrix(NumpyLibrary(), Op.UNIFORM, position, "float32", 64, fill).numbers(first, count).shape == (
+        count,
+    )
 
 
 def test_what_fails_after_a_state_was_stored_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

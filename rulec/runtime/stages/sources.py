@@ -159,7 +159,7 @@ class LaunchValues:
             "seed": self.around.seed, "tensor": self.around.tensor_number(i), "draw": int(draw), "step": step
         }  # fmt: skip
         around = self.around
-        drawing = Drawing(self.library, value.op, position, around.compute, around.room(i), around.fill_noise)
+        drawing = RandomMatrix(self.library, value.op, position, around.compute, around.room(i), around.fill_noise)
         lines = around.lines(i) if self.axes(value).elementwise else None
         if lines is not None:
             return drawing.matrix(*lines, width)
@@ -191,7 +191,7 @@ class Draw(Noise):
 
 
 @dataclass(frozen=True)
-class Drawing:
+class RandomMatrix:
     """One draw of a tensor at a step.
 
     `room` is the bytes allowed on the way. `fill` is the backend's `fill_noise`, or None.
