@@ -24,7 +24,7 @@ from rulec.runtime.stages.tiles import room_for
 Array = np.ndarray[Any, Any]
 
 
-class PortionValues:
+class KernelArguments:
     """The sources of one portion's values: its tensors, states, gradients, inputs and rows of the table.
 
     It also holds arguments of its kernels: `rows`, `grads` and `scratch`.

@@ -21,14 +21,14 @@ from rulec.runtime.distributed.owners import Share, Work
 from rulec.runtime.distributed.process_group import Peers
 from rulec.runtime.distributed.shards import Halves
 from rulec.runtime.stages.evaluate import GapEvaluator
-from rulec.runtime.stages.kernel_arguments import PortionValues
+from rulec.runtime.stages.kernel_arguments import KernelArguments
 from rulec.runtime.stages.sources import Array
 
 
 class WholeValues:
     """The surroundings of some tensors of a portion, by their places, as whole tensors of their owner."""
 
-    def __init__(self, parts: PortionValues, places: Sequence[int], local: Mapping[Node, Any]) -> None:
+    def __init__(self, parts: KernelArguments, places: Sequence[int], local: Mapping[Node, Any]) -> None:
         self._parts, self._places, self._local = parts, np.array(places, np.int64), local
         self.compute, self.seed, self.library = parts.compute, parts.seed, parts.library
         self.fill_noise, self.groups = parts.fill_noise, parts.groups[self._places]
@@ -105,9 +105,9 @@ class Delegated(GapEvaluator):
     within_each: dict[Node, Any] = field(default_factory=dict)
 
     @property
-    def parts(self) -> PortionValues:
+    def parts(self) -> KernelArguments:
         """The sources of values of the parts."""
-        assert isinstance(self.around, PortionValues)
+        assert isinstance(self.around, KernelArguments)
         return self.around
 
     @property

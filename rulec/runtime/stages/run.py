@@ -23,7 +23,7 @@ from rulec.runtime.buckets.reductions import Joining, Writing
 from rulec.runtime.buckets.scalar_table import DeviceCounts
 from rulec.runtime.buckets.scalar_table_device import known_number
 from rulec.runtime.stages.evaluate import GapEvaluator
-from rulec.runtime.stages.kernel_arguments import PortionValues
+from rulec.runtime.stages.kernel_arguments import KernelArguments
 from rulec.runtime.stages.owner_values import Delegated
 from rulec.runtime.stages.sources import Tiled
 
@@ -78,14 +78,14 @@ class StagedRun:
         self._keep_scalars(portion, stays)
         self._count(portion, stays)
 
-    def _values(self, portion: Portion) -> PortionValues:
-        return PortionValues(self.launch, portion)
+    def _values(self, portion: Portion) -> KernelArguments:
+        return KernelArguments(self.launch, portion)
 
-    def _kernel(self, stage: int, values: PortionValues) -> Mapping[str, Any]:
+    def _kernel(self, stage: int, values: KernelArguments) -> Mapping[str, Any]:
         """Runs a stage over the portion. Its reductions, by name."""
         return self.launch.kernel(stage, values.rows, values.portion.fired, values.grads, values.scratch)
 
-    def _last(self, values: PortionValues, stays: Array | None) -> Mapping[str, Any]:
+    def _last(self, values: KernelArguments, stays: Array | None) -> Mapping[str, Any]:
         """The last stage, for the tensors that do not skip the step."""
         if stays is None:
             self.launch.wrote = True
@@ -94,7 +94,7 @@ class StagedRun:
             self._last_of_some(values, [int(i) for i in np.flatnonzero(~stays)])
         return {}
 
-    def _last_of_some(self, values: PortionValues, kept: list[int]) -> None:
+    def _last_of_some(self, values: KernelArguments, kept: list[int]) -> None:
         """The last stage for the tensors at the places `kept`. In a rule with `skip` it reduces nothing."""
         self.launch.wrote = True
         grads = [values.grads[i] for i in kept]
@@ -104,7 +104,7 @@ class StagedRun:
 
     # Arguments of kernels
 
-    def _give(self, stage: Stage, values: PortionValues, between: GapEvaluator) -> None:
+    def _give(self, stage: Stage, values: KernelArguments, between: GapEvaluator) -> None:
         """Writes the late columns and the vectors of a stage."""
         for column in stage.columns:
             values.fill(column, between.values[self.program.columns[column].value])
@@ -114,7 +114,7 @@ class StagedRun:
 
     # New values
 
-    def _stays(self, values: PortionValues, between: GapEvaluator) -> Any:
+    def _stays(self, values: KernelArguments, between: GapEvaluator) -> Any:
         """The truth, for each tensor, that it skips the step; None where no tensor does."""
         if self.program.skip is None:
             return None
@@ -205,7 +205,7 @@ class DeviceStagedRun(StagedRun):
     def _values(self, portion: Portion) -> DeviceArguments:
         return DeviceArguments(self.launch, portion)
 
-    def _stays(self, values: PortionValues, between: GapEvaluator) -> Any:
+    def _stays(self, values: KernelArguments, between: GapEvaluator) -> Any:
         stays, skip, library = values.rows.stays, self.program.skip, values.library
         if skip is not None:
             truth = library.arithmetic[Op.NE](library.cast(between.values[skip], "float64"), library.constant(0.0))
@@ -217,7 +217,7 @@ class DeviceStagedRun(StagedRun):
         values.rows = replace(values.rows, stays=stays)
         return stays
 
-    def _last(self, values: PortionValues, stays: Any) -> Mapping[str, Any]:
+    def _last(self, values: KernelArguments, stays: Any) -> Mapping[str, Any]:
         self.launch.wrote = True
         return self._kernel(len(self.program.stages) - 1, values)
 
@@ -275,7 +275,7 @@ class DeviceStagedRun(StagedRun):
             counts.advance(fired)
 
 
-class DeviceArguments(PortionValues):
+class DeviceArguments(KernelArguments):
     """The values of a portion as arrays on the device."""
 
     def __init__(self, launch: Launch, portion: Portion) -> None:
