@@ -20,7 +20,7 @@ import rulec.torch
 from rulec.errors import RulecError
 from rulec.runtime.distributed import all_to_all, owners
 from rulec.runtime.distributed.owner_plan import Delegations
-from rulec.runtime.stages.owner_values import Delegated
+from rulec.runtime.stages.owner_values import OwnerEvaluator
 from rulec.torch.distributed.mesh import MeshPeers, SentBytes
 from rulec.torch.distributed.traffic import Communication
 from rulec.torch.tensors.newton_schulz import TorchQuintic
@@ -59,7 +59,7 @@ def buckets_of(size: int) -> Iterator[None]:
 def noted() -> Iterator[list[str]]:
     """The calls of an exchange in order: where messages begin, where they are waited for, and work."""
     calls: list[str] = []
-    real = MeshPeers.exchange, SentBytes.wait, Delegated._worked
+    real = MeshPeers.exchange, SentBytes.wait, OwnerEvaluator._worked
 
     def begin(self: MeshPeers, *words: Any) -> Any:
         calls.append("begin")
@@ -69,7 +69,7 @@ def noted() -> Iterator[list[str]]:
         calls.append("wait")
         return real[1](self)
 
-    def work(self: Delegated, delegation: Any, arrays: Any) -> Any:
+    def work(self: OwnerEvaluator, delegation: Any, arrays: Any) -> Any:
         if arrays:
             calls.append("work")
         return real[2](self, delegation, arrays)
@@ -77,7 +77,7 @@ def noted() -> Iterator[list[str]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MeshPeers, "exchange", begin)
         patch.setattr(SentBytes, "wait", wait)
-        patch.setattr(Delegated, "_worked", work)
+        patch.setattr(OwnerEvaluator, "_worked", work)
         yield calls
 
 

@@ -18,7 +18,7 @@ import rulec
 from rulec.errors import PartialUpdate, RulecError
 from rulec.runtime.buckets.launch import Launch
 from rulec.runtime.distributed import all_to_all
-from rulec.runtime.stages.owner_values import Delegated
+from rulec.runtime.stages.owner_values import OwnerEvaluator
 from rulec.torch.distributed.mesh import MeshPeers
 from rulec.torch.tensors.newton_schulz import TorchQuintic
 from tests.torch import test_meshes
@@ -31,7 +31,7 @@ from tests.torch.test_meshes import Twins
 ON_THE_WAY = (
     (all_to_all, "_elements"),
     (all_to_all._Bucket, "_put_together"),
-    (Delegated, "_worked"),
+    (OwnerEvaluator, "_worked"),
     (all_to_all._Bucket, "_cut"),
     (all_to_all._Bucket, "_put_back"),
 )
@@ -89,7 +89,7 @@ def of_owners(rank: int, mesh: Any) -> None:
     twins.check()
     for name, at in (("soap", 1), ("soap", 2), ("galore", 1)):
         twins = Twins(name, mesh, [Shard(0)], **test_meshes.SETTINGS.get(name, {}))
-        check_told(failed(twins, 1, fault(Delegated, "_worked", at) if rank == 0 else None), 0, rank)
+        check_told(failed(twins, 1, fault(OwnerEvaluator, "_worked", at) if rank == 0 else None), 0, rank)
         twins.check()
 
 
@@ -110,7 +110,7 @@ def of_launches(rank: int, mesh: Any) -> None:
         patch.setitem(test_meshes.COMPOSED, "mixed", partial(rulec.parse, MIXED))
         twins = Twins("mixed", mesh, [Shard(0)])
     for seed in (1, 2):
-        check_told(failed(twins, seed, fault(Delegated, "_worked") if rank else None), 1, rank)
+        check_told(failed(twins, seed, fault(OwnerEvaluator, "_worked") if rank else None), 1, rank)
     twins.check()
     twins = Twins("muon", mesh, [Shard(0)])
     for seed in (1, 2):
@@ -156,16 +156,16 @@ def of_rounds(rank: int, mesh: Any, name: str, placed: Any, bad: int) -> None:
 @contextmanager
 def fault_in_values() -> Iterator[None]:
     """The first values after an exchange, and before all write, fail."""
-    work, all_to_all = Delegated.work_out, MeshPeers.exchange
+    work, all_to_all = OwnerEvaluator.work_out, MeshPeers.exchange
     begun: list[MeshPeers] = []
 
-    def failing(between: Delegated, gap: Any) -> Any:
+    def failing(between: OwnerEvaluator, gap: Any) -> Any:
         if begun and gap is not between.plan.gaps[-1]:
             raise MemoryError("no room")
         return work(between, gap)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Delegated, "work_out", failing)
+        patch.setattr(OwnerEvaluator, "work_out", failing)
         patch.setattr(MeshPeers, "exchange", lambda peers, *words: (begun.append(peers), all_to_all(peers, *words))[1])
         yield
 
@@ -250,7 +250,7 @@ def of_four(rank: int) -> None:
     grid, line = init_device_mesh("cpu", (2, 2)), init_device_mesh("cpu", (4,))
     twins = Twins("muon", grid, [Replicate(), Shard(0)])
     for seed in (1, 2):
-        check_told(failed(twins, seed, fault(Delegated, "_worked") if rank == 3 else None), 3, rank)
+        check_told(failed(twins, seed, fault(OwnerEvaluator, "_worked") if rank == 3 else None), 3, rank)
     twins.check()
     check_replicas(twins)
     of_teams(rank, line, (("gram", 3),), 2)

@@ -92,7 +92,7 @@ class WholeValues:
 
 
 @dataclass
-class Delegated(GapEvaluator):
+class OwnerEvaluator(GapEvaluator):
     """Computes the values of a launch of parts of matrices, and of the whole tensors of this process.
 
     `remembered` has, for each whole tensor by its place in the portion, the values for later gaps.

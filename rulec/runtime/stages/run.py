@@ -24,7 +24,7 @@ from rulec.runtime.buckets.scalar_table import DeviceCounts
 from rulec.runtime.buckets.scalar_table_device import known_number
 from rulec.runtime.stages.evaluate import GapEvaluator
 from rulec.runtime.stages.kernel_arguments import KernelArguments
-from rulec.runtime.stages.owner_values import Delegated
+from rulec.runtime.stages.owner_values import OwnerEvaluator
 from rulec.runtime.stages.sources import Tiled
 
 Array = np.ndarray[Any, Any]
@@ -52,7 +52,7 @@ class StagedRun:
     def _portion(self, portion: Portion) -> Joining:
         launch, plan, stages = self.launch, self.plan, self.program.stages
         values = self._values(portion)
-        kind = GapEvaluator if plan.delegations is None else Delegated
+        kind = GapEvaluator if plan.delegations is None else OwnerEvaluator
         between = kind(plan, values, narrow=launch.version.narrow)
         yield from between.begin()
         last = len(stages) - 1
