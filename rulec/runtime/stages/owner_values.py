@@ -25,7 +25,7 @@ from rulec.runtime.stages.kernel_arguments import KernelArguments
 from rulec.runtime.stages.sources import Array
 
 
-class WholeValues:
+class OwnerSource:
     """The surroundings of some tensors of a portion, by their places, as whole tensors of their owner."""
 
     def __init__(self, parts: KernelArguments, places: Sequence[int], local: Mapping[Node, Any]) -> None:
@@ -218,7 +218,7 @@ class OwnerEvaluator(GapEvaluator):
         places = [*arrays]
         if not places:
             return {}
-        around = WholeValues(self.parts, places, self.values)
+        around = OwnerSource(self.parts, places, self.values)
         owner = GapEvaluator(self.plan, around, self._recalled(places))
         for k, value in enumerate(delegation.sent):
             owner.values[value] = [self._matrices_of(value, i, arrays[i][k]) for i in places]
