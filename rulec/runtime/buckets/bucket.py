@@ -28,7 +28,7 @@ from rulec.runtime.buckets.flat import Sets
 from rulec.runtime.buckets.plan import Plan
 from rulec.runtime.buckets.scalar_table import Counts, DeviceCounts, ScalarRows
 from rulec.runtime.buckets.scalar_table_device import DeviceScalarRows
-from rulec.runtime.distributed.process_group import Peers
+from rulec.runtime.distributed.process_group import RankGroup
 from rulec.runtime.distributed.shards import Halves, Whole
 from rulec.runtime.storage.quantized import Decoded, kernel_of
 
@@ -63,7 +63,7 @@ class Tensor:
         return int(self.view.facts["numel"])
 
     @cached_property
-    def cuts(self) -> tuple[tuple[str, Peers], ...]:
+    def cuts(self) -> tuple[tuple[str, RankGroup], ...]:
         """The axis of each cut, b, i or j, with the processes along it."""
         return () if self.whole is None else tuple((self.view.axis(d), peers) for d, peers in self.whole.cuts)
 
@@ -92,7 +92,7 @@ class Tensor:
             return None
         return Halves(self.view, self.whole.shape, spread, self.shapes)
 
-    def beyond(self, letters: frozenset[str]) -> tuple[Peers, ...]:
+    def beyond(self, letters: frozenset[str]) -> tuple[RankGroup, ...]:
         """The processes for completing a reduction without these axes."""
         return tuple(peers for letter, peers in self.cuts if letter in letters)
 

@@ -24,7 +24,7 @@ from rulec.runtime.buckets.context import Common
 from rulec.runtime.buckets.flat import Remembered
 from rulec.runtime.buckets.scalar_table import Numbers
 from rulec.runtime.distributed.owners import Work
-from rulec.runtime.distributed.process_group import Peers
+from rulec.runtime.distributed.process_group import RankGroup
 
 Places = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -52,7 +52,7 @@ class Portion:
         self.whole = slice(None) if self.fired is None else None
         #: The work on each whole tensor of which these are parts, by what it follows from.
         self.works: dict[Any, Sequence[Work]] = {}
-        self._parted: dict[frozenset[str], list[tuple[tuple[Peers, ...], Places]]] = {}
+        self._parted: dict[frozenset[str], list[tuple[tuple[RankGroup, ...], Places]]] = {}
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -61,10 +61,10 @@ class Portion:
         """The items of these tensors, from items for all tensors of the part."""
         return items if self.places is None else chosen(items, self.places)
 
-    def parted(self, axes: frozenset[str]) -> list[tuple[tuple[Peers, ...], Places]]:
+    def parted(self, axes: frozenset[str]) -> list[tuple[tuple[RankGroup, ...], Places]]:
         """The places of parts of tensors, by the processes for completing a reduction without these axes."""
         if axes not in self._parted:
-            by_peers: dict[tuple[Peers, ...], list[int]] = {}
+            by_peers: dict[tuple[RankGroup, ...], list[int]] = {}
             for place, tensor in enumerate(self.tensors):
                 if peers := tensor.beyond(axes):
                     by_peers.setdefault(peers, []).append(place)

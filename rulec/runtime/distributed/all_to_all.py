@@ -16,7 +16,7 @@ from typing import Any
 from rulec.array_api.library import Library
 from rulec.runtime.distributed.newton_schulz import MatrixPiece, Team
 from rulec.runtime.distributed.owners import Division, Load, Schedule, Share, Work, assignment, schedule_of, share_pays
-from rulec.runtime.distributed.process_group import Failure, Meeting, Peers, Pending
+from rulec.runtime.distributed.process_group import Failure, Meeting, Pending, RankGroup
 
 #: The bytes of whole arrays, in the dtypes they travel in, that one owner gets in a bucket; at least those of one
 #: tensor. Among 64 processes a message then has a mebibyte for each, enough for a network's full rate, and a model of
@@ -32,7 +32,7 @@ class Spread:
     are replicas, `alone` is the same among the processes of this process's replica.
     """
 
-    peers: Peers
+    peers: RankGroup
     division: Division
     coordinates: tuple[tuple[tuple[int, int], ...], ...]
     alone: Spread | None = None
@@ -167,7 +167,7 @@ def longest(shape: Sequence[int]) -> int:
 
 def assign(waiting: Sequence[Assigning], meeting: Meeting | None) -> None:
     """Chooses the owners of all tasks together."""
-    by_peers: dict[Peers, list[Task]] = {}
+    by_peers: dict[RankGroup, list[Task]] = {}
     for task in (task for wait in waiting for task in wait.tasks):
         by_peers.setdefault(task.spread.peers, []).append(task)
     for peers, tasks in by_peers.items():
@@ -232,9 +232,9 @@ class _Entry:
     cargo: Cargo
 
 
-def _by_peers(waiting: Sequence[Gathering]) -> dict[Peers, list[_Entry]]:
+def _by_peers(waiting: Sequence[Gathering]) -> dict[RankGroup, list[_Entry]]:
     """The cargo by the processes that exchange it, the longest work first."""
-    by_peers: dict[Peers, list[_Entry]] = {}
+    by_peers: dict[RankGroup, list[_Entry]] = {}
     for launch, gathering in enumerate(waiting):
         for place, cargo in enumerate(gathering.cargo):
             entries = [_Entry(launch, place, piece) for piece in cargo.pieces()]
@@ -253,7 +253,7 @@ class _Bucket:
     """The tensors that travel together, on their way there and back: a message for each dtype."""
 
     def __init__(
-        self, waiting: Sequence[Gathering], peers: Peers, schedule: Schedule, entries: Sequence[tuple[int, _Entry]],
+        self, waiting: Sequence[Gathering], peers: RankGroup, schedule: Schedule, entries: Sequence[tuple[int, _Entry]],
         failure: Failure,
     ) -> None:  # fmt: skip
         self.failure = failure

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 from rulec.language.expr.newton_schulz import coefficients_of
 from rulec.runtime.distributed.owners import Share
-from rulec.runtime.distributed.process_group import Peers
+from rulec.runtime.distributed.process_group import RankGroup
 
 Result = TypeVar("Result")
 
@@ -66,7 +66,7 @@ class Team:
     """
 
     def __init__(
-        self, peers: Peers, quintic: Quintic, pieces: Sequence[MatrixPiece], like: Any, attempt: Attempt
+        self, peers: RankGroup, quintic: Quintic, pieces: Sequence[MatrixPiece], like: Any, attempt: Attempt
     ) -> None:  # fmt: skip
         self.peers, self.quintic, self.pieces, self._like, self._attempt = peers, quintic, pieces, like, attempt
 

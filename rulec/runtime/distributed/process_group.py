@@ -26,7 +26,7 @@ class Pending(Protocol):
         ...
 
 
-class Peers(Protocol):
+class RankGroup(Protocol):
     """The processes along dimensions of a mesh; `rank` is this one among `size`."""
 
     @property
@@ -50,15 +50,15 @@ class Meeting(Protocol):
 
     failure: Failure
 
-    def reduce(self, op: Op, peers: Peers, numbers: Any) -> Any:
+    def reduce(self, op: Op, peers: RankGroup, numbers: Any) -> Any:
         """`peers.reduce`, and what is to be said."""
         ...
 
-    def assigned(self, peers: Peers, works: Sequence[Work], chosen: Assignment) -> None:
+    def assigned(self, peers: RankGroup, works: Sequence[Work], chosen: Assignment) -> None:
         """Takes note of the owners of tensors, and of their work."""
         ...
 
-    def exchanged(self, peers: Peers, schedule: Schedule) -> None:
+    def exchanged(self, peers: RankGroup, schedule: Schedule) -> None:
         """Takes note of tensors that travel to their owners, and of results on their way back."""
         ...
 

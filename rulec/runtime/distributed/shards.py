@@ -23,7 +23,7 @@ from rulec.compiler.view import MatrixView
 from rulec.language.expr.node import Op
 from rulec.runtime.distributed.all_to_all import Spread
 from rulec.runtime.distributed.owners import Division, Rectangle
-from rulec.runtime.distributed.process_group import Meeting, Peers
+from rulec.runtime.distributed.process_group import Meeting, RankGroup
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Whole:
     """
 
     shape: tuple[int, ...]
-    cuts: tuple[tuple[int, Peers], ...]
+    cuts: tuple[tuple[int, RankGroup], ...]
     piece: Piece
     indices: tuple[Sequence[int], ...]
     spread: Spread | None = None
@@ -129,7 +129,7 @@ class Partial:
 
     op: Op
     values: Any
-    peers: tuple[Peers, ...]
+    peers: tuple[RankGroup, ...]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from rulec.language.expr.node import Node
 from rulec.runtime.buckets.flat import Flats, Remembered
 from rulec.runtime.buckets.launch import Launch, Portion
 from rulec.runtime.buckets.plan import VIEWS
-from rulec.runtime.distributed.process_group import Peers
+from rulec.runtime.distributed.process_group import RankGroup
 from rulec.runtime.distributed.shards import Halves
 from rulec.runtime.stages.sources import Tiled
 from rulec.runtime.stages.tiles import room_for
@@ -100,7 +100,7 @@ class KernelArguments:
         group = self.groups[i]
         return {name: values[group] for name, values in self.launch.common.hyper.named.items()}
 
-    def parted(self, axes: frozenset[str]) -> list[tuple[tuple[Peers, ...], Array]]:
+    def parted(self, axes: frozenset[str]) -> list[tuple[tuple[RankGroup, ...], Array]]:
         """The places of parts of tensors, by the processes for completing a reduction without these axes."""
         return self.portion.parted(axes)
 

@@ -18,7 +18,7 @@ from rulec.runtime.buckets.reductions import Joining, Processes, Waits
 from rulec.runtime.distributed.all_to_all import Assigning, Cargo, Gathering, Parcel, Task
 from rulec.runtime.distributed.owner_plan import Delegation, Delegations
 from rulec.runtime.distributed.owners import Share, Work
-from rulec.runtime.distributed.process_group import Peers
+from rulec.runtime.distributed.process_group import RankGroup
 from rulec.runtime.distributed.shards import Halves
 from rulec.runtime.stages.evaluate import GapEvaluator
 from rulec.runtime.stages.kernel_arguments import KernelArguments
@@ -83,7 +83,7 @@ class OwnerSource:
             return self._parts.known(value, self._local[value], int(self._places[i]))
         return self.library.at(numbers, i)
 
-    def parted(self, axes: frozenset[str]) -> list[tuple[tuple[Peers, ...], Array]]:
+    def parted(self, axes: frozenset[str]) -> list[tuple[tuple[RankGroup, ...], Array]]:
         """No parts."""
         return []
 

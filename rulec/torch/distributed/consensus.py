@@ -19,7 +19,7 @@ from rulec.language.expr.node import Op
 from rulec.runtime.buckets.launch import Launch
 from rulec.runtime.buckets.scalar_table_device import Scaling
 from rulec.runtime.distributed.owners import Assignment, Schedule, Work
-from rulec.runtime.distributed.process_group import Failure, Peers, Told, Unreached
+from rulec.runtime.distributed.process_group import Failure, RankGroup, Told, Unreached
 from rulec.torch.distributed.comparison import Compared, OtherOrder, settle
 from rulec.torch.distributed.traffic import Traffic
 
@@ -33,7 +33,7 @@ _WORDS = np.array([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0])
 _STEPS = 16
 
 #: One message: an operation, the processes it is over, and how many numbers it has.
-Message = tuple[Op, Peers, int]
+Message = tuple[Op, RankGroup, int]
 
 
 class Agreement:
@@ -50,7 +50,7 @@ class Agreement:
     before each further round, and before anything is written. Then all raise the same error.
     """
 
-    def __init__(self, peers: Sequence[Peers]) -> None:
+    def __init__(self, peers: Sequence[RankGroup]) -> None:
         self.peers = [*dict.fromkeys(peers)]
         #: The messages of the first round of the step before.
         self._expected: list[Message] = []
@@ -163,7 +163,7 @@ class Agreement:
 
     # Rounds of reductions
 
-    def reduce(self, op: Op, peers: Peers, numbers: Any) -> Any:
+    def reduce(self, op: Op, peers: RankGroup, numbers: Any) -> Any:
         """A vector in float64 reduced over some processes."""
         self._sent.append((op, peers, len(numbers)))
         if op is Op.SUM and self._open and not self._agreed:
@@ -193,23 +193,23 @@ class Agreement:
         self._sent = []
         self.failure.turn += 1
 
-    def _close_first(self, missing: Sequence[Peers]) -> None:
+    def _close_first(self, missing: Sequence[RankGroup]) -> None:
         for peers in missing:
             if self._agreed:
                 self._sent.append((Op.SUM, peers, 0))
             else:
                 self.reduce(Op.SUM, peers, np.zeros(0))
 
-    def _tell_others(self, missing: Sequence[Peers]) -> None:
+    def _tell_others(self, missing: Sequence[RankGroup]) -> None:
         """Tells processes without a sum in the last round whether one has failed."""
         for peers in missing:
             _, self._failures = self._joint(peers, np.zeros(0), self._failures)
 
-    def assigned(self, peers: Peers, works: Sequence[Work], chosen: Assignment) -> None:
+    def assigned(self, peers: RankGroup, works: Sequence[Work], chosen: Assignment) -> None:
         """Takes note of the owners of tensors, and of their work."""
         self.traffic.assigned(peers, works, chosen)
 
-    def exchanged(self, peers: Peers, schedule: Schedule) -> None:
+    def exchanged(self, peers: RankGroup, schedule: Schedule) -> None:
         """Takes note of matrices that are exchanged."""
         self.traffic.exchanged(peers, schedule)
 
@@ -225,7 +225,7 @@ class Agreement:
             self._open = self._begun = False  # nobody can be told anything
             raise
 
-    def _joint(self, peers: Peers, numbers: Any, words: Any) -> tuple[Any, Any]:
+    def _joint(self, peers: RankGroup, numbers: Any, words: Any) -> tuple[Any, Any]:
         """The sums of a vector and of words, in one message."""
         count = len(words)
         if isinstance(numbers, Tensor):

@@ -21,7 +21,7 @@ from rulec.language.expr.node import Op
 from rulec.language.rule import Rule
 from rulec.runtime.distributed.all_to_all import Spread
 from rulec.runtime.distributed.owners import Division
-from rulec.runtime.distributed.process_group import Peers
+from rulec.runtime.distributed.process_group import RankGroup
 from rulec.runtime.distributed.shards import Whole
 from rulec.torch.distributed.consensus import Agreement, reaching
 from rulec.torch.distributed.cross_process import Across
@@ -260,7 +260,7 @@ def _check_apart(mesh: Any, across: Across) -> None:
         )
 
 
-def _meeting_peers(param: Any, rule: Rule) -> list[Peers]:
+def _meeting_peers(param: Any, rule: Rule) -> list[RankGroup]:
     """The processes that a parameter's step is agreed on with, in as many sets as there are dimensions of its mesh.
 
     They are all of the mesh. Replicas send one another nothing but their agreement; else one would step without others.
