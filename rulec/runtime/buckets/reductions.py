@@ -13,7 +13,7 @@ from rulec.array_api.reductions import REDUCTIONS
 from rulec.compiler.ir import Site
 from rulec.language.expr.node import Op
 from rulec.runtime.distributed.all_to_all import Assigning, Gathering
-from rulec.runtime.distributed.process_group import Meeting
+from rulec.runtime.distributed.process_group import StepCoordinator
 from rulec.runtime.distributed.shards import Partials
 
 Array = np.ndarray[Any, Any]
@@ -42,7 +42,7 @@ class Processes:
     across: Across | None = None
     places: Sequence[int] = ()
     group_count: int = 0
-    meeting: Meeting | None = None
+    meeting: StepCoordinator | None = None
 
     @property
     def several(self) -> bool:

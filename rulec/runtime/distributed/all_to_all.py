@@ -16,7 +16,7 @@ from typing import Any
 from rulec.array_api.library import Library
 from rulec.runtime.distributed.newton_schulz import MatrixPiece, Team
 from rulec.runtime.distributed.owners import Division, Load, Schedule, Share, Work, assignment, schedule_of, share_pays
-from rulec.runtime.distributed.process_group import Failure, Meeting, Pending, RankGroup
+from rulec.runtime.distributed.process_group import Failure, Pending, RankGroup, StepCoordinator
 
 #: The bytes of whole arrays, in the dtypes they travel in, that one owner gets in a bucket; at least those of one
 #: tensor. Among 64 processes a message then has a mebibyte for each, enough for a network's full rate, and a model of
@@ -165,7 +165,7 @@ def longest(shape: Sequence[int]) -> int:
     return [*shape].index(max(shape))
 
 
-def assign(waiting: Sequence[Assigning], meeting: Meeting | None) -> None:
+def assign(waiting: Sequence[Assigning], meeting: StepCoordinator | None) -> None:
     """Chooses the owners of all tasks together."""
     by_peers: dict[RankGroup, list[Task]] = {}
     for task in (task for wait in waiting for task in wait.tasks):
@@ -191,7 +191,7 @@ def cuts(side: int, count: int) -> list[tuple[int, int]]:
     return [(side * k // count, side * (k + 1) // count) for k in range(count)]
 
 
-def worked(waiting: Sequence[Gathering], meeting: Meeting) -> list[list[list[Any]]]:
+def worked(waiting: Sequence[Gathering], meeting: StepCoordinator) -> list[list[list[Any]]]:
     """The parts here of all results of each tensor, for each launch.
 
     Where this process fails in its work, it sends what others wait for, and the meeting knows of it. RulecError, in all

@@ -45,7 +45,7 @@ class RankGroup(Protocol):
         ...
 
 
-class Meeting(Protocol):
+class StepCoordinator(Protocol):
     """What processes say to one another in a step, beside their numbers; `failure` is the one of this process."""
 
     failure: Failure

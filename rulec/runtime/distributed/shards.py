@@ -23,7 +23,7 @@ from rulec.compiler.view import MatrixView
 from rulec.language.expr.node import Op
 from rulec.runtime.distributed.all_to_all import Spread
 from rulec.runtime.distributed.owners import Division, Rectangle
-from rulec.runtime.distributed.process_group import Meeting, RankGroup
+from rulec.runtime.distributed.process_group import RankGroup, StepCoordinator
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class Partials:
     library: Library
 
 
-def completed(waiting: Sequence[Partials], meeting: Meeting) -> list[list[Any]]:
+def completed(waiting: Sequence[Partials], meeting: StepCoordinator) -> list[list[Any]]:
     """The completed values of everything that is waited for.
 
     Every process has the same tensors in the same order, so all send the same messages in the same order. Where this
