@@ -86,7 +86,7 @@ class StepCoordinator(Protocol):
 Result = TypeVar("Result")
 
 
-class Told(RulecError):
+class RemoteError(RulecError):
     """An error of one process that others raise too, in the same words."""
 
 
@@ -123,7 +123,7 @@ class Failure:
 
     def sentence(self, process: int) -> str:
         """What all processes say, where this one has this number."""
-        if isinstance(self.error, Told):
+        if isinstance(self.error, RemoteError):
             return str(self.error)
         return (
             f"process {process} failed in work that all processes wait for, so none goes on with this step: "

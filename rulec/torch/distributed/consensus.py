@@ -19,7 +19,7 @@ from rulec.language.expr.node import Op
 from rulec.runtime.buckets.launch import Launch
 from rulec.runtime.buckets.scalar_table_device import Scaling
 from rulec.runtime.distributed.owners import Assignment, Schedule, Work
-from rulec.runtime.distributed.process_group import Failure, RankGroup, Told, Unreached
+from rulec.runtime.distributed.process_group import Failure, RankGroup, RemoteError, Unreached
 from rulec.torch.distributed.comparison import Compared, OtherOrder, settle
 from rulec.torch.distributed.traffic import Traffic
 
@@ -303,7 +303,7 @@ class Agreement:
         if self._of_all(Op.SUM, np.zeros(1))[0]:
             raise self._told()
 
-    def _told(self) -> Told:
+    def _told(self) -> RemoteError:
         """The error of all processes: of the first that failed."""
         self._begun = self._open = False
         rank, nobody, error = torch.distributed.get_rank(), np.inf, self.failure.error
@@ -311,7 +311,7 @@ class Agreement:
         first = self._of_all(Op.MIN, np.array([mine]))[0]
         text = self.failure.sentence(rank).encode()[:_TEXT] if mine == first else b""
         said = self._of_all(Op.MAX, np.array([*text.ljust(_TEXT, b"\0")], np.float64))
-        told = Told(bytes(map(int, said)).rstrip(b"\0").decode(errors="ignore"))
+        told = RemoteError(bytes(map(int, said)).rstrip(b"\0").decode(errors="ignore"))
         told.__cause__ = error
         return told
 

@@ -22,7 +22,7 @@ from rulec.errors import HyperError, RulecError
 from rulec.language.expr.node import Kind, Node, Op, walk
 from rulec.language.rule import Rule, assignments
 from rulec.runtime.buckets.launch import Launch
-from rulec.runtime.distributed.process_group import Failure, Told, Unreached
+from rulec.runtime.distributed.process_group import Failure, RemoteError, Unreached
 from rulec.torch.distributed.consensus import behind, reaching
 from rulec.torch.distributed.traffic import Traffic
 
@@ -228,17 +228,17 @@ class Across:
             return error
         self._gathered(torch.tensor([0.0] * self._left[0] + [1.0], dtype=torch.float64))
         told = self._said(failure.sentence(torch.distributed.get_rank()))
-        told.__cause__ = error.__cause__ if isinstance(error, Told) else error
+        told.__cause__ = error.__cause__ if isinstance(error, RemoteError) else error
         return told
 
-    def _said(self, text: str) -> Told:
+    def _said(self, text: str) -> RemoteError:
         """The error of all processes: the first with a text."""
         self._told = True
         row = torch.zeros(_TEXT, dtype=torch.uint8)
         sent = text.encode()[:_TEXT]
         row[: len(sent)] = torch.tensor([*sent], dtype=torch.uint8)
         texts = [bytes(part.tolist()).rstrip(b"\0").decode(errors="ignore") for part in self._gathered(row)]
-        return Told(next(text for text in texts if text))
+        return RemoteError(next(text for text in texts if text))
 
     def _gathered(self, here: Tensor) -> list[Tensor]:
         sent = here.contiguous().to(self._device)
