@@ -16,7 +16,7 @@ from typing import Any
 from rulec.array_api.library import Library
 from rulec.runtime.distributed.newton_schulz import MatrixPiece, Team
 from rulec.runtime.distributed.owners import Division, Load, Schedule, Share, Work, assignment, schedule_of, share_pays
-from rulec.runtime.distributed.process_group import Failure, Pending, RankGroup, StepCoordinator
+from rulec.runtime.distributed.process_group import DeferredError, Pending, RankGroup, StepCoordinator
 
 #: The bytes of whole arrays, in the dtypes they travel in, that one owner gets in a bucket; at least those of one
 #: tensor. Among 64 processes a message then has a mebibyte for each, enough for a network's full rate, and a model of
@@ -254,7 +254,7 @@ class _Bucket:
 
     def __init__(
         self, waiting: Sequence[Gathering], peers: RankGroup, schedule: Schedule, entries: Sequence[tuple[int, _Entry]],
-        failure: Failure,
+        failure: DeferredError,
     ) -> None:  # fmt: skip
         self.failure = failure
         self.waiting, self.peers, self.schedule = waiting, peers, schedule

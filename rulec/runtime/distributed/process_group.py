@@ -48,7 +48,7 @@ class RankGroup(Protocol):
 class StepCoordinator(Protocol):
     """What processes say to one another in a step, beside their numbers; `failure` is the one of this process."""
 
-    failure: Failure
+    failure: DeferredError
 
     def reduce(self, op: Op, peers: RankGroup, numbers: Any) -> Any:
         """`peers.reduce`, and what is to be said."""
@@ -94,7 +94,7 @@ class Unreached(RulecError):
     """The error of a process whose messages do not reach another one."""
 
 
-class Failure:
+class DeferredError:
     """The first error of this process in a step with others, if any, and the tensors that it was at.
 
     After it this process does no more work, and its messages have no meaning. `turn` counts what all processes do one

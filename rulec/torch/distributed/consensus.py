@@ -19,7 +19,7 @@ from rulec.language.expr.node import Op
 from rulec.runtime.buckets.launch import Launch
 from rulec.runtime.buckets.scalar_table_device import Scaling
 from rulec.runtime.distributed.owners import Assignment, Schedule, Work
-from rulec.runtime.distributed.process_group import Failure, RankGroup, RemoteError, Unreached
+from rulec.runtime.distributed.process_group import DeferredError, RankGroup, RemoteError, Unreached
 from rulec.torch.distributed.comparison import Compared, OtherOrder, settle
 from rulec.torch.distributed.traffic import Traffic
 
@@ -79,7 +79,7 @@ class Agreement:
         self._sent: list[Message] = []
         #: Why others have taken a step that this process has not.
         self._behind = ""
-        self.failure = Failure()
+        self.failure = DeferredError()
         self.traffic = Traffic()
 
     def __reduce__(self) -> Any:
@@ -92,7 +92,7 @@ class Agreement:
         self._open, self._agreed, self._begun, self._writes = True, False, False, False
         self._sent, self._rounds = [], []
         self._words, self._failures = _WORDS.copy(), np.zeros(1)
-        self.failure = Failure()
+        self.failure = DeferredError()
         self.traffic.begin()
 
     def check_even(self) -> None:
@@ -139,7 +139,7 @@ class Agreement:
 
     def leave(self) -> None:
         """Ends a step, taken or not."""
-        self._begun, self.failure = False, Failure()
+        self._begun, self.failure = False, DeferredError()
 
     def refuse(self, waits: bool = True) -> None:
         """Tells the other processes, where they wait or will wait, that this one takes no step; `waits` for them."""

@@ -22,7 +22,7 @@ from rulec.errors import HyperError, RulecError
 from rulec.language.expr.node import Kind, Node, Op, walk
 from rulec.language.rule import Rule, assignments
 from rulec.runtime.buckets.launch import Launch
-from rulec.runtime.distributed.process_group import Failure, RemoteError, Unreached
+from rulec.runtime.distributed.process_group import DeferredError, RemoteError, Unreached
 from rulec.torch.distributed.consensus import behind, reaching
 from rulec.torch.distributed.traffic import Traffic
 
@@ -221,7 +221,7 @@ class Across:
         """
         if not self.agreed or self._told or isinstance(error, Unreached):
             return error
-        failure = Failure()
+        failure = DeferredError()
         failure.note(error, tensors)
         if not self._left:
             self._behind = str(failure) if self.size > 1 else ""
