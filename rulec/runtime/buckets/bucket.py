@@ -29,7 +29,7 @@ from rulec.runtime.buckets.plan import Plan
 from rulec.runtime.buckets.scalar_table import Counts, DeviceCounts, ScalarRows
 from rulec.runtime.buckets.scalar_table_device import DeviceScalarRows
 from rulec.runtime.distributed.process_group import RankGroup
-from rulec.runtime.distributed.shards import Halves, Whole
+from rulec.runtime.distributed.shards import ShardLayout, Whole
 from rulec.runtime.storage.quantized import Decoded, kernel_of
 
 #: Most bound calls that a bucket keeps for turns of its rings.
@@ -85,12 +85,12 @@ class Tensor:
         return any(letter in "ij" for letter, _ in self.cuts)
 
     @cached_property
-    def halves(self) -> Halves | None:
+    def halves(self) -> ShardLayout | None:
         """Where the parts of its arrays lie, where matrices are cut that the rule needs whole."""
         spread = None if self.whole is None or not self.halved else self.whole.spread
         if self.whole is None or spread is None:
             return None
-        return Halves(self.view, self.whole.shape, spread, self.shapes)
+        return ShardLayout(self.view, self.whole.shape, spread, self.shapes)
 
     def beyond(self, letters: frozenset[str]) -> tuple[RankGroup, ...]:
         """The processes for completing a reduction without these axes."""

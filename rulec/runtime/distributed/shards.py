@@ -27,7 +27,7 @@ from rulec.runtime.distributed.process_group import RankGroup, StepCoordinator
 
 
 @dataclass(frozen=True)
-class Halves:
+class ShardLayout:
     """Arrays beside a part of a tensor: of its elements, rows or columns, numbers, and of shapes of their own.
 
     `view` is the view of the part. `spread` says where the parts of the tensor lie, and `shape` is the tensor's.
@@ -41,10 +41,10 @@ class Halves:
     _divisions: dict[Any, Division] = field(default_factory=dict, repr=False)
 
     @cached_property
-    def alone(self) -> Halves:
+    def alone(self) -> ShardLayout:
         """The same among the processes of one replica."""
         assert self.spread.alone is not None
-        return Halves(self.view, self.shape, self.spread.alone, self.shapes)
+        return ShardLayout(self.view, self.shape, self.spread.alone, self.shapes)
 
     @property
     def whole(self) -> MatrixView:

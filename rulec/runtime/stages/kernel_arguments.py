@@ -17,7 +17,7 @@ from rulec.runtime.buckets.flat import Flats, Remembered
 from rulec.runtime.buckets.launch import Launch, Portion
 from rulec.runtime.buckets.plan import VIEWS
 from rulec.runtime.distributed.process_group import RankGroup
-from rulec.runtime.distributed.shards import Halves
+from rulec.runtime.distributed.shards import ShardLayout
 from rulec.runtime.stages.sources import Tiled
 from rulec.runtime.stages.tiles import room_for
 
@@ -104,7 +104,7 @@ class KernelArguments:
         """The places of parts of tensors, by the processes for completing a reduction without these axes."""
         return self.portion.parted(axes)
 
-    def halves(self, i: int) -> Halves:
+    def halves(self, i: int) -> ShardLayout:
         """Where the parts of tensor i and of its states lie."""
         halves = self.portion.tensors[i].halves
         assert halves is not None

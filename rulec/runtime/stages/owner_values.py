@@ -19,7 +19,7 @@ from rulec.runtime.distributed.all_to_all import Assigning, Cargo, Gathering, Pa
 from rulec.runtime.distributed.owner_plan import Delegation, Delegations
 from rulec.runtime.distributed.owners import Share, Work
 from rulec.runtime.distributed.process_group import RankGroup
-from rulec.runtime.distributed.shards import Halves
+from rulec.runtime.distributed.shards import ShardLayout
 from rulec.runtime.stages.evaluate import GapEvaluator
 from rulec.runtime.stages.kernel_arguments import KernelArguments
 from rulec.runtime.stages.sources import Array
@@ -99,7 +99,7 @@ class OwnerEvaluator(GapEvaluator):
     `within_each` has reductions within tensors that owners computed, before they are reduced over tensors.
     """
 
-    halves: list[Halves] = field(default_factory=list)
+    halves: list[ShardLayout] = field(default_factory=list)
     tasks: list[Task] = field(default_factory=list)
     remembered: dict[int, dict[Node, Any]] = field(default_factory=dict)
     within_each: dict[Node, Any] = field(default_factory=dict)

@@ -38,7 +38,7 @@ from rulec.runtime.distributed.owners import (
     schedule_of,
     share_pays,
 )
-from rulec.runtime.distributed.shards import Halves
+from rulec.runtime.distributed.shards import ShardLayout
 from rulec.runtime.storage.allocator import state_specs
 from rulec.torch.memory_profile.meter import Training
 from rulec.torch.tags import tagged_groups
@@ -208,7 +208,7 @@ def _schedules(
     loads: dict[tuple[Matrix, Spread, int], list[list[Load]]] = {}
     keys = [(matrix, spread, len(team)) for matrix, spread, team in zip(matrices, spreads, owners, strict=True)]
     for matrix, spread, count in dict.fromkeys(keys):
-        half = Halves(matrix.view, matrix.view.shape, spread, matrix.states)
+        half = ShardLayout(matrix.view, matrix.view.shape, spread, matrix.states)
         loads[matrix, spread, count] = [_pieces(matrix, half, d, count) for gap in matrix.delegations.gaps for d in gap]
     each = sorted(zip(keys, owners, strict=True), key=lambda pair: -pair[0][0].work.cost / pair[0][2])
     for number in range(max((len(x) for x in loads.values()), default=0)):
@@ -218,7 +218,7 @@ def _schedules(
         yield schedule_of(tuple(x for x, _ in chosen), tuple(owner for _, owner in chosen), group, BUCKET)
 
 
-def _pieces(matrix: Matrix, half: Halves, delegation: Delegation, count: int) -> list[Load]:
+def _pieces(matrix: Matrix, half: ShardLayout, delegation: Delegation, count: int) -> list[Load]:
     """How the arrays of a delegation lie, for each of several owners."""
     load, share = _load(matrix, half, delegation), matrix.work.share
     if count == 1 or share is None:
@@ -236,7 +236,7 @@ def _pieces(matrix: Matrix, half: Halves, delegation: Delegation, count: int) ->
     ]
 
 
-def _load(matrix: Matrix, half: Halves, delegation: Delegation) -> Load:
+def _load(matrix: Matrix, half: ShardLayout, delegation: Delegation) -> Load:
     """How the arrays of a delegation lie."""
     whole = matrix.delegations
 
