@@ -35,7 +35,7 @@ from rulec.runtime.buckets.launch_builder import Launcher
 from rulec.runtime.buckets.reductions import Processes
 from rulec.runtime.buckets.scalar_table import Numbers
 from rulec.runtime.buckets.scalar_table_device import Scaling
-from rulec.runtime.distributed.shards import Whole
+from rulec.runtime.distributed.shards import GlobalTensor
 from rulec.runtime.evaluations import PassNames, wants
 from rulec.runtime.stages.step import run, was_interrupted
 from rulec.runtime.storage.options import Storage
@@ -106,7 +106,7 @@ class Engine:
 
     def add(
         self, array: Any, group: int, name: str, tags: frozenset[str] = frozenset(), number: int | None = None,
-        maximize: bool | None = None, whole: Whole | None = None,
+        maximize: bool | None = None, whole: GlobalTensor | None = None,
     ) -> int:  # fmt: skip
         """Adds a parameter and returns its id. Its state is allocated at its first gradient.
 

@@ -26,7 +26,7 @@ from rulec.compiler.view import matrix_view
 from rulec.errors import BackendUnsupported
 from rulec.kernel.interpreter import Interpreter
 from rulec.language.expr.node import RANGE, ROWS
-from rulec.runtime.distributed.shards import Whole
+from rulec.runtime.distributed.shards import GlobalTensor
 from rulec_backends.common.text import chance_call
 from rulec_backends.cpu import machine as cpu_machine
 from tests.backends import c_functions
@@ -157,7 +157,7 @@ def make_part(tensor: Any, whole: tuple[int, ...], first: Sequence[int]) -> None
     piece = piece_of(whole, shape, first)
     assert piece is not None
     indices = tuple(range(at, at + n) for at, n in zip(first, shape, strict=True))
-    tensor.whole, tensor.view = Whole(whole, (), piece, indices), matrix_view(shape, tensor.rule.view, whole)
+    tensor.whole, tensor.view = GlobalTensor(whole, (), piece, indices), matrix_view(shape, tensor.rule.view, whole)
 
 
 def of_parts(rule: rulec.Rule, backend: Any, make: Any = np.asarray, **words: Any) -> tuple[Any, Any]:

@@ -29,7 +29,7 @@ from rulec.runtime.buckets.plan import Plan
 from rulec.runtime.buckets.scalar_table import Counts, DeviceCounts, ScalarRows
 from rulec.runtime.buckets.scalar_table_device import DeviceScalarRows
 from rulec.runtime.distributed.process_group import RankGroup
-from rulec.runtime.distributed.shards import ShardLayout, Whole
+from rulec.runtime.distributed.shards import GlobalTensor, ShardLayout
 from rulec.runtime.storage.quantized import Decoded, kernel_of
 
 #: Most bound calls that a bucket keeps for turns of its rings.
@@ -52,7 +52,7 @@ class Tensor:
     view: MatrixView
     number: int
     maximize: bool = False
-    whole: Whole | None = None
+    whole: GlobalTensor | None = None
     bucket: Bucket | None = None
     position: int = 0
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)

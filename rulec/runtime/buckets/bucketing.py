@@ -38,7 +38,7 @@ from rulec.runtime.buckets.context import Common
 from rulec.runtime.buckets.hyper import EPS
 from rulec.runtime.buckets.plan import needs_matrix
 from rulec.runtime.buckets.scalar_table import Counts, DeviceCounts, Numbers
-from rulec.runtime.distributed.shards import Whole
+from rulec.runtime.distributed.shards import GlobalTensor
 from rulec.runtime.storage.allocator import StateSpec, state_specs
 from rulec.runtime.storage.options import Storage, check_single
 
@@ -139,7 +139,7 @@ class Buckets:
 
     def add(
         self, array: Any, group: int, name: str, tags: frozenset[str], number: int | None, maximize: bool,
-        whole: Whole | None,
+        whole: GlobalTensor | None,
     ) -> int:  # fmt: skip
         """Adds a parameter and returns its id. RuleError where the rule does not apply to it and names no other."""
         common = self.common

@@ -109,7 +109,7 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class Whole:
+class GlobalTensor:
     """The tensor that an array is a part of: its shape, and for each cut the dimension and the processes along it.
 
     `piece` says where the elements of the part lie in the whole, and `indices` do so along each dimension. `spread`

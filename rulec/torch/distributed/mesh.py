@@ -22,7 +22,7 @@ from rulec.language.rule import Rule
 from rulec.runtime.distributed.all_to_all import Spread
 from rulec.runtime.distributed.owners import Division
 from rulec.runtime.distributed.process_group import RankGroup
-from rulec.runtime.distributed.shards import Whole
+from rulec.runtime.distributed.shards import GlobalTensor
 from rulec.torch.distributed.consensus import Agreement, reaching
 from rulec.torch.distributed.cross_process import Across
 from rulec.torch.tensors.dtensor import (  # fmt: skip
@@ -136,14 +136,14 @@ class MeshPeers:
         return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
 
 
-def whole_of(param: Any, spread: bool, section: Section | None = None) -> Whole | None:
+def whole_of(param: Any, spread: bool, section: Section | None = None) -> GlobalTensor | None:
     """The whole of a DTensor, a section of it or a flat parameter; None where this process has all of it.
 
     With `spread` it says where the other parts are.
     """
     if is_flat(param):
         start, length = flat_start(param), param.numel()
-        return None if start is None else Whole((length,), (), Piece(start), (range(start, start + length),))
+        return None if start is None else GlobalTensor((length,), (), Piece(start), (range(start, start + length),))
     if not is_split(param):
         return None
     mesh = param.device_mesh
@@ -151,7 +151,7 @@ def whole_of(param: Any, spread: bool, section: Section | None = None) -> Whole 
     cuts = tuple((param.placements[axis].dim, MeshPeers(mesh.get_group(axis), _name(mesh, [axis]))) for axis in axes)
     lies = _spread(param, section) if spread and axes else None
     shape = tuple(param.shape) if section is None else section.shape(param.shape)
-    return Whole(shape, cuts, place_of(param, section) or Piece(), indices_here(param, section), lies)
+    return GlobalTensor(shape, cuts, place_of(param, section) or Piece(), indices_here(param, section), lies)
 
 
 def _spread(param: Any, section: Section | None) -> Spread | None:
