@@ -124,7 +124,7 @@ class GlobalTensor:
 
 
 @dataclass(frozen=True)
-class Partial:
+class PartialReduction:
     """Results over the parts here, an array in float64, and the processes to reduce them over, one after the other."""
 
     op: Op
@@ -136,7 +136,7 @@ class Partial:
 class Partials:
     """What a launch waits for; it is sent the completed values of each."""
 
-    parts: Sequence[Partial]
+    parts: Sequence[PartialReduction]
     library: Library
 
 

@@ -26,7 +26,7 @@ from rulec.language.expr.static import settings, statics
 from rulec.runtime.buckets.flat import axes_in_flat
 from rulec.runtime.buckets.plan import Gap, Projection
 from rulec.runtime.buckets.reductions import Join, Joining, Waits
-from rulec.runtime.distributed.shards import Partial, Partials
+from rulec.runtime.distributed.shards import PartialReduction, Partials
 from rulec.runtime.stages.sources import Array, LaunchValues
 from rulec.runtime.stages.tiles import Tiles
 
@@ -274,7 +274,9 @@ class GapEvaluator(LaunchValues):
         library = self.library
         parts = [[*x] if isinstance(x, list | Pieces) else [x[k : k + 1] for k in range(self.count)] for x in values]
         sent = [
-            Partial(ops[i], library.join([library.cast(parts[i][k], "float64").reshape(-1) for k in places], 0), peers)
+            PartialReduction(
+                ops[i], library.join([library.cast(parts[i][k], "float64").reshape(-1) for k in places], 0), peers
+            )
             for i, peers, places in ways
         ]
         for (i, _, places), numbers in zip(ways, (yield Partials(sent, library)), strict=True):
