@@ -102,7 +102,7 @@ class Parcel:
 
 
 @dataclass(frozen=True, eq=False)
-class Cargo:
+class Transfer:
     """The parcels of a task in one exchange, there and back.
 
     Where several owners work on it, it is `newton_schulz` of one matrix; `share` has its numbers, and `axis` is the
@@ -121,7 +121,7 @@ class Cargo:
         there, back = ([(x.division, x.dtype) for x in parcels] for parcels in (self.there, self.back))
         return Load(tuple(there), tuple(back), self.share)
 
-    def pieces(self) -> list[Cargo]:
+    def pieces(self) -> list[Transfer]:
         """The cargo of each owner."""
         owners, spread, work = self.task.owners, self.task.spread, self.task.work
         count, rank = len(owners), spread.peers.rank
@@ -130,7 +130,7 @@ class Cargo:
         part = Work(work.cost / count)
         bounds = cuts(self.there[0].shape[self.axis], count)
         return [
-            Cargo(
+            Transfer(
                 Task(spread, part, (owner,), self.task.name),
                 [x.piece(self.axis, *bounds[k], rank) for x in self.there],
                 [x.piece(self.axis, *bounds[k], rank) for x in self.back], replace(self.share, place=k, count=count),
@@ -155,7 +155,7 @@ class Gathering:
     the cargo. It gets the tensors that this process owns, bucket by bucket.
     """
 
-    cargo: Sequence[Cargo]
+    cargo: Sequence[Transfer]
     library: Library
     work: Callable[[Mapping[int, Sequence[Any]]], Mapping[int, Sequence[Any]]]
 
@@ -229,7 +229,7 @@ class _Entry:
 
     launch: int
     place: int
-    cargo: Cargo
+    cargo: Transfer
 
 
 def _by_peers(waiting: Sequence[Gathering]) -> dict[RankGroup, list[_Entry]]:

@@ -15,7 +15,7 @@ from rulec.array_api.matrix import iterations
 from rulec.language.expr.node import Node
 from rulec.runtime.buckets.plan import Gap
 from rulec.runtime.buckets.reductions import Joining, Processes, Waits
-from rulec.runtime.distributed.all_to_all import Assigning, Cargo, Gathering, Parcel, Task
+from rulec.runtime.distributed.all_to_all import Assigning, Gathering, Parcel, Task, Transfer
 from rulec.runtime.distributed.owner_plan import Delegation, Delegations
 from rulec.runtime.distributed.owners import Share, Work
 from rulec.runtime.distributed.process_group import RankGroup
@@ -164,7 +164,7 @@ class OwnerEvaluator(GapEvaluator):
     def _exchange(self, delegation: Delegation) -> Joining:
         """Has whole values computed by owners."""
         cargo = [
-            Cargo(
+            Transfer(
                 self.tasks[i], [self._sent(value, i) for value in delegation.sent],
                 [self._parcel(value, i) for value in delegation.returned],
                 self._share(delegation.whole[0], i) if delegation.whole else None, self.halves[i].long,
