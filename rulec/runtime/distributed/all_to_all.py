@@ -77,7 +77,7 @@ class Task:
 
 
 @dataclass(frozen=True, eq=False)
-class Parcel:
+class Payload:
     """An array on its way to the owner of a tensor, or a result on its way back.
 
     `shape` is that of the whole array. `elements` are the part here of an array on its way there, and have the dtype
@@ -90,7 +90,7 @@ class Parcel:
     computed: str
     elements: Any = None
 
-    def piece(self, axis: int, start: int, stop: int, rank: int) -> Parcel:
+    def piece(self, axis: int, start: int, stop: int, rank: int) -> Payload:
         """What lies from `start` to `stop` along an axis, for the process of this rank."""
         shape = (*self.shape[:axis], stop - start, *self.shape[axis + 1 :])
         elements = self.elements
@@ -98,7 +98,7 @@ class Parcel:
             here = self.division.rectangles[rank][axis]
             inside = slice(max(start - here.start, 0), max(stop - here.start, 0))
             elements = elements[(slice(None),) * axis + (inside,)]
-        return Parcel(self.division.piece(axis, start, stop), shape, self.dtype, self.computed, elements)
+        return Payload(self.division.piece(axis, start, stop), shape, self.dtype, self.computed, elements)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,8 +110,8 @@ class Transfer:
     """
 
     task: Task
-    there: Sequence[Parcel]
-    back: Sequence[Parcel]
+    there: Sequence[Payload]
+    back: Sequence[Payload]
     share: Share | None = None
     axis: int = 0
 
@@ -243,7 +243,7 @@ def _by_peers(waiting: Sequence[Gathering]) -> dict[RankGroup, list[_Entry]]:
 
 
 #: An array in a message: the place of its tensor in the schedule, its place there, and the parcel.
-_Item = tuple[int, int, _Entry, Parcel]
+_Item = tuple[int, int, _Entry, Payload]
 
 #: The dtypes of a message: in which elements travel, and which they have on both ends.
 _Dtypes = tuple[str, str]
@@ -396,7 +396,7 @@ class _Bucket:
         self.failure.attempt(lambda: use(_vectors(pending.received(), counts)))
 
 
-def _elements(sent: Sequence[Sequence[Parcel]]) -> list[Any]:
+def _elements(sent: Sequence[Sequence[Payload]]) -> list[Any]:
     return [x.elements for theirs in sent for x in theirs]
 
 

@@ -15,7 +15,7 @@ from rulec.array_api.matrix import iterations
 from rulec.language.expr.node import Node
 from rulec.runtime.buckets.plan import Gap
 from rulec.runtime.buckets.reductions import Joining, Processes, Waits
-from rulec.runtime.distributed.all_to_all import Assigning, Gathering, Parcel, Task, Transfer
+from rulec.runtime.distributed.all_to_all import Assigning, Gathering, Payload, Task, Transfer
 from rulec.runtime.distributed.owner_plan import Delegation, Delegations
 from rulec.runtime.distributed.owners import Share, Work
 from rulec.runtime.distributed.process_group import RankGroup
@@ -177,7 +177,7 @@ class OwnerEvaluator(GapEvaluator):
 
     # Parcels
 
-    def _sent(self, value: Node, i: int) -> Parcel:
+    def _sent(self, value: Node, i: int) -> Payload:
         """The part here of a value or state that the owner of tensor i needs."""
         if self.delegations.is_factor(value):
             return self._parcel(value, i, self.parts.part(str(value.arg), i))
@@ -186,13 +186,13 @@ class OwnerEvaluator(GapEvaluator):
             x = self.library.spread(x, extents)  # a draw is kept once for all matrices
         return self._parcel(value, i, half.tensor(x, letters, whole=False))
 
-    def _parcel(self, value: Node, i: int, elements: Any = None) -> Parcel:
+    def _parcel(self, value: Node, i: int, elements: Any = None) -> Payload:
         half = self.halves[i]
         if self.delegations.is_factor(value):
             name = self.delegations.stored_in(value)
-            return Parcel(half.state(name), half.shapes[name], *self._dtypes(value), elements)
+            return Payload(half.state(name), half.shapes[name], *self._dtypes(value), elements)
         letters = self.axes(value).letters
-        return Parcel(half.along(letters), half.sides(letters), *self._dtypes(value), elements)
+        return Payload(half.along(letters), half.sides(letters), *self._dtypes(value), elements)
 
     def _dtypes(self, value: Node) -> tuple[str, str]:
         return self.delegations.dtypes(value, self.parts.layout, self.parts.scaled)
