@@ -25,7 +25,7 @@ BUCKET = 1 << 26
 
 
 @dataclass(frozen=True, eq=False)
-class Spread:
+class Sharding:
     """The processes among which a tensor is divided, and how. Every process that has a part is among them.
 
     `coordinates` has for each rank its place along every cut of the tensor, and the number of places there. Where there
@@ -35,7 +35,7 @@ class Spread:
     peers: RankGroup
     division: Division
     coordinates: tuple[tuple[tuple[int, int], ...], ...]
-    alone: Spread | None = None
+    alone: Sharding | None = None
 
     def divided(self, shape: tuple[int, ...]) -> Division:
         """The division of an array with a shape of its own: cut along its longest side as torch cuts a dimension."""
@@ -60,7 +60,7 @@ class Task:
     tensor's, for errors.
     """
 
-    spread: Spread
+    spread: Sharding
     work: Work
     owners: tuple[int, ...] = (0,)
     name: str = ""

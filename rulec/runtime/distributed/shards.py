@@ -21,7 +21,7 @@ from rulec.array_api.library import Library
 from rulec.array_api.slices import Piece
 from rulec.compiler.view import MatrixView
 from rulec.language.expr.node import Op
-from rulec.runtime.distributed.all_to_all import Spread
+from rulec.runtime.distributed.all_to_all import Sharding
 from rulec.runtime.distributed.owners import Division, Rectangle
 from rulec.runtime.distributed.process_group import RankGroup, StepCoordinator
 
@@ -36,7 +36,7 @@ class ShardLayout:
 
     view: MatrixView
     shape: tuple[int, ...]
-    spread: Spread
+    spread: Sharding
     shapes: Mapping[str, tuple[int, ...]]
     _divisions: dict[Any, Division] = field(default_factory=dict, repr=False)
 
@@ -120,7 +120,7 @@ class GlobalTensor:
     cuts: tuple[tuple[int, RankGroup], ...]
     piece: Piece
     indices: tuple[Sequence[int], ...]
-    spread: Spread | None = None
+    spread: Sharding | None = None
 
 
 @dataclass(frozen=True)

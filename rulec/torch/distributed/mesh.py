@@ -19,7 +19,7 @@ from rulec.array_api.slices import Piece
 from rulec.errors import HyperError
 from rulec.language.expr.node import Op
 from rulec.language.rule import Rule
-from rulec.runtime.distributed.all_to_all import Spread
+from rulec.runtime.distributed.all_to_all import Sharding
 from rulec.runtime.distributed.owners import Division
 from rulec.runtime.distributed.process_group import RankGroup
 from rulec.runtime.distributed.shards import GlobalTensor
@@ -154,7 +154,7 @@ def whole_of(param: Any, spread: bool, section: Section | None = None) -> Global
     return GlobalTensor(shape, cuts, place_of(param, section) or Piece(), indices_here(param, section), lies)
 
 
-def _spread(param: Any, section: Section | None) -> Spread | None:
+def _spread(param: Any, section: Section | None) -> Sharding | None:
     """The place of every part and replica of a DTensor, or of a section of it; None where one is no rectangle."""
     mesh = param.device_mesh
     every = _long_axes(mesh)
@@ -164,8 +164,8 @@ def _spread(param: Any, section: Section | None) -> Spread | None:
 
 
 def _spread_along(
-    param: Any, section: Section | None, axes: tuple[int, ...], alone: Spread | None
-) -> Spread | None:  # fmt: skip
+    param: Any, section: Section | None, axes: tuple[int, ...], alone: Sharding | None
+) -> Sharding | None:  # fmt: skip
     """The same among this process and its neighbours along these dimensions of the mesh."""
     mesh, peers = param.device_mesh, _peers_along(param.device_mesh, axes)
     ranks = torch.distributed.get_process_group_ranks(peers.group)
@@ -175,7 +175,7 @@ def _spread_along(
     cut = [axis for axis, placed in enumerate(param.placements) if not placed.is_replicate()]
     places = [(mesh.mesh == rank).nonzero()[0].tolist() for rank in ranks]
     coordinates = tuple(tuple((at[axis], mesh.size(axis)) for axis in cut) for at in places)
-    return Spread(peers, Division(rectangles), coordinates, alone)
+    return Sharding(peers, Division(rectangles), coordinates, alone)
 
 
 def _long_axes(mesh: Any) -> tuple[int, ...]:

@@ -26,7 +26,7 @@ from rulec.language.rule import Rule
 from rulec.memory.live import Account
 from rulec.runtime.buckets.hyper import EPS
 from rulec.runtime.buckets.plan import Plan
-from rulec.runtime.distributed.all_to_all import BUCKET, Spread, cuts
+from rulec.runtime.distributed.all_to_all import BUCKET, Sharding, cuts
 from rulec.runtime.distributed.owner_plan import Delegation, Delegations
 from rulec.runtime.distributed.owners import (
     Assignment,
@@ -185,7 +185,7 @@ def _part(shape: Sequence[int], shards: int, rank: int) -> int:
     return max(0, min(size, rows - rank * size)) * math.prod(shape[1:])
 
 
-def _owners(matrices: Sequence[Matrix], mesh: Mesh) -> tuple[list[Spread], Assignment, int]:
+def _owners(matrices: Sequence[Matrix], mesh: Mesh) -> tuple[list[Sharding], Assignment, int]:
     """How matrices lie, and their owners, among so many devices: all, or those of each replica."""
     shapes, works = [matrix.view.shape for matrix in matrices], tuple(matrix.work for matrix in matrices)
     known = {shape: _division(shape, mesh.shards) for shape in shapes}
@@ -197,15 +197,15 @@ def _owners(matrices: Sequence[Matrix], mesh: Mesh) -> tuple[list[Spread], Assig
         parts, group, chosen = alone, mesh.shards, few
     nobody: Any = None
     places = tuple(((rank % mesh.shards, mesh.shards),) for rank in range(group))
-    spreads = {part: Spread(nobody, part, places) for part in parts}
+    spreads = {part: Sharding(nobody, part, places) for part in parts}
     return [spreads[part] for part in parts], chosen, group
 
 
 def _schedules(
-    matrices: Sequence[Matrix], spreads: Sequence[Spread], owners: Sequence[tuple[int, ...]], group: int
+    matrices: Sequence[Matrix], spreads: Sequence[Sharding], owners: Sequence[tuple[int, ...]], group: int
 ) -> Iterator[Schedule]:  # fmt: skip
     """The ways of matrices to their owners and back, for one part of a step after the other."""
-    loads: dict[tuple[Matrix, Spread, int], list[list[Load]]] = {}
+    loads: dict[tuple[Matrix, Sharding, int], list[list[Load]]] = {}
     keys = [(matrix, spread, len(team)) for matrix, spread, team in zip(matrices, spreads, owners, strict=True)]
     for matrix, spread, count in dict.fromkeys(keys):
         half = ShardLayout(matrix.view, matrix.view.shape, spread, matrix.states)
