@@ -148,7 +148,7 @@ class Assigning:
 
 
 @dataclass(frozen=True, eq=False)
-class Gathering:
+class OwnerExchange:
     """A wait of a launch for work on whole tensors; it is sent, for each tensor, the parts here of its results.
 
     `work` maps arrays of whole tensors to results, both in the order of the parcels, by the places of the tensors among
@@ -191,7 +191,7 @@ def cuts(side: int, count: int) -> list[tuple[int, int]]:
     return [(side * k // count, side * (k + 1) // count) for k in range(count)]
 
 
-def worked(waiting: Sequence[Gathering], meeting: StepCoordinator) -> list[list[list[Any]]]:
+def worked(waiting: Sequence[OwnerExchange], meeting: StepCoordinator) -> list[list[list[Any]]]:
     """The parts here of all results of each tensor, for each launch.
 
     Where this process fails in its work, it sends what others wait for, and the meeting knows of it. RulecError, in all
@@ -232,7 +232,7 @@ class _Entry:
     cargo: Transfer
 
 
-def _by_peers(waiting: Sequence[Gathering]) -> dict[RankGroup, list[_Entry]]:
+def _by_peers(waiting: Sequence[OwnerExchange]) -> dict[RankGroup, list[_Entry]]:
     """The cargo by the processes that exchange it, the longest work first."""
     by_peers: dict[RankGroup, list[_Entry]] = {}
     for launch, gathering in enumerate(waiting):
@@ -253,7 +253,7 @@ class _Bucket:
     """The tensors that travel together, on their way there and back: a message for each dtype."""
 
     def __init__(
-        self, waiting: Sequence[Gathering], peers: RankGroup, schedule: Schedule, entries: Sequence[tuple[int, _Entry]],
+        self, waiting: Sequence[OwnerExchange], peers: RankGroup, schedule: Schedule, entries: Sequence[tuple[int, _Entry]],
         failure: DeferredError,
     ) -> None:  # fmt: skip
         self.failure = failure

@@ -15,7 +15,7 @@ from rulec.array_api.matrix import iterations
 from rulec.language.expr.node import Node
 from rulec.runtime.buckets.plan import Gap
 from rulec.runtime.buckets.reductions import Joining, Processes, Waits
-from rulec.runtime.distributed.all_to_all import Assigning, Gathering, Payload, Task, Transfer
+from rulec.runtime.distributed.all_to_all import Assigning, OwnerExchange, Payload, Task, Transfer
 from rulec.runtime.distributed.owner_plan import Delegation, Delegations
 from rulec.runtime.distributed.owners import Share, Work
 from rulec.runtime.distributed.process_group import RankGroup
@@ -171,7 +171,7 @@ class OwnerEvaluator(GapEvaluator):
             )
             for i in range(self.count)
         ]  # fmt: skip
-        parts = yield Gathering(cargo, self.library, lambda arrays: self._worked(delegation, arrays))
+        parts = yield OwnerExchange(cargo, self.library, lambda arrays: self._worked(delegation, arrays))
         for k, value in enumerate(delegation.returned):
             self._take(value, [each[k] for each in parts])
 

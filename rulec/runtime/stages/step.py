@@ -14,7 +14,7 @@ from rulec.environment import LEVEL
 from rulec.errors import PartialUpdate, RuleError
 from rulec.runtime.buckets.launch import Launch
 from rulec.runtime.buckets.reductions import Join, Joining, Processes, Waits, Writing, joined
-from rulec.runtime.distributed.all_to_all import Assigning, Gathering, assign, worked
+from rulec.runtime.distributed.all_to_all import Assigning, OwnerExchange, assign, worked
 from rulec.runtime.distributed.shards import Partials, completed
 from rulec.runtime.stages.run import DeviceStagedRun, StagedRun
 
@@ -155,7 +155,7 @@ def _of_processes(processes: Processes, waiting: Sequence[Waits | None]) -> dict
     if partials:
         assert processes.meeting is not None
         return dict(zip(partials, completed([*partials.values()], processes.meeting), strict=True))
-    gatherings = {i: wait for i, wait in enumerate(waiting) if isinstance(wait, Gathering)}
+    gatherings = {i: wait for i, wait in enumerate(waiting) if isinstance(wait, OwnerExchange)}
     if not gatherings:
         return {}
     assert processes.meeting is not None
