@@ -12,7 +12,7 @@ from rulec.array_api.library import Library
 from rulec.array_api.reductions import REDUCTIONS
 from rulec.compiler.ir import Site
 from rulec.language.expr.node import Op
-from rulec.runtime.distributed.all_to_all import Assigning, OwnerExchange
+from rulec.runtime.distributed.all_to_all import OwnerExchange, OwnerRequest
 from rulec.runtime.distributed.process_group import StepCoordinator
 from rulec.runtime.distributed.shards import Partials
 
@@ -102,7 +102,7 @@ class Writing:
 
 #: A computation that yields where it needs values of other launches, and is sent the result for each of its tensors;
 #: or where it needs reductions of other parts of its tensors, or work on whole tensors, and is sent the results.
-Waits = Join | Partials | Assigning | OwnerExchange | Writing
+Waits = Join | Partials | OwnerRequest | OwnerExchange | Writing
 Joining = Generator[Waits, Any, None]
 
 

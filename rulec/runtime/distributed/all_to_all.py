@@ -141,7 +141,7 @@ class Transfer:
 
 
 @dataclass(frozen=True, eq=False)
-class Assigning:
+class OwnerRequest:
     """A wait of a launch for the owners of its tasks, which the tasks know afterwards; it is sent nothing."""
 
     tasks: Sequence[Task]
@@ -165,7 +165,7 @@ def longest(shape: Sequence[int]) -> int:
     return [*shape].index(max(shape))
 
 
-def assign(waiting: Sequence[Assigning], meeting: StepCoordinator | None) -> None:
+def assign(waiting: Sequence[OwnerRequest], meeting: StepCoordinator | None) -> None:
     """Chooses the owners of all tasks together."""
     by_peers: dict[RankGroup, list[Task]] = {}
     for task in (task for wait in waiting for task in wait.tasks):

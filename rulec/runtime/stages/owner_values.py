@@ -15,7 +15,7 @@ from rulec.array_api.matrix import iterations
 from rulec.language.expr.node import Node
 from rulec.runtime.buckets.plan import Gap
 from rulec.runtime.buckets.reductions import Joining, Processes, Waits
-from rulec.runtime.distributed.all_to_all import Assigning, OwnerExchange, Payload, Task, Transfer
+from rulec.runtime.distributed.all_to_all import OwnerExchange, OwnerRequest, Payload, Task, Transfer
 from rulec.runtime.distributed.owner_plan import Delegation, Delegations
 from rulec.runtime.distributed.owners import Share, Work
 from rulec.runtime.distributed.process_group import RankGroup
@@ -124,7 +124,7 @@ class OwnerEvaluator(GapEvaluator):
         tensors = self.parts.portion.tensors
         each_tensor = zip(self.halves, self._works(), tensors, strict=True)
         self.tasks = [Task(half.spread, work, name=tensor.name) for half, work, tensor in each_tensor]
-        yield Assigning(self.tasks)
+        yield OwnerRequest(self.tasks)
         each = zip(self.tasks, self.halves, strict=True)
         self.halves = [half if task.spread is half.spread else half.alone for task, half in each]
         self.remembered = {i: {} for i, task in enumerate(self.tasks) if task.here}

@@ -14,7 +14,7 @@ from rulec.environment import LEVEL
 from rulec.errors import PartialUpdate, RuleError
 from rulec.runtime.buckets.launch import Launch
 from rulec.runtime.buckets.reductions import Join, Joining, Processes, Waits, Writing, joined
-from rulec.runtime.distributed.all_to_all import Assigning, OwnerExchange, assign, worked
+from rulec.runtime.distributed.all_to_all import OwnerExchange, OwnerRequest, assign, worked
 from rulec.runtime.distributed.shards import Partials, completed
 from rulec.runtime.stages.run import DeviceStagedRun, StagedRun
 
@@ -147,7 +147,7 @@ def _run_together(launches: Sequence[Launch], done: list[Launch], at: list[Launc
 
 def _of_processes(processes: Processes, waiting: Sequence[Waits | None]) -> dict[int, Any]:
     """What launches wait for of processes with other parts of their tensors, of one kind; empty where none waits so."""
-    assigning = {i: wait for i, wait in enumerate(waiting) if isinstance(wait, Assigning)}
+    assigning = {i: wait for i, wait in enumerate(waiting) if isinstance(wait, OwnerRequest)}
     if assigning:
         assign([*assigning.values()], processes.meeting)
         return dict.fromkeys(assigning)
