@@ -16,7 +16,7 @@ from rulec.compiler.axes import AxisInference, over_repeated
 from rulec.compiler.ir import Axes, Program, Stage, Store
 from rulec.language.expr.node import Kind, Node, Op, walk
 from rulec.runtime.buckets.flat import axes_in_flat
-from rulec.runtime.distributed.owner_plan import Delegation, Delegations
+from rulec.runtime.distributed.owner_plan import Delegations, OwnerTask
 
 #: Operations with a result in their operand's memory: it must be copied before the operand is written.
 VIEWS = (Op.LOAD, Op.TRANSPOSE)
@@ -33,7 +33,7 @@ class Gap:
     values: tuple[Node, ...]
     over: Mapping[Node, tuple[Node, ...]] = field(default_factory=dict)
     projection: Projection | None = None
-    delegations: tuple[Delegation, ...] = ()
+    delegations: tuple[OwnerTask, ...] = ()
 
 
 class Plan:

@@ -22,7 +22,7 @@ from rulec.runtime.distributed.owners import Share, Work
 
 
 @dataclass(frozen=True)
-class Delegation:
+class OwnerTask:
     """A part of a gap: values of parts in `local`, then arrays for the owners, their values in `whole`, and results.
 
     `sent` are local values, and states of a shape of their own. `returned` are whole values; a reduction over several
@@ -103,15 +103,15 @@ class Delegations:
             cuts[level][value in self.whole].append(value)
         return cuts
 
-    def _delegation(self, local: Sequence[Node], whole: Sequence[Node]) -> Delegation:
+    def _delegation(self, local: Sequence[Node], whole: Sequence[Node]) -> OwnerTask:
         needed = [a for v in whole for a in v.args if a not in self.whole and not self.is_number(a)]
         needed += [v for v in whole if v.op is Op.LOAD]
         sent = tuple(v for v in dict.fromkeys(needed) if v not in self._sent)
         self._sent.update(sent)
         returned = tuple(dict.fromkeys(back for v in whole for back in self._returned(v)))
-        return Delegation(tuple(local), sent, tuple(whole), returned)
+        return OwnerTask(tuple(local), sent, tuple(whole), returned)
 
-    def _with_last_uses(self, gaps: Sequence[Sequence[Delegation]]) -> list[list[Delegation]]:
+    def _with_last_uses(self, gaps: Sequence[Sequence[OwnerTask]]) -> list[list[OwnerTask]]:
         """The same with what is needed no more after each."""
         local: dict[Node, int] = {}
         whole: dict[Node, tuple[int, Node | None]] = {}

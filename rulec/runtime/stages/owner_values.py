@@ -16,7 +16,7 @@ from rulec.language.expr.node import Node
 from rulec.runtime.buckets.plan import Gap
 from rulec.runtime.buckets.reductions import Joining, Processes, Waits
 from rulec.runtime.distributed.all_to_all import OwnerExchange, OwnerRequest, Payload, Task, Transfer
-from rulec.runtime.distributed.owner_plan import Delegation, Delegations
+from rulec.runtime.distributed.owner_plan import Delegations, OwnerTask
 from rulec.runtime.distributed.owners import Share, Work
 from rulec.runtime.distributed.process_group import RankGroup
 from rulec.runtime.distributed.shards import ShardLayout
@@ -161,7 +161,7 @@ class OwnerEvaluator(GapEvaluator):
             for value in delegation.over:
                 self.values.pop(value, None)
 
-    def _exchange(self, delegation: Delegation) -> Joining:
+    def _exchange(self, delegation: OwnerTask) -> Joining:
         """Has whole values computed by owners."""
         cargo = [
             Transfer(
@@ -213,7 +213,7 @@ class OwnerEvaluator(GapEvaluator):
 
     # At the owner
 
-    def _worked(self, delegation: Delegation, arrays: Mapping[int, Sequence[Any]]) -> Mapping[int, Sequence[Any]]:
+    def _worked(self, delegation: OwnerTask, arrays: Mapping[int, Sequence[Any]]) -> Mapping[int, Sequence[Any]]:
         """The results for whole tensors, by their places, from the arrays that were sent for them."""
         places = [*arrays]
         if not places:

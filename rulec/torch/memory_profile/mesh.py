@@ -27,7 +27,7 @@ from rulec.memory.live import Account
 from rulec.runtime.buckets.hyper import EPS
 from rulec.runtime.buckets.plan import Plan
 from rulec.runtime.distributed.all_to_all import BUCKET, Sharding, cuts
-from rulec.runtime.distributed.owner_plan import Delegation, Delegations
+from rulec.runtime.distributed.owner_plan import Delegations, OwnerTask
 from rulec.runtime.distributed.owners import (
     Assignment,
     Division,
@@ -218,7 +218,7 @@ def _schedules(
         yield schedule_of(tuple(x for x, _ in chosen), tuple(owner for _, owner in chosen), group, BUCKET)
 
 
-def _pieces(matrix: Matrix, half: ShardLayout, delegation: Delegation, count: int) -> list[Load]:
+def _pieces(matrix: Matrix, half: ShardLayout, delegation: OwnerTask, count: int) -> list[Load]:
     """How the arrays of a delegation lie, for each of several owners."""
     load, share = _load(matrix, half, delegation), matrix.work.share
     if count == 1 or share is None:
@@ -236,7 +236,7 @@ def _pieces(matrix: Matrix, half: ShardLayout, delegation: Delegation, count: in
     ]
 
 
-def _load(matrix: Matrix, half: ShardLayout, delegation: Delegation) -> Load:
+def _load(matrix: Matrix, half: ShardLayout, delegation: OwnerTask) -> Load:
     """How the arrays of a delegation lie."""
     whole = matrix.delegations
 
