@@ -19,7 +19,7 @@ import rulec
 import rulec.torch
 from rulec.errors import RulecError
 from rulec.runtime.distributed import all_to_all, owners
-from rulec.runtime.distributed.owner_plan import Delegations
+from rulec.runtime.distributed.owner_plan import OwnerPlan
 from rulec.runtime.stages.owner_values import OwnerEvaluator
 from rulec.torch.distributed.mesh import MeshPeers, SentBytes
 from rulec.torch.distributed.traffic import Communication
@@ -299,14 +299,14 @@ def of_columns(twins: Twins, seed: int) -> None:
 def of_plans(rank: int) -> None:
     """The cost model of owners is asked once for each tensor, also under a schedule; anew for other tensors."""
     mesh = init_device_mesh("cpu", (2,))
-    real, calls = Delegations.work, [0]
+    real, calls = OwnerPlan.work, [0]
 
-    def work(self: Delegations, *words: Any) -> Any:
+    def work(self: OwnerPlan, *words: Any) -> Any:
         calls[0] += 1
         return real(self, *words)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Delegations, "work", work)
+        patch.setattr(OwnerPlan, "work", work)
         for name in ("muon", "soap"):
             twins = Twins(name, mesh, [Shard(0)])
             asked = []

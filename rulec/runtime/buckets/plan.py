@@ -16,7 +16,7 @@ from rulec.compiler.axes import AxisInference, over_repeated
 from rulec.compiler.ir import Axes, Program, Stage, Store
 from rulec.language.expr.node import Kind, Node, Op, walk
 from rulec.runtime.buckets.flat import axes_in_flat
-from rulec.runtime.distributed.owner_plan import Delegations, OwnerTask
+from rulec.runtime.distributed.owner_plan import OwnerPlan, OwnerTask
 
 #: Operations with a result in their operand's memory: it must be copied before the operand is written.
 VIEWS = (Op.LOAD, Op.TRANSPOSE)
@@ -70,7 +70,7 @@ class Plan:
         self.in_flat = {value: axes_in_flat(axes) for value, axes in self.axes.items()}
         #: The reductions of values kept once for all matrices of a batch.
         self.over_repeated = over_repeated((value for gap in self.gaps for value in gap.values), self.axes)
-        self.delegations: Delegations | None = None
+        self.delegations: OwnerPlan | None = None
         self.gaps = self._delegated() if halved else self._followed()
         #: The states that get their new values in a gap, and not at the end of the step.
         self.stored_early = frozenset(name for g in self.gaps if g.projection for name in g.projection.stored)
@@ -120,7 +120,7 @@ class Plan:
     def _delegated(self) -> tuple[Gap, ...]:
         """The gaps with their delegations."""
         kept = frozenset({*self._roots(), *(s.value for s in self.program.finish)})
-        self.delegations = Delegations(self.program, [gap.values for gap in self.gaps], self.axes, kept)
+        self.delegations = OwnerPlan(self.program, [gap.values for gap in self.gaps], self.axes, kept)
         return tuple(
             replace(gap, delegations=tuple(cuts)) for gap, cuts in zip(self.gaps, self.delegations.gaps, strict=True)
         )

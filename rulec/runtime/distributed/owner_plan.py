@@ -40,7 +40,7 @@ class OwnerTask:
     gone: tuple[Node, ...] = ()
 
 
-class Delegations:
+class OwnerPlan:
     """The delegations of a program, for each of its gaps; `gaps` are their values, and `axes` the axes of all.
 
     `kept` are values used outside gaps.

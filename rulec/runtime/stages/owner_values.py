@@ -16,7 +16,7 @@ from rulec.language.expr.node import Node
 from rulec.runtime.buckets.plan import Gap
 from rulec.runtime.buckets.reductions import Joining, Processes, Waits
 from rulec.runtime.distributed.all_to_all import OwnerExchange, OwnerRequest, Payload, Task, Transfer
-from rulec.runtime.distributed.owner_plan import Delegations, OwnerTask
+from rulec.runtime.distributed.owner_plan import OwnerPlan, OwnerTask
 from rulec.runtime.distributed.owners import Share, Work
 from rulec.runtime.distributed.process_group import RankGroup
 from rulec.runtime.distributed.shards import ShardLayout
@@ -111,7 +111,7 @@ class OwnerEvaluator(GapEvaluator):
         return self.around
 
     @property
-    def delegations(self) -> Delegations:
+    def delegations(self) -> OwnerPlan:
         """The values of owners."""
         assert self.plan.delegations is not None
         return self.plan.delegations

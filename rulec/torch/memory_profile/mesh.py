@@ -27,7 +27,7 @@ from rulec.memory.live import Account
 from rulec.runtime.buckets.hyper import EPS
 from rulec.runtime.buckets.plan import Plan
 from rulec.runtime.distributed.all_to_all import BUCKET, Sharding, cuts
-from rulec.runtime.distributed.owner_plan import Delegations, OwnerTask
+from rulec.runtime.distributed.owner_plan import OwnerPlan, OwnerTask
 from rulec.runtime.distributed.owners import (
     Assignment,
     Division,
@@ -137,7 +137,7 @@ class Matrix:
     """
 
     view: MatrixView
-    delegations: Delegations
+    delegations: OwnerPlan
     layout: Layout
     work: Work
     states: Mapping[str, tuple[int, ...]]
