@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from rulec.array_api.library import Library
-from rulec.runtime.distributed.newton_schulz import MatrixPiece, Team
+from rulec.runtime.distributed.newton_schulz import MatrixPiece, SplitNewtonSchulz
 from rulec.runtime.distributed.owners import Division, Load, Schedule, Share, Work, assignment, schedule_of, share_pays
 from rulec.runtime.distributed.process_group import DeferredError, Pending, RankGroup, StepCoordinator
 
@@ -314,7 +314,7 @@ class _Bucket:
             MatrixPiece(e.cargo.share, e.cargo.task.owner - e.cargo.share.place, attempt(partial(self._piece, e)))
             for e in mine if e.cargo.share is not None
         ]  # fmt: skip
-        team = Team(self.peers, self.library.quintic(like.dtype), pieces, self.library.empty(0), attempt)
+        team = SplitNewtonSchulz(self.peers, self.library.quintic(like.dtype), pieces, self.library.empty(0), attempt)
         for e, result in zip(mine, team.orthogonalized(like) or (), strict=False):
             self.wholes[e.launch][e.place] = [_long(result, e.cargo.axis)]
 

@@ -58,7 +58,7 @@ class MatrixPiece:
         return range(self.first, self.first + self.share.count)
 
 
-class Team:
+class SplitNewtonSchulz:
     """The owners among `peers` of matrices with equal steps and dtype, and their pieces here, in one order for all.
 
     Every process takes part in all exchanges, with or without pieces, and where its work, which it does by `attempt`,
