@@ -4,7 +4,7 @@ An adapter adds its tensors, then calls `step`, or `begin`, any number of `fire`
 framework: `Arrays` hides the kind of array, `Backend` the machine.
 
 The engine delegates. `Buckets` holds the tensors in buckets, `Partitions` the tensors that fire together, `HyperValues`
-the hyper-parameters of a step. `Launcher` makes launches; `Common` holds the numbers and the memory they share.
+the hyper-parameters of a step. `Launcher` makes launches; `EngineContext` holds the numbers and the memory they share.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rulec.language.traits import draws
 from rulec.runtime.arrays import Arrays
 from rulec.runtime.buckets.bucket import Bucket, Tensor
 from rulec.runtime.buckets.bucketing import Buckets
-from rulec.runtime.buckets.context import Common
+from rulec.runtime.buckets.context import EngineContext
 from rulec.runtime.buckets.hyper import EPS, HyperValues, default_hyper
 from rulec.runtime.buckets.launch import Launch, Part, Partitions
 from rulec.runtime.buckets.launch_builder import Launcher
@@ -68,7 +68,7 @@ class Engine:
         storage.check(router.rules)
         _check_shared(router.rules)
         self._values = HyperValues(self.rule)
-        self._common = Common(arrays, self._values, processes or Processes(), self.seed)
+        self._common = EngineContext(arrays, self._values, processes or Processes(), self.seed)
         self._homes = Buckets(router, self._common, backend, storage, resident)
         self._partitions = Partitions(self._homes.tensors, arrays)
         self._launcher = Launcher(self.rule, self._common, router.rules)

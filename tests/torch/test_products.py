@@ -16,7 +16,7 @@ import rulec
 import rulec.torch
 from rulec.errors import BackendUnsupported
 from rulec.language.expr.node import Op
-from rulec.runtime.buckets.context import Common
+from rulec.runtime.buckets.context import EngineContext
 from rulec.runtime.buckets.hyper import HyperValues
 from rulec.runtime.engine import Engine, default_hyper
 from rulec.torch.tensors import library as libraries
@@ -185,7 +185,7 @@ def test_matrices_that_lie_in_a_row_are_a_stack_without_a_copy() -> None:
 
 def test_scratch_of_tensors_of_one_shape_lies_in_a_row_and_is_kept() -> None:
     """A smaller set of tensors has the memory of a larger one; what a captured graph may use stays."""
-    common = Common(TorchArrays(), HyperValues.__new__(HyperValues), None, 0)  # type: ignore[arg-type]
+    common = EngineContext(TorchArrays(), HyperValues.__new__(HyperValues), None, 0)  # type: ignore[arg-type]
     likes = [torch.empty(3, 4), torch.empty(2), torch.empty(3, 4), torch.empty(5, 3).mT, torch.empty(3, 4)]
     first = common.scratches("o", likes, "bfloat16")
     assert [tuple(x.shape) for x in first] == [tuple(x.shape) for x in likes]

@@ -34,7 +34,7 @@ from rulec.language.rule import Rule
 from rulec.language.traits import placed_level
 from rulec.runtime.arrays import Vector
 from rulec.runtime.buckets.bucket import Bucket, Tensor
-from rulec.runtime.buckets.context import Common
+from rulec.runtime.buckets.context import EngineContext
 from rulec.runtime.buckets.hyper import EPS
 from rulec.runtime.buckets.plan import needs_matrix
 from rulec.runtime.buckets.scalar_table import Counts, DeviceCounts, Numbers
@@ -47,7 +47,7 @@ from rulec.runtime.storage.options import Storage, check_single
 class Extension:
     """Tensors that will join a bucket, with the hyper-parameters and the shape facts of each."""
 
-    common: Common
+    common: EngineContext
     bucket: Bucket
     tensors: Sequence[Tensor]
     hyper: Sequence[dict[str, float]]
@@ -129,7 +129,7 @@ class Buckets:
     """
 
     def __init__(
-        self, router: Router, common: Common, backend: str | Backend | None, storage: Storage, resident: bool,
+        self, router: Router, common: EngineContext, backend: str | Backend | None, storage: Storage, resident: bool,
     ) -> None:  # fmt: skip
         self.common, self._router = common, router
         self._backend, self.storage, self._resident = backend, storage, resident

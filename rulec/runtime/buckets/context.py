@@ -46,7 +46,7 @@ class SkippedThere:
         return 0 if self._count is None else int(host.numbers(self._count[0]))
 
 
-class Common:
+class EngineContext:
     """The numbers and the memory that launches of one engine share, beside the tensors of each.
 
     `largest` is the size of the largest parameter in bytes. `skipped` counts the updates of tensors prevented by

@@ -20,7 +20,7 @@ from rulec.kernel.multi_tensor.address import chosen
 from rulec.language.expr.node import Op
 from rulec.runtime.arrays import Arrays
 from rulec.runtime.buckets.bucket import Bucket, Tensor, Version
-from rulec.runtime.buckets.context import Common
+from rulec.runtime.buckets.context import EngineContext
 from rulec.runtime.buckets.flat import Remembered
 from rulec.runtime.buckets.scalar_table import Numbers
 from rulec.runtime.distributed.owners import Work
@@ -213,7 +213,7 @@ class Launch:
     written, and `skipped` gets the names of skipped tensors.
     """
 
-    common: Common
+    common: EngineContext
     part: Part
     version: Version
     grads: Sequence[Any]

@@ -16,7 +16,7 @@ from rulec.language.expr.node import Op, walk
 from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
 from rulec.runtime.buckets.bucket import Version
-from rulec.runtime.buckets.context import Common
+from rulec.runtime.buckets.context import EngineContext
 from rulec.runtime.buckets.launch import Launch, Part
 from rulec.runtime.buckets.scalar_table import Counts, ScalarRows
 from rulec.runtime.buckets.scalar_table_device import DeviceScalarRows, Scaling
@@ -25,7 +25,7 @@ from rulec.runtime.buckets.scalar_table_device import DeviceScalarRows, Scaling
 class Launcher:
     """Makes the launches of one engine's steps."""
 
-    def __init__(self, rule: Rule, common: Common, rules: Sequence[Rule]) -> None:
+    def __init__(self, rule: Rule, common: EngineContext, rules: Sequence[Rule]) -> None:
         self.rule, self.common = rule, common
         #: The inputs of the rules of tensors, and those of their passes.
         self._kinds = {k: kind for each in rules for k, kind in inputs_of(each).items()}
