@@ -13,7 +13,7 @@ from rulec.runtime.buckets.reductions import Processes
 from rulec.runtime.buckets.shared_scalars import SharedNumbers
 
 
-class SkippedThere:
+class DeviceSkipCounter:
     """The number of steps with a skipped update of a tensor on a device, counted there; the host does not wait.
 
     The count stays in one place of memory, so that replays of a captured step advance it.
@@ -58,7 +58,7 @@ class EngineContext:
         self.host = arrays.library("cpu", False)
         self.shared = SharedNumbers()
         self.largest = self.skipped = self.turned = 0
-        self.skipped_there = SkippedThere()
+        self.skipped_there = DeviceSkipCounter()
         self._scratch: dict[Any, Any] = {}
         self._stacks: dict[Any, list[Sequence[Any]]] = {}
 
