@@ -20,7 +20,7 @@ import rulec.torch
 from rulec.backend import registry
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.errors import RulecError, TensorError
-from rulec.torch.groups.capture import Residence
+from rulec.torch.groups.capture import CaptureMode
 from rulec.torch.tensors import tensors
 from tests.runtime.elsewhere import Elsewhere
 
@@ -261,10 +261,10 @@ def test_autograd_hears_of_every_write() -> None:
 
 
 CAPTURES = [
-    (Residence(False, True, True, frozenset({"cuda"})), "", "capturable=False cannot be captured"),
-    (Residence(True, True, False, frozenset({"cuda", "cpu"})), "", "parameters on the CPU cannot be captured"),
+    (CaptureMode(False, True, True, frozenset({"cuda"})), "", "capturable=False cannot be captured"),
+    (CaptureMode(True, True, False, frozenset({"cuda", "cpu"})), "", "parameters on the CPU cannot be captured"),
     (
-        Residence(True, True, True, frozenset({"cuda"})),
+        CaptureMode(True, True, True, frozenset({"cuda"})),
         "of these",
         "the first step of these cannot .* before the capture",
     ),
@@ -272,7 +272,7 @@ CAPTURES = [
 
 
 @pytest.mark.parametrize(("residence", "first", "message"), CAPTURES)
-def test_captures_that_would_not_do_what_steps_do_are_refused(residence: Residence, first: str, message: str) -> None:
+def test_captures_that_would_not_do_what_steps_do_are_refused(residence: CaptureMode, first: str, message: str) -> None:
     with mock.patch.object(torch.cuda, "is_current_stream_capturing", return_value=False):
         residence.check_capture(first)
     with (
@@ -320,7 +320,7 @@ def test_a_step_that_does_more_than_those_after_it_is_not_captured(
     optimizer = ours("Prodigy", of, lr=1.0)
     train(of, optimizer, range(2))
     loss_of(of, 2).backward()
-    capturing = mock.patch.object(Residence, "capturing", new_callable=mock.PropertyMock, return_value=True)
+    capturing = mock.patch.object(CaptureMode, "capturing", new_callable=mock.PropertyMock, return_value=True)
     with capturing:
         optimizer.step()
     change(of, optimizer)
@@ -338,7 +338,7 @@ def test_the_way_to_where_a_model_is_evaluated_is_not_captured() -> None:
     optimizer = ours("ScheduleFreeAdamW", of, lr=1e-2)
     train(of, optimizer, range(2))
     before = [p.clone() for p in of.parameters()]
-    capturing = mock.patch.object(Residence, "capturing", new_callable=mock.PropertyMock, return_value=True)
+    capturing = mock.patch.object(CaptureMode, "capturing", new_callable=mock.PropertyMock, return_value=True)
     with capturing, pytest.raises(RulecError, match=r"eval\(\) and train\(\) cannot be captured"):
         optimizer.eval()
     assert all(map(torch.equal, of.parameters(), before))

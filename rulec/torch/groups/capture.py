@@ -20,7 +20,7 @@ from rulec.torch.tensors.tensors import TorchArrays
 
 
 @dataclass(frozen=True)
-class Residence:
+class CaptureMode:
     """What holds of all parameters of an optimizer.
 
     `asked`: the groups ask for numbers on the device. `there`: a backend on the device updates some parameters;
@@ -76,11 +76,11 @@ def is_asked(groups: Sequence[Mapping[str, Any]], options: Options) -> bool:
     return options.capturable or any(group.get(keyword) for group in groups for keyword in ASKING)
 
 
-def residence_of(params: Sequence[Tensor], groups: Sequence[Mapping[str, Any]], options: Options) -> Residence:
+def residence_of(params: Sequence[Tensor], groups: Sequence[Mapping[str, Any]], options: Options) -> CaptureMode:
     """Where the numbers of these groups' steps are."""
     asked, backend = is_asked(groups, options), options.backend
     devices = {str(p.device) for p in params}
     chosen = [backend or TorchArrays().backend(d) for d in sorted(devices)]
     there = [getattr(registry.get(b) if isinstance(b, str) else b, "on_device", False) for b in chosen]
     types = frozenset(p.device.type for p in params)
-    return Residence(asked, any(there), bool(there) and all(there), types)
+    return CaptureMode(asked, any(there), bool(there) and all(there), types)

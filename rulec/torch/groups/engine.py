@@ -12,7 +12,7 @@ from rulec.errors import HyperError
 from rulec.runtime.buckets.reductions import Processes
 from rulec.runtime.engine import Engine
 from rulec.torch.distributed.mesh import whole_of
-from rulec.torch.groups.capture import Residence
+from rulec.torch.groups.capture import CaptureMode
 from rulec.torch.groups.entries import GroupRule
 from rulec.torch.groups.interface import Interface, Options
 from rulec.torch.groups.routes import Route
@@ -30,7 +30,7 @@ class TorchEngine(Engine):
     """
 
     def __init__(
-        self, group_rule: GroupRule, indices: Sequence[int], groups: Groups, options: Options, residence: Residence
+        self, group_rule: GroupRule, indices: Sequence[int], groups: Groups, options: Options, residence: CaptureMode
     ) -> None:
         super().__init__(
             group_rule.rule, TorchArrays(), options.backend, state_dtypes_of(group_rule, options),
@@ -40,7 +40,7 @@ class TorchEngine(Engine):
         self.group_rule, self.indices, self.published = group_rule, indices, 0
         self.take_numbers(groups, residence)
 
-    def take_numbers(self, groups: Groups, residence: Residence) -> None:
+    def take_numbers(self, groups: Groups, residence: CaptureMode) -> None:
         """Takes over the hyper-parameters of its groups, of all these groups."""
         chosen = [groups[i] for i in self.indices]
         self.table = table_of(self.group_rule, chosen)
@@ -52,7 +52,7 @@ Home: TypeAlias = tuple[TorchEngine, int]
 
 
 def engines_of(
-    interface: Interface, group_rules: Sequence[GroupRule], groups: Groups, options: Options, residence: Residence
+    interface: Interface, group_rules: Sequence[GroupRule], groups: Groups, options: Options, residence: CaptureMode
 ) -> list[TorchEngine]:
     """The engines of groups with these rules, still without parameters."""
     by_rule: dict[Any, list[int]] = {}

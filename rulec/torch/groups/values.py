@@ -24,7 +24,7 @@ from rulec.language.hyper import AT_START, checked_seed, followers, rate_ratio
 from rulec.runtime.buckets.scalar_table import Numbers
 from rulec.runtime.buckets.scalar_table_device import Product
 from rulec.runtime.engine import Engine
-from rulec.torch.groups.capture import Residence
+from rulec.torch.groups.capture import CaptureMode
 from rulec.torch.groups.entries import Entry, GroupRule
 from rulec.torch.groups.interface import CHOOSING, COUNTS, SPLITTING, Interface, torch_words
 from rulec.torch.tensors.fake import is_fake
@@ -163,7 +163,7 @@ def _numbers_of(group_rule: GroupRule, groups: Groups) -> Numbers:
 
 
 def live_values(
-    residence: Residence, group_rule: GroupRule, groups: Sequence[Mapping[str, Any]]
+    residence: CaptureMode, group_rule: GroupRule, groups: Sequence[Mapping[str, Any]]
 ) -> dict[tuple[str, int], Tensor | Product]:
     """The hyper-parameters that are read on the device, of groups with one rule, by name and group."""
     live: dict[tuple[str, int], Tensor | Product] = {}

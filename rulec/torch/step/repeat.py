@@ -21,7 +21,7 @@ from rulec.kernel.multi_tensor.address import array_address
 from rulec.runtime.buckets.launch import Launch
 from rulec.runtime.buckets.scalar_table import Counts, Numbers, ScalarRows
 from rulec.torch.fastpath.survey import ANSWER, COUNTS, REPEAT, Contents, Survey, job_of
-from rulec.torch.groups.capture import Residence
+from rulec.torch.groups.capture import CaptureMode
 from rulec.torch.groups.engine import GroupNumbers
 from rulec.torch.states.store import Store
 from rulec.torch.step.plan import StepPlan
@@ -35,7 +35,7 @@ class Repeat:
 
     def __init__(
         self, survey: Survey, groups: list[dict[str, Any]], numbers: GroupNumbers, store: Store,
-        launches: Sequence[Launch], residence: Residence,
+        launches: Sequence[Launch], residence: CaptureMode,
     ) -> None:  # fmt: skip
         self._survey, self._groups, self._numbers, self._store = survey, groups, numbers, store
         self._launches = launches
@@ -132,7 +132,7 @@ class Repeat:
 
 def repeat_of(
     plan: StepPlan, survey: Survey, groups: Any, numbers: GroupNumbers, store: Store, launches: Sequence[Launch],
-    residence: Residence,
+    residence: CaptureMode,
 ) -> Repeat | None:  # fmt: skip
     """The repeat of a step with these launches; None where a step may do more than launch kernels."""
     if LEVEL or type(groups) is not list or not launches or not all(map(_is_plain, launches)):

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from rulec.torch.fastpath.survey import Survey
-from rulec.torch.groups.capture import NEW_NUMBERS, NEW_TENSORS, Residence, is_asked
+from rulec.torch.groups.capture import NEW_NUMBERS, NEW_TENSORS, CaptureMode, is_asked
 from rulec.torch.groups.entries import GroupRule
 from rulec.torch.groups.interface import Interface, Options
 from rulec.torch.groups.values import Groups, GroupValues, group_rules_of, splits_of, words_of
@@ -35,7 +35,7 @@ class Snapshot:
     """
 
     def __init__(
-        self, interface: Interface, groups: Groups, options: Options, residence: Residence, names: Sequence[str]
+        self, interface: Interface, groups: Groups, options: Options, residence: CaptureMode, names: Sequence[str]
     ) -> None:
         self._interface, self._options, self._residence, self._names = interface, options, residence, names
         self.params: list[Tensor] = [p for group in groups for p in group["params"]]
