@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rulec.backend.protocol import Numbers, Rows, Scratch, Standing, Written
+from rulec.backend.protocol import Numbers, ReplayableCall, Rows, Scratch, Written
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
@@ -65,12 +65,14 @@ class ElementwiseCall:
         """Runs the kernel on a job, to its end."""
         cpu_threads.run(self._machine.run, self._machine.address, job)
 
-    def standing(self, rows: Rows) -> Standing:
+    def standing(self, rows: Rows) -> ReplayableCall:
         """The call over all tensors, to be run again with other rows and gradients."""
         job = self._job(rows, len(self._spans), self._tables[0])
         at, first = ctypes.addressof(job), array_address(self._gradients)
         run, renew = partial(self.launch, job), partial(_renew, job)
-        return Standing(run, renew, at + 8 * cpu_threads.NEXT_SPAN, at + 8 * cpu_threads.ROWS, first, is_exact=True)
+        return ReplayableCall(
+            run, renew, at + 8 * cpu_threads.NEXT_SPAN, at + 8 * cpu_threads.ROWS, first, is_exact=True
+        )
 
     def _job(self, rows: Rows, spans: int, spans_at: int) -> ctypes.Array[ctypes.c_int64]:
         job = Job()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rulec.array_api.slices import Together
-from rulec.backend.protocol import Numbers, Rows, Scalars, Scratch, Standing
+from rulec.backend.protocol import Numbers, ReplayableCall, Rows, Scalars, Scratch
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
@@ -68,7 +68,7 @@ class TritonCall(AddressedCall[StageWork]):
             work.run(launch, on_device, table, truth_bytes(rows.stays), rows.scale)
         return launch.reduced
 
-    def standing(self, rows: Rows) -> Standing:
+    def standing(self, rows: Rows) -> ReplayableCall:
         """The call of the program's only stage over all tensors, to be run again with other rows and gradients."""
         (work,) = filter(None, self._works)
         return StandingCall(work, self._device, rows).standing
@@ -131,7 +131,7 @@ class StandingCall:
         first = array_address(words) + 8 if work.reads_gradients else array_address(self._unread)
         stride = words.strides[0] if work.reads_gradients else 8
         row, following = map(ctypes.addressof, (self._row, self._next))
-        self.standing = Standing(self.run, self.renew, following, row, first, stride)
+        self.standing = ReplayableCall(self.run, self.renew, following, row, first, stride)
 
     def renew(self, ahead: Numbers) -> None:
         """Goes on with these rows; each of a rule without numbers is empty."""

@@ -63,7 +63,7 @@ class Written(NamedTuple):
     reduced: Mapping[str, Any] = {}
 
 
-class Standing(NamedTuple):
+class ReplayableCall(NamedTuple):
     """A call over all tensors of a bucket that may be run again and again.
 
     Before each `run` the words at these addresses are written: `next` is set to zero, last of all; `table` gets the

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rulec.backend.protocol import Standing
+from rulec.backend.protocol import ReplayableCall
 from rulec.environment import LEVEL
 from rulec.errors import PartialUpdate
 from rulec.kernel.multi_tensor.address import array_address
@@ -173,7 +173,7 @@ def _rows_ahead(launch: Launch, count: float) -> Numbers:
     return rows.ahead(t, hyper)
 
 
-def _counts(launch: Launch, call: Standing) -> tuple[int, ...]:
+def _counts(launch: Launch, call: ReplayableCall) -> tuple[int, ...]:
     """The row of a bucket in the job, as `COUNTS` has it."""
     numbers = launch.part.bucket.counts.numbers
     t = int(np.float64(numbers[0]).view(np.int64))
