@@ -17,7 +17,7 @@ from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
 from rulec.kernel.multi_tensor.call import AddressedCall
 from rulec.kernel.multi_tensor.cut import Tensors, Whole
-from rulec.kernel.multi_tensor.uploads import Given, Ring, Uploads
+from rulec.kernel.multi_tensor.uploads import CallArguments, Ring, Uploads
 from rulec.kernel.place import bound_arrays
 
 from ..common.scalars import arguments, has_scalars, scalar_leaves
@@ -171,7 +171,7 @@ class GivenTable:
     """
 
     def __init__(self, tensors: int, lines: int, uploads: Uploads) -> None:
-        self._table, self._uploads = Given(tensors, len(GIVEN) + lines), uploads
+        self._table, self._uploads = CallArguments(tensors, len(GIVEN) + lines), uploads
 
     @property
     def words(self) -> Whole:

@@ -19,7 +19,7 @@ from rulec.errors import BackendUnavailable
 from rulec.formats import Format
 from rulec.kernel.multi_tensor.cut import Cut, Lying, Tensors, Whole, counted, parts
 from rulec.kernel.multi_tensor.slots import Places, chosen, regions
-from rulec.kernel.multi_tensor.uploads import Given, Ring, Uploads
+from rulec.kernel.multi_tensor.uploads import CallArguments, Ring, Uploads
 from rulec.kernel.place import COL, is_shaped, place
 from rulec.language.expr.node import Op, walk
 
@@ -79,7 +79,7 @@ class StageWork:
         self.known, _ = self._uploaded(known)
         self.slots, self._results = self._allocated(self._places.slots), self._allocated(self._places.results)
         self._views = self._places.views(self._results)
-        self.call_table = Given(len(tensors.sizes), 1 + len(columns))
+        self.call_table = CallArguments(len(tensors.sizes), 1 + len(columns))
         self.uploads = uploads(device, self.call_table.count + 8 * len(program.columns), ring)
         self._ahead = Uploads(ring, 0, spares=0)
         options = self._options(self.emulates(stage, layout)) | self._bounds(stage, layout)

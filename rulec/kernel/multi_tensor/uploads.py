@@ -115,7 +115,7 @@ class Uploads:
         return self._ring.device.pinned(words), self._ring.device.memory(words)
 
 
-class Given:
+class CallArguments:
     """The numbers of a call: `words` of each tensor, and behind them the scalar table where it is NumPy's."""
 
     def __init__(self, tensors: int, columns: int) -> None:
