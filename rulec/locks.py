@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar, cast
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
-class Turns:
+class Lockable:
     """An object for one thread at a time: methods marked `in_turn`, and blocks `with self._turn`, wait for each other.
 
     The thread in its turn does not wait for itself. A copy of the object has a separate turn.
@@ -32,7 +32,7 @@ def in_turn(method: _Method) -> _Method:
     """A decorator: one thread at a time runs the marked methods of an object."""
 
     @functools.wraps(method)
-    def call(self: Turns, *args: Any, **keywords: Any) -> Any:
+    def call(self: Lockable, *args: Any, **keywords: Any) -> Any:
         with self._turn:
             return method(self, *args, **keywords)
 
@@ -40,5 +40,5 @@ def in_turn(method: _Method) -> _Method:
 
 
 def turn_of(owner: Any) -> AbstractContextManager[Any]:
-    """The turn of an object, as a context; an empty context for an object that is not of `Turns`."""
-    return owner._turn if isinstance(owner, Turns) else nullcontext()
+    """The turn of an object, as a context; an empty context for an object that is not of `Lockable`."""
+    return owner._turn if isinstance(owner, Lockable) else nullcontext()

@@ -17,7 +17,7 @@ from rulec.language.hyper import AT_START
 from rulec.language.library.load import load
 from rulec.language.rule import Rule
 from rulec.language.sizes import sized
-from rulec.locks import Turns, in_turn
+from rulec.locks import Lockable, in_turn
 from rulec.runtime.buckets.scalar_table import Numbers
 from rulec.runtime.engine import EPS, default_hyper, run
 from rulec.runtime.storage.options import Storage
@@ -26,7 +26,7 @@ from rulec.runtime.storage.options import Storage
 _NUMBERS = frozenset({float, int})
 
 
-class Optimizer(Turns):
+class Optimizer(Lockable):
     """Updates NumPy or CuPy arrays in place by a rule, with no copy of a parameter, gradient or state.
 
     `rule` is a Rule, a library name or a path; `params` an array, or lists and dicts of arrays, nested (float32,

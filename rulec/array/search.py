@@ -27,14 +27,14 @@ from rulec.compiler.weights import float_of, part_name, stored
 from rulec.errors import HyperError, RulecError, StateMismatch, TensorError
 from rulec.language.expr.node import Op, node
 from rulec.language.source import did_you_mean
-from rulec.locks import Turns, in_turn
+from rulec.locks import Lockable, in_turn
 from rulec.runtime.lbfgs import Progress, Settings, descend
 from rulec.runtime.line_search import Backtracking, PureSearch, Trial, Zoom, floats, run
 
 _FIELDS = {field.name: field.name for field in dataclasses.fields(Progress)}
 
 
-class LBFGS(Turns):
+class LBFGS(Lockable):
     """The L-BFGS method of Liu and Nocedal on NumPy or CuPy arrays, in place, with the keywords of `rulec.torch.LBFGS`.
 
     `params` is an array, or lists and dicts of arrays, as for `rulec.array.Optimizer`. The keywords are also in
@@ -122,7 +122,7 @@ def _number(value: Any) -> Any:
     return value if isinstance(value, int) else float(value)
 
 
-class LineSearch(Turns):
+class LineSearch(Lockable):
     """Goes along the update of an optimizer of arrays to where the loss is low enough, as optax's line searches do.
 
     `search` is a `Backtracking` or a `Zoom`, which have the keywords of optax's. It begins with the share of the update

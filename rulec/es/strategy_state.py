@@ -13,10 +13,10 @@ from rulec.errors import RulecError, StateMismatch
 from rulec.es.fitness import Floats
 from rulec.es.perturbation import fitness_of
 from rulec.es.perturbations import Perturbations
-from rulec.locks import Turns, in_turn
+from rulec.locks import Lockable, in_turn
 
 
-class StrategySteps(Turns, ABC):
+class StrategySteps(Lockable, ABC):
     """The members of a network under perturbations, step after step.
 
     `_rows` are the lengths of the batches that were evaluated in this step.

@@ -6,13 +6,13 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
-from rulec.locks import Turns, in_turn
+from rulec.locks import Lockable, in_turn
 
 _Key = TypeVar("_Key")
 _Grad = TypeVar("_Grad")
 
 
-class Sums(Turns, Generic[_Key, _Grad]):
+class Sums(Lockable, Generic[_Key, _Grad]):
     """Gradients by key, in memory of their own: who gave an array may write to it again.
 
     Gradients of 16 bits are summed in float32. A sum is rounded to their dtype once, as it is read.

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from rulec.errors import HyperError, RulecError, StateMismatch, TensorError
-from rulec.locks import Turns, in_turn
+from rulec.locks import Lockable, in_turn
 from rulec.runtime.lbfgs import Progress, Settings, descend
 from rulec.torch.groups.interface import torch_words
 from rulec.torch.groups.routes import names_of
@@ -29,7 +29,7 @@ _NAMES = {
 }  # fmt: skip
 
 
-class LBFGS(Optimizer, Turns):
+class LBFGS(Optimizer, Lockable):
     """The L-BFGS method of Liu and Nocedal, under torch's keywords.
 
     A step evaluates the model several times: `step(closure)` needs a closure that does zero_grad(), the forward and the

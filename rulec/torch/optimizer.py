@@ -21,7 +21,7 @@ from rulec.errors import RulecError, StateMismatch, TensorError
 from rulec.language.eval_point import to_evaluation, to_training
 from rulec.language.hyper import AT_START
 from rulec.language.rule import Rule
-from rulec.locks import Turns, in_turn
+from rulec.locks import Lockable, in_turn
 from rulec.runtime.buckets.scalar_table_device import Scaling
 from rulec.runtime.distributed.process_group import Unreached
 from rulec.runtime.storage.options import Storage
@@ -58,7 +58,7 @@ class _AsSaved:
         self.values = values
 
 
-class RuleOptimizer(Optimizer, Turns):
+class RuleOptimizer(Optimizer, Lockable):
     """Runs a rule on parameter groups, as `torch.optim` runs its own.
 
     Groups, hooks, schedulers, closures and checkpoints are torch's. Beyond torch's keywords, `state_dtype` gives the

@@ -18,7 +18,7 @@ from rulec.errors import HyperError, PartialUpdate, RuleError, TensorError
 from rulec.language.evaluations import check_single
 from rulec.language.partition import Part, Partition
 from rulec.language.source import did_you_mean
-from rulec.locks import Turns, in_turn
+from rulec.locks import Lockable, in_turn
 from rulec.torch.classes import optimizer
 from rulec.torch.groups.inputs import by_parameter
 from rulec.torch.groups.interface import OWN, Interface
@@ -30,7 +30,7 @@ from rulec.torch.tensors.fake import without_compiler
 _add_param_group = without_compiler(Optimizer.add_param_group)
 
 
-class Partitioned(Optimizer, Turns):
+class Partitioned(Optimizer, Lockable):
     """A `torch.optim.Optimizer` over the rules of a partition: one optimizer for each, and groups for each pattern.
 
     `named_parameters` is what `model.named_parameters()` gives; a name such as `layer.0.bias` is the path

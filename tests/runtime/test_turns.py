@@ -16,7 +16,7 @@ import rulec.array
 import rulec.array.es
 import rulec.torch
 from rulec.es import Perturbation
-from rulec.locks import Turns, in_turn
+from rulec.locks import Lockable, in_turn
 from rulec.runtime.stages import step as steps
 
 
@@ -315,7 +315,7 @@ def test_strategies_go_to_a_new_step_one_at_a_time(make: Callable[[], Any], monk
     meet(monkeypatch, opt, lambda: es.step(np.arange(4.0), opt), plain)
 
 
-class Counter(Turns):
+class Counter(Lockable):
     def __init__(self) -> None:
         self.count = 0
 

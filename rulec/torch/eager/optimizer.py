@@ -11,7 +11,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from rulec.errors import HyperError, RulecError
-from rulec.locks import Turns, in_turn
+from rulec.locks import Lockable, in_turn
 from rulec.torch.eager.backward import EagerOptions, Passes
 from rulec.torch.eager.epilogue import Epilogue
 from rulec.torch.eager.epilogue_tiles import Way
@@ -24,7 +24,7 @@ from rulec.torch.optimizer import RuleOptimizer
 from rulec.torch.partitioned import Partitioned
 
 
-class EagerUpdate(Optimizer, Turns):
+class EagerUpdate(Optimizer, Lockable):
     """Updates each parameter inside the backward pass, as soon as its gradient is complete, and frees the gradient.
 
         opt = rulec.torch.EagerUpdate(model, "adamw", lr=3e-4)
