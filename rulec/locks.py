@@ -12,7 +12,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 class Lockable:
-    """An object for one thread at a time: methods marked `in_turn`, and blocks `with self._turn`, wait for each other.
+    """An object for one thread at a time: methods marked `synchronized`, and blocks `with self._turn`, wait for each other.
 
     The thread in its turn does not wait for itself. A copy of the object has a separate turn.
     """
@@ -28,7 +28,7 @@ class Lockable:
         return {name: value for name, value in self.__dict__.items() if name != "_turn"}
 
 
-def in_turn(method: _Method) -> _Method:
+def synchronized(method: _Method) -> _Method:
     """A decorator: one thread at a time runs the marked methods of an object."""
 
     @functools.wraps(method)

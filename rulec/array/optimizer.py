@@ -17,7 +17,7 @@ from rulec.language.hyper import AT_START
 from rulec.language.library.load import load
 from rulec.language.rule import Rule
 from rulec.language.sizes import sized
-from rulec.locks import Lockable, in_turn
+from rulec.locks import Lockable, synchronized
 from rulec.runtime.buckets.scalar_table import Numbers
 from rulec.runtime.engine import EPS, default_hyper, run
 from rulec.runtime.storage.options import Storage
@@ -66,7 +66,7 @@ class Optimizer(Lockable):
         self._passes: ArrayPasses | None = None
         self._broken: PartialStep | None = None
 
-    @in_turn
+    @synchronized
     def __getstate__(self) -> dict[str, Any]:
         self._check_closed("a copy")
         self._hyper_table()  # no copy can be made with wrong ones
@@ -98,7 +98,7 @@ class Optimizer(Lockable):
 
     # Passes
 
-    @in_turn
+    @synchronized
     def next_pass(self, grads: Any, **inputs: Any) -> bool:
         """Moves the arrays to the next point of a rule that evaluates the model again in a step.
 
@@ -119,7 +119,7 @@ class Optimizer(Lockable):
             self.put_back()
             raise
 
-    @in_turn
+    @synchronized
     def put_back(self) -> None:
         """Ends the passes of a step without it: the arrays are where they were before the first."""
         if self._passes is not None:
@@ -197,7 +197,7 @@ class Optimizer(Lockable):
                 if self._broken is None:
                     self._engine.end()
 
-    @in_turn
+    @synchronized
     def _open_partial(self, journal: bool, uses: Mapping[str | int, int]) -> PartialStep:
         self._check_closed("partial()", "close the other first")
         check_single(self.rule, "partial()")
@@ -215,7 +215,7 @@ class Optimizer(Lockable):
         """Whether a step is open, inside `partial()`."""
         return self._open is not None
 
-    @in_turn
+    @synchronized
     def update(self, layer: str | int, grad: Any, **inputs: Any) -> None:
         """Updates one layer inside `partial()`: what is at the key or index `layer`, by gradients of its structure.
 
@@ -249,7 +249,7 @@ class Optimizer(Lockable):
         """An array, as "", and its states, as they are now."""
         return {key: value.copy() for key, value in {"": self._engine.params[name], **self.state(name)}.items()}
 
-    @in_turn
+    @synchronized
     def rollback(self) -> None:
         """Goes back to before the step that broke off: arrays, states and step counts are as they were.
 
@@ -268,7 +268,7 @@ class Optimizer(Lockable):
         self._engine.begin()
         self._broken = None
 
-    @in_turn
+    @synchronized
     def accept_partial(self) -> None:
         """Goes on from a step that broke off: updated arrays stay so, the others are left out of this step."""
         self._broken_step("accept_partial()")
@@ -302,7 +302,7 @@ class Optimizer(Lockable):
         """Undoes `eval()`; in training, does nothing."""
         self._move(to_training, training=True)
 
-    @in_turn
+    @synchronized
     def _move(self, way: Callable[[Rule], Rule | None], training: bool) -> None:
         if self.rule.evaluate is None:
             raise RuleError(f"{self.rule.name} is evaluated where it is trained: it has no evaluate")
@@ -344,7 +344,7 @@ class Optimizer(Lockable):
         """
         return {name: self._engine.storage(self._engine.ids[name]) for name in self.names}
 
-    @in_turn
+    @synchronized
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on: the rule's name, hyper-parameters, and each array's states (NumPy's copies)."""
         self._check_closed("state_dict()")
@@ -361,7 +361,7 @@ class Optimizer(Lockable):
             "formats": self._engine.format_keys(),
         }
 
-    @in_turn
+    @synchronized
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Goes on from a `state_dict()`: values are copied into new buffers, in this optimizer's own dtypes.
 

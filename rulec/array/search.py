@@ -27,7 +27,7 @@ from rulec.compiler.weights import float_of, part_name, stored
 from rulec.errors import HyperError, RulecError, StateMismatch, TensorError
 from rulec.language.expr.node import Op, node
 from rulec.language.source import did_you_mean
-from rulec.locks import Lockable, in_turn
+from rulec.locks import Lockable, synchronized
 from rulec.runtime.lbfgs import Progress, Settings, descend
 from rulec.runtime.line_search import Backtracking, PureSearch, Trial, Zoom, floats, run
 
@@ -52,7 +52,7 @@ class LBFGS(Lockable):
         self.hyper["max_eval"] = _settings(self.hyper).evaluations
         self._progress = Progress()
 
-    @in_turn
+    @synchronized
     def step(self, evaluate: Evaluate) -> Any:
         """One step of up to `max_iter` iterations, in place. Returns the loss of before it.
 
@@ -69,7 +69,7 @@ class LBFGS(Lockable):
                 raise
         return loss
 
-    @in_turn
+    @synchronized
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on: the keywords, and what the method remembers (NumPy's copies)."""
         state = {name: self._saved(getattr(self._progress, name)) for name in _FIELDS}
@@ -80,7 +80,7 @@ class LBFGS(Lockable):
             return [self._saved(each) for each in value]
         return self._arrays.copied(value) if np.ndim(value) else value if value is None else _number(value)
 
-    @in_turn
+    @synchronized
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Goes on from a `state_dict()`. StateMismatch, before anything is changed, where it is of other arrays."""
         if (
@@ -137,7 +137,7 @@ class LineSearch(Lockable):
         self.optimizer, self.learning_rate = optimizer, 1.0
         self._search, self._keep = search, keep
 
-    @in_turn
+    @synchronized
     def step(self, evaluate: Evaluate) -> Any:
         """One step in place. Returns the loss of before it.
 

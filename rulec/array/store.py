@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from rulec.array.checks import flatten
 from rulec.errors import RulecError, TensorError
-from rulec.locks import in_turn, turn_of
+from rulec.locks import synchronized, turn_of
 from rulec.runtime.gradient_sums import Sums
 
 
@@ -38,7 +38,7 @@ class GradStore(Sums[str, Any]):
         if grads is not None:
             self.extend(grads)
 
-    @in_turn
+    @synchronized
     def extend(self, grads: Any, layer: str | int | None = None) -> None:
         """Adds gradients, or another store's, to the sums. `layer` says where in the parameters they belong.
 
@@ -82,7 +82,7 @@ class GradStore(Sums[str, Any]):
         with _there(grad):
             return grad.astype(dtype)
 
-    @in_turn
+    @synchronized
     def step(self, opt: Steps, layer: str | int | None = None) -> None:
         """Updates the arrays that have gradients here, of one layer or of all, and lets each gradient go.
 

@@ -13,7 +13,7 @@ from rulec.errors import RulecError, StateMismatch
 from rulec.es.fitness import Floats
 from rulec.es.perturbation import fitness_of
 from rulec.es.perturbations import Perturbations
-from rulec.locks import Lockable, in_turn
+from rulec.locks import Lockable, synchronized
 
 
 class StrategySteps(Lockable, ABC):
@@ -73,12 +73,12 @@ class StrategySteps(Lockable, ABC):
             raise RulecError(f"step {self._step} has had no forward: call {self._calls}")
         return fitness_of(fitness, loss, self._perturbations.population, self._rows)
 
-    @in_turn
+    @synchronized
     def state_dict(self) -> dict[str, Any]:
         """The state that a resumed run goes on from: the number of the next step, and the arguments of its noise."""
         return saved(self._perturbations, self._step, self._names())
 
-    @in_turn
+    @synchronized
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from a `state_dict()`: with its step and sigma, and with its seed where none was given.
 

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
-from rulec.locks import Lockable, in_turn
+from rulec.locks import Lockable, synchronized
 
 _Key = TypeVar("_Key")
 _Grad = TypeVar("_Grad")
@@ -65,7 +65,7 @@ class Sums(Lockable, Generic[_Key, _Grad]):
     def _note_peak(self) -> None:
         self._peak = max(self._peak, self.nbytes)
 
-    @in_turn
+    @synchronized
     def pop(self, key: _Key) -> _Grad | None:
         """Takes one gradient out; None where there is none."""
         grad = self[key] if key in self._held else None

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from rulec.errors import HyperError, RulecError, StateMismatch, TensorError
-from rulec.locks import Lockable, in_turn
+from rulec.locks import Lockable, synchronized
 from rulec.runtime.lbfgs import Progress, Settings, descend
 from rulec.torch.groups.interface import torch_words
 from rulec.torch.groups.routes import names_of
@@ -95,7 +95,7 @@ class LBFGS(Optimizer, Lockable):
 
     @_disable_dynamo
     @torch.no_grad()
-    @in_turn
+    @synchronized
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """One step of up to `max_iter` iterations. Returns the loss of before it, the first of `closure`."""
         if closure is None and not self.state and asks_for_states(self.param_groups):
@@ -118,7 +118,7 @@ class LBFGS(Optimizer, Lockable):
         saved.update(_saved(progress))
         return loss  # type: ignore[no-any-return]
 
-    @in_turn
+    @synchronized
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on from a `state_dict()`, of this class or of `torch.optim.LBFGS`."""
         loaded: dict[str, Any] = {}

@@ -21,7 +21,7 @@ from rulec.errors import RulecError, StateMismatch, TensorError
 from rulec.language.eval_point import to_evaluation, to_training
 from rulec.language.hyper import AT_START
 from rulec.language.rule import Rule
-from rulec.locks import Lockable, in_turn
+from rulec.locks import Lockable, synchronized
 from rulec.runtime.buckets.scalar_table_device import Scaling
 from rulec.runtime.distributed.process_group import Unreached
 from rulec.runtime.storage.options import Storage
@@ -108,7 +108,7 @@ class RuleOptimizer(Optimizer, Lockable):
         if interface is not self.interface:
             self.interface = interface  # type: ignore[misc]
 
-    @in_turn
+    @synchronized
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a parameter group, with hyper-parameters of its own; without them it has the optimizer's."""
         self._check_closed("add_param_group()")
@@ -152,13 +152,13 @@ class RuleOptimizer(Optimizer, Lockable):
     def _storage(self, group_rule: GroupRule) -> Storage:
         return Storage(state_dtypes_of(group_rule, self._options), self._options.weights)
 
-    @in_turn
+    @synchronized
     def routing(self) -> Routes:
         """The rule that each parameter goes to, by its shape and its group's tags; printed, a table."""
         group_rules = group_rules_of(self.interface, self.param_groups)
         return routes_of(self.interface, group_rules, self.param_groups, self._options.across is not None)
 
-    @in_turn
+    @synchronized
     def storage(self) -> dict[str, dict[str, str]]:
         """Parameter -> state -> its dtype, or its format with the block, as `{"0.weight": {"exp_avg": "int8/32"}}`.
 
@@ -168,7 +168,7 @@ class RuleOptimizer(Optimizer, Lockable):
         machine = self._current()
         return {route.name: machine.buffers.storage(i) for i, route in enumerate(machine.routes)}
 
-    @in_turn
+    @synchronized
     def communication(self) -> Communication:
         """The messages of the last step to other processes; printed, tables. RulecError before the first step.
 
@@ -278,7 +278,7 @@ class RuleOptimizer(Optimizer, Lockable):
             and asks_for_states(self.param_groups, self._options.across)
         )  # fmt: skip
 
-    @in_turn
+    @synchronized
     def _made_states(self) -> bool:
         """Makes the first states where this step asks for them alone; else False, and nothing done."""
         if not self.asks_for_states():
@@ -306,7 +306,7 @@ class RuleOptimizer(Optimizer, Lockable):
         """
         return bool(self.interface.passes.count) and bool(_untraced_pass(self, inputs))
 
-    @in_turn
+    @synchronized
     def _next_pass(self, inputs: Mapping[str, Any] | None, loss: Any = None) -> bool:
         try:
             if self._passes is None or self._passes.closed:
@@ -320,7 +320,7 @@ class RuleOptimizer(Optimizer, Lockable):
             self.put_back()
             raise
 
-    @in_turn
+    @synchronized
     def put_back(self) -> None:
         """Ends the passes of a step without it: the parameters are where they were before the first."""
         passes, self._passes = self._passes, None
@@ -400,7 +400,7 @@ class RuleOptimizer(Optimizer, Lockable):
             self._build()
         return bool(other.order)
 
-    @in_turn
+    @synchronized
     def _compare(self) -> None:
         """Compares this optimizer with other processes of its DTensors, before the first step.
 
@@ -521,7 +521,7 @@ class RuleOptimizer(Optimizer, Lockable):
 
     # Checkpoints
 
-    @in_turn
+    @synchronized
     def state_dict(self, layout: str = "") -> dict[str, Any]:
         """The state as torch.optim lays it out; its tensors are the optimizer's own, not copies.
 
@@ -550,7 +550,7 @@ class RuleOptimizer(Optimizer, Lockable):
         """Whether a group has parameters with sections."""
         return any(group.get("split") is not None for group in groups)
 
-    @in_turn
+    @synchronized
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on from a `state_dict()`, of this class or of torch's of the same name.
 
@@ -566,7 +566,7 @@ class RuleOptimizer(Optimizer, Lockable):
         finally:
             handle.remove()
 
-    @in_turn
+    @synchronized
     def __getstate__(self) -> dict[str, Any]:
         self._check_closed("a copy")
         if self._machine is not None:
@@ -624,7 +624,7 @@ class EvaluatedOptimizer(RuleOptimizer):
         """Moves the parameters back to where they are trained; once there, does nothing."""
         self._move(to_training, training=True)
 
-    @in_turn
+    @synchronized
     def _move(self, way: Callable[[Rule], Rule | None], training: bool) -> None:
         self._check_closed("train()" if training else "eval()")
         if self.param_groups[0]["train_mode"] is training:

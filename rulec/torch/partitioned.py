@@ -18,7 +18,7 @@ from rulec.errors import HyperError, PartialUpdate, RuleError, TensorError
 from rulec.language.evaluations import check_single
 from rulec.language.partition import Part, Partition
 from rulec.language.source import did_you_mean
-from rulec.locks import Lockable, in_turn
+from rulec.locks import Lockable, synchronized
 from rulec.torch.classes import optimizer
 from rulec.torch.groups.inputs import by_parameter
 from rulec.torch.groups.interface import OWN, Interface
@@ -82,7 +82,7 @@ class Partitioned(Optimizer, Lockable):
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
         self._groups = groups  # by torch's own class, which checks them one by one
 
-    @in_turn
+    @synchronized
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds named parameters that one pattern takes, with hyper-parameters of their own."""
         if not self._complete:
@@ -186,14 +186,14 @@ class Partitioned(Optimizer, Lockable):
         """What torch's GradScaler asks: see `RuleOptimizer`."""
         return all(each._step_supports_amp_scaling for each in self.optimizers)
 
-    @in_turn
+    @synchronized
     def eval(self) -> None:
         """Moves the parameters of rules with an `evaluate` point to that point; once there, does nothing."""
         for each in self.optimizers:
             if isinstance(each, EvaluatedOptimizer):
                 each.eval()
 
-    @in_turn
+    @synchronized
     def train(self) -> None:
         """Moves parameters back to where they are trained; once there, does nothing."""
         for each in self.optimizers:
@@ -202,12 +202,12 @@ class Partitioned(Optimizer, Lockable):
 
     # Checkpoints
 
-    @in_turn
+    @synchronized
     def state_dict(self) -> dict[str, Any]:
         """The state of all rules as torch.optim lays out that of one; its tensors are the optimizers' own."""
         return all_saved(super().state_dict(), self.param_groups)
 
-    @in_turn
+    @synchronized
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on from a `state_dict()` of the same partition and parameters.
 
@@ -238,7 +238,7 @@ class Partitioned(Optimizer, Lockable):
             shares.append({"state": {i: states[i] for i in ids if i in states}, "param_groups": share})
         return shares
 
-    @in_turn
+    @synchronized
     def __getstate__(self) -> dict[str, Any]:
         names = ("partition", "optimizers", "defaults", "_keywords", "_homes", "_complete")
         return {name: self.__dict__[name] for name in names}

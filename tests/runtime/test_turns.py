@@ -16,7 +16,7 @@ import rulec.array
 import rulec.array.es
 import rulec.torch
 from rulec.es import Perturbation
-from rulec.locks import Lockable, in_turn
+from rulec.locks import Lockable, synchronized
 from rulec.runtime.stages import step as steps
 
 
@@ -319,12 +319,12 @@ class Counter(Lockable):
     def __init__(self) -> None:
         self.count = 0
 
-    @in_turn
+    @synchronized
     def twice(self) -> None:
         self.once()
         self.once()
 
-    @in_turn
+    @synchronized
     def once(self) -> None:
         self.count += 1
 

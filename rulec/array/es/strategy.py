@@ -22,7 +22,7 @@ from rulec.es.perturbations import Perturbations
 from rulec.es.strategy_state import StrategySteps
 from rulec.es.streams import Stream
 from rulec.language.source import did_you_mean
-from rulec.locks import in_turn, turn_of
+from rulec.locks import synchronized, turn_of
 
 
 class Strategy(StrategySteps):
@@ -114,7 +114,7 @@ class Strategy(StrategySteps):
         wide = array.astype(noise.dtype)
         return (wide + sign * family.change(noise, wide)).astype(array.dtype)
 
-    @in_turn
+    @synchronized
     def evaluate(self, function: Callable[[Any], Any]) -> Any:
         """The fitness of every member, `function(params)` of each in turn: (members,) of float64, positive signs first.
 

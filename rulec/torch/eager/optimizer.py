@@ -11,7 +11,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from rulec.errors import HyperError, RulecError
-from rulec.locks import Lockable, in_turn
+from rulec.locks import Lockable, synchronized
 from rulec.torch.eager.backward import EagerOptions, Passes
 from rulec.torch.eager.epilogue import Epilogue
 from rulec.torch.eager.epilogue_tiles import Way
@@ -107,7 +107,7 @@ class EagerUpdate(Optimizer, Lockable):
         if self._complete:
             self.inner.state = state
 
-    @in_turn
+    @synchronized
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a parameter group; the next step is watched for how often its gradients arrive."""
         if not self._complete:
@@ -165,7 +165,7 @@ class EagerUpdate(Optimizer, Lockable):
             "`with opt.measure(scaler):` with retain_graph=True, then in `with opt.backward():`, and call opt.step()"
         )
 
-    @in_turn
+    @synchronized
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Updates the parameters that have a gradient still, and closes the step."""
         if closure is not None:
@@ -179,12 +179,12 @@ class EagerUpdate(Optimizer, Lockable):
             return
         self._passes.end_step()
 
-    @in_turn
+    @synchronized
     def relearn(self) -> None:
         """Has the next step watched for how often gradients arrive, and deferred, as the first one was."""
         self._passes.arrivals.forget()
 
-    @in_turn
+    @synchronized
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Takes the gradients away, or makes them zero, where a backward pass has updated nothing yet."""
         self._passes.forget_gradients()
@@ -195,7 +195,7 @@ class EagerUpdate(Optimizer, Lockable):
         step = self._passes.step
         return self._passes.last if step is None else step.report()
 
-    @in_turn
+    @synchronized
     def rollback(self) -> None:
         """Puts parameters and states back to before the step that ended in its middle, and drops its gradients.
 
@@ -209,7 +209,7 @@ class EagerUpdate(Optimizer, Lockable):
         step.journal.restore()
         self._passes.end_partial()
 
-    @in_turn
+    @synchronized
     def accept_partial(self) -> None:
         """Goes on with the parameters as they are: some have taken the step, and the others never will."""
         self._passes.last = self._passes.partial_step("accept_partial()").close()
@@ -217,7 +217,7 @@ class EagerUpdate(Optimizer, Lockable):
 
     # Checkpoints
 
-    @in_turn
+    @synchronized
     def state_dict(self) -> dict[str, Any]:
         """The state of the optimizer inside, as that saves it, in the order of parameters."""
         self._passes.check_between("state_dict()")
@@ -227,14 +227,14 @@ class EagerUpdate(Optimizer, Lockable):
             return {**saved, "state": {key: states[key] for key in sorted(states)}}
         return saved
 
-    @in_turn
+    @synchronized
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on from a `state_dict()`, of this or of the optimizer without eager updates."""
         self._passes.check_between("load_state_dict()")
         self.inner.load_state_dict(state_dict)
         self._passes.step = None
 
-    @in_turn
+    @synchronized
     def __getstate__(self) -> dict[str, Any]:
         """The content of a copy; it has hooks of its own, on its own parameters."""
         self._passes.check_between("a copy")
@@ -253,7 +253,7 @@ class EagerUpdate(Optimizer, Lockable):
         if state["closed"]:
             self.close()
 
-    @in_turn
+    @synchronized
     def close(self) -> None:
         """Takes the hooks away: from here on this is the optimizer inside, stepped after the backward pass."""
         self._passes.close()

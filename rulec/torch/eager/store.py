@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from rulec.errors import RulecError, TensorError
-from rulec.locks import in_turn, turn_of
+from rulec.locks import synchronized, turn_of
 from rulec.runtime.gradient_sums import Sums
 from rulec.torch.eager.backward import Passes
 from rulec.torch.eager.open_step import OpenStep
@@ -65,7 +65,7 @@ class GradStore(Sums[Tensor, Tensor]):
         gradients = [*torch.autograd.grad(outputs, trained, grad_outputs, allow_unused=True)]
         self._take(trained, gradients, lambda grad: True)
 
-    @in_turn
+    @synchronized
     def collect(self, params: Iterable[Tensor]) -> None:
         """Takes over the gradients in `.grad` of these tensors; it is None afterwards."""
         taken = [tensor for tensor in dict.fromkeys(params) if tensor.grad is not None]
@@ -77,7 +77,7 @@ class GradStore(Sums[Tensor, Tensor]):
         # A view may be of a bucket, into which DistributedDataParallel writes again.
         self._take(taken, gradients, lambda grad: not grad._is_view())
 
-    @in_turn
+    @synchronized
     def _take(self, tensors: Sequence[Tensor], gradients: list[Any], keeps: Callable[[Tensor], bool]) -> None:
         """Moves gradients of torch out of the list, and adds them. Memory with another user is copied."""
         uses = Counter(map(_memory, gradients))
@@ -90,7 +90,7 @@ class GradStore(Sums[Tensor, Tensor]):
                 self._add(tensor, grad.detach(), grad.dtype, shared=alone and uses[_memory(grad)] == 1 and keeps(grad))
         self._note_peak()
 
-    @in_turn
+    @synchronized
     def extend(self, grads: Gradients) -> None:
         """Adds gradients by tensor, or another store's, to what is there.
 
@@ -124,7 +124,7 @@ class GradStore(Sums[Tensor, Tensor]):
 
     # Gradients go
 
-    @in_turn
+    @synchronized
     def step(self, opt: Optimizer, params: Tensor | Iterable[Tensor] | None = None) -> None:
         """Updates `params`, or all that is left and then ends the step; used gradients are let go.
 

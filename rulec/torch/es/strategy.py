@@ -19,7 +19,7 @@ from rulec.es.fitness import Report, Shaping
 from rulec.es.perturbation import Perturbation, numbers, tiled
 from rulec.es.perturbations import Perturbations
 from rulec.es.strategy_state import StrategySteps
-from rulec.locks import in_turn, turn_of
+from rulec.locks import synchronized, turn_of
 from rulec.torch.es.batched import Members
 from rulec.torch.es.model import FROZEN, Census, Perturbed
 from rulec.torch.es.noise.build import Noises
@@ -108,7 +108,7 @@ class Strategy(StrategySteps):
 
     # Forward
 
-    @in_turn
+    @synchronized
     def member_batch(self, x: Tensor, shared: bool = True) -> Tensor:
         """The rows of `x` dealt to the members: all of them to each, or, where not `shared`, as many to each.
 
@@ -127,7 +127,7 @@ class Strategy(StrategySteps):
         self._marked = [*(marked for marked in self._marked if marked.lives), Marked(batch)]
         return batch
 
-    @in_turn
+    @synchronized
     def __call__(self, batch: Tensor, *args: Any, **keywords: Any) -> Any:
         """The model's outputs for a batch of all members, in one forward without a graph.
 
@@ -166,7 +166,7 @@ class Strategy(StrategySteps):
                 "members of spsa are evaluated one by one: call es.evaluate(closure), or take the family 'independent'"
             )
 
-    @in_turn
+    @synchronized
     def evaluate(self, closure: Callable[[], Any]) -> Tensor:
         """The fitness of every member, (members,) in float64, as `closure()` gives it, one member after the other.
 
@@ -187,7 +187,7 @@ class Strategy(StrategySteps):
                     fitness[sign, direction] = _one_number(result)
         return fitness.flatten()
 
-    @in_turn
+    @synchronized
     def check(self, x: Tensor, *args: Any, **keywords: Any) -> None:
         """RulecError where something in the model mixes members, as two forwards of `x`, a batch of them, show."""
         rows = set(self._rows)
@@ -248,14 +248,14 @@ class Strategy(StrategySteps):
         )
         return self._noises.nbytes + of_modules
 
-    @in_turn
+    @synchronized
     def free_memory(self) -> None:
         """Forgets what is kept of this step's noise; it is made again, the same, where it is needed."""
         self._noises.free()
         for module in self._estimators.modules:
             module.free_memory()
 
-    @in_turn
+    @synchronized
     def __getstate__(self) -> dict[str, Any]:
         return {"model": self._model, "perturbations": self._perturbations, "step": self._step}
 
