@@ -39,6 +39,6 @@ def synchronized(method: _Method) -> _Method:
     return cast(_Method, call)
 
 
-def turn_of(owner: Any) -> AbstractContextManager[Any]:
+def lock_of(owner: Any) -> AbstractContextManager[Any]:
     """The turn of an object, as a context; an empty context for an object that is not of `Lockable`."""
     return owner._turn if isinstance(owner, Lockable) else nullcontext()

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from rulec.array.checks import flatten
 from rulec.errors import RulecError, TensorError
-from rulec.locks import synchronized, turn_of
+from rulec.locks import lock_of, synchronized
 from rulec.runtime.gradient_sums import Sums
 
 
@@ -89,7 +89,7 @@ class GradStore(Sums[str, Any]):
         Inside `with opt.partial():` these are a part of the open step, otherwise a step of their own. Errors are as in
         `Optimizer.update` and `Optimizer.step`; gradients that were not used stay in the store.
         """
-        with turn_of(opt):
+        with lock_of(opt):
             self._step(opt, layer)
 
     def _step(self, opt: Steps, layer: str | int | None) -> None:

@@ -22,7 +22,7 @@ from rulec.es.perturbations import Perturbations
 from rulec.es.strategy_state import StrategySteps
 from rulec.es.streams import Stream
 from rulec.language.source import did_you_mean
-from rulec.locks import synchronized, turn_of
+from rulec.locks import lock_of, synchronized
 
 
 class Strategy(StrategySteps):
@@ -197,7 +197,7 @@ class Strategy(StrategySteps):
         TensorError where the optimizer is one of other arrays.
         """
         self._check_optimizer(opt)
-        with self._turn, turn_of(opt):
+        with self._turn, lock_of(opt):
             weighed = self._weighed(fitness, loss, shaping)
             fused: tuple[str, ...] = ()
             if not weighed.empty:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from rulec.errors import RulecError, TensorError
-from rulec.locks import synchronized, turn_of
+from rulec.locks import lock_of, synchronized
 from rulec.runtime.gradient_sums import Sums
 from rulec.torch.eager.backward import Passes
 from rulec.torch.eager.open_step import OpenStep
@@ -132,7 +132,7 @@ class GradStore(Sums[Tensor, Tensor]):
         once, and `opt.step()` itself, with its hooks, is called at the end. RuleError where the rule needs all
         gradients at once; RulecError where a parameter is updated a second time, or has a gradient in `.grad` too.
         """
-        with turn_of(opt):
+        with lock_of(opt):
             self._step(opt, params)
 
     def _step(self, opt: Optimizer, params: Tensor | Iterable[Tensor] | None) -> None:
@@ -190,7 +190,7 @@ class GradStore(Sums[Tensor, Tensor]):
     @staticmethod
     def accept_partial(opt: Optimizer) -> None:
         """Ends a step without its missing parts: updated parameters stay so."""
-        with turn_of(opt):
+        with lock_of(opt):
             step = opt.__dict__.pop(_BEGUN, None)
             if step is None:
                 raise RulecError("accept_partial() is for a step that was begun in parts and not ended, and none was")

@@ -19,7 +19,7 @@ from rulec.es.fitness import Report, Shaping
 from rulec.es.perturbation import Perturbation, numbers, tiled
 from rulec.es.perturbations import Perturbations
 from rulec.es.strategy_state import StrategySteps
-from rulec.locks import synchronized, turn_of
+from rulec.locks import lock_of, synchronized
 from rulec.torch.es.batched import Members
 from rulec.torch.es.model import FROZEN, Census, Perturbed
 from rulec.torch.es.noise.build import Noises
@@ -227,7 +227,7 @@ class Strategy(StrategySteps):
         It can for elementwise rules of rulec. The report says which parameters were updated so. Gradients of the others
         are freed.
         """
-        with self._turn, turn_of(opt):
+        with self._turn, lock_of(opt):
             report = self._estimating(fitness, loss, shaping, (l1, l2)).step(opt)
             self._begin(self._step + 1)
             return report
