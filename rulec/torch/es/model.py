@@ -61,7 +61,7 @@ class Perturbed:
         return self.padding if all(isinstance(use.module, nn.Embedding) for use in self.uses) else None
 
 
-class Census:
+class PerturbedParameters:
     """The `perturbed` parameters of a model, in its order, and the names of those `left_alone`, with the reason."""
 
     def __init__(self, model: nn.Module, perturbations: Perturbations) -> None:

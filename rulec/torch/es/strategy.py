@@ -21,7 +21,7 @@ from rulec.es.perturbations import Perturbations
 from rulec.es.strategy_state import StrategySteps
 from rulec.locks import lock_of, synchronized
 from rulec.torch.es.batched import Members
-from rulec.torch.es.model import FROZEN, Census, Perturbed
+from rulec.torch.es.model import FROZEN, Perturbed, PerturbedParameters
 from rulec.torch.es.noise.build import Noises
 from rulec.torch.es.population import Marked, population_of
 from rulec.torch.es.self_estimating import SelfEstimators
@@ -68,7 +68,7 @@ class Strategy(StrategySteps):
 
     def _set_up(self, model: nn.Module, perturbations: Perturbations, step: int) -> None:
         self._model, self._perturbations = model, perturbations
-        self._census = Census(model, perturbations)
+        self._census = PerturbedParameters(model, perturbations)
         self._estimators = SelfEstimators(self._census.perturbed)
         self._marked: list[Marked] = []
         self._begin(step)
@@ -298,7 +298,7 @@ def warn_of_lost_noise(perturbations: Perturbations, perturbed: Iterable[Perturb
         perturbation.warn_of_lost_noise(perturbations[pattern], some, stacklevel + 1)
 
 
-def warn_of_left_alone(census: Census) -> None:
+def warn_of_left_alone(census: PerturbedParameters) -> None:
     """Warns the caller's caller of trained layers without a perturbed parameter."""
     there = set(census.replaced)
     reasons: dict[str, list[str]] = {}
