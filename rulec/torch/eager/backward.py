@@ -16,7 +16,7 @@ from rulec.torch.eager.grad_norm import Factor
 from rulec.torch.eager.hooks import Arrivals, Hooks
 from rulec.torch.eager.on_gradient import Accumulating, Counting, Finishing, Firing, Folding, Window
 from rulec.torch.eager.open_step import OpenStep
-from rulec.torch.eager.params import Report, Roster
+from rulec.torch.eager.params import ParameterIndex, Report
 from rulec.torch.eager.wrapped import Inner
 
 
@@ -55,7 +55,7 @@ class Passes:
 
     def _reset(self) -> None:
         """Begins anew with the parameters that the groups have now."""
-        self.roster = Roster(self._groups, self.names, self.options.only, self.inner.late)
+        self.roster = ParameterIndex(self._groups, self.names, self.options.only, self.inner.late)
         self.arrivals = Arrivals(self.options.contributions)
 
     @property

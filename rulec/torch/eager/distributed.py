@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from rulec.errors import RulecError
 from rulec.torch.eager.on_gradient import Counting, Window
-from rulec.torch.eager.params import Roster
+from rulec.torch.eager.params import ParameterIndex
 from rulec.torch.tensors.dtensor import is_placed
 
 #: Where a DistributedDataParallel keeps what was registered with it, which can be done once.
@@ -136,13 +136,13 @@ class Reducer:
         if self._replicas is not None:
             self._replicas.tell(owner)
 
-    def outside(self, roster: Roster) -> set[int]:
+    def outside(self, roster: ParameterIndex) -> set[int]:
         """The places of the parameters on which there must be no hook."""
         if self._replicas is None:
             return set()
         return {place for place, param in enumerate(roster.params) if id(param) in self._replicas.managed}
 
-    def check(self, roster: Roster) -> None:
+    def check(self, roster: ParameterIndex) -> None:
         """RulecError where there are several processes, and nobody known here reduces a parameter's gradient."""
         count = 1 if self._local else _count()
         if count == 1:
@@ -155,7 +155,7 @@ class Reducer:
                     f"where every process trains by itself"
                 )
 
-    def check_reduced(self, roster: Roster, window: Window) -> None:
+    def check_reduced(self, roster: ParameterIndex, window: Window) -> None:
         """RulecError where a pass left gradients that DistributedDataParallel did not reduce."""
         if not isinstance(window, Counting):
             return

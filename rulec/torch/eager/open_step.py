@@ -17,7 +17,7 @@ from rulec.analysis.accumulate import Phase, phase_rule
 from rulec.errors import PartialUpdate, RulecError, RuleError
 from rulec.language.rule import Rule
 from rulec.torch.eager.grad_norm import Factor
-from rulec.torch.eager.params import GradientBytes, Report, Roster
+from rulec.torch.eager.params import GradientBytes, ParameterIndex, Report
 from rulec.torch.eager.scope import rules_of
 from rulec.torch.eager.wrapped import ForeignInner, Frozen, Inner, PartitionedInner, RuleInner
 from rulec.torch.tensors.fake import plain_memory
@@ -34,7 +34,7 @@ class OpenStep:
     pass is done.
     """
 
-    def __init__(self, inner: Inner, roster: Roster, journal: bool) -> None:
+    def __init__(self, inner: Inner, roster: ParameterIndex, journal: bool) -> None:
         self.inner, self.roster = inner, roster
         self.factor: Factor | None = None
         self.gradient_bytes = GradientBytes(roster.sizes)

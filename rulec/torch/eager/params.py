@@ -20,7 +20,7 @@ from rulec.torch.tensors.dtensor import part_of
 from rulec.torch.tensors.fake import is_fake
 
 
-class Roster:
+class ParameterIndex:
     """The parameters of some groups as they are now.
 
     A parameter's place is its index among those of all groups, in order. `chosen` are the places of updates inside

@@ -19,7 +19,7 @@ from rulec.runtime.gradient_sums import Sums
 from rulec.torch.eager.backward import Passes
 from rulec.torch.eager.open_step import OpenStep
 from rulec.torch.eager.optimizer import EagerUpdate
-from rulec.torch.eager.params import Roster
+from rulec.torch.eager.params import ParameterIndex
 from rulec.torch.eager.wrapped import ForeignInner, Inner, PartitionedInner, RuleInner
 from rulec.torch.optimizer import RuleOptimizer
 from rulec.torch.partitioned import Partitioned
@@ -210,7 +210,7 @@ class GradStore(Sums[Tensor, Tensor]):
 
 def _roll(opt: Optimizer) -> tuple[list[Tensor], list[str]]:
     """The parameters of an optimizer, and their names."""
-    roster = Roster(opt.param_groups, {}, None)
+    roster = ParameterIndex(opt.param_groups, {}, None)
     return roster.params, roster.names
 
 
@@ -223,7 +223,7 @@ def _step_of(opt: Optimizer) -> OpenStep:
             "the optimizer has hooks that run before a step, and see all gradients: update all at once, with step(opt)"
         )
     if _BEGUN not in opt.__dict__:
-        opt.__dict__[_BEGUN] = OpenStep(_inner(opt), Roster(opt.param_groups, {}, None), False)
+        opt.__dict__[_BEGUN] = OpenStep(_inner(opt), ParameterIndex(opt.param_groups, {}, None), False)
     step: OpenStep = opt.__dict__[_BEGUN]
     return step
 
