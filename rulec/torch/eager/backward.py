@@ -14,7 +14,7 @@ from rulec.torch.eager.distributed import Reducer
 from rulec.torch.eager.epilogue import Epilogue
 from rulec.torch.eager.grad_norm import Factor
 from rulec.torch.eager.hooks import Arrivals, Hooks
-from rulec.torch.eager.on_gradient import Accumulating, Counting, Finishing, Firing, Folding, Window
+from rulec.torch.eager.on_gradient import Accumulating, BackwardHandler, Counting, Finishing, Firing, Folding
 from rulec.torch.eager.open_step import OpenStep
 from rulec.torch.eager.params import ParameterIndex, Report
 from rulec.torch.eager.wrapped import Inner
@@ -42,7 +42,7 @@ class Passes:
     def __init__(self, inner: Inner, names: dict[int, str], options: EagerOptions, model: Any, turn: RLock) -> None:
         self.inner, self.names, self.options, self._turn = inner, names, options, turn
         self.step: OpenStep | None = None
-        self.window: Window | None = None
+        self.window: BackwardHandler | None = None
         self.epilogue: Epilogue | None = None
         self.last, self.closed, self.gave_up = Report(), False, False
         self._reset()

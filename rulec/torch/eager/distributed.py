@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from rulec.errors import RulecError
-from rulec.torch.eager.on_gradient import Counting, Window
+from rulec.torch.eager.on_gradient import BackwardHandler, Counting
 from rulec.torch.eager.params import ParameterIndex
 from rulec.torch.tensors.dtensor import is_placed
 
@@ -155,7 +155,7 @@ class Reducer:
                     f"where every process trains by itself"
                 )
 
-    def check_reduced(self, roster: ParameterIndex, window: Window) -> None:
+    def check_reduced(self, roster: ParameterIndex, window: BackwardHandler) -> None:
         """RulecError where a pass left gradients that DistributedDataParallel did not reduce."""
         if not isinstance(window, Counting):
             return

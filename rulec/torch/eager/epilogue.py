@@ -27,7 +27,7 @@ from rulec.runtime.buckets.launch import Launch
 from rulec.runtime.stages.noise import takes_blocks
 from rulec.torch.eager.epilogue_tiles import ProductCalls, Way
 from rulec.torch.eager.hooks import hears_alone
-from rulec.torch.eager.on_gradient import Firing, Window
+from rulec.torch.eager.on_gradient import BackwardHandler, Firing
 from rulec.torch.eager.wrapped import ForeignInner, Inner, PartitionedInner
 from rulec.torch.step.machine import Machine
 from rulec.torch.tensors.fake import is_fake, resolved
@@ -37,7 +37,7 @@ from rulec.torch.tensors.tensors import dtype_name
 class Owner(Protocol):
     """The passes of an eager optimizer: the one that is running, or None."""
 
-    window: Window | None
+    window: BackwardHandler | None
 
 
 class Epilogue:
@@ -67,7 +67,7 @@ class Epilogue:
         """The weights that may be updated so."""
         return [layer.weight for layer in self._kept.layers]
 
-    def arrived(self, window: Window, place: int) -> bool:
+    def arrived(self, window: BackwardHandler, place: int) -> bool:
         """Updates a parameter whose gradient arrived as a product; False where it is in `.grad`, made if need be."""
         param = window.step.roster.params[place]
         products = self._kept.take(param)
@@ -117,7 +117,7 @@ def _keeps(owner: Owner, weight: Tensor) -> bool:
     return same and bucket is not None and takes_blocks(bucket)
 
 
-def _completed(window: Window | None, weight: Tensor) -> Firing | None:
+def _completed(window: BackwardHandler | None, weight: Tensor) -> Firing | None:
     """The pass in which the next arrival of a weight's gradient is all of it, and updates it; None where it is not."""
     if not isinstance(window, Firing) or weight.grad is not None or _is_distributed():
         return None

@@ -20,7 +20,7 @@ from rulec.torch.eager.hooks import Arrivals, Reads
 from rulec.torch.eager.open_step import OpenStep
 
 
-class Window(ABC):
+class BackwardHandler(ABC):
     """A backward pass, or several in segments, of one step."""
 
     def __init__(self, step: OpenStep) -> None:
@@ -77,7 +77,7 @@ class Window(ABC):
         """The pass is left, done or not."""
 
 
-class Accumulating(Window):
+class Accumulating(BackwardHandler):
     """A micro-batch that is not the last: gradients are added up and stay."""
 
     def postpone(self, place: int) -> None:
@@ -90,7 +90,7 @@ class Accumulating(Window):
         """Nothing: gradients stay."""
 
 
-class Folding(Window):
+class Folding(BackwardHandler):
     """A micro-batch before the last: its gradients are folded into states as they arrive."""
 
     def _arrived(self, place: int) -> None:
@@ -100,7 +100,7 @@ class Folding(Window):
         """Nothing: gradients are gone."""
 
 
-class Counting(Window):
+class Counting(BackwardHandler):
     """A pass in which arrivals are counted; at a parameter's last one its gradient is complete."""
 
     def __init__(self, step: OpenStep, arrivals: Arrivals) -> None:
@@ -240,7 +240,7 @@ class Finishing(Firing):
 
     def postpone(self, place: int) -> None:
         """RulecError: gradients are folded as they arrive."""
-        Window.postpone(self, place)
+        BackwardHandler.postpone(self, place)
 
     def completes(self, place: int) -> bool:
         """Never: gradients are folded whole."""
