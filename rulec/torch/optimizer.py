@@ -26,7 +26,7 @@ from rulec.runtime.buckets.scalar_table_device import Scaling
 from rulec.runtime.distributed.process_group import Unreached
 from rulec.runtime.storage.options import Storage
 from rulec.torch.distributed.comparison import OtherOrder
-from rulec.torch.distributed.consensus import Agreement
+from rulec.torch.distributed.consensus import Consensus
 from rulec.torch.distributed.mesh import are_at_work, first_meeting_of, meeting_of
 from rulec.torch.distributed.traffic import Communication
 from rulec.torch.groups.engine import state_dtypes_of
@@ -86,7 +86,7 @@ class RuleOptimizer(Optimizer, Lockable):
         self._complete = False
         #: Whether the optimizers of processes were compared; and the messages of that, where it was in the last step.
         self._compared = False
-        self._first: Agreement | None = None
+        self._first: Consensus | None = None
         self._last_gradient = _NO_GRADIENT
         self._skipped = 0
         #: The learning rate of each group when it was added.

@@ -36,7 +36,7 @@ _STEPS = 16
 Message = tuple[Op, RankGroup, int]
 
 
-class Agreement:
+class Consensus:
     """The agreement of processes on every step in which parts of tensors are reduced together.
 
     The first message of a step to each set of processes ends with words: how many processes refuse the step, how many

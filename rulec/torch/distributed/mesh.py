@@ -23,7 +23,7 @@ from rulec.runtime.distributed.all_to_all import Sharding
 from rulec.runtime.distributed.owners import Division
 from rulec.runtime.distributed.process_group import RankGroup
 from rulec.runtime.distributed.shards import GlobalTensor
-from rulec.torch.distributed.consensus import Agreement, reaching
+from rulec.torch.distributed.consensus import Consensus, reaching
 from rulec.torch.distributed.cross_process import Across
 from rulec.torch.tensors.dtensor import (  # fmt: skip
     flat_start,
@@ -212,8 +212,8 @@ def _joint_group(world: Any, mesh: Any, axes: tuple[int, ...]) -> Any:
 
 
 def meeting_of(
-    routed: Sequence[tuple[Any, Rule]], before: Agreement | None, across: Across | None
-) -> Agreement | None:  # fmt: skip
+    routed: Sequence[tuple[Any, Rule]], before: Consensus | None, across: Across | None
+) -> Consensus | None:  # fmt: skip
     """The meeting for parameters with these rules: the one before, with all processes; None where none need to meet.
 
     HyperError where `across`, which takes the values of groups and the model over processes with other tensors, has
@@ -224,7 +224,7 @@ def meeting_of(
             _check_apart(mesh, across)
     peers = [peers for param, rule in routed if sees_more(rule) for peers in _meeting_peers(param, rule)]
     if before is None:
-        return Agreement(_outermost(peers)) if peers else None
+        return Consensus(_outermost(peers)) if peers else None
     before.peers = _outermost([*before.peers, *peers])
     return before
 
@@ -235,7 +235,7 @@ def _outermost(peers: Sequence[Any]) -> list[Any]:
     return [each for each in ranks if not any(ranks[each] < other for other in ranks.values())]
 
 
-def first_meeting_of(params: Sequence[Any]) -> Agreement | None:
+def first_meeting_of(params: Sequence[Any]) -> Consensus | None:
     """The processes with the same DTensors, or parts of them, for a comparison before the first step; None for none.
 
     Fake tensors have none.
@@ -243,7 +243,7 @@ def first_meeting_of(params: Sequence[Any]) -> Agreement | None:
     meshes = dict.fromkeys(param.device_mesh for param in params if is_placed(param) and not is_fake(part_of(param)))
     here = [mesh for mesh in meshes if mesh.get_coordinate() is not None]
     peers = _outermost([_peers_along(mesh, (axis,)) for mesh in here for axis in _long_axes(mesh)])
-    return Agreement(peers) if peers else None
+    return Consensus(peers) if peers else None
 
 
 def _ranks(peers: Any) -> frozenset[int]:

@@ -29,7 +29,7 @@ from rulec.language.source import did_you_mean
 from rulec.runtime.buckets.launch_builder import inputs_of
 from rulec.runtime.evaluations import PassNames
 from rulec.runtime.storage.options import Storage
-from rulec.torch.distributed.consensus import Agreement
+from rulec.torch.distributed.consensus import Consensus
 from rulec.torch.distributed.cross_process import Across
 from rulec.torch.groups.entries import Entry, GroupRule, draws, sees_sections, shared_states
 from rulec.torch.tensors.fake import ShapesBackend, is_fake
@@ -282,13 +282,13 @@ class Options:
     backend: str | Backend | None = None
     capturable: bool = False
     across: Across | None = None
-    meeting: Agreement | None = None
+    meeting: Consensus | None = None
     order: tuple[int, ...] = ()
     weights: str = ""
     seed: int = 0
 
     @property
-    def processes(self) -> list[Across | Agreement]:
+    def processes(self) -> list[Across | Consensus]:
         """The sets of processes that a step is taken with."""
         return [processes for processes in (self.across, self.meeting) if processes is not None]
 
