@@ -21,7 +21,7 @@ from rulec.errors import RulecError
 from rulec.runtime.distributed import all_to_all, owners
 from rulec.runtime.distributed.owner_plan import OwnerPlan
 from rulec.runtime.stages.owner_values import OwnerEvaluator
-from rulec.torch.distributed.mesh import MeshPeers, SentBytes
+from rulec.torch.distributed.mesh import MeshGroup, SentBytes
 from rulec.torch.distributed.traffic import Communication
 from rulec.torch.tensors.newton_schulz import TorchQuintic
 from tests.torch import test_meshes
@@ -59,9 +59,9 @@ def buckets_of(size: int) -> Iterator[None]:
 def noted() -> Iterator[list[str]]:
     """The calls of an exchange in order: where messages begin, where they are waited for, and work."""
     calls: list[str] = []
-    real = MeshPeers.exchange, SentBytes.wait, OwnerEvaluator._worked
+    real = MeshGroup.exchange, SentBytes.wait, OwnerEvaluator._worked
 
-    def begin(self: MeshPeers, *words: Any) -> Any:
+    def begin(self: MeshGroup, *words: Any) -> Any:
         calls.append("begin")
         return real[0](self, *words)
 
@@ -75,7 +75,7 @@ def noted() -> Iterator[list[str]]:
         return real[2](self, delegation, arrays)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(MeshPeers, "exchange", begin)
+        patch.setattr(MeshGroup, "exchange", begin)
         patch.setattr(SentBytes, "wait", wait)
         patch.setattr(OwnerEvaluator, "_worked", work)
         yield calls

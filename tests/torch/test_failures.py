@@ -19,7 +19,7 @@ from rulec.errors import PartialUpdate, RulecError
 from rulec.runtime.buckets.launch import Launch
 from rulec.runtime.distributed import all_to_all
 from rulec.runtime.stages.owner_values import OwnerEvaluator
-from rulec.torch.distributed.mesh import MeshPeers
+from rulec.torch.distributed.mesh import MeshGroup
 from rulec.torch.tensors.newton_schulz import TorchQuintic
 from tests.torch import test_meshes
 from tests.torch.eager.processes import together
@@ -156,8 +156,8 @@ def of_rounds(rank: int, mesh: Any, name: str, placed: Any, bad: int) -> None:
 @contextmanager
 def fault_in_values() -> Iterator[None]:
     """The first values after an exchange, and before all write, fail."""
-    work, all_to_all = OwnerEvaluator.work_out, MeshPeers.exchange
-    begun: list[MeshPeers] = []
+    work, all_to_all = OwnerEvaluator.work_out, MeshGroup.exchange
+    begun: list[MeshGroup] = []
 
     def failing(between: OwnerEvaluator, gap: Any) -> Any:
         if begun and gap is not between.plan.gaps[-1]:
@@ -166,7 +166,7 @@ def fault_in_values() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(OwnerEvaluator, "work_out", failing)
-        patch.setattr(MeshPeers, "exchange", lambda peers, *words: (begun.append(peers), all_to_all(peers, *words))[1])
+        patch.setattr(MeshGroup, "exchange", lambda peers, *words: (begun.append(peers), all_to_all(peers, *words))[1])
         yield
 
 

@@ -25,7 +25,7 @@ from rulec.backend import registry
 from rulec.compiler.view import matrix_view
 from rulec.errors import HyperError, RulecError, RuleError, TensorError
 from rulec.runtime.distributed.owners import owners_of
-from rulec.torch.distributed.mesh import MeshPeers
+from rulec.torch.distributed.mesh import MeshGroup
 from tests.library import by_share, single
 from tests.runtime.elsewhere import Elsewhere
 from tests.torch.eager.processes import together
@@ -134,17 +134,17 @@ class Twins:
 def counted() -> Iterator[list[int]]:
     """The number of numbers in each message that is reduced over processes."""
     sent: list[int] = []
-    reduce = MeshPeers.reduce
+    reduce = MeshGroup.reduce
 
-    def counting(self: MeshPeers, op: Any, numbers: Any) -> Any:
+    def counting(self: MeshGroup, op: Any, numbers: Any) -> Any:
         sent.append(len(numbers))
         return reduce(self, op, numbers)
 
-    MeshPeers.reduce = counting  # type: ignore[method-assign]
+    MeshGroup.reduce = counting  # type: ignore[method-assign]
     try:
         yield sent
     finally:
-        MeshPeers.reduce = reduce  # type: ignore[method-assign]
+        MeshGroup.reduce = reduce  # type: ignore[method-assign]
 
 
 def refusal_of(name: str, placed: Sequence[Any]) -> str:
@@ -189,18 +189,18 @@ def check_steps(name: str, mesh: Any, placed: Sequence[Any]) -> None:
 def exchanged() -> Iterator[list[int]]:
     """The number of elements that this process sends to others, in each exchange."""
     sent: list[int] = []
-    exchange = MeshPeers.exchange
+    exchange = MeshGroup.exchange
 
-    def counting(self: MeshPeers, message: Any, counts: Sequence[int], received: Sequence[int], dtype: str) -> Any:
+    def counting(self: MeshGroup, message: Any, counts: Sequence[int], received: Sequence[int], dtype: str) -> Any:
         sent.append(sum(counts) - counts[self.rank])
         assert dtype == "bfloat16"  # that of newton_schulz
         return exchange(self, message, counts, received, dtype)
 
-    MeshPeers.exchange = counting  # type: ignore[method-assign]
+    MeshGroup.exchange = counting  # type: ignore[method-assign]
     try:
         yield sent
     finally:
-        MeshPeers.exchange = exchange  # type: ignore[method-assign]
+        MeshGroup.exchange = exchange  # type: ignore[method-assign]
 
 
 def exchanges(rank: int) -> None:

@@ -68,7 +68,7 @@ class SentBytes:
 
 
 @dataclass(frozen=True)
-class MeshPeers:
+class MeshGroup:
     """The processes along dimensions of a mesh: a process group that this process belongs to.
 
     `name` has the names of the dimensions.
@@ -148,7 +148,7 @@ def whole_of(param: Any, spread: bool, section: Section | None = None) -> Global
         return None
     mesh = param.device_mesh
     axes = [i for i, placed in enumerate(param.placements) if not placed.is_replicate() and mesh.size(i) > 1]
-    cuts = tuple((param.placements[axis].dim, MeshPeers(mesh.get_group(axis), _name(mesh, [axis]))) for axis in axes)
+    cuts = tuple((param.placements[axis].dim, MeshGroup(mesh.get_group(axis), _name(mesh, [axis]))) for axis in axes)
     lies = _spread(param, section) if spread and axes else None
     shape = tuple(param.shape) if section is None else section.shape(param.shape)
     return GlobalTensor(shape, cuts, place_of(param, section) or Piece(), indices_here(param, section), lies)
@@ -183,15 +183,15 @@ def _long_axes(mesh: Any) -> tuple[int, ...]:
     return tuple(axis for axis in range(mesh.ndim) if mesh.size(axis) > 1)
 
 
-def _all_peers(mesh: Any) -> MeshPeers:
+def _all_peers(mesh: Any) -> MeshGroup:
     """All processes of a mesh."""
     return _peers_along(mesh, _long_axes(mesh))
 
 
-def _peers_along(mesh: Any, axes: tuple[int, ...]) -> MeshPeers:
+def _peers_along(mesh: Any, axes: tuple[int, ...]) -> MeshGroup:
     """This process and its neighbours along these dimensions of a mesh."""
     one = mesh.get_group(axes[0]) if len(axes) == 1 else _joint_group(torch.distributed.group.WORLD, mesh, axes)
-    return MeshPeers(one, _name(mesh, axes))
+    return MeshGroup(one, _name(mesh, axes))
 
 
 def _name(mesh: Any, axes: Sequence[int]) -> str:
