@@ -16,7 +16,7 @@ from rulec.checkpoint.content import meaning
 from rulec.language.traits import draws
 from rulec.torch.distributed.comparison import Said, names_of
 from rulec.torch.distributed.mesh import split_names
-from rulec.torch.groups.engine import Home
+from rulec.torch.groups.engine import TensorRef
 from rulec.torch.groups.entries import reaches_groups
 from rulec.torch.groups.interface import Options
 from rulec.torch.groups.routes import Route
@@ -31,7 +31,7 @@ class Alike:
     """The description of an optimizer's tensors in this process; `order` are the places of `routes` in their order."""
 
     def __init__(
-        self, routes: Sequence[Route], homes: Sequence[Home], order: Sequence[int], groups: Groups, options: Options
+        self, routes: Sequence[Route], homes: Sequence[TensorRef], order: Sequence[int], groups: Groups, options: Options
     ) -> None:  # fmt: skip
         self._routes, self._homes, self._order = routes, homes, order
         self._named = [bool(group.get("param_names")) for group in groups]

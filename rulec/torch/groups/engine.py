@@ -48,7 +48,7 @@ class TorchEngine(Engine):
 
 
 #: The engine of a parameter, and the parameter's id there.
-Home: TypeAlias = tuple[TorchEngine, int]
+TensorRef: TypeAlias = tuple[TorchEngine, int]
 
 
 def engines_of(
@@ -80,9 +80,9 @@ def in_order(engines: Sequence[TorchEngine], groups: Sequence[int]) -> list[Torc
 
 def add_parameters(
     engines: Sequence[TorchEngine], group_rules: Sequence[GroupRule], routes: Sequence[Route], order: Sequence[int]
-) -> list[Home]:
+) -> list[TensorRef]:
     """Adds every parameter or section to the engine of its group, in an order; their homes, by their places."""
-    homes: dict[int, Home] = {}
+    homes: dict[int, TensorRef] = {}
     of_group = {index: (engine, column) for engine in engines for column, index in enumerate(engine.indices)}
     for number, place in enumerate(order):
         route = routes[place]

@@ -20,7 +20,7 @@ from rulec.errors import StateMismatch
 from rulec.formats import UNBIASED, Format
 from rulec.runtime.buckets.scalar_table import is_count
 from rulec.runtime.storage.allocator import formats_of, recoded
-from rulec.torch.groups.engine import Home, TorchEngine
+from rulec.torch.groups.engine import TensorRef, TorchEngine
 from rulec.torch.groups.routes import Route
 from rulec.torch.groups.values import Groups
 from rulec.torch.states.interop.load import is_coded, taken
@@ -44,7 +44,7 @@ class Buffers:
     """
 
     def __init__(
-        self, engines: Sequence[TorchEngine], routes: Sequence[Route], homes: Sequence[Home], store: Store,
+        self, engines: Sequence[TorchEngine], routes: Sequence[Route], homes: Sequence[TensorRef], store: Store,
         groups: Groups,
     ) -> None:  # fmt: skip
         self._engines, self._routes, self._homes, self.store = engines, routes, homes, store

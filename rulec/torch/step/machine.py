@@ -26,7 +26,7 @@ from rulec.torch.distributed.description import Alike
 from rulec.torch.distributed.mesh import meeting_of
 from rulec.torch.fastpath.survey import Survey
 from rulec.torch.groups.capture import NEW_NUMBERS, NEW_SCALING, NEW_TENSORS, residence_of
-from rulec.torch.groups.engine import GroupNumbers, Home, add_parameters, engines_of, in_order, order_of
+from rulec.torch.groups.engine import GroupNumbers, TensorRef, add_parameters, engines_of, in_order, order_of
 from rulec.torch.groups.entries import shared_states
 from rulec.torch.groups.inputs import Inputs
 from rulec.torch.groups.interface import Interface, Options, fitting
@@ -195,7 +195,7 @@ class Machine:
         if self.plans.survey is not None and self.plans.survey.fresh:
             self.plans.survey.release()
 
-    def home(self, place: int) -> Home | None:
+    def home(self, place: int) -> TensorRef | None:
         """The home of the parameter at a place; None for one whose sections have homes of their own."""
         return self._whole.get(place)
 
@@ -324,7 +324,7 @@ class Machine:
         self.buffers.show()
         return launches
 
-    def _rows(self, plan: StepPlan, place: int, grad: Tensor, scaling: Scaling | None) -> tuple[Home, SparseRows]:
+    def _rows(self, plan: StepPlan, place: int, grad: Tensor, scaling: Scaling | None) -> tuple[TensorRef, SparseRows]:
         """The rows of a sparse gradient, and the home of its parameter. TensorError where rows alone cannot be updated.
 
         The parameter's states are allocated where they are not there yet.

@@ -17,7 +17,7 @@ from rulec.runtime.buckets.launch import Launch
 from rulec.runtime.buckets.scalar_table_device import Scaling
 from rulec.runtime.engine import run, was_interrupted
 from rulec.torch.fastpath.survey import Survey, survey_of
-from rulec.torch.groups.engine import Home, TorchEngine
+from rulec.torch.groups.engine import TensorRef, TorchEngine
 from rulec.torch.groups.inputs import Inputs
 from rulec.torch.groups.routes import Route
 from rulec.torch.tensors.addresses import StateAddresses
@@ -80,7 +80,7 @@ class Plans:
 
     def __init__(
         self, params: Sequence[Tensor], engines: Sequence[TorchEngine], routes: Sequence[Route],
-        homes: Sequence[Home], copies: Mapping[int, Tensor],
+        homes: Sequence[TensorRef], copies: Mapping[int, Tensor],
     ) -> None:  # fmt: skip
         self._params, self._engines, self._routes, self._homes = params, engines, routes, homes
         self._of_param: dict[int, list[int]] = {}
@@ -204,7 +204,7 @@ class Writer:
     """
 
     def __init__(
-        self, params: Sequence[Tensor], engines: Sequence[TorchEngine], homes: Sequence[Home], steps: bool, skips: bool,
+        self, params: Sequence[Tensor], engines: Sequence[TorchEngine], homes: Sequence[TensorRef], steps: bool, skips: bool,
         publishes: bool,
     ) -> None:  # fmt: skip
         self._params, self._engines, self._homes = params, engines, homes

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rulec.errors import TensorError
 from rulec.runtime.buckets.launch import Launch
-from rulec.torch.groups.engine import Home
+from rulec.torch.groups.engine import TensorRef
 from rulec.torch.groups.entries import GroupRule
 from rulec.torch.tensors.fake import plain_memory
 
@@ -31,7 +31,7 @@ class SparseRows:
     param: Tensor
     states: Mapping[str, Tensor]
 
-    def launches(self, home: Home) -> list[Launch]:
+    def launches(self, home: TensorRef) -> list[Launch]:
         """The launches that update the copies."""
         engine, tensor_id = home
         return engine.ready_rows(tensor_id, self.param, self.states, self.grad)
@@ -67,7 +67,7 @@ def check_takes_rows(group_rule: GroupRule, name: str) -> None:
         )
 
 
-def sparse_rows(home: Home, param: Tensor, grad: Tensor, name: str) -> SparseRows:
+def sparse_rows(home: TensorRef, param: Tensor, grad: Tensor, name: str) -> SparseRows:
     """The rows of a parameter and its states, as a sparse gradient names them; gradients of one row are added.
 
     The states exist. TensorError for a gradient of another shape, a parameter that is not contiguous, and rules that
