@@ -42,7 +42,7 @@ from rulec.torch.states.saved import asks_for_states, at_rates, check_numbers, c
 from rulec.torch.states.store import Store
 from rulec.torch.step.checks import watch_of
 from rulec.torch.step.evaluations import TorchPasses, check_passes
-from rulec.torch.step.machine import Machine
+from rulec.torch.step.machine import OptimizerStep
 from rulec.torch.tensors.dtensor import part_of
 from rulec.torch.tensors.fake import frame_callback, without_compiler
 from rulec.torch.tensors.tensors import check_parameters, dtype_name
@@ -81,7 +81,7 @@ class RuleOptimizer(Optimizer, Lockable):
             values |= {key: value for key, value in _first_group(params).items() if key in self.interface.lists}
             self._size(values)
         self._options = options_of(self.interface, values)
-        self._machine: Machine | None = None
+        self._machine: OptimizerStep | None = None
         self._passes: TorchPasses | None = None
         self._complete = False
         #: Whether the optimizers of processes were compared; and the messages of that, where it was in the last step.
@@ -369,7 +369,7 @@ class RuleOptimizer(Optimizer, Lockable):
         finally:
             machine.release()
 
-    def _step_of(self, machine: Machine, inputs: Inputs | None, scaling: Scaling | None) -> None:
+    def _step_of(self, machine: OptimizerStep, inputs: Inputs | None, scaling: Scaling | None) -> None:
         if not machine.step(self.param_groups, inputs, scaling):
             self._build().step(self.param_groups, inputs, scaling)
 
@@ -477,13 +477,13 @@ class RuleOptimizer(Optimizer, Lockable):
         """In how many steps the rule's own condition (`skip`) left a parameter as it was."""
         return self._skipped + (self._machine.writer.skipped_steps if self._machine else 0)
 
-    def _current(self) -> Machine:
+    def _current(self) -> OptimizerStep:
         """The machine for the groups and states as they are now."""
         machine = self._looked()
         machine.release()
         return machine
 
-    def _looked(self) -> Machine:
+    def _looked(self) -> OptimizerStep:
         """The same, for a step, which is to `release` it: until then it may hold parameters and gradients."""
         machine, kept = self._machine, False
         if machine is None:
@@ -495,18 +495,18 @@ class RuleOptimizer(Optimizer, Lockable):
                 machine.release()
         return machine if kept else self._build()
 
-    def _build(self) -> Machine:
+    def _build(self) -> OptimizerStep:
         """A new machine for the groups and states as they are now."""
         for group in self.param_groups:
             for key, value in self.defaults.items():
                 group.setdefault(key, value)
         plain_options(self.param_groups)
         tag_all(self.param_groups)
-        machine = Machine(self.interface, self.param_groups, self.state, self._options)
+        machine = OptimizerStep(self.interface, self.param_groups, self.state, self._options)
         self._adopt(machine)
         return machine
 
-    def _adopt(self, machine: Machine) -> None:
+    def _adopt(self, machine: OptimizerStep) -> None:
         self._skipped = self.skipped_steps
         if isinstance(self.state, Store):
             self.state.become(machine.buffers.store)
@@ -601,7 +601,7 @@ class RuleOptimizer(Optimizer, Lockable):
                 group[AT_START] = before.get(AT_START)
         plain_options(groups)
         tag_all(groups)
-        machine = Machine(self.interface, groups, saved, self._options, strict=True)
+        machine = OptimizerStep(self.interface, groups, saved, self._options, strict=True)
         super().__setstate__({**state, "state": Store(), "param_groups": groups})
         self._rates = [group.get("lr") for group in groups]
         self._adopt(machine)

@@ -29,7 +29,7 @@ from rulec.torch.eager.epilogue_tiles import ProductCalls, Way
 from rulec.torch.eager.hooks import hears_alone
 from rulec.torch.eager.on_gradient import BackwardHandler, Firing
 from rulec.torch.eager.wrapped import ForeignInner, Inner, PartitionedInner
-from rulec.torch.step.machine import Machine
+from rulec.torch.step.machine import OptimizerStep
 from rulec.torch.tensors.fake import is_fake, resolved
 from rulec.torch.tensors.tensors import dtype_name
 
@@ -87,7 +87,7 @@ class Epilogue:
         whole.take(place, lambda: self._update(machine, launch, param, products[0]))
         return True
 
-    def _update(self, machine: Machine, launch: Launch, param: Tensor, product: Product) -> int:
+    def _update(self, machine: OptimizerStep, launch: Launch, param: Tensor, product: Product) -> int:
         """Writes the parameter and its states; the bytes of the gradient that there were at once."""
         with machine.plain():
             room = self._calls.give(launch, product)
@@ -125,7 +125,7 @@ def _completed(window: BackwardHandler | None, weight: Tensor) -> Firing | None:
     return window if place is not None and window.completes(place) else None
 
 
-def _home(inner: Inner, place: int) -> tuple[Machine, int]:
+def _home(inner: Inner, place: int) -> tuple[OptimizerStep, int]:
     """The machine that has the parameter at this place, and its place there."""
     while isinstance(inner, PartitionedInner):
         number, place = inner._homes[place]
@@ -133,7 +133,7 @@ def _home(inner: Inner, place: int) -> tuple[Machine, int]:
     return inner.optimizer._machine, place
 
 
-def _launch(machine: Machine, place: int) -> Launch | None:
+def _launch(machine: OptimizerStep, place: int) -> Launch | None:
     """What updates the parameter at this place alone, with a gradient still to be given; None where it takes none."""
     machine.check_undisturbed((place,))
     home = machine.home(place)

@@ -23,7 +23,7 @@ from rulec.torch.groups.values import Groups
 from rulec.torch.optimizer import RuleOptimizer
 from rulec.torch.partitioned import Partitioned
 from rulec.torch.states.saved import FORMATS
-from rulec.torch.step.machine import Machine
+from rulec.torch.step.machine import OptimizerStep
 from rulec.torch.tensors.tensors import check_apart
 
 #: The rules of an eager optimizer: a rule, its name or path, a partition, or a class or function that makes optimizers.
@@ -79,7 +79,7 @@ class RuleInner(Inner):
 
     def __init__(self, optimizer: RuleOptimizer) -> None:
         self.optimizer: RuleOptimizer = optimizer
-        self._checked: Machine | None = None
+        self._checked: OptimizerStep | None = None
         check_rules(optimizer)
         self._late = meeting_places(optimizer)
 
@@ -98,7 +98,7 @@ class RuleInner(Inner):
             self._late, self._checked = meeting_places(optimizer), self.machine
 
     @property
-    def machine(self) -> Machine:
+    def machine(self) -> OptimizerStep:
         """The machine of the step that is open."""
         assert self.optimizer._machine is not None
         return self.optimizer._machine

@@ -28,7 +28,7 @@ from rulec.torch.es.noise.base import Source
 from rulec.torch.es.noise.build import Noises
 from rulec.torch.es.self_estimating import SelfEstimators
 from rulec.torch.optimizer import RuleOptimizer
-from rulec.torch.step.machine import Machine
+from rulec.torch.step.machine import OptimizerStep
 from rulec.torch.step.plan import launches_of
 from rulec.torch.tensors.dtensor import is_placed
 from rulec.torch.tensors.tensors import OtherDtype, dtype_name
@@ -244,10 +244,10 @@ class _Calls:
         self.estimates, self.products = EstimateCalls(), ProductCalls()
 
 
-_CALLS: WeakKeyDictionary[Machine, _Calls] = WeakKeyDictionary()
+_CALLS: WeakKeyDictionary[OptimizerStep, _Calls] = WeakKeyDictionary()
 
 
-def _prepare(machine: Machine, places: Collection[int]) -> None:
+def _prepare(machine: OptimizerStep, places: Collection[int]) -> None:
     """Allocates the states of every updated parameter, before a launch binds the states of its bucket."""
     for engine in machine.engines:
         dtypes = {}
@@ -258,7 +258,7 @@ def _prepare(machine: Machine, places: Collection[int]) -> None:
         engine.prepare([*dtypes], [*dtypes.values()], engine.table)
 
 
-def _ready(machine: Machine, by_place: Mapping[int, Source]) -> tuple[set[int], list[Launch]]:
+def _ready(machine: OptimizerStep, by_place: Mapping[int, Source]) -> tuple[set[int], list[Launch]]:
     """The places of parameters whose updates make the gradients themselves, and the updates, checked."""
     calls = _CALLS.setdefault(machine, _Calls())
     at = {id(tensor): place for place in by_place if (tensor := _plain_tensor(machine, place)) is not None}
@@ -277,7 +277,7 @@ def _ready(machine: Machine, by_place: Mapping[int, Source]) -> tuple[set[int], 
     return {at[id(tensor)] for launch in launches for tensor in launch.part.tensors}, launches
 
 
-def _plain_tensor(machine: Machine, place: int) -> Any:
+def _plain_tensor(machine: OptimizerStep, place: int) -> Any:
     """The parameter as its engine knows it; None unless a kernel writes it itself, element by element as counted."""
     param, home = machine.params[place], machine.home(place)
     if home is None or not param.is_contiguous() or param.is_complex() or is_placed(param):
@@ -285,7 +285,7 @@ def _plain_tensor(machine: Machine, place: int) -> Any:
     return home[0].tensors[home[1]]
 
 
-def _of(machine: Machine, places: tuple[int, ...]) -> list[Launch]:
+def _of(machine: OptimizerStep, places: tuple[int, ...]) -> list[Launch]:
     """The launches for some parameters, as far as kernels take parts; their gradients are still to be bound."""
     # Of gradients only shape and dtype are looked at.
     shapes = [torch.empty_like(machine.params[place], device="meta", requires_grad=False) for place in places]
@@ -293,7 +293,7 @@ def _of(machine: Machine, places: tuple[int, ...]) -> list[Launch]:
     return [launch for launch in launches if takes_parts(launch.version)]
 
 
-def _write(machine: Machine, places: Collection[int], launches: Sequence[Launch]) -> bool:
+def _write(machine: OptimizerStep, places: Collection[int], launches: Sequence[Launch]) -> bool:
     """Updates first all others with gradients, then these parameters; False, and nothing done, for a new dtype."""
     grads = {place: p.grad for place, p in enumerate(machine.params) if p.grad is not None and place not in places}
     if grads and not machine.fire(tuple(grads), [*grads.values()]):

@@ -16,7 +16,7 @@ from rulec.compiler.weights import is_part
 from rulec.errors import HyperError, RulecError, TensorError
 from rulec.runtime.evaluations import move_at
 from rulec.torch.groups.inputs import Inputs
-from rulec.torch.step.machine import Machine
+from rulec.torch.step.machine import OptimizerStep
 from rulec.torch.step.sparse import is_sparse
 from rulec.torch.tensors.dtensor import is_placed
 from rulec.torch.tensors.fake import plain_memory
@@ -40,7 +40,7 @@ class TorchPasses:
         self.values: dict[str, Mapping[Tensor, Any]] = {}
         self.closed = False
 
-    def next(self, machine: Machine, inputs: MakeInputs, build: Callable[[], Machine]) -> bool:
+    def next(self, machine: OptimizerStep, inputs: MakeInputs, build: Callable[[], OptimizerStep]) -> bool:
         """Moves the parameters to the next point, by the gradients there are, and takes these away.
 
         False after the last pass: the parameters are back.
@@ -90,7 +90,7 @@ class TorchPasses:
             increment_version(self._params)
 
 
-def check_passes(machine: Machine, name: str) -> None:
+def check_passes(machine: OptimizerStep, name: str) -> None:
     """HyperError or RulecError where the passes of a step cannot be run: in a graph, or on parts of parameters."""
     if machine.residence.asked:
         raise HyperError(

@@ -55,7 +55,7 @@ from rulec.torch.tensors.tensors import OtherDtype, dtype_name, is_dense, real_v
 _gradient = attrgetter("grad")
 
 
-class Machine:
+class OptimizerStep:
     """The engines over the parameters of some groups; `buffers` has their states, which kernels write.
 
     Raises HyperError, TensorError, StateMismatch or BackendUnavailable, and then nothing was changed. Where `strict`,

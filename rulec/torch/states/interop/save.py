@@ -16,7 +16,7 @@ from rulec.language.source import did_you_mean
 from rulec.torch.groups.entries import GroupRule
 from rulec.torch.groups.routes import check_unsplit
 from rulec.torch.states.interop.layouts import BitsAndBytes, HeldState, Layout, Numbers, TorchAO
-from rulec.torch.step.machine import Machine
+from rulec.torch.step.machine import OptimizerStep
 from rulec.torch.tensors.dtensor import check_whole
 
 #: The layouts by name.
@@ -27,7 +27,7 @@ _COMMON = ("params", "param_names", "initial_lr")
 
 
 def written(
-    name: str, saved: Mapping[str, Any], machine: Machine, groups: Sequence[Mapping[str, Any]]
+    name: str, saved: Mapping[str, Any], machine: OptimizerStep, groups: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """A state dict in the layout of this name. `saved` is the optimizer's own, of these groups.
 
@@ -77,7 +77,7 @@ def _rule(name: str, group_rule: GroupRule) -> str:
     return rule.key
 
 
-def _states(name: str, machine: Machine, place: int) -> tuple[dict[str, HeldState], int]:
+def _states(name: str, machine: OptimizerStep, place: int) -> tuple[dict[str, HeldState], int]:
     """The states of a parameter by the rule's names, and its updates; none before the first.
 
     StateMismatch where it has a memory that no other library knows, or is complex.
