@@ -27,7 +27,7 @@ from rulec.functional.quantized import Coded, Unbiased
 from rulec.functional.values import Values
 from rulec.jax.leaves import Tree, Untrained, flat
 from rulec.jax.library import is_traced
-from rulec.jax.machine import Machine, call, machine
+from rulec.jax.machine import CompiledRecipe, call, machine
 from rulec.jax.packing import Packed, packed, unpacked
 from rulec.jax.recipe import Given, Group, Rules, recipe
 from rulec.jax.state import Fields, State
@@ -109,7 +109,7 @@ def _check_here(arrays: Sequence[tuple[str, Any]], verb: str) -> None:
 class JaxRun:
     """A rule for a tree of parameters, and where there is one a state, in the terms of `rulec.checkpoint.Run`."""
 
-    machine: Machine
+    machine: CompiledRecipe
     tree: Tree
     plan: StepPlan
     hyper: Sequence[Group]

@@ -15,7 +15,7 @@ from rulec.errors import HyperError
 from rulec.functional.plan import Options, Route, StepPlan, values_of
 from rulec.functional.values import Hypers
 from rulec.jax.library import LIBRARY, is_traced
-from rulec.jax.machine import Machine, Renamed, call, machine_of
+from rulec.jax.machine import CompiledRecipe, Renamed, call, machine_of
 from rulec.jax.recipe import Recipe
 from rulec.jax.step import one_step
 from rulec.language.expr.node import Node, Op
@@ -26,7 +26,7 @@ from rulec.runtime.evaluations import move_at
 Gradient = Callable[[Any], Any]
 
 
-class Moves(Machine):
+class Moves(CompiledRecipe):
     """The functions of a recipe from parameters and gradients to the points of its passes."""
 
     def __init__(self, recipe: Recipe, options: Options, renamed: Renamed = ()) -> None:

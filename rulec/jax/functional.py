@@ -20,7 +20,7 @@ from rulec.functional.values import Leaf
 from rulec.jax import cpu
 from rulec.jax.evaluations import Gradient, passed
 from rulec.jax.library import is_outermost
-from rulec.jax.machine import Machine, Renamed, call, machine, machine_of, numbered
+from rulec.jax.machine import CompiledRecipe, Renamed, call, machine, machine_of, numbered
 from rulec.jax.packing import packed as pack
 from rulec.jax.recipe import Given, Recipe, Rules, recipe, rules_of
 from rulec.jax.state import behind_trees, delete_trees, held, is_held_packed
@@ -105,7 +105,7 @@ def routing(
     return names
 
 
-def _packed(functions: Machine, params: Any, grads: Any, state: Any) -> Any:
+def _packed(functions: CompiledRecipe, params: Any, grads: Any, state: Any) -> Any:
     """A state as a step holds it where that is packed behind its trees; None where it is not."""
     return held(state) if is_held_packed(state) else call(functions.packed_state, params, grads, state)
 
@@ -149,7 +149,7 @@ def eval_params(
     return call(functions.evaluate, params, state, numbers)
 
 
-class Evaluation(Machine):
+class Evaluation(CompiledRecipe):
     """The functions from the trained parameters of a recipe to the parameters for evaluation."""
 
     def __init__(self, recipe: Recipe, options: Options, renamed: Renamed = ()) -> None:

@@ -49,7 +49,7 @@ _PLANS, _MACHINES = 64, 256
 Renamed: TypeAlias = tuple[tuple[str, str], ...]
 
 
-class Machine:
+class CompiledRecipe:
     """The functions of one recipe. `renamed` has state -> field of the optimizer's state, where the names differ."""
 
     def __init__(self, recipe: Recipe, options: Options, renamed: Renamed = ()) -> None:
@@ -218,12 +218,12 @@ _machines: OrderedDict[Any, Any] = OrderedDict()
 _machines_lock = threading.Lock()
 
 
-_Kind = TypeVar("_Kind", bound=Machine)
+_Kind = TypeVar("_Kind", bound=CompiledRecipe)
 
 
-def machine(recipe: Recipe, options: Options, renamed: Renamed = ()) -> Machine:
+def machine(recipe: Recipe, options: Options, renamed: Renamed = ()) -> CompiledRecipe:
     """The machine of a recipe; recipes of equal keys share one, as long as users allow JAX 64 bits or do not."""
-    return machine_of(Machine, recipe, options, renamed)
+    return machine_of(CompiledRecipe, recipe, options, renamed)
 
 
 def machine_of(kind: type[_Kind], recipe: Recipe, options: Options, renamed: Renamed = ()) -> _Kind:

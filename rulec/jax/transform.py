@@ -22,7 +22,7 @@ from rulec.formats import NAMES, parse
 from rulec.functional.plan import Options
 from rulec.jax.evaluations import passed
 from rulec.jax.library import is_traced
-from rulec.jax.machine import Machine, call, is_wide, machine, numbered
+from rulec.jax.machine import CompiledRecipe, call, is_wide, machine, numbered
 from rulec.jax.recipe import Given, Group, Recipe, Rules, recipe, rules_of
 from rulec.language.hyper import checked_seed
 from rulec.runtime.storage.options import Storage
@@ -149,7 +149,7 @@ def of_recipe(
     """The transformation of a recipe; `renamed` is state of the rule -> field, where the field's name differs."""
     names = tuple(sorted((renamed or {}).items()))
 
-    def functions_of(recipe: Recipe) -> Machine:
+    def functions_of(recipe: Recipe) -> CompiledRecipe:
         return machine(recipe, options, names)
 
     def init(params: Any) -> Any:
@@ -181,7 +181,7 @@ def _first(init: Callable[..., Any], params: Any, numbers: Any) -> Any:
     return call(jax.jit(of_shapes))
 
 
-def _input(functions: Machine, name: str, extra: Mapping[str, Any]) -> Any:
+def _input(functions: CompiledRecipe, name: str, extra: Mapping[str, Any]) -> Any:
     if name not in extra:
         raise HyperError(f"{functions.recipe.title} needs {name}: call update(grads, state, params, {name}=...)")
     return extra[name]

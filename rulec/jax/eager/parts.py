@@ -11,7 +11,7 @@ from rulec.functional.plan import Options, StepPlan
 from rulec.functional.values import Leaf, Values
 from rulec.jax.first import first_values
 from rulec.jax.leaves import WHOLE, Tree, Untrained, check_apart, flat
-from rulec.jax.machine import Machine, Renamed
+from rulec.jax.machine import CompiledRecipe, Renamed
 from rulec.jax.recipe import Recipe
 from rulec.jax.step import one_step
 from rulec.language.rule import Rule
@@ -44,7 +44,7 @@ def _path(name: str, path: str) -> str:
     return path if not name else name if path == WHOLE else f"{name}/{path}"
 
 
-class Parts(Machine):
+class Parts(CompiledRecipe):
     """The functions of a recipe on parts of a model; paths and tags are of the whole model."""
 
     def __init__(self, recipe: Recipe, options: Options, renamed: Renamed = ()) -> None:
