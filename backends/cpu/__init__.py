@@ -19,7 +19,7 @@ from rulec.kernel.place import moving_lines
 from rulec.kernel.quantized import is_flat
 
 from .call import ElementwiseCall
-from .machine import Machine, loaded
+from .machine import ObjectCode, loaded
 from .print import kernel_source
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class CpuBackend:
         """Whether states in codes are decoded and encoded by the kernel, part by part: where no stage sees matrices."""
         return is_flat(program, layout)
 
-    def machine(self, name: str, source: str) -> Machine:
+    def machine(self, name: str, source: str) -> ObjectCode:
         """The machine code of a printed source with a function `kernel(job)`: from the cache, or compiled into it."""
         return loaded(name, source)
 
@@ -109,7 +109,7 @@ def ffi_kernel(program: Program, layout: Layout) -> FfiKernel:
 class CpuKernel:
     """Compiled code for one program and layout; `flat` where no stage sees rows and columns."""
 
-    def __init__(self, program: Program, layout: Layout, machine: Machine, flat: bool = False) -> None:
+    def __init__(self, program: Program, layout: Layout, machine: ObjectCode, flat: bool = False) -> None:
         self.program, self.layout, self.machine, self.flat = program, layout, machine, flat
 
     def bind(

@@ -21,7 +21,7 @@ from rulec.kernel.multi_tensor.address import array_address
 from ..common import threads as cpu_threads
 from ..common.binary import TABLE, PackedBits, Plan
 from ..common.threads import POINTERS, STAGE, Job
-from .machine import Machine, loaded
+from .machine import ObjectCode, loaded
 from .noise_words import HIGH, KEY, STEP
 from .random import BLOCKS
 from .source import kernel_text, spans_kernel
@@ -207,5 +207,5 @@ _SOURCES = {"product": product_source, "draw": draw_source, "sum": sum_source}
 
 
 @functools.cache
-def _machine(name: str) -> Machine:
+def _machine(name: str) -> ObjectCode:
     return loaded(f"binary_{name}", _SOURCES[name]())

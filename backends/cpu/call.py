@@ -23,14 +23,14 @@ from rulec.kernel.quantized import coded_arrays, coded_lines
 
 from ..common import threads as cpu_threads
 from ..common.threads import POLICY, Job
-from .machine import Machine
+from .machine import ObjectCode
 
 
 class ElementwiseCall:
     """A kernel bound to the parameters and states of one bucket. One thread at a time may call it."""
 
     def __init__(
-        self, machine: Machine, program: Program, layout: Layout, params: Sequence[Any],
+        self, machine: ObjectCode, program: Program, layout: Layout, params: Sequence[Any],
         states: Sequence[dict[str, Any]],
     ) -> None:  # fmt: skip
         self._machine = machine
@@ -94,7 +94,7 @@ class StagedCall(PlannedCall):
     backend = "cpu"
 
     def __init__(
-        self, machine: Machine, program: Program, layout: Layout, params: Sequence[Any],
+        self, machine: ObjectCode, program: Program, layout: Layout, params: Sequence[Any],
         states: Sequence[dict[str, Any]], views: Sequence[MatrixView], flat: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(program, layout, params, states, views, POLICY, flat)

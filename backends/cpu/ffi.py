@@ -24,7 +24,7 @@ from rulec.language.expr.node import Op, walk
 
 from ..common import threads as cpu_threads
 from ..common.threads import ACTIVE, CHUNK_TABLE, POINTERS, ROW_INDEX, ROWS, SPAN_TABLE, SPANS, STAGE, TENSORS
-from .machine import Machine
+from .machine import ObjectCode
 from .print import kernel_source
 
 #: Positions in a job after those of all kernels: the number of threads still in it, and arguments of calls into XLA.
@@ -208,7 +208,7 @@ class FfiKernel:
     kernel on all machines.
     """
 
-    def __init__(self, program: Program, layout: Layout, source: str, machine: Machine) -> None:
+    def __init__(self, program: Program, layout: Layout, source: str, machine: ObjectCode) -> None:
         self.program, self.layout = program, layout
         self._machine = machine
         self.address = machine.address

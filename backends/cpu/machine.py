@@ -147,7 +147,7 @@ def _target_machine(llvm: Any) -> Any:
     return target.create_target_machine(cpu=llvm.get_host_cpu_name(), features=features, opt=3, jit=True)
 
 
-class Machine:
+class ObjectCode:
     """A loaded kernel: `address` is of its C function, valid as long as this object lives.
 
     The function is `void (int64_t job)`, and `run(job)` calls it without Python's global lock; or it is XLA's handler.
@@ -168,11 +168,11 @@ class Machine:
 
 
 @functools.lru_cache(maxsize=1024)
-def loaded(name: str, source: str, entry: str = ENTRY) -> Machine:
+def loaded(name: str, source: str, entry: str = ENTRY) -> ObjectCode:
     """The loaded machine code of a source: from the cache where the file is whole, else compiled under its lock."""
     return cache.kernel(
         "cpu", cache.cache_key(source, *_facts()), "kernel.o", Source(f"{cache.file_name(name)}.py", source),
-        lambda path: emit_object(compile_text(source, path, entry)), lambda content, _: Machine(content, entry),
+        lambda path: emit_object(compile_text(source, path, entry)), lambda content, _: ObjectCode(content, entry),
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from rulec.kernel.multi_tensor.chunks import Chunks, flat_chunks
 from ..common import threads as cpu_threads
 from ..common.noise import RECORD, filling, records, require_estimate
 from ..common.threads import POLICY, Job
-from .machine import Machine, loaded
+from .machine import ObjectCode, loaded
 from .noise_words import ADDED, BATCH, BATCH_WORDS, COUNT, DIRECTIONS, OFFSET, TILE
 from .noise_words import NAMES as NOISE_NAMES
 from .random import BLOCKS
@@ -67,7 +67,7 @@ def _records(noise: Noise, pairs: Sequence[int], offset: int) -> Any:
     return lines
 
 
-def _kernel(noise: Noise, out: Any) -> Machine:
+def _kernel(noise: Noise, out: Any) -> ObjectCode:
     """The kernel that fills an array with noise."""
     dtype = _dtype(out)
     if dtype not in FLOATS:
@@ -76,7 +76,7 @@ def _kernel(noise: Noise, out: Any) -> Machine:
 
 
 @functools.cache
-def _filling(values: Any, dtype: str) -> Machine:
+def _filling(values: Any, dtype: str) -> ObjectCode:
     return loaded(f"{values}_noise_{dtype}", noisy_source(*filling(dtype), values))
 
 
@@ -89,7 +89,7 @@ def _name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _run(machine: Machine, out: Any, records: Any) -> None:
+def _run(machine: ObjectCode, out: Any, records: Any) -> None:
     """Runs a kernel that writes equal parts of an array, one from each record."""
     _check_memory(out)
     count, size = len(records), element_count(out)

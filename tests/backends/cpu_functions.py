@@ -47,7 +47,7 @@ def function(
     16-bit formats are NumPy arrays of uint16: their bits.
     """
     write = write or read
-    machine = cpu_machine.Machine(cpu_machine.emit_object(assembly_text(expression, names, read, write, inputs)))
+    machine = cpu_machine.ObjectCode(cpu_machine.emit_object(assembly_text(expression, names, read, write, inputs)))
     dtype = {"float32": np.float32, "float64": np.float64}.get(write, np.uint16)
 
     def call(*arrays: Array) -> Array:

@@ -91,7 +91,7 @@ def kernel(job):
 
 
 def test_the_cpu_backend_has_the_numbers_of_the_definition() -> None:
-    machine = cpu_machine.Machine(cpu_machine.emit_object(cpu_machine.compile_text(CPU, Path("chance.py"))))
+    machine = cpu_machine.ObjectCode(cpu_machine.emit_object(cpu_machine.compile_text(CPU, Path("chance.py"))))
     for first, seed, number in PLACES:
         out, words = np.zeros(2000, np.float32), np.array([*words_of(seed, number).values()], np.float64)
         job = (ctypes.c_int64 * 4)(out.size, out.ctypes.data, first, words.ctypes.data)
@@ -232,7 +232,7 @@ def test_the_cpu_backend_knows_parts_that_lie_far_in_their_tensors(piece: Piece)
     call = call_of(piece, ["i", "start"], "float32({})")
     text = CPU.replace("chance(i, start, a, b, c, float32(5.0), float32(2.0))", call)
     text = text.replace("import chance,", "import chance, in_range, in_rows,")
-    machine = cpu_machine.Machine(cpu_machine.emit_object(cpu_machine.compile_text(text, Path("chance.py"))))
+    machine = cpu_machine.ObjectCode(cpu_machine.emit_object(cpu_machine.compile_text(text, Path("chance.py"))))
     out, words = np.zeros(2048, np.float32), np.zeros(3)
     job = (ctypes.c_int64 * 4)(out.size, out.ctypes.data, 0, words.ctypes.data)
     machine.run(ctypes.addressof(job))
