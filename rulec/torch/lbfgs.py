@@ -19,7 +19,7 @@ from rulec.torch.groups.routes import names_of
 from rulec.torch.optimizer import check_groups_match, iterable, saved_groups
 from rulec.torch.states.saved import asks_for_states
 from rulec.torch.step.evaluations import Before
-from rulec.torch.tensors.dtensor import is_placed
+from rulec.torch.tensors.dtensor import is_dtensor
 from rulec.torch.tensors.tensors import check_memory, check_parameters
 
 #: What torch calls the parts of a `Progress`.
@@ -79,7 +79,7 @@ class LBFGS(Optimizer, Lockable):
         params, names = self._params, names_of(self.param_groups)
         check_parameters(params, names)
         for param, name in zip(params, names, strict=True):
-            if is_placed(param):
+            if is_dtensor(param):
                 raise TensorError(f"{name} is a DTensor, which LBFGS cannot take: give it whole parameters")
             if param.device != params[0].device:
                 raise TensorError(
@@ -185,7 +185,7 @@ def _real(tensor: Tensor) -> Tensor:
 
 
 def _kind(param: Tensor) -> tuple[Any, ...]:
-    return param.shape, param.dtype, param.device, is_placed(param)
+    return param.shape, param.dtype, param.device, is_dtensor(param)
 
 
 def _vector_kind(vector: Tensor) -> str:

@@ -21,7 +21,7 @@ from rulec.torch.groups.entries import reaches_groups
 from rulec.torch.groups.interface import Options
 from rulec.torch.groups.routes import Route
 from rulec.torch.groups.values import Groups
-from rulec.torch.tensors.dtensor import is_placed, sees_more
+from rulec.torch.tensors.dtensor import is_dtensor, sees_more
 
 #: The bits of a digest that float64 has, and of a digest whose square is added up over many processes.
 _COMPARED, _SUMMED = 52, 14
@@ -57,7 +57,7 @@ class Alike:
         for place in self._order:
             route, (engine, tensor_id) = self._routes[place], self._homes[place]
             key = route.group, id(route.rule)
-            if key not in known and is_placed(route.param):
+            if key not in known and is_dtensor(route.param):
                 column = engine.tensors[tensor_id].group
                 each = zip(engine.group_rule.settings, engine.table[:, column].tolist(), strict=True)
                 names = route.rule.hyper
@@ -100,7 +100,7 @@ class Alike:
         known = split_names([route.param for route, _ in routes])
         tensors = []
         for route, (engine, tensor_id) in routes:
-            placed = is_placed(route.param)
+            placed = is_dtensor(route.param)
             if not placed and not self.ordered:
                 continue
             meanings.setdefault(id(route.rule), meaning(route.rule))

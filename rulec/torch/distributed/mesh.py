@@ -29,8 +29,8 @@ from rulec.torch.tensors.dtensor import (  # fmt: skip
     flat_start,
     has_matrices,
     indices_here,
+    is_dtensor,
     is_flat,
-    is_placed,
     is_split,
     part_of,
     place_of,
@@ -220,7 +220,7 @@ def meeting_of(
     processes with the same ones.
     """
     if across is not None:
-        for mesh in {param.device_mesh for param, _ in routed if is_placed(param)}:
+        for mesh in {param.device_mesh for param, _ in routed if is_dtensor(param)}:
             _check_apart(mesh, across)
     peers = [peers for param, rule in routed if sees_more(rule) for peers in _meeting_peers(param, rule)]
     if before is None:
@@ -240,7 +240,7 @@ def first_meeting_of(params: Sequence[Any]) -> Consensus | None:
 
     Fake tensors have none.
     """
-    meshes = dict.fromkeys(param.device_mesh for param in params if is_placed(param) and not is_fake(part_of(param)))
+    meshes = dict.fromkeys(param.device_mesh for param in params if is_dtensor(param) and not is_fake(part_of(param)))
     here = [mesh for mesh in meshes if mesh.get_coordinate() is not None]
     peers = _outermost([_peers_along(mesh, (axis,)) for mesh in here for axis in _long_axes(mesh)])
     return Consensus(peers) if peers else None

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from rulec.errors import RulecError
 from rulec.torch.eager.on_gradient import BackwardHandler, Counting
 from rulec.torch.eager.params import ParameterIndex
-from rulec.torch.tensors.dtensor import is_placed
+from rulec.torch.tensors.dtensor import is_dtensor
 
 #: Where a DistributedDataParallel keeps what was registered with it, which can be done once.
 _REPLICAS = "_rulec_replicas"
@@ -148,7 +148,7 @@ class Reducer:
         if count == 1:
             return
         for param, name in zip(roster.params, roster.names, strict=True):
-            if param.requires_grad and not is_placed(param) and id(param) not in self._known:
+            if param.requires_grad and not is_dtensor(param) and id(param) not in self._known:
                 raise RulecError(
                     f"there are {count} processes, and {name} would be updated before its gradient is reduced: give "
                     f"EagerUpdate the DistributedDataParallel itself or a model after fully_shard, or local=True "

@@ -30,7 +30,7 @@ from rulec.torch.es.self_estimating import SelfEstimators
 from rulec.torch.optimizer import RuleOptimizer
 from rulec.torch.step.machine import OptimizerStep
 from rulec.torch.step.plan import launches_of
-from rulec.torch.tensors.dtensor import is_placed
+from rulec.torch.tensors.dtensor import is_dtensor
 from rulec.torch.tensors.tensors import OtherDtype, dtype_name
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -280,7 +280,7 @@ def _ready(machine: OptimizerStep, by_place: Mapping[int, Source]) -> tuple[set[
 def _plain_tensor(machine: OptimizerStep, place: int) -> Any:
     """The parameter as its engine knows it; None unless a kernel writes it itself, element by element as counted."""
     param, home = machine.params[place], machine.home(place)
-    if home is None or not param.is_contiguous() or param.is_complex() or is_placed(param):
+    if home is None or not param.is_contiguous() or param.is_complex() or is_dtensor(param):
         return None
     return home[0].tensors[home[1]]
 

@@ -29,7 +29,7 @@ from rulec.errors import StateMismatch
 from rulec.formats import Format, decode, decode_spread, gathered, of_key
 from rulec.formats.blocks import packed, unpacked
 from rulec.torch.states.store import FusedState
-from rulec.torch.tensors.dtensor import as_part, is_flat, is_placed, is_split, part_of, saved_part
+from rulec.torch.tensors.dtensor import as_part, is_dtensor, is_flat, is_split, part_of, saved_part
 from rulec.torch.tensors.fake import resolved
 from rulec.torch.tensors.sections import Section
 from rulec.torch.tensors.tensors import real_view
@@ -201,9 +201,9 @@ def _pair_here(form: Format, codes: Any, scales: Any, param: Any, state: str) ->
     kinds = [torch.as_tensor(x).dtype for x in (codes, scales)]
     if kinds[0] not in (torch.uint8, torch.int8) or not kinds[1].is_floating_point:
         raise StateMismatch(f"{state} was saved as codes in {kinds[0]} with scales in {kinds[1]}: save it again")
-    pair = [_flat(saved_part(x, param, state) if is_placed(x) else x) for x in (codes, scales)]
+    pair = [_flat(saved_part(x, param, state) if is_dtensor(x) else x) for x in (codes, scales)]
     unit = _unit(form, pair, here, runs.length)
-    if unit is None and is_split(param) and not is_placed(scales):
+    if unit is None and is_split(param) and not is_dtensor(scales):
         unit = _unit(form, pair, runs.shape, runs.length)
         if unit is not None:
             each = _spread(form, unit, pair, math.prod(runs.shape))

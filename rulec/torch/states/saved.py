@@ -27,7 +27,7 @@ from rulec.torch.distributed.cross_process import Across
 from rulec.torch.groups.values import Groups
 from rulec.torch.states.interop.load import flattened
 from rulec.torch.states.quantized import CODES
-from rulec.torch.tensors.dtensor import is_placed, part_of
+from rulec.torch.tensors.dtensor import is_dtensor, part_of
 from rulec.torch.tensors.fake import has_no_memory, plain_memory
 
 #: The key of a group for the formats of its states in codes: torch's name of a state -> the key of its format.
@@ -175,7 +175,7 @@ def asks_for_states(groups: Groups, across: Across | None = None) -> bool:
     with plain_memory():
         moves = not grads or any(map(_has_number, grads))
         idle = not grads and across is not None
-        return not _anywhere(moves and not idle, [p for p in params if is_placed(p)], across)
+        return not _anywhere(moves and not idle, [p for p in params if is_dtensor(p)], across)
 
 
 def _rate_of(group: Mapping[str, Any]) -> bool:

@@ -22,7 +22,7 @@ from rulec.compiler.view import MatrixView
 from rulec.errors import StateMismatch
 from rulec.formats import Format
 from rulec.torch.states.quantized import CODES, elements_here, joined_codes, values_here
-from rulec.torch.tensors.dtensor import as_part, fill, is_placed, kept_placement, part_of
+from rulec.torch.tensors.dtensor import as_part, fill, is_dtensor, kept_placement, part_of
 from rulec.torch.tensors.fake import is_fake
 from rulec.torch.tensors.sections import Section
 from rulec.torch.tensors.tensors import real_view
@@ -79,7 +79,7 @@ def joined(states: Sequence[SectionState], sections: Sequence[Section], param: A
     if len({*beside}) > 1 or any(state.here.dtype != first.here.dtype for state in states):
         return None
     here = torch.cat([state.here for state in states], at)
-    if not is_placed(param):
+    if not is_dtensor(param):
         return here
     if first.is_like_parameter:
         return as_part(here, param.shape, param.stride(), param)

@@ -18,7 +18,7 @@ from rulec.runtime.evaluations import move_at
 from rulec.torch.groups.inputs import Inputs
 from rulec.torch.step.machine import OptimizerStep
 from rulec.torch.step.sparse import is_sparse
-from rulec.torch.tensors.dtensor import is_placed
+from rulec.torch.tensors.dtensor import is_dtensor
 from rulec.torch.tensors.fake import plain_memory
 from rulec.torch.tensors.tensors import OtherDtype, holds_all
 
@@ -96,7 +96,7 @@ def check_passes(machine: OptimizerStep, name: str) -> None:
         raise HyperError(
             f"{name} evaluates the model again in a step, and cannot be capturable or fused: leave both out"
         )
-    if machine.options.across is not None or any(map(is_placed, machine.params)):
+    if machine.options.across is not None or any(map(is_dtensor, machine.params)):
         raise RulecError(
             f"{name} evaluates the model again in a step, and cannot be split over processes: use "
             f"DistributedDataParallel, without reduce_over and DTensors"

@@ -48,7 +48,7 @@ from rulec.torch.step.plan import (
 from rulec.torch.step.repeat import Repeat, repeat_of
 from rulec.torch.step.snapshot import Change, Snapshot
 from rulec.torch.step.sparse import SparseRows, check_takes_rows, is_sparse, sparse_rows
-from rulec.torch.tensors.dtensor import check_gradient, is_placed, part_of
+from rulec.torch.tensors.dtensor import check_gradient, is_dtensor, part_of
 from rulec.torch.tensors.fake import plain_arithmetic, plain_memory
 from rulec.torch.tensors.tensors import OtherDtype, dtype_name, is_dense, real_view
 
@@ -85,7 +85,7 @@ class OptimizerStep:
         self.homes = add_parameters(self.engines, self.group_rules, self.routes, order)
         #: What other processes must have alike, where there are DTensors.
         self.alike = (
-            Alike(self.routes, self.homes, order, groups, options) if any(map(is_placed, self.params)) else None
+            Alike(self.routes, self.homes, order, groups, options) if any(map(is_dtensor, self.params)) else None
         )
         routed_homes = zip(self.routes, self.homes, strict=True)
         self._whole = {route.place: home for route, home in routed_homes if route.section is None}
@@ -332,7 +332,7 @@ class OptimizerStep:
         param, chosen = plan.written[place], plan.chosen[place]
         home, name = self.home(chosen), self.names[chosen]
         route = next(route for route in self.routes if route.place == chosen)
-        if home is None or is_placed(param) or param.is_complex() or scaling is not None or self.options.processes:
+        if home is None or is_dtensor(param) or param.is_complex() or scaling is not None or self.options.processes:
             raise TensorError(
                 f"the gradient of {name} is sparse, and its parameter is complex or split, its gradient scaled, or its "
                 f"step one with other processes: make its layer with sparse=False"

@@ -21,7 +21,7 @@ from rulec.torch.groups.engine import TensorRef, TorchEngine
 from rulec.torch.groups.inputs import Inputs
 from rulec.torch.groups.routes import Route
 from rulec.torch.tensors.addresses import StateAddresses
-from rulec.torch.tensors.dtensor import is_placed
+from rulec.torch.tensors.dtensor import is_dtensor
 from rulec.torch.tensors.fake import plain_memory
 from rulec.torch.tensors.sections import Section
 
@@ -131,7 +131,7 @@ class Plans:
         written = [self._params[i] for i in chosen]
         if len(self.known) >= _PLANS:
             self.known.clear()
-        converted = [place for place, p in enumerate(written) if p.is_complex() or is_placed(p)]
+        converted = [place for place, p in enumerate(written) if p.is_complex() or is_dtensor(p)]
         seen = [(place, i) for place, param in enumerate(chosen) for i in self._of_param[param]]
         sections = [(place, self._routes[i].section) for place, i in seen] if len(seen) > len(chosen) else []
         copied = [(self._routes[i], self._copies[i]) for _, i in seen if i in self._copies]

@@ -33,7 +33,7 @@ _MODULE = "torch.distributed.tensor"
 _OF_SHAPE = frozenset({"numel", "rows", "cols"})
 
 
-def is_placed(tensor: Any) -> bool:
+def is_dtensor(tensor: Any) -> bool:
     """Whether a tensor is a DTensor."""
     module = sys.modules.get(_MODULE)
     return module is not None and isinstance(tensor, module.DTensor)
@@ -41,13 +41,13 @@ def is_placed(tensor: Any) -> bool:
 
 def part_of(tensor: Any) -> Tensor:
     """What a DTensor has in this process, not a copy; any other tensor as it is."""
-    part: Tensor = tensor._local_tensor if is_placed(tensor) else tensor
+    part: Tensor = tensor._local_tensor if is_dtensor(tensor) else tensor
     return part
 
 
 def is_split(tensor: Any) -> bool:
     """Whether this process may have a part only."""
-    return is_placed(tensor) and any(not placement.is_replicate() for placement in tensor.placements)
+    return is_dtensor(tensor) and any(not placement.is_replicate() for placement in tensor.placements)
 
 
 def indices_here(param: Any, section: Section | None = None) -> tuple[Sequence[int], ...]:
@@ -71,7 +71,7 @@ def place_of(param: Any, section: Section | None = None) -> Piece | None:
 
 def section_here(param: Any, dim: int, start: int, stop: int, number: int) -> Section:
     """A section of a parameter, from the index `start` of a dimension to `stop`, with its place in this process."""
-    if not is_placed(param):
+    if not is_dtensor(param):
         return Section(dim, start, stop, number, start, stop - start)
     coordinate = param.device_mesh.get_coordinate()
     if coordinate is None:
@@ -110,7 +110,7 @@ def _cuts(placement: Any, axis: int) -> bool:
 
 def address_of(params: Sequence[Tensor]) -> Callable[[Tensor], int]:
     """A function from one of these parameters to its address here."""
-    if any(map(is_placed, params)):
+    if any(map(is_dtensor, params)):
         return lambda param: part_of(param).data_ptr()
     return plain_address_of(params)
 
@@ -242,10 +242,10 @@ def _remedy(parts: Sequence[Node]) -> str:
 
 def check_gradient(grad: Any, param: Any, name: str) -> None:
     """TensorError where a gradient is not placed as its parameter is."""
-    if is_placed(grad) is not is_placed(param):
+    if is_dtensor(grad) is not is_dtensor(param):
         words = [f"{'a' if is_placed(x) else 'no'} DTensor" for x in (grad, param)]
         raise TensorError(f"the gradient of {name} is {words[0]} and its parameter {words[1]}: give both alike")
-    if is_placed(param) and _place(grad) != _place(param):
+    if is_dtensor(param) and _place(grad) != _place(param):
         raise TensorError(
             f"the gradient of {name} is placed as {grad.placements}, its parameter as {param.placements}: redistribute "
             f"it before the step"
@@ -260,7 +260,7 @@ def as_placed(
     `view` is that of the part, and `letters` are the axes of the state, as `i` for a number of each row. `shape` is
     that of the whole state where it has one of its own: it is then cut along its longest side, if not between matrices.
     """
-    if not is_placed(param) or not state.dim():
+    if not is_dtensor(param) or not state.dim():
         return state
     if shape is not None:
         return as_part(state, shape, _strides(shape), param, _kept_of_own(param, view, shape))
@@ -289,7 +289,7 @@ def as_part(
 
     It is placed as the parameter, unless `placements` say otherwise.
     """
-    if not is_placed(param):
+    if not is_dtensor(param):
         return here
     kind: Any = sys.modules[_MODULE].DTensor
     size, chosen = torch.Size(shape), tuple(placements) or param.placements
@@ -325,9 +325,9 @@ def saved_part(value: Any, param: Any, name: str) -> Tensor:
     StateMismatch for another placement or shape.
     """
     value = torch.as_tensor(value) if not isinstance(value, Tensor) else value
-    if not is_placed(param):
+    if not is_dtensor(param):
         return part_of(value)
-    if not is_placed(value):
+    if not is_dtensor(value):
         return _cut(value, param, name)
     if _place(value) != _place(param):
         raise StateMismatch(
@@ -356,7 +356,7 @@ def _cut(whole: Tensor, param: Any, name: str) -> Tensor:
 def fill(state: Any, value: Any, name: str) -> None:
     """Writes a saved value into a state: of its placement, or whole. StateMismatch where it is placed otherwise."""
     part = saved_part(value, state, name)
-    part_of(state).copy_(part if is_placed(state) else part.reshape(state.shape))
+    part_of(state).copy_(part if is_dtensor(state) else part.reshape(state.shape))
 
 
 def check_whole(params: Sequence[Tensor], verb: str) -> None:

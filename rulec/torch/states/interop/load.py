@@ -29,7 +29,7 @@ from rulec.torch.groups.entries import Entry, GroupRule
 from rulec.torch.groups.interface import Interface
 from rulec.torch.states.interop.layouts import BETAS, NUMBERED, WARMUPS
 from rulec.torch.states.quantized import CODES
-from rulec.torch.tensors.dtensor import is_placed, part_of
+from rulec.torch.tensors.dtensor import is_dtensor, part_of
 from rulec.torch.tensors.fake import resolved
 
 #: The names of bitsandbytes' tensors of a parameter.
@@ -84,7 +84,7 @@ def _is(coded: Any, form: Format) -> bool:
 def _of_torchao(value: Any) -> Any:
     """A tensor of torchao in parts, or where it is the part of a DTensor its numbers; any other value as it is."""
     part = part_of(value)
-    if is_placed(value) and hasattr(part, "codes") and hasattr(part, "scale"):
+    if is_dtensor(value) and hasattr(part, "codes") and hasattr(part, "scale"):
         shape, stride = value.shape, value.stride()
         numbers = part.dequantize()
         return type(value).from_local(numbers, value.device_mesh, value.placements, shape=shape, stride=stride)
@@ -127,7 +127,7 @@ def decoded(values: Mapping[str, Any], param: Tensor, group: Mapping[str, Any], 
         state = name.removesuffix(FLASH_CODES)
         states[state] = _flash_decoded(values[name], values.get(f"{state}{FLASH_SCALES}"), f"{state} of {owner}")
     error = states.pop(ERROR, None)
-    if error is not None and param.dtype in _DTYPES and not is_placed(param):
+    if error is not None and param.dtype in _DTYPES and not is_dtensor(param):
         width = group.get(_WIDTH)
         if error.shape != param.shape or width not in (3, 4):
             raise StateMismatch(
@@ -299,7 +299,7 @@ def _states(values: Mapping[str, Any], number: int, count: int, param: Tensor, o
     if not isinstance(state, Tensor):
         raise StateMismatch(f"{name} was saved as {state!r:.80}, which is no tensor")
     wanted = (count, *param.shape) if count > 1 else tuple(param.shape)
-    if tuple(state.shape) != wanted and not is_placed(param):
+    if tuple(state.shape) != wanted and not is_dtensor(param):
         raise StateMismatch(f"{name} was saved with shape {tuple(state.shape)}, where it has {wanted}")
     coded = [f"{word}{number}" for word in ("qmap", "absmax") if values.get(f"{word}{number}") is not None]
     parts = state.unbind() if count > 1 else [state]
