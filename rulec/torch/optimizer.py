@@ -43,7 +43,7 @@ from rulec.torch.states.store import Store
 from rulec.torch.step.checks import watch_of
 from rulec.torch.step.evaluations import TorchPasses, check_passes
 from rulec.torch.step.machine import OptimizerStep
-from rulec.torch.tensors.dtensor import part_of
+from rulec.torch.tensors.dtensor import local_tensor
 from rulec.torch.tensors.fake import frame_callback, without_compiler
 from rulec.torch.tensors.tensors import check_parameters, dtype_name
 
@@ -268,7 +268,7 @@ class RuleOptimizer(Optimizer, Lockable):
             turn.release()
         if closure is not None and self._options.meeting is not None:
             grad = next((p.grad for p in self._params if p.grad is not None), None)
-            self._last_gradient = (ref(grad), part_of(grad)._version) if grad is not None else _NO_GRADIENT
+            self._last_gradient = (ref(grad), local_tensor(grad)._version) if grad is not None else _NO_GRADIENT
         return loss
 
     def asks_for_states(self) -> bool:
@@ -450,7 +450,7 @@ class RuleOptimizer(Optimizer, Lockable):
         """Whether the first gradient was computed since the last step with a closure."""
         grad = next((p.grad for p in self._params if p.grad is not None), None)
         last, version = self._last_gradient
-        return grad is not None and (last() is not grad or part_of(grad)._version != version)
+        return grad is not None and (last() is not grad or local_tensor(grad)._version != version)
 
     def _check_trained(self) -> None:
         if self.interface.evaluates and not self.param_groups[0]["train_mode"]:

@@ -20,7 +20,7 @@ import rulec.torch
 from rulec.errors import TensorError
 from rulec.torch.es.strategy import _on_host
 from rulec.torch.es.thresholds import pack_bits, unpack_bits
-from rulec.torch.tensors.dtensor import part_of
+from rulec.torch.tensors.dtensor import local_tensor
 
 #: Makes a tensor of another one: of the same numbers.
 Turn = Callable[[Tensor], Tensor]
@@ -238,7 +238,7 @@ def test_the_part_of_a_gradient_that_lies_negated_is_read_rightly(two: Any) -> N
         for step in range(3):
             param.grad = DTensor.from_local(turn(drawn(step + 1, 3, 4)), two, [Shard(0)])
             opt.step()
-        found.append(part_of(param).detach())
+        found.append(local_tensor(param).detach())
     assert torch.equal(found[0], found[2])
     assert torch.equal(found[1], found[2])
 

@@ -32,7 +32,7 @@ from rulec.torch.tensors.dtensor import (  # fmt: skip
     is_dtensor,
     is_flat,
     is_split,
-    part_of,
+    local_tensor,
     place_of,
     rectangles_of,
     sees_more,
@@ -240,7 +240,9 @@ def first_meeting_of(params: Sequence[Any]) -> Consensus | None:
 
     Fake tensors have none.
     """
-    meshes = dict.fromkeys(param.device_mesh for param in params if is_dtensor(param) and not is_fake(part_of(param)))
+    meshes = dict.fromkeys(
+        param.device_mesh for param in params if is_dtensor(param) and not is_fake(local_tensor(param))
+    )
     here = [mesh for mesh in meshes if mesh.get_coordinate() is not None]
     peers = _outermost([_peers_along(mesh, (axis,)) for mesh in here for axis in _long_axes(mesh)])
     return Consensus(peers) if peers else None

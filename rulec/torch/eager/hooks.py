@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rulec.errors import RulecError
-from rulec.torch.tensors.dtensor import part_of
+from rulec.torch.tensors.dtensor import local_tensor
 from rulec.torch.tensors.fake import is_fake
 
 Arrived = Callable[[int], None]
@@ -144,14 +144,14 @@ class Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, params: Sequence[Tensor], noted: Callable[[int, str], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._noted = noted
-        here = ((place, part_of(param)) for place, param in enumerate(params))
+        here = ((place, local_tensor(param)) for place, param in enumerate(params))
         self._places = {_memory(p): place for place, p in here if p.numel() and not is_fake(p)}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs the operation, after it was looked at."""
         if self._places:
             for tensor in _tensors((*args, *(kwargs or {}).values())):
-                place = self._places.get(_memory(part_of(tensor)), -1)
+                place = self._places.get(_memory(local_tensor(tensor)), -1)
                 if place >= 0:
                     self._noted(place, str(func))
         return func(*args, **(kwargs or {}))

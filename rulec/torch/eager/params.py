@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from rulec.errors import HyperError, RulecError, TensorError
 from rulec.language.source import did_you_mean
 from rulec.torch.groups.routes import names_of
-from rulec.torch.tensors.dtensor import part_of
+from rulec.torch.tensors.dtensor import local_tensor
 from rulec.torch.tensors.fake import is_fake
 
 
@@ -34,7 +34,7 @@ class ParameterIndex:
         self.params: list[Tensor] = [p for group in groups for p in group["params"]]
         default_names = names_of(groups)
         self.names = [names.get(id(p), name) for p, name in zip(self.params, default_names, strict=True)]
-        self.sizes = [part_of(p).nbytes for p in self.params]
+        self.sizes = [local_tensor(p).nbytes for p in self.params]
         self.places = {id(p): i for i, p in enumerate(self.params)}
         self.chosen = frozenset(_chosen(self.names, only)) - frozenset(late)
         self._released: dict[int, Released] = {}

@@ -27,7 +27,7 @@ from rulec.torch.es.population import Marked, population_of
 from rulec.torch.es.self_estimating import SelfEstimators
 from rulec.torch.es.single import OneMember, check_mixing, check_modules, uncompiled
 from rulec.torch.es.update import Estimating
-from rulec.torch.tensors.dtensor import part_of
+from rulec.torch.tensors.dtensor import local_tensor
 from rulec.torch.tensors.fake import is_fake, resolved
 from rulec.torch.tensors.tensors import dtype_name
 
@@ -322,7 +322,7 @@ def _some(layers: list[str]) -> str:
 
 def _sample(param: torch.Tensor) -> perturbation.Floats:
     """Elements of what is here of a parameter, in float64 on the host."""
-    here = part_of(param).detach().reshape(-1)
+    here = local_tensor(param).detach().reshape(-1)
     places = torch.from_numpy(perturbation.places(here.numel())).to(here.device)
     sample: perturbation.Floats = here[places].double().cpu().numpy()
     return sample

@@ -29,7 +29,7 @@ from rulec.errors import StateMismatch
 from rulec.formats import Format, decode, decode_spread, gathered, of_key
 from rulec.formats.blocks import packed, unpacked
 from rulec.torch.states.store import FusedState
-from rulec.torch.tensors.dtensor import as_part, is_dtensor, is_flat, is_split, part_of, saved_part
+from rulec.torch.tensors.dtensor import as_part, is_dtensor, is_flat, is_split, local_tensor, saved_part
 from rulec.torch.tensors.fake import resolved
 from rulec.torch.tensors.sections import Section
 from rulec.torch.tensors.tensors import real_view
@@ -77,7 +77,7 @@ def _floats(form: Format, codes: Tensor, scales: Tensor, param: Tensor) -> Tenso
 
 def _saved(form: Format, codes: Any, scales: Any, param: Any) -> Sequence[Tensor]:
     """Codes and scales of runs in the parameter's placement; of elements where its parts cut runs."""
-    runs, here, codes, scales = runs_of(param, form.block), real_view(param), part_of(codes), part_of(scales)
+    runs, here, codes, scales = runs_of(param, form.block), real_view(param), local_tensor(codes), local_tensor(scales)
     if runs.length == 1 or not cuts_fit(param, runs):
         whole = runs.shape
         return [_placed(x.reshape(here.shape), whole, param) for x in _each(form, codes, scales, here)]
@@ -108,7 +108,7 @@ def joined_codes(
     here, dim = real_view(param), sections[0].dim
     parts = [section.of(here) for section in sections]
     each = [
-        [x.reshape(part.shape) for x in _each(form, part_of(codes), part_of(scales), part)]
+        [x.reshape(part.shape) for x in _each(form, local_tensor(codes), local_tensor(scales), part)]
         for (codes, scales), part in zip(pairs, parts, strict=True)
     ]
     codes, scales = (torch.cat([pair[i] for pair in each], dim) for i in (0, 1))

@@ -27,7 +27,7 @@ from rulec.torch.distributed.cross_process import Across
 from rulec.torch.groups.values import Groups
 from rulec.torch.states.interop.load import flattened
 from rulec.torch.states.quantized import CODES
-from rulec.torch.tensors.dtensor import is_dtensor, part_of
+from rulec.torch.tensors.dtensor import is_dtensor, local_tensor
 from rulec.torch.tensors.fake import has_no_memory, plain_memory
 
 #: The key of a group for the formats of its states in codes: torch's name of a state -> the key of its format.
@@ -186,7 +186,7 @@ def _rate_of(group: Mapping[str, Any]) -> bool:
 
 def _has_number(grad: Tensor) -> bool:
     """Whether a gradient has an element that is not 0, in this process."""
-    here = part_of(grad)
+    here = local_tensor(grad)
     if has_no_memory(here):
         return True
     here = here._values() if here.layout is torch.sparse_coo else here

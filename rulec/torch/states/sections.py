@@ -22,7 +22,7 @@ from rulec.compiler.view import MatrixView
 from rulec.errors import StateMismatch
 from rulec.formats import Format
 from rulec.torch.states.quantized import CODES, elements_here, joined_codes, values_here
-from rulec.torch.tensors.dtensor import as_part, fill, is_dtensor, kept_placement, part_of
+from rulec.torch.tensors.dtensor import as_part, fill, is_dtensor, kept_placement, local_tensor
 from rulec.torch.tensors.fake import is_fake
 from rulec.torch.tensors.sections import Section
 from rulec.torch.tensors.tensors import real_view
@@ -150,11 +150,11 @@ def loaded_of_sections(
     for name, whole in all_joined(states, sections, param).items():
         if name not in saved or name in before:
             continue
-        if not is_fake(part_of(whole)):
+        if not is_fake(local_tensor(whole)):
             _check_shape(saved[name], whole, f"{name} of {owner}")
             fill(whole, torch.as_tensor(saved[name]), owner)
         at = states[0][name].place(sections[0].dim)
-        parts = torch.split(part_of(whole), [of[name].here.shape[at] for of in states], at)
+        parts = torch.split(local_tensor(whole), [of[name].here.shape[at] for of in states], at)
         for mine, part in zip(each, parts, strict=True):
             mine.setdefault(name, part)
     return each

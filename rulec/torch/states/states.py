@@ -29,7 +29,7 @@ from rulec.torch.states.saved import FORMATS, check_fits, check_formats, check_v
 from rulec.torch.states.sections import SectionState, loaded_of_sections, of_section, saved_of_sections
 from rulec.torch.states.store import Store, parts_of
 from rulec.torch.tensors.addresses import ShownState, StateAddresses, check_memory, facts_of
-from rulec.torch.tensors.dtensor import as_placed, fill, is_flat, part_of
+from rulec.torch.tensors.dtensor import as_placed, fill, is_flat, local_tensor
 from rulec.torch.tensors.fake import is_fake, plain_memory, real_memory
 from rulec.torch.tensors.sections import Section
 from rulec.torch.tensors.tensors import check_apart, dtype_name, real_view
@@ -265,7 +265,7 @@ class Buffers:
         param = self._routes[place].place
         arrays = [array for name, array in self.written(place).items() if name != "step" or self._counted(place)]
         return [
-            ShownState(place, param, name, array, shown, part_of(shown))
+            ShownState(place, param, name, array, shown, local_tensor(shown))
             for array, (name, shown) in zip(arrays, buffers.items(), strict=True)
         ]
 

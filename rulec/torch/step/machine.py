@@ -48,7 +48,7 @@ from rulec.torch.step.plan import (
 from rulec.torch.step.repeat import Repeat, repeat_of
 from rulec.torch.step.snapshot import Change, Snapshot
 from rulec.torch.step.sparse import SparseRows, check_takes_rows, is_sparse, sparse_rows
-from rulec.torch.tensors.dtensor import check_gradient, is_dtensor, part_of
+from rulec.torch.tensors.dtensor import check_gradient, is_dtensor, local_tensor
 from rulec.torch.tensors.fake import plain_arithmetic, plain_memory
 from rulec.torch.tensors.tensors import OtherDtype, dtype_name, is_dense, real_view
 
@@ -346,7 +346,7 @@ class OptimizerStep:
     def _check_shapes(self, plan: StepPlan, grads: Sequence[Tensor]) -> None:
         """TensorError where a gradient of a fused parameter cannot be cut as its parameter is."""
         for place in {place for place, section in plan.sections if section is not None}:
-            grad, param, name = grads[place], part_of(plan.written[place]), self.names[plan.chosen[place]]
+            grad, param, name = grads[place], local_tensor(plan.written[place]), self.names[plan.chosen[place]]
             if grad.layout is not torch.strided:
                 raise TensorError(f"the gradient of {name} is sparse ({grad.layout}), and its parameter is split")
             if grad.shape != param.shape:

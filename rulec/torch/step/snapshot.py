@@ -16,7 +16,7 @@ from rulec.torch.groups.capture import NEW_NUMBERS, NEW_TENSORS, CaptureMode, is
 from rulec.torch.groups.entries import GroupRule
 from rulec.torch.groups.interface import Interface, Options
 from rulec.torch.groups.values import Groups, GroupValues, group_rules_of, splits_of, words_of
-from rulec.torch.tensors.dtensor import address_of, part_of
+from rulec.torch.tensors.dtensor import address_of, local_tensor
 from rulec.torch.tensors.tensors import Guard, check_apart, check_memory, check_parameters, guard_for, never
 
 
@@ -124,5 +124,5 @@ class Snapshot:
 
 
 def _facts(param: Tensor) -> tuple[Any, ...]:
-    here = part_of(param)
+    here = local_tensor(param)
     return here.shape, here.stride(), here.dtype, here.device, here.is_neg(), here.is_conj()

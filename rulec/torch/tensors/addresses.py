@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rulec.errors import StateMismatch
 from rulec.torch.fastpath.survey import look_of
-from rulec.torch.tensors.dtensor import part_of
+from rulec.torch.tensors.dtensor import local_tensor
 from rulec.torch.tensors.fake import has_no_memory
 from rulec.torch.tensors.tensors import Guard, guard_for, never, real_view
 
@@ -105,7 +105,7 @@ class StateAddresses:
 
     def same(self, params: tuple[int, ...] | None = None) -> bool:
         """Whether no state of the parameters at some places, or of all, was moved or given another shape or dtype."""
-        if any(part_of(state.shown) is not state.part for state in self._dtensors):
+        if any(local_tensor(state.shown) is not state.part for state in self._dtensors):
             return False
         if params is None:
             return self.all.same()
@@ -130,7 +130,7 @@ def check_memory(tensor: Any, state: str) -> None:
     """StateMismatch where a state of this name is a tensor without an element's memory, or is sparse."""
     if not isinstance(tensor, Tensor) or has_no_memory(tensor):
         return
-    here = part_of(tensor)
+    here = local_tensor(tensor)
     if here.layout is not torch.strided:
         raise StateMismatch(f"{state} is sparse ({here.layout}): give it as a dense tensor")
     last = sum((size - 1) * stride for size, stride in zip(here.shape, here.stride(), strict=True))

@@ -39,7 +39,7 @@ def is_dtensor(tensor: Any) -> bool:
     return module is not None and isinstance(tensor, module.DTensor)
 
 
-def part_of(tensor: Any) -> Tensor:
+def local_tensor(tensor: Any) -> Tensor:
     """What a DTensor has in this process, not a copy; any other tensor as it is."""
     part: Tensor = tensor._local_tensor if is_dtensor(tensor) else tensor
     return part
@@ -60,7 +60,7 @@ def indices_here(param: Any, section: Section | None = None) -> tuple[Sequence[i
 
 def place_of(param: Any, section: Section | None = None) -> Piece | None:
     """Where the part of a split parameter lies in the whole; None where it is no range and no rows with equal gaps."""
-    part = (part_of(param) if section is None else section.of(part_of(param))).shape
+    part = (local_tensor(param) if section is None else section.of(local_tensor(param))).shape
     indices, whole = indices_here(param, section), param.shape
     if not all(part):
         return Piece()
@@ -111,7 +111,7 @@ def _cuts(placement: Any, axis: int) -> bool:
 def address_of(params: Sequence[Tensor]) -> Callable[[Tensor], int]:
     """A function from one of these parameters to its address here."""
     if any(map(is_dtensor, params)):
-        return lambda param: part_of(param).data_ptr()
+        return lambda param: local_tensor(param).data_ptr()
     return plain_address_of(params)
 
 
@@ -265,7 +265,7 @@ def as_placed(
     if shape is not None:
         return as_part(state, shape, _strides(shape), param, _kept_of_own(param, view, shape))
     if {"i", "j"} <= {*letters}:
-        same = state.shape == part_of(param).shape
+        same = state.shape == local_tensor(param).shape
         return as_part(state, param.shape, param.stride(), param) if same else state
     whole = view.whole or view
     shape = whole.kept_shape(whole.rows if "i" in letters else 1, whole.cols if "j" in letters else 1, letters)
@@ -326,7 +326,7 @@ def saved_part(value: Any, param: Any, name: str) -> Tensor:
     """
     value = torch.as_tensor(value) if not isinstance(value, Tensor) else value
     if not is_dtensor(param):
-        return part_of(value)
+        return local_tensor(value)
     if not is_dtensor(value):
         return _cut(value, param, name)
     if _place(value) != _place(param):
@@ -334,12 +334,12 @@ def saved_part(value: Any, param: Any, name: str) -> Tensor:
             f"a saved state of {name} is placed as {value.placements}, where its parameter is as {param.placements}: "
             f"load it with torch.distributed.checkpoint"
         )
-    return part_of(value)
+    return local_tensor(value)
 
 
 def _cut(whole: Tensor, param: Any, name: str) -> Tensor:
     """This process's part of a whole tensor, cut as a parameter is."""
-    here, coordinate = part_of(param).shape, param.device_mesh.get_coordinate()
+    here, coordinate = local_tensor(param).shape, param.device_mesh.get_coordinate()
     if tuple(whole.shape) != tuple(param.shape):
         raise StateMismatch(
             f"a saved state of {name} has shape {tuple(whole.shape)}, where its parameter has {tuple(param.shape)}"
@@ -356,7 +356,7 @@ def _cut(whole: Tensor, param: Any, name: str) -> Tensor:
 def fill(state: Any, value: Any, name: str) -> None:
     """Writes a saved value into a state: of its placement, or whole. StateMismatch where it is placed otherwise."""
     part = saved_part(value, state, name)
-    part_of(state).copy_(part if is_dtensor(state) else part.reshape(state.shape))
+    local_tensor(state).copy_(part if is_dtensor(state) else part.reshape(state.shape))
 
 
 def check_whole(params: Sequence[Tensor], verb: str) -> None:

@@ -22,7 +22,7 @@ from rulec.errors import TensorError
 from rulec.kernel.multi_tensor.address import Located
 from rulec.runtime.arrays import Arrays, Vector
 from rulec.runtime.storage.allocator import STATE_SIZE, StateSpec
-from rulec.torch.tensors.dtensor import part_of
+from rulec.torch.tensors.dtensor import local_tensor
 from rulec.torch.tensors.fake import is_fake, plain_memory, real_memory, resolved
 from rulec.torch.tensors.library import DeviceLibrary, HostLibrary
 
@@ -47,7 +47,7 @@ def real_view(tensor: Tensor) -> Tensor:
 
     Of a DTensor it is what is here.
     """
-    tensor = part_of(tensor).detach()
+    tensor = local_tensor(tensor).detach()
     if not tensor.is_complex() or tensor.layout is not torch.strided:
         return tensor
     return torch.view_as_real(resolved(tensor))
@@ -285,7 +285,7 @@ def _initial(
 def check_parameters(params: Sequence[Tensor], names: Sequence[str]) -> None:
     """TensorError where a parameter cannot be updated in its own memory."""
     for param, name in zip(params, names, strict=True):
-        _check_parameter(part_of(param), name)
+        _check_parameter(local_tensor(param), name)
     check_apart(params, names)
 
 
@@ -314,7 +314,7 @@ def _check_parameter(param: Tensor, name: str) -> None:
 
 def check_memory(param: Tensor, name: str) -> None:
     """TensorError where the memory of a parameter was resized, and lacks some of its elements."""
-    if not holds_all(part_of(param)):
+    if not holds_all(local_tensor(param)):
         raise TensorError(
             f"{name} has shape {tuple(param.shape)} and memory of {part_of(param).untyped_storage().nbytes()} bytes, "
             f"too few for it: give its storage the memory again, as with param.untyped_storage().resize_(bytes)"
@@ -323,7 +323,7 @@ def check_memory(param: Tensor, name: str) -> None:
 
 def check_apart(params: Sequence[Tensor], names: Sequence[str]) -> None:
     """TensorError where two parameters share memory, or one is given twice."""
-    placed = [(part_of(p), name) for p, name in zip(params, names, strict=True) if not is_fake(p) and p.numel()]
+    placed = [(local_tensor(p), name) for p, name in zip(params, names, strict=True) if not is_fake(p) and p.numel()]
     spans = [(str(p.device), p.data_ptr(), span_of(p) * p.element_size(), i) for i, (p, _) in enumerate(placed)]
     near: list[tuple[str, int, int, int]] = []
     for span in sorted(spans):

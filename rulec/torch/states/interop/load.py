@@ -29,7 +29,7 @@ from rulec.torch.groups.entries import Entry, GroupRule
 from rulec.torch.groups.interface import Interface
 from rulec.torch.states.interop.layouts import BETAS, NUMBERED, WARMUPS
 from rulec.torch.states.quantized import CODES
-from rulec.torch.tensors.dtensor import is_dtensor, part_of
+from rulec.torch.tensors.dtensor import is_dtensor, local_tensor
 from rulec.torch.tensors.fake import resolved
 
 #: The names of bitsandbytes' tensors of a parameter.
@@ -83,7 +83,7 @@ def _is(coded: Any, form: Format) -> bool:
 
 def _of_torchao(value: Any) -> Any:
     """A tensor of torchao in parts, or where it is the part of a DTensor its numbers; any other value as it is."""
-    part = part_of(value)
+    part = local_tensor(value)
     if is_dtensor(value) and hasattr(part, "codes") and hasattr(part, "scale"):
         shape, stride = value.shape, value.stride()
         numbers = part.dequantize()
