@@ -29,7 +29,7 @@ from rulec.torch.states.saved import FORMATS, check_fits, check_formats, check_v
 from rulec.torch.states.sections import SectionState, loaded_of_sections, of_section, saved_of_sections
 from rulec.torch.states.store import Store, parts_of
 from rulec.torch.tensors.addresses import ShownState, StateAddresses, check_memory, facts_of
-from rulec.torch.tensors.dtensor import as_placed, fill, is_flat, local_tensor
+from rulec.torch.tensors.dtensor import as_dtensor, fill, is_flat, local_tensor
 from rulec.torch.tensors.fake import is_fake, plain_memory, real_memory
 from rulec.torch.tensors.sections import Section
 from rulec.torch.tensors.tensors import check_apart, dtype_name, real_view
@@ -187,7 +187,7 @@ class Buffers:
         shown = torch.view_as_complex(state) if paired else state
         shape = tensor.shapes.get(name)
         where = param if shape is None else self._routes[place].param
-        return as_placed(shown, where, tensor.view, axes.get(name, "bij"), shape)
+        return as_dtensor(shown, where, tensor.view, axes.get(name, "bij"), shape)
 
     def formats(self, place: int) -> dict[str, Format]:
         """The formats of a parameter's states in codes, under torch's names; empty before its first step."""

@@ -252,7 +252,7 @@ def check_gradient(grad: Any, param: Any, name: str) -> None:
         )
 
 
-def as_placed(
+def as_dtensor(
     state: Tensor, param: Any, view: MatrixView, letters: str, shape: tuple[int, ...] | None = None
 ) -> Tensor:  # fmt: skip
     """A state of a parameter's part here as a DTensor, cut as its parameter is along the axes that it has.
