@@ -14,7 +14,7 @@ from rulec.language.rule import Rule
 from rulec.torch.groups.entries import GroupRule, sees_sections, sees_shapes
 from rulec.torch.groups.interface import Interface, torch_words
 from rulec.torch.groups.values import Groups
-from rulec.torch.tensors.dtensor import check_flat, check_placed, is_flat, section_here
+from rulec.torch.tensors.dtensor import check_dtensor, check_flat, is_flat, section_here
 from rulec.torch.tensors.sections import Section, bounds_of, checked_split
 from rulec.torch.tensors.tensors import real_view
 
@@ -119,7 +119,7 @@ def _route(interface: Interface, router: Router, route: Route) -> Route:
             f"dimensions: pass torch.view_as_real of it"
         )
     rule = router.choose(shape, route.tags, name)
-    check_placed(param, rule, name)
+    check_dtensor(param, rule, name)
     return replace(route, rule=rule, routed=not applies(router.rules[0], shape, route.tags))
 
 

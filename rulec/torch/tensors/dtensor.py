@@ -115,7 +115,7 @@ def address_of(params: Sequence[Tensor]) -> Callable[[Tensor], int]:
     return plain_address_of(params)
 
 
-def check_placed(param: Any, rule: Rule, name: str) -> None:
+def check_dtensor(param: Any, rule: Rule, name: str) -> None:
     """TensorError for a split parameter whose rule would have to see more than parts and their reductions."""
     if not is_split(param):
         return
