@@ -12,20 +12,20 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 class Lockable:
-    """An object for one thread at a time: methods marked `synchronized`, and blocks `with self._turn`, wait for each other.
+    """An object for one thread at a time: methods marked `synchronized`, and blocks `with self._lock`, exclude others.
 
-    The thread in its turn does not wait for itself. A copy of the object has a separate turn.
+    The thread that holds the lock does not wait for itself. A copy of the object has a separate lock.
     """
 
     def __new__(cls, *args: Any, **keywords: Any) -> Self:
         instance = super().__new__(cls)
-        instance._turn = RLock()
+        instance._lock = RLock()
         return instance
 
-    _turn: RLock
+    _lock: RLock
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_turn"}
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
 
 
 def synchronized(method: _Method) -> _Method:
@@ -33,12 +33,12 @@ def synchronized(method: _Method) -> _Method:
 
     @functools.wraps(method)
     def call(self: Lockable, *args: Any, **keywords: Any) -> Any:
-        with self._turn:
+        with self._lock:
             return method(self, *args, **keywords)
 
     return cast(_Method, call)
 
 
 def lock_of(owner: Any) -> AbstractContextManager[Any]:
-    """The turn of an object, as a context; an empty context for an object that is not of `Lockable`."""
-    return owner._turn if isinstance(owner, Lockable) else nullcontext()
+    """The lock of an object, as a context; an empty context for an object that is not `Lockable`."""
+    return owner._lock if isinstance(owner, Lockable) else nullcontext()

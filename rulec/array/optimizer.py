@@ -83,7 +83,7 @@ class Optimizer(Lockable):
         rule that evaluates the model again in a step, `gradient` gives the gradients where the arrays are then. An
         exception in it puts them back.
         """
-        turn = self._turn
+        turn = self._lock
         turn.acquire()  # in half the time of a `with` block
         try:
             if self._engine.passes.count:
@@ -184,7 +184,7 @@ class Optimizer(Lockable):
         step = self._open_partial(journal, uses or {})
         try:
             yield self
-            with self._turn:
+            with self._lock:
                 for layer in [*step.waiting]:
                     self._update(step, layer, *step.take(layer))
         except BaseException:
@@ -192,7 +192,7 @@ class Optimizer(Lockable):
             self._broken = step if step.updated and step.pending else None
             raise
         finally:
-            with self._turn:
+            with self._lock:
                 self._open = None
                 if self._broken is None:
                     self._engine.end()

@@ -52,7 +52,7 @@ class StrategySteps(Lockable, ABC):
         Binary layers have a sigma of their own. HyperError for a bad sigma, and RulecError between members and their
         update: the estimate would be of another size.
         """
-        with self._turn:
+        with self._lock:
             if self._rows:
                 raise RulecError(
                     f"step {self._step} has had {self._evaluation}, with the sigma there was: call update before "

@@ -199,7 +199,7 @@ class RuleOptimizer(Optimizer, Lockable):
             return _untraced_step(self, closure, inputs)
         machine = self._machine
         if machine is not None and machine.repeat is not None and closure is None and inputs is None:
-            turn = self._turn
+            turn = self._lock
             turn.acquire()  # in half the time of a `with` block, which is more than 1 % of a small step
             try:
                 plain = self._lost is None and "found_inf" not in self.__dict__ and not self._is_watched()
@@ -256,7 +256,7 @@ class RuleOptimizer(Optimizer, Lockable):
         step_inputs = None
         if self.interface.inputs or inputs:
             step_inputs = self._inputs(inputs, loss)
-        turn = self._turn
+        turn = self._lock
         turn.acquire()  # see `step`
         try:
             self._meets = True

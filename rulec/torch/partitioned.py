@@ -147,7 +147,7 @@ class Partitioned(Optimizer, Lockable):
         scaling: dict[str, Any] = {
             key: self.__dict__[key] for key in ("grad_scale", "found_inf") if key in self.__dict__
         }
-        with self._turn:
+        with self._lock:
             for place, each in enumerate(self.optimizers):
                 self._step_of(
                     place, {name: arguments[name] for name in each.interface.inputs if name in arguments}, scaling

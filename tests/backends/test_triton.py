@@ -109,11 +109,11 @@ SHAPED = (
 def check_ends(blocks: str, names: str, flat: str, rules: str, shaped: str) -> None:
     """Also where a program takes several blocks, one after the other, and every second tensor is not aligned."""
     in_the_interpreter(
-        "from rulec_backends.triton import blocks as triton_blocks, cut as triton_cut, work as triton_work\n"
+        "from rulec_backends.triton import blocks as triton_blocks, work as triton_work\n"
         f"triton_blocks.INTERPRETED = triton_blocks.{blocks}\n"
         f"if {blocks!r} == 'DEFAULT':\n"
         "    triton_work.tile_for = lambda vector, device: triton_blocks.tile_for(vector, 'some GPU')\n"
-        "triton_cut.MOST_CHUNKS = triton_cut.MOST_REDUCED = triton_cut.MOST_PIECES = 2\n"
+        "triton_work.MOST_CHUNKS = triton_work.MOST_REDUCED = triton_work.MOST_PIECES = 2\n"
         f"for name in {names}:\n    check_rule(subject, loaded(name), 'float32', {flat})\n"
         f"for rule in {rules}:\n"
         f"    bucket = max(buckets_of(rule, {shaped}), key=lambda b: len(b.shapes))\n"
@@ -125,9 +125,9 @@ def check_ends(blocks: str, names: str, flat: str, rules: str, shaped: str) -> N
 
 def test_several_tiles_of_one_program() -> None:
     in_the_interpreter(
-        "from rulec_backends.triton import blocks as triton_blocks, cut as triton_cut, work as triton_work\n"
+        "from rulec_backends.triton import blocks as triton_blocks, work as triton_work\n"
         "triton_work.tile_for = lambda vector, device: triton_blocks.tile_for(vector, 'some GPU')\n"
-        "triton_cut.MOST_REDUCED = 2\n"
+        "triton_work.MOST_REDUCED = 2\n"
         "check_rule(subject, loaded('adafactor'), 'float32', ((27, 256),))"
     )
 

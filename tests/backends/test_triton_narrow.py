@@ -9,19 +9,19 @@ from tests.backends.triton_process import in_the_interpreter
 TRAINED = """
 import torch
 import rulec.torch
-from rulec.runtime import portion_values
+from rulec.runtime.stages.kernel_arguments import KernelArguments
 from rulec_backends.triton import TritonBackend, quintic_call
 
 quintic_call._WORTH_HALVING = 32
 dtypes = set()
-vectors = portion_values.PortionValues.vectors
+vectors = KernelArguments.vectors
 
 def noted(self, result, arrays):
     handed = vectors(self, result, arrays)
     dtypes.update(str(x.dtype) for x in handed if x.dim() == 2 and min(x.shape) > 1)
     return handed
 
-portion_values.PortionValues.vectors = noted
+KernelArguments.vectors = noted
 
 def trained(narrow, dtype):
     TritonBackend.narrow = narrow

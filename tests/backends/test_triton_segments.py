@@ -19,10 +19,10 @@ def test_a_run_has_the_same_bits_whatever_its_neighbours_are() -> None:
 STEPS = """
 import torch
 import rulec.torch
-from rulec_backends.triton import segments_call
+from rulec_backends.triton import segments
 
 runs = []
-call = segments_call.Segments.__call__
+call = segments.Segments.__call__
 
 def counted(self, op, values, ends):
     runs.append(len(ends) - 1)
@@ -39,7 +39,7 @@ def trained(backend, chosen):
         opt.step()
     return [params[i].detach() for i in chosen]
 
-segments_call.Segments.__call__ = counted
+segments.Segments.__call__ = counted
 together = trained('triton', [0, 1, 2])
 counts = [*runs]
 alone = [trained('triton', [i])[0] for i in range(3)]

@@ -26,7 +26,7 @@ TRITON = """
 import torch
 import rulec.torch
 from rulec.array_api.slices import piece_of
-from rulec.runtime.distributed.shards import Whole
+from rulec.runtime.distributed.shards import GlobalTensor
 from rulec.compiler.weights import DTYPES
 
 def train(backend, kind, rule, large=40, **words):
@@ -52,7 +52,7 @@ def moved(backend, cut):
     if cut != whole:
         piece = piece_of((70, 91), p.shape, [c.indices(n)[0] for c, n in zip(cut, (70, 91))])
         indices = tuple(range(*c.indices(n)) for c, n in zip(cut, (70, 91)))
-        tensor.whole = Whole((70, 91), (), piece, indices)
+        tensor.whole = GlobalTensor((70, 91), (), piece, indices)
     p.grad = -torch.ones_like(p)
     optimizer.step()
     return p > 1

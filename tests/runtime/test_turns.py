@@ -30,7 +30,7 @@ class Meeting:
         self._asked, self._thread = threading.Event(), threading.Thread(target=self._come, args=(second,), daemon=True)
         self._inside, self.crowded, self.visits, self._problems = 0, False, 0, list[BaseException]()
         self._visitors = set[threading.Thread]()
-        shared._turn = _Asking(self)
+        shared._lock = _Asking(self)
 
     def _come(self, second: Callable[[], Any]) -> None:
         try:
@@ -176,7 +176,7 @@ def test_eager_updates_and_stores_wait(monkeypatch: pytest.MonkeyPatch) -> None:
         eager.step()
 
     def later() -> None:
-        with eager._turn:  # the first step clears the gradients that it has used
+        with eager._lock:  # the first step clears the gradients that it has used
             step()
 
     meet(monkeypatch, eager, step, later)
@@ -332,7 +332,7 @@ class Counter(Lockable):
 def test_a_thread_does_not_wait_for_itself_and_a_copy_has_a_turn_of_its_own() -> None:
     counter = Counter()
     counter.twice()
-    with counter._turn:
+    with counter._lock:
         for other in (copy.deepcopy(counter), copy.copy(counter)):
             waiting = threading.Thread(target=other.twice)
             waiting.start()
@@ -347,7 +347,7 @@ def test_a_turn_that_failed_is_given_back(make: Callable[[], Any]) -> None:
     with pytest.raises(rulec.RulecError):
         opt.step(inputs={"none": 1.0}) if isinstance(opt, torch.optim.Optimizer) else opt.step({"none": 1.0})
     free: list[bool] = []
-    other = threading.Thread(target=lambda: free.append(opt._turn.acquire(blocking=False)))
+    other = threading.Thread(target=lambda: free.append(opt._lock.acquire(blocking=False)))
     other.start()
     other.join(60)
     assert free == [True]

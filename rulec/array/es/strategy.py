@@ -184,7 +184,7 @@ class Strategy(StrategySteps):
         "zscore", "ars_top" or a function of fitness (signs, directions)) the mean is the gradient of the smoothed
         fitness.
         """
-        with self._turn:
+        with self._lock:
             weighed = self._weighed(fitness, loss, shaping)
             gradients = {} if weighed.empty else {name: self._gradient(name, weighed) for name in self._perturbed}
             self._end(weighed, gradients)
@@ -197,7 +197,7 @@ class Strategy(StrategySteps):
         TensorError where the optimizer is one of other arrays.
         """
         self._check_optimizer(opt)
-        with self._turn, lock_of(opt):
+        with self._lock, lock_of(opt):
             weighed = self._weighed(fitness, loss, shaping)
             fused: tuple[str, ...] = ()
             if not weighed.empty:

@@ -253,8 +253,8 @@ class _Bucket:
     """The tensors that travel together, on their way there and back: a message for each dtype."""
 
     def __init__(
-        self, waiting: Sequence[OwnerExchange], peers: RankGroup, schedule: Schedule, entries: Sequence[tuple[int, _Entry]],
-        failure: DeferredError,
+        self, waiting: Sequence[OwnerExchange], peers: RankGroup, schedule: Schedule,
+        entries: Sequence[tuple[int, _Entry]], failure: DeferredError,
     ) -> None:  # fmt: skip
         self.failure = failure
         self.waiting, self.peers, self.schedule = waiting, peers, schedule

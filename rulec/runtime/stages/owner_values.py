@@ -175,7 +175,7 @@ class OwnerEvaluator(GapEvaluator):
         for k, value in enumerate(delegation.returned):
             self._take(value, [each[k] for each in parts])
 
-    # Parcels
+    # Payloads
 
     def _sent(self, value: Node, i: int) -> Payload:
         """The part here of a value or state that the owner of tensor i needs."""

@@ -95,7 +95,7 @@ class ValueSource(Protocol):
 
 
 class InTiles(ValueSource, Protocol):
-    """Surroundings with matrices and states for reading and writing tile by tile.
+    """A value source with matrices and states for reading and writing tile by tile.
 
     `writes` is called before a state is written.
     """

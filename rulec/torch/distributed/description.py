@@ -31,7 +31,8 @@ class Alike:
     """The description of an optimizer's tensors in this process; `order` are the places of `routes` in their order."""
 
     def __init__(
-        self, routes: Sequence[Route], homes: Sequence[TensorRef], order: Sequence[int], groups: Groups, options: Options
+        self, routes: Sequence[Route], homes: Sequence[TensorRef], order: Sequence[int], groups: Groups,
+        options: Options,
     ) -> None:  # fmt: skip
         self._routes, self._homes, self._order = routes, homes, order
         self._named = [bool(group.get("param_names")) for group in groups]

@@ -40,7 +40,7 @@ class Passes:
     """
 
     def __init__(self, inner: Inner, names: dict[int, str], options: EagerOptions, model: Any, turn: RLock) -> None:
-        self.inner, self.names, self.options, self._turn = inner, names, options, turn
+        self.inner, self.names, self.options, self._lock = inner, names, options, turn
         self.step: OpenStep | None = None
         self.window: BackwardHandler | None = None
         self.epilogue: Epilogue | None = None
@@ -145,7 +145,7 @@ class Passes:
             yield shown
             window.check_complete()
             self.reducer.check_reduced(self.roster, window)
-            with self._turn:
+            with self._lock:
                 window.end()
         except BaseException:
             self._fail()
@@ -163,7 +163,7 @@ class Passes:
                 f"a gradient of {self.roster.names[place]} arrived outside of `with opt.backward():`, where it is not "
                 f"known whether it is complete: put loss.backward() inside, and call zero_grad() to be rid of this one"
             )
-        with self._turn:  # autograd has a thread for every device
+        with self._lock:  # autograd has a thread for every device
             if self._hooks.put_last(place):
                 self.window.postpone(place)
             if self.epilogue is None or not self.epilogue.arrived(self.window, place):

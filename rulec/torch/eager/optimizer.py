@@ -77,7 +77,7 @@ class EagerUpdate(Optimizer, Lockable):
         self._complete, self._inner = False, inner
         super().__init__(self.param_groups, self.inner.defaults)
         self._complete = True
-        self._passes = Passes(inner, names, options, model, self._turn)
+        self._passes = Passes(inner, names, options, model, self._lock)
 
     # What the optimizer inside has
 
@@ -126,7 +126,7 @@ class EagerUpdate(Optimizer, Lockable):
         With `last_microbatch=False` gradients are added up and nothing is updated; the last backward pass of the step
         updates with the sum. In one scope there may be several backward passes, of parts of the model or of the loss.
         """
-        with self._turn:
+        with self._lock:
             step = self._passes.begin_backward(last_microbatch, self.max_grad_norm is not None)
         yield from self._passes.run()
         if last_microbatch and step.factor is not None and not step.factor.finite:
@@ -149,7 +149,7 @@ class EagerUpdate(Optimizer, Lockable):
         if self.max_grad_norm is None and scaler is None:
             raise RulecError("there is nothing to measure: set max_grad_norm, or give a GradScaler that is enabled")
         factor = Factor(self.max_grad_norm, scaler)
-        with self._turn:
+        with self._lock:
             self._passes.begin_measuring(factor)
         yield from self._passes.run(factor)
         factor.all_taken(self)

@@ -90,7 +90,7 @@ class RuleInner(Inner):
     def open(self) -> None:
         """Opens a step; RuleError where groups mean a rule now that cannot be run in parts."""
         optimizer = self.optimizer
-        with optimizer._turn:
+        with optimizer._lock:
             optimizer._check_trained()
             optimizer._current().begin(optimizer.param_groups)
         if self.machine is not self._checked:
@@ -130,12 +130,12 @@ class RuleInner(Inner):
             raise
 
     def _take_order(self, other: OtherOrder) -> None:
-        with self.optimizer._turn:
+        with self.optimizer._lock:
             if self.optimizer._take_order(other):
                 self.machine.begin(self.optimizer.param_groups)
 
     def compare(self) -> None:
-        with self.optimizer._turn:
+        with self.optimizer._lock:
             self.optimizer._first = None
             if not self.optimizer._compared:
                 self.optimizer._compare()
@@ -146,7 +146,7 @@ class RuleInner(Inner):
 
     def _fire(self, places: tuple[int, ...], grads: Sequence[Tensor], meets: bool) -> None:
         optimizer = self.optimizer
-        with optimizer._turn:
+        with optimizer._lock:
             if self.machine.fire(places, grads, meets):
                 return
             if optimizer.interface.shared:
@@ -162,11 +162,11 @@ class RuleInner(Inner):
         self, places: tuple[int, ...], grads: Sequence[Tensor], way: Callable[[Rule], Rule], counts: bool
     ) -> None:  # fmt: skip
         """Runs a part of the step that is open: see `Engine.ready_part`."""
-        with self.optimizer._turn:
+        with self.optimizer._lock:
             self.machine.fire_part(places, grads, way, counts)
 
     def close(self) -> None:
-        with self.optimizer._turn:
+        with self.optimizer._lock:
             self.machine.end(self.optimizer.param_groups)
 
     def buffers(self, place: int) -> Mapping[str, Any]:

@@ -214,7 +214,7 @@ class Strategy(StrategySteps):
 
         `l1` times the sign and `l2` times the value of the weights of binary layers are added to their gradients.
         """
-        with self._turn:
+        with self._lock:
             report = self._estimating(fitness, loss, shaping, (l1, l2)).update()
             self._begin(self._step + 1)
             return report
@@ -227,7 +227,7 @@ class Strategy(StrategySteps):
         It can for elementwise rules of rulec. The report says which parameters were updated so. Gradients of the others
         are freed.
         """
-        with self._turn, lock_of(opt):
+        with self._lock, lock_of(opt):
             report = self._estimating(fitness, loss, shaping, (l1, l2)).step(opt)
             self._begin(self._step + 1)
             return report

@@ -204,8 +204,8 @@ class Writer:
     """
 
     def __init__(
-        self, params: Sequence[Tensor], engines: Sequence[TorchEngine], homes: Sequence[TensorRef], steps: bool, skips: bool,
-        publishes: bool,
+        self, params: Sequence[Tensor], engines: Sequence[TorchEngine], homes: Sequence[TensorRef], steps: bool,
+        skips: bool, publishes: bool,
     ) -> None:  # fmt: skip
         self._params, self._engines, self._homes = params, engines, homes
         self._steps, self._skips, self._publishes = steps, skips, publishes

@@ -243,7 +243,7 @@ def _remedy(parts: Sequence[Node]) -> str:
 def check_gradient(grad: Any, param: Any, name: str) -> None:
     """TensorError where a gradient is not placed as its parameter is."""
     if is_dtensor(grad) is not is_dtensor(param):
-        words = [f"{'a' if is_placed(x) else 'no'} DTensor" for x in (grad, param)]
+        words = [f"{'a' if is_dtensor(x) else 'no'} DTensor" for x in (grad, param)]
         raise TensorError(f"the gradient of {name} is {words[0]} and its parameter {words[1]}: give both alike")
     if is_dtensor(param) and _place(grad) != _place(param):
         raise TensorError(

@@ -316,7 +316,8 @@ def check_memory(param: Tensor, name: str) -> None:
     """TensorError where the memory of a parameter was resized, and lacks some of its elements."""
     if not holds_all(local_tensor(param)):
         raise TensorError(
-            f"{name} has shape {tuple(param.shape)} and memory of {part_of(param).untyped_storage().nbytes()} bytes, "
+            f"{name} has shape {tuple(param.shape)} and memory of "
+            f"{local_tensor(param).untyped_storage().nbytes()} bytes, "
             f"too few for it: give its storage the memory again, as with param.untyped_storage().resize_(bytes)"
         )
 
