@@ -25,9 +25,9 @@ from rulec.formats import UNBIASED, decode, encode
 from rulec.functional.plan import StepPlan
 from rulec.functional.quantized import Coded, Unbiased
 from rulec.functional.values import Values
+from rulec.jax.compiled import CompiledRecipe, call, machine
 from rulec.jax.leaves import Tree, Untrained, flat
 from rulec.jax.library import is_traced
-from rulec.jax.machine import CompiledRecipe, call, machine
 from rulec.jax.packing import Packed, packed, unpacked
 from rulec.jax.recipe import Given, Group, Rules, recipe
 from rulec.jax.state import Fields, State

@@ -14,8 +14,8 @@ from rulec.compiler.routing import Router
 from rulec.errors import HyperError
 from rulec.functional.plan import Options, Route, StepPlan, values_of
 from rulec.functional.values import Hypers
+from rulec.jax.compiled import CompiledRecipe, Renamed, call, machine_of
 from rulec.jax.library import LIBRARY, is_traced
-from rulec.jax.machine import CompiledRecipe, Renamed, call, machine_of
 from rulec.jax.recipe import Recipe
 from rulec.jax.step import one_step
 from rulec.language.expr.node import Node, Op

@@ -18,9 +18,9 @@ from rulec.errors import HyperError, RuleError
 from rulec.functional.plan import Options, Route, StepPlan, values_of
 from rulec.functional.values import Leaf
 from rulec.jax import cpu
+from rulec.jax.compiled import CompiledRecipe, Renamed, call, machine, machine_of, numbered
 from rulec.jax.evaluations import Gradient, passed
 from rulec.jax.library import is_outermost
-from rulec.jax.machine import CompiledRecipe, Renamed, call, machine, machine_of, numbered
 from rulec.jax.packing import packed as pack
 from rulec.jax.recipe import Given, Recipe, Rules, recipe, rules_of
 from rulec.jax.state import behind_trees, delete_trees, held, is_held_packed

@@ -20,9 +20,9 @@ from rulec.compiler.layout import PLAIN_STORAGE
 from rulec.errors import HyperError
 from rulec.formats import NAMES, parse
 from rulec.functional.plan import Options
+from rulec.jax.compiled import CompiledRecipe, call, is_wide, machine, numbered
 from rulec.jax.evaluations import passed
 from rulec.jax.library import is_traced
-from rulec.jax.machine import CompiledRecipe, call, is_wide, machine, numbered
 from rulec.jax.recipe import Given, Group, Recipe, Rules, recipe, rules_of
 from rulec.language.hyper import checked_seed
 from rulec.runtime.storage.options import Storage

@@ -25,7 +25,7 @@ from rulec.torch.groups.values import group_rules_of
 from rulec.torch.optimizer import RuleOptimizer
 from rulec.torch.partitioned import Partitioned
 from rulec.torch.states.saved import FORMATS
-from rulec.torch.step.machine import OptimizerStep
+from rulec.torch.step.optimizer_step import OptimizerStep
 from rulec.torch.tensors.dtensor import check_whole
 from rulec.torch.tensors.fake import resolved
 from rulec.torch.tensors.tensors import STATE_DTYPES, dtype_name

@@ -42,7 +42,7 @@ from rulec.torch.states.saved import asks_for_states, at_rates, check_numbers, c
 from rulec.torch.states.store import Store
 from rulec.torch.step.checks import watch_of
 from rulec.torch.step.evaluations import TorchPasses, check_passes
-from rulec.torch.step.machine import OptimizerStep
+from rulec.torch.step.optimizer_step import OptimizerStep
 from rulec.torch.tensors.dtensor import local_tensor
 from rulec.torch.tensors.fake import frame_callback, without_compiler
 from rulec.torch.tensors.tensors import check_parameters, dtype_name

@@ -13,7 +13,7 @@ import optax
 
 import rulec
 import rulec.jax
-from rulec.jax.machine import machine
+from rulec.jax.compiled import machine
 from rulec.jax.recipe import recipe
 from rulec.jax.transform import options
 

@@ -18,7 +18,7 @@ import rulec
 import rulec.jax
 from rulec.errors import StateMismatch, TensorError
 from rulec.jax import cpu, functional
-from rulec.jax.machine import machine
+from rulec.jax.compiled import machine
 from rulec.jax.packing import Packed
 from rulec.jax.recipe import recipe
 from rulec.jax.state import held, is_held_packed

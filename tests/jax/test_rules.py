@@ -16,7 +16,7 @@ import pytest
 import rulec
 import rulec.jax
 from rulec.array_api import random
-from rulec.jax.machine import is_wide
+from rulec.jax.compiled import is_wide
 from rulec.language.expr.node import Op, walk
 from rulec.testing.cases import loaded
 from tests.jax.runs import WAYS, JaxRun

@@ -21,11 +21,11 @@ import jax.numpy as jnp
 
 from rulec.compiler.routing import Router
 from rulec.errors import HyperError, RuleError, StepTooLarge
+from rulec.jax.compiled import call, is_wide, machine_of, numbered
 from rulec.jax.eager.memory import StepBytes, bytes_of, shapes, shared_out
 from rulec.jax.eager.parts import Parts
 from rulec.jax.eager.tied import Tied, tied_in
 from rulec.jax.library import LIBRARY, compiler_options, evaluated, is_outermost
-from rulec.jax.machine import call, is_wide, machine_of, numbered
 from rulec.jax.recipe import Given, Rules, recipe, rules_of
 from rulec.jax.transform import options
 from rulec.language.compose.combine import map_nodes

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.extend.core import Literal
 
-from rulec.jax.machine import call, machine, numbered
+from rulec.jax.compiled import call, machine, numbered
 from rulec.jax.recipe import Given, Rules, recipe
 from rulec.jax.transform import options
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from rulec.errors import RuleError
 from rulec.functional.plan import Options, StepPlan
 from rulec.functional.values import Leaf, Values
+from rulec.jax.compiled import CompiledRecipe, Renamed
 from rulec.jax.first import first_values
 from rulec.jax.leaves import WHOLE, Tree, Untrained, check_apart, flat
-from rulec.jax.machine import CompiledRecipe, Renamed
 from rulec.jax.recipe import Recipe
 from rulec.jax.step import one_step
 from rulec.language.rule import Rule

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from rulec.errors import StateMismatch, TensorError
 from rulec.functional.plan import StepPlan
+from rulec.jax.compiled import call
 from rulec.jax.eager.call import Eager, EagerRun, Outcome, UserFunction, unless
 from rulec.jax.eager.layers import Split, Stacks, listed, stacked
 from rulec.jax.eager.memory import bytes_of, residual_bytes, shape_of
@@ -23,7 +24,6 @@ from rulec.jax.eager.model import Bound, Model, Pass, check_loss, pair
 from rulec.jax.eager.parts import Subtree
 from rulec.jax.eager.tied import Tied, tied_in
 from rulec.jax.leaves import Tree
-from rulec.jax.machine import call
 from rulec.jax.recipe import Rules
 
 

@@ -29,7 +29,7 @@ from rulec.torch.eager.epilogue_tiles import ProductCalls, Way
 from rulec.torch.eager.hooks import hears_alone
 from rulec.torch.eager.on_gradient import BackwardHandler, Firing
 from rulec.torch.eager.wrapped import ForeignInner, Inner, PartitionedInner
-from rulec.torch.step.machine import OptimizerStep
+from rulec.torch.step.optimizer_step import OptimizerStep
 from rulec.torch.tensors.fake import is_fake, resolved
 from rulec.torch.tensors.tensors import dtype_name
 

@@ -23,7 +23,7 @@ from rulec.torch.groups.values import Groups
 from rulec.torch.optimizer import RuleOptimizer
 from rulec.torch.partitioned import Partitioned
 from rulec.torch.states.saved import FORMATS
-from rulec.torch.step.machine import OptimizerStep
+from rulec.torch.step.optimizer_step import OptimizerStep
 from rulec.torch.tensors.tensors import check_apart
 
 #: The rules of an eager optimizer: a rule, its name or path, a partition, or a class or function that makes optimizers.

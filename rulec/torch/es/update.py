@@ -28,7 +28,7 @@ from rulec.torch.es.noise.base import Source
 from rulec.torch.es.noise.build import Noises
 from rulec.torch.es.self_estimating import SelfEstimators
 from rulec.torch.optimizer import RuleOptimizer
-from rulec.torch.step.machine import OptimizerStep
+from rulec.torch.step.optimizer_step import OptimizerStep
 from rulec.torch.step.plan import launches_of
 from rulec.torch.tensors.dtensor import is_dtensor
 from rulec.torch.tensors.tensors import OtherDtype, dtype_name

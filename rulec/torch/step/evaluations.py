@@ -16,7 +16,7 @@ from rulec.compiler.weights import is_part
 from rulec.errors import HyperError, RulecError, TensorError
 from rulec.runtime.evaluations import move_at
 from rulec.torch.groups.inputs import Inputs
-from rulec.torch.step.machine import OptimizerStep
+from rulec.torch.step.optimizer_step import OptimizerStep
 from rulec.torch.step.sparse import is_sparse
 from rulec.torch.tensors.dtensor import is_dtensor
 from rulec.torch.tensors.fake import plain_memory

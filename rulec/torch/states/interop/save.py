@@ -16,7 +16,7 @@ from rulec.language.source import did_you_mean
 from rulec.torch.groups.entries import GroupRule
 from rulec.torch.groups.routes import check_unsplit
 from rulec.torch.states.interop.layouts import BitsAndBytes, HeldState, Layout, Numbers, TorchAO
-from rulec.torch.step.machine import OptimizerStep
+from rulec.torch.step.optimizer_step import OptimizerStep
 from rulec.torch.tensors.dtensor import check_whole
 
 #: The layouts by name.
