@@ -13,7 +13,7 @@ from gallery.usage import programs
 from rulec.errors import RulecError
 from rulec.language.expr.node import Node
 from rulec.language.expr.text import expression_text, number_text
-from rulec.language.rule import Hyper
+from rulec.language.hyper import Hyper
 from rulec.tools.display.drawing import figure, thumbnail
 from rulec.tools.display.path import FUNCTIONS, Path, paths, refusal
 

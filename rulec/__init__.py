@@ -7,7 +7,7 @@ from typing import Any
 
 from rulec.compiler.pipeline import compile
 from rulec.errors import RulecError, RuleError
-from rulec.language.export.sympy import from_sympy
+from rulec.language.export.equations import from_sympy
 from rulec.language.library.load import json_schema, load, parse, rules
 from rulec.language.partition import Part, Partition, part, partition
 from rulec.language.rule import Rule

@@ -1,7 +1,8 @@
-"""Properties of a rule, proved from its expressions: `rule.analysis`."""
+"""Properties of a rule, proved from its expressions: `rule.analysis`; and a rule as notebooks show it."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -23,17 +24,22 @@ from rulec.analysis.structure import (
 )  # fmt: skip
 from rulec.analysis.witness import Witness
 from rulec.analysis.zero import AtZero, Rest, at_zero
-from rulec.language.rule import Rule
+from rulec.errors import RuleError
+from rulec.language.export.latex import rule_to_latex
+from rulec.language.expr.node import Node
+from rulec.language.expr.text import expression_text, number_text
+from rulec.language.rule_data import RuleData
 
 __all__ = ["Accumulation", "Analysis", "AtZero", "Fact", "Line", "Rest", "StateStorage", "analyse", "storage"]
 
 
-def storage(rule: Rule) -> dict[str, StateStorage]:
+def storage(rule: RuleData) -> dict[str, StateStorage]:
     """State -> how it may be stored, for every state of the rule; errors as of `analyse`."""
     return storage_of(flow_of(rule))
 
 
-def analyse(rule: Rule) -> Analysis:
+@functools.lru_cache(maxsize=256)
+def analyse(rule: RuleData) -> Analysis:
     """The analysis of a rule; RuleError for a wrapper around no rule, and for a hyper-parameter without a default."""
     flow = flow_of(rule)
     forms, witness = LinearForms(), Witness(flow)
@@ -73,3 +79,44 @@ def _linear(flow: Flow, forms: LinearForms, witness: Witness, key: str) -> Fact:
         return Fact("yes", "homogeneous at" if form.homogeneous else "affine at", where, line)
     fact = Fact("unknown", "linearity ends at", line=flow.line(form.broken, key))
     return _refuted(fact, lambda: witness.nonlinear(key))
+
+
+def markdown_of(rule: RuleData) -> str:
+    """Markdown with LaTeX between `$$`."""
+    formula = f"$$\n{rule_to_latex(rule)}\n$$"
+    parts = [f"**{rule.name}**", rule.summary, formula, _hyper(rule), _cost(rule), _paper(rule)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _hyper(rule: RuleData) -> str:
+    """Each hyper-parameter with its default."""
+    defaults = {name: hyper.default for name, hyper in rule.all_hyper.items()}
+    texts = [f"`{name}` = {_default(value)}" if value is not None else f"`{name}`" for name, value in defaults.items()]
+    return ", ".join(texts)
+
+
+def _default(value: Node | float) -> str:
+    return f"`{expression_text(value)}`" if isinstance(value, Node) else number_text(value)
+
+
+def _cost(rule: RuleData) -> str:
+    """Scope, bytes of state and bytes moved; for a wrapper its need of another rule."""
+    if rule.wraps:
+        return f"A wrapper of {len(rule.wraps)} rules." if len(rule.wraps) > 1 else "A wrapper of another rule."
+    try:
+        facts = analyse(rule)
+    except RuleError as error:
+        return error.message
+    cost = facts.cost
+    stages = f"{cost.stages} stage{'' if cost.stages == 1 else 's'}"
+    return (
+        f"{facts.scope}, {stages}; bytes of state: {facts.state_text}; a step reads {cost.read} bytes and writes "
+        f"{cost.written} for each float32 parameter"
+    )
+
+
+def _paper(rule: RuleData) -> str:
+    paper = rule.paper
+    title = paper.get("title", "")
+    linked = f"[{title}]({paper['url']})" if title and "url" in paper else title
+    return ", ".join(str(part) for part in (linked, paper.get("authors"), paper.get("year")) if part)

@@ -25,7 +25,7 @@ from typing import Literal
 from rulec.analysis.flow import Fact, Flow, Line, flow_of, reads
 from rulec.analysis.linear import LinearForms
 from rulec.language.expr.node import Node, Op, const, name, node, rewrite, walk
-from rulec.language.rule import Assign, Branch, Rule, Statement
+from rulec.language.rule_data import Assign, Branch, RuleData, Statement
 
 #: The phases of a step with a gradient in parts.
 Phase = Literal["first", "more", "last"]
@@ -143,7 +143,7 @@ def _arm(now: Node, choice: Node, arm: int) -> Node:
     return now.args[arm] if now.op is Op.WHERE and now.args[0] is choice.args[0] else now
 
 
-def accumulating(flow: Flow, adds: Mapping[str, Node]) -> Rule:
+def accumulating(flow: Flow, adds: Mapping[str, Node]) -> RuleData:
     """The rule with its step in three phases, chosen by the input `phase`, for the step number in the input `step`.
 
     Phase 0 sets the linear states to their new value. Phase 1 adds the increment of a further gradient to them. Phase 2
@@ -163,7 +163,7 @@ def accumulating(flow: Flow, adds: Mapping[str, Node]) -> Rule:
     return replace(flow.rule, step=at_once(flow.rule, new), inputs=inputs, skip=None, interop={})
 
 
-def phase_rule(rule: Rule, phase: Phase) -> Rule:
+def phase_rule(rule: RuleData, phase: Phase) -> RuleData:
     """One phase of a step of a rule that accumulates, as a rule of the same states and hyper-parameters.
 
     `first` sets the linear states to their new value, from the first gradient. `more` adds the increment of a further
@@ -181,7 +181,7 @@ def phase_rule(rule: Rule, phase: Phase) -> Rule:
     return replace(flow.rule, step=at_once(flow.rule, new), skip=None, interop={})
 
 
-def at_once(rule: Rule, new: Mapping[str, Node]) -> tuple[Statement, ...]:
+def at_once(rule: RuleData, new: Mapping[str, Node]) -> tuple[Statement, ...]:
     """The lines that set `p` and states to new values of the old ones, a state where the tensor's shape has it."""
     lines = [(key, Assign(f"{key}_now", value)) for key, value in new.items()]
     lines += [(key, Assign(key, name(f"{key}_now"))) for key in new]

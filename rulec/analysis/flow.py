@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from rulec.language.evaluations import standalone
 from rulec.language.expr.node import Kind, Node, Op, const, is_boolean, name, node, rewrite, walk
 from rulec.language.expr.text import expression_text
-from rulec.language.rule import Assign, Branch, Rule, Statement
+from rulec.language.rule_data import Assign, Branch, RuleData, Statement
 from rulec.language.source import Span
 
 #: Longest text of a line that is shown whole.
@@ -28,7 +29,7 @@ class Flow:
     skip. `lines` maps a value to the lines it is written in, `assigned` a name to the last line that assigns it.
     """
 
-    rule: Rule
+    rule: RuleData
     new: Mapping[str, Node]
     taken: Mapping[str, Node]
     lines: Mapping[Node, Sequence[Line]]
@@ -87,9 +88,9 @@ def number(value: Node) -> Node:
     return node(Op.WHERE, value, const(1), const(0)) if is_boolean(value) else value
 
 
-def flow_of(rule: Rule) -> Flow:
+def flow_of(rule: RuleData) -> Flow:
     """The flow of a rule; RuleError for a wrapper around no rule, and for a hyper-parameter without a default."""
-    alone = rule.standalone()
+    alone = standalone(rule)
     walked = _Walk({"grad": name("g"), **{key: name(key) for key in (*alone.state, "p")}})
     walked.statements(alone.step)
     taken = {key: number(walked.values[key]) for key in (*alone.state, "p")}

@@ -12,7 +12,7 @@ from rulec.compiler.pipeline import compile
 from rulec.language.expr.counts import level_text
 from rulec.language.expr.node import LEVELS, PLACED, Kind, Node, Op, const, name, node, walk
 from rulec.language.expr.text import expression_text
-from rulec.language.rule import Rule, State
+from rulec.language.rule_data import RuleData, State
 
 #: Bytes of a float32.
 ITEM = 4
@@ -73,7 +73,7 @@ class StateBytes:
     condition: str = ""
 
 
-def state_bytes(rule: Rule) -> dict[str, StateBytes]:
+def state_bytes(rule: RuleData) -> dict[str, StateBytes]:
     """State -> its bytes at float32, for each element or by its level."""
     sizes = {}
     for key, state in rule.state.items():
@@ -93,7 +93,7 @@ def _formula(state: State, count: int = 1) -> str:
     return f"{size}*{_PER[state.per]}" if state.per in ("row", "col") else f"{size} {_PER[state.per]}"
 
 
-def bytes_text(rule: Rule) -> str:
+def bytes_text(rule: RuleData) -> str:
     """The bytes of all states at float32, added where they are of one kind: `8 per parameter`, `4*(rows + cols)`."""
     kinds: dict[str, dict[tuple[str, object], list[State]]] = {}
     for key, state in rule.state.items():
@@ -122,7 +122,7 @@ class Cost:
     written: int
 
 
-def cost_of(rule: Rule) -> Cost:
+def cost_of(rule: RuleData) -> Cost:
     """The cost of a rule's program."""
     program = compile(rule)
     read = sum(len(_wide_reads(program, index)) for index in range(len(program.stages)))

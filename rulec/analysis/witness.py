@@ -20,7 +20,7 @@ from rulec.compiler.routing import applies
 from rulec.compiler.view import static_defaults, view_of
 from rulec.errors import RulecError
 from rulec.language.expr.node import Node, Op, const, name, rewrite
-from rulec.language.rule import Assign, Branch, Rule, State, Statement
+from rulec.language.rule_data import Assign, Branch, RuleData, State, Statement
 
 Array = np.ndarray[Any, Any]
 Values = list[Array]
@@ -44,12 +44,12 @@ class Witness:
     runs: dict[Hashable, list[ReferenceOptimizer]] = field(default_factory=dict)
 
     @cached_property
-    def rule(self) -> Rule:
+    def rule(self) -> RuleData:
         """The rule as it runs by itself, without a rule for the tensors it leaves out."""
         return replace(self.flow.rule, applies_to=None, otherwise=None)
 
     @cached_property
-    def watched(self) -> Rule:
+    def watched(self) -> RuleData:
         """The same rule with copies of its states: before the step, and those of groups and of the model after it."""
         states, before, after = dict(self.rule.state), [], []
         for key, state in self.rule.state.items():
@@ -181,7 +181,7 @@ class Witness:
         self._step(run, grads, step, {})
         return run
 
-    def _optimizer(self, rule: Rule, hyper: Mapping[str, float]) -> ReferenceOptimizer:
+    def _optimizer(self, rule: RuleData, hyper: Mapping[str, float]) -> ReferenceOptimizer:
         return ReferenceOptimizer(rule, self.params, dict(hyper))
 
     def _step(self, run: ReferenceOptimizer, grads: Values, step: int, inputs: Mapping[str, Any]) -> None:
@@ -192,7 +192,7 @@ class Witness:
         }
         run.step(grads, inputs={**values, "step": step + 1, **inputs})
 
-    def _after(self, rule: Rule, hyper: Mapping[str, float], grads: Sequence[Values]) -> ReferenceOptimizer:
+    def _after(self, rule: RuleData, hyper: Mapping[str, float], grads: Sequence[Values]) -> ReferenceOptimizer:
         run = self._optimizer(rule, hyper)
         for step, each in enumerate(grads):
             self._step(run, each, step, {})
@@ -229,7 +229,7 @@ def _where(state: State, line: Assign) -> Statement:
     return line if state.condition is None else Branch(state.condition, (line,))
 
 
-def _allowed(rule: Rule, key: str, value: float) -> bool:
+def _allowed(rule: RuleData, key: str, value: float) -> bool:
     try:
         return rule.hyper[key].check(key, value, rule.name) == value
     except RulecError:

@@ -16,6 +16,7 @@ from rulec.language.evaluations import check_single
 from rulec.language.hyper import AT_START
 from rulec.language.library.load import load
 from rulec.language.rule import Rule
+from rulec.language.rule_data import RuleData
 from rulec.language.sizes import sized
 from rulec.locks import Lockable, synchronized
 from rulec.runtime.buckets.scalar_table import Numbers
@@ -303,7 +304,7 @@ class Optimizer(Lockable):
         self._move(to_training, training=True)
 
     @synchronized
-    def _move(self, way: Callable[[Rule], Rule | None], training: bool) -> None:
+    def _move(self, way: Callable[[RuleData], RuleData | None], training: bool) -> None:
         if self.rule.evaluate is None:
             raise RuleError(f"{self.rule.name} is evaluated where it is trained: it has no evaluate")
         self._check_closed("train()" if training else "eval()")

@@ -12,7 +12,7 @@ from collections import Counter
 from rulec.compiler.ir import axes_of_letters
 from rulec.errors import RuleError
 from rulec.language.expr.node import FACTS, Kind, Node, Op, const, names_in, node, walk
-from rulec.language.rule import Assign, Branch, assignments
+from rulec.language.rule_data import Assign, Branch, assignments
 
 #: Levels that several tensors share.
 WIDE_LEVELS = ("group", "model")

@@ -29,7 +29,7 @@ from rulec.language.expr.counts import Count, level_text
 from rulec.language.expr.node import Kind, Node, Op, const, node, rewrite, walk
 from rulec.language.expr.static import settings
 from rulec.language.expr.text import short_text
-from rulec.language.rule import Rule
+from rulec.language.rule_data import RuleData
 from rulec.language.source import Span, rule_error
 
 _STEP_AXES = {None: "kn", "group": "k", "model": ""}
@@ -51,7 +51,7 @@ class AxisInference:
     @classmethod
     def of(cls, buffers: Mapping[str, Axes], static: Mapping[str, float]) -> AxisInference:
         """For values of buffers, before there is a program, at values of static hyper-parameters."""
-        inference = cls(Program("", Rule("", ()), (), {}, (), static=static))
+        inference = cls(Program("", RuleData("", ()), (), {}, (), static=static))
         inference.buffers |= {key: inference._settled(axes) for key, axes in buffers.items()}
         return inference
 

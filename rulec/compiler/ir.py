@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from rulec.errors import InternalError
 from rulec.language.expr.counts import Count
 from rulec.language.expr.node import Kind, Node, Op, node, walk
-from rulec.language.rule import Hyper, Rule
+from rulec.language.hyper import Hyper
+from rulec.language.rule_data import RuleData
 from rulec.language.source import Span
 
 AXES = "knbij"
@@ -196,7 +197,7 @@ class Program:
     """
 
     name: str
-    rule: Rule
+    rule: RuleData
     buffers: tuple[Buffer, ...]
     hyper: Mapping[str, Hyper]
     stages: tuple[Stage, ...]

@@ -28,6 +28,7 @@ from rulec.compiler.simplify import fold_node, of_operations
 from rulec.compiler.view import grouping, placed_as
 from rulec.compiler.weights import part_axes, stored, unbiased, weight, with_memory
 from rulec.compiler.widen import widened
+from rulec.language.evaluations import standalone
 from rulec.language.expr.arithmetic import NUMPY, number_known
 from rulec.language.expr.counts import Count, count_of
 from rulec.language.expr.node import (
@@ -47,7 +48,7 @@ from rulec.language.expr.node import (
 )
 from rulec.language.expr.static import lowered
 from rulec.language.expr.text import expression_text
-from rulec.language.rule import Assign, Branch, Rule, Statement, conditions
+from rulec.language.rule_data import Assign, Branch, RuleData, Statement, conditions
 from rulec.language.source import Span, rule_error
 from rulec.language.traits import differs_by_shape
 
@@ -67,7 +68,7 @@ def decide(condition: Node, known: Mapping[str, float]) -> bool | None:
 class _Lowering:
     """The walk over the lines: the value of every name so far, and the author's names of values."""
 
-    rule: Rule
+    rule: RuleData
     known: Mapping[str, float]
     values: dict[str, Node]
     axes: AxisInference
@@ -287,7 +288,7 @@ def _numeric_operands(value: Node) -> Node:
     return node(value.op, *map(_numeric, value.args), value.arg) if any(map(is_boolean, value.args)) else value
 
 
-def _leaves(rule: Rule, states: Mapping[str, Any], weights: str) -> dict[str, Node]:
+def _leaves(rule: RuleData, states: Mapping[str, Any], weights: str) -> dict[str, Node]:
     """The value of each name before the first line."""
     leaves = {fact: node(Op.FACT, fact) for fact in FACTS}
     leaves |= {key: node(Op.HYPER, key) for key in rule.hyper}
@@ -301,7 +302,7 @@ def is_made_of(value: Node, leaves: Container[Op]) -> bool:
 
 
 def lower(
-    rule: Rule, facts: Mapping[str, float], static: Mapping[str, float], assumed: Mapping[int, bool] | None = None,
+    rule: RuleData, facts: Mapping[str, float], static: Mapping[str, float], assumed: Mapping[int, bool] | None = None,
     memory: Memory = PLAIN, meant: Mapping[int, Mapping[str, Axes]] | None = None,
 ) -> Program:  # fmt: skip
     """The program of a rule for tensors with these shape facts, in a single stage: later passes cut it.
@@ -310,7 +311,7 @@ def lower(
     program has only this arm of it, and `meant` is `Program.meant` of the program with both. `memory` says how values
     are stored. Raises RuleError at the line of a mistake.
     """
-    rule = rule.standalone()
+    rule = standalone(rule)
     known = {**facts, **static}
     names = {n: node(Op.HYPER, n) for n in rule.hyper} | {f: node(Op.FACT, f) for f in FACTS}
     states = {}
@@ -354,11 +355,11 @@ def lower(
     return with_memory(program, memory)
 
 
-def _state_store(rule: Rule, memory: Memory, key: str, value: Node) -> Store:
+def _state_store(rule: RuleData, memory: Memory, key: str, value: Node) -> Store:
     return unbiased(memory, key, value, [*rule.state].index(key)) if key in memory.unbiased else Store(key, value)
 
 
-def _foreseen(count: Count, rule: Rule) -> Count:
+def _foreseen(count: Count, rule: RuleData) -> Count:
     """The same count; RuleError where it is not known before a step, or a `fixed` one not when a kernel is made."""
     leaves = (Op.CONST, Op.FACT, Op.HYPER) if count.fixed else _FORESEEN
     for value in count.values:
@@ -388,7 +389,7 @@ def check_counts(program: Program, known: Mapping[str, float]) -> Program:
 
 
 def _state_axes(
-    rule: Rule, key: str, extents: tuple[Node, ...] | None, known: Mapping[str, float]
+    rule: RuleData, key: str, extents: tuple[Node, ...] | None, known: Mapping[str, float]
 ) -> Axes:  # fmt: skip
     state = rule.state[key]
     if state.number is not None:

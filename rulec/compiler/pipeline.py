@@ -16,7 +16,7 @@ from rulec.compiler.stages import split_stages
 from rulec.compiler.view import grouping, plain_facts, static_defaults
 from rulec.environment import debug_level
 from rulec.language.expr.node import Node, names_in
-from rulec.language.rule import Rule, assignments, conditions
+from rulec.language.rule_data import RuleData, assignments, conditions
 from rulec.language.traits import counts_dimensions
 
 Pass = Callable[[Program], Program]
@@ -30,14 +30,14 @@ PASSES: tuple[tuple[str, Pass], ...] = (*WHOLE, ("split_stages", split_stages))
 DEFAULT_FACTS: Mapping[str, float] = {**plain_facts((64, 64)), "rows": 64, "cols": 64}
 
 
-def shape_conditions(rule: Rule) -> list[Node]:
+def shape_conditions(rule: RuleData) -> list[Node]:
     """The conditions of branches and of states. By their truth one rule has several programs."""
     branches = [branch.condition for branch in conditions(rule.step)]
     return branches + [s.condition for s in rule.state.values() if s.condition is not None]
 
 
 def compile(
-    rule: Rule, facts: Mapping[str, float] | None = None, static: Mapping[str, float] | None = None,
+    rule: RuleData, facts: Mapping[str, float] | None = None, static: Mapping[str, float] | None = None,
     assumed: Mapping[int, bool] | None = None, whole: bool = False, memory: Memory = PLAIN,
 ) -> Program:  # fmt: skip
     """The program of `rule` for tensors with these shape facts (by default of a 64 by 64 matrix).
@@ -65,7 +65,7 @@ def compile(
     return check_counts(program, static) if shapeless else program
 
 
-def _rank(rule: Rule, known: Mapping[str, float]) -> tuple[object, ...]:
+def _rank(rule: RuleData, known: Mapping[str, float]) -> tuple[object, ...]:
     """What the levels of axes and blocks, and `dim(i)`, mean for a tensor."""
     if not counts_dimensions(rule):
         return ()
@@ -82,7 +82,7 @@ class _Request:
     """
 
     key: tuple[object, ...]
-    rule: Rule = field(compare=False)
+    rule: RuleData = field(compare=False)
     facts: Mapping[str, float] = field(compare=False)
     static: Mapping[str, float] = field(compare=False)
     assumed: Mapping[int, bool] | None = field(compare=False)
@@ -105,7 +105,7 @@ def _compile(request: _Request) -> Program:
 
 
 def passes(
-    rule: Rule, facts: Mapping[str, float], static: Mapping[str, float], assumed: Mapping[int, bool] | None = None,
+    rule: RuleData, facts: Mapping[str, float], static: Mapping[str, float], assumed: Mapping[int, bool] | None = None,
     whole: bool = False, layout: Callable[[Program], Layout] | None = None, memory: Memory = PLAIN,
 ) -> Iterator[tuple[str, Program]]:  # fmt: skip
     """The name of each pass and the program after it, as printed by `rulec show --passes`.

@@ -21,8 +21,9 @@ from rulec.compiler.routing import Router
 from rulec.compiler.scalars import resolve_hyper
 from rulec.compiler.view import static_of, view_of
 from rulec.errors import HyperError, RuleError, TensorError
+from rulec.language.evaluations import settings_of, standalone
 from rulec.language.hyper import AT_START, followed, followers
-from rulec.language.rule import Rule
+from rulec.language.rule_data import RuleData
 from rulec.language.sizes import sized
 from rulec.language.source import did_you_mean
 
@@ -37,7 +38,7 @@ class ReferenceOptimizer:
     """
 
     def __init__(
-        self, rule: Rule, params: Sequence[Any],
+        self, rule: RuleData, params: Sequence[Any],
         hyper: Mapping[str, float] | Sequence[Mapping[str, float]] | None = None,
         arithmetic: str = "float64", *, groups: Sequence[int] | None = None, tags: Sequence[set[str]] | None = None,
         seed: int = 0,
@@ -61,7 +62,7 @@ class ReferenceOptimizer:
             view = view_of(routed, np.shape(param), static_of(routed, hyper_of[group]))
             self.tensors.append(Tensor(view, view.matrices(self.how.array(param)).copy(), group, index, eps))
             self._add(index, routed, hyper_of)
-        known = rule.settings
+        known = settings_of(rule)
         for key in (key for group in settings for key in group):
             if key not in known:
                 raise HyperError(f"{rule.name} has no hyper-parameter {key!r}{did_you_mean(key, known)}")
@@ -71,13 +72,13 @@ class ReferenceOptimizer:
 
     def _follow(self) -> None:
         """Has second learning rates follow `lr`."""
-        known = self.rule.settings
+        known = settings_of(self.rule)
         for group, settings in enumerate(self._settings if followers(known) else ()):
             values = followed(known, resolve_hyper(known, settings, 2.0**-52, self.rule.name))
             for part in self._parts.values():
                 part.hyper[group].update({key: values[key] for key in followers(known) if key in part.hyper[group]})
 
-    def _add(self, index: int, rule: Rule, hyper: list[dict[str, float]]) -> None:
+    def _add(self, index: int, rule: RuleData, hyper: list[dict[str, float]]) -> None:
         tensor = self.tensors[index]
         program = compile(rule, tensor.view.facts, static_of(rule, hyper[tensor.group]), whole=True)
         # A default may be the machine epsilon of the tensor's own dtype.
@@ -150,7 +151,7 @@ class ReferenceOptimizer:
             for group in part.hyper if hyper else ():
                 group.update({k: v for k, v in (hyper or {}).items() if k in group})
         if hyper and self._settings:
-            known = self.rule.settings
+            known = settings_of(self.rule)
             self._settings = [{**s, **{k: v for k, v in hyper.items() if k in known}} for s in self._settings]
             self._follow()
         for place in range(max((len(part.program.rule.moves) for part in self._parts.values()), default=0)):
@@ -240,7 +241,7 @@ class _Part:
     tensors: list[Tensor] = field(default_factory=list)
 
 
-def _settings_of(settings: Mapping[str, float], rule: Rule) -> dict[str, float]:
+def _settings_of(settings: Mapping[str, float], rule: RuleData) -> dict[str, float]:
     """The settings for hyper-parameters of a routed rule."""
-    known = set(rule.standalone().hyper)
+    known = set(standalone(rule).hyper)
     return {k: v for k, v in settings.items() if k in known}

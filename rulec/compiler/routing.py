@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from typing import Generic
 
 from rulec.compiler.lower import decide
 from rulec.compiler.view import matrix_view
 from rulec.errors import RuleError
+from rulec.language.evaluations import standalone
 from rulec.language.expr.node import Op, const, rewrite, walk
-from rulec.language.rule import Rule
+from rulec.language.rule_data import AnyRule, RuleData
 
 
-def applies(rule: Rule, shape: Sequence[int], tags: Collection[str]) -> bool:
+def applies(rule: RuleData, shape: Sequence[int], tags: Collection[str]) -> bool:
     """Whether a rule applies to a tensor of this shape with these tags."""
     if rule.applies_to is None:
         return True
@@ -21,14 +23,14 @@ def applies(rule: Rule, shape: Sequence[int], tags: Collection[str]) -> bool:
     return bool(decide(condition, matrix_view(shape, rule.view).facts))
 
 
-class Router:
+class Router(Generic[AnyRule]):
     """A rule and the rules under its `otherwise`, each as it runs by itself."""
 
-    def __init__(self, rule: Rule) -> None:
+    def __init__(self, rule: AnyRule) -> None:
         self.rule = rule
-        self.rules = [routed.standalone() for routed in _chain(rule)]
+        self.rules = [standalone(routed) for routed in _chain(rule)]
 
-    def choose(self, shape: Sequence[int], tags: Collection[str], name: str = "a tensor") -> Rule:
+    def choose(self, shape: Sequence[int], tags: Collection[str], name: str = "a tensor") -> AnyRule:
         """The first rule that applies; RuleError where none does."""
         for rule in self.rules:
             if applies(rule, shape, tags):
@@ -44,19 +46,19 @@ class Router:
         return {state for rule in self.rules for state in rule.state}
 
 
-def route(rule: Rule, shape: Sequence[int], tags: Collection[str] = ()) -> Rule:
+def route(rule: AnyRule, shape: Sequence[int], tags: Collection[str] = ()) -> AnyRule:
     """The rule for a tensor of this shape with these tags, as it runs by itself. RuleError where no rule applies."""
     return Router(rule).choose(shape, tags)
 
 
-def written_for(rule: Rule, shape: Sequence[int], tags: Collection[str] = ()) -> Rule:
+def written_for(rule: AnyRule, shape: Sequence[int], tags: Collection[str] = ()) -> AnyRule:
     """The rule that `route` chooses, as it is written: with its passes. RuleError where no rule applies."""
     chosen = route(rule, shape, tags)
     return next((each for each in _chain(rule) if applies(each, shape, tags)), chosen)
 
 
-def _chain(rule: Rule) -> Iterator[Rule]:
-    current: Rule | None = rule
+def _chain(rule: AnyRule) -> Iterator[AnyRule]:
+    current: AnyRule | None = rule
     while current is not None:
         yield current
         current = current.rest

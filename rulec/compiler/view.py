@@ -23,7 +23,7 @@ from rulec.language.expr.arithmetic import number_known
 from rulec.language.expr.counts import level_text
 from rulec.language.expr.node import PLACED, Kind, Node, extent, walk
 from rulec.language.expr.text import expression_text
-from rulec.language.rule import Branch, Rule, Statement
+from rulec.language.rule_data import Branch, RuleData, Statement
 from rulec.language.source import Span, rule_error
 from rulec.language.traits import placed_level
 
@@ -186,7 +186,7 @@ class Grouping:
 
 
 def view_of(
-    rule: Rule, shape: Sequence[int], static: Mapping[str, float] | None = None, whole: Sequence[int] | None = None
+    rule: RuleData, shape: Sequence[int], static: Mapping[str, float] | None = None, whole: Sequence[int] | None = None
 ) -> MatrixView:  # fmt: skip
     """The view of a tensor of this shape under a rule, or of a part of a tensor of the shape `whole`.
 
@@ -204,17 +204,17 @@ def view_of(
     )  # fmt: skip
 
 
-def static_defaults(rule: Rule) -> dict[str, float]:
+def static_defaults(rule: RuleData) -> dict[str, float]:
     """Name -> default, for the static hyper-parameters with a number as their default."""
     return {k: h.default for k, h in rule.hyper.items() if h.static and isinstance(h.default, float)}
 
 
-def static_of(rule: Rule, hyper: Mapping[str, float]) -> dict[str, float]:
+def static_of(rule: RuleData, hyper: Mapping[str, float]) -> dict[str, float]:
     """The static hyper-parameters of a rule among the values of all."""
     return {k: v for k, v in hyper.items() if rule.hyper[k].static}
 
 
-def grouping(rule: Rule, known: Mapping[str, float]) -> Grouping | None:
+def grouping(rule: RuleData, known: Mapping[str, float]) -> Grouping | None:
     """The grouping of a tensor with these facts, and static hyper-parameters; None for a rule without axes and blocks.
 
     Raises RuleError for blocks whose size does not divide the tensor, and for blocks beside other levels.
@@ -262,7 +262,7 @@ def _dimensions(number: Node, known: Mapping[str, float], count: int) -> Sequenc
     return [int(value) % count] if float(value).is_integer() and -count <= value < count else []
 
 
-def _block(rule: Rule, number: Node, size: float | None, known: Mapping[str, float], span: Span | None) -> int:
+def _block(rule: RuleData, number: Node, size: float | None, known: Mapping[str, float], span: Span | None) -> int:
     """The elements of a block; RuleError where they are no whole number that divides the tensor."""
     text = f"block({expression_text(number)})"
     if size is None:
@@ -299,7 +299,7 @@ def shape_of(known: Mapping[str, float]) -> tuple[int, ...]:
     return tuple(int(known[extent(k)]) for k in range(int(known["ndim"])))
 
 
-def _levels(rule: Rule, known: Mapping[str, float]) -> Iterator[tuple[str, Node, Span | None]]:
+def _levels(rule: RuleData, known: Mapping[str, float]) -> Iterator[tuple[str, Node, Span | None]]:
     """The axes and blocks of a tensor with these facts: word, number, and the place of the line."""
     for state in rule.state.values():
         if state.number is not None and (state.condition is None or number_known(state.condition, known) != 0):
@@ -326,7 +326,7 @@ def _in_value(value: Node, span: Span | None) -> Iterator[tuple[str, Node, Span 
             yield str(part.arg), part.args[1], span
 
 
-def placed_as(rule: Rule, word: str, number: Node, known: Mapping[str, float], span: Span | None) -> str:
+def placed_as(rule: RuleData, word: str, number: Node, known: Mapping[str, float], span: Span | None) -> str:
     """`axis(number)` or `block(number)` as a level of matrices, for a tensor with these facts."""
     grouped = grouping(rule, known)
     if word == "block" or grouped is None:

@@ -15,7 +15,8 @@ from rulec.errors import HyperError
 from rulec.language.compose.wrap import variant, without
 from rulec.language.expr.node import Op, name, node
 from rulec.language.library.load import decayed, interop_entries, interop_index, load
-from rulec.language.rule import Assign, Rule
+from rulec.language.rule import Rule
+from rulec.language.rule_data import Assign
 
 #: Keywords that say which leaves weight decay is for.
 MASKS = ("mask", "weight_decay_mask")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -54,11 +54,11 @@ class Moves(CompiledRecipe):
         """The route of a leaf to the rule of a pass; values of the model span the leaves of the same owner."""
         if route is None:
             return None
-        way: Rule | None = move_at(place)(self._routers(route.rule).choose(leaf.shape, route.tags, leaf.name))
-        return None if way is None else replace(route, rule=way, owner=route.rule)
+        way = move_at(place)(self._routers(route.rule).choose(leaf.shape, route.tags, leaf.name))
+        return None if way is None else replace(route, rule=cast(Rule, way), owner=route.rule)
 
     @functools.cached_property
-    def _routers(self) -> Callable[[Rule], Router]:
+    def _routers(self) -> Callable[[Rule], Router[Rule]]:
         # One router for each rule: it makes the rules to which it routes.
         return functools.cache(Router)
 

@@ -19,7 +19,8 @@ from rulec.language.compose.combine import rename_all
 from rulec.language.hyper import AT_START, Hyper, followers
 from rulec.language.library.load import load
 from rulec.language.partition import Partition, places_of
-from rulec.language.rule import Rule, State
+from rulec.language.rule import Rule
+from rulec.language.rule_data import AnyRule, State
 from rulec.language.sizes import lists_of, sized
 from rulec.language.source import did_you_mean
 
@@ -260,7 +261,7 @@ def _kind(state: State) -> str:
     return state.per if state.shape is None and state.per in ("tensor", "group", "model") else "array"
 
 
-def _renamed(rule: Rule, names: Mapping[str, str]) -> Rule:
+def _renamed(rule: AnyRule, names: Mapping[str, str]) -> AnyRule:
     """The rule with states renamed, also in the rules to which it routes leaves."""
     if not names:
         return rule

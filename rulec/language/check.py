@@ -16,7 +16,7 @@ from rulec.language.expr.counts import bare_problem, levels_text
 from rulec.language.expr.names import BESIDE_STATES, RESERVED, declared_problem, name_problem, short
 from rulec.language.expr.node import LEVELS, PLACED, Kind, Node, Op, const, names_in, walk
 from rulec.language.hyper import Hyper, resolve_hyper, well_known_range
-from rulec.language.rule import Assign, Branch, Rule, Statement, assignments, conditions
+from rulec.language.rule_data import AnyRule, Assign, Branch, RuleData, Statement, assignments, conditions
 from rulec.language.sizes import entries, lists_of
 from rulec.language.source import Source, Span, did_you_mean, rule_error
 from rulec.language.traits import placed_level
@@ -35,7 +35,7 @@ MAX_TITLE = 100
 STORAGE = ("exact",)
 
 
-def check_rule(rule: Rule) -> Rule:
+def check_rule(rule: AnyRule) -> AnyRule:
     """The same rule, checked as a whole; RuleError at the place of a mistake."""
     lines: list[Assign | Branch] = [*assignments(rule.step), *conditions(rule.step)]
     if len(lines) > MAX_LINES:
@@ -58,7 +58,7 @@ def title_problem(title: str) -> str:
     return f"the name {short(title)} of a rule has over {MAX_TITLE} characters" if len(title) > MAX_TITLE else ""
 
 
-def check_names(rule: Rule, input_places: Mapping[str, Span] | None = None) -> None:
+def check_names(rule: RuleData, input_places: Mapping[str, Span] | None = None) -> None:
     """RuleError where a name is not allowed, or stands for two things."""
     places = input_places or {}
     owners: dict[str, str] = {}
@@ -89,7 +89,7 @@ def check_names(rule: Rule, input_places: Mapping[str, Span] | None = None) -> N
             raise rule_error(problem, line.span)
 
 
-def target_problem(rule: Rule, target: str) -> str:
+def target_problem(rule: RuleData, target: str) -> str:
     """Why a line of the rule's step cannot assign this name, as a sentence; empty where it can."""
     if target in RESERVED:
         return f"{target!r} is {RESERVED[target]} and cannot be assigned: use another name"
@@ -107,7 +107,7 @@ def target_problem(rule: Rule, target: str) -> str:
     return name_problem(target)
 
 
-def _check_result(rule: Rule) -> None:
+def _check_result(rule: RuleData) -> None:
     lines = {line.target: line.span for line in assignments(rule.step)}
     here = next(iter(lines.values()), None)
     if not lines.keys() & {"direction", "p"}:
@@ -129,7 +129,7 @@ def assigned_always(step: Sequence[Statement]) -> set[str]:
     return names
 
 
-def _check_states(rule: Rule) -> None:
+def _check_states(rule: RuleData) -> None:
     used = {*rule.names_read, *(line.target for line in assignments(rule.step))}
     for expression in (rule.evaluate, rule.skip, *(each.point for each in rule.passes.values())):
         used.update(names_in([expression]) if expression is not None else ())
@@ -150,7 +150,7 @@ def level_problem(key: str, per: str, numbered: bool = False) -> str:
     return "" if per in LEVELS else f"state {key} is kept per {short(per)}, which is no level{near}"
 
 
-def _check_placed(rule: Rule) -> None:
+def _check_placed(rule: RuleData) -> None:
     """RuleError for a rule with axes or blocks and also with matrices: a kernel sees a tensor in one way."""
     placed = placed_level(rule)
     if not placed:
@@ -174,7 +174,7 @@ def _check_placed(rule: Rule) -> None:
         raise rule_error(f"{rule.name} has {placed} and also a view of tensors as matrices: {_ONE_WAY}")
 
 
-def _values(rule: Rule) -> list[tuple[Node, Span | None]]:
+def _values(rule: RuleData) -> list[tuple[Node, Span | None]]:
     """The expressions of a rule's step and states, with their places."""
     values = [(line.value, line.span) for line in assignments(rule.step)]
     values += [(branch.condition, branch.span) for branch in conditions(rule.step)]
@@ -182,7 +182,7 @@ def _values(rule: Rule) -> list[tuple[Node, Span | None]]:
     return values
 
 
-def storage_problem(rule: Rule, key: str, word: object) -> str:
+def storage_problem(rule: RuleData, key: str, word: object) -> str:
     """Why a state of the rule cannot be stored as the word says, as a sentence; empty where it can."""
     if key not in rule.state:
         near = did_you_mean(key, rule.state) or _states_of(rule)
@@ -191,16 +191,16 @@ def storage_problem(rule: Rule, key: str, word: object) -> str:
     return "" if word in STORAGE else f"storage of {key} is {said}: the only word is {STORAGE[0]}"
 
 
-def _states_of(rule: Rule) -> str:
+def _states_of(rule: RuleData) -> str:
     return f": its states are {', '.join(rule.state)}" if rule.state else ": it has none"
 
 
-def with_storage(rule: Rule, key: str, word: str) -> Rule:
+def with_storage(rule: AnyRule, key: str, word: str) -> AnyRule:
     """The rule with one state stored as the word says."""
     return replace(rule, state={**rule.state, key: replace(rule.state[key], storage=word)})
 
 
-def check_defaults(rule: Rule) -> None:
+def check_defaults(rule: RuleData) -> None:
     """RuleError where a range is empty, or a default is outside its range or depends on itself."""
     for key, hyper in rule.hyper.items():
         if hyper.empty:
@@ -213,7 +213,7 @@ def check_defaults(rule: Rule) -> None:
         _check_default(rule, expressions, {k: h.default for k, h in rule.hyper.items() if isinstance(h.default, float)})
 
 
-def _check_default(rule: Rule, keys: list[str], known: dict[str, float]) -> None:
+def _check_default(rule: RuleData, keys: list[str], known: dict[str, float]) -> None:
     try:
         resolve_hyper({k: rule.hyper[k] for k in (*known, *keys)}, known, 2.0**-52, rule.name)
     except HyperError as error:
@@ -221,7 +221,7 @@ def _check_default(rule: Rule, keys: list[str], known: dict[str, float]) -> None
         raise rule_error(f"{error}{_another_range(rule, keys[0], hyper)}", hyper.span) from None
 
 
-def _another_range(rule: Rule, key: str, hyper: Hyper) -> str:
+def _another_range(rule: RuleData, key: str, hyper: Hyper) -> str:
     """How a rule gives a hyper-parameter another range than that of its name, as the end of a sentence."""
     value = hyper.default
     if not isinstance(value, float) or not math.isfinite(value) or hyper.limits != well_known_range(key):
@@ -240,7 +240,7 @@ def _another_range(rule: Rule, key: str, hyper: Hyper) -> str:
     return f", the range of this name: write {advice} for another"
 
 
-def check_direction_free_of_lr(rule: Rule) -> Rule:
+def check_direction_free_of_lr(rule: AnyRule) -> AnyRule:
     """RuleError where `direction` depends on `lr` through lines of the author's own.
 
     A rule with another name for its learning rate, under `rate`, is held to this name. Lines with a dot in their target
@@ -283,7 +283,7 @@ def check_elementwise(value: Node, what: str, span: Span | None) -> Node:
 CODE = "unread"
 
 
-def unread(rule: Rule, elsewhere: Set[str] = frozenset()) -> list[RuleError]:
+def unread(rule: RuleData, elsewhere: Set[str] = frozenset()) -> list[RuleError]:
     """The warnings of a rule in the order of its text, each with its place where that is known; none is raised.
 
     `elsewhere` are names that are read beside the rule. A rule for other tensors that is written in the same file is
@@ -309,18 +309,18 @@ def unread(rule: Rule, elsewhere: Set[str] = frozenset()) -> list[RuleError]:
     return sorted(warnings, key=_place)
 
 
-def _sources(rule: Rule) -> set[Source]:
+def _sources(rule: RuleData) -> set[Source]:
     """The texts of the lines of a step."""
     return {line.span.source for line in assignments(rule.step) if line.span is not None}
 
 
-def _read(rule: Rule) -> Set[str]:
+def _read(rule: RuleData) -> Set[str]:
     """The names that a rule and its rules for other tensors read."""
     rest = None if rule.otherwise is None else rule.otherwise.rule
     return rule.names_read | _read_beside_step(rule) | (_read(rest) if rest else set[str]())
 
 
-def _declared(rule: Rule) -> Iterator[tuple[str, str, set[str], Span | None]]:
+def _declared(rule: RuleData) -> Iterator[tuple[str, str, set[str], Span | None]]:
     """The hyper-parameters and inputs: the kind and name of each, its names in the step, and its place.
 
     A list is read where one of its entries is, or its length.
@@ -339,7 +339,7 @@ def _declared(rule: Rule) -> Iterator[tuple[str, str, set[str], Span | None]]:
         yield "input", key, {key}, None
 
 
-def _lines(rule: Rule, after: Set[str]) -> list[Assign]:
+def _lines(rule: RuleData, after: Set[str]) -> list[Assign]:
     """The lines whose value nothing reads, in the order of the text; `after` is read after the step.
 
     A line of text may stand for several: in a loop, or with two results. One of them that is read is enough.
@@ -357,7 +357,7 @@ def _warning(what: str, span: Span | None) -> RuleError:
     return rule_error(f"{what}: read it or remove it", span, CODE)
 
 
-def _read_beside_step(rule: Rule) -> set[str]:
+def _read_beside_step(rule: RuleData) -> set[str]:
     """The names that a rule reads outside of its step. The rate of a rule that assigns `p` itself is not read."""
     rate = const(0) if rule.assigns_parameter and not rule.wraps else rule.rate
     return set(names_in(replace(rule, step=(), rate=rate).expressions))

@@ -7,9 +7,10 @@ with `a` and `b` free of `p`, the way back is `(p - b)/a`. A state, such as an a
 from __future__ import annotations
 
 from rulec.errors import HyperError, RuleError
+from rulec.language.evaluations import standalone
 from rulec.language.expr.node import Node, Op, const, name, names_in, node, walk
 from rulec.language.hyper import number_of, resolve_hyper
-from rulec.language.rule import Assign, Rule, Statement
+from rulec.language.rule_data import AnyRule, Assign, RuleData, Statement
 from rulec.language.source import Span, rule_error
 
 _P, _ZERO, _ONE = name("p"), const(0), const(1)
@@ -18,7 +19,7 @@ _P, _ZERO, _ONE = name("p"), const(0), const(1)
 _Affine = tuple[Node, Node]
 
 
-def to_evaluation(rule: Rule) -> Rule | None:
+def to_evaluation(rule: AnyRule) -> AnyRule | None:
     """A rule whose step moves `p` to the evaluation point of `rule`; None where `rule` is evaluated at `p`.
 
     It has the states and hyper-parameters of `rule`, and reads no gradient. Raises RuleError where there is no way
@@ -33,7 +34,7 @@ def to_evaluation(rule: Rule) -> Rule | None:
     return _moving(rule, "ToEvaluation", swapped)
 
 
-def to_training(rule: Rule) -> Rule | None:
+def to_training(rule: AnyRule) -> AnyRule | None:
     """A rule whose step moves `p` from the evaluation point back; None where `rule` is evaluated at `p`."""
     if rule.evaluate is None:
         return None
@@ -41,12 +42,12 @@ def to_training(rule: Rule) -> Rule | None:
     return _moving(rule, "ToTraining", (Assign("p", invert(rule)),) if swapped is None else swapped)
 
 
-def _moving(rule: Rule, word: str, step: tuple[Statement, ...]) -> Rule:
-    whole = rule.standalone()
-    return Rule(f"{rule.name}{word}", step, hyper=whole.hyper, state=whole.state, view=whole.view)
+def _moving(rule: AnyRule, word: str, step: tuple[Statement, ...]) -> AnyRule:
+    whole = standalone(rule)
+    return type(rule)(f"{rule.name}{word}", step, hyper=whole.hyper, state=whole.state, view=whole.view)
 
 
-def check_evaluation(rule: Rule, span: Span | None) -> Rule:
+def check_evaluation(rule: AnyRule, span: Span | None) -> AnyRule:
     """The same rule, where its evaluation point has a way back to `p`; RuleError at `span` otherwise."""
     try:
         if rule.evaluate is not None and _swap(rule, rule.evaluate) is None:
@@ -56,7 +57,7 @@ def check_evaluation(rule: Rule, span: Span | None) -> Rule:
     return rule
 
 
-def _swap(rule: Rule, point: Node) -> tuple[Statement, ...] | None:
+def _swap(rule: RuleData, point: Node) -> tuple[Statement, ...] | None:
     """The lines to exchange `p` with the state at the evaluation point; None where the point depends on `p`."""
     if "p" in names_in([point]):
         return None
@@ -70,7 +71,7 @@ def _swap(rule: Rule, point: Node) -> tuple[Statement, ...] | None:
     return Assign(f"{key}.p", _P), Assign("p", point), Assign(key, name(f"{key}.p"))
 
 
-def invert(rule: Rule) -> Node:
+def invert(rule: RuleData) -> Node:
     """The way back: the old `p` as an expression of the evaluation point, written `p` in it.
 
     Raises RuleError where the evaluation point is not `a*p + b` with `a` other than zero.
@@ -82,7 +83,7 @@ def invert(rule: Rule) -> Node:
     return _div(_sub(_P, offset), slope)
 
 
-def _vanishes(rule: Rule, slope: Node) -> bool:
+def _vanishes(rule: RuleData, slope: Node) -> bool:
     """Whether the slope is zero, infinite or NaN with every hyper-parameter at its default."""
     if not set(names_in([slope])) <= rule.hyper.keys():
         return False
@@ -93,7 +94,7 @@ def _vanishes(rule: Rule, slope: Node) -> bool:
     return not 0 < abs(value) < float("inf")
 
 
-def _affine(rule: Rule, point: Node) -> _Affine:
+def _affine(rule: RuleData, point: Node) -> _Affine:
     """The evaluation point as `slope*p + offset`."""
     forms: dict[Node, _Affine] = {}
     for part in walk([point]):
@@ -107,7 +108,7 @@ def _affine(rule: Rule, point: Node) -> _Affine:
     return forms[point]
 
 
-def _combined(rule: Rule, part: Node, operands: list[_Affine]) -> _Affine:
+def _combined(rule: RuleData, part: Node, operands: list[_Affine]) -> _Affine:
     """The affine form of an operation with `p` in at least one operand."""
     (slope, offset), *others = operands
     if part.op is Op.NEG:

@@ -8,11 +8,13 @@ are inputs. Whoever runs the rules puts `p` back before each.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import cast
 
 from rulec.errors import RuleError
 from rulec.language.expr.node import Kind, Node, Op, name, names_in, node, rewrite, walk
-from rulec.language.rule import Assign, Branch, Rule, Statement
+from rulec.language.hyper import Hyper
+from rulec.language.rule_data import AnyRule, Assign, Branch, Move, RuleData, Statement
 from rulec.language.source import Span, rule_error
 
 #: Most passes of a step.
@@ -22,24 +24,31 @@ MAX_PASSES = 8
 START = "start"
 
 
-@dataclass(frozen=True)
-class Move:
-    """One pass of a lowered rule: a rule that moves `p` to the point, in the steps where `when` holds.
-
-    `gradient` is the input by which later rules read the gradient of before this pass.
-    """
-
-    rule: Rule
-    when: Node | None
-    gradient: str
-
-
 def gradient_of(key: str) -> str:
     """The name of the gradient at a pass."""
     return f"{key}.g"
 
 
-def lowered(rule: Rule) -> Rule:
+def standalone(rule: AnyRule) -> AnyRule:
+    """The rule as it runs by itself: its step assigns `p`, and its learning rate has a default.
+
+    Of a rule with passes it is the end of a step, after `moves`. RuleError for a hyper-parameter without a default, and
+    for a wrapper around no rule.
+    """
+    return lowered(rule.assigning())
+
+
+def in_one(rule: AnyRule) -> AnyRule:
+    """The rule as `standalone` has it, but with its passes as lines, and the gradients there as inputs."""
+    return unrolled(rule.assigning())
+
+
+def settings_of(rule: RuleData) -> Mapping[str, Hyper]:
+    """The hyper-parameters of an optimizer of the rule: `all_hyper` of the rule as it runs by itself."""
+    return standalone(rule).all_hyper
+
+
+def lowered(rule: AnyRule) -> AnyRule:
     """The end of a step of a rule whose step is whole: an ordinary rule, with a `Move` for each pass under `moves`."""
     if not rule.passes:
         return rule
@@ -58,7 +67,7 @@ def lowered(rule: Rule) -> Rule:
     )  # fmt: skip
 
 
-def unrolled(rule: Rule) -> Rule:
+def unrolled(rule: AnyRule) -> AnyRule:
     """A whole step as one ordinary rule, with the gradients at the passes as inputs and the points as lines.
 
     It shows what a step computes. Nothing evaluates the model at its points.
@@ -76,15 +85,15 @@ def unrolled(rule: Rule) -> Rule:
     return replace(rule, step=(*lines, *rule.step), inputs=inputs, passes={})
 
 
-def _seen_from(rule: Rule, title: str, step: Sequence[Statement], place: int) -> Rule:
+def _seen_from(rule: AnyRule, title: str, step: Sequence[Statement], place: int) -> AnyRule:
     """The lines `step` of a rule after `place` passes, where `g` is the last gradient and the others are inputs."""
     values = _values(rule, place)
     lines, inputs = _gradients(rule, place, _names_in(step, rule.skip if place == len(rule.passes) else None))
     changed = tuple(_mapped(line, values) for line in step)
-    return Rule(title, (*lines, *changed), rule.hyper, rule.state, {**rule.inputs, **inputs}, view=rule.view)
+    return type(rule)(title, (*lines, *changed), rule.hyper, rule.state, {**rule.inputs, **inputs}, view=rule.view)
 
 
-def _values(rule: Rule, place: int) -> dict[str, Node]:
+def _values(rule: RuleData, place: int) -> dict[str, Node]:
     """What stands for each gradient after `place` passes."""
     values = {}
     for i, key in enumerate([START, *rule.passes][: place + 1]):
@@ -93,19 +102,19 @@ def _values(rule: Rule, place: int) -> dict[str, Node]:
     return {**values, "g": first, "grad": first}
 
 
-def _local(rule: Rule, key: str, place: int) -> str:
+def _local(rule: RuleData, key: str, place: int) -> str:
     """The name of an earlier gradient: that of its input, or where a step may have no later pass one of its own."""
     return f"{key}.gradient" if _later(rule, key, place) else gradient_of(key)
 
 
-def _later(rule: Rule, key: str, place: int) -> list[Node]:
+def _later(rule: RuleData, key: str, place: int) -> list[Node]:
     """The conditions of the passes after this point; none where one of them is in every step."""
     points = [START, *rule.passes]
     conditions = [rule.passes[later].when for later in points[points.index(key) + 1 : place + 1]]
     return [] if None in conditions else [condition for condition in conditions if condition is not None]
 
 
-def _gradients(rule: Rule, place: int, read: set[str]) -> tuple[list[Statement], dict[str, str]]:
+def _gradients(rule: RuleData, place: int, read: set[str]) -> tuple[list[Statement], dict[str, str]]:
     """The lines that give earlier gradients their names where a pass may be left out, and the inputs they are."""
     lines: list[Statement] = []
     inputs: dict[str, str] = {}
@@ -144,7 +153,7 @@ def _mapped(line: Statement, values: Mapping[str, Node]) -> Statement:
     return replace(line, condition=_replaced(line.condition, values), then=tuple(then), otherwise=tuple(otherwise))
 
 
-def check_passes(rule: Rule) -> None:
+def check_passes(rule: RuleData) -> None:
     """RuleError for too many passes, and for a pass whose gradient nothing reads."""
     for count, (key, at) in enumerate(rule.passes.items()):
         if count >= MAX_PASSES:
@@ -163,26 +172,26 @@ def check_point(value: Node, span: Span | None) -> Node:
     return value
 
 
-def parts_of(rule: Rule) -> list[Rule]:
+def parts_of(rule: AnyRule) -> list[AnyRule]:
     """The ordinary rules that one with passes, or with such a rule for other tensors, is lowered to; else itself."""
-    parts: list[Rule] = []
+    parts: list[AnyRule] = []
     passes = 0
-    each: Rule | None = rule
+    each: AnyRule | None = rule
     while each is not None:
-        end = each.standalone()
-        parts += [*(move.rule for move in end.moves), replace(end, moves=(), otherwise=None)]
+        end = standalone(each)
+        parts += [*(cast(AnyRule, move.rule) for move in end.moves), replace(end, moves=(), otherwise=None)]
         passes, each = passes + len(end.moves), each.rest
     return parts if passes else [rule]
 
 
-def evaluations(rule: Rule) -> int:
+def evaluations(rule: RuleData) -> int:
     """The number of gradients of a step, at most: 1 for a rule without passes. `rule` may be lowered or not."""
     return 1 + max(len(rule.passes), len(rule.moves))
 
 
-def check_single(rule: Rule, where: str) -> None:
+def check_single(rule: RuleData, where: str) -> None:
     """RuleError for a rule with passes: `where` is what cannot run it, the beginning of a sentence."""
-    each: Rule | None = rule
+    each: RuleData | None = rule
     while each is not None:
         if evaluations(each) > 1:
             raise RuleError(

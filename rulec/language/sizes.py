@@ -7,43 +7,16 @@ A rule is written out for its lengths: the list `betas` of three values is the h
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 
 from rulec.errors import HyperError, RuleError
-
-if TYPE_CHECKING:
-    from rulec.language.rule import Rule
+from rulec.language.rule_data import AnyRule, Make, RuleData, Sizes
 
 #: Most entries of a list, and most passes of a loop.
 MAX_LENGTH = 200
-
-#: The rule for other lengths: from the values of lists and of counts.
-Make = Callable[[Mapping[str, Any]], "Rule"]
-
-
-@dataclass(frozen=True, eq=False)
-class Sizes:
-    """The lengths that a rule is written out for.
-
-    `lists` has the number of values of each list of hyper-parameters. `counts` has the value of each hyper-parameter
-    that decides a length. `make` gives the rule for other lengths; None where the lengths are fixed.
-    """
-
-    lists: Mapping[str, int] = field(default_factory=dict)
-    counts: Mapping[str, int] = field(default_factory=dict)
-    make: Make | None = None
-    _rules: dict[Any, Rule] = field(default_factory=dict, init=False)
-
-    def rule(self, values: Mapping[str, Any]) -> Rule:
-        """The rule for these values of lists and counts; for equal values the same object."""
-        assert self.make is not None
-        key = tuple(sorted((name, tuple(v) if isinstance(v, list) else v) for name, v in values.items()))
-        if key not in self._rules:
-            self._rules[key] = self.make(values)
-        return self._rules[key]
 
 
 def entry(name: str, index: int) -> str:
@@ -56,12 +29,12 @@ def entries(name: str, length: int) -> list[str]:
     return [entry(name, index) for index in range(length)]
 
 
-def lists_of(rule: Rule) -> Mapping[str, int]:
+def lists_of(rule: RuleData) -> Mapping[str, int]:
     """The lengths of a rule's lists of hyper-parameters."""
     return {} if rule.sizes is None else rule.sizes.lists
 
 
-def joined_sizes(rules: Iterable[Rule], make: Make | None) -> Sizes | None:
+def joined_sizes(rules: Iterable[RuleData], make: Make | None) -> Sizes | None:
     """The lengths of several rules as one set; None where none has any. RuleError where a length differs."""
     lists: dict[str, int] = {}
     counts: dict[str, int] = {}
@@ -75,19 +48,19 @@ def joined_sizes(rules: Iterable[Rule], make: Make | None) -> Sizes | None:
     return Sizes(lists, counts, make) if lists or counts else None
 
 
-def with_sizes(joined: Rule, rules: Sequence[Rule], join: Callable[[list[Rule]], Rule]) -> Rule:
+def with_sizes(joined: AnyRule, rules: Sequence[AnyRule], join: Callable[[list[AnyRule]], AnyRule]) -> AnyRule:
     """A rule joined of others, with their lengths."""
     sizes = joined_sizes(rules, lambda values: join([resized(rule, values) for rule in rules]))
     return joined if sizes is None else replace(joined, sizes=sizes)
 
 
-def resized(rule: Rule, values: Mapping[str, Any]) -> Rule:
+def resized(rule: AnyRule, values: Mapping[str, Any]) -> AnyRule:
     """The rule for the lengths in these values; values of other rules are left out."""
     known = () if rule.sizes is None else {**rule.sizes.lists, **rule.sizes.counts}
     return sized(rule, {name: value for name, value in values.items() if name in known})[0]
 
 
-def sized(rule: Rule, settings: Mapping[str, Any]) -> tuple[Rule, dict[str, Any]]:
+def sized(rule: AnyRule, settings: Mapping[str, Any]) -> tuple[AnyRule, dict[str, Any]]:
     """The rule for the lengths in `settings`, and the settings with one value for each entry of a list.
 
     HyperError for a list that is no list of numbers, and for another length where the lengths of the rule are fixed.
@@ -107,14 +80,14 @@ def sized(rule: Rule, settings: Mapping[str, Any]) -> tuple[Rule, dict[str, Any]
             f"written out for: begin with the rule's own file"
         )
     if changed:
-        rule = sizes.rule(_values_of(rule, sizes, {**known, **lengths}))
+        rule = cast(AnyRule, sizes.rule(_values_of(rule, sizes, {**known, **lengths})))
     plain |= counts
     for name, values in lists.items():
         plain |= dict(zip(entries(name, len(values)), values, strict=True))
     return rule, plain
 
 
-def _values_of(rule: Rule, sizes: Sizes, lengths: Mapping[str, int]) -> dict[str, Any]:
+def _values_of(rule: RuleData, sizes: Sizes, lengths: Mapping[str, int]) -> dict[str, Any]:
     """Lists of these lengths, of the defaults and then of the last of them, and counts."""
     values: dict[str, Any] = {name: lengths[name] for name in sizes.counts}
     for name, length in sizes.lists.items():
@@ -127,7 +100,7 @@ def _values_of(rule: Rule, sizes: Sizes, lengths: Mapping[str, int]) -> dict[str
     return values
 
 
-def _values(rule: Rule, name: str, value: Any) -> list[Any]:
+def _values(rule: RuleData, name: str, value: Any) -> list[Any]:
     """A list's values; HyperError where it is none."""
     shape = getattr(value, "shape", None)
     listed = isinstance(value, list | tuple) or (shape is not None and len(shape) == 1)
@@ -136,7 +109,7 @@ def _values(rule: Rule, name: str, value: Any) -> list[Any]:
     return [value[i] for i in range(len(value))]
 
 
-def _number(rule: Rule, name: str, value: Any) -> float | None:
+def _number(rule: RuleData, name: str, value: Any) -> float | None:
     """A count's value; None where it is no plain number, which other checks refuse."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.number):
         return None

@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 
 from rulec.language.expr.counts import level_text
-from rulec.language.expr.node import FACTS, PLACED, Kind, Node, Op, names_in, walk
-from rulec.language.hyper import Hyper, with_start
-from rulec.language.rule import Rule, conditions
+from rulec.language.expr.node import FACTS, PLACED, Kind, Op, walk
+from rulec.language.rule_data import RuleData, conditions
 
 #: The levels that depend on the choice of rows and columns among the axes.
 _OF_MATRICES = ("row", "col", "matrix")
 
 
 @functools.lru_cache(maxsize=256)
-def draws(rule: Rule) -> bool:
+def draws(rule: RuleData) -> bool:
     """Whether a rule draws random numbers. They depend on the tensor's number among all tensors."""
     return any(n.op.kind is Kind.RANDOM for n in walk(rule.expressions))
 
 
 @functools.lru_cache(maxsize=256)
-def reads_tags(rule: Rule) -> bool:
+def reads_tags(rule: RuleData) -> bool:
     """Whether a rule asks for a tensor's tags, to know whether it applies."""
     condition = [] if rule.applies_to is None else [rule.applies_to]
     return any(n.op is Op.FACT and str(n.arg).startswith("tagged(") for n in walk(condition))
 
 
 @functools.lru_cache(maxsize=256)
-def sees_shape(rule: Rule) -> bool:
+def sees_shape(rule: RuleData) -> bool:
     """Whether a rule depends on a tensor's dimensions, rows or columns, or on the order of its elements."""
     if placed_level(rule):
         return True
@@ -43,7 +41,7 @@ def sees_shape(rule: Rule) -> bool:
 
 
 @functools.lru_cache(maxsize=256)
-def placed_level(rule: Rule) -> str:
+def placed_level(rule: RuleData) -> str:
     """A level `axis(i)` or `block(n)` of a rule, as it is written; empty for a rule without one."""
     for state in rule.state.values():
         if state.number is not None:
@@ -55,43 +53,14 @@ def placed_level(rule: Rule) -> str:
 
 
 @functools.lru_cache(maxsize=256)
-def counts_dimensions(rule: Rule) -> bool:
+def counts_dimensions(rule: RuleData) -> bool:
     """Whether a rule has a level `axis(i)` or `block(n)`, or reads `dim(i)`."""
     return bool(placed_level(rule)) or any(n.op is Op.DIM for n in walk(rule.expressions))
 
 
 @functools.lru_cache(maxsize=256)
-def differs_by_shape(rule: Rule) -> bool:
+def differs_by_shape(rule: RuleData) -> bool:
     """Whether a rule has levels that mean something else for another rank, or conditions on the shape."""
     tests = [branch.condition for branch in conditions(rule.step)]
     tests += [state.condition for state in rule.state.values() if state.condition is not None]
     return counts_dimensions(rule) or any(str(n.arg) in FACTS for n in walk(tests) if n.op in (Op.NAME, Op.FACT))
-
-
-def rest_rule(rule: Rule) -> Rule | None:
-    """The rule for the tensors that `rule` leaves out; None where `rule` has no `otherwise`.
-
-    A hyper-parameter of both is one, with the main rule's default. A hyper-parameter under a new name, as in
-    `{adamw: {lr: adamw_lr}}`, stays apart.
-    """
-    rest = None if rule.otherwise is None else rule.otherwise.rule
-    if rest is None:
-        return None
-    main, hyper = rule.hyper_with_rate, rest.hyper_with_rate
-    for key in [*hyper]:
-        default = main[key].default if key in main else None
-        if default is not None:
-            hyper[key] = replace(hyper[key], default=default)
-        for needed in names_in([default]) if isinstance(default, Node) else ():
-            if needed in main:
-                hyper.setdefault(needed, main[needed])
-    return replace(rest, hyper=hyper)
-
-
-def all_hyper(rule: Rule) -> dict[str, Hyper]:
-    """The hyper-parameters of a rule and of all rules under its `otherwise`: those a user may set."""
-    rest = rule.rest
-    if rest is None:
-        return with_start(rule.hyper)
-    main = rule.hyper_with_rate
-    return with_start(main | {key: hyper for key, hyper in all_hyper(rest).items() if key not in main})

@@ -23,7 +23,8 @@ from rulec.compiler.routing import Router
 from rulec.errors import RuleError, TensorError
 from rulec.formats import UNBIASED, Format
 from rulec.language.hyper import checked_seed
-from rulec.language.rule import Rule, assignments
+from rulec.language.rule import Rule
+from rulec.language.rule_data import RuleData, assignments
 from rulec.language.traits import draws
 from rulec.runtime.arrays import Arrays
 from rulec.runtime.buckets.bucket import Bucket, Tensor
@@ -76,7 +77,7 @@ class Engine:
         self.tensors, self.buckets = self._homes.tensors, self._homes.by_key
         self.host, self.shared, self.skipped_there = self._common.host, self._common.shared, self._common.skipped_there
         self._last: tuple[tuple[int, ...], list[Part]] = ((), [])
-        self._ways: dict[Any, Rule | None] = {}
+        self._ways: dict[Any, RuleData | None] = {}
         self._within: dict[Any, Bucket | None] = {}
         self.passes = PassNames(router.rules)
         #: Whether an interrupt came into a step that had written.
@@ -298,7 +299,7 @@ class Engine:
 
     # Steps of other rules
 
-    def change(self, way: Callable[[Rule], Rule | None], hyper: Numbers) -> None:
+    def change(self, way: Callable[[RuleData], RuleData | None], hyper: Numbers) -> None:
         """Runs one step of another rule over every tensor with states, without gradients. Step counts stay.
 
         `way` maps the rule of a tensor to a rule of the same hyper-parameters and states; its `t` is the count of
@@ -317,7 +318,7 @@ class Engine:
         run(launches)
 
     def ready_part(
-        self, ids: tuple[int, ...], grads: Sequence[Any], hyper: Numbers, way: Callable[[Rule], Rule | None],
+        self, ids: tuple[int, ...], grads: Sequence[Any], hyper: Numbers, way: Callable[[RuleData], RuleData | None],
         counts: bool, inputs: Mapping[str, Any] | None = None,
     ) -> list[Launch]:  # fmt: skip
         """As `ready`, for one part of a step: `way` maps the rule of a tensor to the part's rule, of the same states.

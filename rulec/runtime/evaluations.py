@@ -11,14 +11,15 @@ from rulec.compiler.weights import is_part
 from rulec.language.evaluations import evaluations
 from rulec.language.expr.node import const
 from rulec.language.rule import Rule
+from rulec.language.rule_data import RuleData
 from rulec.runtime.buckets.bucket import Tensor
 
 
 @functools.cache
-def move_at(place: int) -> Callable[[Rule], Rule | None]:
+def move_at(place: int) -> Callable[[RuleData], RuleData | None]:
     """The rule of a pass, from the rule at the end of the step; None for a rule with fewer passes."""
 
-    def move(rule: Rule) -> Rule | None:
+    def move(rule: RuleData) -> RuleData | None:
         return rule.moves[place].rule if place < len(rule.moves) else None
 
     return move

@@ -12,7 +12,8 @@ from rulec.compiler.reference import ReferenceOptimizer
 from rulec.errors import RulecError
 from rulec.language.expr.node import Op, walk
 from rulec.language.expr.static import settings
-from rulec.language.rule import Rule, assignments
+from rulec.language.rule import Rule
+from rulec.language.rule_data import assignments
 from rulec.runtime.arrays import Arrays
 from rulec.runtime.engine import Engine, default_hyper
 from rulec.testing.cases import gradients, hyper_values, parameters

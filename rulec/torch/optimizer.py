@@ -20,7 +20,7 @@ from rulec.compiler.routing import Router
 from rulec.errors import RulecError, StateMismatch, TensorError
 from rulec.language.eval_point import to_evaluation, to_training
 from rulec.language.hyper import AT_START
-from rulec.language.rule import Rule
+from rulec.language.rule_data import RuleData
 from rulec.locks import Lockable, synchronized
 from rulec.runtime.buckets.scalar_table_device import Scaling
 from rulec.runtime.distributed.process_group import Unreached
@@ -625,7 +625,7 @@ class EvaluatedOptimizer(RuleOptimizer):
         self._move(to_training, training=True)
 
     @synchronized
-    def _move(self, way: Callable[[Rule], Rule | None], training: bool) -> None:
+    def _move(self, way: Callable[[RuleData], RuleData | None], training: bool) -> None:
         self._check_closed("train()" if training else "eval()")
         if self.param_groups[0]["train_mode"] is training:
             return

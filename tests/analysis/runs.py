@@ -18,7 +18,7 @@ from rulec.compiler.reference import ReferenceOptimizer
 from rulec.compiler.routing import applies
 from rulec.language.expr.node import const, name
 from rulec.language.hyper import resolve_hyper
-from rulec.language.rule import Assign, Branch, State
+from rulec.language.rule_data import Assign, Branch, State
 
 Array = np.ndarray[Any, Any]
 Values = list[Array]

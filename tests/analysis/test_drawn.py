@@ -17,7 +17,8 @@ from rulec.analysis.linear import LinearForms
 from rulec.analysis.scale import changing_scale, constant_scale
 from rulec.analysis.zero import at_zero
 from rulec.language.expr.node import Node, Op, const, name, node
-from rulec.language.rule import Assign, Branch, Hyper, State, Statement
+from rulec.language.hyper import Hyper
+from rulec.language.rule_data import Assign, Branch, State, Statement
 from tests.analysis.runs import Array, Trial, before_and_after, far_apart, hypers, watched
 
 STATES = {"m": State(const(0)), "v": State(const(0)), "w": State(name("p")), "n": State(const(0), per="tensor")}

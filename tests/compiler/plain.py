@@ -13,7 +13,8 @@ import numpy as np
 
 from rulec.language.expr.arithmetic import NUMPY
 from rulec.language.expr.node import Node, Op, names_in, walk
-from rulec.language.rule import Assign, Rule, Statement
+from rulec.language.rule import Rule
+from rulec.language.rule_data import Assign, Statement
 
 Array = np.ndarray[Any, Any]
 

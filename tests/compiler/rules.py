@@ -7,7 +7,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 from rulec.language.expr.node import Kind, Node, Op, const, name, node
-from rulec.language.rule import Assign, Branch, Hyper, Rule, State, Statement
+from rulec.language.hyper import Hyper
+from rulec.language.rule import Rule
+from rulec.language.rule_data import Assign, Branch, State, Statement
 from tests.language.expressions import arithmetic
 
 #: The states a drawn rule has: name, level and first value.

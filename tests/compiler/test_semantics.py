@@ -19,7 +19,8 @@ from rulec.compiler.pipeline import passes
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.language.check import check_rule
 from rulec.language.expr.node import Op, const, name, node, walk
-from rulec.language.rule import Assign, Rule
+from rulec.language.rule import Rule
+from rulec.language.rule_data import Assign
 from tests.compiler.plain import PlainRun
 from tests.compiler.rules import rules
 from tests.language import expressions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import rulec.math
 from rulec.cli.app import app
 from rulec.language.expr.functions import FUNCTIONS
-from rulec.language.rule import WELL_KNOWN, Hyper
+from rulec.language.hyper import WELL_KNOWN, Hyper
 from tests.docs.table import table
 
 

@@ -16,7 +16,7 @@ from rulec import Rule, RuleError
 from rulec.compiler.ir import Program
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.language.expr.node import Node, const
-from rulec.language.rule import assignments
+from rulec.language.rule_data import assignments
 from tests.compiler.plain import PlainRun
 
 ADAM, DECAY, L2, SGD = map(rulec.load, ("adam", "decay", "l2", "sgd"))

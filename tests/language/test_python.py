@@ -20,7 +20,7 @@ import rulec
 from rulec import Rule
 from rulec import math as rm
 from rulec.compiler.reference import ReferenceOptimizer
-from rulec.language.rule import assignments
+from rulec.language.rule_data import assignments
 from rulec.math import clip, sqrt, where
 from tests.compiler.plain import PlainRun
 from tests.language.test_compose import same_program, same_steps

@@ -10,7 +10,6 @@ import pytest
 import rulec
 from rulec import Rule, RuleError
 from rulec.compiler.reference import ReferenceOptimizer
-from rulec.language.traits import rest_rule
 
 ADAM, SGD, L2, DECAY = map(rulec.load, ("adam", "sgd", "l2", "decay"))
 
@@ -45,7 +44,7 @@ def test_the_rest_is_the_rule_itself_with_the_main_rule_s_defaults() -> None:
     assert {key: h.default for key, h in rest.hyper.items()} == {
         "lr": 0.02, "beta1": 0.9, "beta2": 0.999, "adam_eps": 1e-8
     }  # fmt: skip
-    assert rest_rule(ADAM) is None
+    assert ADAM.rest is None
     assert matrices("").rest is None
 
 

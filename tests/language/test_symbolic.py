@@ -18,7 +18,8 @@ from hypothesis import given, settings
 import rulec
 from rulec import Rule, RulecError, RuleError
 from rulec.language.expr.node import Kind, Node, Op, walk
-from rulec.language.rule import Assign, Hyper
+from rulec.language.hyper import Hyper
+from rulec.language.rule_data import Assign
 from tests.backends.kinds import BETWEEN, KINDS
 from tests.compiler.plain import PlainRun
 from tests.language.expressions import arithmetic

@@ -16,10 +16,9 @@ from rulec.language.expr.node import Node, Op, names_in
 from rulec.language.hyper import AT_START, DEFAULT_LR, Hyper, well_known_range
 from rulec.language.parse.expression import parse_expression
 from rulec.language.parse.located import Text
-from rulec.language.rule import Routing, Rule
-from rulec.language.sizes import Sizes, entries, entry, sized
+from rulec.language.rule_data import AnyRule, Routing, RuleData, Sizes
+from rulec.language.sizes import entries, entry, sized
 from rulec.language.source import Source, did_you_mean, rule_error
-from rulec.language.traits import all_hyper
 
 #: The value of a binding: a number or an expression, or a list of them. A Text is an expression with its place in a
 #: file.
@@ -29,7 +28,7 @@ Binding = float | str | Text | list[Any]
 class _FreeNames:
     """The names in a bound expression: hyper-parameters of this rule, or of rules to be composed with it later."""
 
-    def __init__(self, rule: Rule) -> None:
+    def __init__(self, rule: RuleData) -> None:
         self.rule = rule
 
     def __contains__(self, identifier: object) -> bool:
@@ -48,7 +47,7 @@ class _FreeNames:
         return declared_problem(identifier)
 
 
-def bind(rule: Rule, bindings: Mapping[str, Binding]) -> Rule:
+def bind(rule: AnyRule, bindings: Mapping[str, Binding]) -> AnyRule:
     """The rule with some hyper-parameters bound.
 
     A number sets the default. An expression (text) of hyper-parameters takes the hyper-parameter's place; a single
@@ -68,7 +67,7 @@ def bind(rule: Rule, bindings: Mapping[str, Binding]) -> Rule:
     return replace(bound, sizes=replace(bound.sizes, make=lambda values: bind(make(values), bindings)))
 
 
-def _bound_sizes(rule: Rule, sizes: Sizes, bindings: Mapping[str, Binding]) -> Rule:
+def _bound_sizes(rule: AnyRule, sizes: Sizes, bindings: Mapping[str, Binding]) -> AnyRule:
     """The rule for the lengths of bound lists and counts, with each entry of a list bound."""
     lists = {key: _parts(rule, key, bound) for key, bound in bindings.items() if key in sizes.lists}
     counts = {key: _whole(rule, key, bound) for key, bound in bindings.items() if key in sizes.counts}
@@ -84,7 +83,7 @@ def _bound_sizes(rule: Rule, sizes: Sizes, bindings: Mapping[str, Binding]) -> R
     return bind(rule, others) if others else rule
 
 
-def _parts(rule: Rule, key: str, bound: Binding) -> list[Any]:
+def _parts(rule: RuleData, key: str, bound: Binding) -> list[Any]:
     """The bindings of the entries of a list."""
     if isinstance(bound, list | tuple):
         return [*bound]
@@ -95,7 +94,7 @@ def _parts(rule: Rule, key: str, bound: Binding) -> list[Any]:
     raise rule_error(f"{key} of {rule.name} is a list: bind it to one, as {key}=[0, 0.9]", text.start)
 
 
-def _whole(rule: Rule, key: str, bound: Binding) -> int:
+def _whole(rule: RuleData, key: str, bound: Binding) -> int:
     """The number that a count is bound to."""
     value = _expression(rule, key, bound) if isinstance(bound, str | Text) else bound
     number = value.arg if isinstance(value, Node) and value.op is Op.CONST else value
@@ -104,7 +103,7 @@ def _whole(rule: Rule, key: str, bound: Binding) -> int:
     return int(_checked(replace(rule, hyper={key: replace(rule.hyper[key], decides=False)}), key, number))
 
 
-def _bound(rule: Rule, bindings: Mapping[str, Binding]) -> Rule:
+def _bound(rule: AnyRule, bindings: Mapping[str, Binding]) -> AnyRule:
     """The rule with some hyper-parameters bound, of the same lengths."""
     hyper = dict(rule.hyper)
     values: dict[str, Node] = {}
@@ -122,7 +121,7 @@ def _bound(rule: Rule, bindings: Mapping[str, Binding]) -> Rule:
     return _whole_lists(_substituted(replace(rule, hyper=hyper), values))
 
 
-def _whole_lists(rule: Rule) -> Rule:
+def _whole_lists(rule: AnyRule) -> AnyRule:
     """The rule without the lists of which an entry is no hyper-parameter any more."""
     if rule.sizes is None:
         return rule
@@ -130,13 +129,13 @@ def _whole_lists(rule: Rule) -> Rule:
     return replace(rule, sizes=replace(rule.sizes, lists=lists))
 
 
-def _routed(rule: Rule, bindings: Mapping[str, Binding]) -> tuple[Rule, dict[str, Binding]]:
+def _routed(rule: AnyRule, bindings: Mapping[str, Binding]) -> tuple[AnyRule, dict[str, Binding]]:
     """The rule with `otherwise` bound already, and the bindings that remain for the rule itself.
 
     A hyper-parameter of both is one hyper-parameter, so it is bound in both; its default is the main rule's.
     """
     rest = None if rule.otherwise is None else rule.otherwise.rule
-    known = {} if rest is None else rest.hyper_with_rate | all_hyper(rest)
+    known = {} if rest is None else rest.hyper_with_rate | rest.all_hyper
     rest_bindings = {
         key: bound for key, bound in bindings.items()
         if key in known and (key not in rule.hyper or isinstance(bound, str | Text))
@@ -147,13 +146,13 @@ def _routed(rule: Rule, bindings: Mapping[str, Binding]) -> tuple[Rule, dict[str
     return replace(rule, otherwise=Routing(bind(rest, rest_bindings))), main_bindings
 
 
-def _expression(rule: Rule, key: str, bound: str | Text) -> Node:
+def _expression(rule: RuleData, key: str, bound: str | Text) -> Node:
     text = bound if isinstance(bound, Text) else Text(bound, Source(f"<binding of {key}>", bound))
     names = _FreeNames(rule)
     return check_elementwise(parse_expression(text, names, explain=names.problem), "a binding", text.start)
 
 
-def _checked(rule: Rule, key: str, value: Any) -> float:
+def _checked(rule: RuleData, key: str, value: Any) -> float:
     if value is None or isinstance(value, Mapping | list | tuple):
         raise RuleError(f"{key} of {rule.name} is bound to a number or an expression, not to {value!r}")
     try:
@@ -162,7 +161,7 @@ def _checked(rule: Rule, key: str, value: Any) -> float:
         raise RuleError(str(error)) from None
 
 
-def _substituted(rule: Rule, values: Mapping[str, Node]) -> Rule:
+def _substituted(rule: AnyRule, values: Mapping[str, Node]) -> AnyRule:
     """The rule with expressions in place of hyper-parameters, and with the hyper-parameters in these expressions."""
     hyper = {key: h for key, h in rule.hyper.items() if key not in values}
     for key, value in values.items():

@@ -10,31 +10,32 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import product
+from typing import Generic
 
 from rulec.errors import RuleError
 from rulec.language.expr.node import Node, Op, node, walk
-from rulec.language.rule import Routing, Rule
+from rulec.language.rule_data import AnyRule, Routing, RuleData
 
 #: The shape facts that depend on the view of a tensor as matrices.
 _OF_VIEW = {"rows", "cols"}
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(Generic[AnyRule]):
     """A rule without routing of its own, and the condition on its tensors; None for all that are left.
 
     Where a wrapper leaves tensors to a rule it wraps, `rule` has no lines, and `wraps` is the name of this rule.
     """
 
     condition: Node | None
-    rule: Rule
+    rule: AnyRule
     is_rest: bool
 
 
-def cases_of(rule: Rule) -> list[Case]:
+def cases_of(rule: AnyRule) -> list[Case[AnyRule]]:
     """The cases of a rule, in the order in which they are tried."""
-    cases: list[Case] = []
-    current: Rule | None = rule
+    cases: list[Case[AnyRule]] = []
+    current: AnyRule | None = rule
     while current is not None:
         plain = replace(current, applies_to=None, otherwise=None)
         cases.append(Case(current.applies_to, plain, is_rest=current is not rule))
@@ -44,13 +45,15 @@ def cases_of(rule: Rule) -> list[Case]:
     return cases
 
 
-def composed(rules: Sequence[Rule], join: Callable[[Sequence[Rule]], Rule], title: str | None = None) -> Rule:
+def composed(
+    rules: Sequence[AnyRule], join: Callable[[Sequence[AnyRule]], AnyRule], title: str | None = None
+) -> AnyRule:
     """`join` of the rules; where some apply to some tensors only, of each choice of their cases.
 
     `title` is the name of the rule for the first of them. Raises RuleError where `join` does.
     """
     _check_views(rules)
-    routes: list[tuple[Node | None, Rule]] = []
+    routes: list[tuple[Node | None, AnyRule]] = []
     taken: list[set[Node]] = []
     for choice in product(*map(cases_of, rules)):
         conditions = {case.condition: None for case in choice if case.condition is not None}
@@ -62,7 +65,7 @@ def composed(rules: Sequence[Rule], join: Callable[[Sequence[Rule]], Rule], titl
     return _nested(routes)
 
 
-def _check_views(rules: Sequence[Rule]) -> None:
+def _check_views(rules: Sequence[RuleData]) -> None:
     """RuleError where two rules choose tensors by rows and columns, and see other rows and columns."""
     choosing = [rule for rule in rules if rule.applies_to is not None and _OF_VIEW & {*_facts([rule.applies_to])}]
     for rule in choosing[1:]:
@@ -77,7 +80,9 @@ def _facts(values: Sequence[Node]) -> Iterable[str]:
     return (str(n.arg) for n in walk(values) if n.op in (Op.FACT, Op.NAME))
 
 
-def _joined(rules: Sequence[Rule], choice: Sequence[Case], join: Callable[[Sequence[Rule]], Rule]) -> Rule:
+def _joined(
+    rules: Sequence[AnyRule], choice: Sequence[Case[AnyRule]], join: Callable[[Sequence[AnyRule]], AnyRule]
+) -> AnyRule:
     left = [rule.name for rule, case in zip(rules, choice, strict=True) if case.is_rest]
     if not left:
         return join([case.rule for case in choice])
@@ -87,7 +92,7 @@ def _joined(rules: Sequence[Rule], choice: Sequence[Case], join: Callable[[Seque
         raise RuleError(f"for the tensors that {' and '.join(left)} leaves out: {error.message}") from None
 
 
-def _with_rate(rules: Sequence[Rule], choice: Sequence[Case]) -> list[Rule]:
+def _with_rate(rules: Sequence[AnyRule], choice: Sequence[Case[AnyRule]]) -> list[AnyRule]:
     """The rules of a choice, with the learning rate that one of them has for the tensors its main rule leaves out."""
     rates = {
         case.rule.rate for rule, case in zip(rules, choice, strict=True)
@@ -100,13 +105,13 @@ def _with_rate(rules: Sequence[Rule], choice: Sequence[Case]) -> list[Rule]:
     return [replace(part, rate=rate) if part.multiplies_lr else part for part in parts]
 
 
-def with_rate_of_rest(rule: Rule, called: Sequence[Rule], cases: Sequence[Rule]) -> Rule:
+def with_rate_of_rest(rule: AnyRule, called: Sequence[AnyRule], cases: Sequence[AnyRule]) -> AnyRule:
     """The rule that calls these cases, with the learning rate that one of them has in place of its main rule's."""
     rates = {case.rate for main, case in zip(called, cases, strict=True) if case.rate is not main.rate}
     return replace(rule, rate=rates.pop()) if len(rates) == 1 and rule.multiplies_lr else rule
 
 
-def check_routed_call(title: str, called: Rule, applies_to: object) -> Rule:
+def check_routed_call(title: str, called: AnyRule, applies_to: object) -> AnyRule:
     """The same called rule; RuleError where a rule for some tensors only calls another of this kind."""
     if applies_to is not None:
         raise RuleError(
@@ -120,9 +125,9 @@ def _all_of(conditions: Iterable[Node]) -> Node | None:
     return reduce(lambda a, b: node(Op.AND, a, b), terms) if terms else None
 
 
-def _nested(routes: Sequence[tuple[Node | None, Rule]]) -> Rule:
+def _nested(routes: Sequence[tuple[Node | None, AnyRule]]) -> AnyRule:
     """One rule of all cases, each the `otherwise` of the case before it."""
-    rest: Rule | None = None
+    rest: AnyRule | None = None
     for condition, rule in reversed(routes):
         routing = None if rest is None else Routing(rest)
         rest = with_inputs_of_rest(replace(rule, applies_to=condition, otherwise=routing))
@@ -130,7 +135,7 @@ def _nested(routes: Sequence[tuple[Node | None, Rule]]) -> Rule:
     return rest
 
 
-def unify_inputs(rules: Sequence[Rule]) -> dict[str, str]:
+def unify_inputs(rules: Sequence[RuleData]) -> dict[str, str]:
     """The inputs of several rules as one set. Same-named ones are one, and must be of one kind."""
     merged: dict[str, str] = {}
     for rule in rules:
@@ -140,7 +145,7 @@ def unify_inputs(rules: Sequence[Rule]) -> dict[str, str]:
     return merged
 
 
-def with_inputs_of_rest(rule: Rule) -> Rule:
+def with_inputs_of_rest(rule: AnyRule) -> AnyRule:
     """The rule with the inputs of its `otherwise` too: the caller of a step passes the inputs of both at once."""
     rest = None if rule.otherwise is None else rule.otherwise.rule
     return rule if rest is None or not rest.inputs else replace(rule, inputs=unify_inputs([rule, rest]))

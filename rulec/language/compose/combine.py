@@ -24,7 +24,7 @@ from rulec.language.expr.names import CONSTANTS, RESERVED
 from rulec.language.expr.node import FACTS, Kind, Node, Op, const, name, names_in, node, rewrite, walk
 from rulec.language.expr.text import expression_text
 from rulec.language.hyper import Hyper
-from rulec.language.rule import RATE, Assign, Branch, Pass, Rule, State, Statement, assignments
+from rulec.language.rule_data import RATE, AnyRule, Assign, Branch, Pass, RuleData, State, Statement, assignments
 from rulec.language.sizes import with_sizes
 
 #: Attributes of a rule as a whole: of several composed rules at most one may have each.
@@ -60,7 +60,7 @@ def replace_names(value: Node, values: Mapping[str, Node]) -> Node:
     return rewrite([value], lambda n: values.get(str(n.arg), n) if n.op is Op.NAME else n)[0]
 
 
-def rename_all(rule: Rule, rename: Mapping[str, str]) -> Rule:
+def rename_all(rule: AnyRule, rename: Mapping[str, str]) -> AnyRule:
     """The rule with states and locals renamed everywhere."""
     values = {old: name(new) for old, new in rename.items()}
     step = map_targets(map_nodes(rule.step, lambda n: replace_names(n, values)), rename)
@@ -78,24 +78,24 @@ def map_passes(passes: Mapping[str, Pass], change: Callable[[Node], Node]) -> di
     }
 
 
-def own_names(rule: Rule) -> list[str]:
+def own_names(rule: RuleData) -> list[str]:
     """The states and locals of a rule. Compositions keep these names apart."""
     assigned = (a.target for a in assignments(rule.step) if a.target != "p" and a.value.op is not Op.CALL)
     return list(dict.fromkeys([*rule.state, *assigned]))
 
 
-def prefixed(rule: Rule, prefix: str) -> Rule:
+def prefixed(rule: AnyRule, prefix: str) -> AnyRule:
     """The rule with its states and locals named `prefix.…`."""
     return rename_all(rule, {n: f"{prefix}.{n}" for n in own_names(rule)})
 
 
-def _require_direction(rule: Rule, role: str) -> None:
+def _require_direction(rule: RuleData, role: str) -> None:
     rule.check_whole()
     if rule.assigns_parameter:
         raise RuleError(f"{rule.name} assigns p itself, so it cannot be {role}: use it alone or last in a chain")
 
 
-def inline(rule: Rule, prefix: str, value: Node, draws: int = 0) -> list[Statement]:
+def inline(rule: RuleData, prefix: str, value: Node, draws: int = 0) -> list[Statement]:
     """The lines of `rule` for the input `value`, its states and locals named `prefix.…`; ends in `prefix.direction`.
 
     Its random draws are numbered from `draws` on.
@@ -103,13 +103,13 @@ def inline(rule: Rule, prefix: str, value: Node, draws: int = 0) -> list[Stateme
     return _with_input(prefixed(shifted_draws(check_callable(rule), draws), prefix), prefix, value)
 
 
-def count_draws(rule: Rule) -> int:
+def count_draws(rule: RuleData) -> int:
     """How many numbers the random draws of a rule take: one more than the highest."""
     numbers = [cast(int, n.arg) for n in walk(rule.expressions) if n.op.kind is Kind.RANDOM]
     return max(numbers, default=-1) + 1
 
 
-def shifted_draws(rule: Rule, by: int) -> Rule:
+def shifted_draws(rule: AnyRule, by: int) -> AnyRule:
     """The rule with its random draws numbered from `by` on: independent of the draws with lower numbers."""
     if not by or not count_draws(rule):
         return rule
@@ -126,7 +126,7 @@ def drawn_from(value: Node, by: int) -> Node:
     return rewrite([value], change)[0]
 
 
-def check_callable(rule: Rule) -> Rule:
+def check_callable(rule: AnyRule) -> AnyRule:
     """The same rule, checked to be callable in the step of another; RuleError otherwise."""
     _require_direction(rule, "called")
     for attribute in ("evaluate", "skip", "passes"):
@@ -135,7 +135,7 @@ def check_callable(rule: Rule) -> Rule:
     return rule
 
 
-def _with_input(rule: Rule, prefix: str, value: Node) -> list[Statement]:
+def _with_input(rule: RuleData, prefix: str, value: Node) -> list[Statement]:
     lines: list[Statement] = []
     if value.args:
         lines.append(Assign(f"{prefix}.g", value))
@@ -143,7 +143,7 @@ def _with_input(rule: Rule, prefix: str, value: Node) -> list[Statement]:
     return [*lines, *map_nodes(rule.step, lambda n: replace_names(n, {"g": value}))]
 
 
-def called_states(rule: Rule, prefix: str) -> dict[str, State]:
+def called_states(rule: RuleData, prefix: str) -> dict[str, State]:
     """The states of a rule called inside another, under their names in its inlined lines."""
     return {f"{prefix}.{key}": state for key, state in rule.state.items()}
 
@@ -180,7 +180,7 @@ def _tighter(a: Hyper, b: Hyper) -> Hyper:
     )  # fmt: skip
 
 
-def common_rate(rules: Sequence[Rule]) -> Node:
+def common_rate(rules: Sequence[RuleData]) -> Node:
     """The learning rate of composed rules. A part without a declared or bound `lr` takes the `lr` of the others.
 
     RuleError where the rules have different ones.
@@ -193,7 +193,7 @@ def common_rate(rules: Sequence[Rule]) -> Node:
     return having[0].rate if having else RATE
 
 
-def keys_of(rules: Sequence[Rule]) -> list[str]:
+def keys_of(rules: Sequence[RuleData]) -> list[str]:
     """A prefix for each rule: its key, numbered where several rules have the same key."""
     keys: dict[str, None] = {}
     for rule in rules:
@@ -204,7 +204,7 @@ def keys_of(rules: Sequence[Rule]) -> list[str]:
     return list(keys)
 
 
-def plus(rules: Sequence[Rule], rule_name: str | None = None) -> Rule:
+def plus(rules: Sequence[AnyRule], rule_name: str | None = None) -> AnyRule:
     """The rules side by side: all see the same gradient, and their directions add.
 
     Raises RuleError where a rule assigns `p` itself, or where their hyper-parameters, inputs or views disagree.
@@ -213,7 +213,7 @@ def plus(rules: Sequence[Rule], rule_name: str | None = None) -> Rule:
     return with_sizes(total, rules, lambda parts: plus(parts, rule_name))
 
 
-def _sum(rules: Sequence[Rule], title: str) -> Rule:
+def _sum(rules: Sequence[AnyRule], title: str) -> AnyRule:
     for rule in rules:
         _require_direction(rule, "added")
     keys = keys_of(rules)
@@ -223,7 +223,7 @@ def _sum(rules: Sequence[Rule], title: str) -> Rule:
     return _join(rules, keys, [name("g")] * len(rules), [Assign("direction", total)], title)
 
 
-def chain(rules: Sequence[Rule], rule_name: str | None = None) -> Rule:
+def chain(rules: Sequence[AnyRule], rule_name: str | None = None) -> AnyRule:
     """The rules one after the other: the direction of each is the input `g` of the next.
 
     Raises RuleError where a rule before the last assigns `p` itself, where a rule after the first never reads `g`, or
@@ -233,7 +233,7 @@ def chain(rules: Sequence[Rule], rule_name: str | None = None) -> Rule:
     return with_sizes(whole, rules, lambda parts: chain(parts, rule_name))
 
 
-def _sequence(rules: Sequence[Rule], title: str) -> Rule:
+def _sequence(rules: Sequence[AnyRule], title: str) -> AnyRule:
     for rule in rules[:-1]:
         _require_direction(rule, "followed by another")
     rules[-1].check_whole()
@@ -256,15 +256,15 @@ def _sequence(rules: Sequence[Rule], title: str) -> Rule:
     return _join(rules, keys, inputs, last, title)
 
 
-def joined_name(word: str, rules: Sequence[Rule]) -> str:
+def joined_name(word: str, rules: Sequence[RuleData]) -> str:
     """The rules' names joined by a word, or a shorter text where these are too long for one name."""
     joined = word.join(rule.name for rule in rules)
     return joined if len(joined) <= MAX_TITLE else f"{rules[0].name[: MAX_TITLE // 2]}{word}{len(rules) - 1}More"
 
 
 def _join(
-    rules: Sequence[Rule], keys: Sequence[str], inputs: Sequence[Node], last: Sequence[Statement], rule_name: str
-) -> Rule:
+    rules: Sequence[AnyRule], keys: Sequence[str], inputs: Sequence[Node], last: Sequence[Statement], rule_name: str
+) -> AnyRule:
     """One rule of the prefixed lines of several and `last`; names without a clash lose their prefix."""
     parts, draws = [], 0
     for rule, key in zip(rules, keys, strict=True):
@@ -276,7 +276,7 @@ def _join(
         skip = parts[index].skip
         if skip is not None:
             parts[index] = replace(parts[index], skip=replace_names(skip, {"g": value}))
-    joined = Rule(
+    joined = type(rules[0])(
         name=rule_name,
         step=(*step, *last),
         hyper=unify_hyper([(rule.name, rule.hyper) for rule in rules]),
@@ -289,7 +289,7 @@ def _join(
     return check_rule(rename_all(joined, short_names(rules, keys, taken)))
 
 
-def short_names(rules: Sequence[Rule], keys: Sequence[str], taken: set[str]) -> dict[str, str]:
+def short_names(rules: Sequence[RuleData], keys: Sequence[str], taken: set[str]) -> dict[str, str]:
     """Prefixed name -> name without its prefix, where no other rule has it and it has no other meaning."""
     owners: dict[str, list[str]] = {}
     for rule, key in zip(rules, keys, strict=True):
@@ -304,7 +304,7 @@ def short_names(rules: Sequence[Rule], keys: Sequence[str], taken: set[str]) -> 
     return short
 
 
-def single_attributes(rules: Sequence[Rule]) -> dict[str, Any]:
+def single_attributes(rules: Sequence[RuleData]) -> dict[str, Any]:
     """The evaluation point, skip and view of several composed rules; RuleError where two rules have one.
 
     Two rules may have equal views, and no two may have different ones.
@@ -322,7 +322,7 @@ def single_attributes(rules: Sequence[Rule]) -> dict[str, Any]:
     return attributes
 
 
-def _view_text(rule: Rule) -> str:
+def _view_text(rule: RuleData) -> str:
     said = ", ".join(f"{key}: {value}" for key, value in rule.view.items())
     return f"sees tensors by view {{{said}}}"
 
@@ -334,7 +334,7 @@ def free_name(wanted: str, taken: Sequence[str] | set[str]) -> str:
     return wanted
 
 
-def substitute_hyper(rule: Rule, values: Mapping[str, Node]) -> Rule:
+def substitute_hyper(rule: AnyRule, values: Mapping[str, Node]) -> AnyRule:
     """The rule with each hyper-parameter in `values` replaced by its expression, wherever the rule reads it.
 
     Locals are renamed where they clash with a name in the expressions. The set of hyper-parameters stays as it is.
@@ -369,7 +369,7 @@ _OF_LINES = (Kind.MATRIX, Kind.RANDOM, Kind.REDUCE)
 _FIRST = node(Op.EQ, name("t"), const(1))
 
 
-def with_beginnings(rule: Rule) -> Rule:
+def with_beginnings(rule: AnyRule) -> AnyRule:
     """The rule with lines for these first values, under their states' conditions.
 
     Their draws are numbered after those of the step.

@@ -22,12 +22,12 @@ from rulec.language.expr.node import PLACED, Node, Op, const, name, names_in, no
 from rulec.language.hyper import DEFAULT_LR, Hyper, well_known_range
 from rulec.language.parse.expression import parse_expression
 from rulec.language.parse.located import Text
-from rulec.language.rule import RATE, Assign, Branch, Rule, State, Statement, assignments, conditions
+from rulec.language.rule_data import RATE, AnyRule, Assign, Branch, RuleData, State, Statement, assignments, conditions
 from rulec.language.sizes import with_sizes
 from rulec.language.source import Source, Span, rule_error
 
 
-def wrap(wrapper: Rule, *wrapped: Rule) -> Rule:
+def wrap(wrapper: AnyRule, *wrapped: AnyRule) -> AnyRule:
     """The rule `wrapper(wrapped)`: the wrapper's lines, with the lines of the wrapped rules in place of its calls.
 
     Hyper-parameters and states of all are joined as in any composition. Raises RuleError where they do not fit.
@@ -41,7 +41,7 @@ def wrap(wrapper: Rule, *wrapped: Rule) -> Rule:
     for rule in wrapped:
         rule.check_whole()
 
-    def join(parts: Sequence[Rule]) -> Rule:
+    def join(parts: Sequence[AnyRule]) -> AnyRule:
         first, *rules = parts
         if not first.step:
             return rules[names.index(first.wraps[0])]
@@ -51,7 +51,7 @@ def wrap(wrapper: Rule, *wrapped: Rule) -> Rule:
     return with_sizes(composed(rules, join), rules, lambda parts: wrap(*parts))
 
 
-def _apart(wrapper: Rule, rules: Sequence[Rule]) -> list[Rule]:
+def _apart(wrapper: AnyRule, rules: Sequence[AnyRule]) -> list[AnyRule]:
     """The rules with equal defaults for hyper-parameters of the same name: those of the last one.
 
     The learning rate is that of the last rule, for the wrapper multiplies it by directions. Another hyper-parameter of
@@ -74,11 +74,11 @@ def _apart(wrapper: Rule, rules: Sequence[Rule]) -> list[Rule]:
     return done
 
 
-def _settings(rule: Rule) -> Mapping[str, Hyper]:
+def _settings(rule: RuleData) -> Mapping[str, Hyper]:
     return rule.hyper_with_rate | rule.all_hyper
 
 
-def _wrapped(wrapper: Rule, rules: Sequence[Rule]) -> Rule:
+def _wrapped(wrapper: AnyRule, rules: Sequence[AnyRule]) -> AnyRule:
     """The wrapper around rules without routing."""
     rate = combine.common_rate(rules)
     if rate is not RATE and "lr" in wrapper.hyper:
@@ -87,7 +87,7 @@ def _wrapped(wrapper: Rule, rules: Sequence[Rule]) -> Rule:
     called = _Called(wrapper, rules)
     inner = [each.rule for each in called.inner]
     owners = [(rule.name, each.hyper) for rule, each in zip(rules, called.inner, strict=True)]
-    joined = Rule(
+    joined = type(wrapper)(
         name=combine.joined_name("", [wrapper, *rules]),
         step=tuple(called.lines()),
         hyper=combine.unify_hyper([*owners, (wrapper.name, wrapper.hyper)]),
@@ -105,7 +105,7 @@ def _wrapped(wrapper: Rule, rules: Sequence[Rule]) -> Rule:
 class _Called:
     """A wrapper and the rules it wraps, their names kept apart by prefixes."""
 
-    def __init__(self, wrapper: Rule, rules: Sequence[Rule]) -> None:
+    def __init__(self, wrapper: RuleData, rules: Sequence[RuleData]) -> None:
         self.keys = combine.keys_of([wrapper, *rules])
         # An lr in the direction was bound on purpose: behind a prefix it is not taken for a mistake.
         self.bound = not wrapper.assigns_parameter and wrapper.reads("lr")
@@ -142,7 +142,7 @@ class _Called:
 class _Inner:
     """A rule that is wrapped, under the wrapper's name for it and with a prefix of its own."""
 
-    def __init__(self, wrapper: Rule, call: str, key: str, rule: Rule, draws: int) -> None:
+    def __init__(self, wrapper: RuleData, call: str, key: str, rule: RuleData, draws: int) -> None:
         self.title, self.call, self.key, self.original = wrapper.name, call, key, rule
         self.reads_parameter = wrapper.reads(f"{call}.p")
         if wrapper.reads(f"{call}.direction") and rule.assigns_parameter:
@@ -209,7 +209,7 @@ class _Inner:
 class _Shape:
     """The rows and columns of a wrapper's call, in place of the parameter's."""
 
-    def __init__(self, wrapper: Rule, extents: Sequence[Node]) -> None:
+    def __init__(self, wrapper: RuleData, extents: Sequence[Node]) -> None:
         self.wrapper = wrapper
         self.rows, self.cols = extents
         rows, cols = name("rows"), name("cols")
@@ -219,7 +219,7 @@ class _Shape:
             "numel": node(Op.MUL, matrices, node(Op.MUL, self.rows, self.cols)),
         }  # fmt: skip
 
-    def fitted(self, inner: Rule, title: str) -> Rule:
+    def fitted(self, inner: AnyRule, title: str) -> AnyRule:
         """The wrapped rule with states and shape facts of this shape; RuleError at a line that reads the parameter."""
         for line in assignments(inner.step):
             self._check(title, [line.value], line.span)
@@ -261,7 +261,7 @@ class _Shape:
         return replace(moved, shape=(self.rows, self.cols)) if state.per == "element" else moved
 
 
-def variant(rule: Rule, lines: Mapping[str, str], start: Mapping[str, object], more: Mapping[str, float]) -> Rule:
+def variant(rule: AnyRule, lines: Mapping[str, str], start: Mapping[str, object], more: Mapping[str, float]) -> AnyRule:
     """The rule with new lines and new initial values of states.
 
     `lines` maps a target to its new expression, `start` a state to its new initial value. A line for `p` replaces the
@@ -293,7 +293,7 @@ def _changed(line: Statement, values: Mapping[str, Node], moves: str) -> Stateme
     return Assign(target, values[target], line.span) if target in values else line
 
 
-def without(changed: Rule, zeros: Iterable[str], rule: Rule) -> Rule:
+def without(changed: AnyRule, zeros: Iterable[str], rule: AnyRule) -> AnyRule:
     """`rule` where `changed`, with the hyper-parameters `zeros` at 0, computes the same; otherwise `changed`."""
     values = {name: const(0.0) for name in zeros if name in changed.hyper and name not in rule.hyper}
     bare = substitute_hyper(changed, values)
@@ -302,7 +302,7 @@ def without(changed: Rule, zeros: Iterable[str], rule: Rule) -> Rule:
     return rule if values.keys() | rule.hyper.keys() == changed.hyper.keys() and _same(step, bare, rule) else changed
 
 
-def _same(step: tuple[Statement, ...], bare: Rule, rule: Rule) -> bool:
+def _same(step: tuple[Statement, ...], bare: RuleData, rule: RuleData) -> bool:
     return step == rule.step and bare.state == rule.state
 
 

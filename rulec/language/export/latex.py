@@ -10,7 +10,7 @@ from typing import TypeGuard, cast
 from rulec.language.evaluations import gradient_of
 from rulec.language.expr.node import FACTS, Kind, Node, Op, const, name, node, walk
 from rulec.language.expr.text import number_text
-from rulec.language.rule import Assign, Branch, Rule, Statement, assignments
+from rulec.language.rule_data import Assign, Branch, RuleData, Statement, assignments
 
 _GREEK = frozenset(
     re.findall(
@@ -52,7 +52,7 @@ _CALLED = {
 }  # fmt: skip
 
 
-def rule_to_latex(rule: Rule) -> str:
+def rule_to_latex(rule: RuleData) -> str:
     """The step as an aligned block: new states with subscript t, old states with t-1, and the update of p last.
 
     Each value that a branch changes is printed as cases. In a rule with products of matrices these have no sign, and
@@ -72,7 +72,7 @@ class _Lines:
     `numbers` has the names that stand for one number, in a rule with products of matrices; None in any other rule.
     """
 
-    def __init__(self, rule: Rule) -> None:
+    def __init__(self, rule: RuleData) -> None:
         self.names = {key: _name(key, "t-1") for key in (*rule.state, "p")}
         self.names |= {"g": "g_{t}", "grad": r"\nabla_{t}"}
         self.names |= {gradient_of(key): rf"g_{{t}}^{{({_escaped(key)})}}" for key in rule.passes}

@@ -2,7 +2,7 @@
 
 This is the only module with sympy, imported when it is needed: no kernel depends on it.
 
-Rules as equations: the new values of a step as sympy expressions, for proofs, and rules from such expressions.
+`rule_to_sympy` gives the new values of a step as sympy expressions, for proofs.
 """
 
 from __future__ import annotations
@@ -13,18 +13,14 @@ from numbers import Real
 from typing import Any
 
 from rulec.errors import RulecError, RuleError
-from rulec.language.check import check_direction_free_of_lr, check_elementwise, check_names, check_rule
 from rulec.language.expr.functions import FUNCTIONS, KINDS, MAX_DRAWS
 from rulec.language.expr.names import BASE_NAMES, short
 from rulec.language.expr.newton_schulz import SCHEDULES
 from rulec.language.expr.node import LEVELS, PLACED, Kind, Node, Op, const, node, walk
 from rulec.language.expr.static import MUON, UNDIVIDED
 from rulec.language.expr.text import number_text
-from rulec.language.hyper import Hyper, Limits, well_known_range
-from rulec.language.rule import Assign, Rule, State, Statement
+from rulec.language.rule_data import Assign, RuleData, Statement
 from rulec.language.source import did_you_mean
-from rulec.language.tracing.lines import Lines
-from rulec.language.tracing.trace import Trace
 
 #: Most bits of an exact power of numbers.
 _MAX_BITS = 4096
@@ -326,7 +322,7 @@ def _is_divisor(factor: Any) -> bool:
     return bool(factor.is_Pow and factor.exp.is_number and factor.exp.is_negative)
 
 
-def rule_to_sympy(rule: Rule) -> dict[str, Any]:
+def rule_to_sympy(rule: RuleData) -> dict[str, Any]:
     """The new value of each state, and of `direction` or `p`, in symbols of the values before the step.
 
     Every symbol is real, and `t` is a positive integer. Operations without a sympy function (reductions, matrix
@@ -353,66 +349,3 @@ def _run(walker: ToSympy, step: tuple[Statement, ...], values: dict[str, Any]) -
         for key in then.keys() & otherwise.keys():
             same = then[key] == otherwise[key]
             values[key] = then[key] if same else walker.either(condition, then[key], otherwise[key])
-
-
-def from_sympy(
-    *, name: str, direction: Any = None, p: Any = None, state: Mapping[Any, Any] | None = None,
-    hyper: Mapping[Any, Any] | None = None, init: Mapping[Any, Any] | None = None, summary: str = "",
-) -> Rule:  # fmt: skip
-    """The rule of sympy expressions for the values after one step.
-
-    `direction`, or the new `p`, and in `state` the new value of each state are expressions of the values before the
-    step. Their symbols are `g`, `p`, `t`, the states and the hyper-parameters, recognized by name. `hyper` gives each
-    hyper-parameter's default, or a dict with `default` and range. `init` gives each state's first value, 0 by default:
-    a number, an expression, or a dict with `init` and `per`.
-
-    Raises RuleError for expressions outside the rule language.
-    """
-    if (direction is None) == (p is None):
-        raise RuleError(f"{name} needs either direction or p: give one of them")
-    hypers = {str(key): _hyper(name, str(key), value) for key, value in (hyper or {}).items()}
-    starts = {str(key): value for key, value in (init or {}).items()}
-    targets = {str(key): value for key, value in (state or {}).items()}
-    if unknown := sorted(starts.keys() - targets.keys()):
-        raise RuleError(f"{name} has no state {unknown[0]!r} to begin{did_you_mean(unknown[0], targets)}")
-    reader = FromSympy({key: _name(key) for key in (*hypers, "p", *BASE_NAMES)})
-    states = {key: _state(name, key, starts.get(key, 0), reader) for key in targets}
-    check_names(Rule(name, (), hypers, states))
-    trace = Trace(name, states, hypers)
-    reader = FromSympy(
-        {**{key: _name(key) for key in (*hypers, *BASE_NAMES)}, **{k: trace.read(k).node for k in targets}}
-    )
-    for key, value in targets.items():
-        if reader.node(value) is not reader.names[key]:
-            trace.assign(key, reader.node(value))
-    trace.lines.append(("p" if direction is None else "direction", reader.node(p if direction is None else direction)))
-    rule = Rule(name, tuple(Lines(trace).statements()), hypers, states, summary=summary)
-    return check_direction_free_of_lr(check_rule(rule))
-
-
-def _state(owner: str, key: str, entry: Any, reader: FromSympy) -> State:
-    options = dict(entry) if isinstance(entry, Mapping) else {"init": entry}
-    if unknown := sorted(options.keys() - {"init", "per"}):
-        raise RuleError(f"state {key} of {owner} has no option {unknown[0]!r}: it has init and per")
-    value = check_elementwise(reader.node(options.get("init", 0)), "an initial value", None)
-    return State(value, per=str(options.get("per", "element")))
-
-
-def _name(identifier: str) -> Node:
-    return node(Op.NAME, identifier)
-
-
-def _hyper(owner: str, key: str, entry: Any) -> Hyper:
-    if not isinstance(entry, Mapping):
-        entry = {"default": entry}
-    known = ("default", *Limits.__annotations__)
-    if unknown := sorted(set(entry) - set(known)):
-        raise RuleError(f"{key} of {owner} has no {unknown[0]!r}{did_you_mean(unknown[0], known)}")
-    numbers: dict[str, float] = {}
-    for option, value in entry.items():
-        try:
-            numbers[option] = float(value)
-        except (TypeError, ValueError):
-            raise RuleError(f"{option} of {key} of {owner} is a number, not {value!r}") from None
-    limits: Any = {k: v for k, v in numbers.items() if k != "default"} or well_known_range(key)
-    return Hyper(numbers.get("default"), **limits)

@@ -18,7 +18,7 @@ from rulec.language.expr.node import Node, Op, name, names_in, node
 from rulec.language.expr.text import expression_text
 from rulec.language.parse.expression import ExpressionParser, dotted
 from rulec.language.parse.located import Text
-from rulec.language.rule import Assign, Branch, Rule, Statement
+from rulec.language.rule_data import Assign, Branch, RuleData, Statement
 from rulec.language.sizes import entries
 from rulec.language.source import Mistakes, Span, did_you_mean, rule_error
 
@@ -35,8 +35,8 @@ class Scope:
     `called` has the place of each call read so far.
     """
 
-    rule: Rule
-    uses: Mapping[str, Rule] = field(default_factory=dict)
+    rule: RuleData
+    uses: Mapping[str, RuleData] = field(default_factory=dict)
     lists: Mapping[str, int] = field(default_factory=dict)
     histories: Container[str] = ()
     counts: Mapping[str, float] = field(default_factory=dict)

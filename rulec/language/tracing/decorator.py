@@ -32,9 +32,11 @@ from rulec.language.evaluations import check_point, gradient_of
 from rulec.language.expr.counts import Level
 from rulec.language.expr.names import RESERVED
 from rulec.language.expr.node import FACTS, Node, Op, const, name
+from rulec.language.hyper import Hyper, Limits, well_known_range
 from rulec.language.parse.expression import length_of, parse_expression
 from rulec.language.parse.located import Text
-from rulec.language.rule import Hyper, Limits, Pass, Rule, State, well_known_range
+from rulec.language.rule import Rule
+from rulec.language.rule_data import Pass, State
 from rulec.language.sizes import MAX_LENGTH, entries
 from rulec.language.source import Source, Span, did_you_mean, rule_error
 from rulec.language.tracing.author import foreign_error
@@ -134,7 +136,7 @@ def _traced(function: FunctionType, values: Mapping[str, Any], options: Mapping[
         try:
             return composed(called, of_cases) if called else of_cases([])
         except CallsRouted as call:
-            called.append(check_routed_call(function.__name__, call.rule, options.get("applies_to")))
+            called.append(check_routed_call(function.__name__, cast(Rule, call.rule), options.get("applies_to")))
 
 
 def definition(function: FunctionType) -> Span:

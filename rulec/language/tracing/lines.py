@@ -9,7 +9,7 @@ from rulec.language.compose.combine import free_name
 from rulec.language.evaluations import gradient_of
 from rulec.language.expr.names import BASE_NAMES, CONSTANTS, ascii_spelling, name_problem
 from rulec.language.expr.node import Kind, Node, Op, name, node, rewrite, walk
-from rulec.language.rule import Assign, Branch, Statement
+from rulec.language.rule_data import Assign, Branch, Statement
 from rulec.language.tracing.trace import Arm, Fork, Trace, is_result
 
 #: A value without a name gets one where its text in full has more nodes than `_HUGE`, or more than `_LARGE` and it is

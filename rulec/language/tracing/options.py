@@ -15,7 +15,8 @@ from rulec.language.expr.node import Node, const
 from rulec.language.library.load import load
 from rulec.language.parse.expression import parse_expression, tagged
 from rulec.language.parse.located import Text
-from rulec.language.rule import Routing, Rule
+from rulec.language.rule import Rule
+from rulec.language.rule_data import Routing
 from rulec.language.source import Source, did_you_mean
 
 __all__ = ["FACTS_OF_SHAPE", "WHOLE", "check_mappings", "expression_of", "extents_of", "with_whole", "wrapped_names"]

@@ -15,8 +15,9 @@ from rulec.language.compose import combine
 from rulec.language.compose.cases import unify_inputs
 from rulec.language.evaluations import gradient_of
 from rulec.language.expr.node import Kind, Node, Op, name, node
-from rulec.language.rule import Assign, Hyper, Pass, Rule, State, Statement
-from rulec.language.sizes import Sizes, entries, entry
+from rulec.language.hyper import Hyper
+from rulec.language.rule_data import Assign, Pass, RuleData, Sizes, State, Statement
+from rulec.language.sizes import entries, entry
 from rulec.language.source import did_you_mean
 from rulec.language.tracing.author import author_error, running_frame
 from rulec.language.tracing.value import Value, as_traced, check_trace, current
@@ -25,7 +26,7 @@ from rulec.language.tracing.value import Value, as_traced, check_trace, current
 class CallsRouted(Exception):
     """Ends a trace at the call of a rule for some tensors only: the function is traced for each of its cases."""
 
-    def __init__(self, rule: Rule) -> None:
+    def __init__(self, rule: RuleData) -> None:
         super().__init__(rule.name)
         self.rule = rule
 
@@ -73,7 +74,7 @@ class Trace:
         self.inputs: dict[str, str] = {}
         self.view: dict[str, str] = {}
         #: A case of each rule for some tensors only, in the order of their calls, and the number of calls so far.
-        self.cases: Sequence[Rule] = ()
+        self.cases: Sequence[RuleData] = ()
         self.routed = 0
         #: Whether the wrapped rule gets an input of another shape than the parameter's.
         self.shaped = False
@@ -161,7 +162,7 @@ class Trace:
             self.assign(older, self.read(newer).node)
         self.assign(names[0], value)
 
-    def call(self, rule: Rule, value: Any) -> Value:
+    def call(self, rule: RuleData, value: Any) -> Value:
         """The direction of `rule` for this input. Its states become states of this rule, prefixed by its key."""
         if rule.applies_to is not None:
             if self.routed == len(self.cases):
@@ -174,13 +175,13 @@ class Trace:
                 raise
             raise author_error(error.message) from None
 
-    def _call(self, rule: Rule, value: Node) -> Value:
+    def _call(self, rule: RuleData, value: Node) -> Value:
         prefix, count = rule.key, 2
         while prefix in self.called:
             prefix, count = f"{rule.key}{count}", count + 1
         self.called.add(prefix)
         self.hyper = combine.unify_hyper([(self.rule_name, self.hyper), (rule.name, rule.hyper)])
-        self.inputs = unify_inputs([Rule(self.rule_name, (), inputs=self.inputs), rule])
+        self.inputs = unify_inputs([RuleData(self.rule_name, (), inputs=self.inputs), rule])
         if rule.view and self.view not in ({}, rule.view):
             raise RuleError(
                 f"{rule.name} sees tensors as other matrices than the rule called before it: their view differs"
@@ -407,7 +408,7 @@ def _checked(states: States, state: str) -> Trace:
     return trace
 
 
-def call_rule(rule: Rule, value: Any) -> Any:
+def call_rule(rule: RuleData, value: Any) -> Any:
     """The direction of `rule` for an input traced in another rule's function."""
     trace = current.get()
     if not isinstance(trace, Trace):

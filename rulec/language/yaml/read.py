@@ -43,8 +43,9 @@ from rulec.language.hyper import Hyper, Limits, well_known_range
 from rulec.language.parse.expression import parse_expression, parse_level, tagged
 from rulec.language.parse.located import Text
 from rulec.language.parse.step import Scope, StepParser
-from rulec.language.rule import Pass, Routing, Rule, State
-from rulec.language.sizes import Make, Sizes, entries, resized
+from rulec.language.rule import Rule
+from rulec.language.rule_data import AnyRule, Make, Pass, Routing, Sizes, State
+from rulec.language.sizes import entries, resized
 from rulec.language.source import Mistakes, Span, did_you_mean, of_kind, rule_error
 from rulec.language.yaml.document import Document, read_document
 from rulec.language.yaml.document import Path as Place
@@ -435,7 +436,7 @@ class _RuleReader:
         return Routing(rule, "" if re.search(r"\.ya?ml\b", text) else text)
 
 
-def _without_defaults(rule: Rule, named: Collection[str]) -> Rule:
+def _without_defaults(rule: AnyRule, named: Collection[str]) -> AnyRule:
     """The rule, and the one for the tensors that it leaves out, with no default for the hyper-parameters named."""
     hyper = {key: replace(h, default=None) if key in named else h for key, h in rule.hyper.items()}
     if rule.otherwise is None or rule.otherwise.rule is None:

@@ -11,7 +11,7 @@ from rulec.language.expr.node import Node, Op
 from rulec.language.expr.text import expression_text
 from rulec.language.hyper import Hyper, well_known_range
 from rulec.language.parse.step import step_text
-from rulec.language.rule import RATE, Pass, Rule, State
+from rulec.language.rule_data import RATE, Pass, RuleData, State
 from rulec.language.sizes import entries, lists_of
 from rulec.language.yaml.document import use_yaml_1_2
 
@@ -56,7 +56,7 @@ def _hyper_entry(key: str, hyper: Hyper) -> Any:
     return entry["default"] if len(entry) == 1 and entry["default"] is not None else entry
 
 
-def _hyper_data(rule: Rule) -> dict[str, Any]:
+def _hyper_data(rule: RuleData) -> dict[str, Any]:
     """The hyper-parameters; a list of them is one entry, with its length: the step is written out for it."""
     data: dict[str, Any] = {}
     lists = lists_of(rule)
@@ -89,14 +89,14 @@ def _pass_entry(each: Pass) -> Any:
     return point if each.when is None else {"point": point, "when": _plain(each.when)}
 
 
-def rule_to_yaml(rule: Rule) -> str:
+def rule_to_yaml(rule: RuleData) -> str:
     """The rule as a rule file, composed rules written out in full."""
     return yaml.dump(
         _rule_data(rule), Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=110, allow_unicode=True
     )
 
 
-def _rule_data(rule: Rule) -> dict[str, Any]:
+def _rule_data(rule: RuleData) -> dict[str, Any]:
     data: dict[str, Any] = {"name": rule.name, "summary": rule.summary, "paper": dict(rule.paper)}
     if rule.wraps:
         shape = rule.wraps_shape

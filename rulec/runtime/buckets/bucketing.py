@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from rulec.analysis import analyse
 from rulec.analysis.flow import flow_of
 from rulec.analysis.linear import pace
 from rulec.backend import registry
@@ -31,6 +32,7 @@ from rulec.errors import RuleError, TensorError
 from rulec.formats import UNBIASED
 from rulec.language.expr.node import RANGE, ROWS, Kind, Node, Op, walk
 from rulec.language.rule import Rule
+from rulec.language.rule_data import RuleData
 from rulec.language.traits import placed_level
 from rulec.runtime.arrays import Vector
 from rulec.runtime.buckets.bucket import Bucket, Tensor
@@ -129,7 +131,8 @@ class Buckets:
     """
 
     def __init__(
-        self, router: Router, common: EngineContext, backend: str | Backend | None, storage: Storage, resident: bool,
+        self, router: Router[Rule], common: EngineContext, backend: str | Backend | None, storage: Storage,
+        resident: bool,
     ) -> None:  # fmt: skip
         self.common, self._router = common, router
         self._backend, self.storage, self._resident = backend, storage, resident
@@ -366,11 +369,11 @@ def warn_of_lost_changes(
         )  # fmt: skip
 
 
-def _lost(rule: Rule, storages: Mapping[str, str], hyper: Mapping[str, float]) -> Iterator[tuple[str, str, str]]:
+def _lost(rule: RuleData, storages: Mapping[str, str], hyper: Mapping[str, float]) -> Iterator[tuple[str, str, str]]:
     """The states that lose changes, each with its storage and a clause on how it moves."""
     if not storages:
         return
-    flow, proofs = flow_of(rule), rule.analysis.storage
+    flow, proofs = flow_of(rule), analyse(rule).storage
     for state, storage in storages.items():
         moves = None if proofs[state].exact else pace(state, flow.taken[state], hyper)
         if moves is None or storage not in moves.too_slow(proofs[state].unsigned):

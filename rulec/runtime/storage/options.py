@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from rulec.analysis import analyse
 from rulec.analysis.storage import StateStorage
 from rulec.compiler.ir import Memory, Program
 from rulec.compiler.layout import FLOATS, PLAIN_STORAGE, Layout, array_buffers
 from rulec.compiler.weights import DTYPES
 from rulec.errors import HyperError, TensorError
 from rulec.formats import NAMES, UNBIASED, Format, parse
-from rulec.language.rule import Rule
+from rulec.language.rule_data import RuleData
 from rulec.language.source import did_you_mean
 
 #: A tensor with fewer elements than this keeps its states in floats: codes would save next to nothing there.
@@ -42,7 +43,7 @@ class Storage:
         """The formats among the words."""
         return {name: parse(word) for name, word in self.words.items() if word not in PLAIN_STORAGE}
 
-    def check(self, rules: Iterable[Rule]) -> None:
+    def check(self, rules: Iterable[RuleData]) -> None:
         """TensorError for a state that no rule has, or an unknown dtype; HyperError for an unsafe format."""
         rules = [*rules]
         known = {name for rule in rules for name in rule.state}
@@ -55,15 +56,15 @@ class Storage:
             for rule in (rule for rule in rules if state in rule.state):
                 self._check_safe(rule, state, word)
 
-    def _check_safe(self, rule: Rule, state: str, word: str) -> None:
+    def _check_safe(self, rule: RuleData, state: str, word: str) -> None:
         if word in FLOATS:
             return
-        proof, form = rule.analysis.storage[state], self.formats.get(state)
+        proof, form = analyse(rule).storage[state], self.formats.get(state)
         fault = proof.exact if form is None else unsafe(proof, form)
         if fault:
             raise HyperError(f"state {state} of {rule.name} cannot be {form.text if form else word}: {fault}")
 
-    def memory_of(self, rule: Rule, dtype: str, whole: bool = True) -> Memory:
+    def memory_of(self, rule: RuleData, dtype: str, whole: bool = True) -> Memory:
         """The memory of a rule's program for a parameter of this dtype, and for a part of one where not `whole`.
 
         TensorError for a state of another shape than the part: processes may have the same numbers, and must round them
@@ -79,11 +80,11 @@ class Storage:
             )
         return Memory(self.weights_of(dtype), frozenset(unbiased if whole else unbiased - narrow))
 
-    def _is_unbiased(self, rule: Rule, state: str, dtype: str) -> bool:
+    def _is_unbiased(self, rule: RuleData, state: str, dtype: str) -> bool:
         if state in self.words:
             return self.words[state] == UNBIASED
         safe = self.words.get("") == UNBIASED and dtype != "float64"
-        return safe and not rule.analysis.storage[state].exact
+        return safe and not analyse(rule).storage[state].exact
 
     def weights_of(self, dtype: str) -> str:
         """The kind of a parameter of this dtype in memory."""
@@ -132,7 +133,7 @@ class Storage:
                 kept = program.rule.state[buffer.name].storage == "exact" and not word
                 dtypes[buffer.name] = exact(dtype) if kept else self.words.get(word, usual)
                 continue
-            proof = program.rule.analysis.storage[buffer.name]
+            proof = analyse(program.rule).storage[buffer.name]
             if count < FEWEST_CODED or unsafe(proof, form):
                 dtypes[buffer.name] = exact(dtype)
             else:

@@ -17,7 +17,8 @@ from rulec.array.arrays import numpy_dtype
 from rulec.compiler.routing import applies, route
 from rulec.errors import RulecError, RuleError
 from rulec.language.expr.text import expression_text
-from rulec.language.rule import Rule, assignments
+from rulec.language.rule import Rule
+from rulec.language.rule_data import assignments
 from rulec.tools.compare.sides import Array, Side
 
 Values = Sequence[Mapping[str, Array]]

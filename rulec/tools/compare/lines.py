@@ -16,7 +16,8 @@ from rulec.compiler.lower import lower
 from rulec.compiler.pipeline import DEFAULT_FACTS
 from rulec.language.expr.node import Node, Op, const, name, node, rewrite
 from rulec.language.expr.text import expression_text
-from rulec.language.rule import Assign, Branch, Rule, State, Statement
+from rulec.language.rule import Rule
+from rulec.language.rule_data import Assign, Branch, State, Statement
 from rulec.tools.compare.oracle import largest_ulps
 from rulec.tools.compare.sides import Array, Hyper, Inputs, ReferenceSide, Side, backend_side
 

@@ -18,7 +18,8 @@ from rulec.compiler.routing import route
 from rulec.compiler.view import view_of
 from rulec.language.expr.node import Kind, Node, Op, walk
 from rulec.language.expr.text import expression_text, short_text
-from rulec.language.rule import Rule, State
+from rulec.language.rule import Rule
+from rulec.language.rule_data import State
 from rulec.tools.compare.difference import shapes_for
 
 #: The most nodes of a value that is shown whole; shared parts count as often as they are written.

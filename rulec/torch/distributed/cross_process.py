@@ -20,7 +20,8 @@ from rulec.array_api.reductions import REDUCTIONS
 from rulec.checkpoint.content import meaning
 from rulec.errors import HyperError, RulecError
 from rulec.language.expr.node import Kind, Node, Op, walk
-from rulec.language.rule import Rule, assignments
+from rulec.language.rule import Rule
+from rulec.language.rule_data import assignments
 from rulec.runtime.buckets.launch import Launch
 from rulec.runtime.distributed.process_group import DeferredError, RemoteError, Unreached
 from rulec.torch.distributed.consensus import behind, reaching

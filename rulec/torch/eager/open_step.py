@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rulec.analysis.accumulate import Phase, phase_rule
 from rulec.errors import PartialUpdate, RulecError, RuleError
-from rulec.language.rule import Rule
+from rulec.language.rule_data import RuleData
 from rulec.torch.eager.grad_norm import Factor
 from rulec.torch.eager.params import GradientBytes, ParameterIndex, Report
 from rulec.torch.eager.scope import rules_of
@@ -266,5 +266,5 @@ def _run(inner: Inner, places: tuple[int, ...], grads: Sequence[Tensor], phase: 
 
 
 @functools.cache
-def _way(phase: Phase) -> Callable[[Rule], Rule]:
+def _way(phase: Phase) -> Callable[[RuleData], RuleData]:
     return functools.partial(phase_rule, phase=phase)

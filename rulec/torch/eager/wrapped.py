@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from rulec.errors import HyperError, RuleError, TensorError
 from rulec.language.partition import Partition
 from rulec.language.rule import Rule
+from rulec.language.rule_data import RuleData
 from rulec.torch.classes import optimizer as class_of
 from rulec.torch.distributed.comparison import OtherOrder
 from rulec.torch.eager.scope import Scope, check_declared, check_rules, meeting_places
@@ -159,7 +160,7 @@ class RuleInner(Inner):
             machine.fire(places, grads, meets)
 
     def fire_part(
-        self, places: tuple[int, ...], grads: Sequence[Tensor], way: Callable[[Rule], Rule], counts: bool
+        self, places: tuple[int, ...], grads: Sequence[Tensor], way: Callable[[RuleData], RuleData], counts: bool
     ) -> None:  # fmt: skip
         """Runs a part of the step that is open: see `Engine.ready_part`."""
         with self.optimizer._lock:

@@ -74,7 +74,7 @@ def routes_of(
     `together` says that processes take the values of groups and the model over the parts of all.
     """
     names = iter(enumerate(names_of(groups)))
-    routers: dict[int, Router] = {}
+    routers: dict[int, Router[Rule]] = {}
     routes = Routes()
     for index, (group_rule, group) in enumerate(zip(group_rules, groups, strict=True)):
         if id(group_rule.rule) not in routers:
@@ -102,7 +102,7 @@ def _sections(group: Mapping[str, Any], param: Tensor, name: str) -> list[Sectio
     return [section_here(param, dim, start, stop, number) for number, (start, stop) in enumerate(bounds)]
 
 
-def _routed(interface: Interface, router: Router, whole: Route, sections: Sequence[Section]) -> list[Route]:
+def _routed(interface: Interface, router: Router[Rule], whole: Route, sections: Sequence[Section]) -> list[Route]:
     """The route of a parameter, or the routes of its sections, where a rule sees more than elements."""
     each = [replace(whole, name=section.name(whole.name), section=section) for section in sections]
     routes = [_route(interface, router, route) for route in each]
@@ -111,7 +111,7 @@ def _routed(interface: Interface, router: Router, whole: Route, sections: Sequen
     return [_route(interface, router, whole)]
 
 
-def _route(interface: Interface, router: Router, route: Route) -> Route:
+def _route(interface: Interface, router: Router[Rule], route: Route) -> Route:
     name, param, shape = route.name, route.param, route.shape
     if param.is_complex() and sees_shapes(interface.rules):
         raise ComplexParameter(

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from rulec.errors import RulecError, TensorError, interrupted
-from rulec.language.rule import Rule
+from rulec.language.rule_data import RuleData
 from rulec.runtime.buckets.launch import Launch
 from rulec.runtime.buckets.scalar_table_device import Scaling
 from rulec.torch.distributed.description import Alike
@@ -384,7 +384,7 @@ class OptimizerStep:
         return {route.param for route in self.routes if self.group_rules[route.group].maximize}
 
     def move(
-        self, way: Callable[[Rule], Rule | None], inputs: Inputs, ready: Callable[[Mapping[Any, Any]], None]
+        self, way: Callable[[RuleData], RuleData | None], inputs: Inputs, ready: Callable[[Mapping[Any, Any]], None]
     ) -> None:
         """Moves the parameters with gradients to the point of a pass: see `Engine.ready_part`.
 
@@ -406,7 +406,7 @@ class OptimizerStep:
             self.writer.write(launches, plan.written)
             write_all(plan.copied)
 
-    def change(self, way: Callable[[Rule], Rule | None]) -> None:
+    def change(self, way: Callable[[RuleData], RuleData | None]) -> None:
         """One step of another rule on the same parameters and states; parameters without states stay as they are."""
         if self.residence.capturing:
             raise RulecError("eval() and train() cannot be captured in a CUDA graph: call them before or after it")
@@ -446,7 +446,7 @@ class OptimizerStep:
             return self._write(self.plans.of(places, grads), [*grads], None, None, meets) is not None
 
     def fire_part(
-        self, places: tuple[int, ...], grads: Sequence[Tensor], way: Callable[[Rule], Rule], counts: bool
+        self, places: tuple[int, ...], grads: Sequence[Tensor], way: Callable[[RuleData], RuleData], counts: bool
     ) -> None:  # fmt: skip
         """Runs a part of the step on the parameters at these places: see `Engine.ready_part`."""
         self.check_undisturbed(places)

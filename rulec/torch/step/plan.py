@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from rulec.language.rule import Rule
+from rulec.language.rule_data import RuleData
 from rulec.runtime.buckets.launch import Launch
 from rulec.runtime.buckets.scalar_table_device import Scaling
 from rulec.runtime.engine import run, was_interrupted
@@ -163,7 +163,7 @@ def launches_of(
 
 
 def part_launches_of(
-    plan: StepPlan, grads: Sequence[Tensor], way: Callable[[Rule], Rule | None], counts: bool,
+    plan: StepPlan, grads: Sequence[Tensor], way: Callable[[RuleData], RuleData | None], counts: bool,
     inputs: Inputs | None = None,
 ) -> list[Launch]:  # fmt: skip
     """Every engine's launches for a part of a step: see `Engine.ready_part`."""
