@@ -41,8 +41,8 @@ def module_name(file: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def circles() -> list[list[str]]:
-    """Modules that reach one another by imports, those inside functions and for types included; the largest first."""
+def import_graph() -> networkx.DiGraph:
+    """An edge from each module to every module that it imports; imports inside functions and for types count."""
     names = {module_name(file): file for file in files()}
     graph = networkx.DiGraph()
     for name, file in names.items():
@@ -52,8 +52,30 @@ def circles() -> list[list[str]]:
             target = imported if imported in names else imported.rpartition(".")[0]
             if target in names and target != name:
                 graph.add_edge(name, target)
+    return graph
+
+
+def circles_of(graph: networkx.DiGraph) -> list[list[str]]:
+    """The nodes that reach one another; the largest groups first."""
     found = [sorted(group) for group in networkx.strongly_connected_components(graph) if len(group) > 1]
     return sorted(found, key=lambda group: (-len(group), group))
+
+
+def circles() -> list[list[str]]:
+    """Modules that reach one another by imports; the largest circles first."""
+    return circles_of(import_graph())
+
+
+def folder_graph(package: str) -> networkx.DiGraph:
+    """The imports between the sub-folders and the modules of a package, each sub-folder as one node."""
+    depth = package.count(".") + 2
+    graph = networkx.DiGraph()
+    for name, target in import_graph().edges:
+        if name.startswith(f"{package}.") and target.startswith(f"{package}."):
+            one, other = (".".join(each.split(".")[:depth]) for each in (name, target))
+            if one != other:
+                graph.add_edge(one, other)
+    return graph
 
 
 def figures() -> Mapping[str, object]:
@@ -64,6 +86,7 @@ def figures() -> Mapping[str, object]:
         "functions": len(lengths),
         "median function": statistics.median(lengths),
         "nine in ten functions, at most": lengths[len(lengths) * 9 // 10],
+        "floors of folders in rulec.runtime": networkx.dag_longest_path_length(folder_graph("rulec.runtime")) + 1,
         "circles": [f"{len(group)}: {', '.join(group[:6])}{', ...' * (len(group) > 6)}" for group in circles()],
     }
 

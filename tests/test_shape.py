@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
-from tests.shape import circles
+import pytest
+
+from tests.shape import circles, circles_of, folder_graph
 from tests.test_layering import ROOT
 
 
@@ -19,3 +21,8 @@ def named() -> list[set[str]]:
 def test_modules_import_one_another_in_those_circles_alone_that_are_named() -> None:
     assert [set(circle) for circle in circles()] == named()
     assert len(named()) == 1
+
+
+@pytest.mark.parametrize("package", ["rulec.runtime", "rulec.torch", "rulec_backends"])
+def test_the_folders_of_a_package_import_one_another_in_one_direction(package: str) -> None:
+    assert circles_of(folder_graph(package)) == []

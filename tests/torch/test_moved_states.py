@@ -16,9 +16,8 @@ from torch import Tensor
 
 import rulec.torch
 from rulec.errors import StateMismatch, TensorError
-from rulec.torch.fastpath import torch_abi
+from rulec.torch.fastpath import addresses, torch_abi
 from rulec.torch.step import plan
-from rulec.torch.tensors import addresses
 from tests.torch.moving import CLASSES, EAGER, MOVES, SHAPES, Run, differences, moved, unrefused
 from tests.torch.twins import difference
 

@@ -28,7 +28,7 @@ Reduce = Callable[[Op, Any], Any]
 
 
 class Compared(Protocol):
-    """The description of an optimizer in this process: see `rulec.torch.distributed.description`."""
+    """The description of an optimizer in this process: see `rulec.torch.step.description`."""
 
     @property
     def sums(self) -> tuple[float, ...]: ...

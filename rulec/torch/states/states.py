@@ -20,6 +20,7 @@ from rulec.errors import StateMismatch
 from rulec.formats import UNBIASED, Format
 from rulec.runtime.buckets.scalar_table import is_count
 from rulec.runtime.storage.allocator import formats_of, recoded
+from rulec.torch.fastpath.addresses import ShownState, StateAddresses, check_memory, facts_of
 from rulec.torch.groups.engine import TensorRef, TorchEngine
 from rulec.torch.groups.routes import Route
 from rulec.torch.groups.values import Groups
@@ -28,7 +29,6 @@ from rulec.torch.states.quantized import arrays_here, coded_names, saved_states,
 from rulec.torch.states.saved import FORMATS, check_fits, check_formats, check_values
 from rulec.torch.states.sections import SectionState, loaded_of_sections, of_section, saved_of_sections
 from rulec.torch.states.store import Store, parts_of
-from rulec.torch.tensors.addresses import ShownState, StateAddresses, check_memory, facts_of
 from rulec.torch.tensors.dtensor import as_dtensor, fill, is_flat, local_tensor
 from rulec.torch.tensors.fake import is_fake, plain_memory, real_memory
 from rulec.torch.tensors.sections import Section

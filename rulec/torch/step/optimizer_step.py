@@ -22,7 +22,6 @@ from rulec.errors import RulecError, TensorError, interrupted
 from rulec.language.rule_data import RuleData
 from rulec.runtime.buckets.launch import Launch
 from rulec.runtime.buckets.scalar_table_device import Scaling
-from rulec.torch.distributed.description import Alike
 from rulec.torch.distributed.mesh import meeting_of
 from rulec.torch.fastpath.survey import Survey
 from rulec.torch.groups.capture import NEW_NUMBERS, NEW_SCALING, NEW_TENSORS, residence_of
@@ -35,6 +34,7 @@ from rulec.torch.groups.values import Groups, GroupStates, check_complete, group
 from rulec.torch.states.states import Buffers
 from rulec.torch.states.store import Store
 from rulec.torch.step.checks import check_parts, check_real
+from rulec.torch.step.description import Alike
 from rulec.torch.step.plan import (
     Plans,
     StepPlan,

@@ -16,11 +16,11 @@ from rulec.language.rule_data import RuleData
 from rulec.runtime.buckets.launch import Launch
 from rulec.runtime.buckets.scalar_table_device import Scaling
 from rulec.runtime.engine import run, was_interrupted
+from rulec.torch.fastpath.addresses import StateAddresses
 from rulec.torch.fastpath.survey import Survey, survey_of
 from rulec.torch.groups.engine import TensorRef, TorchEngine
 from rulec.torch.groups.inputs import Inputs
 from rulec.torch.groups.routes import Route
-from rulec.torch.tensors.addresses import StateAddresses
 from rulec.torch.tensors.dtensor import is_dtensor
 from rulec.torch.tensors.fake import plain_memory
 from rulec.torch.tensors.sections import Section

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from rulec.checkpoint.content import meaning
 from rulec.compiler.layout import scale_name
@@ -14,9 +14,9 @@ from rulec.formats import Format
 from rulec.language.library.load import load
 from rulec.language.source import did_you_mean
 from rulec.torch.groups.entries import GroupRule
-from rulec.torch.groups.routes import check_unsplit
+from rulec.torch.groups.routes import Route, check_unsplit
 from rulec.torch.states.interop.layouts import BitsAndBytes, HeldState, Layout, Numbers, TorchAO
-from rulec.torch.step.optimizer_step import OptimizerStep
+from rulec.torch.states.states import Buffers
 from rulec.torch.tensors.dtensor import check_whole
 
 #: The layouts by name.
@@ -26,8 +26,21 @@ LAYOUTS: Mapping[str, Layout] = {"bitsandbytes": BitsAndBytes(), "torchao": Torc
 _COMMON = ("params", "param_names", "initial_lr")
 
 
+class WithStates(Protocol):
+    """The members of `OptimizerStep` that a state dict is made of: parameters with their rules, names and states."""
+
+    @property
+    def routes(self) -> Sequence[Route]: ...
+    @property
+    def group_rules(self) -> Sequence[GroupRule]: ...
+    @property
+    def names(self) -> Sequence[str]: ...
+    @property
+    def buffers(self) -> Buffers: ...
+
+
 def written(
-    name: str, saved: Mapping[str, Any], machine: OptimizerStep, groups: Sequence[Mapping[str, Any]]
+    name: str, saved: Mapping[str, Any], machine: WithStates, groups: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """A state dict in the layout of this name. `saved` is the optimizer's own, of these groups.
 
@@ -77,7 +90,7 @@ def _rule(name: str, group_rule: GroupRule) -> str:
     return rule.key
 
 
-def _states(name: str, machine: OptimizerStep, place: int) -> tuple[dict[str, HeldState], int]:
+def _states(name: str, machine: WithStates, place: int) -> tuple[dict[str, HeldState], int]:
     """The states of a parameter by the rule's names, and its updates; none before the first.
 
     StateMismatch where it has a memory that no other library knows, or is complex.
