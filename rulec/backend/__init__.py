@@ -1,0 +1,1 @@
+"""Backends as the rest sees them: their protocol, registry, cache and printer."""

@@ -1,0 +1,1 @@
+"""From a rule to a program: named passes, the layout of memory, the reference interpreter."""

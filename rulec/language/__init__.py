@@ -1,0 +1,1 @@
+"""From text or Python to a `Rule`: expressions, composition, errors with line and caret."""
