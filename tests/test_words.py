@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.words import obscure, sentences, total, vague
+from tests.words import bare, left_behind, obscure, sentences, total, vague
 
 #: One sentence in two hundred may point at two things that it does not name.
 OBSCURE = 1 / 200
@@ -21,9 +21,20 @@ def test_names_are_nouns() -> None:
     assert total(vague) <= VAGUE
 
 
+def test_every_sentence_has_a_subject_and_a_verb() -> None:
+    assert total(bare) == 0, "list them: python -m tests.words"
+
+
+def test_names_that_were_left_behind_stay_away() -> None:
+    assert total(left_behind) == 0
+
+
 def test_the_counts_see_what_they_are_for(tmp_path: Path) -> None:
     module = tmp_path / "module.py"
-    module.write_text('"""What has that which these are. A kernel."""\nown = 1\nkernel = own\n')
-    assert [*sentences(module)] == ["What has that which these are.", "A kernel."]
+    text = '"""What has that which these are. A kernel."""\nown = 1\nkernel = own\n'
+    module.write_text(f'{text}class Halves:\n    """For all sizes."""\n')
+    assert [*sentences(module)] == ["What has that which these are.", "A kernel.", "For all sizes."]
+    assert [*bare(module)] == ["For all sizes."]
+    assert [*left_behind(module)] == ["line 4: Halves"]
     assert [*obscure(module)] == ["What has that which these are."]
     assert len([*vague(module)]) == 2

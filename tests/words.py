@@ -20,6 +20,19 @@ POINTING = re.compile(r"\b(that|which|what|whose|those|these)\b", re.IGNORECASE)
 #: Participles in the place of a noun of the field.
 VAGUE = frozenset({"found", "own", "given", "made"})
 
+#: The beginning of a short sentence that has no subject: "For all sizes.", "By torch.".
+_BARE = re.compile(r"(Of|For|In|On|With|Without|By|From|To|At|As|Else|True of|None for|Nothing in)\b[^,:;]*\.")
+
+#: Words that make a sentence of what stands behind a preposition: a verb, or a pronoun before one.
+_VERB = re.compile(r"\b(is|are|was|were|has|have|had|be|does|do|may|must|can|cannot|will|it|they|holds|step goes)\b")
+
+#: Names of classes and functions that were left behind for terms of the field.
+LEFT_BEHIND = frozenset({
+    "Between", "Cargo", "Census", "Delegated", "Delegation", "Delegations", "Halves", "Meeting", "MeshPeers", "Parcel",
+    "PortionValues", "Residence", "Roster", "SkippedThere", "Surroundings", "Told", "Turns", "WholeValues",
+    "check_placed", "in_turn", "is_placed", "turn_of",
+})  # fmt: skip
+
 _DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -35,6 +48,21 @@ def sentences(file: Path) -> Iterator[str]:
 def obscure(file: Path) -> Iterator[str]:
     """The sentences with two or more words that point at something unnamed."""
     return (sentence for sentence in sentences(file) if len(POINTING.findall(sentence)) > 1)
+
+
+def bare(file: Path) -> Iterator[str]:
+    """The short sentences without a subject or a verb."""
+    for sentence in sentences(file):
+        if len(sentence.split()) <= 8 and _BARE.fullmatch(sentence) and not _VERB.search(sentence):
+            yield sentence
+
+
+def left_behind(file: Path) -> Iterator[str]:
+    """Each place where a class, a function or an import has a name that was left behind."""
+    for item in ast.walk(ast.parse(file.read_text())):
+        name = {ast.Name: "id", ast.ClassDef: "name", ast.FunctionDef: "name", ast.alias: "name"}.get(type(item))
+        if name and getattr(item, name) in LEFT_BEHIND:
+            yield f"line {item.lineno}: {getattr(item, name)}"  # type: ignore[attr-defined]
 
 
 def vague(file: Path) -> Iterator[str]:
@@ -60,7 +88,7 @@ def main() -> None:
     """Prints the counts of all folders, or what there is in some."""
     for place in sys.argv[1:]:
         for file in (file for file in files() if file.is_relative_to(ROOT / place)):
-            for line in (*obscure(file), *vague(file)):
+            for line in (*obscure(file), *bare(file), *vague(file), *left_behind(file)):
                 print(f"{file.relative_to(ROOT)}: {line}")
     if len(sys.argv) == 1:
         print(f"{'':20} sentences  obscure  vague names")

@@ -144,7 +144,7 @@ def _context() -> Any:
                 rewrite_module(mod, self.fastmath)  # type: ignore[no-untyped-call]
 
         def get_executable(self, library: Any, fndesc: Any, env: Any) -> Any:
-            """A builtin function of its own, by which Numba knows `fndesc` and which nobody calls.
+            """A dummy builtin that registers `fndesc` with Numba.
 
             Kernels are run from object files.
             """

@@ -82,7 +82,7 @@ class TorchDevice:
             sleep(int(seconds * _CYCLES))
 
     def synchronize(self) -> None:
-        """Of all streams."""
+        """Waits for all streams."""
         self._torch.cuda.synchronize()
 
     def free_bytes(self) -> int:

@@ -60,12 +60,12 @@ class NumpyLibrary(Library):
         return np.array([x.reshape(-1)[0] for x in numbers], np.float64)
 
     def reduce(self, op: Op, values: Any, axes: tuple[int, ...] | None = None) -> Array:
-        """By NumPy's pairwise sums."""
+        """Reduces in float64; sums are NumPy's pairwise ones."""
         start, ufunc = REDUCTIONS[op].nothing, REDUCTIONS[op].ufunc
         kept = axes is not None
         return cast(Array, ufunc.reduce(values, axis=axes, keepdims=kept, initial=start, dtype=np.float64))
 
     def random(self, op: Op, count: int, position: Mapping[str, Any], block: int = 0) -> Array:
-        """By the definition of the stream."""
+        """Draws the numbers that the definition of the stream gives."""
         where = {"block": block, **{name: int(x) for name, x in position.items()}}
         return random.normal(count, **where) if op is Op.NORMAL else random.uniform(random.stream(count, **where))

@@ -43,14 +43,14 @@ class ExactFunctions(NumpyFunctions):
         return np.stack(rows[::-1], axis=1) if rows else b
 
     def qr(self, x: Any) -> Any:
-        """By mpmath, which takes no matrix without elements."""
+        """Decomposes by mpmath, which takes no matrix without elements."""
         if not x.shape[-1]:
             return x, np.zeros((len(x), 0, 0), dtype=object)
         pairs = [mpmath_context().qr(_matrix(each), mode="skinny") for each in x]
         return tuple(_stacked([pair[k] for pair in pairs], x) for k in (0, 1))
 
     def eigh(self, x: Any) -> Any:
-        """By mpmath; its eigenvalues ascend."""
+        """Decomposes by mpmath; eigenvalues ascend."""
         pairs = [mpmath_context().eigsy(_matrix(each)) for each in x]
         values = _stacked([lambdas for lambdas, _ in pairs], x)
         return values.reshape(len(x), -1), _stacked([vectors for _, vectors in pairs], x)

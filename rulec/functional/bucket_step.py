@@ -117,7 +117,7 @@ class BucketStep:
         return self.library.at(numbers, i) if expression is None else float(evaluate_once(expression, static, {}, {}))
 
     def vectors_of(self, buffer: str) -> None:
-        """Nothing in flat arrays."""
+        """Returns None: no vector lies in a flat array."""
 
     def parted(self, axes: frozenset[str]) -> list[Any]:
         """None: the framework's compiler reduces over devices."""

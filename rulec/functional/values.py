@@ -90,7 +90,7 @@ class PureFunctions(Functions):
         return dtype
 
     def wide(self, x: Any) -> Any:
-        """In at least 32 bits."""
+        """The array with numbers of at least 32 bits."""
         return x.astype(self.xp.result_type(x.dtype, self.xp.float32))
 
     def wide_matmul(self, a: Any, b: Any) -> Any:

@@ -45,7 +45,7 @@ class JaxFunctions(PureFunctions):
         return known_number(number, what)
 
     def matmul(self, a: Any, b: Any) -> Any:
-        """Of full precision."""
+        """The product in full precision."""
         return jnp.matmul(a, b, precision=_EXACT)
 
     def wide_matmul(self, a: Any, b: Any) -> Any:
@@ -53,7 +53,7 @@ class JaxFunctions(PureFunctions):
         return jnp.matmul(a, b, precision=_EXACT, preferred_element_type=jnp.promote_types(a.dtype, jnp.float32))
 
     def solve_upper(self, a: Any, b: Any) -> Any:
-        """By XLA's triangular solve."""
+        """Solves by XLA's triangular solve."""
         return jax.lax.linalg.triangular_solve(a, b, left_side=True)
 
     def eigh(self, x: Any) -> Any:
@@ -96,7 +96,7 @@ class JaxLibrary(PureLibrary):
     matrix: Mapping[Op, Callable[..., Any]] = MATRIX
 
     def placed(self, values: Any, places: Any, numbers: Any) -> Any:
-        """By the update of an array."""
+        """Writes by the update of an array."""
         return values.at[places].set(numbers)
 
 

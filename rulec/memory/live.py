@@ -36,7 +36,7 @@ class Account:
         return sum(self.beside.values()) - self.beside["activations"]
 
     def data(self) -> dict[str, object]:
-        """As plain data."""
+        """The record as plain dicts and numbers."""
         return {
             "peak": self.total, "without_activations": self.without_activations, "largest_gradient": self.gradient,
             "at_peak": dict(self.peak), "beside_activations": dict(self.beside), "most": dict(self.most),

@@ -69,7 +69,7 @@ class MlxLibrary(PureLibrary):
         return values[mx.array(places)]
 
     def placed(self, values: Any, places: Any, numbers: Any) -> Any:
-        """By a write to a copy."""
+        """Writes to a copy."""
         new = mx.array(values)
         new[mx.array(places)] = numbers
         return new

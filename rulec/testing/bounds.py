@@ -60,7 +60,7 @@ class Bounds:
     def rounded(self, inputs: StageInputs) -> tuple[dict[str, Array], dict[str, Array]]:
         """The same values with each operation rounded to the nearest number of `compute`: they lie in the ranges.
 
-        Only for a stage that `is_rounded`.
+        The stage must be one that `is_rounded`.
         """
         narrow = {name: x.astype(self.compute) for name, x in inputs.loads.items()}
         vectors = {name: x.astype(self.compute) for name, x in inputs.vectors.items()}

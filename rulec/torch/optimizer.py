@@ -484,7 +484,7 @@ class RuleOptimizer(Optimizer, Lockable):
         return machine
 
     def _looked(self) -> OptimizerStep:
-        """The same, for a step, which is to `release` it: until then it may hold parameters and gradients."""
+        """As `_current`; the caller must call `release()`."""
         machine, kept = self._machine, False
         if machine is None:
             return self._build()

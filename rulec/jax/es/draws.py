@@ -133,7 +133,7 @@ class JaxStream(Stream):
         return super().values(kind, count, offset).astype(self.dtype)
 
     def normals(self, words: Any) -> tuple[Any, Any]:
-        """Of the words' first and second."""
+        """Normal numbers of the first and the second word of each pair."""
         return _normal(words[:, 0], words[:, 1], self.number)
 
     def blocks(self, first: Any, count: int) -> Any:

@@ -187,7 +187,7 @@ class _Shown:
         return counts
 
     def held(self) -> Self:
-        """The same counts for a part of a step that does not advance them: `advance` does nothing."""
+        """A read-only view of the counts; `advance` is a no-op."""
         counts: Any = copy(self)
         counts.advance = lambda *_, **__: None
         return counts  # type: ignore[no-any-return]

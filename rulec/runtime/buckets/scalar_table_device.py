@@ -157,7 +157,7 @@ class DeviceScalarRows:
         return self.library.copy(self.library.spread(outcome, (len(self.index),)))
 
     def scale(self, factor: Any) -> Any:
-        """The scale of the gradients as kernels read it: float32, shape (). None for None."""
+        """The scale of the gradients as kernels read it: float32, shape (); None stays None."""
         if factor is None:
             return None
         return self.library.spread(self.library.cast(self.library.numbers(factor).reshape(()), "float32"), ())

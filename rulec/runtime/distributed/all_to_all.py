@@ -142,7 +142,7 @@ class Transfer:
 
 @dataclass(frozen=True, eq=False)
 class OwnerRequest:
-    """A wait of a launch for the owners of its tasks, which the tasks know afterwards; it is sent nothing."""
+    """Yielded to ask for owner ranks; the scheduler sets `task.owners` and resumes with None."""
 
     tasks: Sequence[Task]
 

@@ -145,7 +145,7 @@ class OwnerPlan:
 
     @cached_property
     def shared(self) -> Node | None:
-        """The `newton_schulz` of a matrix, where owners compute nothing else: several may share its work. Else None."""
+        """The Newton-Schulz node if it is the only work of owners, so that ranks can split it; otherwise None."""
         working = [d for gap in self.gaps for d in gap if d.sent or d.whole or d.returned]
         if len(working) != 1 or len(working[0].whole) != 1:
             return None

@@ -1,6 +1,7 @@
-"""The processes with parts of the same tensors, and their messages in a step.
+"""The ranks with shards of the same tensors, and their messages in a step.
 
-The error of one process in work that others wait for: it sends them something until all of them can raise it.
+`DeferredError` holds the first error of a rank: the rank keeps the collectives going with placeholder data until all
+ranks raise together.
 """
 
 from __future__ import annotations

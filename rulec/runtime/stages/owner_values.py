@@ -51,11 +51,11 @@ class OwnerSource:
         return self.taken(self._parts.numbers(buffer))
 
     def matrices(self, buffer: str, i: int) -> Array:
-        """Nothing: arrays come from the processes that have the parts."""
+        """Raises: on the owner, arrays arrive by all-to-all."""
         raise AssertionError(f"{buffer} of tensor {i} was not sent to its owner")
 
     def vectors_of(self, buffer: str) -> None:
-        """Nothing in flat arrays."""
+        """Returns None: no vector lies in a flat array."""
 
     def room(self, i: int) -> int:
         """The bytes allowed on the way."""

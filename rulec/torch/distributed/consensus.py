@@ -1,6 +1,6 @@
 """The agreement of the processes of DTensors on every step, and on its failure in one of them.
 
-Sentences for a step without some of its processes.
+Error messages for a step that lost ranks.
 """
 
 from __future__ import annotations

@@ -53,21 +53,21 @@ class Members(TorchFunctionMode):
         return func not in _LIKE and not (func in _AS and self._noises.entry(args[0]) is None)
 
     def linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """In the place of F.linear."""
+        """Replaces F.linear."""
         return self._run(Linear(), input, weight, bias, least=2)
 
     def conv1d(
         self, input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
         dilation: Any = 1, groups: int = 1,
     ) -> Tensor:  # fmt: skip
-        """In the place of F.conv1d."""
+        """Replaces F.conv1d."""
         return self._run(Convolution(F.conv1d, (stride, padding, dilation), groups), input, weight, bias, least=3)
 
     def conv2d(
         self, input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
         dilation: Any = 1, groups: int = 1,
     ) -> Tensor:  # fmt: skip
-        """In the place of F.conv2d."""
+        """Replaces F.conv2d."""
         return self._run(Convolution(F.conv2d, (stride, padding, dilation), groups), input, weight, bias, least=4)
 
     def _run(self, way: Map, x: Tensor, weight: Tensor, bias: Tensor | None, least: int) -> Tensor:
@@ -99,7 +99,7 @@ class Members(TorchFunctionMode):
         return torch.stack([torch.add(bias, vectors, alpha=scale) for scale in scales]).unsqueeze(1)
 
     def embedding(self, input: Tensor, weight: Tensor, padding_idx: int | None = None, *_: Any, **__: Any) -> Tensor:
-        """In the place of F.embedding."""
+        """Replaces F.embedding."""
         entry = self._noises.entry(weight)
         if entry is None:
             raise TensorError("an embedding's indices cannot be a perturbed parameter")

@@ -100,7 +100,7 @@ class Linear(Map):
         return F.linear(x, weight, bias)
 
     def outputs(self, x: Tensor, weight: Tensor, lead: tuple[int, int, int]) -> Tensor:
-        """With the weight's rows last."""
+        """The outputs, with the weight's rows as the last axis."""
         return x.new_empty(*lead, *x.shape[3:-1], weight.shape[0])
 
     def chosen(self, x: Tensor, index: Tensor) -> Tensor:
@@ -160,7 +160,7 @@ class Convolution(Map):
         return outputs.view(*x.shape[:3], *outputs.shape[1:])
 
     def chosen(self, x: Tensor, index: Tensor) -> Tensor:
-        """From the axis after the directions."""
+        """Chooses along the axis after the directions."""
         return x.index_select(self.axis, index)
 
     def windows(self, x: Tensor, weight: Tensor, step: int, bias: Tensor | None, out: Tensor) -> None:
@@ -207,7 +207,7 @@ class Convolution(Map):
         return x.flatten(0, 3).index_select(0, places.flatten()).view(*places.shape, *x.shape[4:])
 
     def pointwise(self) -> Map:
-        """With a window of 1."""
+        """The same map with a window of 1."""
         return replace(self, settings=(1, 0, 1))
 
     def narrowed(self, x: Tensor, outputs: range, rows: int) -> tuple[Map, Tensor]:

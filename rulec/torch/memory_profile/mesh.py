@@ -91,7 +91,7 @@ class MeshAccount:
     between: int = 0
 
     def data(self) -> dict[str, Any]:
-        """As plain data."""
+        """The record as plain dicts and numbers."""
         return {
             "devices": self.mesh.devices, "replicas": self.mesh.replicas, "shards": self.mesh.shards,
             "kept": dict(self.kept), "sent": {"model": self.model, "matrices": self.exchanged, "least": self.least},

@@ -103,7 +103,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     # What a storage is for
 
     def _hand_on(self, operands: Iterable[int]) -> None:
-        """What an optimizer's code made and the model goes on with is the model's."""
+        """Counts a tensor that the optimizer allocated and the model keeps as model memory."""
         for number in operands:
             if self._timeline.kind(number) == "temporaries":
                 self._timeline.becomes(number, None)

@@ -191,7 +191,7 @@ class OptimizerStep:
         return True
 
     def release(self) -> None:
-        """Ends what the look of a step holds: see `Survey`."""
+        """Drops the survey's references to parameters and gradients."""
         if self.plans.survey is not None and self.plans.survey.fresh:
             self.plans.survey.release()
 

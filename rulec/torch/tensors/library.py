@@ -41,7 +41,7 @@ class TorchFunctions(Functions):
         return x.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
 
     def diagonal(self, x: Tensor) -> Tensor:
-        """By other keywords."""
+        """The diagonal of the last two axes, by torch's keywords."""
         return torch.diagonal(x, dim1=-2, dim2=-1)
 
     def backwards(self, x: Tensor, axes: int) -> Tensor:
@@ -65,7 +65,7 @@ class TorchFunctions(Functions):
         return torch.clamp(x, min=least)
 
     def largest(self, x: Tensor) -> Tensor:
-        """By `gather`."""
+        """The largest of each row, by `gather`."""
         return torch.gather(x, -2, torch.argmax(torch.abs(x), dim=-2, keepdim=True))
 
     def beside(self, number: Any, x: Tensor) -> Any:
@@ -284,7 +284,7 @@ class DeviceLibrary(Library):
         return max(1, by.stack_size(self.device, dtype, rows, cols, batch * count, self.most_stacked) // max(1, batch))
 
     def stack(self, matrices: Sequence[Tensor], dtype: str | None = None) -> Tensor:
-        """In one pass over the matrices, also where they are rounded; without any where they are a stack in memory."""
+        """Copies the matrices in one pass, rounded too; matrices that are a stack in memory are not copied."""
         if dtype is None or dtype == str(matrices[0].dtype).removeprefix("torch."):
             stack = _in_memory(matrices)
             return torch.cat([*matrices]) if stack is None else stack
@@ -355,7 +355,7 @@ class DeviceLibrary(Library):
         return 0 if has_no_memory(array) else array.data_ptr()
 
     def copy_all(self, into: Sequence[Tensor], arrays: Sequence[Tensor]) -> None:
-        """In one pass over the arrays."""
+        """Copies all arrays in one pass."""
         if into:
             torch._foreach_copy_([*into], [*arrays])
 
@@ -417,9 +417,9 @@ class DeviceLibrary(Library):
         return torch.empty(count, dtype=torch.float64, device=self.device)
 
     def product(self, a: Tensor, b: Tensor, into: Tensor | None = None) -> Tensor:
-        """By torch."""
+        """The product that torch computes."""
         return accumulated(a, b, into)
 
     def counted(self, first: int, stop: int) -> Tensor:
-        """On the device."""
+        """The tensor is on the device."""
         return torch.arange(first, stop, dtype=torch.int64, device=self.device)

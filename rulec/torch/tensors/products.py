@@ -15,7 +15,7 @@ class TorchProducts:
     """
 
     def pays(self, rows: int, cols: int) -> bool:
-        """For all sizes."""
+        """Always True: torch takes every size."""
         return True
 
     def stack_size(self, device: torch.device, dtype: str, rows: int, cols: int, count: int, most: int) -> int:
@@ -50,19 +50,19 @@ class ShapesProducts(TorchProducts):
     """For fake tensors: those of a GPU's backend, by their memory."""
 
     def pays(self, rows: int, cols: int) -> bool:
-        """For the sizes that a GPU's backend takes."""
+        """True for the sizes that a GPU's backend takes."""
         return min(rows, cols) >= WORTH_HALVING
 
     def gram(self, y: Tensor, out: Tensor | None = None) -> Tensor:
-        """In the memory given."""
+        """Returns `out`, where it is there."""
         return super().gram(y) if out is None else out
 
     def polynomial(self, gram: Tensor, b: float, c: float, out: Tensor | None = None) -> Tensor:
-        """In the memory given."""
+        """Returns `out`, where it is there."""
         return super().polynomial(gram, b, c) if out is None else out
 
     def following(self, y: Tensor, polynomial: Tensor, a: float, out: Tensor | None = None) -> Tensor:
-        """In the memory given."""
+        """Returns `out`, where it is there."""
         return super().following(y, polynomial, a) if out is None else out
 
 

@@ -374,5 +374,5 @@ def guard_for(tensors: Sequence[Tensor]) -> Guard:
 
 
 def never(*tensors: Tensor) -> bool:
-    """True of nothing."""
+    """Always returns False."""
     return False

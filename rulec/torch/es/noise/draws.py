@@ -55,7 +55,7 @@ class Draws(families.Draws):
         return array
 
     def numbers(self, numbers: Sequence[int]) -> Tensor:
-        """On the device."""
+        """The tensor is on the device."""
         if isinstance(numbers, range):
             return torch.arange(numbers.start, numbers.stop, device=self.device)
         return torch.tensor(numbers, device=self.device)
@@ -65,11 +65,11 @@ class Draws(families.Draws):
         return array.to(self.dtype)
 
     def weights(self, weights: Any) -> Tensor:
-        """As all backends round them."""
+        """The weights as all backends round them."""
         return torch.from_numpy(short_weights(weights, "rademacher")).to(self.device, self.dtype)
 
     def zeros(self, shape: tuple[int, ...]) -> Tensor:
-        """On the device."""
+        """The tensor is on the device."""
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
     def take(self, array: Tensor, places: Tensor, axis: int) -> Tensor:
