@@ -1,11 +1,11 @@
 """One look at all parameters, states and gradients of a step, in machine code: whether they are as they were.
 
 To ask torch from Python for each gradient, its dtype, shape and address, and for the address of each parameter and
-state, costs more than a small kernel. A survey asks the functions that torch exports (`exports`), and compares the
-words of tensors in memory (`tensor_words`), in one call. It only says "as before": of anything else the step is told
+state, costs more than a small kernel. A survey asks the functions that torch exports, and compares the words of
+tensors in memory (both in `torch_abi`), in one call. It only says "as before": of anything else the step is told
 nothing, and asks tensor by tensor.
 
-The text of the function that surveys a step: it compares words of tensors, and asks the functions of `exports`.
+The text of the function that surveys a step stands here, too.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ TENSOR = ("object", "impl", "storage", "kind")
 #: hints of memory that is read: `exports.reads_of` the parameter, and the last gradient.
 RECORD = ("impl", "kind", "grad", "out", "row", "place", "version", "behind", "last")
 
-#: The words of what a gradient is. The words of its implementation, as `tensor_words` has them, follow, and then its
+#: The words of what a gradient is. The words of its implementation, as `torch_abi` has them, follow, and then its
 #: sizes and strides. Of no gradient `dim` is -1.
 KIND = ("dtype", "dim", "device", "index")
 
