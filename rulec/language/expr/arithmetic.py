@@ -1,4 +1,4 @@
-"""The meaning of each elementwise operation, on NumPy arrays and on mpmath numbers.
+"""The meaning of each elementwise operation, on NumPy arrays and on mpmath numbers, from its record.
 
 This is the definition, and every backend is compared with it. NaN propagates through every operation, and the sign of
 NaN is NaN. `where` takes nothing from the branch it does not choose.
@@ -8,68 +8,19 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 
 from rulec.language.expr.node import Node, Op, extent, walk
+from rulec.language.expr.ops import SPECS, having
 
 Table = Mapping[Op, Callable[..., Any]]
 
 
-def _erf(x: Any) -> Any:
-    return np.vectorize(math.erf, otypes=[np.asarray(x).dtype])(x)
-
-
-def _sigmoid(x: Any) -> Any:
-    """The logistic function without overflow: exp sees only numbers up to 0."""
-    small = np.exp(-np.abs(x))
-    return np.where(np.signbit(x), small, 1.0) / (1.0 + small)
-
-
-def _power(x: Any, y: Any) -> Any:
-    """C99's pow. For one exponent of 0.5 NumPy takes the square root instead, which is -0 at -0 and NaN at -inf."""
-    result = np.power(x, y)
-    if np.size(y) == 1 and np.all(np.equal(y, 0.5)):
-        return np.where(np.isneginf(x), -np.asarray(x), np.abs(result))
-    return result
-
-
-def _angle(y: Any, x: Any) -> Any:
-    """The angle of the point (x, y), as though zeros had no sign: 0 + -0 is 0."""
-    return np.arctan2(np.add(y, 0.0), np.add(x, 0.0))
-
-
-def _bits(x: Any) -> Any:
-    """The bits of numbers in float32."""
-    return np.asarray(x, np.float32).view(np.int32)
-
-
-def _away(x: Any, count: Any) -> Any:
-    return (_bits(x) + np.asarray(count).astype(np.int32)).view(np.float32)
-
-
-def _coarse(x: Any, count: Any) -> Any:
-    cleared = _bits(_away(x, count)) & np.int32(-0x10000)
-    return np.where(np.isfinite(x), cleared.view(np.float32), np.asarray(x, np.float32))
-
-
 #: Operations on NumPy arrays, in the arrays' own dtype.
-NUMPY: Table = {
-    Op.ADD: np.add, Op.SUB: np.subtract, Op.MUL: np.multiply, Op.DIV: np.divide, Op.POW: _power,
-    Op.MOD: np.mod, Op.FLOORDIV: lambda a, b: np.floor(np.divide(a, b)), Op.NEG: np.negative,
-    Op.LT: np.less, Op.LE: np.less_equal, Op.GT: np.greater, Op.GE: np.greater_equal,
-    Op.EQ: np.equal, Op.NE: np.not_equal,
-    Op.AND: np.logical_and, Op.OR: np.logical_or, Op.NOT: np.logical_not,
-    Op.WHERE: np.where, Op.SQRT: np.sqrt, Op.RSQRT: lambda x: 1.0 / np.sqrt(x), Op.CBRT: np.cbrt,
-    Op.ABS: np.abs, Op.SIGN: np.sign, Op.EXP: np.exp, Op.LOG: np.log, Op.TANH: np.tanh,
-    Op.SIGMOID: _sigmoid, Op.ERF: _erf, Op.SIN: np.sin, Op.COS: np.cos, Op.ATAN2: _angle, Op.FLOOR: np.floor,
-    Op.ISFINITE: np.isfinite,
-    Op.MINIMUM: np.minimum, Op.MAXIMUM: np.maximum, Op.AWAY: _away, Op.COARSE: _coarse,
-    Op.ULPS: lambda x, y: np.where(np.isnan(x), 0, _bits(x) - _bits(y)).astype(np.float32),
-}  # fmt: skip
+NUMPY: Table = {op: spec.numpy or getattr(np, spec.array) for op, spec in SPECS.items()}
 
 
 @functools.cache
@@ -85,13 +36,11 @@ def mpmath_context() -> Any:
 @functools.cache
 def mpmath_table() -> Table:
     """The same operations on object arrays of 50-digit mpmath numbers, as in IEEE 754 but without a sign of zero."""
-    operations = _Mpmath(mpmath_context())
-    table = {Op.WHERE: np.frompyfunc(lambda c, a, b: a if c else b, 3, 1)}
-    table |= {op: np.frompyfunc(function, 1, 1) for op, function in operations.unary().items()}
-    return table | {op: np.frompyfunc(function, 2, 1) for op, function in operations.binary().items()}
+    numbers = Digits(mpmath_context())
+    return {op: np.frompyfunc(numbers.meaning(op), SPECS[op].arity, 1) for op in having("digits")}
 
 
-class _Mpmath:
+class Digits:
     """The operations on one number at a time, with infinity and NaN where mpmath would raise.
 
     mpmath numbers have no largest exponent. Numbers far beyond every float64 become infinity or zero here, so that
@@ -103,35 +52,20 @@ class _Mpmath:
     def __init__(self, context: Any) -> None:
         self.mp = context
 
-    def unary(self) -> dict[Op, Callable[[Any], Any]]:
-        """The operations of one number."""
-        mp = self.mp
-        return {
-            Op.NEG: lambda a: -a, Op.NOT: lambda a: not a, Op.ABS: abs,
-            Op.SIGN: lambda a: a if mp.isnan(a) else mp.sign(a),
-            Op.SQRT: self.square_root, Op.RSQRT: lambda a: self.divide(mp.mpf(1), self.square_root(a)),
-            Op.CBRT: lambda a: a if mp.isnan(a) else mp.sign(a) * mp.cbrt(abs(a)), Op.EXP: self.exponential,
-            Op.LOG: self.logarithm, Op.TANH: mp.tanh, Op.SIGMOID: lambda a: 1 / (1 + self.exponential(-a)),
-            Op.ERF: mp.erf, Op.SIN: lambda a: self.wave(mp.sin, a), Op.COS: lambda a: self.wave(mp.cos, a),
-            Op.FLOOR: self.floor, Op.ISFINITE: mp.isfinite,
-        }  # fmt: skip
-
-    def binary(self) -> dict[Op, Callable[[Any, Any], Any]]:
-        """The operations of two numbers."""
-        return {
-            Op.ADD: operator.add, Op.SUB: operator.sub, Op.MUL: operator.mul, Op.DIV: self.divide, Op.POW: self.power,
-            Op.MOD: self.modulo, Op.FLOORDIV: lambda a, b: self.floor(self.divide(a, b)),
-            Op.LT: operator.lt, Op.LE: operator.le, Op.GT: operator.gt, Op.GE: operator.ge,
-            Op.EQ: operator.eq, Op.NE: operator.ne, Op.ATAN2: self.angle,
-            Op.AND: lambda a, b: bool(a) and bool(b), Op.OR: lambda a, b: bool(a) or bool(b),
-            Op.MINIMUM: lambda a, b: a + b if self.mp.isnan(a) or self.mp.isnan(b) else min(a, b),
-            Op.MAXIMUM: lambda a, b: a + b if self.mp.isnan(a) or self.mp.isnan(b) else max(a, b),
-        }  # fmt: skip
+    def meaning(self, op: Op) -> Callable[..., Any]:
+        """The operation: the function of its record, or one of these methods, or mpmath's."""
+        digits = SPECS[op].digits
+        if not isinstance(digits, str):
+            return functools.partial(digits, self.mp)
+        return cast(Callable[..., Any], getattr(self, digits, None) or getattr(self.mp, digits))
 
     def divide(self, a: Any, b: Any) -> Any:
         if b == 0:
             return self.mp.nan if a == 0 or self.mp.isnan(a) else self.mp.inf * self.mp.sign(a)
         return a / b
+
+    def floor_divide(self, a: Any, b: Any) -> Any:
+        return self.floor(self.divide(a, b))
 
     def modulo(self, a: Any, b: Any) -> Any:
         """The remainder of a division rounded down. It has the sign of `b`, as in NumPy and Python."""
@@ -166,8 +100,14 @@ class _Mpmath:
             return a
         return self.mp.inf if a > self._FAR else self.mp.mpf(0) if a < -self._FAR else self.mp.exp(a)
 
-    def wave(self, function: Callable[[Any], Any], a: Any) -> Any:
-        return function(a) if self.mp.isfinite(a) else self.mp.nan
+    def sigmoid(self, a: Any) -> Any:
+        return 1 / (1 + self.exponential(-a))
+
+    def sine(self, a: Any) -> Any:
+        return self.mp.sin(a) if self.mp.isfinite(a) else self.mp.nan
+
+    def cosine(self, a: Any) -> Any:
+        return self.mp.cos(a) if self.mp.isfinite(a) else self.mp.nan
 
     def angle(self, y: Any, x: Any) -> Any:
         if self.mp.isnan(y) or self.mp.isnan(x):
@@ -182,6 +122,9 @@ class _Mpmath:
     def square_root(self, a: Any) -> Any:
         return self.mp.nan if a < 0 else self.mp.sqrt(a)
 
+    def inverse_square_root(self, a: Any) -> Any:
+        return self.divide(self.mp.mpf(1), self.square_root(a))
+
     def logarithm(self, a: Any) -> Any:
         if a == 0:
             return -self.mp.inf
@@ -192,7 +135,7 @@ _NAMED = (Op.FACT, Op.HYPER, Op.NAME)
 
 
 #: Operations with results too large for float64 for some finite operands.
-_GROWING = (Op.ADD, Op.SUB, Op.MUL, Op.DIV, Op.POW, Op.EXP)
+_GROWING = having("grows")
 
 
 class ConstantError(ValueError):
