@@ -15,7 +15,9 @@ from typing import Any, cast
 from rulec.language.expr.arithmetic import number_known
 from rulec.language.expr.counts import SIGNATURES, Level, bare_problem, count_of, reduction
 from rulec.language.expr.newton_schulz import SCHEDULES, Coefficients
-from rulec.language.expr.node import LEVELS, WAVES, Kind, Node, Op, const, name, node
+from rulec.language.expr.node import LEVELS, Kind, Node, Op, const, name, node
+from rulec.language.expr.ops import FUNCTIONS as ELEMENTWISE
+from rulec.language.expr.ops import SPECS
 from rulec.language.expr.static import MUON, NORM, UNDIVIDED
 
 _ONE, _HALF = const(1), const(0.5)
@@ -286,12 +288,8 @@ _FLOATS = ("float32", "float64", "bfloat16", "float16")
 FUNCTIONS: dict[str, Function] = {
     f.name: f
     for f in (
-        *(_plain(op, "x") for op in (Op.SQRT, Op.RSQRT, Op.CBRT, Op.ABS, Op.SIGN, Op.EXP, Op.LOG, Op.TANH)),
-        *(_plain(op, "x") for op in (Op.SIGMOID, Op.ERF, Op.FLOOR, Op.ISFINITE, *WAVES)),
-        *(_plain(op, "a", "b") for op in (Op.MINIMUM, Op.MAXIMUM)),
-        _plain(Op.ATAN2, "y", "x"),
+        *(_plain(op, *SPECS[op].arguments) for op in ELEMENTWISE),
         _composed("atan", arc_tangent, "x"),
-        _plain(Op.WHERE, "condition", "a", "b"),
         _composed("clip", clip, "x", "low", "high"),
         _composed("median", median, "a", "b", "c"),
         _composed("round", rounded, "x"),
