@@ -9,6 +9,7 @@ from typing import TypeGuard, cast
 
 from rulec.language.evaluations import gradient_of
 from rulec.language.expr.node import FACTS, Kind, Node, Op, const, name, node, walk
+from rulec.language.expr.ops import SPECS
 from rulec.language.expr.text import number_text
 from rulec.language.rule_data import Assign, Branch, RuleData, Statement, assignments
 
@@ -38,18 +39,8 @@ _INFIX = {
 #: A comparison -> its opposite.
 _OPPOSITE = {Op.LT: Op.GE, Op.LE: Op.GT, Op.GT: Op.LE, Op.GE: Op.LT, Op.EQ: Op.NE, Op.NE: Op.EQ}
 
-_AROUND = {
-    Op.SQRT: r"\sqrt{%s}", Op.CBRT: r"\sqrt[3]{%s}", Op.ABS: r"\left|%s\right|",
-    Op.FLOOR: r"\left\lfloor %s\right\rfloor",
-}  # fmt: skip
-
 #: The levels at which a value is one number for a tensor.
 _NUMBERS = ("tensor", "model", "group")
-
-_CALLED = {
-    Op.EXP: r"\exp", Op.LOG: r"\log", Op.TANH: r"\tanh", Op.SIGMOID: r"\sigma", Op.MINIMUM: r"\min",
-    Op.MAXIMUM: r"\max", Op.SIN: r"\sin", Op.COS: r"\cos", Op.ATAN2: r"\operatorname{atan2}",
-}  # fmt: skip
 
 
 def rule_to_latex(rule: RuleData) -> str:
@@ -311,16 +302,15 @@ class _Printer:
             plain = (None, name("t"), name("p"))
             arguments = [text for text, of, same in zip(args, value.args, plain, strict=True) if of is not same]
             return rf"\operatorname{{{_escaped(str(value.arg))}}}\left({', '.join(arguments)}\right)", _ATOM
-        if value.op in _AROUND:
-            return _AROUND[value.op] % args[0], _ATOM
-        if value.op is Op.RSQRT:
-            return rf"\frac{{1}}{{\sqrt{{{args[0]}}}}}", _TALL
+        notation = SPECS[value.op].latex if value.op in SPECS else ""
+        if "%s" in notation:
+            return notation % args[0], _TALL if notation.startswith(r"\frac") else _ATOM
         if value.op is Op.TRANSPOSE:
             return rf"{self._in(value.args[0], _ATOM)}^{{\top}}", _TALL
         if value.op is Op.NORM:
             level = "" if value.arg == "tensor" else f",{_level(value, args)}"
             return rf"\left\lVert {args[0]}\right\rVert_{{2{level}}}", _ATOM
-        called = _CALLED.get(value.op, rf"\operatorname{{{_escaped(value.op.symbol)}}}")
+        called = notation or rf"\operatorname{{{_escaped(value.op.symbol)}}}"
         if value.op.kind is Kind.REDUCE:
             called, args = f"{called}_{{{_level(value, args)}}}", args[:1]
         return rf"{called}\left({', '.join(args)}\right)", _ATOM
