@@ -7,6 +7,7 @@ This is the only module with sympy, imported when it is needed: no kernel depend
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from numbers import Real
@@ -17,6 +18,8 @@ from rulec.language.expr.functions import FUNCTIONS, KINDS, MAX_DRAWS
 from rulec.language.expr.names import BASE_NAMES, short
 from rulec.language.expr.newton_schulz import SCHEDULES
 from rulec.language.expr.node import LEVELS, PLACED, Kind, Node, Op, const, node, walk
+from rulec.language.expr.ops import FUNCTIONS as ELEMENTWISE
+from rulec.language.expr.ops import SPECS, having
 from rulec.language.expr.static import MUON, UNDIVIDED
 from rulec.language.expr.text import number_text
 from rulec.language.rule_data import Assign, RuleData, Statement
@@ -39,11 +42,22 @@ def sympy_module() -> Any:
     return sympy
 
 
+def sympy_function(sp: Any, name: str) -> Any:
+    """sympy's function of a name."""
+    return getattr(sp, name)
+
+
 class ToSympy:
     """Makes sympy expressions of nodes."""
 
     def __init__(self) -> None:
         self.sp = sympy_module()
+        #: The functions of the records, but for powers: these are limited.
+        self.operations: dict[Op, Callable[..., Any]] = {
+            op: sympy_function(self.sp, form) if isinstance(form, str) else functools.partial(form, self.sp)
+            for op, form in having("sympy").items()
+        }
+        self.operations[Op.POW] = self._power
 
     def symbol(self, identifier: str) -> Any:
         """The symbol of a name: a positive integer for counts (`t`, `numel` and so on), real for all others."""
@@ -97,28 +111,14 @@ class ToSympy:
         if part.op.kind is Kind.LEAF:
             return values.get(str(part.arg), self.symbol(str(part.arg)))
         if part.op.kind is Kind.LOGIC:
-            makers = {Op.AND: self.sp.And, Op.OR: self.sp.Or, Op.NOT: self.sp.Not}
-            return makers[part.op](*map(self.truth, args))
+            return self.operations[part.op](*map(self.truth, args))
         if part.op is Op.WHERE:
             return self.either(self.truth(args[0]), self.number(args[1]), self.number(args[2]))
         args = list(map(self.number, args))
         if part.op is Op.ISFINITE:
             return self.sp.Ne(self.sp.Function("isfinite")(*args), 0)
-        function = self._operations().get(part.op)
+        function = self.operations.get(part.op)
         return function(*args) if function else self.sp.Function(_function_name(part))(*args)
-
-    def _operations(self) -> Mapping[Op, Callable[..., Any]]:
-        sp = self.sp
-        return {
-            Op.ADD: lambda a, b: a + b, Op.SUB: lambda a, b: a - b, Op.MUL: lambda a, b: a * b,
-            Op.DIV: lambda a, b: a / b, Op.POW: self._power, Op.MOD: sp.Mod,
-            Op.FLOORDIV: lambda a, b: sp.floor(a / b), Op.NEG: lambda a: -a,
-            Op.LT: sp.Lt, Op.LE: sp.Le, Op.GT: sp.Gt, Op.GE: sp.Ge, Op.EQ: sp.Eq, Op.NE: sp.Ne,
-            Op.SQRT: sp.sqrt, Op.RSQRT: lambda a: 1 / sp.sqrt(a), Op.ABS: sp.Abs, Op.SIGN: sp.sign, Op.EXP: sp.exp,
-            Op.LOG: sp.log, Op.TANH: sp.tanh, Op.SIGMOID: lambda a: 1 / (1 + sp.exp(-a)), Op.ERF: sp.erf,
-            Op.SIN: sp.sin, Op.COS: sp.cos, Op.ATAN2: sp.atan2, Op.FLOOR: sp.floor, Op.MINIMUM: sp.Min,
-            Op.MAXIMUM: sp.Max,
-        }  # fmt: skip
 
     def _power(self, base: Any, exponent: Any) -> Any:
         """A power; of numbers it is exact up to `_MAX_BITS` bits, and beyond them has 50 digits."""
@@ -151,7 +151,7 @@ def _opaque_name(op: Op, constants: tuple[Any, ...]) -> str:
 #: Operations without a constant of their own that sympy lacks.
 _PLAIN_OPAQUE = (
     Op.DIM, Op.TRANSPOSE, Op.EYE, Op.DIAG, Op.TRIU, Op.TRIL, Op.CHOLESKY, Op.TOPK, Op.QR, Op.EIGH, Op.SINGULAR_VECTORS,
-    Op.INVERSE_ROOT, Op.CBRT, Op.ISFINITE,
+    Op.INVERSE_ROOT, *(op for op in ELEMENTWISE if not SPECS[op].sympy and op is not Op.WHERE),
 )  # fmt: skip
 
 #: Operations that sympy lacks, with the constants that have a name there: others cannot be read back.
@@ -193,6 +193,8 @@ class FromSympy:
         self.sp = sympy_module()
         self.names = names
         self.opaque = _opaque()
+        forms = having("sympy").items()
+        self.operations = {sympy_function(self.sp, form): op for op, form in forms if isinstance(form, str)}
         self.done: dict[Any, Node] = {}
 
     def node(self, value: Any) -> Node:
@@ -230,7 +232,7 @@ class FromSympy:
             return self._product(part)
         if part.is_Pow:
             return self._power(part)
-        op = self._operations().get(part.func)
+        op = self.operations.get(part.func)
         build = self.opaque.get(part.func.__name__) if isinstance(part, sp.core.function.AppliedUndef) else None
         if op is None and build is None:
             raise RuleError(f"sympy's {short(str(part.func.__name__))} is not part of the rule language")
@@ -251,16 +253,6 @@ class FromSympy:
             hint = did_you_mean(identifier, self.names) or ": declare it under state or hyper"
             raise RuleError(f"unknown symbol {short(identifier)}{hint}")
         return self.names[identifier]
-
-    def _operations(self) -> Mapping[Any, Op]:
-        sp = self.sp
-        return {
-            sp.StrictLessThan: Op.LT, sp.LessThan: Op.LE, sp.StrictGreaterThan: Op.GT, sp.GreaterThan: Op.GE,
-            sp.Eq: Op.EQ, sp.Ne: Op.NE, sp.And: Op.AND, sp.Or: Op.OR, sp.Not: Op.NOT, sp.Abs: Op.ABS,
-            sp.sign: Op.SIGN, sp.exp: Op.EXP, sp.log: Op.LOG, sp.tanh: Op.TANH, sp.erf: Op.ERF, sp.floor: Op.FLOOR,
-            sp.Min: Op.MINIMUM, sp.Max: Op.MAXIMUM, sp.Mod: Op.MOD, sp.sin: Op.SIN, sp.cos: Op.COS,
-            sp.atan2: Op.ATAN2,
-        }  # fmt: skip
 
     def _piecewise(self, part: Any) -> Node:
         *cases, (last, otherwise) = part.args
