@@ -8,20 +8,14 @@ Products as their factors; clips; two kinds of sums that have a sign their terms
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import cast
 
 from rulec.language.expr.node import Kind, Node, Op, walk
+from rulec.language.expr.ops import ANY, INFINITE, POSITIVE, UNIT, Bound, having, hull, negative, size
 from rulec.language.hyper import Hyper
-
-#: The least and the greatest number.
-Bound = tuple[float, float]
-
-INFINITE = math.inf
-ANY, POSITIVE, UNIT, SIGNS = (-INFINITE, INFINITE), (0.0, INFINITE), (0.0, 1.0), (-1.0, 1.0)
 
 _FACTS: Mapping[str, Bound] = {
     "t": (1.0, INFINITE), "rows": (1.0, INFINITE), "cols": (1.0, INFINITE), "numel": (1.0, INFINITE),
@@ -68,8 +62,6 @@ class Bounds:
             return (number, number) if number == number else ANY
         if not args:
             return UNIT if op is Op.UNIFORM else self.names.get(str(value.arg), ANY)
-        if op.kind in (Kind.COMPARE, Kind.LOGIC) or op is Op.ISFINITE:
-            return UNIT
         if op in (Op.MUL, Op.DIV) or (op is Op.POW and whole_power(value) in (2, 4, 6, 8)):
             return self._product(factors(value).elements())
         if op in (Op.ADD, Op.SUB):
@@ -92,8 +84,8 @@ class Bounds:
     def _sum(self, value: Node, args: list[Bound]) -> Bound:
         step = toward(value)
         if step is not None and self.is_fraction(step.weights):
-            return _hull(self.of(step.base), self.of(step.target))
-        plain = _plus(args[0], args[1] if value.op is Op.ADD else _negative(args[1]))
+            return hull(self.of(step.base), self.of(step.target))
+        plain = _plus(args[0], args[1] if value.op is Op.ADD else negative(args[1]))
         return (max(plain[0], 0.0), plain[1]) if self._signed_step_stays(value) else plain
 
     def _signed_step_stays(self, value: Node) -> bool:
@@ -112,14 +104,6 @@ def _plus(a: Bound, b: Bound) -> Bound:
     return _finite(a[0] + b[0], -INFINITE), _finite(a[1] + b[1], INFINITE)
 
 
-def _negative(a: Bound) -> Bound:
-    return -a[1], -a[0]
-
-
-def _hull(a: Bound, b: Bound) -> Bound:
-    return min(a[0], b[0]), max(a[1], b[1])
-
-
 def _times(a: Bound, b: Bound) -> Bound:
     # Zero times infinity is NaN, which is outside of bounds, and between them lie numbers of any size from zero on.
     corners = [_finite(x * y, 0.0) for x in a for y in b]
@@ -127,13 +111,8 @@ def _times(a: Bound, b: Bound) -> Bound:
 
 
 def _squared(a: Bound) -> Bound:
-    sizes = _size(a)
+    sizes = size(a)
     return sizes[0] * sizes[0], sizes[1] * sizes[1]
-
-
-def _size(a: Bound) -> Bound:
-    inside = a[0] <= 0 <= a[1]
-    return (0.0 if inside else min(map(abs, a)), max(map(abs, a)))
 
 
 def _inverse(a: Bound) -> Bound:
@@ -150,48 +129,9 @@ def _reduced(op: Op, a: Bound) -> Bound:
     return a
 
 
-def _raised(a: Bound, b: Bound) -> Bound:
-    if a[0] < 0:
-        return ANY
-    falls = (a[1] <= 1 and b[0] >= 0) or (a[0] >= 1 and b[1] <= 0)
-    return UNIT if falls else (1.0, INFINITE) if a[0] >= 1 and b[0] >= 0 else POSITIVE
-
-
-def _rooted(a: Bound) -> Bound:
-    return math.sqrt(max(a[0], 0.0)), math.sqrt(max(a[1], 0.0))
-
-
-def _signed(a: Bound) -> Bound:
-    return (0.0 if a[0] >= 0 else -1.0), (0.0 if a[1] <= 0 else 1.0)
-
-
-def _exponential(a: Bound) -> Bound:
-    return (1.0 if a[0] >= 0 else 0.0), (1.0 if a[1] <= 0 else INFINITE)
-
-
-def _logarithm(a: Bound) -> Bound:
-    return (0.0 if a[0] >= 1 else -INFINITE), (0.0 if a[1] <= 1 else INFINITE)
-
-
-def _floor(x: float) -> float:
-    return x if math.isinf(x) else float(math.floor(x))
-
-
-def _monotone(function: Callable[[float], float]) -> Callable[[Bound], Bound]:
-    return lambda a: (function(a[0]), function(a[1]))
-
-
+#: Operation -> the bound of its result: those of the records, and of matrices and random numbers.
 _FUNCTIONS: Mapping[Op, Callable[..., Bound]] = {
-    Op.NEG: _negative, Op.POW: _raised, Op.WHERE: lambda _, a, b: _hull(a, b), Op.ABS: _size, Op.SQRT: _rooted,
-    Op.CBRT: _monotone(math.cbrt), Op.RSQRT: lambda _: POSITIVE, Op.SIGN: _signed, Op.EXP: _exponential,
-    Op.LOG: _logarithm, Op.TANH: _signed, Op.ERF: _signed, Op.SIGMOID: lambda _: UNIT, Op.FLOOR: _monotone(_floor),
-    Op.MINIMUM: lambda a, b: (min(a[0], b[0]), min(a[1], b[1])),
-    Op.MAXIMUM: lambda a, b: (max(a[0], b[0]), max(a[1], b[1])),
-    Op.SIN: lambda _: (-1.0, 1.0), Op.COS: lambda _: (-1.0, 1.0),
-    Op.ATAN2: lambda *_: (-math.pi, math.pi),
-    Op.MOD: lambda _, b: POSITIVE if b[0] >= 0 else ANY, Op.TRANSPOSE: lambda a: a,
-    Op.FLOORDIV: lambda a, b: POSITIVE if a[0] >= 0 and b[0] >= 0 else ANY, Op.UNIFORM: lambda *_: UNIT,
-    Op.TOPK: lambda *_: UNIT,
+    **having("bounds"), Op.TRANSPOSE: lambda a: a, Op.UNIFORM: lambda *_: UNIT, Op.TOPK: lambda *_: UNIT,
 }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from rulec.language.expr.arithmetic import number_known
 from rulec.language.expr.node import Kind, Node, Op, const, name, node, walk
+from rulec.language.expr.ops import having
 
 G = name("g")
 
@@ -92,7 +93,7 @@ SPACING: Mapping[str, float] = {
 LATE = 10_007.0
 
 _ZERO, _ONE = const(0), const(1)
-_STEADY = (Op.SIGN, Op.FLOOR, Op.ISFINITE)
+_STEADY = having("is_flat")
 
 
 @dataclass(frozen=True)

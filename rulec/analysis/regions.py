@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import cast
 
 from rulec.language.expr.node import Kind, Node, Op, const, walk
+from rulec.language.expr.ops import SPECS, having
 from rulec.language.hyper import Hyper
 
 NEGATIVE, ZERO, FRACTION, ONE, ABOVE = "-", "0", "f", "1", "+"
@@ -33,25 +34,11 @@ _PRODUCTS = {
 #: `1 - x`, `x - 1` and `1/x` by the region of x.
 _ONE_LESS = {"-": "+", "0": "1", "f": "f", "1": "0", "+": "-"}
 _LESS_ONE = {"-": "-", "0": "-", "f": "-", "1": "0", "+": "f1+"}
-_NEGATED = {"-": "f1+", "0": "0", "f": "-", "1": "-", "+": "-"}
+_NEGATED = cast("Mapping[str, str]", SPECS[Op.NEG].regions)
 _INVERSE = {"-": "-", "f": "+", "1": "1", "+": "f"}
-_FUNCTIONS: Mapping[Op, Mapping[str, str]] = {
-    Op.NEG: _NEGATED,
-    Op.ABS: {"-": "f1+", "0": "0", "f": "f", "1": "1", "+": "+"},
-    Op.SIGN: {"-": "-", "0": "0", "f": "1", "1": "1", "+": "1"},
-    Op.SQRT: {"0": "0", "f": "f", "1": "1", "+": "+"},
-    Op.CBRT: {"-": "-", "0": "0", "f": "f", "1": "1", "+": "+"},
-    Op.RSQRT: {"f": "+", "1": "1", "+": "f"},
-    Op.EXP: {"-": "f", "0": "1", "f": "+", "1": "+", "+": "+"},
-    Op.LOG: {"f": "-", "1": "0", "+": "f1+"},
-    Op.TANH: {"-": "-", "0": "0", "f": "f", "1": "f", "+": "f"},
-    Op.SIGMOID: dict.fromkeys("-0f1+", "f"),
-    Op.ERF: {"-": "-", "0": "0", "f": "f", "1": "f", "+": "f"},
-    Op.FLOOR: {"-": "-", "0": "0", "f": "0", "1": "1", "+": "1+"},
-    # NaN far from 0.
-    Op.SIN: {"0": "0", "f": "f", "1": "f"},
-    Op.COS: {"0": "1", "f": "f", "1": "f"},
-}
+#: The images of regions under functions of one number; a region without one may be NaN.
+_FUNCTIONS: Mapping[Op, Mapping[str, str]] = having("regions")
+_OF_SIZES = having("of_sizes")
 _BASES = {
     "f": {"-": "+", "0": "1", "f": "f", "1": "f", "+": "f"},
     "1": dict.fromkeys("-0f1+", "1"),
@@ -134,6 +121,9 @@ def _regions(value: Node, args: list[Regions]) -> Regions | None:
         return _each(_FUNCTIONS[op], first)
     if op.kind is Kind.REDUCE:
         return _reduced(op, first)
+    if op in _OF_SIZES:
+        zero = frozenset(ZERO)
+        return zero if all(x == zero for x in args) else NOT_NEGATIVE if all(ZERO in x for x in args) else POSITIVE
     return _BINARY[op](value, args) if op in _BINARY else ALL
 
 

@@ -23,6 +23,7 @@ from typing import cast
 from rulec.analysis.flow import Fact, Flow, Line
 from rulec.analysis.regions import ZERO, range_of
 from rulec.language.expr.node import Kind, Node, Op, const, name, node, rewrite, walk
+from rulec.language.expr.ops import SPECS, having
 from rulec.language.expr.static import UNDIVIDED, settings
 
 #: The scale of this step's gradient.
@@ -32,9 +33,14 @@ GRADIENT = "c"
 NORM_FLOOR = "no matrix given to newton_schulz has a norm below 1e-7"
 
 _PARTS = (Op.DIAG, Op.TRIU, Op.TRIL, Op.SLICE)
-_SAME = (Op.NEG, Op.ABS, Op.SUM, Op.MEAN, Op.NORM, Op.RMS, Op.MIN, Op.MAX, Op.TRANSPOSE, *_PARTS)
-_ROOTS = {Op.SQRT: Fraction(1, 2), Op.CHOLESKY: Fraction(1, 2), Op.CBRT: Fraction(1, 3), Op.RSQRT: Fraction(-1, 2)}
-_ALIKE = (Op.ADD, Op.SUB, Op.MINIMUM, Op.MAXIMUM, Op.MOD, Op.CONCAT)
+#: Operation -> the power of a positive factor of its operands in its result.
+_DEGREES: Mapping[Op, Fraction] = {**having("degree"), Op.CHOLESKY: Fraction(1, 2)}
+_SAME = (
+    *(op for op, degree in _DEGREES.items() if degree == 1 and SPECS[op].arity == 1),
+    Op.SUM, Op.MEAN, Op.NORM, Op.RMS, Op.MIN, Op.MAX, Op.TRANSPOSE, *_PARTS,
+)  # fmt: skip
+_ROOTS = {op: degree for op, degree in _DEGREES.items() if degree.denominator > 1}
+_ALIKE = (*(op for op, degree in _DEGREES.items() if degree == 1 and op not in _SAME), Op.CONCAT)
 _UNSCALED = (Op.SIGN, Op.ISFINITE, Op.COUNT_NONZERO, Op.NOT, Op.AND, Op.OR, Op.EYE)
 _DIRECTIONS = (Op.NEWTON_SCHULZ, Op.QR, Op.EIGH, Op.SINGULAR_VECTORS)
 

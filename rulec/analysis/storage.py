@@ -14,17 +14,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-from rulec.analysis.bounds import POSITIVE, Bounds, Factor, clipped, factors, names_bounds, signed_step, toward
+from rulec.analysis.bounds import Bounds, Factor, clipped, factors, names_bounds, signed_step, toward
 from rulec.analysis.flow import Line
 from rulec.analysis.fold import Fold
 from rulec.analysis.linear import LATE, SPACING, Pace, pace, weight
 from rulec.formats import UNBIASED
 from rulec.language.expr.arithmetic import number_known
 from rulec.language.expr.node import LEVELS, Kind, Node, Op, const, name, rewrite, walk
+from rulec.language.expr.ops import POSITIVE, having
 from rulec.language.hyper import Hyper, resolve_hyper
 
 #: Formats with equal distances between their codes, for a state that may be negative.
 LINEAR = ("int8",)
+
+#: Operations of the sizes of their operands.
+_OF_SIZES = having("of_sizes")
 
 #: Formats of four bits.
 FOUR_BITS = ("dynamic4",)
@@ -341,7 +345,7 @@ class _Reach:
         if op in (Op.SQRT, Op.RSQRT, Op.LOG):
             undefined = set() if self.bounds.not_negative(value.args[0]) else {NEGATIVE}
             return Way({ROOT, *undefined, *([] if op is Op.SQRT else [INVERSE])})
-        return Way({ROOT} if op is Op.CBRT else {SQUARE} if op is Op.ABS else ())
+        return Way({ROOT} if op is Op.CBRT else {SQUARE} if op in _OF_SIZES else ())
 
     def _power(self, base: Node, exponent: Node) -> Way:
         """The words of a power."""
