@@ -22,6 +22,7 @@ from rulec.backend.printer import (
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 from rulec.language.expr.node import Kind, Op, is_boolean
+from rulec.language.expr.ops import having
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,10 @@ _OPERATORS: OpTable = {
 
 #: Functions with the same name in every array library.
 _FUNCTIONS: Mapping[Op, str] = {
-    Op.MOD: "remainder", Op.WHERE: "where", Op.SQRT: "sqrt", Op.ABS: "abs", Op.SIGN: "sign",
-    Op.EXP: "exp", Op.LOG: "log", Op.TANH: "tanh", Op.FLOOR: "floor", Op.ISFINITE: "isfinite",
-    Op.MINIMUM: "minimum", Op.MAXIMUM: "maximum", Op.SIN: "sin", Op.COS: "cos",
-}  # fmt: skip
+    **{op: name for op, name in having("array").items() if op not in _OPERATORS},
+    Op.WHERE: "where",
+    Op.SIGN: "sign",
+}
 
 #: Functions that array libraries lack, spell differently or compute badly.
 _OTHERS: Mapping[Op, str] = {Op.CBRT: "cbrt", Op.ERF: "erf", Op.POW: "power", Op.SIGMOID: "sigmoid"}

@@ -11,6 +11,7 @@ from typing import Any
 
 from rulec.array_api import bits
 from rulec.language.expr.node import Op
+from rulec.language.expr.ops import having
 
 #: Dtypes that every library multiplies matrices in.
 WIDE = ("float32", "float64")
@@ -116,14 +117,7 @@ class Functions:
 Table = Mapping[Op, Callable[..., Any]]
 
 #: Operation -> the one NumPy function for it.
-NAMES: Mapping[Op, str] = {
-    Op.ADD: "add", Op.SUB: "subtract", Op.MUL: "multiply", Op.DIV: "divide", Op.POW: "power", Op.MOD: "remainder",
-    Op.NEG: "negative", Op.LT: "less", Op.LE: "less_equal", Op.GT: "greater", Op.GE: "greater_equal", Op.EQ: "equal",
-    Op.NE: "not_equal", Op.AND: "logical_and", Op.OR: "logical_or", Op.NOT: "logical_not", Op.SQRT: "sqrt",
-    Op.CBRT: "cbrt", Op.ABS: "abs", Op.EXP: "exp", Op.LOG: "log", Op.TANH: "tanh", Op.ERF: "erf", Op.FLOOR: "floor",
-    Op.SIN: "sin", Op.COS: "cos",
-    Op.ISFINITE: "isfinite", Op.MINIMUM: "minimum", Op.MAXIMUM: "maximum",
-}  # fmt: skip
+NAMES: Mapping[Op, str] = having("array")
 
 
 def arithmetic(of: Functions, **different: Callable[..., Any]) -> Table:
