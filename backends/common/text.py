@@ -18,6 +18,7 @@ from rulec.backend import cache
 from rulec.backend.cache import Source
 from rulec.compiler.ir import Program, Stage
 from rulec.language.expr.node import RANGE, ROWS, Kind, Node, Op, name, rewrite
+from rulec.language.expr.ops import FUNCTIONS as ELEMENTWISE
 from rulec.language.expr.text import expression_text
 from rulec.language.parse.step import step_text
 
@@ -101,7 +102,7 @@ def line_comment(program: Program, names: Mapping[Node, str], value: Node, print
 def _bare(text: str) -> str:
     """A formula without the marks of C's types."""
     text = re.sub(r"(\d)(?:\.0)?f?\b", r"\1", text)
-    text = re.sub(r"\b(sqrt|cbrt|exp|log|tanh|erf|floor|sign|sigmoid|minimum|maximum)f\(", r"\1(", text)
+    text = re.sub(rf"\b({'|'.join(op.symbol for op in ELEMENTWISE)})f\(", r"\1(", text)
     return text.replace("fabsf(", "abs(").replace("fabs(", "abs(").replace(" ", "")
 
 

@@ -12,19 +12,20 @@ from rulec.kernel.multi_tensor.chunks import CHUNK_COLUMNS
 from rulec.kernel.nest import Nest
 from rulec.kernel.place import COL, ELEMENT, MATRIX, ROW, TENSOR, address_lines
 from rulec.language.expr.node import Node, Op, is_boolean
+from rulec.language.expr.ops import FUNCTIONS as ELEMENTWISE
+from rulec.language.expr.ops import SPECS
 
 from ..common.text import chance_call
-from .words import NAMES
+from .words import FUNCTIONS, NAMES
 
 OPS: OpTable = {
     Op.ADD: "({} + {})", Op.SUB: "({} - {})", Op.MUL: "({} * {})", Op.DIV: "({} / {})", Op.NEG: "(-{})",
     Op.POW: "power({}, {})", Op.MOD: "remainder({}, {})", Op.FLOORDIV: "floor({} / {})",
     Op.LT: "({} < {})", Op.LE: "({} <= {})", Op.GT: "({} > {})", Op.GE: "({} >= {})", Op.EQ: "({} == {})",
     Op.NE: "({} != {})", Op.AND: "({} & {})", Op.OR: "({} | {})", Op.NOT: "(not {})", Op.WHERE: "where({}, {}, {})",
-    Op.SQRT: "sqrt({})", Op.RSQRT: "rsqrt({})", Op.CBRT: "cbrt({})", Op.ABS: "magnitude({})", Op.SIGN: "sign({})",
-    Op.EXP: "exp({})", Op.LOG: "log({})", Op.TANH: "tanh({})", Op.SIGMOID: "sigmoid({})", Op.ERF: "erf({})",
-    Op.FLOOR: "floor({})", Op.ISFINITE: "isfinite({})", Op.MINIMUM: "minimum({}, {})", Op.MAXIMUM: "maximum({}, {})",
-    Op.AWAY: "away({}, {})", Op.ULPS: "ulps({}, {})", Op.COARSE: "coarse({}, {})",
+    Op.ABS: "magnitude({})", Op.AWAY: "away({}, {})", Op.ULPS: "ulps({}, {})", Op.COARSE: "coarse({}, {})",
+    # The functions that are words under their own names.
+    **{op: f"{op.symbol}({', '.join(['{}'] * SPECS[op].arity)})" for op in ELEMENTWISE if op.symbol in FUNCTIONS},
 }  # fmt: skip
 
 #: Words for single exponents: faster than `power`, and as accurate. Small whole exponents are products already.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache, partial
+from inspect import signature
 from typing import Any
 
 from ..common.constants import DOUBLE, SINGLE
@@ -43,7 +44,6 @@ FUNCTIONS: dict[str, Callable[..., Real | Truth]] = {
     "ulps": cpu_storage.ulps,
     "coarse": cpu_storage.coarse,
 }
-_BINARY = ("power", "minimum", "maximum", "remainder", "away", "ulps", "coarse")
 
 _Signature = Callable[..., Any]  # the types of the arguments -> the type of the result, or None where they do not fit
 _Generate = Callable[..., Any]  # the builder, the types and the LLVM values of the arguments -> the LLVM value
@@ -366,7 +366,7 @@ WORDS: Mapping[str, Callable[[], Any]] = {
     "lower_bfloat16": partial(_half, False), "upper_bfloat16": partial(_half, True), "store_two_bfloat16": _store_two,
     "word": partial(_peek, "int64"), "number": partial(_peek, "float64"),
     "lowest": partial(_extreme, "minimum"), "highest": partial(_extreme, "maximum"),
-    **{name: partial(_function, formula, 2 if name in _BINARY else 1) for name, formula in FUNCTIONS.items()},
+    **{name: partial(_function, formula, len(signature(formula).parameters)) for name, formula in FUNCTIONS.items()},
     **{
         f"{way}_{bits}{storage}": partial(word, storage, bool(bits))
         for way, word in (("load", _load), ("store", _store)) for bits in ("", "bits_")

@@ -21,10 +21,11 @@ from rulec.errors import BackendUnsupported
 from rulec.kernel.nest import Nest
 from rulec.kernel.place import COL, ELEMENT, address_lines
 from rulec.language.expr.node import Kind, Node, Op, is_boolean, walk
+from rulec.language.expr.ops import FUNCTIONS as ELEMENTWISE
 
 from ..common.text import chance_call, line_comment
 from .dialect import WIDTH, Dialect, call_lines, indented
-from .words import RESERVED
+from .words import LIBRARY, RESERVED, WORDS
 
 #: The C type of a stored element; elements of 16 bits move as integers.
 STORAGE: Mapping[str, str] = {
@@ -48,9 +49,9 @@ SPELLINGS: Mapping[Op, Infix | str] = {
     Op.ADD: Infix("+", _SUM), Op.SUB: Infix("-", _SUM), Op.MUL: Infix("*", _PRODUCT), Op.DIV: Infix("/", _PRODUCT),
     Op.LT: Infix("<", _ORDER), Op.LE: Infix("<=", _ORDER), Op.GT: Infix(">", _ORDER), Op.GE: Infix(">=", _ORDER),
     Op.EQ: Infix("==", _EQUALITY), Op.NE: Infix("!=", _EQUALITY), Op.AND: Infix("&&", _AND), Op.OR: Infix("||", _OR),
-    Op.POW: "pow", Op.MOD: "modulo", Op.SQRT: "sqrt", Op.CBRT: "cbrt", Op.ABS: "fabs", Op.SIGN: "sign", Op.EXP: "exp",
-    Op.LOG: "log", Op.TANH: "tanh", Op.SIGMOID: "sigmoid", Op.ERF: "erf", Op.FLOOR: "floor", Op.MINIMUM: "minimum",
-    Op.MAXIMUM: "maximum", Op.SIN: "sin", Op.COS: "cos", Op.AWAY: "away", Op.ULPS: "ulps", Op.COARSE: "coarse",
+    Op.POW: "pow", Op.MOD: "modulo", Op.ABS: "fabs", Op.AWAY: "away", Op.ULPS: "ulps", Op.COARSE: "coarse",
+    # The functions that C or these words have under their own names.
+    **{op: op.symbol for op in ELEMENTWISE if op.symbol in (*LIBRARY, *WORDS)},
 }  # fmt: skip
 
 #: The reduction of no elements.

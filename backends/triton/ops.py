@@ -15,8 +15,10 @@ import numpy as np
 
 from rulec.backend.printer import OpTable, StagePrinter, is_number
 from rulec.language.expr.node import Node, Op
+from rulec.language.expr.ops import FUNCTIONS as ELEMENTWISE
 
 from ..common.text import chance_call
+from .words import WORDS
 
 _OPERATORS: OpTable = {
     Op.ADD: "({} + {})", Op.SUB: "({} - {})", Op.MUL: "({} * {})", Op.NEG: "(-{})",
@@ -25,15 +27,16 @@ _OPERATORS: OpTable = {
     Op.ABS: "tl.abs({})", Op.ISFINITE: '(tl.abs({}) < float("inf"))',
 }  # fmt: skip
 _WORDS: Mapping[Op, str] = {
-    Op.POW: "power", Op.MOD: "remainder", Op.CBRT: "cbrt", Op.SIGN: "sign", Op.EXP: "exp", Op.LOG: "log",
-    Op.TANH: "tanh", Op.SIGMOID: "sigmoid", Op.ERF: "erf", Op.SIN: "sin", Op.COS: "cos",
-    Op.FLOOR: "floor", Op.AWAY: "away", Op.ULPS: "ulps", Op.COARSE: "coarse",
+    Op.POW: "power", Op.MOD: "remainder", Op.SIN: "sin", Op.COS: "cos", Op.AWAY: "away", Op.ULPS: "ulps",
+    Op.COARSE: "coarse",
+    # The functions that are printed under their own names.
+    **{op: op.symbol for op in ELEMENTWISE if op.symbol in WORDS},
 }  # fmt: skip
 
 #: Functions with another name in float64.
 _WIDE: Mapping[str, str] = {
-    "exp": "tl.exp", "log": "tl.log", "erf": "tl.erf", "sigmoid": "sigmoid_64", "tanh": "tanh_64", "cbrt": "cbrt_64",
-    "power": "power_64", "floor": "tl.floor", "sin": "tl.sin", "cos": "tl.cos",
+    "exp": "tl.exp", "log": "tl.log", "erf": "tl.erf", "floor": "tl.floor", "sin": "tl.sin", "cos": "tl.cos",
+    **{name.removesuffix("_64"): name for name in WORDS if name.endswith("_64")},
 }  # fmt: skip
 
 

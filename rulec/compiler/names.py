@@ -9,6 +9,7 @@ from itertools import islice
 
 from rulec.compiler.ir import Program
 from rulec.language.expr.node import Kind, Node, Op, walk
+from rulec.language.expr.ops import having
 
 #: The longest name of an expression's words; beyond it, the purpose of the value says more.
 _LONGEST = 32
@@ -22,10 +23,7 @@ _BETWEEN: Mapping[Op, str] = {
     Op.NE: "_is_not_", Op.LT: "_below_", Op.LE: "_at_most_", Op.GT: "_above_", Op.GE: "_at_least_", Op.AND: "_and_",
     Op.OR: "_or_",
 }  # fmt: skip
-_BEFORE: Mapping[Op, str] = {
-    Op.SQRT: "sqrt", Op.CBRT: "cbrt", Op.ABS: "abs", Op.SIGN: "sign", Op.EXP: "exp", Op.LOG: "log", Op.FLOOR: "floor",
-    Op.SIN: "sin", Op.COS: "cos", Op.NEG: "minus", Op.NOT: "not", Op.MINIMUM: "min", Op.MAXIMUM: "max",
-}  # fmt: skip
+_BEFORE: Mapping[Op, str] = having("word")
 _LEAVES = (Op.LOAD, Op.HYPER, Op.MODEL_HYPER, Op.FACT, Op.RESULT)
 
 
