@@ -12,13 +12,15 @@ from rulec.array.arrays import numpy_dtype
 from rulec.compiler.ir import Program
 from rulec.language.expr.arithmetic import NUMPY
 from rulec.language.expr.node import Kind, Node, Op, is_boolean, walk
+from rulec.language.expr.ops import having
 from rulec.testing.interval import Array, Range, Truth, apply, between, hull, point, widen
 from rulec.testing.kinds import EPS, LARGEST, SMALLEST_NORMAL, Numerics
 
-_EXACT = (Op.NEG, Op.ABS, Op.SIGN, Op.FLOOR, Op.MINIMUM, Op.MAXIMUM, Op.WHERE, Op.ISFINITE)
+_ERRORS = having("error")
+_EXACT = tuple(op for op, error in _ERRORS.items() if error == "exact")
 
 #: Operations rounded to the nearest number in NumPy, too.
-_ROUNDED = (Op.ADD, Op.SUB, Op.MUL, Op.DIV, Op.SQRT)
+_ROUNDED = tuple(op for op, error in _ERRORS.items() if error == "nearest")
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from rulec.compiler.routing import Router
 from rulec.compiler.view import view_of
 from rulec.errors import HyperError, RuleError
 from rulec.language.expr.node import WAVES, Kind, Op
+from rulec.language.expr.ops import SPECS
 from rulec.language.rule import Rule
 from rulec.testing.interval import Array
 
@@ -288,12 +289,11 @@ def _expression(op: Op) -> str:
         return "where(not g > p, g, p)"
     if op.kind is Kind.LOGIC:
         return f"where(g > p {op.symbol} g > 1, g, p)"
-    special = {Op.NEG: "-g", Op.WHERE: "where(g, p, 2*p)", Op.ISFINITE: "where(isfinite(g), p, 1)",
-               Op.ATAN2: "atan2(g, p)"}  # fmt: skip
+    special = {Op.NEG: "-g", Op.WHERE: "where(g, p, 2*p)", Op.ISFINITE: "where(isfinite(g), p, 1)"}
     if op in WAVES:
         return f"g*{op.symbol}(t) + p"
     if op in special:
         return special[op]
     if op.kind is Kind.ARITHMETIC:
         return f"g {op.symbol} p"
-    return f"{op.symbol}(g, p)" if op in (Op.MINIMUM, Op.MAXIMUM) else f"{op.symbol}(g)"
+    return f"{op.symbol}(g, p)" if SPECS[op].arity == 2 else f"{op.symbol}(g)"

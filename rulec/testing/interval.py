@@ -14,6 +14,7 @@ import numpy as np
 
 from rulec.language.expr.arithmetic import NUMPY
 from rulec.language.expr.node import Kind, Op
+from rulec.language.expr.ops import having
 
 Array = np.ndarray[Any, Any]
 
@@ -230,11 +231,22 @@ def _pairwise(f: Callable[[Array, Array], Array]) -> Callable[[Range, Range], Ra
     return combine
 
 
+def _of_sizes(op: Op) -> Callable[..., Range]:
+    """An operation that never decreases with the sizes of its operands: of infinity beside NaN it may be infinite."""
+
+    def combine(*operands: Range) -> Range:
+        sizes = [_absolute(x) for x in operands]
+        if len(sizes) == 1:
+            return sizes[0]
+        r = _corners(NUMPY[op], *sizes)
+        infinite = np.logical_or.reduce(np.broadcast_arrays(*(x.high == np.inf for x in sizes)))
+        return choose(infinite & r.surely_nan, Range(*map(np.asarray, (np.inf, np.inf, True))), r)
+
+    return combine
+
+
 #: Operations that never decrease -> the least number of their domain.
-_MONOTONE = {
-    Op.SQRT: 0.0, Op.LOG: 0.0, Op.CBRT: -np.inf, Op.EXP: -np.inf, Op.TANH: -np.inf, Op.SIGMOID: -np.inf,
-    Op.ERF: -np.inf, Op.FLOOR: -np.inf, Op.SIGN: -np.inf,
-}  # fmt: skip
+_MONOTONE: dict[Op, float] = having("rises")
 
 
 def _monotone(op: Op, x: Range) -> Range:
@@ -262,6 +274,7 @@ def _wave(op: Op) -> Callable[[Range], Range]:
 
 _GENERAL: dict[Op, Callable[..., Range]] = {
     Op.ADD: _add, Op.SUB: lambda a, b: _add(a, _negative(b)), Op.MUL: _multiply, Op.DIV: _divide, Op.POW: _power,
-    Op.MOD: _modulo, Op.NEG: _negative, Op.ABS: _absolute, Op.MINIMUM: _pairwise(np.minimum),
+    Op.MOD: _modulo, Op.NEG: _negative, Op.MINIMUM: _pairwise(np.minimum),
     Op.MAXIMUM: _pairwise(np.maximum), Op.SIN: _wave(Op.SIN), Op.COS: _wave(Op.COS),
+    **{op: _of_sizes(op) for op in having("of_sizes")},
 }  # fmt: skip

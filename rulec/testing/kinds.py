@@ -16,6 +16,7 @@ from rulec.array.arrays import numpy_dtype
 from rulec.backend.protocol import Backend
 from rulec.compiler.layout import FLOATS
 from rulec.language.expr.node import Op
+from rulec.language.expr.ops import having
 
 Array = np.ndarray[Any, Any]
 
@@ -207,7 +208,7 @@ EPS: Mapping[str, float] = {"float64": 2.0**-52, "float32": 2.0**-23, "float16":
 SMALLEST_NORMAL: Mapping[str, float] = {"float64": 2.0**-1022, "float32": 2.0**-126}
 LARGEST: Mapping[str, float] = {"float64": (2 - 2.0**-52) * 2.0**1023, "float32": (2 - 2.0**-23) * 2.0**127}
 
-_FUNCTIONS = (Op.EXP, Op.LOG, Op.TANH, Op.SIGMOID, Op.ERF, Op.CBRT, Op.POW, Op.SIN, Op.COS)
+_FUNCTIONS = {op for op, error in having("error").items() if error == "function"}
 
 
 @dataclass(frozen=True)
