@@ -20,6 +20,7 @@ from rulec.standalone.prose import file_name, introduction, vendored
 
 from .array_print import Dialect, StageFunction, operations
 from .scalars import scalar_stage, without_table
+from .text import used
 
 #: The parts of a printed class by name: texts, and lists of lines.
 Parts: TypeAlias = dict[str, str | list[str]]
@@ -285,8 +286,9 @@ def class_name(rule: Rule, name: str) -> str:
 
 
 def words_in(lines: Sequence[str], words: Mapping[str, str]) -> list[str]:
-    """The definitions that printed lines need."""
-    sources = [source for name, source in words.items() if re.search(rf"(?<![\w.]){name}\(", "\n".join(lines))]
+    """The definitions that printed lines need, each before its use."""
+    patterns = {rf"(?<![\w.]){name}\(": source for name, source in words.items()}
+    sources = used(patterns, "\n".join(lines), lambda text: re.sub(r'def \w+|"""(?s:.*?)"""', "", text))
     return [line for source in sources for line in ("", "", *source.rstrip("\n").split("\n"))]
 
 

@@ -13,9 +13,11 @@ from rulec.backend.printer import StagePrinter
 from rulec.compiler.ir import Program, Result
 from rulec.compiler.layout import Layout
 from rulec.language.expr.node import Node, Op, walk
+from rulec.language.expr.ops import FUNCTIONS as ELEMENTWISE
 
 from ..common.array_print import BITS_IMPORTS, Dialect
 from ..common.functional import PureFunction
+from .words import FORMULAS
 
 
 class SumPrinter(StagePrinter):
@@ -49,11 +51,13 @@ DIALECT = Dialect(
         "rounded": "from rulec_backends.jax.words import rounded",
         "sigmoid": "from jax.nn import sigmoid",
         **BITS_IMPORTS,
+        **{name: f"from rulec_backends.jax.words import {name}" for name in FORMULAS},
     },
     cast="{}.astype(jnp.{})",
     number="jnp.{1}({0})",
     copy="{}",
     writes=False,
+    others={op: op.symbol for op in ELEMENTWISE if op.symbol in FORMULAS},
 )
 
 #: The extremes of no elements, as XLA has none.

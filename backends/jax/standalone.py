@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from rulec.backend.printer import StagePrinter, unique_name
 from rulec.compiler.weights import part_name
 from rulec.language.expr.node import Node, Op, node
+from rulec.language.expr.ops import FUNCTIONS as ELEMENTWISE
 from rulec.language.rule import Rule
 from rulec.runtime.storage.options import Storage
 
@@ -14,6 +18,14 @@ from ..common.array_codes import bit_words, code_functions
 from ..common.array_print import Dialect, StageFunction
 from ..common.python_standalone import OneFile, Parts, call_lines, field_names, filled, words_in
 from .print import SumPrinter
+from .words import FORMULAS
+
+
+def _text_of(formula: Callable[..., Any]) -> str:
+    """The text of a formula, without types and imports: the file has its own."""
+    text = re.sub(r": Any| -> Any", "", inspect.getsource(formula))
+    return re.sub(r"\n    import .*\n\n?", "\n", text)
+
 
 _WORDS = {
     "cbrt": '''\
@@ -55,6 +67,7 @@ def change(new, p):
     return updates, sums.view(jnp.uint16) != new.view(jnp.uint16)
 ''',
     **bit_words("jnp"),
+    **{name: _text_of(formula) for name, formula in FORMULAS.items()},
 }
 
 DIALECT = Dialect(
@@ -67,6 +80,7 @@ DIALECT = Dialect(
     number="jnp.{1}({0})",
     copy="{}",
     writes=False,
+    others={op: op.symbol for op in ELEMENTWISE if op.symbol in FORMULAS},
     prints_bits=True,
 )
 

@@ -1,7 +1,11 @@
-"""Functions of one array for the code of the jax backend: jnp lacks them or computes them badly."""
+"""Functions of one array for the code of the jax backend: jnp lacks them or computes them badly.
+
+Those of `FORMULAS` stand for the language's functions of their names, in printed files with their text.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,3 +23,7 @@ def rounded(x: Any) -> Any:
     import jax
 
     return jax.lax.reduce_precision(x, np.finfo(x.dtype).nexp, np.finfo(x.dtype).nmant)
+
+
+#: Formulas in place of functions of jnp.
+FORMULAS: Mapping[str, Callable[..., Any]] = {}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from rulec.compiler.ir import Result
 from rulec.language.expr.node import Op
+from rulec.language.expr.ops import FUNCTIONS as ELEMENTWISE
 
 from ..common.array_print import BITS_IMPORTS, Dialect
 from ..common.functional import PureFunction
+from .words import FORMULAS
 
 _WORDS = ("cbrt", "exp", "greatest", "least", "sigmoid", "sign", "total")
 
@@ -16,13 +18,13 @@ DIALECT = Dialect(
     parameters=(),
     imports=("import mlx.core as mx",),
     functions={"power": "from mlx.core import power"}
-    | {name: f"from rulec_backends.mlx.words import {name}" for name in _WORDS}
+    | {name: f"from rulec_backends.mlx.words import {name}" for name in (*_WORDS, *FORMULAS)}
     | BITS_IMPORTS,
     cast="{}.astype(mx.{})",
     number="mx.array({}, mx.{})",
     copy="{}",
     writes=False,
-    others={Op.EXP: "exp", Op.SIGN: "sign"},
+    others={op: op.symbol for op in ELEMENTWISE if op.symbol in (*_WORDS, *FORMULAS)},
     lacks=(Op.ERF, Op.SIN, Op.COS),  # mx.erf has three digits, and the others seven where they work in vectors
 )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 
@@ -65,3 +66,6 @@ def _reduced(function: str, nothing: float, x: Any, axes: Any = None) -> Any:
 total = functools.partial(_reduced, "sum", 0.0)
 least = functools.partial(_reduced, "min", math.inf)
 greatest = functools.partial(_reduced, "max", -math.inf)
+
+#: Formulas in place of functions that mx lacks, by the language's names.
+FORMULAS: Mapping[str, Callable[..., Any]] = {}

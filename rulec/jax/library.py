@@ -6,6 +6,7 @@ What a step asks of XLA: options for its compiled calls, traced and known values
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -77,8 +78,16 @@ def _cbrt(x: Any) -> Any:
 
 FUNCTIONS = JaxFunctions(jnp)
 
+words = importlib.import_module("rulec_backends.jax.words")
+
 _PLAIN = arithmetic(
-    FUNCTIONS, power=_power, cbrt=_cbrt, sign=jnp.sign, sigmoid=jax.nn.sigmoid, erf=jax.scipy.special.erf
+    FUNCTIONS,
+    power=_power,
+    cbrt=_cbrt,
+    sign=jnp.sign,
+    sigmoid=jax.nn.sigmoid,
+    erf=jax.scipy.special.erf,
+    **words.FORMULAS,
 )
 
 #: The operations, in the arrays' own dtype.

@@ -50,7 +50,7 @@ FUNCTIONS = MlxFunctions(mx)
 _PLAIN = arithmetic(
     FUNCTIONS, exp=words.exp, sigmoid=words.sigmoid, cbrt=words.cbrt,
     erf=_refused("erf, which MLX computes to three digits,"), sin=_refused("sin, which MLX computes to seven digits,"),
-    cos=_refused("cos, which MLX computes to seven digits,"),
+    cos=_refused("cos, which MLX computes to seven digits,"), **words.FORMULAS,
 )  # fmt: skip
 
 
