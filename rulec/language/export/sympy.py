@@ -8,6 +8,7 @@ This is the only module with sympy, imported when it is needed: no kernel depend
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from numbers import Real
@@ -43,8 +44,8 @@ def sympy_module() -> Any:
 
 
 def sympy_function(sp: Any, name: str) -> Any:
-    """sympy's function of a name."""
-    return getattr(sp, name)
+    """sympy's function of a name, of its own or among those of C's library that it knows."""
+    return getattr(sp, name, None) or getattr(importlib.import_module("sympy.codegen.cfunctions"), name)
 
 
 class ToSympy:
