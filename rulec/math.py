@@ -21,7 +21,7 @@ from rulec.language.tracing.value import Value, as_traced, current, operation, r
 
 __all__ = [
     "abs", "atan", "atan2", "axis", "block", "cbrt", "cholesky", "clip", "concat", "cond", "cos", "count_nonzero",
-    "diag", "dim", "eigh", "erf", "exp", "eye", "floor", "inverse_root", "isfinite", "log", "logical_and",
+    "diag", "dim", "eigh", "erf", "exp", "eye", "floor", "inverse_root", "isfinite", "log", "log1p", "logical_and",
     "logical_not", "logical_or", "matmul", "max", "maximum", "mean", "median", "min", "minimum", "newton_schulz",
     "norm", "normal", "qr", "rms", "round", "rsqrt", "sigmoid", "sign", "sin", "singular_vectors", "softmax",
     "softplus", "solve", "sqrt", "std", "sum", "tanh", "topk", "transpose", "tril", "triu", "uniform", "variance",
@@ -114,6 +114,11 @@ def exp(x: Any) -> Any:
 def log(x: Any) -> Any:
     """Natural logarithm, elementwise; NaN below zero."""
     return _apply(Op.LOG, x)
+
+
+def log1p(x: Any) -> Any:
+    """log(1 + x), elementwise, to the last digits for small `x` too; NaN below -1."""
+    return _apply(Op.LOG1P, x)
 
 
 def tanh(x: Any) -> Any:

@@ -167,18 +167,39 @@ def _split(x: Real) -> tuple[Real, Real]:
 
 def log(x: Real) -> Real:
     """The natural logarithm: at most 1 ulp; -inf at zero, NaN below."""
-    table = _table(x)
     exponent, mantissa = _split(x)
     f = mantissa - 1.0
+    result = _log_of_parts(exponent, f, exponent * _table(x).ln2_low)
+    result = where(x.equals(0.0), -math.inf, result)
+    result = where(x.equals(math.inf), math.inf, result)
+    return where(x < 0.0, math.nan, where(x.is_nan(), x, result))
+
+
+def _log_of_parts(exponent: Real, f: Real, low: Real) -> Real:
+    """exponent*log(2) + log(1 + f) with sqrt(1/2) <= 1 + f < sqrt(2); `low` is exponent*ln2_low, and more."""
+    table = _table(f)
     s = f / (f + 2.0)
     square = s * s
     half_square = f * f * 0.5
     series = square * polynomial(square, table.log)
-    correction = fma(s, half_square + series, exponent * table.ln2_low)
-    result = fma(exponent, table.ln2_high, f - (half_square - correction))
-    result = where(x.equals(0.0), -math.inf, result)
-    result = where(x.equals(math.inf), math.inf, result)
-    return where(x < 0.0, math.nan, where(x.is_nan(), x, result))
+    correction = fma(s, half_square + series, low)
+    return fma(exponent, table.ln2_high, f - (half_square - correction))
+
+
+def log1p(x: Real) -> Real:
+    """log(1 + x): at most 1.1 ulp; -inf at -1, NaN below."""
+    # Between sqrt(1/2) - 1 and sqrt(2) - 1 the logarithm is that of 1 + x itself; elsewhere of 1 + x, rounded, and the
+    # part lost over it is the logarithm's rest.
+    near = (x > _ROOT_HALF - 1.0) & (x < 2.0 * _ROOT_HALF - 1.0)
+    total = x + 1.0
+    lost = where(abs(x) < 1.0, x - (total - 1.0), 1.0 - (total - x))
+    exponent, mantissa = _split(total)
+    exponent = where(near, 0.0, exponent)
+    rest = exponent * _table(x).ln2_low + where(near, 0.0, lost / total)
+    result = _log_of_parts(exponent, where(near, x, mantissa - 1.0), rest)
+    result = where(x.equals(-1.0), -math.inf, result)
+    result = where(x.equals(math.inf) | x.equals(0.0), x, result)
+    return where(x < -1.0, math.nan, where(x.is_nan(), x, result))
 
 
 def cbrt(x: Real) -> Real:

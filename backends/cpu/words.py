@@ -25,6 +25,7 @@ FUNCTIONS: dict[str, Callable[..., Real | Truth]] = {
     "magnitude": abs,
     "exp": cpu_math.exp,
     "log": cpu_math.log,
+    "log1p": cpu_math.log1p,
     "tanh": cpu_math.tanh,
     "sigmoid": cpu_math.sigmoid,
     "erf": cpu_math.erf,

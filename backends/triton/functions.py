@@ -54,6 +54,37 @@ def log(x):
     return tl.where(x < 0, float("nan"), tl.where(x == x, result, x))
 '''
 
+_LOG1P = '''\
+@triton.jit
+def log1p(x):
+    """log(1 + x) of a float32: near zero the logarithm's series of x itself, elsewhere what 1 + x lost is added."""
+    near = (x > -0.29289323) & (x < 0.41421354)
+    total = x + 1.0
+    lost = tl.where(tl.abs(x) < 1, x - (total - 1.0), 1.0 - (total - x))
+    bits = total.to(tl.int32, bitcast=True)
+    shift = (bits - 1060439283) >> 23
+    k = tl.where(near, 0.0, shift.to(tl.float32))
+    f = tl.where(near, x, (bits - (shift << 23)).to(tl.float32, bitcast=True) - 1.0)
+    rest = k * <ln2_low> + tl.where(near, 0.0, tl.div_rn(lost, total))
+    s = tl.div_rn(f, f + 2.0)
+    square = s * s
+    half = f * f * 0.5
+    result = k * <ln2_high> + (f - (half - (s * (half + square * <log square>) + rest)))
+    result = tl.where(x == -1, float("-inf"), tl.where((x == 0) | (x == float("inf")), x, result))
+    return tl.where(x < -1, float("nan"), tl.where(x == x, result, x))
+'''
+
+_LOG1P_64 = '''\
+@triton.jit
+def log1p_64(x):
+    """log(1 + x) of a float64: the logarithm of 1 + x, rounded, and what was lost, over it."""
+    total = x + 1.0
+    lost = tl.where(tl.abs(x) < 1, x - (total - 1.0), 1.0 - (total - x))
+    result = tl.log(total) + lost / total
+    result = tl.where((total == 0) | (total == float("inf")), tl.log(total), result)
+    return tl.where(total == 1, x, result)
+'''
+
 _ERF = '''\
 @triton.jit
 def erf(x):
@@ -275,9 +306,10 @@ def _filled(source: str) -> str:
 FUNCTIONS: Mapping[str, str] = {
     name: _filled(source)
     for name, source in {
-        "power_of_two": _POWER_OF_TWO, "exp": _EXP, "log": _LOG, "erf": _ERF, "sigmoid": _SIGMOID, "tanh": _TANH,
-        "floor": _FLOOR, "cbrt": _CBRT, "sigmoid_64": _SIGMOID_64, "tanh_64": _TANH_64, "cbrt_64": _CBRT_64,
-        "remainder": _REMAINDER, "power_of_any": _POWER_OF_ANY, "power": _POWER_32, "exact_product": _EXACT_PRODUCT,
+        "power_of_two": _POWER_OF_TWO, "exp": _EXP, "log": _LOG, "log1p": _LOG1P, "log1p_64": _LOG1P_64, "erf": _ERF,
+        "sigmoid": _SIGMOID, "tanh": _TANH, "floor": _FLOOR, "cbrt": _CBRT, "sigmoid_64": _SIGMOID_64,
+        "tanh_64": _TANH_64, "cbrt_64": _CBRT_64, "remainder": _REMAINDER, "power_of_any": _POWER_OF_ANY,
+        "power": _POWER_32, "exact_product": _EXACT_PRODUCT,
         "log_in_two": _LOG_IN_TWO.replace("<series>", _series()), "power_64": _POWER_64,
     }.items()
 }  # fmt: skip

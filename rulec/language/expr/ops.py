@@ -73,6 +73,7 @@ class Op(Enum):
     SIGN = ("sign", Kind.FUNCTION)
     EXP = ("exp", Kind.FUNCTION)
     LOG = ("log", Kind.FUNCTION)
+    LOG1P = ("log1p", Kind.FUNCTION)
     TANH = ("tanh", Kind.FUNCTION)
     SIGMOID = ("sigmoid", Kind.FUNCTION)
     ERF = ("erf", Kind.FUNCTION)
@@ -286,6 +287,10 @@ def _logarithm(a: Bound) -> Bound:
     return (0.0 if a[0] >= 1 else -INFINITE), (0.0 if a[1] <= 1 else INFINITE)
 
 
+def _log1p(x: float) -> float:
+    return -INFINITE if x == -1 else math.log1p(x)
+
+
 def _floor(x: float) -> float:
     return x if math.isinf(x) else float(math.floor(x))
 
@@ -379,6 +384,12 @@ SPECS: Mapping[Op, OpSpec] = {
         array="log", digits="logarithm", sympy="log", latex=r"\log", word="log", error="function", rises=0.0,
         special=((0.0, -_INF), (-0.0, -_INF), (1.0, 0.0), (_INF, _INF), (-1.0, _NAN), (_NAN, _NAN)),
         bounds=_logarithm, regions={"f": "-", "1": "0", "+": "f1+"},
+    ),
+    Op.LOG1P: OpSpec(
+        array="log1p", digits=lambda mp, x: mp.log1p(x) if x > -1 else -mp.inf if x == -1 else mp.nan, sympy="log1p",
+        word="log1p", error="function", rises=-1.0,
+        special=((0.0, 0.0), (-0.0, -0.0), (-1.0, -_INF), (_INF, _INF), (-2.0, _NAN), (-_INF, _NAN), (_NAN, _NAN)),
+        bounds=_each_end(_log1p, -1.0), regions={"0": "0", "f": "f", "1": "f", "+": "f1+"},
     ),
     Op.TANH: OpSpec(
         array="tanh", digits="tanh", sympy="tanh", latex=r"\tanh", error="function", rises=-_INF, bounds=_signed,
