@@ -21,11 +21,11 @@ from rulec.language.tracing.value import Value, as_traced, current, operation, r
 
 __all__ = [
     "abs", "atan", "atan2", "axis", "block", "cbrt", "cholesky", "clip", "concat", "cond", "cos", "count_nonzero",
-    "diag", "dim", "eigh", "erf", "exp", "eye", "floor", "inverse_root", "isfinite", "log", "log1p", "logical_and",
-    "logical_not", "logical_or", "matmul", "max", "maximum", "mean", "median", "min", "minimum", "newton_schulz",
-    "norm", "normal", "qr", "rms", "round", "rsqrt", "sigmoid", "sign", "sin", "singular_vectors", "softmax",
-    "softplus", "solve", "sqrt", "std", "sum", "tanh", "topk", "transpose", "tril", "triu", "uniform", "variance",
-    "where",
+    "diag", "dim", "eigh", "erf", "exp", "expm1", "eye", "floor", "inverse_root", "isfinite", "log", "log1p",
+    "logical_and", "logical_not", "logical_or", "matmul", "max", "maximum", "mean", "median", "min", "minimum",
+    "newton_schulz", "norm", "normal", "qr", "rms", "round", "rsqrt", "sigmoid", "sign", "sin", "singular_vectors",
+    "softmax", "softplus", "solve", "sqrt", "std", "sum", "tanh", "topk", "transpose", "tril", "triu", "uniform",
+    "variance", "where",
 ]  # fmt: skip
 
 #: The axes of an array that a reduction to each level removes; a vector is one row.
@@ -119,6 +119,11 @@ def log(x: Any) -> Any:
 def log1p(x: Any) -> Any:
     """log(1 + x), elementwise, to the last digits for small `x` too; NaN below -1."""
     return _apply(Op.LOG1P, x)
+
+
+def expm1(x: Any) -> Any:
+    """exp(x) - 1, elementwise, to the last digits for small `x` too."""
+    return _apply(Op.EXPM1, x)
 
 
 def tanh(x: Any) -> Any:

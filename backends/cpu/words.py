@@ -24,6 +24,7 @@ FUNCTIONS: dict[str, Callable[..., Real | Truth]] = {
     "cbrt": cpu_math.cbrt,
     "magnitude": abs,
     "exp": cpu_math.exp,
+    "expm1": cpu_math.expm1,
     "log": cpu_math.log,
     "log1p": cpu_math.log1p,
     "tanh": cpu_math.tanh,

@@ -1,13 +1,14 @@
 """Functions that C's library lacks, as text for C99 and CUDA C alike, for float and double.
 
-All other functions in a printed source are of C99's math.h: sqrt, cbrt, exp, log, log1p, pow, tanh, erf, sin, cos,
-floor, fabs, fmod and copysign, with an `f` behind the name for float. Their greatest errors, in ulps: of glibc's on
-x86-64 as tests/backends/test_c_words.py measures them, over numbers of every size; of CUDA's as its programming guide
+All other functions in a printed source are of C99's math.h: sqrt, cbrt, exp, expm1, log, log1p, pow, tanh, erf, sin,
+cos, floor, fabs, fmod and copysign, with an `f` behind the name for float. Their greatest errors, in ulps: of glibc's
+on x86-64 as tests/backends/test_c_words.py measures them, over numbers of every size; of CUDA's as its programming guide
 says.
 
               glibc              CUDA, without fast-math options
               float    double    float    double
     exp       1        1         1        1
+    expm1     1        1         1        1
     log       1        1         1        1
     log1p     1        1         1        1
     pow       1        1         4        2
@@ -270,22 +271,7 @@ WORDS: Mapping[str, str] = {
 #: Functions of math.h that a printed source calls, in both types.
 LIBRARY = frozenset(
     f"{name}{suffix}"
-    for name in (
-        "sqrt",
-        "cbrt",
-        "exp",
-        "log",
-        "log1p",
-        "pow",
-        "tanh",
-        "erf",
-        "sin",
-        "cos",
-        "floor",
-        "fabs",
-        "fmod",
-        "copysign",
-    )
+    for name in "sqrt cbrt exp expm1 log log1p pow tanh erf sin cos floor fabs fmod copysign".split()
     for suffix in ("", "f")
 )
 

@@ -36,6 +36,28 @@ def exp(x):
     return (grown + 1.0) * power_of_two(half) * power_of_two(n - half)
 '''
 
+_EXPM1 = '''\
+@triton.jit
+def expm1(x):
+    """exp(x) - 1 of a float32, by half of it: 2**n alone may be beyond the largest number."""
+    inside = tl.where(x < -50.0, -50.0, tl.where(x > 89.0, 89.0, x))
+    n = tl.floor(inside * 1.4426950408889634 + 0.5)
+    rest = (inside - n * <ln2_high>) - n * <ln2_low>
+    half = power_of_two(n.to(tl.int32) - 1)
+    grown = (rest + rest * rest * <exp rest>) * half + (half - 0.5)
+    return tl.where(tl.abs(x) < 2.9802322387695312e-08, x, grown + grown)
+'''
+
+_EXPM1_64 = '''\
+@triton.jit
+def expm1_64(x):
+    """exp(x) - 1 of a float64 by Kahan's formula."""
+    power = tl.exp(x)
+    grown = (power - 1) * x / tl.log(power)
+    grown = tl.where(x > 40, power, tl.where(x < -40, -1.0, grown))
+    return tl.where(power == 1, x, grown)
+'''
+
 _LOG = '''\
 @triton.jit
 def log(x):
@@ -306,10 +328,10 @@ def _filled(source: str) -> str:
 FUNCTIONS: Mapping[str, str] = {
     name: _filled(source)
     for name, source in {
-        "power_of_two": _POWER_OF_TWO, "exp": _EXP, "log": _LOG, "log1p": _LOG1P, "log1p_64": _LOG1P_64, "erf": _ERF,
-        "sigmoid": _SIGMOID, "tanh": _TANH, "floor": _FLOOR, "cbrt": _CBRT, "sigmoid_64": _SIGMOID_64,
-        "tanh_64": _TANH_64, "cbrt_64": _CBRT_64, "remainder": _REMAINDER, "power_of_any": _POWER_OF_ANY,
-        "power": _POWER_32, "exact_product": _EXACT_PRODUCT,
+        "power_of_two": _POWER_OF_TWO, "exp": _EXP, "expm1": _EXPM1, "expm1_64": _EXPM1_64, "log": _LOG,
+        "log1p": _LOG1P, "log1p_64": _LOG1P_64, "erf": _ERF, "sigmoid": _SIGMOID, "tanh": _TANH, "floor": _FLOOR,
+        "cbrt": _CBRT, "sigmoid_64": _SIGMOID_64, "tanh_64": _TANH_64, "cbrt_64": _CBRT_64, "remainder": _REMAINDER,
+        "power_of_any": _POWER_OF_ANY, "power": _POWER_32, "exact_product": _EXACT_PRODUCT,
         "log_in_two": _LOG_IN_TWO.replace("<series>", _series()), "power_64": _POWER_64,
     }.items()
 }  # fmt: skip

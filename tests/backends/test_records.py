@@ -22,7 +22,7 @@ Array = np.ndarray[Any, Any]
 #: Functions with a stated error and special values.
 STATED = [op for op, spec in SPECS.items() if op.kind is Kind.FUNCTION and spec.special and op is not Op.ISFINITE]
 #: Those that every backend has, in a rule that takes little time to compile: functions beside x, y -> what they are.
-ADDED = ("log1p",)
+ADDED = ("log1p", "expm1")
 
 
 def rule_of(name: str) -> rulec.Rule:

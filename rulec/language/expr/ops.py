@@ -74,6 +74,7 @@ class Op(Enum):
     EXP = ("exp", Kind.FUNCTION)
     LOG = ("log", Kind.FUNCTION)
     LOG1P = ("log1p", Kind.FUNCTION)
+    EXPM1 = ("expm1", Kind.FUNCTION)
     TANH = ("tanh", Kind.FUNCTION)
     SIGMOID = ("sigmoid", Kind.FUNCTION)
     ERF = ("erf", Kind.FUNCTION)
@@ -291,6 +292,10 @@ def _log1p(x: float) -> float:
     return -INFINITE if x == -1 else math.log1p(x)
 
 
+def _expm1(x: float) -> float:
+    return math.expm1(x) if x < 700 else INFINITE
+
+
 def _floor(x: float) -> float:
     return x if math.isinf(x) else float(math.floor(x))
 
@@ -390,6 +395,12 @@ SPECS: Mapping[Op, OpSpec] = {
         word="log1p", error="function", rises=-1.0,
         special=((0.0, 0.0), (-0.0, -0.0), (-1.0, -_INF), (_INF, _INF), (-2.0, _NAN), (-_INF, _NAN), (_NAN, _NAN)),
         bounds=_each_end(_log1p, -1.0), regions={"0": "0", "f": "f", "1": "f", "+": "f1+"},
+    ),
+    Op.EXPM1: OpSpec(
+        array="expm1", digits=lambda mp, x: mp.inf if x > 1e9 else mp.mpf(-1) if x < -1e9 else mp.expm1(x),
+        sympy="expm1", word="expm1", error="function", grows=True,
+        special=((0.0, 0.0), (-0.0, -0.0), (_INF, _INF), (-_INF, -1.0), (_NAN, _NAN)), rises=-_INF,
+        bounds=_each_end(_expm1), regions={"-": "-", "0": "0", "f": "f1+", "1": "+", "+": "+"},
     ),
     Op.TANH: OpSpec(
         array="tanh", digits="tanh", sympy="tanh", latex=r"\tanh", error="function", rises=-_INF, bounds=_signed,
