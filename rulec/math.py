@@ -21,7 +21,7 @@ from rulec.language.tracing.value import Value, as_traced, current, operation, r
 
 __all__ = [
     "abs", "atan", "atan2", "axis", "block", "cbrt", "cholesky", "clip", "concat", "cond", "cos", "count_nonzero",
-    "diag", "dim", "eigh", "erf", "exp", "expm1", "eye", "floor", "inverse_root", "isfinite", "log", "log1p",
+    "diag", "dim", "eigh", "erf", "exp", "expm1", "eye", "floor", "hypot", "inverse_root", "isfinite", "log", "log1p",
     "logical_and", "logical_not", "logical_or", "matmul", "max", "maximum", "mean", "median", "min", "minimum",
     "newton_schulz", "norm", "normal", "qr", "rms", "round", "rsqrt", "sigmoid", "sign", "sin", "singular_vectors",
     "softmax", "softplus", "solve", "sqrt", "std", "sum", "tanh", "topk", "transpose", "tril", "triu", "uniform",
@@ -154,6 +154,11 @@ def cos(x: Any) -> Any:
 def atan2(y: Any, x: Any) -> Any:
     """The angle from -pi to pi of the point (x, y), elementwise; 0 at the origin."""
     return _apply(Op.ATAN2, y, x)
+
+
+def hypot(a: Any, b: Any) -> Any:
+    """sqrt(a*a + b*b), elementwise, without overflow and underflow; infinite where either is, even beside NaN."""
+    return _apply(Op.HYPOT, a, b)
 
 
 def atan(x: Any) -> Any:

@@ -158,6 +158,15 @@ def rsqrt(x: Real) -> Real:
     return 1.0 / sqrt(x)
 
 
+def hypot(a: Real, b: Real) -> Real:
+    """sqrt(a*a + b*b): at most 2 ulp, without overflow and underflow; infinite where either is, even beside NaN."""
+    a, b = abs(a), abs(b)
+    small, large = minimum(a, b), maximum(a, b)
+    ratio = where(large > 0.0, small / large, 0.0)
+    result = large * sqrt(fma(ratio, ratio, 1.0))
+    return where(a.equals(math.inf) | b.equals(math.inf), math.inf, result)
+
+
 def _normal(x: Real) -> tuple[Real, Truth]:
     """A positive `x`, multiplied by 2**lift where it is subnormal, and whether it was."""
     form = x.unit.form

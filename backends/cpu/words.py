@@ -25,6 +25,7 @@ FUNCTIONS: dict[str, Callable[..., Real | Truth]] = {
     "magnitude": abs,
     "exp": cpu_math.exp,
     "expm1": cpu_math.expm1,
+    "hypot": cpu_math.hypot,
     "log": cpu_math.log,
     "log1p": cpu_math.log1p,
     "tanh": cpu_math.tanh,

@@ -1,9 +1,8 @@
 """Functions that C's library lacks, as text for C99 and CUDA C alike, for float and double.
 
-All other functions in a printed source are of C99's math.h: sqrt, cbrt, exp, expm1, log, log1p, pow, tanh, erf, sin,
-cos, floor, fabs, fmod and copysign, with an `f` behind the name for float. Their greatest errors, in ulps: of glibc's
-on x86-64 as tests/backends/test_c_words.py measures them, over numbers of every size; of CUDA's as its programming guide
-says.
+All other functions in a printed source are of C99's math.h, in `LIBRARY`, with an `f` behind the name for float. Their
+greatest errors, in ulps: of glibc's on x86-64 as tests/backends/test_c_words.py measures them, over numbers of every
+size; of CUDA's as its programming guide says.
 
               glibc              CUDA, without fast-math options
               float    double    float    double
@@ -11,13 +10,14 @@ says.
     expm1     1        1         1        1
     log       1        1         1        1
     log1p     1        1         1        1
+    hypot     1        1         3        2
     pow       1        1         4        2
     cbrt      1        4         1        1
     erf       1        1         2        2
     tanh      2.2      2.2       2        2
     sin, cos  1        1         2        2
 
-The other seven are exact or correctly rounded in both. No formula here depends on a fused multiply-add: sources are
+The others are exact or correctly rounded in both. No formula here depends on a fused multiply-add: sources are
 compiled without contraction, and C and CUDA C give the same bits for + - * / and the square root.
 """
 
@@ -268,12 +268,10 @@ WORDS: Mapping[str, str] = {
     **NOISE_WORDS,
 }
 
+_MATH_H = "sqrt cbrt hypot exp expm1 log log1p pow tanh erf sin cos floor fabs fmod copysign"
+
 #: Functions of math.h that a printed source calls, in both types.
-LIBRARY = frozenset(
-    f"{name}{suffix}"
-    for name in "sqrt cbrt exp expm1 log log1p pow tanh erf sin cos floor fabs fmod copysign".split()
-    for suffix in ("", "f")
-)
+LIBRARY = frozenset(f"{name}{suffix}" for name in _MATH_H.split() for suffix in ("", "f"))
 
 _KEYWORDS = """
     int8_t int16_t int32_t int64_t uint8_t uint16_t uint32_t uint64_t size_t ptrdiff_t intptr_t uintptr_t

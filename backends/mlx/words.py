@@ -67,5 +67,17 @@ total = functools.partial(_reduced, "sum", 0.0)
 least = functools.partial(_reduced, "min", math.inf)
 greatest = functools.partial(_reduced, "max", -math.inf)
 
+
+def hypot(a: Any, b: Any) -> Any:
+    """sqrt(a*a + b*b) without overflow and underflow; infinite where either is, even beside NaN."""
+    import mlx.core as mx
+
+    a, b = mx.abs(a), mx.abs(b)
+    large, small = mx.maximum(a, b), mx.minimum(a, b)
+    ratio = mx.where(large > 0, small / large, mx.zeros_like(large))
+    result = large * mx.sqrt(ratio * ratio + 1.0)
+    return mx.where((a == math.inf) | (b == math.inf), mx.full(result.shape, math.inf, result.dtype), result)
+
+
 #: Formulas in place of functions that mx lacks, by the language's names.
-FORMULAS: Mapping[str, Callable[..., Any]] = {}
+FORMULAS: Mapping[str, Callable[..., Any]] = {"hypot": hypot}

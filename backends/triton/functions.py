@@ -107,6 +107,18 @@ def log1p_64(x):
     return tl.where(total == 1, x, result)
 '''
 
+_HYPOT = '''\
+@triton.jit
+def hypot(a, b):
+    """sqrt(a*a + b*b) of float32 numbers, without overflow and underflow."""
+    a, b = tl.abs(a), tl.abs(b)
+    large, small = tl.where(a > b, a, b), tl.where(a > b, b, a)
+    ratio = tl.where(large > 0, tl.div_rn(small, large), 0.0)
+    result = large * tl.sqrt_rn(ratio * ratio + 1.0)
+    result = tl.where((a == a) & (b == b), result, a + b)
+    return tl.where((a == float("inf")) | (b == float("inf")), float("inf"), result)
+'''
+
 _ERF = '''\
 @triton.jit
 def erf(x):
@@ -306,6 +318,13 @@ def power_64(x, y):
 '''
 
 
+#: In float64, Triton's own quotient and root are IEEE's.
+_HYPOT_64 = (
+    _HYPOT.replace("hypot(", "hypot_64(").replace("float32", "float64")
+    .replace("tl.div_rn(small, large)", "small / large").replace("tl.sqrt_rn", "tl.sqrt")
+)  # fmt: skip
+
+
 def _series() -> str:
     """The coefficients of 2*atanh(s)/s**3 from s**2 on, by Horner's scheme: the rest is below 2**-66."""
     return polynomial("square", [repr(2 / odd) for odd in range(5, 28, 2)])
@@ -329,9 +348,10 @@ FUNCTIONS: Mapping[str, str] = {
     name: _filled(source)
     for name, source in {
         "power_of_two": _POWER_OF_TWO, "exp": _EXP, "expm1": _EXPM1, "expm1_64": _EXPM1_64, "log": _LOG,
-        "log1p": _LOG1P, "log1p_64": _LOG1P_64, "erf": _ERF, "sigmoid": _SIGMOID, "tanh": _TANH, "floor": _FLOOR,
-        "cbrt": _CBRT, "sigmoid_64": _SIGMOID_64, "tanh_64": _TANH_64, "cbrt_64": _CBRT_64, "remainder": _REMAINDER,
-        "power_of_any": _POWER_OF_ANY, "power": _POWER_32, "exact_product": _EXACT_PRODUCT,
+        "log1p": _LOG1P, "log1p_64": _LOG1P_64, "hypot": _HYPOT, "hypot_64": _HYPOT_64, "erf": _ERF,
+        "sigmoid": _SIGMOID, "tanh": _TANH, "floor": _FLOOR, "cbrt": _CBRT, "sigmoid_64": _SIGMOID_64,
+        "tanh_64": _TANH_64, "cbrt_64": _CBRT_64, "remainder": _REMAINDER, "power_of_any": _POWER_OF_ANY,
+        "power": _POWER_32, "exact_product": _EXACT_PRODUCT,
         "log_in_two": _LOG_IN_TWO.replace("<series>", _series()), "power_64": _POWER_64,
     }.items()
 }  # fmt: skip

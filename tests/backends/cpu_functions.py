@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from rulec_backends.cpu import machine as cpu_machine
+from rulec_backends.cpu.words import FUNCTIONS
 
 Array = np.ndarray[Any, Any]
 
@@ -62,5 +64,5 @@ def function(
 
 def elementary(name: str, dtype: str) -> Callable[..., Array]:
     """A word of one or two numbers as a function of arrays."""
-    inputs = 2 if name in ("power", "minimum", "maximum", "remainder") else 1
+    inputs = len(inspect.signature(FUNCTIONS[name]).parameters)
     return function(f"{name}({', '.join(f'x{i}' for i in range(inputs))})", (name,), dtype, inputs=inputs)

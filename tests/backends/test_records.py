@@ -22,7 +22,7 @@ Array = np.ndarray[Any, Any]
 #: Functions with a stated error and special values.
 STATED = [op for op, spec in SPECS.items() if op.kind is Kind.FUNCTION and spec.special and op is not Op.ISFINITE]
 #: Those that every backend has, in a rule that takes little time to compile: functions beside x, y -> what they are.
-ADDED = ("log1p", "expm1")
+ADDED = ("log1p", "expm1", "hypot")
 
 
 def rule_of(name: str) -> rulec.Rule:
@@ -53,6 +53,7 @@ def by_jax(name: str, *arrays: Array) -> Array:
 
 def by_mlx(name: str, *arrays: Array) -> Array:
     import mlx.core as mx
+
     from rulec_backends.mlx import words
 
     with mx.stream(mx.cpu):

@@ -81,6 +81,7 @@ class Op(Enum):
     SIN = ("sin", Kind.FUNCTION)  # lowered to other operations but for values known before a step, as COS
     COS = ("cos", Kind.FUNCTION)
     ATAN2 = ("atan2", Kind.FUNCTION)  # args: y, x; lowered to other operations
+    HYPOT = ("hypot", Kind.FUNCTION)
     FLOOR = ("floor", Kind.FUNCTION)
     ISFINITE = ("isfinite", Kind.FUNCTION)
     MINIMUM = ("minimum", Kind.FUNCTION)
@@ -239,6 +240,11 @@ def _away(x: Any, count: Any) -> Any:
 def _coarse(x: Any, count: Any) -> Any:
     cleared = _bits(_away(x, count)) & np.int32(-0x10000)
     return np.where(np.isfinite(x), cleared.view(np.float32), np.asarray(x, np.float32))
+
+
+def _distance(mp: Any, a: Any, b: Any) -> Any:
+    """The distance of a point from the origin: infinite beside an infinite coordinate, whatever the other one is."""
+    return mp.inf if mp.isinf(a) or mp.isinf(b) else mp.nan if mp.isnan(a) or mp.isnan(b) else mp.hypot(a, b)
 
 
 # Bounds of results
@@ -442,6 +448,14 @@ SPECS: Mapping[Op, OpSpec] = {
         "maximum", digits=lambda mp, a, b: a + b if mp.isnan(a) or mp.isnan(b) else max(a, b), sympy="Max",
         latex=r"\max", word="max", error="exact", special=((_NAN, 1.0, _NAN), (1.0, _NAN, _NAN)),
         bounds=lambda a, b: (max(a[0], b[0]), max(a[1], b[1])), degree=_ONE,
+    ),
+    Op.HYPOT: _infix(
+        "hypot", digits=_distance, sympy="hypot", word="hypot", error="function", grows=True, of_sizes=True,
+        special=(
+            (0.0, -0.0, 0.0), (-0.0, -0.0, 0.0), (-3.0, 4.0, 5.0), (_INF, _NAN, _INF), (_NAN, -_INF, _INF),
+            (-_INF, 1.0, _INF), (_NAN, 1.0, _NAN),
+        ),
+        bounds=lambda a, b: (math.hypot(size(a)[0], size(b)[0]), math.hypot(size(a)[1], size(b)[1])), degree=_ONE,
     ),
     # Lowered to other operations.
     Op.ATAN2: OpSpec(
