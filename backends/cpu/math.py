@@ -207,7 +207,7 @@ def _log_of_parts(exponent: Real, f: Real, low: Real) -> Real:
 
 
 def log1p(x: Real) -> Real:
-    """log(1 + x): at most 1.1 ulp; -inf at -1, NaN below."""
+    """log(1 + x): at most 1 ulp; -inf at -1, NaN below."""
     # Between sqrt(1/2) - 1 and sqrt(2) - 1 the logarithm is that of 1 + x itself; elsewhere of 1 + x, rounded, and the
     # part lost over it is the logarithm's rest.
     near = (x > _ROOT_HALF - 1.0) & (x < 2.0 * _ROOT_HALF - 1.0)

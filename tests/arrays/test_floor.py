@@ -19,6 +19,7 @@ from rulec.array_api.numpy import NUMPY_MATRIX, NumpyLibrary
 from rulec.errors import InternalError, RuleError
 from rulec.language.expr.arithmetic import NUMPY
 from rulec.language.expr.node import Kind, Op
+from rulec.language.expr.ops import SPECS
 
 Array = np.ndarray[Any, Any]
 
@@ -61,8 +62,7 @@ def operands(op: Op, dtype: str) -> list[Array]:
         x, y = np.array([*itertools.product(EDGES, EDGES)], dtype).T
     if op is Op.WHERE:
         return [x > 0, x, y]
-    single = op in (Op.NEG, Op.NOT) or (op.kind is Kind.FUNCTION and op not in (Op.MINIMUM, Op.MAXIMUM))
-    return [x] if single else [x, y]
+    return [x, y][: SPECS[op].arity]
 
 
 def test_every_operation_and_matrix_function_is_there() -> None:

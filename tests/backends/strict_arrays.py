@@ -128,7 +128,7 @@ def max(x: Array, *, axis: int | None = None, keepdims: bool = False) -> Array:
 
 
 sqrt, abs, sign, exp, log, tanh, floor = map(wrapped, (np.sqrt, np.abs, np.sign, np.exp, np.log, np.tanh, np.floor))
-sin, cos = map(wrapped, (np.sin, np.cos))
+sin, cos, log1p, expm1, hypot = map(wrapped, (np.sin, np.cos, np.log1p, np.expm1, np.hypot))
 isfinite, minimum, maximum, where = map(wrapped, (np.isfinite, np.minimum, np.maximum, np.where))
 remainder, ones_like = map(wrapped, (np.remainder, np.ones_like))
 

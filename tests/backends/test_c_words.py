@@ -115,20 +115,22 @@ def test_powers_of_special_values_are_those_of_c(dtype: str) -> None:
 #: The greatest error that c_words says of the C library, and of the words made of its functions.
 STATED = {
     "exp": (1, 1), "log": (1, 1), "tanh": (2.2, 2.2), "cbrt": (1, 4), "erf": (1, 1), "pow": (1, 1),
-    "sin": (1, 1), "cos": (1, 1), "sigmoid": (2.5, 2.5), "root": (0.5, 0.5), "inverse_square": (2.5, 2.5),
+    "sin": (1, 1), "cos": (1, 1), "log1p": (1, 1), "expm1": (1, 1), "hypot": (1, 1),
+    "sigmoid": (2.5, 2.5), "root": (0.5, 0.5), "inverse_square": (2.5, 2.5),
 }  # fmt: skip
 
 WIDE: dict[str, Callable[..., Any]] = {
     "exp": np.exp, "log": np.log, "tanh": np.tanh, "cbrt": np.cbrt, "erf": np.vectorize(math.erf, otypes=[float]),
     "sigmoid": lambda x: np.where(x < 0, np.exp(-np.abs(x)), 1) / (1 + np.exp(-np.abs(x))),
     "root": lambda x: np.power(x, np.full_like(x, 0.5)), "inverse_square": lambda x: x**-2.0, "sin": np.sin,
-    "cos": np.cos,
+    "cos": np.cos, "log1p": np.log1p, "expm1": np.expm1,
 }  # fmt: skip
 
 EXACT: dict[str, Callable[..., Any]] = {
     "exp": mpmath.exp, "log": mpmath.log, "tanh": mpmath.tanh, "cbrt": lambda x: mpmath.sign(x) * mpmath.cbrt(abs(x)),
     "sigmoid": lambda x: 1 / (1 + mpmath.exp(-x)), "erf": mpmath.erf, "root": mpmath.sqrt,
     "inverse_square": lambda x: 1 / x**2, "sin": mpmath.sin, "cos": mpmath.cos,
+    "log1p": mpmath.log1p, "expm1": mpmath.expm1,
 }  # fmt: skip
 
 
@@ -150,8 +152,32 @@ def test_single_precision(name: str) -> None:
 def test_double_precision(name: str) -> None:
     ordinary = np.random.default_rng(1).standard_normal(1000) * np.exp(np.linspace(-30, 6, 1000))
     x = np.concatenate([ordinary, every_size("float64", 500)])
-    x = x[np.isfinite(x) & (x != 0) & ((x > 0) | (name not in ("log", "root")))]
+    x = x[np.isfinite(x) & (x != 0) & ((x > 0) | (name not in ("log", "root"))) & ((x > -1) | (name != "log1p"))]
     assert greatest_error(elementary(name, "float64")(x), [x], EXACT[name]) <= STATED[name][1]
+
+
+@pytest.mark.skipif(not GLIBC, reason="the ulps of another C library are its own")
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_distances(dtype: str) -> None:
+    x = every_size(dtype, 400)
+    x = x[np.isfinite(x)]
+    y = np.roll(x, 7)
+    got = elementary("hypot", dtype, 2)(x, y)
+    with np.errstate(all="ignore"):
+        assert_same_class(got, np.hypot(x, y))
+    finite = np.isfinite(got)
+    worst = worst_of(got[finite], [x[finite], y[finite]], mpmath.hypot, dtype)
+    assert worst <= STATED["hypot"][dtype == "float64"]
+
+
+def worst_of(got: Array, operands: list[Array], exact: Callable[..., Any], dtype: str) -> float:
+    """The greatest error in ulps of `dtype`."""
+    with mpmath.workdps(40):
+        wanted = [exact(*map(mpmath.mpf, row)) for row in zip(*(x.tolist() for x in operands), strict=True)]
+        units = ulp(np.array([float(w) for w in wanted]), dtype)
+        return max(
+            float(abs(w - value) / unit) for w, value, unit in zip(wanted, got.tolist(), units.tolist(), strict=True)
+        )
 
 
 @pytest.mark.skipif(not GLIBC, reason="the ulps of another C library are its own")

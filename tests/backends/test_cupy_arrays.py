@@ -15,7 +15,8 @@ from rulec.array_api.numpy import NumpyLibrary
 from rulec.backend import registry
 from rulec.errors import StateMismatch, TensorError
 from rulec.language.expr.arithmetic import NUMPY
-from rulec.language.expr.node import Kind, Op
+from rulec.language.expr.node import Op
+from rulec.language.expr.ops import SPECS
 from rulec.testing.cases import SPECIAL
 from rulec_backends.cupy import CupyBackend
 from tests.backends import cuda_stand_in
@@ -266,8 +267,7 @@ def test_arithmetic_is_the_language_s(cupy: Any, dtype: str) -> None:
     x = np.array(SPECIAL, dtype)
     y = np.roll(x, 7)
     for op, function in ((op, function) for op, function in arithmetic().items() if op is not Op.CHANCE):
-        unary = op in (Op.NEG, Op.NOT) or (op.kind is Kind.FUNCTION and op not in (Op.WHERE, Op.MINIMUM, Op.MAXIMUM))
-        given = [x] if unary else [x != 0, x, y] if op is Op.WHERE else [x, y]
+        given = [x != 0, x, y] if op is Op.WHERE else [x, y][: SPECS[op].arity]
         with np.errstate(all="ignore"):
             found, wanted = function(*map(cupy.asarray, given)).get(), NUMPY[op](*given)
         assert found.dtype == wanted.dtype, op

@@ -7,7 +7,7 @@ import pytest
 from tests.backends.triton_process import in_a_process
 
 #: How many ulps each may be off, which is what the conformance suite allows all of them: 4, and less.
-BOUNDS = {"exp": 1.1, "log": 1.0, "erf": 1.5, "sigmoid": 2.6, "tanh": 2.8, "cbrt": 1.1}
+BOUNDS = {"exp": 1.1, "log": 1.0, "erf": 1.5, "sigmoid": 2.6, "tanh": 2.8, "cbrt": 1.1, "log1p": 1.0, "expm1": 1.5}
 
 MEASURE = """
 import json
@@ -17,10 +17,11 @@ import torch
 from rulec_backends.common.text import run_source
 from rulec_backends.triton.words import words_used
 
-NAMES = ("exp", "log", "erf", "sigmoid", "tanh", "cbrt")
+NAMES = ("exp", "log", "erf", "sigmoid", "tanh", "cbrt", "log1p", "expm1")
 COUNT = 1 << 16
 EXACT = {
     "exp": np.exp, "log": np.log, "erf": scipy.special.erf, "tanh": np.tanh, "cbrt": np.cbrt,
+    "log1p": np.log1p, "expm1": np.expm1,
     "sigmoid": lambda x: np.where(x < 0, np.exp(-np.abs(x)), 1) / (1 + np.exp(-np.abs(x))),
 }
 kernels = "".join(f'''

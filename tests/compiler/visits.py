@@ -31,11 +31,12 @@ _SQUARE = "({x} @ transpose({x}) + eye(rows))"
 #: Function of the language -> an expression of it, of the shape of `x`.
 USES: dict[str, str] = {
     **{f: f"{f}({{x}})" for f in (
-        "sqrt", "rsqrt", "cbrt", "abs", "sign", "exp", "log", "tanh", "sigmoid", "erf", "floor", "sin", "cos", "atan",
+        "sqrt", "rsqrt", "cbrt", "abs", "sign", "exp", "log", "log1p", "expm1", "tanh", "sigmoid", "erf", "floor",
+        "sin", "cos", "atan",
         "round", "softplus", "sum", "mean", "norm", "rms", "min", "max", "count_nonzero", "variance", "std", "softmax",
         "triu", "tril", "newton_schulz", "qr",
     )},
-    **{f: f"{f}({{x}}, 0.5*{{x}})" for f in ("minimum", "maximum", "atan2")},
+    **{f: f"{f}({{x}}, 0.5*{{x}})" for f in ("minimum", "maximum", "atan2", "hypot")},
     "isfinite": "where(isfinite({x}), {x}, 0)", "where": "where({x} > 0, {x}, -{x})",
     "clip": "clip({x}, -{x}, {x})", "median": "median({x}, 0.5, {x}*{x})", "dim": "({x}*dim(0))",
     "matmul": "matmul({x}, eye(cols))", "transpose": "transpose(transpose({x}))", "eye": "(eye(rows) @ {x})",

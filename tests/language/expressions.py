@@ -11,6 +11,8 @@ from rulec.language.expr.arithmetic import NUMPY, ConstantError, constant, numbe
 from rulec.language.expr.functions import FUNCTIONS, KINDS
 from rulec.language.expr.newton_schulz import SCHEDULES
 from rulec.language.expr.node import LEVELS, WAVES, Kind, Node, Op, const, name, node
+from rulec.language.expr.ops import FUNCTIONS as ELEMENTWISE
+from rulec.language.expr.ops import SPECS
 
 #: Names that the expressions may mention.
 NAMES = ("g", "p", "t", "m", "beta1", "adam.v", "rows")
@@ -18,9 +20,10 @@ NAMES = ("g", "p", "t", "m", "beta1", "adam.v", "rows")
 _BINARY = [op for op in Op if op.kind is Kind.ARITHMETIC and op is not Op.NEG] + [Op.MATMUL]
 _COMPARE = [op for op in Op if op.kind is Kind.COMPARE]
 _UNARY = [
-    Op.SQRT, Op.RSQRT, Op.CBRT, Op.ABS, Op.SIGN, Op.EXP, Op.LOG, Op.TANH, Op.SIGMOID, Op.ERF, Op.FLOOR, Op.ISFINITE,
-    *WAVES, Op.TRANSPOSE, Op.QR, Op.EIGH, Op.DIAG, Op.TRIU, Op.TRIL, Op.CHOLESKY,
+    *(op for op in ELEMENTWISE if SPECS[op].arity == 1), Op.TRANSPOSE, Op.QR, Op.EIGH, Op.DIAG, Op.TRIU, Op.TRIL,
+    Op.CHOLESKY,
 ]  # fmt: skip
+_OF_TWO = [op for op in ELEMENTWISE if SPECS[op].arity == 2]
 #: Functions of one number, in kernels too.
 _OF_ANY = [op for op in _UNARY if op.kind is Kind.FUNCTION and op not in WAVES]
 _REDUCE = [op for op in Op if op.kind is Kind.REDUCE]
@@ -62,7 +65,7 @@ def _larger(inner: st.SearchStrategy[Node]) -> st.SearchStrategy[Node]:
         st.builds(_built, st.just(Op.NOT), inner),
         inner.map(negated),
         st.builds(_built, st.sampled_from(_UNARY), inner),
-        st.builds(_built, st.sampled_from([Op.MINIMUM, Op.MAXIMUM, Op.ATAN2]), inner, inner),
+        st.builds(_built, st.sampled_from(_OF_TWO), inner, inner),
         st.builds(_built, st.just(Op.SINGULAR_VECTORS), inner, _counts),
         st.builds(FUNCTIONS["inverse_root"], inner, inner, eps=inner),
         st.builds(_built, st.just(Op.WHERE), inner, inner, inner),
@@ -95,7 +98,7 @@ def arithmetic(names: tuple[str, ...], leaves: int = 12) -> st.SearchStrategy[No
             st.builds(_built, st.just(Op.POW), inner, st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.0, -1.0, 4.0]).map(const)),
             st.builds(_built, st.sampled_from([Op.MOD, Op.FLOORDIV]), inner, ordinary),
             st.builds(_built, st.sampled_from(_OF_ANY), inner),
-            st.builds(_built, st.sampled_from([Op.MINIMUM, Op.MAXIMUM, Op.ATAN2]), inner, inner),
+            st.builds(_built, st.sampled_from(_OF_TWO), inner, inner),
             st.builds(_built, st.just(Op.WHERE), truth, inner, inner),
             st.builds(_built, st.sampled_from([Op.AND, Op.OR]), truth, truth),
             st.builds(_built, st.just(Op.NOT), truth),

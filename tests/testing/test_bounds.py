@@ -14,6 +14,7 @@ from rulec.compiler.reference import ReferenceOptimizer
 from rulec.compiler.scalars import ScalarTable
 from rulec.language.expr.arithmetic import NUMPY, mpmath_context, mpmath_table
 from rulec.language.expr.node import Kind, Op
+from rulec.language.expr.ops import SPECS
 from rulec.testing.bounds import Bounds, StageInputs, rounded_to
 from rulec.testing.cases import SPECIAL
 from rulec.testing.interval import Array, Range, Truth, apply, point, widen
@@ -25,7 +26,7 @@ SIMPLE = [op for op in FUNCTIONS if op not in (Op.ATAN2, Op.FLOORDIV, Op.RSQRT, 
 
 
 def arity(op: Op) -> int:
-    return 2 if op in (Op.ADD, Op.SUB, Op.MUL, Op.DIV, Op.POW, Op.MOD, Op.MINIMUM, Op.MAXIMUM) else 1
+    return SPECS[op].arity
 
 
 def samples(random: np.random.Generator, count: int) -> tuple[Range, Callable[[], Array]]:
