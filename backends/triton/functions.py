@@ -111,7 +111,7 @@ _HYPOT = '''\
 @triton.jit
 def hypot(a, b):
     """sqrt(a*a + b*b) of float32 numbers, without overflow and underflow."""
-    a, b = tl.abs(a), tl.abs(b)
+    a, b = tl.broadcast(tl.abs(a), tl.abs(b))
     large, small = tl.where(a > b, a, b), tl.where(a > b, b, a)
     ratio = tl.where(large > 0, tl.div_rn(small, large), 0.0)
     result = large * tl.sqrt_rn(ratio * ratio + 1.0)

@@ -36,7 +36,9 @@ OPTIONS = ["-cl-std=CL1.2", "-cl-fp32-correctly-rounded-divide-sqrt"]
 POLICY = Policy(spans=lambda: 1, chunk=4096, widest=1024, least_rows=16)
 
 #: Functions that are called with an `f` for float in C, and without in OpenCL.
-FUNCTIONS = ("sqrt", "cbrt", "exp", "log", "pow", "tanh", "erf", "floor", "fabs", "fmod", "copysign")
+FUNCTIONS = (
+    "sqrt", "cbrt", "hypot", "exp", "expm1", "log", "log1p", "pow", "tanh", "erf", "floor", "fabs", "fmod", "copysign",
+)  # fmt: skip
 
 #: OpenCL's own `sign` takes NaN for 0.
 PRELUDE = """\
