@@ -98,7 +98,7 @@ def worst(got: Array, operands: list[Array], name: str, dtype: str) -> float:
 
 @pytest.mark.parametrize("op", STATED, ids=lambda op: op.name)
 def test_special_values_are_those_of_the_record(op: Op) -> None:
-    """In NumPy's meaning, and in that of 50 digits, which has no sign of zero."""
+    """In NumPy's meaning and in 50 digits, where zeros have no sign."""
     for *operands, wanted in SPECS[op].special:
         with np.errstate(all="ignore"):
             value = float(NUMPY[op](*map(np.float64, operands)))

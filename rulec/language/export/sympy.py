@@ -44,7 +44,7 @@ def sympy_module() -> Any:
 
 
 def sympy_function(sp: Any, name: str) -> Any:
-    """sympy's function of a name, of its own or among those of C's library that it knows."""
+    """sympy's function of a name; those of C's library are in a module of their own."""
     return getattr(sp, name, None) or getattr(importlib.import_module("sympy.codegen.cfunctions"), name)
 
 

@@ -160,23 +160,24 @@ Meaning = Callable[..., Any]
 class OpSpec:
     """The record of an operation. An empty field says that the operation has nothing of the kind.
 
-    `arguments` are the names of its operands. `array` is NumPy's name of its function, and that of other array
-    libraries; `numpy` is the function itself where NumPy has none of that meaning. `digits` is a function of mpmath's
-    context and of numbers with 50 digits, or the name of a method of `rulec.language.expr.arithmetic.Digits`, or of
-    mpmath's function. `sympy` is the name of sympy's function, read both ways, or a function of the module sympy and
-    the operands, for one way; without it the operation is an undefined function there. `latex` is the name of the
-    function in papers, or a text around its operand. `word` stands for it in names of values.
-
-    `error` says how far a machine's result may be from the exact one: "exact" not at all, "nearest" to the nearest
-    number, "function" a few ulps, as `rulec.testing.Numerics` says. `special` has rows of operands with their result,
-    at zeros, infinities and NaN, as IEEE 754 and C99 have them. `grows` where finite operands may have a result beyond
-    every float64.
-
-    `rises` is the least number of the domain of a function that never decreases. `of_sizes` where it depends on the
-    sizes of its operands alone, and never decreases with them. `is_flat` where small changes of an operand change
-    nothing. `bounds` is the bound of the result from those of the operands, as in `rulec.analysis.bounds`; `regions`
-    the regions of the result by that of the operand, as in `rulec.analysis.regions`. `degree` is the power of a
-    positive factor of all operands in the result.
+    - `arguments`: the names of its operands.
+    - `array`: NumPy's name of its function, which other array libraries share. `numpy` is the function itself where
+      NumPy has no function of this meaning.
+    - `digits`: its meaning in 50 digits, a function of mpmath's context and the operands, or the name of a method of
+      `rulec.language.expr.arithmetic.Digits`, or of mpmath's function.
+    - `sympy`: the name of sympy's function, read both ways, or a function of the module sympy and the operands, for one
+      way. An operation without it is an undefined function there.
+    - `latex`: its name in papers, or a text around its operand. `word`: its name within names of values.
+    - `error`: how far a machine's result may be from the exact one. It is "exact", "nearest" for the nearest number,
+      or "function" for a few ulps, as `rulec.testing.Numerics` says.
+    - `special`: rows of operands with their result, at zeros, infinities and NaN, by IEEE 754 and C99.
+    - `grows`: finite operands may have a result beyond every float64.
+    - `rises`: it never decreases; the number is the least of its domain.
+    - `of_sizes`: the sizes of its operands alone decide, and it never decreases with them.
+    - `is_flat`: a small change of an operand changes nothing.
+    - `bounds`: the bound of its result from the bounds of its operands, for `rulec.analysis.bounds`.
+    - `regions`: the regions of its result by its operand's region, for `rulec.analysis.regions`.
+    - `degree`: the power of a positive factor of all operands in its result.
     """
 
     arguments: tuple[str, ...] = ("x",)
@@ -479,6 +480,6 @@ FUNCTIONS = tuple(op for op in SPECS if op.kind is Kind.FUNCTION)
 
 
 def having(field: str) -> dict[Op, Any]:
-    """A field of the records by operation, without those in which it is empty."""
+    """A field of the records by operation, without empty ones."""
     values = {op: getattr(spec, field) for op, spec in SPECS.items()}
     return {op: value for op, value in values.items() if value is not None and value is not False and value != ""}
