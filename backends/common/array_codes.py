@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from rulec.array_api.bits import GOLDEN, MIXING, NUMBERS
 from rulec.formats import Format, reach, table, thresholds, zero
 from rulec.formats import tables as float8
-from rulec.formats.tables import DYNAMIC
 
 _BITS: Mapping[str, str] = {
     "away": '''\
@@ -77,7 +76,7 @@ def code_functions(name: str, form: Format, module: str, flushes: bool) -> list[
     """
     told = f"The value of each code of {form.text}."
     tables = [] if _is_plain(form) else _table(f"TABLE_{name}", told, table(form))
-    if form.name in DYNAMIC:
+    if form.coding == "thresholds":
         told = "A value's code is the number of these below it."
         tables += ["", *_table(f"LIMITS_{name}", told, thresholds(form))]
     lines = [*_decode(name, form), "", "", *_encode(name, form, flushes)]
@@ -173,17 +172,15 @@ def _quotient(form: Format, flushes: bool) -> list[str]:
 
 def _nearest(name: str, form: Format) -> list[str]:
     """The statements for the code of each y, as an integer whose lower eight bits are the code's."""
-    if form.name in DYNAMIC:
+    if form.coding == "thresholds":
         return [f'code = xp.searchsorted(LIMITS_{name}, y, side="left")']
-    if form.name.startswith("float8"):
-        return _float8(float8.E4M3 if form.name == "float8_e4m3" else float8.E5M2)
-    if not form.signed:
-        value = f"xp.sqrt(y) * {_number(255.0)}"
-    elif form.name == "softsign8":
-        value = f"(y + y) / ({_number(1.0)} + xp.abs(y)) * {_number(127.0)}"
-    else:
-        value = "y"
-    return [f"code = xp.rint({value}).astype(xp.int32)"]
+    if form.coding == "float8":
+        return _float8(float8.FLOAT8[form.name])
+    rounded = {
+        "number": "y", "root": f"xp.sqrt(y) * {_number(255.0)}",
+        "softsign": f"(y + y) / ({_number(1.0)} + xp.abs(y)) * {_number(127.0)}",
+    }  # fmt: skip
+    return [f"code = xp.rint({rounded[form.coding]}).astype(xp.int32)"]
 
 
 def _float8(kind: float8.Float8) -> list[str]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from rulec.formats import NAMES as FORMATS
 from rulec.formats import Format, lines, reach, steps, table, zero
-from rulec.formats.tables import E4M3, E5M2
+from rulec.formats.tables import FLOAT8
 
 from ..common.constants import SINGLE
 from .lanes import Real, Truth, Unit, Whole, near_sum, sqrt, where
@@ -81,12 +81,12 @@ def _entry(unit: Unit, name: str, entries: Any, index: Any) -> Any:
 def _value(form: Format, unit: Unit, code: Any) -> Real:
     """The value of a code of 8 bits, or of 4 bits in 8, where the unit is 1."""
     builder = unit.builder
-    if form.name in ("int8", "softsign8"):
-        if form.signed and form.name == "int8":
-            return Real(unit, builder.sitofp(code, unit.real_type))
-        if not form.signed:
-            root = Real(unit, builder.uitofp(code, unit.real_type)) * _inverse(255)
-            return root * root
+    if form.coding == "number":
+        return Real(unit, builder.sitofp(code, unit.real_type))
+    if form.coding == "root":
+        root = Real(unit, builder.uitofp(code, unit.real_type)) * _inverse(255)
+        return root * root
+    if form.coding == "softsign":
         share = Real(unit, builder.sitofp(code, unit.real_type)) * _inverse(127)
         return share / (2.0 - abs(share))
     entry = _entry(unit, f"rulec_table_{traits(form)}", table(form), builder.zext(code, unit.whole_type))
@@ -261,11 +261,11 @@ def _nearest(form: Format, y: Real) -> Whole:
     """The code nearest to y, in the lower bits."""
     if form.name == "dynamic4":
         return _evenly(y)
-    if form.name.startswith("float8"):
+    if form.coding == "float8":
         return _float8(form, y)
-    if not form.signed:
+    if form.coding == "root":
         y = sqrt(y) * 255.0
-    elif form.name == "softsign8":
+    elif form.coding == "softsign":
         y = (y + y) / (1.0 + abs(y)) * 127.0
     return (y + _ROUNDING).bits()
 
@@ -302,7 +302,7 @@ def _evenly(y: Real) -> Whole:
 
 def _float8(form: Format, y: Real) -> Whole:
     """The code of a number of eight bits: to nearest, ties to even."""
-    unit, kind = y.unit, E4M3 if form.name == "float8_e4m3" else E5M2
+    unit, kind = y.unit, FLOAT8[form.name]
     drop, bits = 23 - kind.mantissa, y.bits()
     size = bits & 0x7FFFFFFF
     half, bias = (1 << (drop - 1)) - 1, (127 - kind.bias) << kind.mantissa

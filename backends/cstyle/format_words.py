@@ -15,7 +15,7 @@ import numpy as np
 from rulec.backend.printer import unique_name
 from rulec.compiler.layout import Layout, scale_name
 from rulec.formats import Format, lines, reach, steps, table, zero
-from rulec.formats.tables import DYNAMIC, E4M3, E5M2
+from rulec.formats.tables import FLOAT8
 
 from ..common.text import filled
 from .dialect import WIDTH, Dialect
@@ -142,13 +142,19 @@ NEAREST
 
 _RINT = "bits_of({} + 12582912.0f)"
 
+#: Coding -> the code of y.
+_CODES = {
+    "number": _RINT.format("y"), "root": _RINT.format("sqrtf(y) * 255.0f") + " & 0xff",
+    "softsign": _RINT.format("(y + y) / (1.0f + fabsf(y)) * 127.0f"),
+}  # fmt: skip
+
 _FLOAT8 = """\
     const uint32_t bits = bits_of(y), size = bits & 0x7fffffff;
     const uint32_t normal = ((size + HALF + (size >> DROP & 1)) >> DROP) - BIAS;
     const uint32_t small = bits_of(float_of(size) + POWER) - bits_of(POWER);
     const uint32_t code = (size < LEAST ? small : normal) | (bits >> 24 & 0x80);"""
 
-#: The value of a signed softsign8 code where the unit is 1: a division takes less than a look into 1 kB where these are
+#: The value of a code of "softsign" where the unit is 1: a division takes less than a look into 1 kB where these are
 #: taken one by one.
 _SOFTSIGN = """\
 FUNCTION float value_NAME(int8_t code)
@@ -241,14 +247,14 @@ def _by_cells(form: Format, dialect: Dialect) -> str:
 
 def _has_cells(form: Format) -> bool:
     """Whether codes come from a table of cells."""
-    return form.name in DYNAMIC and not _is_even(form)
+    return form.coding == "thresholds" and not _is_even(form)
 
 
 def value(form: Format, code: str) -> str:
     """The value of a code where the unit is 1: by arithmetic where that is short, else from a table."""
-    if form.name == "int8" and form.signed:
+    if form.coding == "number":
         return f"(float){code}"
-    if form.name in ("int8", "softsign8") and not form.signed:
+    if form.coding == "root":
         root = f"((float){code} * {_number(np.float32(1) / np.float32(255))})"
         return f"{root} * {root}"
     if _is_even(form):
@@ -264,7 +270,7 @@ def _value(form: Format, code: str) -> str:
 
 
 def _is_softsign(form: Format) -> bool:
-    return form.signed and form.name == "softsign8"
+    return form.coding == "softsign"
 
 
 def unit(form: Format) -> str:
@@ -285,16 +291,12 @@ def _most(form: Format) -> str:
 
 def _nearest(form: Format) -> str:
     """The statements that return the code of y."""
-    if form.name in DYNAMIC:
+    if form.coding == "thresholds":
         code = _lines(form)
-    elif form.name.startswith("float8"):
+    elif form.coding == "float8":
         code = _float8(form)
-    elif not form.signed:
-        code = f"    const uint32_t code = {_RINT.format('sqrtf(y) * 255.0f')} & 0xff;"
-    elif form.name == "softsign8":
-        code = f"    const uint32_t code = {_RINT.format('(y + y) / (1.0f + fabsf(y)) * 127.0f')};"
     else:
-        code = f"    const uint32_t code = {_RINT.format('y')};"
+        code = f"    const uint32_t code = {_CODES[form.coding]};"
     none = zero(form)
     if form.floor and none is not None:
         return f"{code}\n    return x > 0 && (code & 0xff) == {none} ? {none + 1} : code;"
@@ -302,7 +304,7 @@ def _nearest(form: Format) -> str:
 
 
 def _float8(form: Format) -> str:
-    kind = E4M3 if form.name == "float8_e4m3" else E5M2
+    kind = FLOAT8[form.name]
     drop = 23 - kind.mantissa
     return filled(_FLOAT8, {
         "HALF": (1 << (drop - 1)) - 1, "DROP": drop, "BIAS": (127 - kind.bias) << kind.mantissa,
@@ -337,7 +339,7 @@ def _tables(form: Format, dialect: Dialect) -> list[str]:
 
 def below_table(form: Format, dialect: Dialect, lowest: str) -> list[str]:
     """The table of the function `code_NAME` of a format, if it has one; it begins with the number `lowest`."""
-    if form.name not in DYNAMIC or _is_even(form):
+    if form.coding != "thresholds" or _is_even(form):
         return []
     limits = [lowest, *map(_number, lines(form).below[1:])]
     return [constants(dialect, "float", f"below_{function_name(form)}", limits)]

@@ -19,7 +19,7 @@ from rulec.kernel.quantized import CodedBuffer, coded_buffers
 
 from .blocks import Block
 from .flat import FlatStage
-from .format_words import function_name, function_names, words
+from .format_words import divides, function_name, function_names, words
 from .ops import NAME, QuotientPrinter, is_bare
 from .plan import known_columns
 from .stage import call
@@ -68,7 +68,7 @@ def halved(block: Block) -> Block:
 
 def most_registers(coded: Sequence[tuple[str, Format]]) -> int:
     """The bound of a thread's registers in a stage with such states, which reduces nothing."""
-    is_light = len(coded) <= 2 and all(form.name != "softsign8" for _, form in coded)
+    is_light = len(coded) <= 2 and not any(divides(form) for _, form in coded)
     return REGISTERS if is_light else MORE_REGISTERS
 
 

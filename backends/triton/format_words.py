@@ -13,7 +13,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from rulec.formats import Format, lines, reach, steps, table, zero
-from rulec.formats.tables import DYNAMIC, E4M3, E5M2, Floats
+from rulec.formats.format import SPECS
+from rulec.formats.tables import FLOAT8, Floats
 
 from ..common.text import filled
 
@@ -154,6 +155,17 @@ def format_functions(formats: Iterable[Format], text: str) -> list[str]:
     return [_SPREAD, *each] if each else []
 
 
+#: Coding -> the number that is rounded to the code of y.
+_ROUNDED = {
+    "number": "y", "root": "tl.sqrt_rn(y) * 255.0", "softsign": "tl.div_rn(y + y, 1.0 + tl.abs(y)) * 127.0"
+}  # fmt: skip
+
+
+def divides(form: Format) -> bool:
+    """Whether the code of each value takes a division, with a sign: registers are bound alike without one."""
+    return "div_rn" in _ROUNDED.get(SPECS[form.name].coding[0], "")
+
+
 def words(form: Format) -> Floats:
     """The table of a format: the values of codes, and then the entries of cells, whose bits count."""
     nothing = np.zeros(0, np.float32)
@@ -163,13 +175,12 @@ def words(form: Format) -> Floats:
 
 def looks_up(form: Format) -> bool:
     """Whether the values of codes come from a table; those of int8, of roots, and evenly spaced ones are computed."""
-    arithmetic = (form.name == "int8" and form.signed) or (form.name in ("int8", "softsign8") and not form.signed)
-    return not arithmetic and not _is_even(form)
+    return form.coding not in ("number", "root") and not _is_even(form)
 
 
 def has_cells(form: Format) -> bool:
     """Whether the code of a value comes from the table, too."""
-    return form.name in DYNAMIC and not _is_even(form)
+    return form.coding == "thresholds" and not _is_even(form)
 
 
 def _is_even(form: Format) -> bool:
@@ -215,16 +226,12 @@ def _nearest(form: Format) -> str:
     """The statements for the variable `code`: the code of y, as an integer of which the lower bits count."""
     if has_cells(form):
         code = _cells(form)
-    elif form.name in DYNAMIC:
+    elif form.coding == "thresholds":
         code = _line(form)
-    elif form.name.startswith("float8"):
+    elif form.coding == "float8":
         code = _float8(form)
-    elif not form.signed:
-        code = _RINT.format("tl.sqrt_rn(y) * 255.0")
-    elif form.name == "softsign8":
-        code = _RINT.format("tl.div_rn(y + y, 1.0 + tl.abs(y)) * 127.0")
     else:
-        code = _RINT.format("y")
+        code = _RINT.format(_ROUNDED[form.coding])
     none = zero(form)
     if form.floor and none == 0 and not form.signed:
         code += "\n    code = tl.maximum(code, tl.minimum(x.to(tl.int32, bitcast=True), 1))"
@@ -234,7 +241,7 @@ def _nearest(form: Format) -> str:
 
 
 def _float8(form: Format) -> str:
-    kind = E4M3 if form.name == "float8_e4m3" else E5M2
+    kind = FLOAT8[form.name]
     drop, power = 23 - kind.mantissa, 2.0 ** (24 - kind.bias - kind.mantissa)
     return filled(_FLOAT8, {
         "HALF": (1 << (drop - 1)) - 1, "DROP": drop, "BIAS": (127 - kind.bias) << kind.mantissa,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rulec.formats.format import SPECS
 from rulec.language.expr.arithmetic import number_known
 from rulec.language.expr.node import Kind, Node, Op, const, name, node, walk
 from rulec.language.expr.ops import having
@@ -84,8 +85,7 @@ def _product(value: Node, left: Form, right: Form) -> Form:
 
 #: Format -> its largest spacing in parts of a value: of bfloat16 between numbers, of block formats below the maximum.
 SPACING: Mapping[str, float] = {
-    "bfloat16": 2.0**-7, "float16": 2.0**-10, "int8": 1 / 127, "softsign8": 2 / 127, "dynamic8": 0.9 / 64,
-    "float8_e4m3": 2.0**-3, "float8_e5m2": 2.0**-2, "dynamic4": 0.9 / 4,
+    "bfloat16": 2.0**-7, "float16": 2.0**-10, **{name: spec.spacing for name, spec in SPECS.items()}
 }  # fmt: skip
 
 #: The step to look at: decays that change with `t` are then those of a long run. It is prime, so that what a rule does
@@ -108,7 +108,7 @@ class Pace:
         if self.kept == 1:
             return tuple(SPACING) if self.adds else ()
         # Without a sign a map has twice the codes.
-        halves = ("dynamic8", "dynamic4") if unsigned else ()
+        halves = [name for name, spec in SPECS.items() if unsigned and spec.coding[1] == "thresholds"]
         return tuple(key for key, size in SPACING.items() if 1 - self.kept < size / (4 if key in halves else 2))
 
 

@@ -19,19 +19,20 @@ from rulec.analysis.flow import Line
 from rulec.analysis.fold import Fold
 from rulec.analysis.linear import LATE, SPACING, Pace, pace, weight
 from rulec.formats import UNBIASED
+from rulec.formats.format import SPECS
 from rulec.language.expr.arithmetic import number_known
 from rulec.language.expr.node import LEVELS, Kind, Node, Op, const, name, rewrite, walk
 from rulec.language.expr.ops import POSITIVE, having
 from rulec.language.hyper import Hyper, resolve_hyper
 
 #: Formats with equal distances between their codes, for a state that may be negative.
-LINEAR = ("int8",)
+LINEAR = tuple(name for name, spec in SPECS.items() if spec.coding[0] == "number")
 
 #: Operations of the sizes of their operands.
 _OF_SIZES = having("of_sizes")
 
 #: Formats of four bits.
-FOUR_BITS = ("dynamic4",)
+FOUR_BITS = tuple(name for name, spec in SPECS.items() if spec.bits == 4)
 
 #: The levels of states that are numbers, not arrays.
 _NUMBERS = ("tensor", "group", "model")

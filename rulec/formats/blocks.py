@@ -6,6 +6,8 @@ Codes one in each byte, with a scale for each element: what can be cut anywhere,
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,11 +15,18 @@ from numpy.typing import ArrayLike, NDArray
 from rulec.errors import TensorError
 from rulec.formats import tables
 from rulec.formats.format import Format
-from rulec.formats.tables import DYNAMIC, Floats, reach, table, thresholds, zero
+from rulec.formats.tables import Floats, reach, table, thresholds, zero
 
 Codes = NDArray[np.int8] | NDArray[np.uint8]
 
 _ONE = np.float32(1)
+
+#: Coding -> the number that is rounded to the code of y, by an array library and its numbers in float32.
+ROUNDED: Mapping[str, Callable[[Any, Callable[[float], Any], Any], Any]] = {
+    "number": lambda xp, number, y: y,
+    "root": lambda xp, number, y: xp.sqrt(y) * number(255),
+    "softsign": lambda xp, number, y: (y + y) / (number(1) + xp.abs(y)) * number(127),
+}
 
 
 def encode(format: Format, values: ArrayLike) -> tuple[Codes, Floats]:
@@ -71,15 +80,11 @@ def _scale(format: Format, x: Floats) -> Floats:
 
 def _nearest(format: Format, y: Floats) -> NDArray[np.integer]:
     """The code of each y, as an integer whose lower eight bits are the code's."""
-    if format.name in DYNAMIC:
+    if format.coding == "thresholds":
         return np.searchsorted(thresholds(format), y, side="left")
-    if format.name.startswith("float8"):
-        return tables.nearest(y, tables.E4M3 if format.name == "float8_e4m3" else tables.E5M2)
-    if not format.signed:
-        y = np.sqrt(y) * np.float32(255)
-    elif format.name == "softsign8":
-        y = np.divide(y + y, _ONE + np.abs(y), dtype=np.float32) * np.float32(127)
-    rounded: NDArray[np.int32] = np.rint(y).astype(np.int32)
+    if format.coding == "float8":
+        return tables.nearest(y, tables.FLOAT8[format.name])
+    rounded: NDArray[np.int32] = np.rint(ROUNDED[format.coding](np, np.float32, y)).astype(np.int32)
     return rounded
 
 

@@ -4,27 +4,55 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from rulec.errors import HyperError
 from rulec.language.source import did_you_mean
 
-#: Name -> elements of a block by default, where signed and where unsigned.
-BLOCKS = {
-    "int8": (32, 256), "softsign8": (32, 32), "dynamic8": (256, 256), "float8_e4m3": (256, 256),
-    "float8_e5m2": (256, 256), "dynamic4": (128, 128),
-}  # fmt: skip
+
+@dataclass(frozen=True, kw_only=True)
+class FormatSpec:
+    """The record of a format. A pair is for states with a sign, and for states without.
+
+    - `blocks`: elements of a block by default.
+    - `coding`: how a value becomes a code. "number" rounds it, "root" rounds 255 times its root, "softsign" rounds 127
+      times `2y/(1 + abs(y))`, "thresholds" counts the thresholds below it, "float8" rounds its bits.
+    - `bits`: the bits of a code, 8 or 4. `signed_codes`: codes of states with a sign are signed numbers.
+    - `largest`: the number that stands for a value as large as the scale.
+    - `spacing`: the largest spacing of values with a sign, in parts of the block's maximum, or of the value itself.
+    """
+
+    blocks: tuple[int, int]
+    coding: tuple[str, str]
+    spacing: float
+    bits: int = 8
+    signed_codes: bool = False
+    largest: tuple[float, float] = (1.0, 1.0)
+
+
+_THRESHOLDS, _FLOAT8 = ("thresholds", "thresholds"), ("float8", "float8")
+
+#: The record of each format.
+SPECS: Mapping[str, FormatSpec] = {
+    "int8": FormatSpec(
+        blocks=(32, 256), coding=("number", "root"), spacing=1 / 127, signed_codes=True, largest=(127.0, 1.0)
+    ),
+    "softsign8": FormatSpec(blocks=(32, 32), coding=("softsign", "root"), spacing=2 / 127, signed_codes=True),
+    "dynamic8": FormatSpec(blocks=(256, 256), coding=_THRESHOLDS, spacing=0.9 / 64),
+    "float8_e4m3": FormatSpec(blocks=(256, 256), coding=_FLOAT8, spacing=2.0**-3, largest=(448.0, 448.0)),
+    "float8_e5m2": FormatSpec(blocks=(256, 256), coding=_FLOAT8, spacing=2.0**-2, largest=(57344.0, 57344.0)),
+    "dynamic4": FormatSpec(blocks=(128, 128), coding=_THRESHOLDS, spacing=0.9 / 4, bits=4),
+}
 
 #: The formats there are.
-NAMES = tuple(BLOCKS)
+NAMES = tuple(SPECS)
 
 #: The storage of a state in bfloat16 that is rounded up or down at random: no format of codes.
 UNBIASED = "bfloat16_sr"
 
 #: Elements of a block. In smaller blocks the scales alone take half a byte or more for each element.
 SMALLEST_BLOCK, LARGEST_BLOCK = 8, 4096
-
-_LARGEST = {"float8_e4m3": 448.0, "float8_e5m2": 57344.0}
 
 
 @dataclass(frozen=True)
@@ -58,17 +86,22 @@ class Format:
     @property
     def bits(self) -> int:
         """The bits of a code, 8 or 4."""
-        return 4 if self.name == "dynamic4" else 8
+        return SPECS[self.name].bits
+
+    @property
+    def coding(self) -> str:
+        """How a value becomes a code, as in `FormatSpec`."""
+        return SPECS[self.name].coding[not self.signed]
 
     @property
     def code_dtype(self) -> str:
         """`int8` where codes are signed numbers, else `uint8`."""
-        return "int8" if self.signed and self.name in ("int8", "softsign8") else "uint8"
+        return "int8" if self.signed and SPECS[self.name].signed_codes else "uint8"
 
     @property
     def largest(self) -> float:
         """The number that stands for a value as large as the scale."""
-        return 127.0 if self.name == "int8" and self.signed else _LARGEST.get(self.name, 1.0)
+        return SPECS[self.name].largest[not self.signed]
 
     @property
     def smallest_scale(self) -> float:
@@ -89,7 +122,7 @@ class Format:
 
     def for_state(self, *, signed: bool, floor: bool) -> Format:
         """The format with the traits proved of a state, and the default block for them unless one is named."""
-        block = BLOCKS[self.name][not signed] if self.default_block else self.block
+        block = SPECS[self.name].blocks[not signed] if self.default_block else self.block
         return replace(self, block=block, signed=signed, floor=floor)
 
 
@@ -99,7 +132,7 @@ def parse(text: str) -> Format:
         raise HyperError(f"{text!r} is no format: a format is a text like 'int8' or 'int8/64'")
     name, slash, block = text.partition("/")
     _check(name, block if slash else "8", text)
-    return Format(name, int(block)) if slash else Format(name, BLOCKS[name][0], default_block=True)
+    return Format(name, int(block)) if slash else Format(name, SPECS[name].blocks[0], default_block=True)
 
 
 def of_key(key: str) -> Format:
@@ -112,7 +145,7 @@ def of_key(key: str) -> Format:
 
 def _check(name: str, block: str, text: str) -> None:
     """HyperError unless there is the format, with blocks of this many elements."""
-    if name not in BLOCKS:
+    if name not in SPECS:
         raise HyperError(
             f"there is no format {_shown(text)}{did_you_mean(name, NAMES)}: formats are {', '.join(NAMES)}"
         )
@@ -122,7 +155,7 @@ def _check(name: str, block: str, text: str) -> None:
             return
     raise HyperError(
         f"the block {_shown(block)} of format {name} is no power of two from {SMALLEST_BLOCK} to {LARGEST_BLOCK}: "
-        f"write '{name}/{BLOCKS[name][0]}', for example"
+        f"write '{name}/{SPECS[name].blocks[0]}', for example"
     )
 
 

@@ -62,10 +62,10 @@ def nearest(y: NDArray[np.float32], kind: Float8) -> NDArray[np.uint8]:
     return rounded
 
 
-Floats = NDArray[np.float32]
+#: The floats of each format of these.
+FLOAT8: Mapping[str, Float8] = {"float8_e4m3": E4M3, "float8_e5m2": E5M2}
 
-#: Formats whose codes count the thresholds below a value.
-DYNAMIC = ("dynamic8", "dynamic4")
+Floats = NDArray[np.float32]
 
 
 def table(format: Format) -> Floats:
@@ -81,7 +81,7 @@ def thresholds(format: Format) -> Floats:
 
     They are the midpoints of neighbours in the table of dynamic8 or dynamic4; other formats round by arithmetic.
     """
-    if format.name not in DYNAMIC:
+    if format.coding != "thresholds":
         raise InternalError(f"{format.name} rounds by arithmetic, without thresholds")
     values = table(format).astype(np.float64)
     return ((values[:-1] + values[1:]) / 2).astype(np.float32)
@@ -89,7 +89,7 @@ def thresholds(format: Format) -> Floats:
 
 def reach(format: Format) -> np.float32:
     """How far codes reach below zero, as a share of how far above: less than 1 in signed dynamic8 and dynamic4."""
-    return -table(format)[0] if format.signed and format.name in DYNAMIC else np.float32(1)
+    return -table(format)[0] if format.signed and format.coding == "thresholds" else np.float32(1)
 
 
 def zero(format: Format) -> int | None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rulec.formats import UNBIASED, Format, reach, steps, table, tables, zero
-from rulec.formats.tables import DYNAMIC
+from rulec.formats.blocks import ROUNDED
 from rulec.functional.values import PureFunctions
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -144,15 +144,11 @@ def _scale(form: Format, x: Any, of: PureFunctions) -> Any:
 def _nearest(form: Format, y: Any, of: PureFunctions) -> Any:
     """The code of each y, as an integer whose lower eight bits are the code's."""
     xp = of.xp
-    if form.name in DYNAMIC:
+    if form.coding == "thresholds":
         return _stepped(form, y, of)
-    if form.name.startswith("float8"):
-        return _float8(y, tables.E4M3 if form.name == "float8_e4m3" else tables.E5M2, of)
-    if not form.signed:
-        y = xp.sqrt(y) * _number(255, of)
-    elif form.name == "softsign8":
-        y = (y + y) / (_number(1, of) + xp.abs(y)) * _number(127, of)
-    return xp.round(y).astype(xp.int32)
+    if form.coding == "float8":
+        return _float8(y, tables.FLOAT8[form.name], of)
+    return xp.round(ROUNDED[form.coding](xp, lambda value: _number(value, of), y)).astype(xp.int32)
 
 
 def _stepped(form: Format, y: Any, of: PureFunctions) -> Any:
@@ -181,7 +177,7 @@ def _float8(y: Any, kind: tables.Float8, of: PureFunctions) -> Any:
 
 def _values(form: Format, codes: Any, of: PureFunctions) -> Any:
     """The entries of the format's table."""
-    if form.name == "int8" and form.signed:
+    if form.coding == "number":
         return codes.astype(of.xp.float32)
     return of.looked_up(table(form), codes.astype(of.xp.uint8).astype(of.xp.int32))
 
