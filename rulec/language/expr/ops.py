@@ -295,12 +295,9 @@ def _logarithm(a: Bound) -> Bound:
     return (0.0 if a[0] >= 1 else -INFINITE), (0.0 if a[1] <= 1 else INFINITE)
 
 
-def _log1p(x: float) -> float:
-    return -INFINITE if x == -1 else math.log1p(x)
-
-
-def _expm1(x: float) -> float:
-    return math.expm1(x) if x < 700 else INFINITE
+def _side_of(least: float) -> Callable[[Bound], Bound]:
+    """The bound of a function with the sign of its operand, of which this is the least number."""
+    return lambda a: (0.0 if a[0] >= 0 else least, 0.0 if a[1] <= 0 else INFINITE)
 
 
 def _floor(x: float) -> float:
@@ -401,13 +398,13 @@ SPECS: Mapping[Op, OpSpec] = {
         array="log1p", digits=lambda mp, x: mp.log1p(x) if x > -1 else -mp.inf if x == -1 else mp.nan, sympy="log1p",
         word="log1p", error="function", rises=-1.0,
         special=((0.0, 0.0), (-0.0, -0.0), (-1.0, -_INF), (_INF, _INF), (-2.0, _NAN), (-_INF, _NAN), (_NAN, _NAN)),
-        bounds=_each_end(_log1p, -1.0), regions={"0": "0", "f": "f", "1": "f", "+": "f1+"},
+        bounds=_side_of(-_INF), regions={"0": "0", "f": "f", "1": "f", "+": "f1+"},
     ),
     Op.EXPM1: OpSpec(
         array="expm1", digits=lambda mp, x: mp.inf if x > 1e9 else mp.mpf(-1) if x < -1e9 else mp.expm1(x),
         sympy="expm1", word="expm1", error="function", grows=True,
         special=((0.0, 0.0), (-0.0, -0.0), (_INF, _INF), (-_INF, -1.0), (_NAN, _NAN)), rises=-_INF,
-        bounds=_each_end(_expm1), regions={"-": "-", "0": "0", "f": "f1+", "1": "+", "+": "+"},
+        bounds=_side_of(-1.0), regions={"-": "-", "0": "0", "f": "f1+", "1": "+", "+": "+"},
     ),
     Op.TANH: OpSpec(
         array="tanh", digits="tanh", sympy="tanh", latex=r"\tanh", error="function", rises=-_INF, bounds=_signed,
@@ -456,7 +453,7 @@ SPECS: Mapping[Op, OpSpec] = {
             (0.0, -0.0, 0.0), (-0.0, -0.0, 0.0), (-3.0, 4.0, 5.0), (_INF, _NAN, _INF), (_NAN, -_INF, _INF),
             (-_INF, 1.0, _INF), (_NAN, 1.0, _NAN),
         ),
-        bounds=lambda a, b: (math.hypot(size(a)[0], size(b)[0]), math.hypot(size(a)[1], size(b)[1])), degree=_ONE,
+        bounds=lambda a, b: (max(size(a)[0], size(b)[0]), INFINITE), degree=_ONE,
     ),
     # Lowered to other operations.
     Op.ATAN2: OpSpec(
