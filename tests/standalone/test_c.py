@@ -24,6 +24,7 @@ from rulec.language.expr.node import Kind, Op, walk
 from rulec.runtime.storage.options import Storage
 from rulec.standalone.cases import CannotBuild
 from rulec.standalone.prose import written
+from rulec_backends.c.standalone import numbers, step
 from rulec_backends.c.standalone.model import CFile
 from tests.backends.kinds import ELEMENTWISE
 from tests.library import by_kind, by_share, single
@@ -561,3 +562,10 @@ def test_a_branch_that_asks_for_no_count_declares_none(tmp_path: Path) -> None:
     text = "name: Warm\nhyper: {warm: 20}\nstep: |\n  if warm > 0:\n    a = minimum(t/warm, 1)\n  else:\n    a = 1\n"
     # The compiler is strict: what is declared and not used is an error.
     CRule(rulec.parse(text + "  direction = a*g\n"), tmp_path)
+
+
+def test_a_reserved_word_more_changes_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = dict(written(rulec.load("adafactor"), "c"))
+    for module in (numbers, step):
+        monkeypatch.setattr(module, "RESERVED", module.RESERVED | {"word_of_nobody"})
+    assert dict(written(rulec.load("adafactor"), "c")) == before

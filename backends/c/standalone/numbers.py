@@ -16,7 +16,7 @@ from rulec.compiler.ir import Program
 from rulec.language.expr.node import Kind, Node, Op, is_boolean, walk
 
 from ...cstyle.element import NOTHING, taken_in
-from .stage import loop, number_text
+from .stage import RESERVED, loop, number_text
 
 #: The kinds of vectors by their letters: the loop variable, the number of values, and the suffix of their arrays.
 LOOPS: Mapping[str, tuple[str, str, str]] = {
@@ -24,6 +24,10 @@ LOOPS: Mapping[str, tuple[str, str, str]] = {
     "bi": ("line", "batch * rows", "rows"),
     "bj": ("column", "batch * cols", "cols"),
 }
+
+
+#: Where the numbers in names begin, however many words are reserved: a new word changes no printed file.
+_FIRST = 261
 
 
 @dataclass
@@ -175,7 +179,8 @@ class Numbers:
     # Text
 
     def _name(self, value: Node) -> str:
-        return self.roots.get(value) or self.program.labels.get(value) or f"{value.op.name.lower()}_{len(self.taken)}"
+        number = _FIRST + len(self.taken) - len(RESERVED)
+        return self.roots.get(value) or self.program.labels.get(value) or f"{value.op.name.lower()}_{number}"
 
     def text(self, value: Node, letters: str = "") -> str:
         """A value as an expression, in a loop over vectors of these letters."""
