@@ -24,8 +24,10 @@ void cuda_sync_threads();
 const void *cuda_sync_warp(const void *value, unsigned long bytes);
 
 float cbrtf(float), expf(float), logf(float), powf(float, float), tanhf(float), erff(float), floorf(float);
+float log1pf(float), expm1f(float), hypotf(float, float);
 float fmodf(float, float), copysignf(float, float), sqrtf(float), fabsf(float);
 double cbrt(double), exp(double), log(double), pow(double, double), tanh(double), erf(double), floor(double);
+double log1p(double), expm1(double), hypot(double, double);
 double sin(double), cos(double);
 double fmod(double, double), copysign(double, double), sqrt(double), fabs(double);
 float fmaf(float, float, float);
