@@ -14,6 +14,7 @@ from torch import Tensor
 from rulec.array_api.numpy import NUMPY_MATRIX
 from rulec.language.expr.arithmetic import NUMPY
 from rulec.language.expr.node import Op
+from rulec.language.expr.ops import SPECS
 from rulec.torch.tensors.library import ARITHMETIC, DEVICE_MATRIX
 
 EDGES = [
@@ -21,10 +22,7 @@ EDGES = [
     1e38, -1e308, np.inf, -np.inf, np.nan,
 ]  # fmt: skip
 
-UNARY = [
-    Op.NEG, Op.SQRT, Op.RSQRT, Op.CBRT, Op.ABS, Op.SIGN, Op.EXP, Op.LOG, Op.TANH, Op.SIGMOID, Op.ERF, Op.FLOOR,
-    Op.SIN, Op.COS, Op.ISFINITE,
-]  # fmt: skip
+UNARY = [op for op in NUMPY if SPECS[op].arity == 1 and op is not Op.NOT]
 #: Of truth alone.
 LOGICAL = {Op.AND, Op.OR, Op.NOT}
 BINARY = [op for op in NUMPY if op not in {*UNARY, *LOGICAL, Op.WHERE, Op.ATAN2}]

@@ -112,6 +112,11 @@ def _cbrt(x: Tensor) -> Tensor:
     return torch.where(plain, torch.copysign(root, x), x.double()).to(x.dtype)
 
 
+def _log1p(x: Tensor) -> Tensor:
+    """log(1 + x), which is x of a subnormal number: torch's vectors lose the digits of these."""
+    return torch.where(torch.lt(torch.abs(x), torch.finfo(x.dtype).tiny), x, torch.log1p(x))
+
+
 def _chance(like: Tensor, *words: Tensor) -> Tensor:
     """The random bits of elements, where they are: torch has few operations of uint32."""
     with torch.device(like.device):
@@ -154,6 +159,7 @@ ARITHMETIC: Mapping[Op, Callable[..., Any]] = arithmetic(
     where=_where,
     cbrt=_cbrt,
     rsqrt=_rsqrt,
+    log1p=_log1p,
     chance=_chance,
 )
 
