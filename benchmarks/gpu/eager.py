@@ -20,7 +20,7 @@ from benchmarks.gpu.time import Step, timed
 from benchmarks.kernels import hyper_defaults
 from benchmarks.result import Row
 from rulec.backend import registry
-from rulec.backend.capabilities import Product
+from rulec.backend.capabilities import Product, capabilities_of
 from rulec.compiler.layout import layout_for
 from rulec.runtime.buckets.scalar_table import ScalarRows
 
@@ -232,9 +232,10 @@ class Matrix:
 
         ways: dict[str, Sequence[Step]] = {ALONE: [self._alone()], BOTH: [self._both()]}
         ways[BY_TILES] = [self._called(TiledCall(self._kernel, [self._param], [self._states], "bfloat16"))]
-        if hasattr(self._backend, "build_epilogue"):
-            source = self._backend.emit_epilogue(self._program, self._layout, "bfloat16")
-            kernel = self._backend.build_epilogue(self._program, self._layout, "bfloat16", source)
+        kernels = capabilities_of(self._backend).epilogue
+        if kernels is not None:
+            source = kernels.emit_epilogue(self._program, self._layout, "bfloat16")
+            kernel: Any = kernels.build_epilogue(self._program, self._layout, "bfloat16", source)
             ways[KERNEL] = [self._called(kernel.bind([self._param], [self._states]))]
             kind = importlib.import_module("rulec_backends.triton.product").Tile
             for numbers in CANDIDATES:

@@ -48,8 +48,11 @@ class Library:
 
     _REDUCE: Mapping[Op, str] = {Op.SUM: "sum", Op.MIN: "min", Op.MAX: "max"}
 
-    def adopt(self, backend: Any) -> None:
-        """Has matrix functions computed by a backend's own kernels, where it has some for this library."""
+    def adopt(self, capabilities: Any) -> None:
+        """Has matrix functions computed by a backend's own kernels, where it has some for this library.
+
+        `capabilities` are the backend's, as `rulec.backend.capabilities` has them.
+        """
 
     def stacks(self, value: Node, operands: Sequence[Any]) -> bool:
         """Whether matrices of such a shape are worth stacking for a matrix function: small ones."""

@@ -1,48 +1,29 @@
-"""A gradient as a sum of noise: kernels take a Noise in place of the gradient, and the gradient is never in memory.
+"""The capabilities of a backend beyond its three methods, asked for in this one module: `capabilities_of(backend)`.
 
-A backend may offer kernels for noise, for rules of one elementwise stage, by two more methods.
-`emit_estimate(program, layout, values)` is the source for noise of these values; it is pure, and raises
-BackendUnsupported for a rule without such a kernel. `build_estimate(program, layout, values, source)` is the kernel. It
-is bound and called as any other, with Noise among its gradients.
+A backend offers a capability by attributes and methods of its class, and the record `Capabilities` has them by type:
 
-A backend may also offer `fill_noise(out, noise, offset=0)`, which writes the gradient: element i of `out`, a contiguous
-array of floating-point numbers, in its order in memory, becomes element `offset + i` of the noise. With a single weight
-of 1 this is the noise of one direction. The kernel for noise gives the same bits as the program's own kernel with a
-gradient of the layout's dtype written by `fill_noise`.
+- a gradient as a sum of noise: kernels take a `Noise` in place of the gradient, which is never in memory;
+- a gradient as a product: kernels take a `Product` in place of the gradient;
+- the products of `newton_schulz` by the backend's own kernels, for stacks of matrices on its device;
+- the reduction of runs of a vector by its own kernel, between the stages of a step on its device;
+- products and convolutions of packed bits, and draws of bits, for binary layers. Bits lie in words of 64, the first in
+  the lowest bit of the first word; bits behind the last one are zero.
 
-A gradient as a product: kernels take a Product in place of the gradient, and the gradient is never in memory.
-
-A backend may offer kernels for products, for rules of one elementwise stage, by two more methods.
-`emit_epilogue(program, layout, factors)` is the source for factors of this dtype; it is pure, and raises
-BackendUnsupported for a rule without such a kernel. `build_epilogue(program, layout, factors, source)` is the kernel.
-It is bound and called as any other, with products among its gradients.
-
-The products of `newton_schulz` by a backend's own kernels, for stacks of matrices on its device.
-
-A backend may offer them by three more methods. `has_quintic(device)` says whether it has such kernels for a device of
-torch's. `emit_quintic(dtype)` is the source for matrices of this dtype; it is pure, and raises BackendUnsupported for a
-dtype without such kernels. `build_quintic(dtype, source)` is the QuinticProducts. A matrix has the same bits in every
-stack, whatever its neighbours are.
-
-Optional kernels of a backend for binary layers: products and convolutions of packed bits, and draws of bits.
-
-Bits lie in words of 64, the first in the lowest bit of the first word; bits behind the last one are zero.
-
-The reduction of runs of a vector by a backend's own kernel, between the stages of a step on its device.
-
-A backend may offer it by two more methods. `emit_segments()` is the source of the kernel; it is pure.
-`build_segments(source)` is the ReducesSegments.
+docs/write-a-backend.md has the table, and `rulec.testing` the checks of each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from rulec.backend.protocol import Backend, Call, Kernel, ReplayableCall, Rows, Scalars
+from rulec.compiler.ir import Program
+from rulec.compiler.layout import Layout
 from rulec.language.expr.node import Op
 
 #: Kinds of noise: standard normal; 1 or -1; the set bits of a byte less 4, from -4 to 4.
@@ -93,6 +74,37 @@ class Noise:
         return places + self.first, self.weights[places]
 
 
+class EstimateKernels(Protocol):
+    """Kernels for noise, of rules of one elementwise stage.
+
+    They give the same bits as the program's own kernel with a gradient of the layout's dtype written by `fill_noise`.
+    """
+
+    def emit_estimate(self, program: Program, layout: Layout, values: Values) -> str:
+        """The source for noise of these values; pure. Raises BackendUnsupported for a rule without such a kernel."""
+        ...
+
+    def build_estimate(self, program: Program, layout: Layout, values: Values, source: str) -> Kernel:
+        """The kernel of the source: bound and called as any other, with Noise among its gradients."""
+        ...
+
+
+class FillsNoise(Protocol):
+    """Writes noise into an array. With a single weight of 1 this is the noise of one direction."""
+
+    def __call__(self, out: Any, noise: Noise, offset: int = 0) -> None:
+        """Element i of `out`, contiguous and of floats, in its order in memory, is element `offset + i` of `noise`."""
+        ...
+
+
+class FillsLines(Protocol):
+    """Writes the noise of several directions, as `FillsNoise` would one after the other."""
+
+    def __call__(self, out: Any, noise: Noise, pairs: Sequence[int], offset: int = 0) -> None:
+        """Line i of `out`, a contiguous matrix, is the noise of direction `pairs[i]`."""
+        ...
+
+
 @dataclass(frozen=True)
 class Product:
     """The gradient `outputs.T @ inputs` of a layer's matrix.
@@ -104,6 +116,18 @@ class Product:
 
     outputs: Any
     inputs: Any
+
+
+class EpilogueKernels(Protocol):
+    """Kernels for products, of rules of one elementwise stage."""
+
+    def emit_epilogue(self, program: Program, layout: Layout, factors: str) -> str:
+        """The source for factors of this dtype; pure. Raises BackendUnsupported for a rule without such a kernel."""
+        ...
+
+    def build_epilogue(self, program: Program, layout: Layout, factors: str, source: str) -> Kernel:
+        """The kernel of the source: bound and called as any other, with products among its gradients."""
+        ...
 
 
 class GradientRows(Protocol):
@@ -158,6 +182,22 @@ class QuinticProducts(Protocol):
 
     def following(self, y: Any, polynomial: Any, a: float, out: Any = None) -> Any:
         """`a*y + x @ y`, of tall matrices `a*y + y @ x`, for their polynomials `x`."""
+        ...
+
+
+class QuinticKernels(Protocol):
+    """Products of `newton_schulz`. A matrix has the same bits in every stack, whatever its neighbours are."""
+
+    def has_quintic(self, device: Any) -> bool:
+        """Whether there are such kernels for a device of torch's."""
+        ...
+
+    def emit_quintic(self, dtype: str) -> str:
+        """The source for matrices of this dtype; pure. Raises BackendUnsupported for a dtype without such kernels."""
+        ...
+
+    def build_quintic(self, dtype: str, source: str) -> QuinticProducts:
+        """The products by the kernels of the source."""
         ...
 
 
@@ -264,3 +304,105 @@ class ReducesSegments(Protocol):
     """
 
     def __call__(self, op: Op, values: Any, ends: Any) -> Any: ...
+
+
+class SegmentKernels(Protocol):
+    """The reduction of runs by a kernel of the backend."""
+
+    def emit_segments(self) -> str:
+        """The source of the kernel; pure."""
+        ...
+
+    def build_segments(self, source: str) -> ReducesSegments:
+        """The reduction by the kernel of the source."""
+        ...
+
+
+def no_codes(program: Program, layout: Layout) -> bool:
+    """The answer of a backend without `decodes`: its kernels read and write floats alone."""
+    return False
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """The capabilities of a backend beyond its three methods: None, or False, for each that is absent.
+
+    With `on_device` its arrays are on a device, and nothing waits for it. With `narrow` its kernels take operands of
+    `newton_schulz` in 16 bits. `decodes` tells of a program and a layout with `formats` whether its kernels read and
+    write codes.
+    """
+
+    on_device: bool = False
+    narrow: bool = False
+    decodes: Callable[[Program, Layout], bool] = no_codes
+    estimate: EstimateKernels | None = None
+    fill_noise: FillsNoise | None = None
+    fill_lines: FillsLines | None = None
+    epilogue: EpilogueKernels | None = None
+    quintic: QuinticKernels | None = None
+    segments: SegmentKernels | None = None
+    binary: Callable[[], BinaryKernels] | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the capabilities that there are."""
+        return [name for name in MEMBERS if getattr(self, name) not in (None, False, no_codes)]
+
+
+#: Capability -> the attributes and methods of a backend that offer it.
+MEMBERS: Mapping[str, tuple[str, ...]] = {
+    "on_device": ("on_device",),
+    "narrow": ("narrow",),
+    "decodes": ("decodes",),
+    "estimate": ("emit_estimate", "build_estimate"),
+    "fill_noise": ("fill_noise",),
+    "fill_lines": ("fill_lines",),
+    "epilogue": ("emit_epilogue", "build_epilogue"),
+    "quintic": ("has_quintic", "emit_quintic", "build_quintic"),
+    "segments": ("emit_segments", "build_segments"),
+    "binary": ("binary",),
+}
+
+
+def lacking(backend: Backend, capability: str) -> list[str]:
+    """The members of a capability that a backend lacks. A member of None is absent."""
+    return [member for member in MEMBERS[capability] if getattr(backend, member, None) is None]
+
+
+def capabilities_of(backend: Backend) -> Capabilities:
+    """The capabilities of a backend, by the attributes of its class or of itself.
+
+    An attribute of None is none, and so is a capability with some of its members.
+    """
+
+    def whole(capability: str) -> Any:
+        return None if lacking(backend, capability) else backend
+
+    return Capabilities(
+        on_device=bool(getattr(backend, "on_device", False)),
+        narrow=bool(getattr(backend, "narrow", False)),
+        decodes=getattr(backend, "decodes", None) or no_codes,
+        estimate=whole("estimate"),
+        fill_noise=getattr(backend, "fill_noise", None),
+        fill_lines=getattr(backend, "fill_lines", None),
+        epilogue=whole("epilogue"),
+        quintic=whole("quintic"),
+        segments=whole("segments"),
+        binary=getattr(backend, "binary", None),
+    )
+
+
+#: The method `scalars` of `rulec.backend.protocol.ScalarCall`.
+DeviceScalars = Callable[[Scalars], tuple[Any, dict[str, Any]]]
+
+
+def scalars_of(call: Call) -> DeviceScalars | None:
+    """A bound call's function for the scalar table on its device; None where it has none."""
+    scalars: DeviceScalars | None = getattr(call, "scalars", None)
+    return scalars
+
+
+def replay_of(call: Call) -> Callable[[Rows], ReplayableCall] | None:
+    """A bound call's way to a replayable call; None where it has none."""
+    standing: Callable[[Rows], ReplayableCall] | None = getattr(call, "standing", None)
+    return standing

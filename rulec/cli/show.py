@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import typer
 
@@ -22,6 +22,7 @@ from rulec.cli.console import print_json, print_source
 from rulec.errors import RulecError
 
 if TYPE_CHECKING:
+    from rulec.backend.capabilities import Values
     from rulec.compiler.ir import Program
     from rulec.compiler.layout import Layout
     from rulec.language.rule import Rule
@@ -78,31 +79,30 @@ def show(
 
 def _epilogue(rule: Rule, backend: str, dtype: str, state_dtype: str) -> str:
     from rulec.backend import registry
+    from rulec.backend.capabilities import capabilities_of
     from rulec.tools.display.kernels import program_of
 
-    printer: Any = registry.get(backend)
-    if not hasattr(printer, "emit_epilogue"):
+    kernels = capabilities_of(registry.get(backend)).epilogue
+    if kernels is None:
         raise RulecError(f"--epilogue shows a kernel that triton has and {backend} has not: give --backend triton")
     program = program_of(rule, dtype, _storage(state_dtype))
-    text: str = printer.emit_epilogue(program, _floats(program, dtype, state_dtype), dtype)
-    return text
+    return kernels.emit_epilogue(program, _floats(program, dtype, state_dtype), dtype)
 
 
 def _estimate(rule: Rule, backend: str, values: str, dtype: str, state_dtype: str) -> str:
     from rulec.backend import registry
-    from rulec.backend.capabilities import Values
+    from rulec.backend.capabilities import Values, capabilities_of
     from rulec.language.source import did_you_mean
     from rulec.tools.display.kernels import program_of
 
     kinds = get_args(Values)
     if values not in kinds:
         raise RulecError(f"there is no noise {values!r}{did_you_mean(values, kinds)}: give {', '.join(kinds)}")
-    printer: Any = registry.get(backend)
-    if not hasattr(printer, "emit_estimate"):
+    kernels = capabilities_of(registry.get(backend)).estimate
+    if kernels is None:
         raise RulecError(f"--estimate shows a kernel that cpu, c, cupy and triton have and {backend} has not")
     program = program_of(rule, dtype, _storage(state_dtype))
-    text: str = printer.emit_estimate(program, _floats(program, dtype, state_dtype), values)
-    return text
+    return kernels.emit_estimate(program, _floats(program, dtype, state_dtype), cast("Values", values))
 
 
 def _storage(state_dtype: str, weights: str = "") -> Storage:

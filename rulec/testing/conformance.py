@@ -21,6 +21,7 @@ A backend MUST keep these points:
 - It propagates NaN and infinity as in IEEE 754.
 - It negates gradients in a layout with `maximize`.
 - It serves several sets of tensors with one kernel.
+- It has what it offers beyond its three methods, as `rulec.backend.capabilities` defines it.
 - With `on_device`, it takes the scalar table as NumPy's or as an array of the tensors' kind. It reduces tensors with
   `stays` and leaves them as they were, and it divides gradients by `scale`.
 - It gives the reference's steps in the runtime, where the runtime knows its arrays.
@@ -40,11 +41,13 @@ import numpy as np
 
 import rulec
 from rulec.backend import registry
+from rulec.backend.capabilities import capabilities_of
 from rulec.backend.protocol import Backend, Kernel
 from rulec.compiler.layout import Layout, array_buffers, layout_for
 from rulec.compiler.pipeline import compile
 from rulec.errors import BackendUnavailable, BackendUnsupported
 from rulec.language.rule import Rule
+from rulec.testing.capabilities import check_capabilities
 from rulec.testing.cases import (
     LARGE_SHAPES,
     MATRIX_SHAPES,
@@ -81,7 +84,8 @@ class Report:
     """The result for a backend that passed.
 
     It was tested on `rules` and `dtypes`, and refused the rules in `refused`. `unmet` has a sentence for each SHOULD
-    that does not hold. `stages` is true where it runs programs of several stages, as for reductions.
+    that does not hold. `stages` is true where it runs programs of several stages, as for reductions. `capabilities` are
+    the names of what it has beyond its three methods, as `rulec.backend.capabilities.Capabilities` names them.
     """
 
     backend: str
@@ -90,6 +94,7 @@ class Report:
     refused: list[str] = field(default_factory=list)
     unmet: list[str] = field(default_factory=list)
     stages: bool = True
+    capabilities: list[str] = field(default_factory=list)
 
 
 def check_backend(
@@ -131,6 +136,7 @@ def contract(names: Sequence[str], dtypes: Sequence[str]) -> list[Piece]:
     return [
         Piece("printing", lambda subject, _: check_emit_is_pure(subject.backend, names, dtypes)),
         Piece("refusal", lambda subject, _: check_refusal(subject.backend)),
+        Piece("capabilities", lambda subject, report: report.capabilities.extend(check_capabilities(subject))),
         *(_operations(dtype) for dtype in dtypes if dtype in ("float32", "float64")),
         *(_of_library(name, dtypes) for name in names),
         *(_of_rule(rule, ends) for rule in hostile_rules()),
@@ -281,7 +287,7 @@ def check_stages(subject: Subject, rule: Rule, dtypes: Sequence[str]) -> None:
 
 def check_on_device(subject: Subject, rule: Rule, dtype: str, shapes: Sequence[tuple[int, ...]] = SHAPES) -> None:
     """MUST, with `on_device`, run steps with rows, `stays` and `scale` on the device."""
-    if not getattr(subject.backend, "on_device", False):
+    if not capabilities_of(subject.backend).on_device:
         return
     for bucket in buckets_of(rule, shapes):
         trial = trial_of(subject, bucket, layout_of(bucket, dtype))

@@ -82,7 +82,7 @@ class Draws:
                 self._pass(drawn, name, i, values.astype(numpy_dtype(self.layout.dtype(name))))
             for vector in self.program.vectors:
                 values = _numbers(random, _extents(vector.axes.letters, self.views[i]), is_boolean(vector.value))
-                self._pass(drawn, vector.name, i, values.astype(self.layout.compute))
+                self._pass(drawn, vector.name, i, values.astype(numpy_dtype(self.layout.result(vector.name))))
         return drawn
 
     def _pass(self, drawn: Drawn, name: str, index: int, values: Array) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rulec.array.arrays import numpy_dtype
+from rulec.backend.capabilities import capabilities_of
 from rulec.backend.protocol import Backend
 from rulec.compiler.layout import FLOATS
 from rulec.language.expr.node import Op
@@ -180,7 +181,7 @@ def kind_of(backend: Backend) -> ArrayKind:
     It is the library of a backend that works on one alone, PyTorch for other backends on the device (on the CPU where
     there is no GPU), and NumPy for the rest.
     """
-    if backend.name in _LIBRARY_OF or not getattr(backend, "on_device", False):
+    if backend.name in _LIBRARY_OF or not capabilities_of(backend).on_device:
         return kind_named(_LIBRARY_OF.get(backend.name, "numpy"))
     import torch
 

@@ -12,13 +12,13 @@ from rulec.array.arrays import numpy_dtype
 from rulec.backend.capabilities import Noise, Values
 from rulec.backend.protocol import Rows
 from rulec.compiler.layout import layout_for
-from rulec.es.streams import Stream, short_weights
+from rulec.es.streams import short_weights
+from rulec.testing.capabilities import VALUES as VALUES
+from rulec.testing.capabilities import summed as summed
 from rulec.testing.cases import loaded
 from rulec.testing.kinds import ArrayKind
 
 Array = np.ndarray[Any, Any]
-
-VALUES: tuple[Values, ...] = ("popcount", "rademacher", "normal")
 
 #: Elements at which a tensor may begin: with a block or within one, and where blocks' numbers are about to need more
 #: than 32 bits, of each kind.
@@ -33,18 +33,6 @@ def noise_of(values: Values, directions: int, layer: int = 3, **position: int) -
     drawn[1:2] = 0.0
     given = {"seed": -5, "step": 2**32 - 1, "first": 2**31 - 1, "purpose": 1, **position}
     return Noise(values, layer=layer, weights=short_weights(drawn, values), **given)
-
-
-def summed(noise: Noise, count: int, offset: int, dtype: str) -> Array:
-    """The sum as it is defined: in float64 for an array of that, else in float32, rounded once."""
-    real = np.dtype("float64" if dtype == "float64" else "float32")
-    total = np.zeros(count, real)
-    for d, weight in enumerate(noise.weights):
-        stream = Stream(noise.seed, noise.layer, noise.step, noise.first + d, noise.purpose)
-        normal = noise.values == "normal"
-        each = stream.values("normal", count, offset) if normal else stream.whole(noise.values, count, offset)
-        total += weight.astype(real) * each.astype(real)
-    return total.astype(numpy_dtype(dtype))
 
 
 def filled(backend: Any, kind: ArrayKind, noise: Noise, count: int, offset: int, dtype: str) -> Array:

@@ -11,7 +11,6 @@ import pytest
 from rulec.array import Optimizer
 from rulec.compiler.layout import scale_name
 from rulec.formats import NAMES, decode, encode, of_key, parse
-from rulec.runtime.storage.quantized import decodes
 from rulec_backends.cupy import CupyBackend
 from rulec_backends.cupy.plan import kernel_name
 from tests.backends import cuda_stand_in
@@ -117,10 +116,10 @@ def test_what_a_block_of_threads_cannot_hold_is_left_to_be_refused() -> None:
     short, long = (training("adamw", {"m": signed(name)}, (5003,)) for name in ("int8/256", "int8/512"))
     mixed = training("adamw", {"m": signed("int8/8"), "v": unsigned("int8/4096")}, (5003,))
     few = CupyBackend(threads=64)
-    assert decodes(few, short.program, short.layout)
-    assert not decodes(few, long.program, long.layout)
-    assert decodes(BACKEND, long.program, long.layout)
-    assert not decodes(BACKEND, mixed.program, mixed.layout)
+    assert few.decodes(short.program, short.layout)
+    assert not few.decodes(long.program, long.layout)
+    assert BACKEND.decodes(long.program, long.layout)
+    assert not BACKEND.decodes(mixed.program, mixed.layout)
 
 
 @needs_nvrtc

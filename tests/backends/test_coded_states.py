@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import rulec
 from rulec.backend import registry
+from rulec.backend.capabilities import capabilities_of, scalars_of
+from rulec.compiler.ir import Program
+from rulec.compiler.layout import Layout
 from rulec.formats import NAMES, parse
-from rulec.runtime.storage.quantized import decodes
+from rulec.runtime.storage.quantized import kernel_of
+from rulec_backends.numpy import NumpyBackend
 from tests.backends.coded_training import Training, signed, training, unsigned
 from tests.backends.coded_training import check as check_bits
 from tests.backends.here import BACKENDS
@@ -42,7 +47,7 @@ def test_one_state_in_codes_and_the_other_in_floats(backend: str) -> None:
 @pytest.mark.parametrize("backend", ["c", "cpu"])
 def test_kernels_in_main_memory_read_and_write_codes_themselves(backend: str) -> None:
     case = training("adamw", {"m": signed("int8"), "v": unsigned("int8")}, (5003,))
-    assert decodes(registry.get(backend), case.program, case.layout)
+    assert capabilities_of(registry.get(backend)).decodes(case.program, case.layout)
 
 
 @pytest.mark.parametrize("backend", ["c", "cpu"])
@@ -56,3 +61,20 @@ step: |
   p = p - last*m*part
 """)
     check(training(rule, {"m": signed("int8")}, (5003,)), backend)
+
+
+class WithoutScalars(NumpyBackend):
+    """On a device, with kernels for codes of one state alone, and without one for the scalar table."""
+
+    name, on_device = "without-scalars", True
+
+    def decodes(self, program: Program, layout: Layout) -> bool:
+        return program.name == "Codes"
+
+
+def test_operations_compute_the_scalars_where_the_kernel_of_floats_does_not() -> None:
+    case = training("adamw", {"m": signed("int8")}, (5003,))
+    _, kernel = kernel_of(WithoutScalars(), case.program, case.layout, lambda _, like: np.empty_like(like))
+    arrays = case.states()
+    call = kernel.bind([case.first], [arrays])
+    assert scalars_of(call) is None

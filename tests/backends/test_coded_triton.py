@@ -8,11 +8,12 @@ import pytest
 
 import rulec
 from rulec.backend import registry
+from rulec.backend.capabilities import capabilities_of
 from rulec.compiler.layout import layout_for, scheduled
 from rulec.errors import BackendUnsupported
 from rulec.formats import NAMES, parse
 from rulec.formats.tables import table
-from rulec.runtime.storage.quantized import decodes, kernel_of
+from rulec.runtime.storage.quantized import kernel_of
 from rulec_backends.triton.blocks import Block
 from rulec_backends.triton.coded import halved, lengthened, words
 from tests.backends.coded_training import signed, training, unsigned
@@ -187,7 +188,7 @@ class Foreign:
 def test_a_device_without_kernels_for_codes_refuses_them_with_a_remedy() -> None:
     program = rulec.compile(rulec.load("adam_mini"))
     kernel = scheduled(program, layout_for(program, "float32", formats={"m": signed("int8")}))
-    assert not decodes(registry.get("triton"), *kernel)
+    assert not capabilities_of(registry.get("triton")).decodes(*kernel)
     backend: Any = Foreign()
     with pytest.raises(BackendUnsupported, match=r"'foreign' .* codes \(m\) .* state_dtype={'m': 'float32'}"):
         kernel_of(backend, *kernel, lambda _, like: like)

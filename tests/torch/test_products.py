@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import rulec
 import rulec.torch
+from rulec.backend.capabilities import capabilities_of
 from rulec.errors import BackendUnsupported
 from rulec.language.expr.node import Op
 from rulec.runtime.buckets.context import EngineContext
@@ -105,7 +106,7 @@ def test_a_stack_has_no_more_elements_than_a_portion() -> None:
 
 def test_without_products_of_the_backend_large_matrices_are_worked_on_one_by_one() -> None:
     library = DeviceLibrary("cpu")
-    library.adopt(Elsewhere())
+    library.adopt(capabilities_of(Elsewhere()))
     value = next(v for v in rulec.compile(rulec.load("muon")).vectors).value
     assert value.op is Op.NEWTON_SCHULZ
     stacks = [library.stacks(value, [torch.empty(1, *shape), 5.0]) for shape in ((12, 8), (200, 210))]
@@ -122,7 +123,7 @@ def test_nvidias_gpus_before_ampere_keep_the_products_of_torch(capability: tuple
         mock.patch.object(torch.cuda, "get_device_capability", return_value=capability),
     ):
         library = DeviceLibrary("cuda:0")
-        library.adopt(TritonBackend())
+        library.adopt(capabilities_of(TritonBackend()))
     assert (library.most_stacked is not None) is has
     assert (library.matrix is not DEVICE_MATRIX) is has
 
@@ -154,7 +155,7 @@ def test_the_choice_of_products() -> None:
     assert by(large.float()) is TORCH
     assert by(large[:, :100]) is TORCH
     assert by(large.to("meta")) is TORCH
-    assert ProductsBy(object())(large) is TORCH
+    assert ProductsBy(None)(large) is TORCH
 
 
 def test_a_stack_is_rounded_as_it_is_made() -> None:

@@ -14,6 +14,7 @@ from rulec.array.es.noise import ArrayDraws, fused_step, namespace
 from rulec.array.optimizer import Optimizer
 from rulec.array.step import arrays_for
 from rulec.backend import registry
+from rulec.backend.capabilities import capabilities_of
 from rulec.errors import HyperError, RulecError, TensorError
 from rulec.es.families import Family, family, is_plain
 from rulec.es.fitness import Report, Shaping, Weights, skipped, weights
@@ -256,8 +257,10 @@ class Strategy(StrategySteps):
             dtype = np.float64 if array.dtype == np.float64 else np.float32
         perturbation = self._of(name)
         stream = Stream(perturbation.seed_or_0, self._numbers[name], self._step)
-        backend: Any = registry.get(self._arrays.backend(self._arrays.device(array)))
-        return ArrayDraws(namespace(array), backend.fill_noise, perturbation.values, stream, np.dtype(dtype))
+        backend = registry.get(self._arrays.backend(self._arrays.device(array)))
+        fill = capabilities_of(backend).fill_noise
+        assert fill is not None
+        return ArrayDraws(namespace(array), fill, perturbation.values, stream, np.dtype(dtype))
 
     def __repr__(self) -> str:
         count = sum(math.prod(array.shape) for array in self._perturbed.values())

@@ -10,12 +10,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from itertools import product
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from rulec.backend import registry
-from rulec.backend.capabilities import WORD_BITS, BinaryKernels, Bits, Window, words_of
+from rulec.backend.capabilities import WORD_BITS, BinaryKernels, Bits, Window, capabilities_of, words_of
 from rulec.errors import BackendUnavailable
 from rulec.es.streams import BITS, Stream
 
@@ -36,10 +36,10 @@ def kernels_of(array: Any, backend: str | None = None) -> BinaryKernels:
 def _kernels(name: str) -> BinaryKernels:
     if name == "numpy":
         return ReferenceKernels()
-    backend = registry.usable(name)
-    if not hasattr(backend, "binary"):
+    binary = capabilities_of(registry.usable(name)).binary
+    if binary is None:
         raise BackendUnavailable(f"backend {name!r} has no kernels for packed bits: use 'numpy', 'cpu', 'c' or 'cupy'")
-    return cast(BinaryKernels, backend.binary())
+    return binary()
 
 
 Array = np.ndarray[Any, Any]

@@ -14,6 +14,7 @@ import numpy as np
 from rulec.array_api.bits import words_of
 from rulec.array_api.library import Library
 from rulec.array_api.slices import Runs, runs_of
+from rulec.backend.capabilities import Capabilities, scalars_of
 from rulec.backend.protocol import Backend, Call, Kernel
 from rulec.compiler.ir import Program, Site
 from rulec.compiler.layout import Layout, is_shaped, scheduled
@@ -135,6 +136,7 @@ class Bucket:
     layout: Layout
     device: str
     backend: Backend
+    capabilities: Capabilities
     static: Mapping[str, float]
     library: Library
     decoded: Decoded
@@ -195,7 +197,7 @@ class Bucket:
 
     def _compiled(self, program: Program) -> Version:
         program, layout = scheduled(program, self.layout.of(program), early=not self.parted)
-        if getattr(self.backend, "narrow", False) and not self.parted:
+        if self.capabilities.narrow and not self.parted:
             layout = narrowed(program, layout)
         source, kernel = kernel_of(self.backend, program, layout, self.decoded, partial(self.library.join, axis=0))
         if LEVEL >= 4:
@@ -245,14 +247,14 @@ class Bucket:
         words = [words_of(self.seed, t.number, None if t.whole is None else t.whole.piece) for t in self.tensors]
         facts = [{**of_shape, **of_bits} for of_shape, of_bits in zip(self.facts, words, strict=True)]
         if self.resident:
-            version.rows = DeviceScalarRows(version.program, self.groups, facts, self.library)
+            version.rows = DeviceScalarRows(version.program, self.groups, facts, self.library, scalars_of(version.call))
         else:
             version.rows = ScalarRows(version.program, self.groups, facts)
 
     def knows_only_there(self, state: str) -> bool:
         """Whether a scalar state is kept on the device, because it follows from reductions of kernels there."""
         late = any(s.buffer == state for s in self.program.finish)
-        return self.resident or (late and getattr(self.backend, "on_device", False))
+        return self.resident or (late and self.capabilities.on_device)
 
     def under(self, program: Program) -> Bucket:
         """The same tensors and states under another program; its `t` in the next step is the count so far."""

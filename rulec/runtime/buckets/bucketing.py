@@ -18,6 +18,7 @@ from rulec.analysis import analyse
 from rulec.analysis.flow import flow_of
 from rulec.analysis.linear import pace
 from rulec.backend import registry
+from rulec.backend.capabilities import capabilities_of
 from rulec.backend.protocol import Backend
 from rulec.compiler.axes import AxisInference
 from rulec.compiler.ir import Memory, Program
@@ -233,15 +234,27 @@ class Buckets:
         halved: bool,
     ) -> Bucket:  # fmt: skip
         backend = registry.usable(self._backend or self.common.arrays.backend(device))
-        there = getattr(backend, "on_device", False)
+        capabilities = capabilities_of(backend)
+        there = capabilities.on_device
         # Whether a step is skipped is known on the device alone, and so is then how often there was one.
         resident = there and (self._resident or program.skip is not None)
         library = self.common.arrays.library(device, there)
-        library.adopt(backend)
+        library.adopt(capabilities)
         decoded = partial(self.common.decoded, device)
         seed = self.common.seed
         bucket = Bucket(
-            program, layout, device, backend, dict(static), library, decoded, parted, halved, resident, seed
+            program,
+            layout,
+            device,
+            backend,
+            capabilities,
+            dict(static),
+            library,
+            decoded,
+            parted,
+            halved,
+            resident,
+            seed,
         )
         if not (resident or parted or program.predicates or program.skip):
             bucket.rings = ringed(program)[1]

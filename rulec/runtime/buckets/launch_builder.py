@@ -95,7 +95,7 @@ class Launcher:
         levels = [*shared.values.values(), shared.group_t, shared.model_t]
         # A captured graph reads these even after other tensors join and they are replaced.
         bucket.library.hold((version.call, rows, hyper.table, bucket.counts, [*bucket.scalar_states.values()], levels))
-        table, stored = rows.evaluate(version.call, bucket.counts.numbers, bucket.scalar_states, hyper.table, shared)
+        table, stored = rows.evaluate(bucket.counts.numbers, bucket.scalar_states, hyper.table, shared)
         launch_rows = Rows(table, rows.index)
         if scaling is not None:
             launch_rows = replace(launch_rows, stays=rows.all_alike(scaling.found_inf), scale=rows.scale(scaling.scale))
@@ -131,7 +131,7 @@ class Launcher:
                 raise TensorError(f"{self.rule.name} needs the input {name!r} {when}")
             value = inputs[name]
             if not buffer.axes.elementwise:
-                there = getattr(part.bucket.backend, "on_device", False) and hasattr(value, "device")
+                there = part.bucket.capabilities.on_device and hasattr(value, "device")
                 checked[name] = value if there else self._number(value, name, program)
                 continue
             names = [f"{t.name} (its {name})" for t in part.tensors]

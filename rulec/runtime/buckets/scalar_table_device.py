@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from rulec.array_api.library import Library
+from rulec.backend.capabilities import DeviceScalars
 from rulec.backend.protocol import Scalars
 from rulec.compiler.ir import Program
 from rulec.compiler.scalars import ScalarTable
@@ -80,13 +81,15 @@ class DeviceHyper:
 class DeviceScalarRows:
     """Evaluates the scalar program of one bucket on its device: a row for each tensor.
 
-    `groups` is each tensor's group, `facts` each tensor's shape facts.
+    `groups` is each tensor's group, `facts` each tensor's shape facts. `by_kernel` is the backend's kernel for
+    it; operations of the library compute the scalars where it is None.
     """
 
     def __init__(
-        self, program: Program, groups: np.ndarray[Any, Any], facts: Sequence[Mapping[str, float]], library: Library
-    ) -> None:
-        self.program, self.library = program, library
+        self, program: Program, groups: np.ndarray[Any, Any], facts: Sequence[Mapping[str, float]], library: Library,
+        by_kernel: DeviceScalars | None,
+    ) -> None:  # fmt: skip
+        self.program, self.library, self._by_kernel = program, library, by_kernel
         self.table = ScalarTable(program.scalars)
         self.groups = library.numbers(np.asarray(groups, np.int64))
         self.facts = {f: library.numbers(np.array([x[f] for x in facts], np.float64)) for f in self.table.facts}
@@ -95,7 +98,7 @@ class DeviceScalarRows:
         self._late = library.numbers(np.zeros((len(program.late), len(groups))))
 
     def evaluate(
-        self, call: Any, counts: Any, states: Mapping[str, Vector], hyper: Any, shared: SharedNumbers
+        self, counts: Any, states: Mapping[str, Vector], hyper: Any, shared: SharedNumbers
     ) -> tuple[Any, dict[str, Any]]:
         """The table, with late columns of zeros, and the new values of the scalar states for every tensor.
 
@@ -106,10 +109,7 @@ class DeviceScalarRows:
                 "group": self.library.numbers(shared.group_t) + 1, "model": self.library.numbers(shared.model_t) + 1,
             } if self._levels else {},
         )  # fmt: skip
-        if hasattr(call, "scalars"):
-            result: tuple[Any, dict[str, Any]] = call.scalars(known)
-            return result
-        return self._by_library(known)
+        return self._by_library(known) if self._by_kernel is None else self._by_kernel(known)
 
     def _states(self, states: Mapping[str, Vector], shared: SharedNumbers) -> dict[str, Any]:
         return {

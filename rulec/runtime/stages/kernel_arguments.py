@@ -35,7 +35,7 @@ class KernelArguments:
         self.program, self.layout = launch.version.program, launch.version.layout
         self.compute, self.seed, self.owner = self.layout.compute, launch.common.seed, launch.common.processes
         self.library = portion.bucket.library
-        self.fill_noise = getattr(portion.bucket.backend, "fill_noise", None)
+        self.fill_noise = portion.bucket.capabilities.fill_noise
         self.groups = portion.groups
         self.grads = portion.pick(launch.grads)
         self.rows = self._rows()

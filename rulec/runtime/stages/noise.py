@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rulec.backend.capabilities import Noise
+from rulec.backend.capabilities import Noise, Values
 from rulec.compiler.layout import has_chance
 from rulec.errors import BackendUnsupported
 from rulec.runtime.buckets.bucket import Bucket, Version
@@ -62,8 +62,7 @@ class EstimateCalls:
         False, and the launch is unchanged, where the rule or its backend has no such kernel.
         """
         kinds = {noise.values for noise in noises}
-        backend: Any = launch.part.bucket.backend
-        if len(kinds) != 1 or not takes_parts(launch.version) or not hasattr(backend, "build_estimate"):
+        if len(kinds) != 1 or not takes_parts(launch.version) or launch.part.bucket.capabilities.estimate is None:
             return False
         (values,) = kinds
         try:
@@ -73,9 +72,10 @@ class EstimateCalls:
         launch.grads = [*noises]
         return True
 
-    def _bound(self, launch: Launch, values: str) -> Any:
+    def _bound(self, launch: Launch, values: Values) -> Any:
         version, bucket = launch.version, launch.part.bucket
-        backend: Any = bucket.backend
-        source = backend.emit_estimate(version.program, version.layout, values)
-        kernel = backend.build_estimate(version.program, version.layout, values, source)
+        kernels = bucket.capabilities.estimate
+        assert kernels is not None
+        source = kernels.emit_estimate(version.program, version.layout, values)
+        kernel = kernels.build_estimate(version.program, version.layout, values, source)
         return kernel.bind(bucket.params, bucket.states)

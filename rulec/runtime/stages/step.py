@@ -77,7 +77,7 @@ def _written(launch: Launch) -> Joining:
     """Runs a launch. Yields where it needs values of other launches."""
     bucket, part = launch.part.bucket, launch.part
     begin = time.perf_counter() if LEVEL else 0.0
-    if bucket.resident or (launch.version.plan.staged and getattr(bucket.backend, "on_device", False)):
+    if bucket.resident or (launch.version.plan.staged and bucket.capabilities.on_device):
         yield from DeviceStagedRun(launch).run()
     elif launch.version.plan.staged:
         yield from StagedRun(launch).run()

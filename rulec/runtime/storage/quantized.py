@@ -12,13 +12,13 @@ import ctypes
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from rulec.array_api.slices import Pieces
-from rulec.backend.protocol import Backend, Call, Kernel, Rows, Scalars, Scratch, Written
+from rulec.backend.capabilities import Capabilities, DeviceScalars, capabilities_of, scalars_of
+from rulec.backend.protocol import Backend, Call, Kernel, Rows, Scratch, Written
 from rulec.compiler.ir import Program, Store
 from rulec.compiler.layout import Layout, layout_for, scale_name
 from rulec.compiler.pipeline import compile
@@ -43,30 +43,23 @@ def kernel_of(
     backend: Backend, program: Program, layout: Layout, decoded: Decoded, joined: Joined = np.concatenate
 ) -> tuple[str, Kernel]:
     """The source and the kernel of a program. BackendUnsupported for codes on a device without kernels for them."""
-    if not layout.formats or decodes(backend, program, layout):
+    capabilities = capabilities_of(backend)
+    if not layout.formats or capabilities.decodes(program, layout):
         source = backend.emit(program, layout)
         return source, backend.build(program, layout, source)
-    there = None
-    if getattr(backend, "on_device", False):
-        there = _there(backend, program, layout)
+    there = _there(backend, capabilities, program, layout) if capabilities.on_device else None
     source = backend.emit(program, layout.decoded)
     return source, CodedKernel(backend.build(program, layout.decoded, source), program, layout, decoded, there, joined)
 
 
-def _there(backend: Backend, program: Program, layout: Layout) -> DeviceFormats:
+def _there(backend: Backend, capabilities: Capabilities, program: Program, layout: Layout) -> DeviceFormats:
     """The kernels of a device's formats; BackendUnsupported where it has none."""
-    there = DeviceFormats(backend, partial(decodes, backend))
+    there = DeviceFormats(backend, capabilities.decodes)
     lacking = [name for name, form in layout.formats if not there.has(form)]
     if lacking:
         floats = f"give state_dtype={dict.fromkeys(lacking, 'float32')} for these states"
         raise BackendUnsupported(backend.name, f"states in codes ({' and '.join(lacking)})", program.name, floats)
     return there
-
-
-def decodes(backend: Backend, program: Program, layout: Layout) -> bool:
-    """Whether the kernels of a backend read and write codes themselves."""
-    ability: Callable[[Program, Layout], bool] | None = getattr(backend, "decodes", None)
-    return ability is not None and ability(program, layout)
 
 
 class CodedKernel:
@@ -94,8 +87,6 @@ class CodedCall:
     ) -> None:
         self._kernel, self._params, self._states, self._views = kernel, params, states, views
         self._calls: dict[int, tuple[Call, dict[str, CodedState | DeviceState]]] = {}
-        #: The kernel bound to all tensors, for its scalars.
-        self._all: Any = None
         stages = kernel.program.stages
         self._used = [frozenset(used_buffers(kernel.program, stage)) for stage in stages]
         self._stored = [frozenset(s.buffer for s in stage.stores) for stage in stages]
@@ -146,13 +137,11 @@ class CodedCall:
             states[name] = self._kernel.decoded(name, self._params[tensor])
         return states
 
-    def scalars(self, known: Scalars) -> tuple[Any, dict[str, Any]]:
-        """The scalar table on a device, and the new scalar states; see `rulec.backend.protocol.ScalarCall`."""
-        if self._all is None:
-            states = [self._floats(tensor) for tensor in range(len(self._params))]
-            self._all = self._kernel.kernel.bind(self._params, states, self._views)
-        table: tuple[Any, dict[str, Any]] = self._all.scalars(known)
-        return table
+    @functools.cached_property
+    def scalars(self) -> DeviceScalars | None:
+        """`scalars` of the kernel bound to all tensors; None where it computes no scalar table."""
+        states = [self._floats(tensor) for tensor in range(len(self._params))]
+        return scalars_of(self._kernel.kernel.bind(self._params, states, self._views))
 
 
 class CodedState:

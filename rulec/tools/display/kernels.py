@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from rulec.backend import registry
+from rulec.backend.capabilities import capabilities_of
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout, layout_for, scheduled
 from rulec.compiler.pipeline import compile
 from rulec.errors import RulecError
 from rulec.language.rule import Rule
 from rulec.runtime.storage.options import FEWEST_CODED, Storage
-from rulec.runtime.storage.quantized import decodes
 
 #: Backend -> language of its source, where this is not Python.
 LANGUAGES = {"c": "c", "cupy": "cuda"}
@@ -23,7 +23,7 @@ def kernel_source(rule: Rule, backend: str, dtype: str = "float32", storage: Sto
     """The source of a rule's kernel; RulecError where the backend refuses the rule."""
     program = program_of(rule, dtype, storage)
     printer, kernel = registry.get(backend), scheduled(program, layout_of(program, dtype, storage))
-    if kernel.layout.formats and not decodes(printer, *kernel):
+    if kernel.layout.formats and not capabilities_of(printer).decodes(*kernel):
         raise RulecError(f"{backend} has no kernel of {rule.name} with states in codes: they are decoded before it")
     return printer.emit(*kernel)
 

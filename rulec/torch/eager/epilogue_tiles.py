@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rulec.backend.capabilities import GradientRows, Product
+from rulec.backend.capabilities import EpilogueKernels, GradientRows, Product
 from rulec.backend.protocol import Kernel, Rows, Scratch, Written
 from rulec.compiler.layout import scale_name
 from rulec.errors import BackendUnsupported, PartialUpdate
@@ -218,20 +218,20 @@ class ProductCalls:
     def _bound(self, launch: Launch, factors: str) -> Any:
         """A call for products of factors of a dtype, or for gradients that are made by rows."""
         version, bucket = launch.version, launch.part.bucket
-        kernel = self._kernel(version, bucket.backend, factors) if factors else None
+        kernel = self._kernel(version, bucket.capabilities.epilogue, factors) if factors else None
         if kernel is not None:
             return kernel.bind(bucket.params, bucket.states)
         layout = version.layout
         return TiledCall(version.kernel, bucket.params, bucket.states, layout.dtype("g"), layout.formats)
 
-    def _kernel(self, version: Version, backend: Any, factors: str) -> Any:
+    def _kernel(self, version: Version, kernels: EpilogueKernels | None, factors: str) -> Kernel | None:
         """The backend's kernel that makes the product; None where tiles are taken."""
-        if self._way == "tiles" or version.layout.formats or not hasattr(backend, "build_epilogue"):
+        if self._way == "tiles" or version.layout.formats or kernels is None:
             return None
         if self._way == "auto" and factors == "float32":
             return None  # products of float32 in full are faster by the library
         try:
-            source = backend.emit_epilogue(version.program, version.layout, factors)
+            source = kernels.emit_epilogue(version.program, version.layout, factors)
         except BackendUnsupported:
             return None
-        return backend.build_epilogue(version.program, version.layout, factors, source)
+        return kernels.build_epilogue(version.program, version.layout, factors, source)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rulec.backend import registry
+from rulec.backend.capabilities import capabilities_of
 from rulec.errors import RulecError
 from rulec.torch.groups.interface import ASKING, Options
 from rulec.torch.tensors.tensors import TorchArrays
@@ -81,6 +82,6 @@ def residence_of(params: Sequence[Tensor], groups: Sequence[Mapping[str, Any]], 
     asked, backend = is_asked(groups, options), options.backend
     devices = {str(p.device) for p in params}
     chosen = [backend or TorchArrays().backend(d) for d in sorted(devices)]
-    there = [getattr(registry.get(b) if isinstance(b, str) else b, "on_device", False) for b in chosen]
+    there = [capabilities_of(registry.get(b) if isinstance(b, str) else b).on_device for b in chosen]
     types = frozenset(p.device.type for p in params)
     return CaptureMode(asked, any(there), bool(there) and all(there), types)

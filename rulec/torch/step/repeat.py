@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rulec.backend.capabilities import replay_of
 from rulec.backend.protocol import ReplayableCall
 from rulec.environment import LEVEL
 from rulec.errors import PartialUpdate
@@ -44,7 +45,7 @@ class Repeat:
         self.left = 0
         self._rows: list[Numbers] = []
         #: What each bucket's call is run by.
-        self.calls = [launch.version.call.standing(launch.rows) for launch in launches]  # type: ignore[union-attr]
+        self.calls = [_replayable(launch) for launch in launches]
         self._runs = [call.run for call in self.calls]
         #: Whether an interrupt left a step of which nobody can say how far it went.
         self.unfinished = False
@@ -157,12 +158,20 @@ def _is_plain(launch: Launch) -> bool:
     bucket, version, rows = launch.part.bucket, launch.version, launch.version.rows
     counts, shared = bucket.counts, launch.common.shared
     return (
-        hasattr(version.call, "standing") and not version.plan.staged and not version.waits and not version.turns
+        not version.plan.staged and not version.waits and not version.turns
         and isinstance(rows, ScalarRows) and launch.rows.index is rows.index
         and version.program is bucket.program and launch.part.positions is None and not launch.inputs
         and not launch.scalar_states and not shared.values and not launch.skipped
         and type(counts) is Counts and counts.numbers.dtype == np.float32 and counts.numbers.flags.c_contiguous
+        and version.call is not None and replay_of(version.call) is not None
     )  # fmt: skip
+
+
+def _replayable(launch: Launch) -> ReplayableCall:
+    """The call of a plain launch that may be run again and again."""
+    replay = None if launch.version.call is None else replay_of(launch.version.call)
+    assert replay is not None
+    return replay(launch.rows)
 
 
 def _rows_ahead(launch: Launch, count: float) -> Numbers:

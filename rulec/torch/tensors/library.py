@@ -23,7 +23,7 @@ from rulec.array_api.library import Library
 from rulec.array_api.matrix import iterations, matrix_functions, times
 from rulec.array_api.numpy import NumpyLibrary
 from rulec.array_api.reductions import REDUCTIONS
-from rulec.backend.capabilities import QuinticProducts, ReducesSegments
+from rulec.backend.capabilities import Capabilities, QuinticProducts, ReducesSegments
 from rulec.language.expr.newton_schulz import Coefficients, coefficients_of
 from rulec.language.expr.node import Node, Op
 from rulec.language.expr.static import MUON, NORM, UNDIVIDED, settings
@@ -253,23 +253,24 @@ class DeviceLibrary(Library):
         self._places: dict[bytes, Tensor] = {}
         self._held: list[Any] = []
         self._products = ProductsBy(None)
-        self._backend: Any = None
+        self._capabilities = Capabilities()
 
     @property
     def joins_segments(self) -> bool:  # type: ignore[override]
         """Where a backend has a kernel for them. torch's own sums of runs have such an order on the CPU alone."""
-        return hasattr(self._backend, "build_segments") or self.device.type in ("cpu", "meta")
+        return self._capabilities.segments is not None or self.device.type in ("cpu", "meta")
 
     @cached_property
     def _segments(self) -> ReducesSegments | None:
-        backend = self._backend
-        return backend.build_segments(backend.emit_segments()) if hasattr(backend, "build_segments") else None
+        kernels = self._capabilities.segments
+        return None if kernels is None else kernels.build_segments(kernels.emit_segments())
 
-    def adopt(self, backend: Any) -> None:
-        self._backend = backend
-        if not hasattr(backend, "build_quintic") or not backend.has_quintic(self.device):
+    def adopt(self, capabilities: Capabilities) -> None:
+        self._capabilities = capabilities
+        kernels = capabilities.quintic
+        if kernels is None or not kernels.has_quintic(self.device):
             return
-        self.most_stacked, self._products = _STACKED, ProductsBy(backend)
+        self.most_stacked, self._products = _STACKED, ProductsBy(kernels)
         self.matrix = {**DEVICE_MATRIX, Op.NEWTON_SCHULZ: partial(newton_schulz, products=self._products)}
 
     def stacks(self, value: Node, operands: Sequence[Any]) -> bool:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rulec.array_api.matrix import times
-from rulec.backend.capabilities import QuinticProducts
+from rulec.backend.capabilities import QuinticKernels, QuinticProducts
 from rulec.errors import BackendUnsupported
 from rulec.language.expr.static import NORM, UNDIVIDED
 from rulec.torch.tensors.fake import has_no_memory
@@ -85,9 +85,9 @@ class TorchQuintic:
 class ProductsBy:
     """The choice between a backend's products and torch's."""
 
-    def __init__(self, backend: Any) -> None:
-        """`backend` may be any, and None."""
-        self._of = functools.cache(functools.partial(_quintic, backend))
+    def __init__(self, kernels: QuinticKernels | None) -> None:
+        """`kernels` are the backend's; None where it has none."""
+        self._of = functools.cache(functools.partial(_quintic, kernels))
 
     def __call__(self, y: Tensor) -> QuinticProducts:
         """The products for a stack."""
@@ -100,11 +100,10 @@ class ProductsBy:
         return products if products is not None and products.pays(rows, cols) else None
 
 
-def _quintic(backend: Any, dtype: str) -> QuinticProducts | None:
-    if not hasattr(backend, "build_quintic"):
+def _quintic(kernels: QuinticKernels | None, dtype: str) -> QuinticProducts | None:
+    if kernels is None:
         return None
     try:
-        products: QuinticProducts = backend.build_quintic(dtype, backend.emit_quintic(dtype))
+        return kernels.build_quintic(dtype, kernels.emit_quintic(dtype))
     except BackendUnsupported:
         return None
-    return products

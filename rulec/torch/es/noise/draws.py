@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rulec.array_api.random import WORD, rounds
 from rulec.backend import registry
-from rulec.backend.capabilities import Noise, Values
+from rulec.backend.capabilities import Capabilities, FillsLines, FillsNoise, Noise, Values, capabilities_of
 from rulec.errors import RulecError
 from rulec.es import families
 from rulec.es.streams import DOMAIN, ELEMENTS, SCALE, short_weights
@@ -226,20 +226,21 @@ _BACKENDS = {"cpu": "cpu", "cuda": "triton"}
 
 
 @functools.cache
-def writer(device: str) -> Callable[..., Any] | None:
+def writer(device: str) -> FillsNoise | None:
     """The `fill_noise` of the backend for a type of device; None where it has none, or cannot run."""
-    return _offered(device, "fill_noise")
+    offered = _offered(device)
+    return None if offered is None else offered.fill_noise
 
 
 @functools.cache
-def line_writer(device: str) -> Callable[..., Any] | None:
+def line_writer(device: str) -> FillsLines | None:
     """The `fill_lines` of the backend for a type of device: noise of a direction into each line of a matrix."""
-    return _offered(device, "fill_lines")
+    offered = _offered(device)
+    return None if offered is None else offered.fill_lines
 
 
-def _offered(device: str, name: str) -> Callable[..., Any] | None:
+def _offered(device: str) -> Capabilities | None:
     try:
-        function = getattr(registry.usable(_BACKENDS[device]), name, None) if device in _BACKENDS else None
+        return capabilities_of(registry.usable(_BACKENDS[device])) if device in _BACKENDS else None
     except RulecError:
         return None
-    return function if callable(function) else None
