@@ -9,7 +9,7 @@ from typing import Any
 
 from rulec.array.checks import checked_hyper, checked_tags, flatten, matching_leaves
 from rulec.array.loading import contents, loaded, restored
-from rulec.array.step import ArrayEngine, ArrayPasses, PartialStep
+from rulec.array.step import ArrayEngine, ArrayEvaluations, PartialStep
 from rulec.errors import RulecError, RuleError, TensorError, interrupted
 from rulec.language.eval_point import to_evaluation, to_training
 from rulec.language.evaluations import check_single
@@ -64,7 +64,7 @@ class Optimizer(Lockable):
         """Begins over the arrays of an engine, with no step open."""
         self._engine, self.names = engine, [*engine.params]
         self._open: PartialStep | None = None
-        self._passes: ArrayPasses | None = None
+        self._passes: ArrayEvaluations | None = None
         self._broken: PartialStep | None = None
 
     @synchronized
@@ -114,7 +114,7 @@ class Optimizer(Lockable):
             if self._passes is None or self._passes.closed:
                 self._check_closed("next_pass()")
                 self._check_training()
-                self._passes = ArrayPasses(self._engine, self._hyper_table(), leaves)
+                self._passes = ArrayEvaluations(self._engine, self._hyper_table(), leaves)
             return self._passes.next(leaves, self._inputs(inputs, leaves))
         except BaseException:
             self.put_back()

@@ -1,6 +1,6 @@
 """A step that is taken layer by layer, while it is open and where it broke off.
 
-The passes of one step of arrays: moves to the points, and the way back.
+The evaluations of the model in one step of arrays: moves to the points, and the way back.
 
 The engine of an optimizer of plain arrays, which have names: their kind, and copies of those in Fortran order.
 """
@@ -21,7 +21,7 @@ from rulec.formats import UNBIASED
 from rulec.language.rule import Rule
 from rulec.runtime.buckets.scalar_table import Numbers
 from rulec.runtime.engine import Engine, run
-from rulec.runtime.evaluations import move_at, written
+from rulec.runtime.evaluations import Evaluations, move_at, written
 
 
 class PartialStep:
@@ -87,37 +87,33 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(listed[:4]) + (f" and {len(listed) - 4} more" if len(listed) > 4 else "")
 
 
-class ArrayPasses:
-    """The passes of one step. `leaves` are the first gradients by name, `table` the hyper-parameters.
+class ArrayEvaluations(Evaluations[Mapping[str, Any]]):
+    """The evaluations of the model in one step. `leaves` are the first gradients by name, `table` the hyper-parameters.
 
-    `values` has gradients of earlier points, copies, for the rules that read them. `closed` after the last pass.
+    Gradients of earlier points are copies.
     """
 
     def __init__(self, engine: ArrayEngine, table: Numbers, leaves: Mapping[str, Any]) -> None:
+        super().__init__()
         self._engine, self.table, self._names = engine, table, [*leaves]
-        self._place, self._start = 0, list[Any]()
-        self.values: dict[str, Mapping[str, Any]] = {}
-        self.closed = False
+        self._start: list[Any] = []
 
     def next(self, leaves: Mapping[str, Any], inputs: Mapping[str, Any]) -> bool:
         """Moves the arrays to the next point, by the gradients at the last one; False, and back, after the last."""
         self.check(leaves)
         self.put_back()
-        ids, passes = tuple(self._engine.ids[name] for name in leaves), self._engine.passes
-        while self._place < passes.count:
-            place, self._place = self._place, self._place + 1
-            kept = {name: array.copy() for name, array in leaves.items()} if passes.kept[place] else {}
-            if self._engine.maximize:
-                kept = {name: -array for name, array in kept.items()}
-            self.values |= dict.fromkeys(passes.kept[place], kept)
-            if self._engine.wants(ids, place, self.table):
-                self._move(place, ids, leaves, inputs)
-                return True
-        self.closed = True
-        return False
+        ids = tuple(self._engine.ids[name] for name in leaves)
+
+        def gradients() -> Mapping[str, Any]:
+            return {name: -array if self._engine.maximize else array.copy() for name, array in leaves.items()}
+
+        return self.advance(
+            self._engine.passes, gradients, lambda place: self._engine.wants(ids, place, self.table),
+            lambda place: self._move(place, ids, leaves, inputs),
+        )  # fmt: skip
 
     def check(self, leaves: Mapping[str, Any]) -> None:
-        """RulecError where these are gradients for other arrays than in the first pass."""
+        """RulecError where these are gradients for other arrays than at the first point."""
         if [*leaves] != self._names:
             raise RulecError("a pass has gradients for other arrays than the first of its step: give all of them again")
 

@@ -39,7 +39,7 @@ from rulec.jax.tags import check_tags
 from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
 from rulec.runtime.buckets.launch_builder import inputs_of
-from rulec.runtime.evaluations import PassNames
+from rulec.runtime.evaluations import EvaluationNames
 from rulec.runtime.storage.options import Storage
 
 #: Plans are kept for this many sets of shapes of a recipe, and machines for this many recipes.
@@ -62,7 +62,7 @@ class CompiledRecipe:
         parts = [PARTS[options.weights].name] if options.weights in PARTS else []
         self.fields: Fields = fields_of(self.rules, dict(renamed), parts)
         self.inputs = {name: kind for rule in self.rules for name, kind in inputs_of(rule).items()}
-        self.passes = PassNames(self.rules)
+        self.passes = EvaluationNames(self.rules)
         #: Structures of parameters and of a state, and dtypes of parameters -> whether the state is held packed.
         self._packs: dict[Any, bool] = {}
         self._plan = functools.lru_cache(maxsize=_PLANS)(self._planned)

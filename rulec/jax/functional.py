@@ -29,7 +29,7 @@ from rulec.jax.transform import options
 from rulec.language.eval_point import to_evaluation
 from rulec.language.rule import Rule
 from rulec.runtime.buckets.launch_builder import inputs_of
-from rulec.runtime.evaluations import PassNames
+from rulec.runtime.evaluations import EvaluationNames
 
 
 def init(
@@ -125,9 +125,9 @@ def _names(rule: Rule) -> list[str]:
 
 
 @functools.lru_cache(maxsize=256)
-def _passes(rule: Rule) -> PassNames:
+def _passes(rule: Rule) -> EvaluationNames:
     """The passes of a rule and of the rules to which it routes leaves."""
-    return PassNames(Router(rule).rules)
+    return EvaluationNames(Router(rule).rules)
 
 
 def eval_params(

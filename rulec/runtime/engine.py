@@ -37,7 +37,7 @@ from rulec.runtime.buckets.reductions import Processes
 from rulec.runtime.buckets.scalar_table import Numbers
 from rulec.runtime.buckets.scalar_table_device import Scaling
 from rulec.runtime.distributed.shards import GlobalTensor
-from rulec.runtime.evaluations import PassNames, wants
+from rulec.runtime.evaluations import EvaluationNames, wants
 from rulec.runtime.stages.step import run, was_interrupted
 from rulec.runtime.storage.options import Storage
 
@@ -79,7 +79,7 @@ class Engine:
         self._last: tuple[tuple[int, ...], list[Part]] = ((), [])
         self._ways: dict[Any, RuleData | None] = {}
         self._within: dict[Any, Bucket | None] = {}
-        self.passes = PassNames(router.rules)
+        self.passes = EvaluationNames(router.rules)
         #: Whether an interrupt came into a step that had written.
         self.unfinished = False
         weakref.finalize(self, _forget_buckets, self.tensors).atexit = False

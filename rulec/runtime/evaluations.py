@@ -1,10 +1,10 @@
-"""The passes of a step, and the arrays that a move to a point writes."""
+"""The evaluations of the model in one step: their points one after the other, and the arrays that a move writes."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from rulec.compiler.lower import decide
 from rulec.compiler.weights import is_part
@@ -25,11 +25,11 @@ def move_at(place: int) -> Callable[[RuleData], RuleData | None]:
     return move
 
 
-class PassNames:
-    """The passes of some rules that take a step together.
+class EvaluationNames:
+    """The evaluations of the model in a step that some rules take together.
 
-    `count` is the number of passes. `kept` has, for each pass, the inputs by which later rules read the gradient of
-    before it.
+    `count` is the number of points beyond the first. `kept` has, for each point, the inputs by which later rules read
+    the gradient of before it.
     """
 
     def __init__(self, rules: Sequence[Rule]) -> None:
@@ -40,6 +40,40 @@ class PassNames:
         ]
         self.kept = [sorted(at & read) for at in names]
         self.inputs = {key for at in names for key in at}
+
+
+Gradients = TypeVar("Gradients")
+
+
+class Evaluations(Generic[Gradients]):
+    """The evaluations of the model in one step, and how far they are.
+
+    `values` has gradients of earlier points, for the rules that read them. `closed` after the last evaluation.
+    """
+
+    def __init__(self) -> None:
+        self._place = 0
+        self.values: dict[str, Gradients] = {}
+        self.closed = False
+
+    def advance(
+        self, names: EvaluationNames, gradients: Callable[[], Gradients], wants: Callable[[int], bool],
+        move: Callable[[int], None],
+    ) -> bool:  # fmt: skip
+        """Moves the parameters to the next point of this step; False after the last.
+
+        `gradients` copies the gradients at the present point, for rules that read them later. `wants` tells whether the
+        step has the point at a place, and `move` moves there.
+        """
+        while self._place < names.count:
+            place, self._place = self._place, self._place + 1
+            if names.kept[place]:
+                self.values |= dict.fromkeys(names.kept[place], gradients())
+            if wants(place):
+                move(place)
+                return True
+        self.closed = True
+        return False
 
 
 def wants(tensors: Iterable[Tensor], place: int, hyper_of: Callable[[Tensor], Mapping[str, float]]) -> bool:

@@ -41,7 +41,7 @@ from rulec.torch.states.quantized import all_saved
 from rulec.torch.states.saved import asks_for_states, at_rates, check_numbers, check_states
 from rulec.torch.states.store import Store
 from rulec.torch.step.checks import watch_of
-from rulec.torch.step.evaluations import TorchPasses, check_passes
+from rulec.torch.step.evaluations import TorchEvaluations, check_evaluations
 from rulec.torch.step.optimizer_step import OptimizerStep
 from rulec.torch.tensors.dtensor import local_tensor
 from rulec.torch.tensors.fake import frame_callback, without_compiler
@@ -82,7 +82,7 @@ class RuleOptimizer(Optimizer, Lockable):
             self._size(values)
         self._options = options_of(self.interface, values)
         self._machine: OptimizerStep | None = None
-        self._passes: TorchPasses | None = None
+        self._passes: TorchEvaluations | None = None
         self._complete = False
         #: Whether the optimizers of processes were compared; and the messages of that, where it was in the last step.
         self._compared = False
@@ -311,9 +311,9 @@ class RuleOptimizer(Optimizer, Lockable):
         try:
             if self._passes is None or self._passes.closed:
                 self._check_trained()
-                check_passes(self._current(), self.interface.name)
+                check_evaluations(self._current(), self.interface.name)
                 params = [p for group in self.param_groups for p in group["params"]]
-                self._passes = TorchPasses(self.interface.name, params, names_of(self.param_groups))
+                self._passes = TorchEvaluations(self.interface.name, params, names_of(self.param_groups))
             make = lambda values: self._inputs({**(inputs or {}), **values}, loss)  # noqa: E731
             return self._passes.next(self._current(), make, self._build)
         except BaseException:

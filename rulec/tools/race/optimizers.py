@@ -18,7 +18,7 @@ from rulec.language.eval_point import to_evaluation, to_training
 from rulec.language.rule import Rule
 from rulec.language.traits import draws
 from rulec.runtime.engine import Engine
-from rulec.runtime.evaluations import PassNames
+from rulec.runtime.evaluations import EvaluationNames
 from rulec.tools.race.task import Stack, of_run
 
 Array = np.ndarray[Any, Any]
@@ -56,7 +56,7 @@ def is_batched(rule: Rule) -> bool:
     Values of the whole model and random numbers see other runs. Inputs and passes are of one optimizer.
     """
     rules = Router(rule).rules
-    return not (PassNames(rules).count or any(map(_sees_others, rules)))
+    return not (EvaluationNames(rules).count or any(map(_sees_others, rules)))
 
 
 def _sees_others(rule: Rule) -> bool:

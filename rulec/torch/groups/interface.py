@@ -27,7 +27,7 @@ from rulec.language.rule import Rule
 from rulec.language.sizes import lists_of
 from rulec.language.source import did_you_mean
 from rulec.runtime.buckets.launch_builder import inputs_of
-from rulec.runtime.evaluations import PassNames
+from rulec.runtime.evaluations import EvaluationNames
 from rulec.runtime.storage.options import Storage
 from rulec.torch.distributed.consensus import Consensus
 from rulec.torch.distributed.cross_process import Across
@@ -124,9 +124,9 @@ class Interface:
         return any(entry.takes_rows for entry in self.entries)
 
     @functools.cached_property
-    def passes(self) -> PassNames:
+    def passes(self) -> EvaluationNames:
         """The passes of a step beside the first gradient."""
-        return PassNames(self.rules)
+        return EvaluationNames(self.rules)
 
     @functools.cached_property
     def inputs(self) -> Mapping[str, str]:

@@ -1,4 +1,4 @@
-"""The passes of one step of a torch optimizer: moves to the points, and the way back.
+"""The evaluations of the model in one step of a torch optimizer: moves to the points, and the way back.
 
 The numbers of parameters before a move within a step, and the way back, wherever their memory is then.
 """
@@ -6,6 +6,7 @@ The numbers of parameters before a move within a step, and the way back, whereve
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch.autograd.graph import increment_version
 
 from rulec.compiler.weights import is_part
 from rulec.errors import HyperError, RulecError, TensorError
-from rulec.runtime.evaluations import move_at
+from rulec.runtime.evaluations import Evaluations, move_at
 from rulec.torch.groups.inputs import Inputs
 from rulec.torch.step.optimizer_step import OptimizerStep
 from rulec.torch.step.sparse import is_sparse
@@ -22,52 +23,43 @@ from rulec.torch.tensors.dtensor import is_dtensor
 from rulec.torch.tensors.fake import plain_memory
 from rulec.torch.tensors.tensors import OtherDtype, holds_all
 
-#: Makes the inputs of a pass, from the gradients of earlier points by parameter.
+#: Makes the inputs of a move, from the gradients of earlier points by parameter.
 MakeInputs = Callable[[Mapping[str, Mapping[Tensor, Any]]], Inputs]
 
 
-class TorchPasses:
-    """The passes of one step of the parameters with gradients.
-
-    `values` has gradients of earlier points by parameter, for the rules that read them. `closed` after the last pass.
-    """
+class TorchEvaluations(Evaluations[Mapping[Tensor, Any]]):
+    """The evaluations of the model in one step of the parameters with gradients."""
 
     def __init__(self, name: str, params: Sequence[Tensor], names: Sequence[str]) -> None:
+        super().__init__()
         pairs = [(p, n) for p, n in zip(params, names, strict=True) if p.grad is not None]
         self._name, self._params, self._names = name, [p for p, _ in pairs], [n for _, n in pairs]
-        self._place = 0
         self._before: Before | None = None
-        self.values: dict[str, Mapping[Tensor, Any]] = {}
-        self.closed = False
 
     def next(self, machine: OptimizerStep, inputs: MakeInputs, build: Callable[[], OptimizerStep]) -> bool:
         """Moves the parameters to the next point, by the gradients there are, and takes these away.
 
-        False after the last pass: the parameters are back.
+        False after the last point: the parameters are back.
         """
         self.check([p for p in machine.params if p.grad is not None])
         self.put_back(machine.buffers.store)
         maximized = machine.maximized()
-        passes = machine.interface.passes
-        while self._place < passes.count:
-            place, self._place = self._place, self._place + 1
-            if passes.kept[place]:
-                kept = {p: -p.grad if p in maximized else p.grad for p in self._params if p.grad is not None}
-                self.values |= dict.fromkeys(passes.kept[place], kept)
-            if machine.wants(self._params, place):
-                try:
-                    machine.move(move_at(place), inputs(self.values), self._note)
-                except OtherDtype:
-                    machine = build()
-                    machine.move(move_at(place), inputs(self.values), self._note)
-                for param in self._params:
-                    param.grad = None
-                return True
-        self.closed = True
-        return False
+
+        def gradients() -> Mapping[Tensor, Any]:
+            return {p: -p.grad if p in maximized else p.grad for p in self._params if p.grad is not None}
+
+        def move(place: int) -> None:
+            try:
+                machine.move(move_at(place), inputs(self.values), self._note)
+            except OtherDtype:
+                build().move(move_at(place), inputs(self.values), self._note)
+            for param in self._params:
+                param.grad = None
+
+        return self.advance(machine.interface.passes, gradients, partial(machine.wants, self._params), move)
 
     def check(self, params: list[Tensor]) -> None:
-        """TensorError where other parameters have gradients than in the first pass, or one has a sparse gradient."""
+        """TensorError where other parameters have gradients than at the first point, or one has a sparse gradient."""
         if len(params) != len(self._params) or any(a is not b for a, b in zip(params, self._params, strict=True)):
             raise TensorError(
                 f"the passes of a step of {self._name} gave gradients to different parameters: "
@@ -90,8 +82,8 @@ class TorchPasses:
             increment_version(self._params)
 
 
-def check_passes(machine: OptimizerStep, name: str) -> None:
-    """HyperError or RulecError where the passes of a step cannot be run: in a graph, or on parts of parameters."""
+def check_evaluations(machine: OptimizerStep, name: str) -> None:
+    """HyperError or RulecError where a step cannot evaluate the model again: in a graph, or on parts of parameters."""
     if machine.residence.asked:
         raise HyperError(
             f"{name} evaluates the model again in a step, and cannot be capturable or fused: leave both out"
