@@ -12,7 +12,7 @@ import ctypes
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -70,7 +70,7 @@ class CodedKernel:
         there: DeviceFormats | None = None, joined: Joined = np.concatenate,
     ) -> None:  # fmt: skip
         self.kernel, self.program, self.layout, self.decoded = kernel, program, layout, decoded
-        self.joined, self.state = joined, CodedState if there is None else there.state
+        self.joined, self.state = joined, host_state if there is None else there.state
 
     def bind(
         self, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView] = ()
@@ -86,7 +86,7 @@ class CodedCall:
         self, kernel: CodedKernel, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView]
     ) -> None:
         self._kernel, self._params, self._states, self._views = kernel, params, states, views
-        self._calls: dict[int, tuple[Call, dict[str, CodedState | DeviceState]]] = {}
+        self._calls: dict[int, tuple[Call, dict[str, CodedState]]] = {}
         stages = kernel.program.stages
         self._used = [frozenset(used_buffers(kernel.program, stage)) for stage in stages]
         self._stored = [frozenset(s.buffer for s in stage.stores) for stage in stages]
@@ -116,12 +116,12 @@ class CodedCall:
             coded[name].encode(rows, stream)
         return reduced
 
-    def _bound(self, tensor: int) -> tuple[Call, dict[str, CodedState | DeviceState]]:
+    def _bound(self, tensor: int) -> tuple[Call, dict[str, CodedState]]:
         """The call of one tensor over its decoded states, and these states."""
         known = self._calls.get(tensor)
         if known is None:
             held, states = self._states[tensor], self._floats(tensor)
-            coded: dict[str, CodedState | DeviceState] = {
+            coded: dict[str, CodedState] = {
                 name: self._kernel.state(form, states[name], held[name], held[scale_name(name)])
                 for name, form in self._kernel.layout.formats
             }
@@ -144,21 +144,28 @@ class CodedCall:
         return scalars_of(self._kernel.kernel.bind(self._params, states, self._views))
 
 
-class CodedState:
-    """One state of one tensor: its codes and scales, and memory for its values in float32."""
+class CodedState(NamedTuple):
+    """One state of one tensor: functions that write its values, and its codes and scales.
 
-    def __init__(self, form: Format, values: Any, codes: Any, scales: Any) -> None:
-        self.form, self._kept = form, (values, codes, scales)
-        self.values = memory(values, "float32")
-        self.codes, self.scales = memory(codes, form.code_dtype), memory(scales, "float32")
+    Both take the rows of a stage and a stream. `kept` holds their memory.
+    """
 
-    def decode(self, rows: Rows, stream: Any) -> None:
-        """Writes the values."""
-        self.values[...] = decode(self.form, self.codes, self.scales, self.values.shape)
+    decode: Callable[[Rows, Any], None]
+    encode: Callable[[Rows, Any], None]
+    kept: Any = None
 
-    def encode(self, rows: Rows, stream: Any) -> None:
-        """Writes the codes and the scales."""
-        self.codes[...], self.scales[...] = encode(self.form, self.values)
+
+def host_state(form: Format, values: Any, codes: Any, scales: Any) -> CodedState:
+    """A state in main memory: its codes and scales, and memory for its values in float32."""
+    floats, coded, scaled = memory(values, "float32"), memory(codes, form.code_dtype), memory(scales, "float32")
+
+    def decode_all(rows: Rows, stream: Any) -> None:
+        floats[...] = decode(form, coded, scaled, floats.shape)
+
+    def encode_all(rows: Rows, stream: Any) -> None:
+        coded[...], scaled[...] = encode(form, floats)
+
+    return CodedState(decode_all, encode_all, (values, codes, scales))
 
 
 def memory(array: Any, dtype: str) -> Flat:
@@ -208,25 +215,18 @@ class DeviceFormats:
             self._kernels[key] = self._backend.build(program, layout, self._backend.emit(program, layout))
         return self._kernels[key]
 
-    def state(self, form: Format, values: Any, codes: Any, scales: Any) -> DeviceState:
-        """A state of one tensor: its codes and scales, and memory for its values in float32."""
+    def state(self, form: Format, values: Any, codes: Any, scales: Any) -> CodedState:
+        """A state of one tensor on the device. Of a tensor that stays as it is, codes and scales are not written."""
         states = [{_STATE: codes, scale_name(_STATE): scales}]
-        return DeviceState(values, *(self.kernel(form, decodes).bind([values], states) for decodes in (True, False)))
+        decoding, encoding = (self.kernel(form, decodes).bind([values], states) for decodes in (True, False))
 
+        def decode_all(rows: Rows, stream: Any) -> None:
+            decoding(0, [values], Rows(_NO_COLUMNS, np.zeros(1, np.int64)), stream=stream)
 
-class DeviceState:
-    """One state of one tensor on a device, with calls for decoding and encoding."""
+        def encode_all(rows: Rows, stream: Any) -> None:
+            encoding(0, [values], Rows(_NO_COLUMNS, rows.index, rows.stays), stream=stream)
 
-    def __init__(self, values: Any, decoding: Any, encoding: Any) -> None:
-        self.values, self._decoding, self._encoding = values, decoding, encoding
-
-    def decode(self, rows: Rows, stream: Any) -> None:
-        """Writes the values."""
-        self._decoding(0, [self.values], Rows(_NO_COLUMNS, np.zeros(1, np.int64)), stream=stream)
-
-    def encode(self, rows: Rows, stream: Any) -> None:
-        """Writes the codes and the scales, unless the tensor stays as it is."""
-        self._encoding(0, [self.values], Rows(_NO_COLUMNS, rows.index, rows.stays), stream=stream)
+        return CodedState(decode_all, encode_all)
 
 
 @functools.cache
