@@ -27,7 +27,7 @@ from rulec.language.rule import Rule
 from rulec.runtime.arrays import Vector
 from rulec.runtime.buckets.flat import Sets
 from rulec.runtime.buckets.plan import Plan
-from rulec.runtime.buckets.scalar_table import Counts, DeviceCounts, ScalarRows
+from rulec.runtime.buckets.scalar_table import Counts, ScalarRows
 from rulec.runtime.buckets.scalar_table_device import DeviceScalarRows
 from rulec.runtime.distributed.process_group import RankGroup
 from rulec.runtime.distributed.shards import GlobalTensor, ShardLayout
@@ -147,7 +147,7 @@ class Bucket:
     tensors: list[Tensor] = field(default_factory=list)
     params: list[Any] = field(default_factory=list)
     states: list[dict[str, Any]] = field(default_factory=list)
-    counts: Counts | DeviceCounts = field(default_factory=lambda: Counts(Vector(np.zeros(0), [])))
+    counts: Counts = field(default_factory=lambda: Counts(Vector(np.zeros(0), [])))
     scalar_states: dict[str, Vector] = field(default_factory=dict)
     facts: list[dict[str, float]] = field(default_factory=list)
     versions: dict[tuple[bool, ...], Version] = field(default_factory=dict)

@@ -40,7 +40,7 @@ from rulec.runtime.buckets.bucket import Bucket, Tensor
 from rulec.runtime.buckets.context import EngineContext
 from rulec.runtime.buckets.hyper import EPS
 from rulec.runtime.buckets.plan import needs_matrix
-from rulec.runtime.buckets.scalar_table import Counts, DeviceCounts, Numbers
+from rulec.runtime.buckets.scalar_table import Counts, Numbers
 from rulec.runtime.distributed.shards import GlobalTensor
 from rulec.runtime.storage.allocator import StateSpec, state_specs
 from rulec.runtime.storage.options import Storage, check_single
@@ -79,7 +79,7 @@ class Extension:
         before = self.common.host.numbers(bucket.counts.numbers)
         counts = np.concatenate([before, np.zeros(len(tensors))]).astype(np.int64)
         if bucket.resident:
-            bucket.counts = DeviceCounts(self.common.arrays.vector(counts, bucket.device), bucket.library)
+            bucket.counts = Counts(self.common.arrays.vector(counts, bucket.device), bucket.library)
             self.common.shared.count_by(bucket.library)
         else:
             bucket.counts = Counts(self.common.arrays.vector(counts))

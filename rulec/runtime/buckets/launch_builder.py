@@ -18,7 +18,7 @@ from rulec.language.source import did_you_mean
 from rulec.runtime.buckets.bucket import Version
 from rulec.runtime.buckets.context import EngineContext
 from rulec.runtime.buckets.launch import Launch, Part
-from rulec.runtime.buckets.scalar_table import Counts, ScalarRows
+from rulec.runtime.buckets.scalar_table import ScalarRows
 from rulec.runtime.buckets.scalar_table_device import DeviceScalarRows, Scaling
 
 
@@ -76,7 +76,7 @@ class Launcher:
         rows = version.rows
         assert isinstance(rows, ScalarRows)
         counts = bucket.counts
-        if isinstance(counts, Counts) and not (rows.row_per_tensor or rows.numbers or self.common.shared.values):
+        if counts.library is None and not (rows.row_per_tensor or rows.numbers or self.common.shared.values):
             count = counts.common(fired)
             if count is not None:
                 table = rows.shared(count + 1, self.common.hyper.named)

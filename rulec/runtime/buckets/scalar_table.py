@@ -159,31 +159,33 @@ def _narrow(values: Numbers) -> Numbers:
     return values[:1] if (values == values[:1]).all() else values
 
 
-class _Shown:
-    """Step counts with one view for each tensor: users see and change the count through it."""
+class Counts:
+    """The step counts of a bucket's tensors, with one view for each tensor: users see and change the count through it.
 
-    def __init__(self, vector: Vector) -> None:
-        self._vector = vector
+    In main memory nearly all counts are equal. They are compared again only after a user changed them; a comparison of
+    bytes finds that faster than any NumPy function. With a `library` they are on its device, and the host does not know
+    them.
+    """
 
-    @property
-    def vector(self) -> Vector:
-        """The counts as an array, and as a view for each tensor."""
-        return self._vector
+    def __init__(self, vector: Vector, library: Library | None = None) -> None:
+        self.vector, self.library = vector, library
+        self._seen: bytes | None = None
+        self._common: int | None = None
 
     @property
     def numbers(self) -> Any:
         """The counts, live."""
-        return self._vector.numbers
+        return self.vector.numbers
 
     @property
     def views(self) -> Sequence[Any]:
         """Each tensor's count, in the user's kind of array."""
-        return self._vector.views
+        return self.vector.views
 
     def over(self, vector: Vector) -> Self:
         """Counts of the same kind over another vector."""
         counts = copy(self)
-        counts._vector = vector
+        counts.vector = vector
         return counts
 
     def held(self) -> Self:
@@ -192,22 +194,9 @@ class _Shown:
         counts.advance = lambda *_, **__: None
         return counts  # type: ignore[no-any-return]
 
-
-class Counts(_Shown):
-    """The step counts of a bucket's tensors.
-
-    Nearly always all are equal. They are compared again only after a user changed them; a comparison of bytes finds
-    that faster than any NumPy function.
-    """
-
-    def __init__(self, vector: Vector) -> None:
-        super().__init__(vector)
-        self._seen: bytes | None = None
-        self._common: int | None = None
-
     def common(self, fired: np.ndarray[Any, Any] | None) -> int | None:
-        """The count of all tensors, or of those at the positions `fired`; None where they differ."""
-        numbers = self._vector.numbers
+        """The count of all tensors, or of those at the positions `fired`; None where they differ. In main memory."""
+        numbers = self.vector.numbers
         if fired is not None:
             return _common(numbers[fired])
         seen = numbers.tobytes()
@@ -215,9 +204,19 @@ class Counts(_Shown):
             self._seen, self._common = seen, _common(numbers)
         return self._common
 
-    def advance(self, fired: np.ndarray[Any, Any] | None, by: int = 1) -> None:
-        """One more update, or `by` more, of every tensor, or of those at the positions `fired`."""
-        numbers = self._vector.numbers
+    def advance(self, fired: np.ndarray[Any, Any] | None, by: int = 1, stays: Any = None) -> None:
+        """One more update, or `by` more, of every tensor, or of those at the positions `fired`.
+
+        On a device, none of the tensors for which `stays` is true.
+        """
+        numbers, library = self.vector.numbers, self.library
+        if library is not None:
+            more = by if stays is None else 1 - library.cast(stays, "float32")
+            if fired is None:
+                numbers += more
+            else:
+                library.put(numbers, fired, library.take(numbers, fired) + more)
+            return
         if fired is not None:
             numbers[fired] += by
             return
@@ -240,20 +239,3 @@ def is_count(value: Any) -> bool:
 
 def _common(numbers: np.ndarray[Any, Any]) -> int | None:
     return int(numbers[0]) if numbers.size and bool((numbers == numbers[0]).all()) else None
-
-
-class DeviceCounts(_Shown):
-    """The step counts of a bucket's tensors on a device: the host does not know them."""
-
-    def __init__(self, vector: Vector, library: Library) -> None:
-        super().__init__(vector)
-        self._library = library
-
-    def advance(self, fired: np.ndarray[Any, Any] | None, stays: Any = None) -> None:
-        """One more update of every tensor, or of those at the positions `fired`, except where `stays` is true."""
-        numbers, library = self.numbers, self._library
-        if fired is None:
-            numbers += 1 if stays is None else 1 - library.cast(stays, "float32")
-            return
-        old = library.take(numbers, fired)
-        library.put(numbers, fired, old + (1 if stays is None else 1 - library.cast(stays, "float32")))

@@ -20,7 +20,6 @@ from rulec.language.expr.node import Node, Op
 from rulec.runtime.buckets.launch import LARGE, Launch, Portion
 from rulec.runtime.buckets.plan import VIEWS
 from rulec.runtime.buckets.reductions import Joining, Writing
-from rulec.runtime.buckets.scalar_table import DeviceCounts
 from rulec.runtime.buckets.scalar_table_device import known_number
 from rulec.runtime.stages.evaluate import GapEvaluator
 from rulec.runtime.stages.kernel_arguments import KernelArguments
@@ -268,11 +267,7 @@ class DeviceStagedRun(StagedRun):
             self.launch.keep_number(state, portion.whole or portion.at, numbers, stays)
 
     def _count(self, portion: Portion, stays: Any) -> None:
-        counts, fired = portion.bucket.counts, None if portion.whole else portion.at
-        if isinstance(counts, DeviceCounts):
-            counts.advance(fired, stays)
-        else:
-            counts.advance(fired)
+        portion.bucket.counts.advance(None if portion.whole else portion.at, stays=stays)
 
 
 class DeviceArguments(KernelArguments):

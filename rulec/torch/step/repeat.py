@@ -20,7 +20,7 @@ from rulec.environment import LEVEL
 from rulec.errors import PartialUpdate
 from rulec.kernel.multi_tensor.address import array_address
 from rulec.runtime.buckets.launch import Launch
-from rulec.runtime.buckets.scalar_table import Counts, Numbers, ScalarRows
+from rulec.runtime.buckets.scalar_table import Numbers, ScalarRows
 from rulec.torch.fastpath.survey import ANSWER, COUNTS, REPEAT, Contents, Survey, job_of
 from rulec.torch.groups.capture import CaptureMode
 from rulec.torch.groups.engine import GroupNumbers
@@ -162,7 +162,7 @@ def _is_plain(launch: Launch) -> bool:
         and isinstance(rows, ScalarRows) and launch.rows.index is rows.index
         and version.program is bucket.program and launch.part.positions is None and not launch.inputs
         and not launch.scalar_states and not shared.values and not launch.skipped
-        and type(counts) is Counts and counts.numbers.dtype == np.float32 and counts.numbers.flags.c_contiguous
+        and counts.library is None and counts.numbers.dtype == np.float32 and counts.numbers.flags.c_contiguous
         and version.call is not None and replay_of(version.call) is not None
     )  # fmt: skip
 
