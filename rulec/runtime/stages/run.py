@@ -1,6 +1,7 @@
 """A launch of several stages: kernels, and the values computed before each of them and after the last.
 
-A launch of several stages on a device. The values between stages are there too, and the host does not wait.
+On a device the values between stages are there too, and the host does not wait. Then only the device knows the skipped
+tensors: every write asks there. In main memory the last stage leaves them out.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ class StagedRun:
 
     def __init__(self, launch: Launch) -> None:
         self.launch, self.plan, self.program = launch, launch.version.plan, launch.version.program
+        self.bucket = launch.part.bucket
+        self.on_device = self.bucket.capabilities.on_device
 
     def run(self) -> Joining:
         """Writes all new values and advances the counts. Yields where it needs values of other launches."""
@@ -46,11 +49,18 @@ class StagedRun:
             yield from self._portion(portion)
 
     def _portions(self) -> Sequence[Portion]:
-        return self.launch.part.portions(LARGE)
+        """Portions in which matrices of one shape are stacks, where a device has its own products for them."""
+        most, part = self.bucket.library.most_stacked, self.launch.part
+        value = None if most is None else next((v for v in self.plan.axes if v.op is Op.NEWTON_SCHULZ), None)
+        return (
+            part.portions(LARGE)
+            if value is None
+            else part.portions(most, partial(self.bucket.library.stack_size, value))
+        )
 
     def _portion(self, portion: Portion) -> Joining:
         launch, plan, stages = self.launch, self.plan, self.program.stages
-        values = self._values(portion)
+        values = (DeviceArguments if self.on_device else KernelArguments)(launch, portion)
         kind = GapEvaluator if plan.delegations is None else OwnerEvaluator
         between = kind(plan, values, narrow=launch.version.narrow)
         yield from between.begin()
@@ -77,16 +87,13 @@ class StagedRun:
         self._keep_scalars(portion, stays)
         self._count(portion, stays)
 
-    def _values(self, portion: Portion) -> KernelArguments:
-        return KernelArguments(self.launch, portion)
-
     def _kernel(self, stage: int, values: KernelArguments) -> Mapping[str, Any]:
         """Runs a stage over the portion. Its reductions, by name."""
         return self.launch.kernel(stage, values.rows, values.portion.fired, values.grads, values.scratch)
 
-    def _last(self, values: KernelArguments, stays: Array | None) -> Mapping[str, Any]:
+    def _last(self, values: KernelArguments, stays: Any) -> Mapping[str, Any]:
         """The last stage, for the tensors that do not skip the step."""
-        if stays is None:
+        if stays is None or self.on_device:
             self.launch.wrote = True
             return self._kernel(len(self.program.stages) - 1, values)
         if not stays.all():
@@ -116,9 +123,24 @@ class StagedRun:
     def _stays(self, values: KernelArguments, between: GapEvaluator) -> Any:
         """The truth, for each tensor, that it skips the step; None where no tensor does."""
         if self.program.skip is None:
-            return None
-        skipped = np.broadcast_to(np.asarray(between.values[self.program.skip]) != 0, (between.count,))
+            return values.rows.stays
+        skipped = between.values[self.program.skip]
+        if self.on_device:
+            return self._stays_there(values, skipped)
+        skipped = np.broadcast_to(np.asarray(skipped) != 0, (between.count,))
         return skipped if skipped.any() else None
+
+    def _stays_there(self, values: KernelArguments, skipped: Any) -> Any:
+        """The truth on the device, where tensors also stay that a scaling of gradients leaves as they are."""
+        stays, library = values.rows.stays, values.library
+        truth = library.arithmetic[Op.NE](library.cast(skipped, "float64"), library.constant(0.0))
+        truth = library.copy(library.spread(truth, (len(values),)))
+        # A tensor left as it is because its scaled gradients overflowed does not count as skipped by the rule.
+        by_rule = truth if stays is None else library.arithmetic[Op.GT](truth, stays)
+        self.launch.common.skipped_there.note(library.reduce(Op.MAX, library.cast(by_rule, "float64")), library)
+        stays = truth if stays is None else library.arithmetic[Op.OR](stays, truth)
+        values.rows = replace(values.rows, stays=stays)
+        return stays
 
     def _narrow(self, between: GapEvaluator, before: bool) -> list[tuple[str, Any]]:
         """The new values of numbers and vectors known before the last kernel, or the others, known after it."""
@@ -138,98 +160,31 @@ class StagedRun:
         return value
 
     def _copied(self, value: Any) -> Any:
-        copy = self.launch.part.bucket.library.copy
+        copy = self.bucket.library.copy
         if isinstance(value, Pieces):
             return Pieces(copy(value.flat), value.cuts)
         return [copy(x) for x in value] if isinstance(value, list) else copy(value)
 
     def _write_narrow(self, portion: Portion, stays: Any, narrow: Sequence[tuple[str, Any]]) -> None:
-        states = portion.bucket.states
-        kept = range(len(portion)) if stays is None else [int(i) for i in np.flatnonzero(~stays)]
-        for buffer, value in narrow:
-            if buffer in states[portion.positions[0]]:
-                for i in kept:
-                    self._write(portion, i, buffer, value[i])
-            elif stays is None:
-                self.launch.keep_number(buffer, portion.at, value)
-            elif kept:
-                self.launch.keep_number(buffer, portion.at[kept], np.broadcast_to(value, (len(portion),))[kept])
-
-    def _write(self, portion: Portion, i: int, buffer: str, value: Array) -> None:
-        state, new = self._stored_as(portion, i, buffer, value)
-        portion.bucket.library.write(state, new)
-
-    @staticmethod
-    def _stored_as(portion: Portion, i: int, buffer: str, value: Any) -> tuple[Any, Any]:
-        """The state of a tensor, and its new value in the state's shape."""
-        tensor, library = portion.tensors[i], portion.bucket.library
-        state = portion.bucket.states[portion.positions[i]][buffer]
-        shape = tuple(state.shape)
-        if tensor.halves is not None and buffer in tensor.shapes:
-            return state, library.spread(value, shape)
-        letters = portion.bucket.program.buffer(buffer).axes.letters
-        return state, library.spread(value, tensor.view.kept_extents(shape, letters)).reshape(shape)
-
-    def _keep_scalars(self, portion: Portion, stays: Any) -> None:
-        """Keeps the new states of the scalar program, except for skipped tensors."""
-        launch = self.launch
-        kept = slice(None) if stays is None else ~stays
-        for state, values in launch.scalar_states.items():
-            numbers = values if portion.places is None else values[portion.places]
-            if stays is None or not stays.all():
-                launch.keep_number(state, portion.at[kept], numbers[kept])
-
-    def _count(self, portion: Portion, stays: Any) -> None:
-        """One more update of these tensors, except of the skipped ones."""
-        counts = portion.bucket.counts
-        if stays is None:
-            counts.advance(portion.fired if portion.fired is None else portion.at)
-            return
-        counts.advance(portion.at[~stays])
-        self.launch.common.skipped += int(stays.sum())
-        self.launch.skipped += [t.name for t, stay in zip(portion.tensors, stays, strict=True) if stay]
-
-
-class DeviceStagedRun(StagedRun):
-    """The run of a launch on a device. Only the device knows the skipped tensors, so every write asks there."""
-
-    def _portions(self) -> Sequence[Portion]:
-        """Portions in which matrices of one shape are stacks, where a device has its own products for them."""
-        library = self.launch.part.bucket.library
-        value = next((v for v in self.plan.axes if v.op is Op.NEWTON_SCHULZ), None)
-        if library.most_stacked is None or value is None:
-            return super()._portions()
-        return self.launch.part.portions(library.most_stacked, partial(library.stack_size, value))
-
-    def _values(self, portion: Portion) -> DeviceArguments:
-        return DeviceArguments(self.launch, portion)
-
-    def _stays(self, values: KernelArguments, between: GapEvaluator) -> Any:
-        stays, skip, library = values.rows.stays, self.program.skip, values.library
-        if skip is not None:
-            truth = library.arithmetic[Op.NE](library.cast(between.values[skip], "float64"), library.constant(0.0))
-            truth = library.copy(library.spread(truth, (len(values),)))
-            # A tensor left as it is because its scaled gradients overflowed does not count as skipped by the rule.
-            by_rule = truth if stays is None else library.arithmetic[Op.GT](truth, stays)
-            self.launch.common.skipped_there.note(library.reduce(Op.MAX, library.cast(by_rule, "float64")), library)
-            stays = truth if stays is None else library.arithmetic[Op.OR](stays, truth)
-        values.rows = replace(values.rows, stays=stays)
-        return stays
-
-    def _last(self, values: KernelArguments, stays: Any) -> Mapping[str, Any]:
-        self.launch.wrote = True
-        return self._kernel(len(self.program.stages) - 1, values)
-
-    def _write_narrow(self, portion: Portion, stays: Any, narrow: Sequence[tuple[str, Any]]) -> None:
-        states, flat = portion.bucket.states, self._write_flat(portion, stays, narrow)
+        """Writes the new values of numbers and vectors: to states of each tensor, or to numbers of all."""
+        library, states = self.bucket.library, self.bucket.states[portion.positions[0]]
+        flat = self._write_flat(portion, stays, narrow) if library.flattens else ()
+        left_out = stays is not None and not self.on_device
+        kept = np.flatnonzero(~stays).tolist() if left_out else range(len(portion))
         for buffer, value in narrow:
             if buffer in flat:
                 continue
-            if buffer not in states[portion.positions[0]]:
+            if buffer in states:
+                into, new = [], []
+                for i in kept:
+                    state, stored = self._stored_as(portion, i, buffer, value[i], stays)
+                    into.append(state)
+                    new.append(stored)
+                library.copy_all(into, new)
+            elif not left_out:
                 self.launch.keep_number(buffer, portion.whole or portion.at, value, stays)
-                continue
-            pairs = [self._unless(portion, i, buffer, value[i], stays) for i in range(len(portion))]
-            portion.bucket.library.copy_all([state for state, _ in pairs], [new for _, new in pairs])
+            elif kept:
+                self.launch.keep_number(buffer, portion.at[kept], np.broadcast_to(value, (len(portion),))[kept])
 
     def _write_flat(self, portion: Portion, stays: Any, narrow: Sequence[tuple[str, Any]]) -> set[str]:
         """Writes the new values that are flat arrays, for all tensors at once, and returns the names of their states.
@@ -243,31 +198,46 @@ class DeviceStagedRun(StagedRun):
         states, flats = known.states(portion.states, letters), known.flats
         new = {n: x.flat for n, x in flat.items() if n in states.names and x.cuts is flats.cuts(letters[n])}
         if stays is not None:
-            old, where = states.read([*new]), portion.bucket.library.arithmetic[Op.WHERE]
+            old, where = states.read([*new]), self.bucket.library.arithmetic[Op.WHERE]
             new = {n: where(flats.spread(stays, "", letters[n]), old[n].flat, x) for n, x in new.items()}
         states.write(new)
         return {*new}
 
-    def _unless(self, portion: Portion, i: int, buffer: str, value: Any, stays: Any) -> tuple[Any, Any]:
-        """The state of a tensor, and its new value: the old one where the tensor stays."""
-        state, new = self._stored_as(portion, i, buffer, value)
-        library = portion.bucket.library
-        if stays is not None:
+    def _stored_as(self, portion: Portion, i: int, buffer: str, value: Any, stays: Any) -> tuple[Any, Any]:
+        """The state of a tensor, and its new value in the state's shape: the old one where the device has it stay."""
+        tensor, library = portion.tensors[i], self.bucket.library
+        state = self.bucket.states[portion.positions[i]][buffer]
+        shape = tuple(state.shape)
+        if tensor.halves is not None and buffer in tensor.shapes:
+            new = library.spread(value, shape)
+        else:
+            letters = self.bucket.program.buffer(buffer).axes.letters
+            new = library.spread(value, tensor.view.kept_extents(shape, letters)).reshape(shape)
+        if stays is not None and self.on_device:
             new = library.arithmetic[Op.WHERE](library.at(stays, i), library.read(state), new)
         return state, new
 
     def _keep_scalars(self, portion: Portion, stays: Any) -> None:
-        bucket = portion.bucket
-        for state, values in self.launch.scalar_states.items():
-            if not bucket.resident:
+        """Keeps the new states of the scalar program, except for skipped tensors."""
+        bucket, launch = self.bucket, self.launch
+        kept = slice(None) if stays is None or bucket.resident else ~stays
+        for state, values in launch.scalar_states.items():
+            if bucket.resident:
+                numbers = values if portion.whole else bucket.library.take(values, portion.at)
+                launch.keep_number(state, portion.whole or portion.at, numbers, stays)
+            elif stays is None or not stays.all():
                 numbers = values if portion.places is None else values[portion.places]
-                self.launch.keep_number(state, portion.at, numbers)
-                continue
-            numbers = values if portion.whole else bucket.library.take(values, portion.at)
-            self.launch.keep_number(state, portion.whole or portion.at, numbers, stays)
+                launch.keep_number(state, portion.at[kept], numbers[kept])
 
     def _count(self, portion: Portion, stays: Any) -> None:
-        portion.bucket.counts.advance(None if portion.whole else portion.at, stays=stays)
+        """One more update of these tensors, except of the skipped ones."""
+        counts = self.bucket.counts
+        if stays is None or self.on_device:
+            counts.advance(None if portion.whole else portion.at, stays=stays)
+            return
+        counts.advance(portion.at[~stays])
+        self.launch.common.skipped += int(stays.sum())
+        self.launch.skipped += [t.name for t, stay in zip(portion.tensors, stays, strict=True) if stay]
 
 
 class DeviceArguments(KernelArguments):

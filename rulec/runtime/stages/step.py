@@ -16,7 +16,7 @@ from rulec.runtime.buckets.launch import Launch
 from rulec.runtime.buckets.reductions import Join, Joining, Processes, Waits, Writing, joined
 from rulec.runtime.distributed.all_to_all import OwnerExchange, OwnerRequest, assign, worked
 from rulec.runtime.distributed.shards import Partials, completed
-from rulec.runtime.stages.run import DeviceStagedRun, StagedRun
+from rulec.runtime.stages.run import StagedRun
 
 
 def run(launches: Sequence[Launch]) -> None:
@@ -77,9 +77,7 @@ def _written(launch: Launch) -> Joining:
     """Runs a launch. Yields where it needs values of other launches."""
     bucket, part = launch.part.bucket, launch.part
     begin = time.perf_counter() if LEVEL else 0.0
-    if bucket.resident or (launch.version.plan.staged and bucket.capabilities.on_device):
-        yield from DeviceStagedRun(launch).run()
-    elif launch.version.plan.staged:
+    if bucket.resident or launch.version.plan.staged:
         yield from StagedRun(launch).run()
     else:
         # Counts advance before the kernel, while they are in the processor's cache; they go back where it fails.
