@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,10 +13,12 @@ from rulec.array_api.slices import Pieces, Runs, Stacks
 from rulec.backend.protocol import Rows
 from rulec.compiler.ir import Result
 from rulec.compiler.layout import ITEM_SIZE
-from rulec.language.expr.node import Node
+from rulec.compiler.scalars import evaluate_once
+from rulec.language.expr.node import Node, Op
 from rulec.runtime.buckets.flat import Flats, Remembered
 from rulec.runtime.buckets.launch import Launch, Portion
 from rulec.runtime.buckets.plan import VIEWS
+from rulec.runtime.buckets.scalar_table_device import known_number
 from rulec.runtime.distributed.process_group import RankGroup
 from rulec.runtime.distributed.shards import ShardLayout
 from rulec.runtime.stages.sources import Tiled
@@ -40,7 +43,8 @@ class KernelArguments:
         self.grads = portion.pick(launch.grads)
         self.rows = self._rows()
         self.scratch: dict[str, Any] = {}
-        self.remembered: Remembered | None = None
+        self.remembered: Remembered | None = portion.remembered if self.library.flattens else None
+        self._vectors: dict[str, Pieces] | None = None
         if launch.inputs or launch.version.plan.scratch:
             self._allot()
 
@@ -168,13 +172,26 @@ class KernelArguments:
         return matrices
 
     def vectors_of(self, buffer: str) -> Pieces | None:
-        """A state in a flat array; None where each tensor's is read on its own."""
-        return None
+        """A state in a flat array, None where each tensor's is read on its own.
+
+        The first call reads all states that gaps read, in one pass.
+        """
+        plan = self.launch.version.plan
+        if self.remembered is None or buffer not in plan.vectors_read:
+            return None
+        if self._vectors is None:
+            states = self.remembered.states(self.portion.states, plan.vector_states)
+            self._vectors = states.read([name for name in plan.vectors_read if name in states.names])
+        return self._vectors.get(buffer)
 
     def _read(self, buffer: str, array: Any) -> Any:
-        """The elements of a buffer, or of a part of it."""
-        elements = self.library.read(array)
-        return -elements if buffer == "g" and self.layout.maximize else elements
+        """The elements of a buffer, or of a part of it; those of gradients without their scale."""
+        elements, scale = self.library.read(array), self.rows.scale
+        if buffer == "g" and self.layout.maximize:
+            elements = -elements
+        if buffer == "g" and scale is not None:
+            elements = elements * (1 / self.library.numbers(scale).reshape(()))
+        return elements
 
     def extents(self, i: int) -> tuple[int, int, int]:
         """The matrices of tensor i here, and their rows and columns."""
@@ -182,19 +199,21 @@ class KernelArguments:
         return view.batch, view.rows, view.cols
 
     def tiled(self, buffer: str, i: int) -> Tiled:
-        """A buffer's matrices for reading and writing by tiles."""
+        """A buffer's matrices for reading and writing by tiles. The state of a skipped tensor keeps its value."""
         stored, view = self._stored(buffer, i), self.portion.tensors[i].view
         if self.program.buffer(buffer).axes.elementwise:
             whole = view.matrices(stored)
         else:
             whole = view.kept(stored, self.program.buffer(buffer).axes.letters)
+        stays = None if self.rows.stays is None else self.library.at(self.rows.stays, i)
         if self._copies(buffer):
-            return Tiled(whole, self.library, self.compute, partial(self._read, buffer))
-        return Tiled(self.library.read(whole), self.library, self.compute, None)
+            return Tiled(whole, self.library, self.compute, partial(self._read, buffer), stays)
+        return Tiled(self.library.read(whole), self.library, self.compute, None, stays)
 
     def _copies(self, buffer: str) -> bool:
         """Whether reading a buffer copies it."""
-        return self.layout.dtype(buffer) != self.compute or (buffer == "g" and self.layout.maximize)
+        changed = buffer == "g" and (self.layout.maximize or self.rows.scale is not None)
+        return changed or self.layout.dtype(buffer) != self.compute
 
     def writes(self) -> None:
         """Notes that states may be written from now on."""
@@ -248,3 +267,78 @@ class KernelArguments:
             whole = self.library.spread(stack, (len(places) * view.batch, view.rows, view.cols))
             stacks.append(self.library.handed(whole.swapaxes(1, 2) if view.transposed else whole, dtype, False))
         return Stacks(stacks, arrays.places, self.library.split, [view.shape for view in views])
+
+
+class DeviceArguments(KernelArguments):
+    """The arguments of kernels on a device, where the rows of the table are too: their columns, and numbers of them."""
+
+    def __init__(self, launch: Launch, portion: Portion) -> None:
+        self._host: Rows | None = None
+        super().__init__(launch, portion)
+        self._columns = self._cut_table()
+
+    def _cut_table(self) -> tuple[Sequence[Any], Sequence[Any], np.ndarray[Any, Any]]:
+        """The columns of the table, its first row, and whether each column is known to have one number for all."""
+        table, known = self.rows.table, self._host
+        alike = np.zeros(table.shape[1], np.bool_)
+        if known is not None:
+            rows = known.table[known.index[self.portion.at]]
+            alike = (rows == rows[:1]).all(axis=0)
+            alike[len(self.program.scalars.columns) :] = False
+        if len(table) == 1:
+            alike[:] = True
+        return self.library.columns(table), self.library.first_row(table) if alike.any() else (), alike
+
+    def _rows(self) -> Rows:
+        rows, library, portion = self.launch.rows, self.portion.bucket.library, self.portion
+        if not portion.bucket.resident:
+            self._host = super()._rows()
+            return replace(self._host, table=library.numbers(self._host.table))
+        if portion.whole:
+            return rows
+        stays = None if rows.stays is None else library.take(rows.stays, portion.at)
+        return replace(rows, table=library.take(rows.table, portion.at), index=portion.index, stays=stays)
+
+    def column(self, index: int) -> Any:
+        """A column of the table, for each tensor or one for all."""
+        columns, first, alike = self._columns
+        if alike[index]:
+            return first[index]
+        places = self.rows.index[self.portion.at]
+        if len(places) == len(self.rows.table) and (places == np.arange(len(places))).all():
+            return columns[index]
+        return self.library.take(columns[index], places)
+
+    def fill(self, index: int, numbers: Any) -> None:
+        """Writes a late column into the table."""
+        count = len(self.rows.table)
+        first = count == 1 and len(numbers.shape) > 0
+        self.library.write(self._columns[0][index], self.library.spread(numbers[0] if first else numbers, (count,)))
+
+    def known(self, value: Node, numbers: Any, i: int) -> Any:
+        """The number of tensor i: a Python number where the host knows it."""
+        known = len(self.program.scalars.columns)
+        if self._host is not None and value.op is Op.SCALAR and int(value.arg) < known:  # type: ignore[call-overload]
+            place = int(self._host.index[self.portion.positions[i]])
+            return float(self._host.table[place, int(value.arg)])  # type: ignore[call-overload]
+        hyper = self.hyper(i)
+        expression = known_number(value, self.program, hyper, self.launch.common.hyper.live)
+        if expression is None:
+            return self.library.at(numbers, i)
+        return float(evaluate_once(expression, hyper, {}, {}))
+
+    def numbers(self, buffer: str) -> Any:
+        """The value of a scalar buffer, for each tensor."""
+        bucket, library = self.portion.bucket, self.library
+        if buffer in self.launch.inputs:
+            number = self.launch.inputs[buffer]
+            if isinstance(number, float):
+                return library.constant(number)
+            return library.cast(library.numbers(number), "float64")
+        if buffer in bucket.scalar_states:
+            numbers = bucket.scalar_states[buffer].numbers
+            if not bucket.knows_only_there(buffer):
+                return library.numbers(numbers[self.portion.at].astype(np.float64))
+            return numbers if self.portion.whole else library.take(numbers, self.portion.at)
+        shared = library.numbers(self.launch.common.shared.values[buffer])
+        return library.take(shared, self.groups) if "k" in self.program.buffer(buffer).axes.letters else shared[0]

@@ -14,18 +14,14 @@ from typing import Any
 import numpy as np
 
 from rulec.array_api.slices import Pieces
-from rulec.backend.protocol import Rows
 from rulec.compiler.ir import Stage, Store
-from rulec.compiler.scalars import evaluate_once
-from rulec.language.expr.node import Node, Op
+from rulec.language.expr.node import Op
 from rulec.runtime.buckets.launch import LARGE, Launch, Portion
 from rulec.runtime.buckets.plan import VIEWS
 from rulec.runtime.buckets.reductions import Joining, Writing
-from rulec.runtime.buckets.scalar_table_device import known_number
 from rulec.runtime.stages.evaluate import GapEvaluator
-from rulec.runtime.stages.kernel_arguments import KernelArguments
+from rulec.runtime.stages.kernel_arguments import DeviceArguments, KernelArguments
 from rulec.runtime.stages.owner_values import OwnerEvaluator
-from rulec.runtime.stages.sources import Tiled
 
 Array = np.ndarray[Any, Any]
 
@@ -238,104 +234,3 @@ class StagedRun:
         counts.advance(portion.at[~stays])
         self.launch.common.skipped += int(stays.sum())
         self.launch.skipped += [t.name for t, stay in zip(portion.tensors, stays, strict=True) if stay]
-
-
-class DeviceArguments(KernelArguments):
-    """The values of a portion as arrays on the device."""
-
-    def __init__(self, launch: Launch, portion: Portion) -> None:
-        self._host: Rows | None = None
-        self._vectors: dict[str, Pieces] | None = None
-        super().__init__(launch, portion)
-        self.remembered = portion.remembered
-        self._columns = self._cut_table()
-
-    def _cut_table(self) -> tuple[Sequence[Any], Sequence[Any], np.ndarray[Any, Any]]:
-        """The columns of the table, its first row, and whether each column is known to have one number for all."""
-        table, known = self.rows.table, self._host
-        alike = np.zeros(table.shape[1], np.bool_)
-        if known is not None:
-            rows = known.table[known.index[self.portion.at]]
-            alike = (rows == rows[:1]).all(axis=0)
-            alike[len(self.program.scalars.columns) :] = False
-        if len(table) == 1:
-            alike[:] = True
-        return self.library.columns(table), self.library.first_row(table) if alike.any() else (), alike
-
-    def _rows(self) -> Rows:
-        rows, library, portion = self.launch.rows, self.portion.bucket.library, self.portion
-        if not portion.bucket.resident:
-            self._host = super()._rows()
-            return replace(self._host, table=library.numbers(self._host.table))
-        if portion.whole:
-            return rows
-        stays = None if rows.stays is None else library.take(rows.stays, portion.at)
-        return replace(rows, table=library.take(rows.table, portion.at), index=portion.index, stays=stays)
-
-    def column(self, index: int) -> Any:
-        """A column of the table, for each tensor or one for all."""
-        columns, first, alike = self._columns
-        if alike[index]:
-            return first[index]
-        places = self.rows.index[self.portion.at]
-        if len(places) == len(self.rows.table) and (places == np.arange(len(places))).all():
-            return columns[index]
-        return self.library.take(columns[index], places)
-
-    def fill(self, index: int, numbers: Any) -> None:
-        """Writes a late column into the table."""
-        count = len(self.rows.table)
-        first = count == 1 and len(numbers.shape) > 0
-        self.library.write(self._columns[0][index], self.library.spread(numbers[0] if first else numbers, (count,)))
-
-    def vectors_of(self, buffer: str) -> Pieces | None:
-        """A state in a flat array. The first call reads all states that gaps read, in one pass."""
-        plan = self.launch.version.plan
-        if self.remembered is None or buffer not in plan.vectors_read:
-            return None
-        if self._vectors is None:
-            states = self.remembered.states(self.portion.states, plan.vector_states)
-            self._vectors = states.read([name for name in plan.vectors_read if name in states.names])
-        return self._vectors.get(buffer)
-
-    def known(self, value: Node, numbers: Any, i: int) -> Any:
-        """The number of tensor i: a Python number where the host knows it."""
-        known = len(self.program.scalars.columns)
-        if self._host is not None and value.op is Op.SCALAR and int(value.arg) < known:  # type: ignore[call-overload]
-            place = int(self._host.index[self.portion.positions[i]])
-            return float(self._host.table[place, int(value.arg)])  # type: ignore[call-overload]
-        hyper = self.hyper(i)
-        expression = known_number(value, self.program, hyper, self.launch.common.hyper.live)
-        if expression is None:
-            return self.library.at(numbers, i)
-        return float(evaluate_once(expression, hyper, {}, {}))
-
-    def numbers(self, buffer: str) -> Any:
-        """The value of a scalar buffer, for each tensor."""
-        bucket, library = self.portion.bucket, self.library
-        if buffer in self.launch.inputs:
-            number = self.launch.inputs[buffer]
-            if isinstance(number, float):
-                return library.constant(number)
-            return library.cast(library.numbers(number), "float64")
-        if buffer in bucket.scalar_states:
-            numbers = bucket.scalar_states[buffer].numbers
-            if not bucket.knows_only_there(buffer):
-                return library.numbers(numbers[self.portion.at].astype(np.float64))
-            return numbers if self.portion.whole else library.take(numbers, self.portion.at)
-        shared = library.numbers(self.launch.common.shared.values[buffer])
-        return library.take(shared, self.groups) if "k" in self.program.buffer(buffer).axes.letters else shared[0]
-
-    def tiled(self, buffer: str, i: int) -> Tiled:
-        """A buffer's matrices for reading and writing by tiles. The state of a skipped tensor keeps its value."""
-        matrices, stays = super().tiled(buffer, i), self.rows.stays
-        return matrices if stays is None else replace(matrices, stays=self.library.at(stays, i))
-
-    def _copies(self, buffer: str) -> bool:
-        return super()._copies(buffer) or (buffer == "g" and self.rows.scale is not None)
-
-    def _read(self, buffer: str, array: Any) -> Any:
-        elements, scale = super()._read(buffer, array), self.rows.scale
-        if buffer == "g" and scale is not None:
-            elements = elements * (1 / self.library.numbers(scale).reshape(()))
-        return elements
