@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rulec.torch.tensors.library import _STACKED, newton_schulz
+from rulec.torch.tensors.library import _STACKED
+from rulec.torch.tensors.newton_schulz import newton_schulz
 from rulec_backends.triton import quintic_call
 from rulec_backends.triton.product import tiles_for
 from rulec_backends.triton.quintic_call import QuinticProducts, fill, kinds, stack_size

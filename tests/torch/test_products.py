@@ -22,7 +22,7 @@ from rulec.runtime.buckets.hyper import HyperValues
 from rulec.runtime.engine import Engine, default_hyper
 from rulec.torch.tensors import library as libraries
 from rulec.torch.tensors.library import DEVICE_MATRIX, DeviceLibrary
-from rulec.torch.tensors.newton_schulz import ProductsBy
+from rulec.torch.tensors.newton_schulz import ProductsChoice
 from rulec.torch.tensors.products import TORCH, TorchProducts
 from rulec.torch.tensors.tensors import TorchArrays
 from rulec_backends.triton import TritonBackend
@@ -149,13 +149,13 @@ def test_fake_matrices_are_stacked_as_on_a_gpu() -> None:
 def test_the_choice_of_products() -> None:
     """By dtype and size; torch's where there is no memory to compute with."""
     backend = HereMultiplying()
-    by = ProductsBy(backend)
+    by = ProductsChoice(backend)
     large = torch.empty(1, 200, 300, dtype=torch.bfloat16)
     assert by(large) is backend.products
     assert by(large.float()) is TORCH
     assert by(large[:, :100]) is TORCH
     assert by(large.to("meta")) is TORCH
-    assert ProductsBy(None)(large) is TORCH
+    assert ProductsChoice()(large) is TORCH
 
 
 def test_a_stack_is_rounded_as_it_is_made() -> None:

@@ -20,16 +20,15 @@ from torch import Tensor
 from rulec.array_api import bits
 from rulec.array_api.functions import Functions, arithmetic
 from rulec.array_api.library import Library
-from rulec.array_api.matrix import iterations, matrix_functions, times
+from rulec.array_api.matrix import matrix_functions
 from rulec.array_api.numpy import NumpyLibrary
 from rulec.array_api.reductions import REDUCTIONS
-from rulec.backend.capabilities import Capabilities, QuinticProducts, ReducesSegments
-from rulec.language.expr.newton_schulz import Coefficients, coefficients_of
+from rulec.backend.capabilities import Capabilities, ReducesSegments
 from rulec.language.expr.node import Node, Op
-from rulec.language.expr.static import MUON, NORM, UNDIVIDED, settings
+from rulec.language.expr.static import settings
 from rulec.torch.tensors.fake import has_no_memory, is_fake, plain_memory
 from rulec.torch.tensors.matrix import TORCH_MATRIX
-from rulec.torch.tensors.newton_schulz import ProductsBy, TorchQuintic
+from rulec.torch.tensors.newton_schulz import ProductsChoice, TorchQuintic, newton_schulz
 from rulec.torch.tensors.products import TORCH
 
 
@@ -121,26 +120,6 @@ def _chance(like: Tensor, *words: Tensor) -> Tensor:
     """The random bits of elements, where they are: torch has few operations of uint32."""
     with torch.device(like.device):
         return cast(Tensor, bits.chance(torch, like, *words, word=torch.int64))
-
-
-def newton_schulz(
-    x: Tensor, steps: float, dtype: str | None, coefficients: str | Coefficients = MUON, normalize: str | float = NORM,
-    products: Callable[[Tensor], QuinticProducts] = lambda y: TORCH,
-) -> Tensor:  # fmt: skip
-    """The quintic iteration in the dtype asked for or the stack's own, on all of it, by the `products` chosen for it.
-
-    Iterations take turns in the memory of two stacks, and share that of the symmetric matrices.
-    """
-    y = x if dtype is None else x.to(getattr(torch, dtype))
-    by, gram, polynomial, last = products(y), None, None, None
-    if normalize != UNDIVIDED:
-        norm = torch.linalg.vector_norm(y, dim=(-2, -1), keepdim=True).clamp(min=1e-7)
-        y = by.divided(y, times(norm, normalize))
-    for a, b, c in coefficients_of(coefficients, iterations(steps)):
-        gram = by.gram(y, out=gram)
-        polynomial = by.polynomial(gram, b, c, out=polynomial)
-        y, last = by.following(y, polynomial, a, out=last), y
-    return y.to(x.dtype)
 
 
 def _rsqrt(x: Tensor) -> Tensor:
@@ -252,7 +231,7 @@ class DeviceLibrary(Library):
         self.device = torch.device(device)
         self._places: dict[bytes, Tensor] = {}
         self._held: list[Any] = []
-        self._products = ProductsBy(None)
+        self._products = ProductsChoice()
         self._capabilities = Capabilities()
 
     @property
@@ -270,7 +249,7 @@ class DeviceLibrary(Library):
         kernels = capabilities.quintic
         if kernels is None or not kernels.has_quintic(self.device):
             return
-        self.most_stacked, self._products = _STACKED, ProductsBy(kernels)
+        self.most_stacked, self._products = _STACKED, ProductsChoice(kernels)
         self.matrix = {**DEVICE_MATRIX, Op.NEWTON_SCHULZ: partial(newton_schulz, products=self._products)}
 
     def stacks(self, value: Node, operands: Sequence[Any]) -> bool:
@@ -279,7 +258,7 @@ class DeviceLibrary(Library):
             return True
         rows, cols = operands[0].shape[-2:]
         dtype = settings(value)["dtype"] if value.op is Op.NEWTON_SCHULZ else None
-        return dtype is not None and self._products.of(dtype, rows, cols) is not None
+        return dtype is not None and self._products.of(dtype, rows, cols) is not TORCH
 
     def stack_size(self, value: Node, shape: Sequence[int], count: int) -> int:
         """As many as fill the device, where the products are a backend's, and no more than a portion has."""
@@ -287,7 +266,7 @@ class DeviceLibrary(Library):
             return count
         batch, rows, cols = shape
         dtype = str(settings(value).get("dtype") or "")
-        by = (self._products.of(dtype, rows, cols) if dtype else None) or TORCH
+        by = self._products.of(dtype, rows, cols) if dtype else TORCH
         return max(1, by.stack_size(self.device, dtype, rows, cols, batch * count, self.most_stacked) // max(1, batch))
 
     def stack(self, matrices: Sequence[Tensor], dtype: str | None = None) -> Tensor:

@@ -1,22 +1,23 @@
-"""What each owner of a piece of a matrix computes in `newton_schulz`, by the operations of torch.optim.Muon.
+"""The iteration of `newton_schulz` in torch, as torch.optim.Muon has it: of whole stacks, and of pieces of matrices.
 
-The choice of products of `newton_schulz` on a device: by a backend's kernels where it has them, else by torch.
+Stacks on a device take products by a backend's kernels where it has them, else by torch.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rulec.array_api.matrix import times
+from rulec.array_api.matrix import iterations, times
 from rulec.backend.capabilities import QuinticKernels, QuinticProducts
 from rulec.errors import BackendUnsupported
-from rulec.language.expr.static import NORM, UNDIVIDED
+from rulec.language.expr.newton_schulz import Coefficients, coefficients_of
+from rulec.language.expr.static import MUON, NORM, UNDIVIDED
 from rulec.torch.tensors.fake import has_no_memory
 from rulec.torch.tensors.matrix import addmm
 from rulec.torch.tensors.products import TORCH
@@ -82,28 +83,48 @@ class TorchQuintic:
         return addmm(y, polynomial, y, beta=a, piece=True)
 
 
-class ProductsBy:
-    """The choice between a backend's products and torch's."""
+class ProductsChoice:
+    """The choice of products for a dtype and a size: a backend's where it has some, else torch's."""
 
-    def __init__(self, kernels: QuinticKernels | None) -> None:
+    def __init__(self, kernels: QuinticKernels | None = None) -> None:
         """`kernels` are the backend's; None where it has none."""
-        self._of = functools.cache(functools.partial(_quintic, kernels))
+        self._of = functools.cache(functools.partial(_products, kernels))
 
     def __call__(self, y: Tensor) -> QuinticProducts:
-        """The products for a stack."""
-        dtype = str(y.dtype).removeprefix("torch.")
-        return TORCH if has_no_memory(y) else self.of(dtype, *y.shape[-2:]) or TORCH
+        """The products for a stack; torch's where there is no memory to compute with."""
+        return TORCH if has_no_memory(y) else self.of(str(y.dtype).removeprefix("torch."), *y.shape[-2:])
 
-    def of(self, dtype: str, rows: int, cols: int) -> QuinticProducts | None:
-        """The backend's products for matrices of this size, in a dtype; None where torch's are taken."""
+    def of(self, dtype: str, rows: int, cols: int) -> QuinticProducts:
+        """The products for matrices of this size, in a dtype."""
         products = self._of(dtype)
-        return products if products is not None and products.pays(rows, cols) else None
+        return products if products.pays(rows, cols) else TORCH
 
 
-def _quintic(kernels: QuinticKernels | None, dtype: str) -> QuinticProducts | None:
+def _products(kernels: QuinticKernels | None, dtype: str) -> QuinticProducts:
+    """A backend's products of a dtype; torch's where it has none."""
     if kernels is None:
-        return None
+        return TORCH
     try:
         return kernels.build_quintic(dtype, kernels.emit_quintic(dtype))
     except BackendUnsupported:
-        return None
+        return TORCH
+
+
+def newton_schulz(
+    x: Tensor, steps: float, dtype: str | None, coefficients: str | Coefficients = MUON, normalize: str | float = NORM,
+    products: Callable[[Tensor], QuinticProducts] = lambda y: TORCH,
+) -> Tensor:  # fmt: skip
+    """The quintic iteration in the dtype asked for or the stack's own, on all of it, by the `products` chosen for it.
+
+    Iterations take turns in the memory of two stacks, and share that of the symmetric matrices.
+    """
+    y = x if dtype is None else x.to(getattr(torch, dtype))
+    by, gram, polynomial, last = products(y), None, None, None
+    if normalize != UNDIVIDED:
+        norm = torch.linalg.vector_norm(y, dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+        y = by.divided(y, times(norm, normalize))
+    for a, b, c in coefficients_of(coefficients, iterations(steps)):
+        gram = by.gram(y, out=gram)
+        polynomial = by.polynomial(gram, b, c, out=polynomial)
+        y, last = by.following(y, polynomial, a, out=last), y
+    return y.to(x.dtype)
