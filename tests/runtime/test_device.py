@@ -107,7 +107,7 @@ def test_every_rule_does_on_a_device_what_it_does_on_the_host(name: str, residen
 
 
 @pytest.mark.parametrize(
-    "name", ["adamw", "lamb", "adafactor", "prodigy", "muon", "nadam", "clip_by_global_norm >> adam"]
+    "name", ["adamw", "lamb", "adafactor", "prodigy", "muon", "nadam", "clip_by_global_norm >> adam", "shampoo"]
 )
 def test_scaled_gradients_are_unscaled_and_an_infinity_leaves_everything(name: str) -> None:
     rule = rulec.load(name)
