@@ -195,7 +195,10 @@ class Counts:
         return counts  # type: ignore[no-any-return]
 
     def common(self, fired: np.ndarray[Any, Any] | None) -> int | None:
-        """The count of all tensors, or of those at the positions `fired`; None where they differ. In main memory."""
+        """The count of all tensors, or of those at the positions `fired`; None where they differ.
+
+        Counts on a device are not known here.
+        """
         numbers = self.vector.numbers
         if fired is not None:
             return _common(numbers[fired])
