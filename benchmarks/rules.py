@@ -13,7 +13,7 @@ from rulec.compiler.layout import layout_for
 from rulec.language.library.load import interop_entries
 from rulec.tools.compare.measure import Times, interleaved
 from rulec.tools.compare.target import translate
-from rulec.tools.display.cost import traffic
+from rulec.tools.display.kernels import traffic
 
 FULL, QUICK = 50_000_000, 1_000_000
 ROUNDS, QUICK_ROUNDS = 9, 3

@@ -6,7 +6,7 @@ from gallery.kernels import fenced
 from gallery.subject import Subject
 from rulec.compiler.routing import Router
 from rulec.language.rule import Rule
-from rulec.language.traits import reads_tags
+from rulec.language.rule_data import reads_tags
 
 TORCH = """\
 import torch

@@ -33,8 +33,7 @@ from rulec.language.expr.node import Node, Op, name, rewrite
 from rulec.language.expr.text import expression_text
 from rulec.language.parse.step import step_text
 from rulec.language.rule import Rule
-from rulec.language.rule_data import Assign, Branch, State, Statement, assignments
-from rulec.language.traits import draws
+from rulec.language.rule_data import Assign, Branch, State, Statement, assignments, draws
 
 FORMAT = "rulec checkpoint"
 VERSION = 1

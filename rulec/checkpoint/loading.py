@@ -16,8 +16,8 @@ from rulec.compiler.lower import decide
 from rulec.compiler.view import view_of
 from rulec.compiler.weights import is_part
 from rulec.errors import StateMismatch
+from rulec.language.rule_data import sees_shape
 from rulec.language.source import did_you_mean
-from rulec.language.traits import sees_shape
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ def check(
     from rulec.language.check import unread
     from rulec.language.evaluations import parts_of
     from rulec.runtime.engine import default_hyper
-    from rulec.tools.display.cost import costs_of
+    from rulec.tools.display.kernels import costs_of
 
     try:
         loaded = arguments.find_rule(rule, allow_url)
@@ -134,7 +134,7 @@ def _oracle(
 
 
 def _print(report: Mapping[str, Any]) -> None:
-    from rulec.tools.display.cost import cost_lines
+    from rulec.tools.display.kernels import cost_lines
 
     print(f"{report['rule']} is a valid rule")
     for facts in report["programs"]:

@@ -48,9 +48,8 @@ from rulec.language.expr.node import (
 )
 from rulec.language.expr.static import lowered
 from rulec.language.expr.text import expression_text
-from rulec.language.rule_data import Assign, Branch, RuleData, Statement, conditions
+from rulec.language.rule_data import Assign, Branch, RuleData, Statement, conditions, differs_by_shape
 from rulec.language.source import Span, rule_error
-from rulec.language.traits import differs_by_shape
 
 _ELEMENT = axes_of_letters("knbij")
 

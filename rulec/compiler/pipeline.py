@@ -16,8 +16,7 @@ from rulec.compiler.stages import split_stages
 from rulec.compiler.view import grouping, plain_facts, static_defaults
 from rulec.environment import debug_level
 from rulec.language.expr.node import Node, names_in
-from rulec.language.rule_data import RuleData, assignments, conditions
-from rulec.language.traits import counts_dimensions
+from rulec.language.rule_data import RuleData, assignments, conditions, counts_dimensions
 
 Pass = Callable[[Program], Program]
 

@@ -14,7 +14,7 @@ from rulec.compiler.axes import AxisInference, axes_of_level, in_batch
 from rulec.compiler.ir import PARTS, Axes, Buffer, Column, Program, Result, Stage, Store, axes_of_letters
 from rulec.compiler.names import value_name
 from rulec.language.expr.node import Kind, Node, Op, node, walk
-from rulec.language.traits import differs_by_shape
+from rulec.language.rule_data import differs_by_shape
 
 #: Level of the language -> level of the reduction inside a kernel; the rest is summed between the stages.
 _KERNEL_LEVEL = {"row": "row", "col": "col", "matrix": "row", "tensor": "tensor", "group": "tensor", "model": "tensor"}

@@ -23,9 +23,8 @@ from rulec.language.expr.arithmetic import number_known
 from rulec.language.expr.counts import level_text
 from rulec.language.expr.node import PLACED, Kind, Node, extent, walk
 from rulec.language.expr.text import expression_text
-from rulec.language.rule_data import Branch, RuleData, Statement
+from rulec.language.rule_data import Branch, RuleData, Statement, placed_level
 from rulec.language.source import Span, rule_error
-from rulec.language.traits import placed_level
 
 
 @dataclass(frozen=True)

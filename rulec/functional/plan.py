@@ -30,7 +30,7 @@ from rulec.formats import UNBIASED, Format, of_key
 from rulec.functional.values import Leaf, Values
 from rulec.language.expr.node import Kind, Node, Op, node, walk
 from rulec.language.rule import Rule
-from rulec.language.traits import sees_shape
+from rulec.language.rule_data import sees_shape
 from rulec.runtime.buckets.plan import Plan
 from rulec.runtime.engine import EPS
 from rulec.runtime.storage.allocator import StateSpec, state_specs

@@ -15,7 +15,7 @@ from rulec.errors import HyperError, TensorError
 from rulec.functional.values import Leaf
 from rulec.jax.leaves import paths_of
 from rulec.language.rule import Rule
-from rulec.language.traits import reads_tags
+from rulec.language.rule_data import reads_tags
 from rulec.runtime.roles import TAGS, head_places, is_vector, no_head
 
 #: Modules of embeddings by their names, and of norms.

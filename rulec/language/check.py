@@ -16,10 +16,9 @@ from rulec.language.expr.counts import bare_problem, levels_text
 from rulec.language.expr.names import BESIDE_STATES, RESERVED, declared_problem, name_problem, short
 from rulec.language.expr.node import LEVELS, PLACED, Kind, Node, Op, const, names_in, walk
 from rulec.language.hyper import Hyper, resolve_hyper, well_known_range
-from rulec.language.rule_data import AnyRule, Assign, Branch, RuleData, Statement, assignments, conditions
+from rulec.language.rule_data import AnyRule, Assign, Branch, RuleData, Statement, assignments, conditions, placed_level
 from rulec.language.sizes import entries, lists_of
 from rulec.language.source import Source, Span, did_you_mean, rule_error
-from rulec.language.traits import placed_level
 
 #: Most lines of a step: a rule is short, and one composed without end is stopped here.
 MAX_LINES = 1000

@@ -24,8 +24,7 @@ from rulec.errors import RuleError, TensorError
 from rulec.formats import UNBIASED, Format
 from rulec.language.hyper import checked_seed
 from rulec.language.rule import Rule
-from rulec.language.rule_data import RuleData, assignments
-from rulec.language.traits import draws
+from rulec.language.rule_data import RuleData, assignments, draws
 from rulec.runtime.arrays import Arrays
 from rulec.runtime.buckets.bucket import Bucket, Tensor
 from rulec.runtime.buckets.bucketing import Buckets

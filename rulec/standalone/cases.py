@@ -18,7 +18,7 @@ from rulec.language.expr.node import FACTS, WORDS, Kind, Node, Op, const, names_
 from rulec.language.expr.static import MUON, settings
 from rulec.language.expr.text import expression_text
 from rulec.language.rule import Rule
-from rulec.language.traits import counts_dimensions, placed_level
+from rulec.language.rule_data import counts_dimensions, placed_level
 from rulec.runtime.buckets.plan import Plan, needs_matrix
 from rulec.runtime.storage.options import FEWEST_CODED, Storage
 

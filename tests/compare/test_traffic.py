@@ -7,7 +7,7 @@ import pytest
 import rulec
 from rulec.compiler.layout import kernel_for, layout_for
 from rulec.compiler.layout import traffic as counted
-from rulec.tools.display.cost import traffic
+from rulec.tools.display.kernels import traffic
 
 
 def test_sgd() -> None:

@@ -16,7 +16,7 @@ from rulec.functional.plan import as_update
 from rulec.language.expr.counts import simplified
 from rulec.language.expr.functions import FUNCTIONS
 from rulec.language.expr.node import Node, Op, const, node
-from rulec.tools.display.cost import costs_of
+from rulec.tools.display.kernels import costs_of
 from rulec_backends.common import text as comment
 from tests.compiler.visits import OPERATORS, PATHS, USES, counted, shared_rule
 

@@ -23,8 +23,7 @@ from rulec.runtime.storage.options import Storage
 from rulec.standalone.prose import written
 from rulec.tools.compare.lines import keep_lines
 from rulec.tools.compare.sides import ReferenceSide
-from rulec.tools.display.cost import costs_of
-from rulec.tools.display.kernels import kernel_source
+from rulec.tools.display.kernels import costs_of, kernel_source
 
 _SQUARE = "({x} @ transpose({x}) + eye(rows))"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import rulec
-from rulec.tools.language_server.mistakes import Mistake, mistakes
+from rulec.tools.language_server.answers import Mistake, mistakes
 
 WRONG = """\
 name: Wrong

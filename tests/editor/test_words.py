@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rulec.language.yaml.schema import RuleFile
-from rulec.tools.language_server.words import meaning_at, names_of, words_at
+from rulec.tools.language_server.answers import meaning_at, names_of, words_at
 
 TEXT = """\
 name: Mine

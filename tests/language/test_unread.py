@@ -14,7 +14,7 @@ import rulec.array
 import rulec.torch
 from rulec.errors import RuleError
 from rulec.language.check import unread
-from rulec.tools.language_server.mistakes import mistakes
+from rulec.tools.language_server.answers import mistakes
 from tests.cli.running import error, invoke, run_json
 
 #: A kind of state -> its declaration, and the lines that write it.

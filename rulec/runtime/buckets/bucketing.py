@@ -33,8 +33,7 @@ from rulec.errors import RuleError, TensorError
 from rulec.formats import UNBIASED
 from rulec.language.expr.node import RANGE, ROWS, Kind, Node, Op, walk
 from rulec.language.rule import Rule
-from rulec.language.rule_data import RuleData
-from rulec.language.traits import placed_level
+from rulec.language.rule_data import RuleData, placed_level
 from rulec.runtime.arrays import Vector
 from rulec.runtime.buckets.bucket import Bucket, Tensor
 from rulec.runtime.buckets.context import EngineContext

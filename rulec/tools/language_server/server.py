@@ -10,8 +10,7 @@ from pygls.uris import to_fs_path
 from pygls.workspace.position_codec import ServerTextPosition
 
 from rulec import __version__
-from rulec.tools.language_server.mistakes import Mistake, mistakes
-from rulec.tools.language_server.words import Word, meaning_at, names_of, words_at
+from rulec.tools.language_server.answers import Mistake, Word, meaning_at, mistakes, names_of, words_at
 
 _KINDS = {
     "function": types.CompletionItemKind.Function, "key": types.CompletionItemKind.Property,

@@ -20,12 +20,10 @@ from rulec.errors import RulecError
 from rulec.language.hyper import Hyper
 from rulec.language.library.load import load, parse, rules
 from rulec.language.rule import Rule
-from rulec.tools.display.cost import cost_lines, costs_of
 from rulec.tools.display.drawing import picture
-from rulec.tools.display.kernels import LANGUAGES, TABS, kernel_source
+from rulec.tools.display.kernels import LANGUAGES, TABS, cost_lines, costs_of, kernel_source
 from rulec.tools.display.path import FUNCTIONS, RATES, STEPS, paths, paths_with, refusal
-from rulec.tools.language_server.mistakes import mistakes
-from rulec.tools.language_server.words import meaning_at, names_of, words_at
+from rulec.tools.language_server.answers import meaning_at, mistakes, names_of, words_at
 from rulec.tools.race import Result, race
 from rulec.tools.race.outcome import Outcome
 from rulec.tools.race.page import cells, columns, notes, title

@@ -16,7 +16,7 @@ from rulec.compiler.routing import Router
 from rulec.errors import RulecError
 from rulec.language.eval_point import to_evaluation, to_training
 from rulec.language.rule import Rule
-from rulec.language.traits import draws
+from rulec.language.rule_data import draws
 from rulec.runtime.engine import Engine
 from rulec.runtime.evaluations import EvaluationNames
 from rulec.tools.race.task import Stack, of_run

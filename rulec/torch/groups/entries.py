@@ -12,7 +12,7 @@ import torch
 from rulec.compiler.routing import Router
 from rulec.compiler.scalars import resolve_hyper
 from rulec.errors import HyperError
-from rulec.language import traits
+from rulec.language import rule_data
 from rulec.language.compose.combine import substitute_hyper
 from rulec.language.expr.node import Kind, Node, Op, names_in, walk
 from rulec.language.hyper import Hyper
@@ -216,22 +216,22 @@ def reaches_groups(rules: Sequence[Rule]) -> bool:
 
 def draws(rules: Sequence[Rule]) -> bool:
     """Whether a rule among these draws random numbers."""
-    return any(traits.draws(rule) for rule in rules)
+    return any(rule_data.draws(rule) for rule in rules)
 
 
 def reads_tags(rules: Sequence[Rule]) -> bool:
     """Whether a rule among these asks for a tensor's tags."""
-    return any(map(traits.reads_tags, rules))
+    return any(map(rule_data.reads_tags, rules))
 
 
 def sees_shapes(rules: Sequence[Rule]) -> bool:
     """Whether a rule among these treats a tensor by its dimensions, rows or columns."""
-    return any(traits.sees_shape(rule) for rule in rules)
+    return any(rule_data.sees_shape(rule) for rule in rules)
 
 
 def sees_sections(rule: Rule) -> bool:
     """Whether a rule treats a tensor otherwise than the tensors that it may be joined of."""
-    if traits.sees_shape(rule):
+    if rule_data.sees_shape(rule):
         return True
     parts = [*walk(rule.expressions)]
     sizes = any(n.op in (Op.NAME, Op.FACT) and n.arg == "numel" for n in parts)

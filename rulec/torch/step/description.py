@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from rulec.checkpoint.content import meaning
-from rulec.language.traits import draws
+from rulec.language.rule_data import draws
 from rulec.torch.distributed.comparison import Said, names_of
 from rulec.torch.distributed.mesh import split_names
 from rulec.torch.groups.engine import TensorRef

@@ -21,7 +21,7 @@ from rulec.compiler.view import MatrixView, view_of
 from rulec.errors import RulecError, StateMismatch, TensorError
 from rulec.language.expr.node import Kind, Node, Op, walk
 from rulec.language.rule import Rule
-from rulec.language.traits import placed_level
+from rulec.language.rule_data import placed_level
 from rulec.runtime.distributed.all_to_all import longest
 from rulec.torch.tensors.fake import address_of as plain_address_of
 from rulec.torch.tensors.fake import real_memory

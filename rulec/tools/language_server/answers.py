@@ -1,4 +1,4 @@
-"""The words that may stand at a place of a rule's text, and what they mean."""
+"""Answers to an editor about a rule's text: its mistakes with their places, completions, and meanings of words."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 import rulec.math
 from rulec.errors import RuleError
+from rulec.language.check import unread
 from rulec.language.expr.functions import FUNCTIONS
 from rulec.language.expr.names import RESERVED, RESULTS
 from rulec.language.hyper import Hyper, well_known_range
-from rulec.language.library.load import load, rules
+from rulec.language.library.load import load, parse, rules
 from rulec.language.yaml.schema import RuleFile
 
 #: Keys whose value is a text.
@@ -113,3 +115,39 @@ def _rules() -> dict[str, Word]:
         short = name.rpartition("/")[2]
         words[short] = Word(short, "rule", f"**{rule.name}**: {rule.summary}\n```\n{rule.step_text()}\n```")
     return words
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A mistake: its sentence, its line and first column from 0, its width in characters, and its kind.
+
+    A rule with no other mistakes than warnings is a rule.
+    """
+
+    message: str
+    line: int
+    column: int
+    width: int
+    code: str = RuleError.code
+    warning: bool = False
+
+
+def mistakes(text: str, folder: Path | None = None) -> list[Mistake]:
+    """All mistakes of a rule's YAML text, in the order of the text; for a rule its warnings.
+
+    Rules named by a path are looked up from `folder`.
+    """
+    try:
+        rule = parse(text, "rule", folder)
+    except RuleError as error:
+        return sorted((_placed(each) for each in (error, *error.others)), key=lambda each: (each.line, each.column))
+    return [_placed(each, warning=True) for each in unread(rule)]
+
+
+def _placed(error: RuleError, warning: bool = False) -> Mistake:
+    """A mistake of another file, or of none, is shown at the beginning."""
+    where = re.fullmatch(r"rule:(\d+):(\d+)", error.place)
+    if where is None:
+        return Mistake(str(error).partition("\n")[0], 0, 0, 1, error.code, warning)
+    carets = str(error).rpartition("\n")[2].count("^")
+    return Mistake(error.message, int(where[1]) - 1, int(where[2]) - 1, max(1, carets), error.code, warning)
