@@ -1,8 +1,8 @@
 # Everything runs in .venv, made here from any Python of at least 3.11; an active environment is neither used nor changed.
 #   make demo    set up and train a new rule on the handwritten digits
-#   make test    set up and run the everyday tests
+#   make test    set up and run some of the everyday tests, of every kind
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow whole lint format docs refresh budget long shape words prove bench ci clean
+.PHONY: help setup demo test slow whole lint format docs refresh budget long faults shape words prove bench ci clean
 unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH
 export NO_MKDOCS_2_WARNING := 1
 
@@ -14,7 +14,7 @@ INPUTS := pyproject.toml constraints.txt
 
 help:
 	@echo 'make demo    set up and run the demonstration: a new rule, its kernel, a trained model, a plot'
-	@echo 'make test    set up and run the everyday tests (pytest -n $(JOBS); choose with ARGS="-k adam")'
+	@echo 'make test    set up and run some everyday tests of every kind (pytest -n $(JOBS); choose with ARGS="-k adam")'
 	@echo 'make slow    the tests that take long or need a fresh environment'
 	@echo 'make whole   all tests, with every rule in every test of machinery'
 	@echo 'make lint    ruff and mypy --strict'
@@ -22,7 +22,8 @@ help:
 	@echo 'make docs    build the manual into site/'
 	@echo 'make refresh write generated files anew: type stubs, tables and outputs of the manual, kept kernels'
 	@echo 'make budget  the everyday tests once more, where one that takes over a second of processor time fails'
-	@echo 'make long    write the names of tests that take over a second where no kernel is kept; they become slow'
+	@echo 'make long    write what tests cost where no kernel is kept; those over a second become slow'
+	@echo 'make faults  plant faults in a copy, and say which tests find them (ARGS="jax cpu" chooses)'
 	@echo 'make shape   print lines of each folder, how long functions are, circles of imports'
 	@echo 'make words   count sentences that point at something unnamed, and names that say nothing'
 	@echo 'make prove   look at the machine code of all GPU kernels anew, not only of changed ones (ONLY=new)'
@@ -59,7 +60,7 @@ demo: $(VENV)/.demo
 	@$(BIN)/rulec demo
 
 test: setup
-	@$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m 'not later and not gpu' $(ARGS)
 
 slow: setup
 	@$(BIN)/python -m pytest -n $(JOBS) -m 'slow and not whole and not gpu' $(ARGS)
@@ -90,6 +91,9 @@ budget: setup
 # From a run of all tests that are not marked slow, in which nothing is kept from before.
 long: setup
 	@$(BIN)/python -m pytest -n $(JOBS) --cache-clear --write-long
+
+faults: setup
+	@$(BIN)/python -m tests.faults $(ARGS)
 
 shape: setup
 	@$(BIN)/python -m tests.shape

@@ -4,13 +4,15 @@ The second is that of the machine that the budget was set on: a loop of known wo
 this one is just now. So a busy machine judges as an idle one does.
 
 `long.txt` names the tests that need more only because they compile: `make long` writes it, from a run in which no
-kernel was kept. They are slow without a mark of their own.
+kernel was kept. They are slow without a mark of their own. The same run writes `costs.txt`, what a case of each test
+function takes; tests/selection.py shares out the time of `make test` and `.ci/run` by it.
 """
 
 from __future__ import annotations
 
 import os
 import resource
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -18,6 +20,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+
+from tests import selection
 
 #: Seconds of the processor that an everyday test may take.
 SECONDS = 1.0
@@ -92,26 +96,36 @@ def long_tests() -> frozenset[str]:
 class Record:
     """The plugin of `make long`: writes the names of the tests that took longer than they may, with what they compiled.
 
-    A worker measures; the process that began the run reads what it measured, and writes.
+    It writes the costs of test functions too. A worker measures; the process that began the run reads what it measured,
+    and writes.
     """
 
     clock: Callable[[], float]
     slowness: Callable[[], float]
     file: Path = LONG
+    costs: Path = selection.COSTS
     names: set[str] = field(default_factory=set)
+    spent: dict[str, list[float]] = field(default_factory=dict)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
         before = self.clock()
         yield
         spent = self.clock() - before
+        item.user_properties.append(("seconds", spent))
         if spent > SECONDS and spent / self.slowness() > SECONDS:
             item.user_properties.append(("long", True))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when == "call" and ("long", True) in [tuple(pair) for pair in report.user_properties]:
+        if report.when != "call":
+            return
+        properties = dict(report.user_properties)
+        self.spent.setdefault(report.nodeid.partition("[")[0], []).append(float(str(properties["seconds"])))
+        if "long" in properties:
             self.names.add(report.nodeid)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if not hasattr(session.config, "workerinput"):
             self.file.write_text("".join(f"{name}\n" for name in sorted(self.names)))
+            costs = {name: round(100 * statistics.median(each)) for name, each in sorted(self.spent.items())}
+            self.costs.write_text("".join(f"{cost} {name}\n" for name, cost in costs.items() if cost > 1))

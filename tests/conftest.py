@@ -8,13 +8,14 @@ import os
 import sys
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
 from rulec_backends.c.compile import processor
-from tests import budget, ledger, library
+from tests import budget, ledger, library, selection
 
 # The same examples in every run, however long they take: what fails here fails everywhere. To look for new ones give
 # pytest --hypothesis-profile=explore.
@@ -102,6 +103,31 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     library.rank(item)
     if item.nodeid in budget.long_tests() and not item.config.getoption("--write-long"):
         item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Ranks all tests that were collected, before pytest chooses by marks."""
+    selection.rank(items)
+    config.stash[selection.LEFT] = selection.left(items)
+    if hasattr(config, "workerinput"):
+        config.workeroutput["left"] = config.stash[selection.LEFT]  # type: ignore[attr-defined]
+    session.stash[selection.COLLECTED] = [*items]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Takes what a worker of xdist counted: the process that began the run collects nothing."""
+    counts = getattr(node, "workeroutput", {}).get("left")
+    if counts is not None:
+        node.config.stash[selection.LEFT] = tuple(counts)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Says what `make test` left out."""
+    later, whole = config.stash.get(selection.LEFT, (0, 0))
+    if f"not {selection.LATER}" in config.option.markexpr and later:
+        terminalreporter.write_line(f"left to .ci/run: {later:,} tests; left to make whole: {whole:,} more")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -1,7 +1,7 @@
 """Which rules of the library a test of machinery runs, and when.
 
-Every day: one rule of each kind. With the slow tests: an eighth of the others, another eighth in each test; so it is
-with other choices than rules that are marked `another`. `make whole` runs them all. What a rule itself claims, its
+Every day: one rule of each kind. With the slow tests: a sixteenth of the others, another sixteenth in each test; so it
+is with other choices than rules that are marked `another`. `make whole` runs them all. What a rule itself claims, its
 numbers and its peers, is tested for every rule, in tests/rules.
 """
 
@@ -18,7 +18,7 @@ import rulec
 from tests.backends.kinds import BETWEEN, KINDS
 
 #: One in so many of the other rules and choices runs with the slow tests.
-SHARE = 8
+SHARE = 16
 
 
 @cache

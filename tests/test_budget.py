@@ -48,7 +48,8 @@ def test_a_busy_processor_is_allowed_for() -> None:
 def test_names_of_long_tests_are_written(tmp_path: Path) -> None:
     seconds = iter([0.0, 2.5, 3.0, 3.4, 4.0, 6.0])
     slowness = iter([1.0, 3.0])
-    plugin = budget.Record(lambda: next(seconds), lambda: next(slowness), tmp_path / "long.txt")
+    files = tmp_path / "long.txt", tmp_path / "costs.txt"
+    plugin = budget.Record(lambda: next(seconds), lambda: next(slowness), *files)
     for name in ("b::long", "a::short", "c::on_a_busy_machine"):
         item = SimpleNamespace(user_properties=[])
         call = plugin.pytest_runtest_call(item)  # type: ignore[arg-type]
@@ -59,6 +60,7 @@ def test_names_of_long_tests_are_written(tmp_path: Path) -> None:
         plugin.pytest_runtest_logreport(report)  # type: ignore[arg-type]
     plugin.pytest_sessionfinish(SimpleNamespace(config=object()))  # type: ignore[arg-type]
     assert plugin.file.read_text() == "b::long\n"
+    assert plugin.costs.read_text() == "40 a::short\n250 b::long\n200 c::on_a_busy_machine\n"
 
 
 def test_every_long_test_is_one_that_there_is() -> None:

@@ -58,6 +58,14 @@ def nodes(program: Program) -> list[Node]:
     return list(walk([*roots, *(c.value for c in program.scalars.columns)]))
 
 
+@pytest.mark.parametrize("power", [2, 3, 4])
+def test_small_powers_have_as_many_factors(power: int) -> None:
+    g = np.array([0.5, -3.0])
+    optimizer = ReferenceOptimizer(rule_of(f"direction = g**{power}"), [np.zeros(2)], {"lr": 1.0})
+    optimizer.step([g])
+    np.testing.assert_array_equal(optimizer.params[0], -(g**power))
+
+
 def test_a_branch_on_a_local_that_stands_for_a_shape_fact() -> None:
     """Programs are shared by what their conditions decide; a condition on a local decides only within."""
     rule = rule_of("wide = ndim >= 2\nif wide:\n  direction = g\nelse:\n  direction = 2*g")

@@ -11,6 +11,7 @@ import pytest
 import rulec
 from rulec.array_api.random import normal, philox, stream, uniform
 from rulec.compiler.reference import ReferenceOptimizer
+from rulec.language.compose.combine import chain, plus
 from rulec.language.expr.node import Kind, walk
 
 #: counter, key, words: the known answers that come with Random123 (kat_vectors, philox4x32 10).
@@ -144,6 +145,9 @@ def test_composed_rules_draw_apart() -> None:
     for rule in (noise + noise, noise >> noise, (noise + noise) >> noise):
         assert draws_of(rule) == list(range(len(draws_of(rule))))
         assert rulec.parse(rule.to_yaml()) == rule
+    for three in (plus([noise] * 3), chain([noise] * 3), rulec.load("transforms/graft")(noise, noise)):
+        assert draws_of(three) == list(range(len(draws_of(three))))
+        assert len(draws_of(three)) >= 4
     twice = noise + noise
     p = np.zeros((2, 3))
     one, two = ReferenceOptimizer(noise, [p], {"lr": 1.0}), ReferenceOptimizer(twice, [p], {"lr": 1.0})

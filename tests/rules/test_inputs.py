@@ -26,6 +26,7 @@ def test_every_rule_with_inputs_has_a_row() -> None:
     assert {name.removeprefix("transforms/") for name in rulec.rules() if rulec.load(name).inputs} == named
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("row", INPUTS, ids=lambda row: row.composed)
 def test_agrees_with_its_peer(row: InputPeer) -> None:
     hyper, rule = row.hyper, rulec.load(row.composed)

@@ -33,6 +33,7 @@ FIXED = ("iso",)
 EXACT = tuple(peer for peer in FIRST if peer.composed not in WITHOUT_DIGITS)
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("peer", MATRICES, ids=str)
 def test_float64(peer: Peer) -> None:
     trial = Trial("float64", STEPS, SHAPES)

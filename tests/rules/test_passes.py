@@ -18,6 +18,7 @@ def test_every_wrapper_with_passes_has_a_peer() -> None:
     assert named == {name for name in wrappers if rulec.load(name).passes}
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("row", PASSES, ids=str)
 def test_agrees_with_its_peer(row: PassPeer) -> None:
     ours, theirs = ReferenceOptimizer(rulec.load(row.composed), start(), dict(row.hyper)), row.make(row.hyper)

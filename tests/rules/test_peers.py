@@ -35,6 +35,7 @@ def test_every_rule_has_a_peer() -> None:
     assert named == library
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("peer", PEERS, ids=str)
 def test_float64(peer: Peer) -> None:
     assert against_peer(peer, "float64", "reference").relative <= RELATIVE_FLOAT64

@@ -36,6 +36,7 @@ OF_DIFFERENCES = ("lbfgs_direction",)
 FIRST = tuple({peer.composed: peer for peer in reversed(REDUCING)}.values())
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("peer", REDUCING, ids=str)
 def test_float64(peer: Peer) -> None:
     for trial in (kind("float64", steps, ALL_DIMENSIONS) for kind, steps in TRIALS.items()):

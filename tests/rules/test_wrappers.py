@@ -24,6 +24,7 @@ def test_every_wrapper_has_a_peer() -> None:
     assert named == wrappers - others  # for those see test_passes.py and test_inputs.py
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("row", WRAPPERS, ids=str)
 def test_agrees_with_its_peer(row: WrapperPeer) -> None:
     trial = Trial("float64", shapes=row.shapes)
