@@ -141,8 +141,8 @@ FAULTS = (
     Fault(
         "analysis",
         "rulec/analysis/zero.py",
-        "if not refused.intersection(holds)]",
-        "if True]",
+        "*dict.fromkeys((*assumed, *fold.conditions))",
+        "*dict.fromkeys(assumed)",
         "analysis/test_answers.py analysis/test_claims.py",
     ),
     Fault(

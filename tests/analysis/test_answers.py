@@ -309,3 +309,15 @@ def test_every_example_is_analysed(path: object) -> None:
     assert found.scope in text
     assert "accumulates" in text
     assert all(f"{key} linear in g" in text for key in found.linear)
+
+
+def test_what_grows_is_not_said_to_shrink_nor_to_stay() -> None:
+    rule = rulec.parse(
+        "name: Growing\nstate: {a: 1, b: 1, c: 1, d: 1, e: 1}\nstep: |\n"
+        "  a = 2*a + g\n  b = 0.5*b + g\n  c = c + g\n"
+        "  d = where(t > 0 and d > 1, 2*d, d) + g\n  e = where(t < 1 or e > 1, e, 2*e) + g\n"
+        "  direction = a + b + c + d + e\n"
+    )
+    later = {key: rests[0].what for key, rests in rule.analysis.at_zero.later.items()}
+    assert (later["b"], later["c"]) == ("shrinks", "stays")
+    assert {later[key] for key in "ade"} <= {"changes", "unknown"}
