@@ -107,7 +107,9 @@ def test_another_case_moves_no_other() -> None:
 
 
 def test_dear_functions_and_other_cases_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    costs = {"a.py::dear": selection.FIRST + 1, "a.py::middle": selection.FIRST // 2, "b.py::alone": 10_000}
+    monkeypatch.setattr(selection, "FIRST", 25)
+    monkeypatch.setattr(selection, "EVERYDAY", 200)
+    costs = {"a.py::dear": 26, "a.py::middle": 12, "b.py::alone": 10_000}
     monkeypatch.setattr(selection, "cost_of", lambda name: costs.get(name, 1))
     items = [
         *cases("a.py::dear", 2), *cases("a.py::middle", 40), *cases("a.py::cheap", 9), *cases("b.py::alone", 3),
