@@ -106,3 +106,11 @@ def test_what_does_not_belong_is_refused_and_nothing_changed(tmp_path: Path) -> 
     nothing: Any = None
     with pytest.raises(RulecError, match=r"save takes an optimizer of rulec\.array, not a NoneType"):
         rulec.array.save(nothing, file)
+
+
+def test_the_steps_of_a_group_come_back(tmp_path: Path) -> None:
+    (before, params), (after, _) = run_of("schedule_free_adamw"), run_of("schedule_free_adamw")
+    steps(before, params, range(3))
+    rulec.array.save(before, tmp_path / "run.safetensors")
+    rulec.array.load(after, tmp_path / "run.safetensors")
+    assert float(after.state_dict()["counts"]["group"][0]) == 3

@@ -154,3 +154,9 @@ def test_an_eager_step_is_refused_as_a_whole_step_is() -> None:
     step = rulec.jax.eager_step(lambda p, x: jnp.sum(p["dense"]["w"] @ x + p["dense"]["bias"]), "muon")
     with pytest.raises(TensorError, match="Muon does not apply to dense/bias"):
         step.init(params)
+
+
+def test_b_is_a_bias_beside_w_alone() -> None:
+    tree = {name: jnp.ones((2, 3)) for name in ("w", "b")}
+    tags = rulec.jax.tags_of({"linear": tree, "other": {"b": jnp.ones((2, 3))}}, {"head": []})
+    assert ("bias" in tags.get("linear/b", ()), "bias" in tags.get("other/b", ())) == (True, False)
