@@ -45,7 +45,8 @@ def rank(items: Sequence[pytest.Item]) -> None:
             if not _is_for_each(cases):
                 _mark(cases, WHOLE, chosen(cases, SLOW_CASES if name in names else 0))
     for item in items:
-        if item.get_closest_marker("slow") is not None or item.get_closest_marker(WHOLE) is not None:
+        slow_here = item.get_closest_marker("slow") is not None and item.get_closest_marker("each") is None
+        if slow_here or item.get_closest_marker(WHOLE) is not None:
             item.add_marker(LATER)
 
 

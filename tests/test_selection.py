@@ -113,7 +113,8 @@ def test_dear_functions_and_other_cases_are_left(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(selection, "cost_of", lambda name: costs.get(name, 1))
     items = [
         *cases("a.py::dear", 2), *cases("a.py::middle", 40), *cases("a.py::cheap", 9), *cases("b.py::alone", 3),
-        *cases("a.py::each", 40, marks=["each"]), *cases("a.py::slow", 5, marks=["slow"]),
+        *cases("a.py::each", 39, marks=["each"]), Case("a.py::each[long]", marks={"each", "slow"}),
+        *cases("a.py::slow", 5, marks=["slow"]),
     ]  # fmt: skip
     selection.rank(items)
 
