@@ -71,7 +71,7 @@ def limit_kernel(program: Program, layout: Layout) -> Kernel:
 
 
 def _cpu(module: str) -> Any:
-    """A module of the cpu backend, for functions beyond the protocol of backends."""
+    """A module of the backends, for functions beyond the protocol of backends."""
     return importlib.import_module(f"rulec_backends.{module}")
 
 
@@ -139,7 +139,7 @@ def _tile(name: str, size: int, positive: bool) -> Array:
 
 def threads() -> int:
     """The number of threads of a kernel in this process."""
-    of_python, torch = _cpu("cpu.threads"), sys.modules.get("torch")
+    of_python, torch = _cpu("common.threads"), sys.modules.get("torch")
     if torch is None or of_python.asked_for():
         return int(of_python.thread_count())
     return int(torch.get_num_threads())
