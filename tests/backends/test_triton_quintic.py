@@ -129,7 +129,7 @@ def test_steps_of_muon_are_torchs_within_its_rounding_and_take_three_launches_an
 def test_the_iteration_is_as_near_to_that_in_float64_as_torchs() -> None:
     program = """
 import torch
-from rulec.torch.tensors.products import TORCH
+from rulec.torch.products import TORCH
 from tests.backends.quintics import orthogonalized, products
 far = []
 for shape in ((1, 33, 48),):

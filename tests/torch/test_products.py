@@ -20,10 +20,10 @@ from rulec.language.expr.node import Op
 from rulec.runtime.buckets.context import EngineContext
 from rulec.runtime.buckets.hyper import HyperValues
 from rulec.runtime.engine import Engine, default_hyper
+from rulec.torch.products import TORCH, TorchProducts
 from rulec.torch.tensors import library as libraries
 from rulec.torch.tensors.library import DEVICE_MATRIX, DeviceLibrary
 from rulec.torch.tensors.newton_schulz import ProductsChoice
-from rulec.torch.tensors.products import TORCH, TorchProducts
 from rulec.torch.tensors.tensors import TorchArrays
 from rulec_backends.triton import TritonBackend
 from tests.runtime.elsewhere import Elsewhere

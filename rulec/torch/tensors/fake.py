@@ -25,7 +25,7 @@ from rulec.compiler.ir import Axes, Program
 from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
 from rulec.errors import BackendUnsupported
-from rulec.torch.tensors.products import ShapesProducts
+from rulec.torch.products import ShapesProducts
 
 _MODULE = "torch._subclasses.fake_tensor"
 

@@ -26,10 +26,10 @@ from rulec.array_api.reductions import REDUCTIONS
 from rulec.backend.capabilities import Capabilities, ReducesSegments
 from rulec.language.expr.node import Node, Op
 from rulec.language.expr.static import settings
+from rulec.torch.products import TORCH
 from rulec.torch.tensors.fake import has_no_memory, is_fake, plain_memory
 from rulec.torch.tensors.matrix import TORCH_MATRIX
 from rulec.torch.tensors.newton_schulz import ProductsChoice, TorchQuintic, newton_schulz
-from rulec.torch.tensors.products import TORCH
 
 
 class TorchFunctions(Functions):

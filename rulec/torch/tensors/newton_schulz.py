@@ -18,9 +18,9 @@ from rulec.backend.capabilities import QuinticKernels, QuinticProducts
 from rulec.errors import BackendUnsupported
 from rulec.language.expr.newton_schulz import Coefficients, coefficients_of
 from rulec.language.expr.static import MUON, NORM, UNDIVIDED
+from rulec.torch.products import TORCH
 from rulec.torch.tensors.fake import has_no_memory
 from rulec.torch.tensors.matrix import addmm
-from rulec.torch.tensors.products import TORCH
 
 
 class TorchQuintic:
