@@ -1,6 +1,7 @@
-"""The reductions of programs: each has an identity, and an operation that joins two partial results.
+"""The reductions of programs: each has an identity, and an operation that combines two partial results.
 
-Values of one axis of a tensor, where a batch of matrices is several axes, and of the whole batch.
+Reductions of segments are here too: values of one axis of a tensor whose batch of matrices has several axes, and values
+of the whole batch.
 """
 
 from __future__ import annotations

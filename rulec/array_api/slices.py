@@ -1,8 +1,7 @@
-"""The part of a tensor that a process has, and where its elements lie in the whole tensor.
+"""Slices of tensors: the elements of a local shard in the global tensor, and arrays of tensors in shared memory.
 
-Arrays of tensors in common memory: in one flat array one behind the other, or in stacks of equal shape.
-
-Kernels get their addresses without a view of each.
+Arrays of several tensors lie in one flat array, one behind the other, or in stacks of equal shape. Kernels get their
+addresses without a view of each.
 """
 
 from __future__ import annotations

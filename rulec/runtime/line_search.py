@@ -1,11 +1,11 @@
-"""Line searches: from values and slopes along a direction, the next step to try, or the one to take.
+"""Line searches: from values and slopes along a direction they choose the next step to try, or the one to take.
 
 A search is a generator that knows no array. It yields the length of a step, gets the trial of that step, and returns
 the trial to take. `run` is its loop, for functions that can be called at once.
 
-Line searches as pure functions of numbers, which JAX may trace: the next step, and the state after its trial.
-
-Both are those of optax. `xp` is NumPy or `jax.numpy`. `floats` makes a search of numbers from either.
+`Backtracking` and `Zoom` are those of optax, as pure functions of numbers that JAX may trace: they return the next
+step, and the state after its trial. `xp` is NumPy or `jax.numpy`. `floats` makes a search of Python numbers from
+either.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The classes themselves, made when first asked for, with docstrings made from their rules.
+"""The classes of `rulec.torch`, such as `AdamW`: made at first use, with interfaces and docstrings from their rules.
 
-The interfaces of the library's rules: torch's where torch has the rule, else one made from the rule itself.
+A rule's interface is torch's where torch has the rule. Otherwise it is made from the rule itself.
 """
 
 from __future__ import annotations

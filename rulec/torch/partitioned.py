@@ -1,6 +1,6 @@
-"""`Partitioned`: one torch optimizer over several rules, each parameter by the pattern of its name.
+"""`Partitioned`: one torch optimizer over several rules, with parameters assigned by patterns of their names.
 
-The parameter groups of a partition, and the keywords of classes by either name: the class's own or the rule's.
+The partition becomes parameter groups. Keywords of classes are taken by either name: torch's or the rule's.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The tensors of one engine, and their buckets.
+"""The buckets of an engine: its tensors, grouped by program, device and layout, and the states of new tensors.
 
-A warning where a state moves by less than its storage can tell: it would stand still, and nothing else says so.
+A tensor joins its bucket at its first gradient. A warning is given where a state moves by less than its storage can
+represent: such a state stagnates, and nothing else reports it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The tensors of a bucket that fire together: one part for each set of tensors, used in many steps.
+"""Launches: one bucket's share of a step, checked and ready to be written.
 
-One bucket's share of a step, checked and ready to be written.
+`Part` is a set of a bucket's tensors that fire together; it is kept and used again in many steps.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""The plan of a program: the values to compute between its stages, and their order, for every step.
+"""The plan of a program, for every step: the values to compute between its stages (gaps), and their order.
 
-Gaps between stages that project a parameter to fewer rows, for computation tile by tile.
-
-A rule such as Apollo multiplies gradients by a narrow random matrix, and stores and reduces values of the product's
-shape. Each element of such a value follows from the same element of the product. So one tile at a time is computed,
-used and dropped: the projection, the gradient in another dtype and the product are never whole in memory.
+Some gaps project a parameter to fewer rows, and are computed tile by tile. A rule such as Apollo multiplies gradients
+by a narrow random matrix, and stores and reduces values of the product's shape. Each element of such a value follows
+from the same element of the product. So one tile at a time is computed, used and dropped: the projection, the gradient
+in another dtype and the product are never in memory as a whole.
 """
 
 from __future__ import annotations

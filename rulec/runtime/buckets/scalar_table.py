@@ -1,6 +1,6 @@
-"""The rows of the scalar table: one for each distinct (group, t) among the fired tensors.
+"""The scalar table and the step counts of a bucket: one row for each distinct (group, step count) of the fired tensors.
 
-Step counts: the number of updates of each tensor of a bucket.
+A step count is the number of updates of a tensor.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Tensors of which each rank has a shard: owner ranks, all-to-all, process groups."""
+"""Tensors that are sharded over ranks: shards, owner ranks, all-to-all, process groups."""

@@ -1,8 +1,11 @@
-"""Work on whole tensors of which every process has a part: one process, the owner, gets a tensor and does it.
+"""All-to-all between ranks: shards travel to the owner rank of a global tensor, and shards of the results come back.
 
-Several arrays may go to the owner of a tensor, and other ones come back: gradients, states of shapes of their own,
-vectors, numbers. What all launches wait for travels together, in buckets. While an owner works on one bucket, the
-arrays of the next are on their way to it, and the results of the one before on their way back.
+The owner of a tensor gets all its shards, works on the global tensor, and sends each rank the shard of the result.
+Several arrays may travel for one tensor: gradients, states of shapes of their own, vectors, numbers. The payloads of
+all waiting launches travel together, in buckets. While an owner works on one bucket, the arrays of the next bucket
+travel to it, and the results of the bucket before travel back.
+
+Used by `rulec.runtime.stages.step`; `owners` chooses owners and buckets, `owner_plan` the values that owners compute.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Matrices that several owners orthogonalize together: each has some columns of a matrix along its longest side.
+"""Newton-Schulz split over several owner ranks: each has some columns of a matrix along its longer side.
 
-The Gram matrix of the rows is the sum of those of the pieces. Every owner adds up some of its rows and rounds them,
-computes the same rows of the polynomial, and gives both to the others, so all have the same bits of them. The next
-matrix follows piece by piece. All matrices of a bucket share their messages. An
-owner that fails goes on to send messages, without a meaning, for the others wait for them.
+The Gram matrix of the rows is the sum of the Gram matrices of the pieces. Every owner adds up some of its rows and
+rounds them, and computes the same rows of the polynomial. It sends both to the other owners, so all have the same bits
+of them. The next matrix follows piece by piece. All matrices of a bucket share their messages. An owner that fails goes
+on to send messages with placeholder data, for the other owners wait for them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""The values of gaps that need whole matrices, where processes have parts: one process works them out for all.
+"""The plan of the values that owner ranks compute: global matrices, where every rank has a shard of each.
 
-A value needs whole matrices where it is a matrix function, a random matrix of a shape of its own, a state of such a
-shape, or follows from such a value. All other values are computed by every process for its parts. Operands of whole
-values travel to the owner of the matrix, and its results travel back for kernels, states and reductions over tensors.
+A value needs a global matrix where it is a matrix function, a random matrix of a shape of its own, a state of such a
+shape, or follows from such a value. Every rank computes all other values for its shards. Operands of owners' values
+travel to the owner of the matrix. The results travel back for kernels, states and reductions over tensors.
+
+Used by `rulec.runtime.stages.owner_values`, and by `rulec.torch.memory_profile` for forecasts.
 """
 
 from __future__ import annotations

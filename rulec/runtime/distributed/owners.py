@@ -1,13 +1,12 @@
-"""The owner of each whole tensor, the replica that sends each part of it, and the buckets of messages.
+"""The choice of owner ranks: the owner of each global tensor, the replica that sends each shard, the message buckets.
 
-Every process knows how all tensors are divided, so all come to the same schedule without a word.
+Every rank knows how all tensors are sharded, so all compute the same schedule without a message. A tensor has one
+owner. A matrix of much work may have several: each has a piece, cut across the longest side (see `newton_schulz` beside
+this module). Several owners are 2, 4, 8 or more consecutive ranks, so they mostly are neighbours on one machine.
+`Share` is the part of one such owner in the work on a matrix: its memory, and the bytes that it sends to the other
+owners.
 
-The owners of tensors: one process for each, or several for a matrix of much work.
-
-Several owners of a matrix have pieces of it, cut across its longest side; see `newton_schulz` beside it.
-They follow one another, two, four, eight and so on, so they mostly are neighbours on one machine.
-
-The share of one of several owners in the work on a matrix: its memory, and its bytes for the others.
+Used by `all_to_all`, `owner_plan`, and by `rulec.torch.distributed.traffic`, which reports the schedule.
 """
 
 from __future__ import annotations

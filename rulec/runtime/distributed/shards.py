@@ -1,10 +1,9 @@
-"""The arrays of a tensor whose matrices are cut over processes: the place of every part, in the tensor's dimensions.
+"""The layout of shards in a global tensor, and the cross-process reduction of results over shards.
 
-Reductions of tensors of which every process has a part: the parts' results, reduced once more over processes.
-
-The processes of a mesh cut a tensor along its dimensions. A reduction that removes an axis is complete once the results
-of the processes along it are reduced. What several launches wait for travels together: one message for each operation
-and each dimension of the mesh.
+The ranks of a mesh cut a tensor along its dimensions. `ShardLayout` says where every shard of a tensor and of its
+states lies. A reduction that removes a cut axis is complete once the results of the ranks along it are reduced
+(`PartialReduction`). The reductions of several waiting launches travel together: there is one message for each
+operation and each dimension of the mesh.
 """
 
 from __future__ import annotations

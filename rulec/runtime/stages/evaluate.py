@@ -1,9 +1,9 @@
 """The values between the stages of one launch: numbers, vectors, and results of matrix functions.
 
 Numbers of tensors, groups and the model are arrays over the fired tensors, in float64. A vector or a matrix is one
-array `(batch, rows, cols)` for each tensor, with 1 for an axis that it does not have. Vectors are in float64, matrices
-in the compute dtype. All are arrays of the launch's library. Where the surroundings have `flats`, vectors of all
-tensors are the pieces of one flat array (`rulec.runtime.buckets.flat`), and an operation on them is one call.
+array `(batch, rows, cols)` for each tensor, with 1 for a missing axis. Vectors are in float64, matrices in the compute
+dtype. All are arrays of the launch's library. Where the value source has `flats`, vectors of all tensors are the pieces
+of one flat array (`rulec.runtime.buckets.flat`), and an operation on them is one call.
 """
 
 from __future__ import annotations

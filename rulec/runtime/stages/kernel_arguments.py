@@ -1,4 +1,7 @@
-"""The values of some tensors of a launch of several stages, and the arguments of their kernels."""
+"""The arguments of kernels and the values that they follow from, for some tensors of a launch of several stages.
+
+`KernelArguments` is for main memory; `DeviceArguments` is for a device, where the scalar table lies on the device too.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The values between the stages of a launch whose tensors are parts of matrices: whole matrices are with their owners.
+"""The values between the stages of a launch whose tensors are shards of matrices: owner ranks compute global matrices.
 
-The owner of a tensor is the same in all gaps of a step, and keeps what it needs again until the step is over.
+A tensor has the same owner in all gaps of a step. The owner keeps values that it needs again until the step is over.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A launch of several stages: kernels, and the values computed before each of them and after the last.
 
-On a device the values between stages are there too, and the host does not wait. Then only the device knows the skipped
-tensors: every write asks there. In main memory the last stage leaves them out.
+On a device the values between stages stay on the device, and the host does not wait. Then only the device knows the
+skipped tensors: every write reads the skip mask. In main memory the last stage leaves skipped tensors out.
 """
 
 from __future__ import annotations

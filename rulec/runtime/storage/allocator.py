@@ -1,6 +1,7 @@
-"""The state allocator: the states of each tensor, laid out in memory and initialised.
+"""The allocator of states: it lays out the states of each tensor in memory and initialises them.
 
-Saved states in the formats of the tensor that they go to: codes to floats, floats to codes, codes to other codes.
+Saved states are converted to the format of the tensor that gets them: codes to floats, floats to codes, codes to other
+codes.
 """
 
 from __future__ import annotations

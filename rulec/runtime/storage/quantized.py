@@ -1,9 +1,8 @@
-"""States in codes for kernels that read floats: decoded before each stage, encoded after it, tensor by tensor.
+"""Quantized states for kernels that read floats: states are dequantized before each stage and quantized after it.
 
-A kernel with `formats` decodes and encodes by itself, in the nearest cache. This is the way of all other kernels in
-main memory. It needs memory for the decoded states of one tensor of each shape.
-
-States in codes on a device, for kernels that read floats: small kernels of the backend decode and encode them.
+A kernel with `formats` dequantizes and quantizes by itself, in the nearest cache. All other kernels need this module.
+In main memory tensors are converted one by one, with memory for the floats of one tensor of each shape. On a device
+small kernels of the backend convert them.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""DTensors and process groups: meshes, agreement, values that all ranks need."""
+"""DTensors and process groups: meshes, consensus on a step, values that all ranks need."""

@@ -1,12 +1,12 @@
-"""The comparison of descriptions by messages, where their digests differ.
+"""The comparison of an optimizer's descriptions between ranks, where their digests differ.
 
-The description of the first process goes to all, and each finds how its own differs. Then all raise the same error. Or
-the order of tensors alone differs: then all take over the order of the first process.
+The first rank broadcasts its description, and each rank computes the difference from its own, in one sentence. Then all
+ranks raise the same error. Where the order of tensors alone differs, all ranks take over the order of the first one.
 
-How the description of an optimizer in one process differs from that in the first one, in a sentence.
+Tensors are paired by name where all ranks know their names: by the names in the optimizer's groups, or else by those in
+a model after `fully_shard`. Without names they are paired by order.
 
-Tensors are paired by their names where all processes know them: by the names in the optimizer's groups, or else by
-those in a model after `fully_shard`. Without names they are paired by their order.
+Used by `consensus` and `rulec.torch.step.description`.
 """
 
 from __future__ import annotations

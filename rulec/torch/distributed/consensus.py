@@ -1,6 +1,6 @@
-"""The agreement of the processes of DTensors on every step, and on its failure in one of them.
+"""The consensus of ranks with shards of the same DTensors: they agree on every step, and on its failure in one rank.
 
-Error messages for a step that lost ranks.
+`Consensus` is the step coordinator of DTensors. The error messages for a step that lost ranks are here too.
 """
 
 from __future__ import annotations

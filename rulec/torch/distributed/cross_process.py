@@ -1,6 +1,8 @@
-"""Values of groups and of the model over several processes, each of which has its own part of the parameters.
+"""Values of groups and of the model over several ranks, each of which has its own part of the parameters.
 
-The hyper-parameters of what is computed from values of groups and the model alone, such as the bound of a clip.
+`Across` reduces them with collectives, and has the ranks agree on the step. `shared_hyper` and `formula` follow what is
+computed from values of groups and the model alone, such as the bound of a clip: its hyper-parameters must be equal in
+all ranks.
 """
 
 from __future__ import annotations

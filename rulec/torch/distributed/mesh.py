@@ -1,6 +1,8 @@
-"""The processes of DTensors: reductions and exchanges over the dimensions of a mesh.
+"""Device meshes of DTensors: process groups along mesh dimensions, and their reductions and all-to-alls.
 
-Models that `fully_shard` has split: the names of their parameters, and whether they are at work.
+Models after `fully_shard` are read here too: the names of their parameters, and whether their collectives are running.
+
+Used by the optimizer's step; a change touches `consensus` and `rulec.runtime.distributed.process_group`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Updates in the epilogue of the products that gradients are: such a gradient never exists as a whole.
+"""Updates fused into the products that compute gradients: the gradient of a linear layer never exists as a whole.
 
-Gradients of linear layers, kept as their factors until the update, which makes them in tiles.
-
-The gradient of a linear layer's weight is a product: of the gradients of the layer's outputs, and of its inputs. Here
-the backward pass keeps the factors instead. They arrive where the gradient would have: autograd runs a parameter's
-hooks once it has all contributions of one backward pass, with no gradient where every contribution was kept.
+The gradient of a linear layer's weight is a product of two factors: the gradients of the layer's outputs, and its
+inputs. Here the backward pass keeps the factors, and the update computes the gradient in tiles. The factors arrive
+where the gradient would have: autograd runs a parameter's hooks once it has all contributions of one backward pass,
+with no gradient where every contribution was kept.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""One step: from the first backward pass that belongs to it to the end of `opt.step()`.
+"""An open eager step: from its first backward pass to the end of `opt.step()`.
 
-Gradients folded into the states of a rule that adds them up there: none is kept between micro-batches.
+Some rules add gradients up in a state. Their gradients are folded into the state, and none is kept between
+micro-batches.
 """
 
 from __future__ import annotations

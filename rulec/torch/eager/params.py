@@ -1,6 +1,7 @@
-"""The parameters of an eager optimizer: their places among all groups', names and sizes.
+"""The parameters of an eager optimizer, by index over all groups, and the report of a step on freed gradients.
 
-The report of a step, for people who want to see their gradients gone.
+`ParameterIndex` has the parameters with their names and sizes. `Report` counts updates inside the backward pass, and
+the bytes of gradients that were freed. `Released` stands in for a freed gradient.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
-"""The linear map of a layer: of all rows by one weight, or by one for each direction.
+"""The maps of linear and convolution layers for a population: one weight for all rows, or one for each direction.
 
-Weights are (outputs, inputs, *kernel), rows and columns in the words of perturbations. Tensors are a population's: see
-`population`. A group of a convolution has all columns, so that inputs are groups times columns.
-
-The map of a linear layer.
-
-The map of a convolution, with its groups.
+Weights are (outputs, inputs, *kernel); perturbations call these rows and columns. Tensors are a population's (see
+`population`). A group of a convolution has all columns, so inputs are groups times columns.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Rows of a batch as signs, repeats and directions, and how noise is added to what they all share.
+"""The batch of a population: rows as signs, repeats and directions, and noise added to what all members share.
 
-Tensors of a population are (signs, repeats, directions, *rest). An axis of 1 in the place of signs or directions says
-that all members have the same there.
-
-The batch of all members on the same samples: the first layer computes the shared product once.
+Tensors of a population are (signs, repeats, directions, *rest). An axis of length 1 in signs or directions says that
+all members have the same values along it. Where all members have the same samples, the first layer computes the shared
+product once.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""One member at a time: while its forward runs, operations see its parameters in the place of the model's.
+"""Evaluation of one member at a time: operations see the member's parameters instead of the model's.
 
-They are made for one operation and freed after it. The model's own are never written, so there is nothing to restore.
-
-Compiled models as they are written, while operations are replaced under them.
-
-Whether something in a model mixes the members of a batch.
+A member's parameters are made for one operation and freed after it. The model's parameters are never written, so there
+is nothing to restore. Compiled models run uncompiled meanwhile, for their operations are replaced. `check_mixing` tests
+whether a model mixes the members of a batch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""`perturb`: an evolution strategy for a model of PyTorch, whose members are evaluated in one forward.
+"""`perturb`: an evolution strategy for a model of PyTorch, whose members are evaluated in one forward pass.
 
-Warnings about a perturbed model: noise that is lost in rounding, and layers left alone.
+Warnings about a perturbed model are here too: noise that is lost in rounding, and layers that are not perturbed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""From whole numbers to bits by thresholds, which are learned by normal noise on them.
+"""Learned thresholds from integers to bits, trained by normal noise on them, and bits as tensors.
 
-Bits as tensors: booleans as PyTorch has them, or packed in int64; and as the arrays of kernels.
+Bits are booleans as PyTorch has them, or packed in int64; kernels get them as arrays.
 """
 
 from __future__ import annotations

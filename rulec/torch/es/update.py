@@ -1,6 +1,6 @@
-"""One update: from the fitness of members to gradients, or to a step without them.
+"""The update of an evolution strategy: from the fitness of members to gradients, or to a step without gradients.
 
-A step in which gradients are made inside the update: of noise, of factors, or some rows at a time.
+A step without gradients computes them inside the update: of noise, of factors, or some rows at a time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The place of a step's numbers: known here, or on the device, where a step can be captured and run again.
+"""Capture mode of an optimizer: whether a step's numbers are on the host, or on the device so that CUDA graphs work.
 
-With `capturable=True`, or torch's `fused=True`, step counts and all scalars of a step are kept on the device, and
-hyper-parameters that are tensors there are read at every step.
+With `capturable=True`, or torch's `fused=True`, step counts and all scalars of a step are kept on the device.
+Hyper-parameters that are tensors on the device are read at every step. So a step can be captured and replayed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The engines of an optimizer: one for each rule that its groups mean.
+"""The engines of an optimizer: one for each rule of its groups, with the current hyper-parameters of these groups.
 
-The numbers of groups in steps that repeat each other: a schedule changes one of them before every step.
+A steady step takes over changed numbers only: a schedule changes one of them before every step.
 """
 
 from __future__ import annotations

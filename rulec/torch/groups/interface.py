@@ -1,9 +1,8 @@
-"""The interface of a class: its keywords, and the rules that their values mean.
+"""The interface of an optimizer class: its keywords, the rules that their values select, and options of the optimizer.
 
-A class of torch.optim may mean several rules (`amsgrad`, `nesterov`, `centered`): the `interop` sections of the library
-have an entry for each, with torch's names for hyper-parameters and states (rules/README.md).
-
-The options of a whole optimizer, rather than of one of its groups.
+A class of torch.optim may stand for several rules (`amsgrad`, `nesterov`, `centered`). The `interop` sections of the
+library have an entry for each, with torch's names for hyper-parameters and states (rules/README.md). `Options` are
+those of a whole optimizer rather than of one of its groups.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""The rules of parameter groups, their numbers and flags, and their hyper-parameters in a table.
+"""The values of parameter groups: their rules, numbers and flags, a table of hyper-parameters, and states of groups.
 
-States of a group or of the whole model: numbers in the groups' dicts, where users and checkpoints look.
-
-Such a state stands under its own name in each group (`optimizer.param_groups[0]["d"]`), one of the whole model in all
-of them alike; beside it stands how many steps the group, or the model, has taken.
+States of a group or of the whole model are numbers in the groups' dicts, where users and checkpoints find them. A
+group's state is under its name in the group (`optimizer.param_groups[0]["d"]`). A state of the whole model is in all
+groups alike. The number of steps of the group, or of the model, is beside it.
 """
 
 from __future__ import annotations

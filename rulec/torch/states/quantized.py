@@ -1,15 +1,13 @@
-"""States in codes as tensors of torch, placed as their parameters.
+"""Quantized states as tensors of torch, with the placement of their parameters, and the scales of saved ones.
 
-The codes of a part of a parameter have blocks of their own: a block begins at the part's first element. A file has a
-scale for each run of elements (`Runs`), whose length follows from the parameter's shape and the block alone: files of
-every layout have codes and scales in the same shapes, and each loads in each. Parts that cut runs are saved with a
-scale for each element. Parts of flat parameters are saved in floats, as FullyShardedDataParallel gathers states
-element by element and parts no integers.
+The codes of a shard have blocks of their own: a block begins at the shard's first element. A file has a scale for each
+run of elements (`Runs`). The length of runs follows from the parameter's shape and the block alone: files of every
+layout have codes and scales in the same shapes, and each loads in each. A run is along one dimension, with the small
+dimensions behind it joined. Its length divides a block, so a run has one scale. Runs divide the shards of their
+dimension on two, four and eight ranks. Other dimensions are cut anywhere.
 
-The runs of elements that a file has scales of: they follow from a parameter's shape and the block alone.
-
-A run is along one dimension, in which small dimensions behind it are joined. Its length divides a block, so a run has
-one scale. Runs divide the parts of their dimension on two, four and eight processes. Other dimensions are cut anywhere.
+Shards that cut runs are saved with a scale for each element. Shards of flat parameters are saved in floats, as
+FullyShardedDataParallel gathers states element by element and shards no integers.
 """
 
 from __future__ import annotations

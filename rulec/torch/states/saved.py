@@ -1,10 +1,10 @@
-"""What a saved state must be before anything of it is read: damage is refused by name, and nothing is written.
+"""Checks of a saved state before anything of it is loaded, and first steps that only ask for states.
 
-States before the first update: a step without a learning rate and without gradients asks for them alone.
+Damage is refused by name, and nothing is written.
 
 torch's `get_optimizer_state_dict` and `set_optimizer_state_dict` have an optimizer make its states by a step with
-`lr=0` and gradients of zeros, and so has torchtitan. Such a step makes the states, at the learning rates of the groups
-before it. It updates no parameter and counts as no update, so a run goes on as one without it.
+`lr=0` and gradients of zeros, and so has torchtitan. Such a step makes the states, at the learning rates that the
+groups had before it. It updates no parameter and counts as no update, so a run goes on as one without it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Refusals of parameters for the storage that an optimizer was asked for.
+"""Checks of parameters against the storage options of an optimizer, and the warning about stagnation in bfloat16.
 
-A warning where the updates of bfloat16 parameters round away: such weights stand still, and nothing else says so.
+Updates of bfloat16 parameters may round away: such weights stand still, and nothing else reports it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The evaluations of the model in one step of a torch optimizer: moves to the points, and the way back.
 
-The numbers of parameters before a move within a step, and the way back, wherever their memory is then.
+`Before` keeps the numbers of parameters before a move, and writes them back wherever the parameters' memory then is.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Plans of steps: the part that is the same whenever the same parameters have gradients.
+"""Plans of torch steps: the launches that are the same whenever the same parameters have gradients, and their run.
 
-Runs of launches: parameters and states are written, autograd is told, and skipped steps are counted.
+A run writes parameters and states, increases autograd's version counters, and counts skipped steps.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Fake tensors, which have a shape and no memory: a step of them allocates like any step, and computes nothing.
 
-So `torch`'s fake mode tells the memory of a training before there is a machine with that memory. States are fake too,
-and no kernel runs; what lies between kernels goes through torch's operations, as it does on a device.
-
-How this package makes its own tensors, computes with them, and keeps torch's compiler out of its methods.
+So `torch`'s fake mode forecasts the memory of a training before there is a machine with that memory. States are fake
+too, and no kernel runs. The work between kernels goes through torch's operations, as it does on a device. This module
+also makes the package's own tensors, computes with them, and keeps torch's compiler out of its methods.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The array libraries of torch tensors between the stages: NumPy on the CPU, torch itself on a device.
 
-What torch tensors differ in from NumPy's arrays, where they are: on a device, or where NumPy cannot see them.
-
-Numbers known here are 0-d tensors on the CPU. torch hands them to the kernels of any device as arguments; functions
-that would copy them there, and wait for the copy, are avoided. torch itself waits for the device in `eigh` and in
-singular value decompositions, to look for failures.
+torch is used too for tensors on the CPU that NumPy cannot represent. Numbers known on the host are 0-d tensors on the
+CPU. torch hands them to the kernels of any device as arguments. Functions that would copy them to the device, and wait
+for the copy, are avoided. torch itself waits for the device in `eigh` and in singular value decompositions, to look for
+failures.
 """
 
 from __future__ import annotations

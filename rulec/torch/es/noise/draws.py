@@ -1,6 +1,6 @@
-"""Random numbers of perturbations as tensors: words of Philox, and what they become, for many directions at once.
+"""Random numbers of perturbations as tensors: words of Philox and their values, for many directions at once.
 
-The functions of a device's backend that write noise.
+Where a device's backend has functions that write noise, they are used.
 """
 
 from __future__ import annotations

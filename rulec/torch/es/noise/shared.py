@@ -1,8 +1,7 @@
-"""Noise with signs: rows are multiplied by the one noise, and signs are flipped before and after it.
+"""Noise that all directions share: by flipped signs, by permuted order, and of low rank.
 
-Noise in orders: rows are multiplied by the one noise, with inputs and outputs put in order.
-
-Noise of low rank: its factors are kept, and rows are multiplied by them.
+Rows are multiplied by the one noise. With signs, signs are flipped before and after it. With orders, inputs and outputs
+are permuted. Of low rank, the noise is kept as its factors, and rows are multiplied by them.
 """
 
 from __future__ import annotations

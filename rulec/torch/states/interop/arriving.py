@@ -1,6 +1,6 @@
-"""Saved groups and states of other libraries on their way here, under names of those libraries alone.
+"""Saved groups and states of other libraries, renamed for rulec: by the libraries' names alone, and of schedulefree.
 
-States of schedulefree on their way here: it counts the steps of a group, and names a state otherwise.
+schedulefree counts the steps of a group, and has another name for a state.
 """
 
 from __future__ import annotations

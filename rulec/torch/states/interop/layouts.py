@@ -1,10 +1,8 @@
-"""The layout of another library: the rules it computes, and their groups and states there.
+"""The layouts of state dicts of other libraries: their rules, groups and states, for torch, bitsandbytes and torchao.
 
-A state of one parameter on its way to another library: floats, or codes of a format with their scales.
-
-The layout of bitsandbytes: `state1` and `state2`, as codes with `qmap1` and `absmax1` or in float32.
-
-The layout of torchao: torch's names, and a tensor of codes with scales for each state.
+A state of one parameter is saved as floats, or as codes of a format with their scales. bitsandbytes has `state1` and
+`state2`, as codes with `qmap1` and `absmax1` or in float32. torchao has torch's names, and a tensor of codes with
+scales for each state.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""States of other libraries in eight and four bits, under torch's names: the same codes where they can be.
+"""Loads states of other libraries in eight and four bits, under torch's names: the same codes where they can be kept.
 
-A state in codes of another library, and its floats.
-
-States and weights of flashoptim: codes with scales of float16, and parts of weights beside 16 bits.
-
-States of bitsandbytes on their way here: `state1` and `state2`, and the numbers of their groups.
+Other states are dequantized to floats. flashoptim has codes with scales of float16, and residuals of 16-bit weights.
+bitsandbytes has `state1` and `state2`, and the numbers of their groups.
 """
 
 from __future__ import annotations
