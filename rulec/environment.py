@@ -1,7 +1,7 @@
-"""Numbers in environment variables.
+"""Environment variables with numbers, such as RULEC_DEBUG.
 
-RULEC_DEBUG: 1 prints the backend and bucket of each call, 2 also time and bandwidth, 3 each pass of the compiler, 4
-the source of each kernel.
+RULEC_DEBUG: 1 prints the backend and bucket of each call, 2 also time and bandwidth, 3 each pass of the compiler, 4 the
+source of each kernel.
 """
 
 from __future__ import annotations

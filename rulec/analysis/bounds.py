@@ -3,7 +3,8 @@
 A bound holds for every result that is a number: NaN is outside of it, and infinities are inside. So a bound needs no
 proof that a divisor is not zero, unlike the regions of `rulec.analysis.regions`. A divisor at least 0 is never -0.
 
-Products as their factors; clips; two kinds of sums that have a sign their terms alone do not show.
+Products are seen as their factors, and clips are recognised. Two kinds of sums, `Toward` and `SignedStep`, have a sign
+that their terms alone do not show.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A step as one expression for each result: every state and the parameter after the step, over the values before it.
+"""The flow of a step: one expression for each result, that is every state and the parameter, over the values before it.
 
-The answer of an analysis: yes with a proof, no with a counterexample, or unknown, and the line that decides.
+`Fact` is the answer of an analysis: yes with a proof, no with a counterexample, or unknown, and the line that decides.
 """
 
 from __future__ import annotations

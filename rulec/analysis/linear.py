@@ -1,6 +1,6 @@
 """Linearity of values in the gradient of this step, with everything else held fixed.
 
-States that move by small parts of themselves: sums without decay, and slow means.
+States that change by small parts of themselves are recognised too: sums without decay, and slow means.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Whether a rule's steps change when gradients are multiplied by positive numbers: a calculus of degrees.
+"""Scale invariance: whether a rule's steps change when gradients are multiplied by positive numbers.
 
-A run with scaled gradients is compared with a run without. A value has a degree where its scaled form is its plain form
-times a product of powers of unknown positive scales. The calculus answers two questions:
+This is a calculus of degrees. A run with scaled gradients is compared with a run without. A value has a degree where
+its scaled form is its plain form times a product of powers of unknown positive scales. The calculus answers two
+questions:
 
 - All gradients are scaled alike: there is one scale, `c`; a state of degree k is `c**k` times as large.
 - Each step's gradient is scaled by another number: `c` is the scale of this step, and every state has a scale of its
@@ -10,7 +11,7 @@ times a product of powers of unknown positive scales. The calculus answers two q
 Where a sum has a term of another degree, and a hyper-parameter that may be 0, such as `eps`, is a factor of this term,
 the answer is for a value of 0.
 
-Guarded divisions, `x/where(n > 0, n, 1)` with `n = norm(x)`: where the guard acts, `x` is 0.
+Guarded divisions are recognised: in `x/where(n > 0, n, 1)` with `n = norm(x)`, `x` is 0 where the guard acts.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""How each state of a rule may be stored: with or without a sign, in which formats, and what is lost in them.
+"""The formats in which each state of a rule may be stored, with or without a sign, and the loss in them.
 
 Everything is proved from the expressions of a step. A state is stored without a sign where it is at least 0 at first
-and every step keeps it so, for all gradients and all hyper-parameters in their ranges.
-
-The ways on which a state reaches the parameter: through roots, denominators, differences, signs, decompositions.
+and every step keeps it so, for all gradients and all hyper-parameters in their ranges. The loss follows from the paths
+on which a state reaches the parameter: through roots, denominators, differences, signs, decompositions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""CuPy arrays as the runtime sees them.
-
-What CuPy arrays are worked on with between the stages: CuPy itself, on the current device.
-"""
+"""CuPy arrays as the runtime sees them, and CuPy as the array library between the stages, on the current device."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
-"""`rulec.array.LBFGS`: several evaluations in a step, and a search along each direction, on plain arrays.
+"""`rulec.array.LBFGS` and `rulec.array.LineSearch`: steps with several evaluations on plain arrays.
 
-`rulec.array.LineSearch`: how far to go along the update of a rule, by the loss there.
-
-Arrays as one vector, for methods that go along a direction.
-
-Arrays of 16 bits, with the rest of their weights beside them, as one vector of the weights in float32.
+Each search goes along a direction: that of L-BFGS, or the update of a rule; the loss decides how far. Arrays are
+handled as one vector. 16-bit arrays with residuals of their weights are handled as one vector of the weights in
+float32.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""A step that is taken layer by layer, while it is open and where it broke off.
+"""Steps of plain arrays: open steps layer by layer, evaluations of the model, and the engine of named arrays.
 
-The evaluations of the model in one step of arrays: moves to the points, and the way back.
-
-The engine of an optimizer of plain arrays, which have names: their kind, and copies of those in Fortran order.
+A partial step knows the updated arrays, also where it broke off. Evaluations move the arrays to the points and back.
+`ArrayEngine` has the kind of the arrays, and copies of arrays in Fortran order.
 """
 
 from __future__ import annotations

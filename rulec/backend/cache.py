@@ -1,11 +1,9 @@
 """The on-disk cache of generated sources and compiled kernels.
 
-One folder per kernel, named by the SHA-256 of everything its machine code depends on. A folder is filled under a lock,
-files appear by rename, and a damaged folder is thrown away and made again. Code runs from the cache, so files that
-other users than the user and root could have written are not used (`trust`). Without a usable cache, kernels are
-compiled anew, with one warning.
-
-A folder of this process alone, for kernels without a cache; it is removed when the process ends.
+One folder per kernel is named by the SHA-256 of everything that its machine code depends on. A folder is filled under a
+lock, files appear by rename, and a damaged folder is thrown away and made again. Code runs from the cache, so files
+that users other than the user and root could have written are not used (`trust`). Without a usable cache, kernels are
+compiled anew, with one warning. They then use a folder of this process alone, which is removed when the process ends.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Folders and files with machine code: nobody but the user and root may write there.
+"""Trust in folders and files with machine code: nobody but the user and root may write there.
 
 The opened file is checked, not its name. A folder is held open while it is used: the path from `held` leads to this
 folder even where another folder takes its name meanwhile, by somebody with write access to a folder above.
 
-The files of the cache: counted, and removed without touching other files.
+The files of the cache are counted and removed here too, without touching other files.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""A run of training as a checkpoint sees it, and its file: states, rules and numbers of steps of all parameters.
+"""The content of a checkpoint: states, rules and step counts of all parameters, and the names of arrays in its file.
 
 | in the file | content |
 | --- | --- |
 | `state/<parameter>/<state>` | a state of a parameter, an array or one number, or its codes (int8 or uint8) |
-| `state/<parameter>/param::low` | the part of a weight beside the parameter; also `param::master`, `param::lost` |
+| `state/<parameter>/param::low` | the residual of a 16-bit weight; also `param::master`, `param::lost` |
 | `state/<parameter>/<state>::scale` | the scales of codes, float32; the metadata's `parameters` name the formats |
 | `step` | how often each parameter was updated, int64, in the order of the metadata's `parameters` |
 | `group/<state>`, `group_step` | a number of each group, float64; the steps of each group |
 | `model/<state>`, `model_step` | a number of the whole model, float64; the steps of the model |
 | `parameter/<parameter>` | a parameter itself, where parameters were saved too |
 
-A digest of a rule's equations, and of nothing else: rules of one digest compute the same.
+The digest of a rule covers its equations alone: rules of one digest compute the same.
 """
 
 from __future__ import annotations

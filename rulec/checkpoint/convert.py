@@ -1,6 +1,7 @@
-"""States in codes in a checkpoint: an array of codes that names its format, and beside it the array of its scales.
+"""Conversions of a checkpoint's arrays: quantized states as codes and scales, and weights to a leaf's kind.
 
-Weights of a checkpoint for the leaves of a run: the part beside a parameter, in the kind that the leaf has.
+An array of codes names its format, and the array of its scales is beside it. The residual or master weight beside a
+parameter is converted to the kind that the leaf has.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The arguments of commands: rules, hyper-parameters, backends, dtypes.
-
-What a shell offers for the arguments of commands: rules, files of rules, backends.
-"""
+"""The arguments of commands: rules, hyper-parameters, backends, dtypes, and a shell's completions for them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`rulec schema`: the JSON Schema of rule files, for editors.
-
-`rulec lsp`: a language server for rule files.
-"""
+"""Commands for editors: `rulec schema`, the JSON Schema of rule files, and `rulec lsp`, a language server for them."""
 
 from __future__ import annotations
 

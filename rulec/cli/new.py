@@ -1,6 +1,6 @@
-"""`rulec new`: the beginning of a rule.
+"""`rulec new`: writes a new rule as a first draft.
 
-`rulec new --package`: a package with a rule, its test, and a workflow to run the test.
+`rulec new --package` writes a package with a rule, its test, and a workflow to run the test.
 """
 
 from __future__ import annotations

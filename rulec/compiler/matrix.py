@@ -1,6 +1,6 @@
 """The matrix functions of the language: the axes of their results, and their meaning on NumPy arrays.
 
-NumPy's arrays of mpmath numbers of 50 digits: the matrix functions of the oracle.
+The oracle's matrix functions are here too, on NumPy arrays of mpmath numbers of 50 digits.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Histories without copies: the entries change their arrays in a circle, and the oldest array gets the new value.
+"""Compiler passes on memory: histories as rings without copies, and Newton-Schulz operands in 16 bits.
 
-A push moves every entry one place up, which a program says as stores of loads. Such a chain of states is a ring.
+A push of a history moves every entry up by one, which a program says as stores of loads. Such a chain of states is a
+ring: the entries change their arrays in a circle, and the oldest array gets the new value.
 
-Operands and results of `newton_schulz` in memory of 16 bits, to which it rounds them anyway: half of the traffic.
-
-The bits of a step are the same as with memory in the dtype of arithmetic.
+Newton-Schulz rounds its operands and results to 16 bits anyway. Memory of 16 bits for them halves the traffic, and the
+bits of a step are the same as with memory in the dtype of arithmetic.
 """
 
 from __future__ import annotations

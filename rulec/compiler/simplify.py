@@ -1,12 +1,12 @@
-"""Constant folding: only identities true for every IEEE number, signed zeros, infinities and NaN included.
+"""Constant folding, and trigonometric functions from operations that every backend has.
 
-They also keep a value's axes: `where(g > 0, a, a)` has one value per element, though all are the same, and its sum
-counts the elements.
+Folding uses only identities that hold for every IEEE number, signed zeros, infinities and NaN included. They also keep
+a value's axes: `where(g > 0, a, a)` has one value per element, though all are the same, and its sum counts the
+elements.
 
-Sine, cosine and the arc tangent of two values, of operations that every backend has: so no library's own is called.
-
-The polynomials interpolate the functions at Chebyshev's nodes, to 6e-17 of the result, and serve float32 and float64.
-tests/compiler/test_trigonometry.py measures the error in both.
+Sine, cosine and the arc tangent of two values call no library's function. Their polynomials interpolate the functions
+at Chebyshev's nodes, to 6e-17 of the result, and serve float32 and float64. tests/compiler/test_trigonometry.py
+measures the error in both.
 """
 
 from __future__ import annotations

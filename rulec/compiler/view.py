@@ -1,11 +1,9 @@
-"""The view of a tensor of any shape as a batch of matrices, and its shape facts.
-
-The grouping of a tensor's dimensions into batch, rows and columns, for rules with axes or blocks.
+"""The matrix view of a tensor of any shape: a batch of matrices, shape facts, and the grouping of dimensions.
 
 Kernels see a tensor as a batch of matrices. A rule with `axis(i)` has each of its axes apart from the others, and
 dimensions between them joined: of the segments that this gives, the last are the columns, the one before it the rows,
-and all others the batch. Where the batch has several segments, a value of one of them is reduced between the stages.
-A rule with `block(n)` has blocks as rows.
+and all others the batch. Where the batch has several segments, a value of one of them is reduced between the stages. A
+rule with `block(n)` has blocks as rows.
 """
 
 from __future__ import annotations

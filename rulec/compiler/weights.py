@@ -1,17 +1,18 @@
-"""Weights in 16 bits that train as weights in 32: the memory beside a parameter, and how both are read and written.
+"""Storage of weights in 16 bits that train as weights in 32: split, master, Kahan and stochastic rounding.
 
-A kind of weights is storage, not mathematics. The program of a rule reads the parameter as an expression of its parts
-in memory, and stores the new parameter in parts. All else, fusion included, is as for other programs.
+A kind of weights is storage, not mathematics. The program of a rule reads the parameter as an expression of its arrays
+in memory, and stores the new parameter in these. All else, fusion included, is as for other programs.
 
     split       bfloat16, and an int16: the ulps of float32 from it to the weight. The weight is an exact float32.
     split24     bfloat16, and an int8: the same in units of 256 ulps. The weight has 16 significant bits.
     master      bfloat16 or float16, and a copy in float32. The copy counts while the parameter is the copy rounded.
     kahan       bfloat16, and a bfloat16: the loss of the last rounding.
-    stochastic  bfloat16 alone, rounded up or down at random. The mean of many steps is right.
+    stochastic  bfloat16 alone, with stochastic rounding. The mean of many steps is right.
 
-A state can be rounded in the last way too. The step goes on with its new value as it was before.
+A state can have stochastic rounding too. The step goes on with its new value as it was before the rounding.
 
-Saved weights of one kind as weights of another: the memory beside a parameter, made of that of the other kind.
+Saved weights of one kind load as weights of another: the memory beside a parameter is computed from that of the other
+kind.
 """
 
 from __future__ import annotations

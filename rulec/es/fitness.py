@@ -1,7 +1,4 @@
-"""From the fitness of members to the weights of directions, and how fitness may be shaped before.
-
-The report of an update.
-"""
+"""The fitness of members: shaping, the weights of directions that follow from it, and the report of an update."""
 
 from __future__ import annotations
 

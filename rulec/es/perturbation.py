@@ -1,8 +1,7 @@
-"""The perturbation of a population's members: the family of noise, its size, and its seed.
+"""The perturbation of a population's members: the family, size and seed of noise, and members' rows in a batch.
 
-How the members of a population lie in a batch: rows are (repeats, directions), the first half of them positive.
-
-Whether noise is lost where it is added: a weight of few bits, or a large one, rounds to itself.
+Rows of a batch are (repeats, directions), the first half of them positive. A warning is given where noise is lost as it
+is added: a weight of few bits, or a large one, rounds to itself.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Which perturbation each parameter has: one for all, or one for each pattern of names.
+"""The perturbation of each parameter, one for all or one for each pattern of names, and default seeds of strategies.
 
-Seeds of strategies that are given none: each has its own, and the same calls in the same order have the same.
+Strategies without a given seed have different seeds, and the same calls in the same order have the same seeds.
 """
 
 from __future__ import annotations

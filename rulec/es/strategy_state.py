@@ -1,6 +1,6 @@
-"""An evolution strategy from step to step, in any framework: its perturbations, its steps, and its saved state.
+"""The state of an evolution strategy, in any framework: its perturbations, its steps, and its saved form.
 
-The saved state of a strategy, and whether a saved state belongs to one.
+A saved state is checked against the strategy that loads it.
 """
 
 from __future__ import annotations

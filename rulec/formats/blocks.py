@@ -1,6 +1,6 @@
-"""Blocks of values to codes and a scale, and back: `rulec.formats` says how.
+"""Block quantization: blocks of values to codes and a scale, and back, as `rulec.formats` describes.
 
-Codes one in each byte, with a scale for each element: what can be cut anywhere, and joined again.
+Codes are also converted to one in each byte, with a scale for each element: this form can be cut and joined anywhere.
 """
 
 from __future__ import annotations

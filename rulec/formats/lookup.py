@@ -1,6 +1,6 @@
-"""The code of a value by one look into a small table, instead of a search among the thresholds.
+"""The code of a value without a search among the thresholds: by one look into a small table, or by straight lines.
 
-The code of a value by straight lines and one comparison, without a search among the thresholds.
+With straight lines, one comparison completes the code.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The values of codes where the scale is 1, and the thresholds between them.
+"""The tables of formats: the values of codes where the scale is 1, and the thresholds between them.
 
-Floats of eight bits: their values, and rounding to the nearest of them by operations on the bits of float32.
+Floats of eight bits are here too: their values, and rounding to the nearest by operations on the bits of float32.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""One bucket's share of a step: its stages, and between them values narrower than a parameter, in float64.
+"""One bucket's share of a functional step: its stages, the values between them in float64, and increments of 16 bits.
 
-The increment of a parameter of 16 bits, for users who add increments, as optax does.
-
-The weight has more digits than its parameter. Users add in float32 and round the sum to the parameter's dtype. A
-difference of two numbers of 16 bits is exact in float32 where the new one is not below 2**-16 of the old one (2**-13 in
-float16), and the sum is then the new parameter. Elsewhere the sum differs from it by less than an ulp of float32 of the
-old parameter.
+The values between stages are narrower than a parameter. Increments are for users who add them to a parameter of 16
+bits, as optax does. The weight has more digits than its parameter. Users add in float32 and round the sum to the
+parameter's dtype. A difference of two numbers of 16 bits is exact in float32 where the new one is not below 2**-16 of
+the old one (2**-13 in float16), and the sum is then the new parameter. Elsewhere the sum differs from it by less than
+an ulp of float32 of the old parameter.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The values of hyper-parameters in a step; a default may follow from other hyper-parameters.
 
-The learning rate that a function of the step count stands for: its largest value.
-
-Second learning rates follow `lr/lr_at_start`. A schedule may begin at 0, or near it, and so its start is its peak.
+Second learning rates follow `lr/lr_at_start`. A learning rate may be a function of the step count. A schedule may begin
+at 0, or near it, and so `lr_at_start` is its largest value.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""The plan of a step: rules are routed and compiled for the leaves of a tree, and leaves put in buckets.
+"""The plan of a functional step: rules are routed and compiled for the leaves of a tree, and leaves put in buckets.
 
-A program for the change of its parameter in place of the new parameter.
-
-Transformations in the manner of optax return updates to be added later. The change in `p - change` is returned without
-rounding: `(p - change) - p` would keep only the digits of `p`.
+Transformations in the manner of optax return updates to be added later. For them a program computes the change of its
+parameter instead of the new parameter. The change in `p - change` is returned without rounding: `(p - change) - p`
+would keep only the digits of `p`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The facts of a parameter for a plan, and the values of a state.
+"""The values of a functional step: facts of a parameter for a plan, values of a state, and array functions.
 
-The array functions of a step, for arrays that are never written.
+The array functions are for arrays that are never written.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Checkpoints in the format of all frameworks, of states in JAX.
+"""Checkpoints of JAX states, in the format of all frameworks.
 
-A tree of JAX's arrays and a state as a run for checkpoints, and a state with the values of a checkpoint.
+A tree of JAX's arrays and a state become a run for checkpoints. Loading returns a state with the values of a
+checkpoint.
 """
 
 from __future__ import annotations

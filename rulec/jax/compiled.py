@@ -1,11 +1,10 @@
-"""A recipe's functions on trees: the first state, a step to updates, and a step to new parameters.
+"""Compiled functions of a recipe on trees: the first state, a step to updates, and a step to new parameters.
 
 Each is traced once for a tree's structure, shapes and dtypes. Numbers are passed in float64 and traced: neither another
 learning rate nor another step count traces anything again.
 
-The user's mistake behind a call that JAX refused: the leaf by its path, and the remedy.
-
-The operands are examined only after a call has failed: thousands of leaves cost nothing where all is well.
+Where JAX refuses a call, the user's mistake is found: the error names the leaf by its path, and the remedy. The
+operands are examined only after a call has failed: thousands of leaves cost nothing where all is well.
 """
 
 from __future__ import annotations

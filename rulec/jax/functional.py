@@ -1,6 +1,6 @@
-"""A step that gives new parameters, in one traced function with donated arguments, and where to evaluate a model.
+"""Functional steps in JAX: a step to new parameters in one traced function with donated arguments.
 
-Estimates of the diagonal of the Hessian, for rules that read it as an input.
+Points for evaluations of the model, and estimates of the Hessian's diagonal for rules that read it, are here too.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The array library between the stages of a step that JAX traces: every function gives new arrays.
+"""The array library between the stages of a step that JAX traces, and what a step asks of XLA.
 
-What a step asks of XLA: options for its compiled calls, traced and known values, meshes of explicit axes.
+Every function of the library returns new arrays. XLA is asked for options of compiled calls. Traced and known values,
+and meshes of explicit axes, are recognised here.
 """
 
 from __future__ import annotations

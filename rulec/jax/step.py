@@ -1,10 +1,8 @@
-"""One step as a pure function, traced as a whole, so that XLA sees every stage of every bucket at once.
+"""One step as a pure JAX function, traced as a whole, so that XLA sees every stage of every bucket at once.
 
-On a mesh of explicit axes parameters and states stay sharded as they are.
-
-Matrix functions of equal matrices on a mesh, where each device works on whole matrices.
-
-A stack of matrices is cut along its batch: two all-to-alls along each axis of the mesh, on the way there and back.
+On a mesh of explicit axes parameters and states stay sharded as they are. For matrix functions of equal matrices on a
+mesh, each device works on whole matrices: their stack is sharded along its batch. This takes two all-to-alls along each
+axis of the mesh, one before the work and one after it.
 """
 
 from __future__ import annotations

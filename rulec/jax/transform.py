@@ -1,6 +1,6 @@
 """Rules as optax's gradient transformations.
 
-The signature by which optax.inject_hyperparams knows the hyper-parameters: the rule's, by name, and nothing else.
+Their signature lets optax.inject_hyperparams see the hyper-parameters: the rule's, by name, and nothing else.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The random numbers of one array in one step, of NumPy or CuPy: made by the kernels of a backend.
+"""Noise of evolution strategies for NumPy and CuPy arrays: the random numbers of one array, and steps with noise.
 
-A step of an optimizer with some gradients made of noise inside its kernels.
+Kernels of a backend make the random numbers. In a step, kernels may compute some gradients from noise by themselves.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Which backend's kernels binary layers run on.
+"""Kernels of binary layers: the choice of a backend for them, the reference in NumPy, and packed bits.
 
-The kernels of binary layers in NumPy. Those of every backend must give the same.
-
-Bits in words of 64: the first in the lowest bit of the first word, and zeros behind the last.
+The kernels of every backend must give the same results as those in NumPy. Bits are packed in words of 64: the first bit
+is the lowest of the first word, and zeros follow the last.
 """
 
 from __future__ import annotations

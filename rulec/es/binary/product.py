@@ -1,6 +1,6 @@
-"""The product of packed bits and its convolution: equal bits less different ones, each member with its own weights.
+"""The product and the convolution of packed bits: equal bits less different ones, each member with its own weights.
 
-Pooling of packed bits: the largest of bits is their union.
+Pooling is here too: the largest of bits is their union.
 """
 
 from __future__ import annotations

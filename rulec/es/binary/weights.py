@@ -1,11 +1,10 @@
-"""Weights that are bits: their probabilities, their draws, and the gradient of the expected fitness.
+"""Binary weights: their probabilities, their draws, and the gradient of the expected fitness.
 
 A weight is 1 with probability p = sigmoid(z), where z = sharpness*theta/(mean|theta| + 1e-5): scaled so, weights are as
 certain on the average all through training (NESgpu has 5). The gradient of the expected fitness in z is the mean of
 fitness times (bit - p). It has no division and so nothing overflows. The gradient in theta follows by the chain rule,
-through the mean too.
-
-Weights of members, for estimates that know each member's own score and not only the difference of a pair.
+through the mean too. Estimates get a weight for each member where they know its own score, and not only the difference
+of a pair.
 """
 
 from __future__ import annotations

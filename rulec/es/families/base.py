@@ -1,6 +1,6 @@
-"""The noise of one weight in one step: what each family can do with it.
+"""The base of the families of noise: the operations of a family on the noise of one weight in one step.
 
-The random numbers of a layer, and operations whose form differs between libraries of arrays.
+The random numbers of a layer are here, and operations whose form differs between array libraries.
 """
 
 from __future__ import annotations

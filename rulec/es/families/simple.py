@@ -1,14 +1,10 @@
-"""One noise for all directions, which differ by the signs of its rows and columns.
+"""The simple families of noise: flipped signs, independent, low rank, few inputs, permuted, and dropped inputs.
 
-Noise of its own for each element and direction.
-
-Noise of low rank: a product of two factors for each direction (Sarkar et al., EGGROLL, arXiv 2511.16652).
-
-Noise of its own for each element of a few inputs, which differ between directions.
-
-One noise for all directions, which differ by the order of its rows and columns, and without pairs by a sign.
-
-Members that drop inputs: each sees a window of a ring of inputs, and the rest is not computed.
+With signs, all directions share one noise, and differ by the signs of its rows and columns. Independent noise is drawn
+for each element and direction. Noise of low rank is a product of two factors for each direction (Sarkar et al.,
+EGGROLL, arXiv 2511.16652). Noise of few inputs is drawn for each element of these, and directions differ in the inputs.
+Permuted noise is shared by all directions, which differ by the order of its rows and columns, and without pairs by a
+sign. With dropped inputs each member sees a window of a ring of inputs, and the rest is not computed.
 """
 
 from __future__ import annotations

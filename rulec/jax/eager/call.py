@@ -1,10 +1,8 @@
-"""The common part of eager steps: a rule and its settings, traced numbers, and a store of compiled functions.
+"""The common part of eager steps in JAX: a rule with its settings, traced numbers, and a store of compiled functions.
 
-Functions of users: the offered values among their parameters, and the mode of JAX in which they are traced.
-
-Reductions over all gradients, needed before the first parameter is updated: a first backward pass computes them.
-
-Examples are the norm for `clip_by_global_norm >> adamw`, and whether every gradient is finite.
+Functions of users get the offered values among their parameters, and are traced in one mode of JAX. A first backward
+pass computes reductions over all gradients that are needed before the first parameter is updated. Examples are the norm
+for `clip_by_global_norm >> adamw`, and whether every gradient is finite.
 """
 
 from __future__ import annotations

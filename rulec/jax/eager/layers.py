@@ -1,6 +1,4 @@
-"""Stacks of layers, as for `eager_scan`, to a list of layers, as for `rulec.jax.step` and checkpoints; and back.
-
-Stacks of parameters and states in which one layer's new values are written where its old ones are.
+"""Stacked layers in JAX: stacks for `eager_scan` to lists for `rulec.jax.step` and checkpoints, and writes in place.
 
 XLA reads and writes one layer of a stack in place on three conditions. The read slice keeps the layer as an axis of
 length one: no change of shape stands between reading and writing. XLA looks for a harmless order of reads and writes;

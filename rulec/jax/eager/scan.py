@@ -1,9 +1,9 @@
-"""A step through equal layers whose parameters are stacked: each layer is updated as the backward pass leaves it.
+"""Eager steps in JAX: through equal layers with stacked parameters, and of any model in one compiled function.
 
-The backward pass is one loop that carries the stacks of parameters and states and writes each layer's new values where
-its old ones were. So there is one layer's gradient at a time, and no second copy of a stack.
-
-A step of any model in one compiled function: gradient and update, so that XLA drops each gradient by itself.
+With stacks, each layer is updated as the backward pass leaves it. The backward pass is one loop that carries the stacks
+of parameters and states and writes each layer's new values where its old ones were. So there is one layer's gradient at
+a time, and no second copy of a stack. For any model, gradient and update are in one function, so that XLA drops each
+gradient by itself.
 """
 
 from __future__ import annotations

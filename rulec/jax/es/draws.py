@@ -1,9 +1,8 @@
-"""The random numbers of one layer in one step, as JAX's arrays.
+"""Random numbers of one layer in one step, as JAX's arrays, from Philox streams in words of 32 bits.
 
-The random streams of perturbations in JAX, in words of 32 bits alone: `rulec.es.streams` says what they are.
-
-Seed, layer, direction and step may be traced, and mapped over by vmap; how many elements there are and their kind may
-not. Where they begin may be traced if that is at the first element of a block.
+`rulec.es.streams` defines the streams of perturbations. Seed, layer, direction and step may be traced, and mapped over
+by vmap. The number of elements and their kind may not. The position of their beginning may be traced if it is at the
+first element of a block.
 """
 
 from __future__ import annotations

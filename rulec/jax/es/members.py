@@ -1,6 +1,7 @@
-"""A forward pass of all members in one batch, without the weights of any.
+"""The members of a population in JAX: one forward pass of all members in a batch, or members as trees of parameters.
 
-Members as whole trees of parameters, and their fitness, on one device or dealt to several.
+In a batch, no member's weights are computed. As trees, the fitness of members is evaluated on one device, or members
+are divided among several.
 """
 
 from __future__ import annotations

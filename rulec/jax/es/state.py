@@ -1,8 +1,7 @@
-"""The state of a strategy between steps, and the leaves of a tree that it perturbs.
+"""The state of an evolution strategy in JAX, the perturbed leaves of a tree, and the weights of directions.
 
-The report of an update, as arrays: how many members' fitness counts.
-
-The weights of directions from traced fitness, as in `rulec.es.fitness`; no shape depends on the numbers.
+The weights follow from traced fitness, as in `rulec.es.fitness`; no shape depends on the numbers. The report of an
+update is arrays: it says how many members' fitness counts.
 """
 
 from __future__ import annotations

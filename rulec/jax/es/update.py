@@ -1,8 +1,7 @@
-"""A step: the estimate and the rule, in one pass over leaves with independent noise and an elementwise rule.
+"""The update of an evolution strategy in JAX: the gradient estimate from the fitness of members, and the rule's step.
 
-The estimate of a gradient from the fitness of members.
-
-Updates that are traced and found to be elementwise: each can then be done on a part of a leaf at a time.
+Both are one pass over leaves with independent noise and an elementwise rule. Updates are traced to find whether they
+are elementwise: such an update can be done on a part of a leaf at a time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A kernel bound to the tensors of a bucket: calls on all machines, and calls in main memory.
+"""Calls of a kernel bound to the tensors of a bucket, on all machines and in main memory.
 
-The data of a stage over a bucket in main memory: chunks, slots, and the arguments of each call.
+In main memory, the data of a stage over a bucket are chunks, slots, and the arguments of each call.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Chunks of kernels in main memory, and spans of chunks: a thread takes one span from a job at once.
+"""Chunk tables of kernels in main memory, and spans of chunks: a thread takes one span from a job at once.
 
-The chunk tables of kernels in main memory. The printed source and its caller both take their columns from here.
+The printed source and its caller both take the columns of the tables from here.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""The chunks of a bucket's tensors: the units of a kernel's work.
+"""The chunks of a bucket's tensors, which are the units of a kernel's work, and the tensors bound to a kernel.
 
 A chunk lies in one tensor, and follows from the tensor's shape alone: so the bits of a result depend neither on the
-other tensors nor on the order of chunks and threads.
-
-The tensors bound to a kernel, for all machines.
+other tensors nor on the order of chunks and threads. All machines use this module.
 """
 
 from __future__ import annotations
