@@ -1,6 +1,6 @@
 """Binary layers in C99, for all members of a population, with OpenMP's threads.
 
-The source of binary layers in C99: products of packed bits, drawing them, and their weighted sums.
+The printed source has products of packed bits, draws of them, and their weighted sums.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""A library bound to the tensors of one bucket.
+"""Calls of a C library bound to the tensors of one bucket, with checks of arrays and the number of threads.
 
-Checks of arrays for C: elements one after the other from an address in main memory on.
-
-The number of threads for a stage: OpenMP wakes them, waits for all of them, and loses them in a fork.
+Elements must follow one another from an address in main memory. OpenMP wakes the threads of a stage, waits for all of
+them, and loses them in a fork.
 """
 
 from __future__ import annotations

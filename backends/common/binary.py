@@ -1,6 +1,6 @@
-"""Binary layers of every backend: the arrays and the sizes for a kernel.
+"""Binary layers of every backend: the arrays and sizes for a kernel, and the spans of a product of packed bits.
 
-The spans of a product of packed bits, and the places of a convolution kernel's words.
+A convolution kernel's words get their indices here.
 """
 
 from __future__ import annotations

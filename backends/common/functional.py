@@ -1,7 +1,4 @@
-"""Kernels and calls that return new arrays, for jax and mlx: their arrays are never written.
-
-Prints stages as functions that return new arrays, for jax and mlx: their arrays are never written.
-"""
+"""Functional kernels for jax and mlx, printed and called: stages return new arrays, and arrays are never written."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Noise in backends: its cut into words of random bits, its records in memory, and the rule that fills an array.
+"""Noise in backends: its division into words of random bits, its records in memory, and the rule that fills an array.
 
-Calls on a device with noise in place of gradients: records of the noise go to the device first.
-
-The constants of Box and Muller's method in C, CUDA C and Triton. Normal numbers have the same bits in all three.
+On a device, calls with noise in place of gradients send the records of the noise to the device first. Normal numbers
+follow Box and Muller's method. Its constants are the same in C, CUDA C and Triton, and so are the bits of the numbers.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""The mathematics of a rule, for the comments of printed source.
+"""Text of printed source: comments with the rule's mathematics, fixed parts, random numbers, and source as a module.
 
-Fixed parts of printed kernels: texts with marks, polynomials, and functions printed only where they are used.
-
-Printed source as a module: a real file in the cache, where tracebacks, debuggers and `inspect` find its lines.
-
-The call for the random number of an element, where kernels compute the element's place.
+Fixed parts are texts with marks, polynomials, and functions printed only where they are used. A module of printed
+source is a real file in the cache, where tracebacks, debuggers and `inspect` find its lines. Kernels compute the index
+of an element where they call for its random number.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Binary layers on the CPU: products of packed bits in machine code, for all members and with several threads.
 
-The sources of binary layers' kernels: products of packed bits, drawing them, and their weighted sums.
-
-One job of a kernel serves all members of a population. It points to a table of addresses and sizes.
+The sources of the kernels are products of packed bits, draws of them, and their weighted sums. One job of a kernel
+serves all members of a population. It points to a table of addresses and sizes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""A kernel of one elementwise stage bound to tensors: the fast way of most steps.
+"""Calls of cpu kernels bound to tensors: a fast one for a single elementwise stage, and one for all other kernels.
 
-A kernel bound to tensors: of several stages, or of a stage with reductions, vectors or inputs.
+Most steps are of one elementwise stage. The other call is for several stages, or a stage with reductions, vectors or
+inputs.
 """
 
 from __future__ import annotations

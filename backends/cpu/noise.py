@@ -1,7 +1,4 @@
-"""Noise on the CPU, written into arrays.
-
-Prints kernels with a gradient of noise, made tile by tile.
-"""
+"""Noise on the CPU: written into arrays, or computed tile by tile inside kernels in place of a gradient."""
 
 from __future__ import annotations
 

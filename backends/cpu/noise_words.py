@@ -1,9 +1,7 @@
-"""Further words for kernels of noise: random words, and sums of their values.
+"""Intrinsics for kernels of noise on the CPU: random words, sums of their values, and the sizes of tiles and batches.
 
 Sums and random words lie in tables in the function's stack. Values of bits and bytes are in vectors of one width; LLVM
 cuts them to the processor's. Normal numbers come from scalar instructions; LLVM joins them to vectors.
-
-Noise for the cpu backend's kernels: the words of a record, and the sizes of tiles and batches of words.
 """
 
 from __future__ import annotations

@@ -3,16 +3,14 @@
 A program of one elementwise stage is a function of a range of elements. Any other has a function for each stage, of one
 chunk: a range of elements, or some rows and columns of a tensor's matrices where the stage sees them.
 
-Kernels of bfloat16 that take two neighbouring elements at once, as one word of 32 bits.
+Some kernels of bfloat16 take two neighbouring elements at once, as one word of 32 bits. The lower half of a word
+becomes a float by a shift, the upper half by a mask, and two floats are joined into a word as easily. A bfloat16 by
+itself is first moved to a lane twice as wide, and back: half of such a kernel's instructions.
 
-The lower half of a word becomes a float by a shift, the upper half by a mask, and two floats are joined into a word as
-easily. A bfloat16 by itself is first moved to a lane twice as wide, and back: half of such a kernel's instructions.
-
-Prints kernels that move the same bytes as a program's kernel and compute nothing: the limit set by memory.
-
-They store the loaded numbers, so kernels timed beside them get the same ones. LLVM must not remove a load: a mask,
-always zero but unknown to LLVM, mixes every load into every store. In a stage without stores it mixes the loads into a
-zero in the slot of a reduction. Values of rows and columns are few beside elements, and left out.
+Kernels for the memory limit move the same bytes as a program's kernel and compute nothing. They store the loaded
+numbers, so kernels timed beside them get the same ones. LLVM must not remove a load: a mask, always zero but unknown to
+LLVM, mixes every load into every store. In a stage without stores it mixes the loads into a zero in the slot of a
+reduction. Values of rows and columns are few beside elements, and left out.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Philox4x32-10 on vectors of blocks, as LLVM instructions, with the rounds of `rulec.array_api.random`.
+"""Random numbers of the cpu backend: Philox4x32-10 on vectors of blocks, and standard normal numbers.
 
-A word is in the lower half of 64 bits: vectors of all processors multiply two such words to 64 bits.
-
-Standard normal numbers by Box and Muller's method, two from each pair of words, without branches.
+Philox is LLVM instructions, with the rounds of `rulec.array_api.random`. A word is in the lower half of 64 bits:
+vectors of all processors multiply two such words to 64 bits. Box and Muller's method makes two normal numbers from each
+pair of words, without branches.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The differences between languages of the C family: C99, CUDA C, OpenCL C.
-
-Lines of C-style source: indentation, argument lists, comments.
-"""
+"""The dialects C99, CUDA C and OpenCL C, and lines of C-style source: indentation, argument lists, comments."""
 
 from __future__ import annotations
 

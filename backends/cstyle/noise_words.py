@@ -1,9 +1,7 @@
-"""Functions of noise, as text for C99 and CUDA C alike: random words, and the values of their bits.
+"""Helpers of noise, as text for C99 and CUDA C alike: random words, the values of their bits, and draws of packed bits.
 
 Normal numbers come from sums, products and square roots alone, with the same bits wherever nothing is contracted. In
 float they differ by at most 4 ulp from Box and Muller's in float64, as tests/backends/test_noise_c.py measures.
-
-Drawing packed bits, as text for C99 and CUDA C alike.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Binary layers on a GPU, for CuPy's arrays: CUDA C, compiled by NVRTC.
 
-The source of binary layers in CUDA C: products of packed bits in tiles, drawing them, and their weighted sums.
+The printed source has products of packed bits in tiles, draws of them, and their weighted sums.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A kernel of CUDA C bound to tensors: its tables on the device, and its launches.
+"""Calls of a CUDA C kernel bound to tensors: its tables on the device, and its launches.
 
-Tables of whole numbers on a device: constant tables, and the table of a call, copied only when changed.
+Constant tables are copied to the device once. The table of a call is copied only when changed.
 """
 
 from __future__ import annotations

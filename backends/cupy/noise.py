@@ -1,9 +1,8 @@
-"""Prints CUDA C for updates with a sum of noise in place of a gradient. No gradient is in memory.
+"""Prints CUDA C for updates with a sum of noise in place of a gradient, and launches it. No gradient is in memory.
 
 A warp takes 32 packs of neighbouring elements at a time. With bits and bytes, a block of words serves many elements:
-each lane makes one block, of one of several directions, in shared memory, and finds its elements' words there.
-
-Launches of kernels with noise: its records on the device.
+each lane makes one block, of one of several directions, in shared memory, and reads its elements' words from it. The
+records of the noise are on the device.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Prints a program as CUDA C: for each stage the function of an element, and the kernel that calls it.
 
-Prints a program's scalar program as a kernel of CUDA C: a thread for each tensor.
+The scalar program becomes a kernel with a thread for each tensor.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The work of each stage over a bucket: its blocks, its addresses, slots for its totals.
+"""The work of each stage over a bucket for CUDA: blocks of the grid, addresses, and slots for totals.
 
-The lengths of chunks, and the sizes of tiles of matrices, for the blocks of a grid.
-
-The slots for totals of kernels, and the work of joining them to results, in an order that never changes.
+Chunks have lengths, and tiles of matrices have sizes, for the blocks of a grid. Totals in slots are combined to results
+in an order that never changes.
 """
 
 from __future__ import annotations

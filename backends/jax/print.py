@@ -1,8 +1,7 @@
 """Prints a stage for the jax backend: values, then reductions, then the return of new values.
 
-Sums rounded explicitly: XLA would turn `(x + a) - b` with numbers a and b into `x + (a - b)`.
-
-A rule that rounds to a grid adds a large number and subtracts it again. With XLA's change it would not round at all.
+Sums are rounded explicitly: XLA would turn `(x + a) - b` with numbers a and b into `x + (a - b)`. A rule that rounds to
+a grid adds a large number and subtracts it again. With XLA's change it would not round at all.
 """
 
 from __future__ import annotations

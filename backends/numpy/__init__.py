@@ -3,8 +3,7 @@
 Its source is good to read beside a rule, and runs wherever NumPy does. It makes temporaries as large as the tensors, so
 it is slow for training. The same code runs on arrays of any library of the array API standard (`__array_namespace__`,
 2023.12 or later) with writable arrays. `cbrt` and `erf` are not in the standard; they work where the library has them.
-
-The arrays of one tensor for a stage: in their own shape, or as matrices.
+A stage gets the arrays of one tensor in their own shape, or as matrices.
 """
 
 from __future__ import annotations

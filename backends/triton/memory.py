@@ -1,10 +1,9 @@
-"""Memory for copies of tables to a device, by torch, and the current device and stream of calls.
+"""Memory and launches of Triton by torch: copies of tables to a device, its stream, and a kernel with fixed constants.
 
-Launches of one Triton kernel with fixed constants: the compiled kernel is looked for once, not at each launch.
-
-Triton's own call reads all arguments and options to find the compiled kernel, which takes longer than the launch. What
-it looks at is known here: whether an argument is None, and whether an address is a multiple of 16 bytes. Compiled
-kernels take addresses as whole numbers; of a tensor Triton asks the driver whether its memory can be reached.
+The compiled kernel is looked up once, not at each launch. Triton's own call reads all arguments and options to find it,
+which takes longer than the launch. Here is known what it looks at: whether an argument is None, and whether an address
+is a multiple of 16 bytes. Compiled kernels take addresses as whole numbers; of a tensor Triton asks the driver whether
+its memory can be reached.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Prints Triton source for updates with a sum of noise in place of a gradient. No gradient is in memory.
+"""Prints Triton source for updates with a sum of noise in place of a gradient, and calls it. No gradient is in memory.
 
-Calls of kernels with noise: its records on the device.
+The records of the noise are on the device.
 """
 
 from __future__ import annotations

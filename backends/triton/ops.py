@@ -1,10 +1,9 @@
-"""Triton's spelling of operations and numbers, in float32 and float64.
+"""Triton's spelling of operations and numbers, in float32 and float64, and exact quotients of square roots.
 
-Quotients of square roots by numbers of the scalar table: exact, and without a branch for each element.
-
-A square root is zero, infinite, NaN, or from 2**-75 to 2**64. With the reciprocal r of a divisor from 2**-50 to 2**50,
-no product below overflows or is subnormal, and Markstein's theorem holds: of q = root*r, rounded, the rest
-root - q*divisor is exact, and q + rest*r is rounded to the quotient. Where the rest is zero or NaN, q is the quotient.
+Square roots are divided by numbers of the scalar table, exactly and without a branch for each element. A square root is
+zero, infinite, NaN, or from 2**-75 to 2**64. With the reciprocal r of a divisor from 2**-50 to 2**50, no product below
+overflows or is subnormal, and Markstein's theorem holds: of q = root*r, rounded, the rest root - q*divisor is exact,
+and q + rest*r is rounded to the quotient. Where the rest is zero or NaN, q is the quotient.
 """
 
 from __future__ import annotations

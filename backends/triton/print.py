@@ -1,9 +1,8 @@
 """Prints a program as Triton source: the kernels of its stages, and the functions they call.
 
-Prints a stage that sees matrices: a loop over tiles, one below the other, and the kernel of its chunks.
-
-A tile has some rows, and some neighbouring elements of each, of one matrix or several. Reductions to rows are written
-tile by tile, with a slot for each row and column of tiles; reductions to columns chunk by chunk.
+A stage that sees matrices is a loop over tiles, one below the other, and a kernel of its chunks. A tile has some rows,
+and some neighbouring elements of each, of one matrix or several. Reductions to rows are written tile by tile, with a
+slot for each row and column of tiles; reductions to columns chunk by chunk.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Calls of the products of `newton_schulz`: one launch for each product of a stack of matrices.
 
-The products of `newton_schulz` by kind: their tiles, and how many matrices go into a stack.
+The kind of a product decides its tiles, and how many matrices go into a stack.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Prints the reduction of runs of a vector of float64: one program of the grid for each run.
+"""The reduction of runs of a vector of float64 in Triton: one program of the grid for each run, one launch for all.
 
-The lanes of a program take in the terms of its run in rounds, and are then joined. So the order of adding depends on
+The lanes of a program take in the terms of its run in rounds, and are then combined. So the order of adding depends on
 the number of terms alone, and a run has the same bits whatever its neighbours are.
-
-Calls of the kernel that reduces runs of a vector: one launch for all runs.
 """
 
 from __future__ import annotations

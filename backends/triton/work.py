@@ -1,8 +1,6 @@
 """The work of one stage of a program over a bucket: tables on the device, slots, options of the launch.
 
-The sizes of chunks for the programs of a grid, and their columns in the table `known`.
-
-The work of the kernel that joins slots to results.
+Chunks have sizes for the programs of a grid, and columns in the table `known`. A last kernel combines slots to results.
 """
 
 from __future__ import annotations

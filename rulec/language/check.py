@@ -1,6 +1,6 @@
-"""Checks of a rule as a whole, the same for text, Python and sympy.
+"""Checks of a rule as a whole, the same for text, Python and sympy, with errors and warnings.
 
-Warnings: what nothing reads of a rule, its hyper-parameters, inputs and values. Mostly another name was meant.
+A warning names what nothing reads: of the rule, its hyper-parameters, inputs and values. Mostly another name was meant.
 """
 
 from __future__ import annotations

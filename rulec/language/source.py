@@ -1,6 +1,6 @@
-"""Source text and places in it, so that every error can show its line.
+"""Source text and positions in it, so that every error can show its line, and all errors of a text at once.
 
-All mistakes of a text at once: reading goes on after each.
+Reading goes on after each error.
 """
 
 from __future__ import annotations

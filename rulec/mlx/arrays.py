@@ -1,8 +1,7 @@
-"""The differences of MLX's arrays from NumPy's, and the library of a step on them.
+"""MLX's arrays: their differences from NumPy's, the library of a step on them, and names of states.
 
-Only the CPU has float64 and decompositions: callers make its stream the current one.
-
-The names of states in MLX, whose trees are flat names with dots in a file: no name of a state has a dot.
+Only the CPU has float64 and decompositions: callers make its stream the current one. Trees of MLX are flat names with
+dots in a file, so no name of a state has a dot.
 """
 
 from __future__ import annotations

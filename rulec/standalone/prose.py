@@ -1,6 +1,6 @@
-"""The written files by name, and the head of each: the rule, its mathematics and paper, and the licence of copies.
+"""The files of `rulec build`, and the head of each: the rule, its mathematics and paper, and the licence of copies.
 
-The folder that Hugging Face's package `kernels` loads: a Triton kernel for every version of torch, with its card.
+For Hugging Face's package `kernels` the files are a folder with a Triton kernel for every version of torch, and a card.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The kinds of arrays in the conformance suite: how they are made and read.
+"""The kinds of arrays in the conformance suite, and the exactness of a machine's arithmetic.
 
-The exactness of a machine's arithmetic: all tolerances derive from these numbers.
+A kind says how its arrays are made and read. All tolerances derive from the numbers of exactness.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Prints the source file of a rule in C99, for a compiler and a C library alone.
+"""Prints the standalone source file of a rule in C99, for a compiler and a C library alone.
 
-Prints the C function that finds the matrices of a tensor, and the case of the rule for it.
+One of its functions finds the matrices of a tensor, and the case of the rule for it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Prints one stage of a program as a C function of one chunk, or one tile, of a tensor.
+"""Prints one stage of a program as a standalone C function of one chunk, or one tile, of a tensor.
 
-Lines of C: wrapped, in loops and in branches.
-
-Words of standalone C: the functions of `backends/cstyle`, conversions, and folds of the totals of blocks.
+The helpers of standalone C are here: the functions of `backends/cstyle`, conversions, and folds of the totals of
+blocks. Lines are wrapped, in loops and in branches.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""Composition: rules made of rules.
+"""Composition: rules made of rules, and initial values that an elementwise expression cannot give.
 
-Every composition ends in `inline`: the lines of a rule with its input replaced and its names kept apart. The result
-is an ordinary rule, and compiles to one program like any other.
+Every composition ends in `inline`: the lines of a rule with its input replaced and its names kept apart. The result is
+an ordinary rule, and compiles to one program like any other.
 
-First values of states that an elementwise expression cannot give: of matrices, reductions and random numbers.
-
-Such a state begins at 0, and the step begins with a line that assigns it where `t` is 1. So every backend has them, and
-a rule that counts another rule's updates, as `accumulate` does, begins it in its first.
+Initial values of matrices, reductions and random numbers are no elementwise expressions. Such a state is 0 at first,
+and the step begins with a line that assigns it where `t` is 1. So every backend has them, and a rule that counts
+another rule's updates, as `accumulate` does, initialises the state in that rule's first update.
 """
 
 from __future__ import annotations

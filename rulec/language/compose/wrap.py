@@ -1,6 +1,6 @@
 """Wrappers: rules with calls of other rules in their step, as in `lookahead(adamw)` and `graft(shampoo, adam)`.
 
-A rule with some lines changed, for another library with its own form of these lines.
+A rule with some of its lines changed is made here too, for a library with its own form of these lines.
 """
 
 from __future__ import annotations

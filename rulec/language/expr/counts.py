@@ -1,6 +1,6 @@
-"""Numbers that count: how often an iteration runs, and how many rows, columns and vectors something has.
+"""Counts in expressions: iterations, rows, columns and vectors; and the levels of reductions and states.
 
-The levels of reductions and states: words, and the levels `axis(i)` and `block(n)` with a number of their own.
+Levels are words, or `axis(i)` and `block(n)` with a number.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The functions of the rule language: their names, their arguments and their nodes.
 
-Text and Python both call through this one table, so they cannot differ.
-
-The functions of the language that are made of its operations: every backend has them, with the operations' bits.
+Text and Python both call through this one table, so they cannot differ. Some functions are composed of the language's
+operations: every backend has them, with the operations' bits.
 """
 
 from __future__ import annotations

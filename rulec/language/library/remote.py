@@ -1,8 +1,7 @@
-"""Rules at addresses of the web, pinned by the SHA-256 of their file: `https://host/rule.yaml@sha256:HEX`.
+"""Remote rules: at addresses of the web, pinned by the SHA-256 of their file, `https://host/rule.yaml@sha256:HEX`.
 
-A file is kept in the cache by its hash, and fetched where it is not there. Its hash is checked before it is parsed.
-
-Small files of the web: by https only, within a size and a time, with every redirect checked.
+A file is kept in the cache by its hash, and fetched if the cache has it not. Its hash is checked before it is parsed.
+Files are fetched by https only, within a size and a time, with every redirect checked.
 """
 
 from __future__ import annotations

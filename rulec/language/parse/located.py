@@ -1,7 +1,4 @@
-"""Pieces of rule text with the place of each character, and their reading by Python's grammar.
-
-Python's grammar.
-"""
+"""Pieces of rule text with the position of each character, parsed by Python's grammar."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The differences between two sides of a comparison, and the first value that differs.
-
-The numbers for the two sides of a comparison.
-"""
+"""The differences between two sides of a comparison, the numbers for both sides, and the first value that differs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The machine behind the figures: enough facts to judge them, and nothing that identifies it.
+"""Measurements of a comparison: timing by turns, and the facts of the machine behind the figures.
 
-Timing by turns: every contender once a round, so that other work of the machine slows all of them alike.
+By turns means that every contender runs once a round, so that other work of the machine slows all of them alike. The
+facts are enough to judge the figures, and nothing in them identifies the machine.
 """
 
 from __future__ import annotations

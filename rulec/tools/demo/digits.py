@@ -1,6 +1,7 @@
-"""The handwritten digits that ship with scikit-learn: 1797 images of 8 by 8 pixels.
+"""The data and the model of the demonstration: handwritten digits, and a multilayer perceptron in NumPy.
 
-A multilayer perceptron in NumPy: rectified hidden layers, cross entropy of a softmax.
+scikit-learn ships the digits: 1797 images of 8 by 8 pixels. The perceptron has rectified hidden layers, and the cross
+entropy of a softmax.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Training a network by a rule: its losses, their picture, and the time of an update beside plain NumPy.
+"""Training a network by the rule of the demonstration: losses, their picture, and the time of an update beside NumPy.
 
-The rule that the demonstration authors, and the same update as one would write it in NumPy without rulec.
+The rule is authored here, and beside it is the same update in NumPy without rulec.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The path of a rule on two functions of two numbers.
+"""The path of a rule on test functions of two numbers, with the functions and their gradients.
 
-Functions of two numbers that rules are shown and raced on, with their gradients.
+Rules are shown and raced on these functions.
 """
 
 from __future__ import annotations

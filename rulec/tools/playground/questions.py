@@ -1,8 +1,7 @@
-"""What the page asks about the text of a rule. The text is data: nothing of it is run but the rule that it says.
+"""The requests of the playground's page about the text of a rule, answered from the text as data.
 
-The rule that is shown and run for a rule: a wrapper goes around rules of the library.
-
-The values that a hyper-parameter takes on its slider.
+Nothing of the text is run but the rule that it says. A wrapper is shown and run around rules of the library. The slider
+of a hyper-parameter has fixed values.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""The server of the playground.
+"""The server of the playground, its worker process, and its guard against requests of other sites and users.
 
-A process that answers questions one by one, each within a time limit.
-
-The guard of a server on the loopback address: other sites in the same browser get nothing from it.
-
-A name of another site may lead to this address (DNS rebinding), so the Host header must be ours. A page of another site
-may send requests here, so the Origin header must be ours too. Other users of the machine do not know the key.
+The worker process answers questions one by one, each within a time limit. The server listens on the loopback address,
+and other sites in the same browser get nothing from it. A name of another site may lead to this address (DNS
+rebinding), so the Host header must be ours. A page of another site may send requests here, so the Origin header must be
+ours too. Other users of the machine do not know the key.
 """
 
 from __future__ import annotations

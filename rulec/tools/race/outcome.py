@@ -1,6 +1,6 @@
-"""The outcome of a rule in a race: losses of every run, the best rate, and how wide the good rates are.
+"""The grid and the outcome of a race: learning rates and seeds, losses of every run, and the best rate.
 
-The grid of a race: learning rates and seeds, and the hyper-parameters of each run.
+The grid also has the hyper-parameters of each run. The outcome also says how wide the good rates are.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The page of a race: one HTML file with the table and interactive plots, that opens without a network.
+"""The report of a race: an HTML page with interactive plots, and the table as text and as HTML.
 
-The table of a race, as text and as HTML.
+The page is one file that opens without a network.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """`rulec.race`: trains rules over the same grid on the same task, and compares them.
 
-A contender: all runs of one rule in a race.
-
-One thread for NumPy's products: the products of a race are small, and waiting threads only cost time.
+A contender is all runs of one rule in a race. NumPy's products use one thread: the products of a race are small, and
+waiting threads only cost time.
 """
 
 from __future__ import annotations

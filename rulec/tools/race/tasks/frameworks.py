@@ -1,6 +1,6 @@
-"""Tasks of the user in torch and JAX, as functions of NumPy arrays.
+"""Race tasks of the user in torch and JAX, as functions of NumPy arrays, and layers of a network for many runs at once.
 
-Layers of a network for many runs at once: the first two axes of every array are rates and seeds.
+In such layers, the first two axes of every array are learning rates and seeds.
 """
 
 from __future__ import annotations
