@@ -148,7 +148,7 @@ def _target_machine(llvm: Any) -> Any:
 
 
 class ObjectCode:
-    """A loaded kernel: `address` is of its C function, valid as long as this object lives.
+    """The loaded object code of a kernel: `address` is of its C function, valid as long as this object lives.
 
     The function is `void (int64_t job)`, and `run(job)` calls it without Python's global lock; or it is XLA's handler.
     """

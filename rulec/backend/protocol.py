@@ -64,7 +64,7 @@ class Written(NamedTuple):
 
 
 class ReplayableCall(NamedTuple):
-    """A call over all tensors of a bucket that may be run again and again.
+    """A call over all tensors of a bucket that can be replayed.
 
     Before each `run` the words at these addresses are written: `next` is set to zero, last of all; `table` gets the
     address of rows of the scalar table, among the rows of `renew`. The address of the first gradient goes to

@@ -49,7 +49,7 @@ Renamed: TypeAlias = tuple[tuple[str, str], ...]
 
 
 class CompiledRecipe:
-    """The functions of one recipe. `renamed` has state -> field of the optimizer's state, where the names differ."""
+    """The compiled functions of a recipe. `renamed`: state -> field of the optimizer's state, where names differ."""
 
     def __init__(self, recipe: Recipe, options: Options, renamed: Renamed = ()) -> None:
         # A number may be traced, and must not be kept: it is passed to each call.

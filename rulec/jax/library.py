@@ -1,4 +1,4 @@
-"""The array library between the stages of a step that JAX traces, and what a step asks of XLA.
+"""The array library between the stages of a step that JAX traces, and the options of XLA for a step.
 
 Every function of the library returns new arrays. XLA is asked for options of compiled calls. Traced and known values,
 and meshes of explicit axes, are recognised here.

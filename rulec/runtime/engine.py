@@ -234,7 +234,7 @@ class Engine:
 
         `hyper` is a table that is not changed afterwards: the same object stands for the same numbers. `inputs` has
         the rule's inputs by name, each a number or a list of one array for each tensor. `scaling` is the scale of the
-        gradients, for resident tensors.
+        gradients, for tensors with device scalars.
         """
         if hyper is not self._values.table:  # written out: a step counts its calls
             self._values.take(hyper, self.buckets.values())

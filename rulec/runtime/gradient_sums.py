@@ -79,7 +79,7 @@ class Sums(Lockable, Generic[_Key, _Grad]):
 
     @property
     def nbytes(self) -> int:
-        """How many bytes the gradients here have."""
+        """The bytes of the held gradients."""
         return sum(map(self._bytes, self._held.values()))
 
     def _bytes(self, grad: Any) -> int:
@@ -87,7 +87,7 @@ class Sums(Lockable, Generic[_Key, _Grad]):
 
     @property
     def peak_nbytes(self) -> int:
-        """The most bytes that there were."""
+        """The largest number of bytes held at once."""
         return self._peak
 
     def __getitem__(self, key: _Key) -> _Grad:

@@ -3,7 +3,7 @@
 A search is a generator that knows no array. It yields the length of a step, gets the trial of that step, and returns
 the trial to take. `run` is its loop, for functions that can be called at once.
 
-`Backtracking` and `Zoom` are those of optax, as pure functions of numbers that JAX may trace: they return the next
+`Backtracking` and `Zoom` are searches of optax, as pure functions of numbers that JAX may trace: they return the next
 step, and the state after its trial. `xp` is NumPy or `jax.numpy`. `floats` makes a search of Python numbers from
 either.
 """

@@ -84,7 +84,7 @@ class RuleOptimizer(Optimizer, Lockable):
         self._machine: OptimizerStep | None = None
         self._passes: TorchEvaluations | None = None
         self._complete = False
-        #: Whether the optimizers of processes were compared; and the messages of that, where it was in the last step.
+        #: Whether the optimizers of ranks were compared; and the messages of that, if it was in the last step.
         self._compared = False
         self._first: Consensus | None = None
         self._last_gradient = _NO_GRADIENT
@@ -374,7 +374,7 @@ class RuleOptimizer(Optimizer, Lockable):
             self._build().step(self.param_groups, inputs, scaling)
 
     def _update_together(self, inputs: Inputs | None) -> None:
-        """The same in every one of some processes, or an error in all of them."""
+        """Takes a step together with other ranks: all of them take it, or all raise an error."""
         together = self._options.processes
         for processes in together:
             processes.open()
@@ -383,7 +383,7 @@ class RuleOptimizer(Optimizer, Lockable):
                 processes.check_even()
             try:
                 self._update_now(inputs)
-            except OtherOrder as other:  # in all processes that have parts of the same tensors
+            except OtherOrder as other:  # in all ranks with shards of the same tensors
                 self._take_order(other)
                 assert self._options.meeting is not None
                 self._options.meeting.open()
@@ -394,7 +394,7 @@ class RuleOptimizer(Optimizer, Lockable):
             raise
 
     def _take_order(self, other: OtherOrder) -> bool:
-        """Takes over the order of tensors in the first process; False where that here is the same."""
+        """Takes over the order of tensors in the first rank; False where the local order is the same."""
         if other.order:
             self._options = replace(self._options, order=other.order)
             self._build()
@@ -402,7 +402,7 @@ class RuleOptimizer(Optimizer, Lockable):
 
     @synchronized
     def _compare(self) -> None:
-        """Compares this optimizer with other processes of its DTensors, before the first step.
+        """Compares this optimizer with the other ranks of its DTensors, before the first step.
 
         RulecError, in all of them, where something differs, or one of them takes no step.
         """
@@ -428,7 +428,7 @@ class RuleOptimizer(Optimizer, Lockable):
         return [p for group in self.param_groups for p in group["params"]]
 
     def refuse(self, waits: bool = True) -> None:
-        """Refuses a step, to all processes of `reduce_over` and of its DTensors, and `waits` for them.
+        """Refuses a step, to all ranks of `reduce_over` and of its DTensors, and `waits` for them.
 
         For an error before the step, that the others cannot know of; they would wait.
         """
@@ -440,7 +440,7 @@ class RuleOptimizer(Optimizer, Lockable):
     def refuse_early(self) -> None:
         """Refuses a step for an error in a closure, a hook or an argument: others may have got as far as the step.
 
-        Not while a split model is at work: then they wait for this process there. Nobody is waited for.
+        Does nothing while collectives of a sharded model are running: other ranks wait in them. It waits for no rank.
         """
         if not are_at_work(self._is_new_gradient()):
             with suppress(Unreached):

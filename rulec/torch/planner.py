@@ -1,4 +1,4 @@
-"""Files of `torch.distributed.checkpoint` whose codes have other shapes than those here."""
+"""Files of `torch.distributed.checkpoint` whose codes have other shapes than those of this run."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from rulec.torch.states.quantized import CODES
 
 
 class LoadPlanner(DefaultLoadPlanner):
-    """Reads states in codes of any layout as whole tensors, where the shapes in a file are not those here.
+    """Reads quantized states of any layout as global tensors, where the shapes in a file differ from this run's.
 
     Scales of parts that cut runs have a number for each element, and files of before runs have one for each block:
 
         dcp.load(state, checkpoint_id=folder, planner=rulec.torch.planner.LoadPlanner())
 
-    The optimizer's `load_state_dict` takes its part of the whole tensors. Everything else is read as torch does.
+    The optimizer's `load_state_dict` takes its shard of the global tensors. Everything else is read as torch does.
     """
 
     def set_up_planner(
         self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
-        """Puts whole tensors in the place of codes and scales of another shape."""
+        """Replaces codes and scales of another shape by global tensors."""
         super().set_up_planner(state_dict, metadata, is_coordinator)
         saved = {} if metadata is None else metadata.state_dict_metadata
         for key, here in [*self.state_dict.items()]:

@@ -54,15 +54,15 @@ class ShapesProducts(TorchProducts):
         return min(rows, cols) >= WORTH_HALVING
 
     def gram(self, y: Tensor, out: Tensor | None = None) -> Tensor:
-        """Returns `out`, where it is there."""
+        """Returns `out` unchanged, if there is one."""
         return super().gram(y) if out is None else out
 
     def polynomial(self, gram: Tensor, b: float, c: float, out: Tensor | None = None) -> Tensor:
-        """Returns `out`, where it is there."""
+        """Returns `out` unchanged, if there is one."""
         return super().polynomial(gram, b, c) if out is None else out
 
     def following(self, y: Tensor, polynomial: Tensor, a: float, out: Tensor | None = None) -> Tensor:
-        """Returns `out`, where it is there."""
+        """Returns `out` unchanged, if there is one."""
         return super().following(y, polynomial, a) if out is None else out
 
 

@@ -116,7 +116,7 @@ class Uploads:
 
 
 class CallArguments:
-    """The numbers of a call: `words` of each tensor, and behind them the scalar table where it is NumPy's."""
+    """The arguments of a call in memory: `words` of each tensor, then the scalar table where it is a NumPy array."""
 
     def __init__(self, tensors: int, columns: int) -> None:
         self.count = tensors * columns

@@ -4,7 +4,7 @@ Every composition ends in `inline`: the lines of a rule with its input replaced 
 an ordinary rule, and compiles to one program like any other.
 
 Initial values of matrices, reductions and random numbers are no elementwise expressions. Such a state is 0 at first,
-and the step begins with a line that assigns it where `t` is 1. So every backend has them, and a rule that counts
+and the step begins with a line that assigns it where `t` is 1. So every backend has them. A rule that counts
 another rule's updates, as `accumulate` does, initialises the state in that rule's first update.
 """
 

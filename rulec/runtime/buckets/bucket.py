@@ -42,7 +42,7 @@ class Tensor:
     """A parameter of the engine. It has no bucket and no state until its first gradient.
 
     `number` makes its random numbers different from other tensors'; `rule` is the rule after routing. Of a part of a
-    tensor, `whole` is what it is a part of. `shapes` has the shapes of states with one of their own, of the whole
+    tensor, `whole` is its global tensor. `shapes` has the global shapes of states with a shape of their own, of the
     tensor, by name.
     """
 
@@ -60,17 +60,17 @@ class Tensor:
 
     @property
     def numel(self) -> int:
-        """The number of elements, of the whole tensor."""
+        """The number of elements of the global tensor."""
         return int(self.view.facts["numel"])
 
     @cached_property
     def cuts(self) -> tuple[tuple[str, RankGroup], ...]:
-        """The axis of each cut, b, i or j, with the processes along it."""
+        """The axis of each cut, b, i or j, with the rank group along it."""
         return () if self.whole is None else tuple((self.view.axis(d), peers) for d, peers in self.whole.cuts)
 
     @cached_property
     def lines(self) -> tuple[Runs, Runs] | None:
-        """The rows and the columns here, of the whole tensor's matrices; None where all are."""
+        """The local rows and columns of the global tensor's matrices; None where all are local."""
         if self.whole is None or not self.cuts:
             return None
         shape, indices = self.whole.shape, self.whole.indices
@@ -94,7 +94,7 @@ class Tensor:
         return ShardLayout(self.view, self.whole.shape, spread, self.shapes)
 
     def beyond(self, letters: frozenset[str]) -> tuple[RankGroup, ...]:
-        """The processes for completing a reduction without these axes."""
+        """The rank groups to complete a reduction without these axes."""
         return tuple(peers for letter, peers in self.cuts if letter in letters)
 
 
@@ -102,7 +102,7 @@ class Tensor:
 class Version:
     """A program of a bucket for one outcome of its predicates, its kernel, and the kernel bound to the tensors.
 
-    A launch of it `waits` where it needs values of other launches or of other processes, and `exchanges` where it needs
+    A launch of it `waits` where it needs values of other launches or of other ranks, and `exchanges` where it needs
     matrices whole of which parts are here. After one that `turns`, entries of histories change their arrays.
     """
 

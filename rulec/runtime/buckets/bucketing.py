@@ -114,7 +114,7 @@ class Extension:
 def _state_shape(
     spec: StateSpec, tensor: Tensor, hyper: Mapping[str, float], facts: Mapping[str, float]
 ) -> tuple[int, ...]:  # fmt: skip
-    """The shape of a state here. Those with a shape of their own are noted, and cut where matrices are."""
+    """The local shape of a state. Shapes of their own are noted, and cut where matrices are."""
     view = tensor.view
     if spec.axes.elementwise or not {"i", "j"} <= set(spec.axes.letters):
         return spec.shape(view, hyper, facts)
@@ -313,7 +313,7 @@ class Buckets:
 
 
 def _check_halved(program: Program, tensor: Tensor, static: Mapping[str, float]) -> None:
-    """TensorError where the owner of a matrix could not compute for all, or its results have no place here."""
+    """TensorError where the owner of a matrix could not compute for all ranks, or its results fit no local array."""
     inference = AxisInference(program)
     values = [*walk(program.between)]
     if tensor.halves is None:
@@ -324,7 +324,7 @@ def _check_halved(program: Program, tensor: Tensor, static: Mapping[str, float])
             )
         return
     for value in values:
-        if value.op is Op.QR:  # an error of one process, in the middle of a step, would be known to no other
+        if value.op is Op.QR:  # an error of one rank, in the middle of a step, would be known to no other
             axes = inference.axes(value.args[0])
             rows, cols = (evaluate_once(x, static, tensor.view.facts, {}) for x in (axes.rows, axes.cols) if x)
             if rows < cols:
@@ -343,7 +343,7 @@ def _check_halved(program: Program, tensor: Tensor, static: Mapping[str, float])
 
 
 def _check_cut(program: Program, tensor: Tensor) -> None:
-    """TensorError for a reduction of one matrix for all, which processes with other matrices would count again."""
+    """TensorError for a reduction of one matrix for all, as ranks with other matrices would count it again."""
     inference, alike = AxisInference(program), set[Node]()
     for value in walk(program.between):
         arrays = [a for a in value.args if {"i", "j"} & {*inference.axes(a).letters}]

@@ -14,9 +14,9 @@ from rulec.runtime.buckets.shared_scalars import SharedNumbers
 
 
 class DeviceSkipCounter:
-    """The number of steps with a skipped update of a tensor on a device, counted there; the host does not wait.
+    """Counts the steps with a skipped update of a tensor, on the device; the host does not wait.
 
-    The count stays in one place of memory, so that replays of a captured step advance it.
+    The count keeps its address, so that replays of a captured step advance it.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class DeviceSkipCounter:
 
 
 class EngineContext:
-    """The numbers and the memory that launches of one engine share, beside the tensors of each.
+    """The context of one engine: numbers and memory that its launches share, beside the tensors of each.
 
     `largest` is the size of the largest parameter in bytes. `skipped` counts the updates of tensors prevented by
     the rule's `skip` so far, as far as the host knows. `turned` counts the launches with a change of states' arrays.

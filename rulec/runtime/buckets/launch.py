@@ -50,7 +50,7 @@ class Portion:
         self.groups = part.bucket.groups[self.at]
         #: A slice of everything where these are all tensors of the bucket, in order, else None.
         self.whole = slice(None) if self.fired is None else None
-        #: The work on each whole tensor of which these are parts, by what it follows from.
+        #: The owners' work on the global tensor of each shard, by the plan and the numbers that it follows from.
         self.works: dict[Any, Sequence[Work]] = {}
         self._parted: dict[frozenset[str], list[tuple[tuple[RankGroup, ...], Places]]] = {}
 
@@ -62,7 +62,7 @@ class Portion:
         return items if self.places is None else chosen(items, self.places)
 
     def parted(self, axes: frozenset[str]) -> list[tuple[tuple[RankGroup, ...], Places]]:
-        """The places of parts of tensors, by the processes for completing a reduction without these axes."""
+        """The indices of sharded tensors, by the rank groups to complete a reduction without these axes."""
         if axes not in self._parted:
             by_peers: dict[tuple[RankGroup, ...], list[int]] = {}
             for place, tensor in enumerate(self.tensors):

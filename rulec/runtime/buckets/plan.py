@@ -73,7 +73,7 @@ class Plan:
         self.gaps = self._delegated() if halved else self._followed()
         #: The states that get their new values in a gap, and not at the end of the step.
         self.stored_early = frozenset(name for g in self.gaps if g.projection for name in g.projection.stored)
-        #: Whether the last stage, or what follows it, may wait for other processes.
+        #: Whether the last stage, or a gap after it, may wait for other ranks.
         self.ends_later = bool(program.stages[-1].reduces) or any(
             n.op.kind is Kind.REDUCE or n.op.kind is Kind.MATRIX for n in self.gaps[-1].values
         )
@@ -117,7 +117,7 @@ class Plan:
         return roots + [v.value for v in program.vectors] + ([] if program.skip is None else [program.skip])
 
     def _delegated(self) -> tuple[Gap, ...]:
-        """The gaps with their delegations."""
+        """The gaps with their owner tasks."""
         kept = frozenset({*self._roots(), *(s.value for s in self.program.finish)})
         self.delegations = OwnerPlan(self.program, [gap.values for gap in self.gaps], self.axes, kept)
         return tuple(

@@ -1,4 +1,4 @@
-"""Reductions over the tensors of a group or the model, across launches, engines and processes."""
+"""Reductions over the tensors of a group or the model, across launches, engines and ranks."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ Array = np.ndarray[Any, Any]
 
 
 class Across(Protocol):
-    """Other processes, with other tensors."""
+    """Cross-process reductions over ranks with other tensors."""
 
     def total(self, op: Op, numbers: Any) -> Any:
-        """The numbers reduced place by place over all processes. Every process gets the same result."""
+        """All-reduces numbers, element by element, over all ranks; every rank gets the same result."""
         ...
 
     def fail(self, error: Exception, tensors: Sequence[str]) -> Exception:
-        """Tells waiting processes of an error at some tensors. The result is the error to raise here."""
+        """Reports an error at some tensors to the waiting ranks. Returns the error that this rank raises."""
         ...
 
 
 @dataclass(eq=False)
 class Processes:
-    """The processes that take part in reductions over the groups and the model of one engine.
+    """The ranks that take part in reductions over the groups and the model of one engine.
 
     `across` reduces with the other processes, or is None. `places` maps a group of this process to its place among all
-    groups; `group_count` is the number of all groups. `meeting` is for processes that have parts of the same tensors.
+    groups; `group_count` is the number of all groups. `meeting` coordinates ranks with shards of the same tensors.
     """
 
     across: Across | None = None
@@ -46,18 +46,18 @@ class Processes:
 
     @property
     def several(self) -> bool:
-        """Whether there are other processes."""
+        """Whether there are other ranks."""
         return self.across is not None or self.meeting is not None
 
     def total(self, op: Op, numbers: Any) -> Any:
-        """`across.total`; RulecError, in all processes, where one has failed."""
+        """Calls `across.total`; RulecError, in all ranks, where one has failed."""
         assert self.across is not None
         if self.meeting is not None:
             self.meeting.check()
         return self.across.total(op, numbers)
 
     def conclude(self) -> None:
-        """Comes before anything is written. RulecError, in all processes, where one has failed."""
+        """Comes before anything is written. RulecError, in all ranks, where one has failed."""
         if self.meeting is not None:
             self.meeting.conclude()
 
@@ -67,12 +67,12 @@ class Processes:
             self.meeting.end()
 
     def raise_failure(self) -> None:
-        """The error of this process in the last round, in which others waited for it."""
+        """Raises the error of this rank in the last round, in which others waited for it."""
         if self.meeting is not None and self.meeting.failure.error is not None:
             raise self.meeting.failure.error
 
     def fail(self, error: Exception, tensors: Sequence[str]) -> Exception:
-        """Tells waiting processes of an error at some tensors. The result is the error to raise here."""
+        """Reports an error at some tensors to the waiting ranks. Returns the error that this rank raises."""
         told = error if self.meeting is None else self.meeting.fail(error, tensors)
         return told if self.across is None else self.across.fail(told, tensors)
 
@@ -97,11 +97,11 @@ class Join:
 
 @dataclass(frozen=True)
 class Writing:
-    """A wait of a launch before its last stage, which writes: until no launch of the step can fail in an exchange."""
+    """Yielded by a launch before its last stage, which writes: it waits until no launch can fail in a collective."""
 
 
 #: A computation that yields where it needs values of other launches, and is sent the result for each of its tensors;
-#: or where it needs reductions of other parts of its tensors, or work on whole tensors, and is sent the results.
+#: or where it needs reductions over other shards of its tensors, or work on global tensors, and gets the results.
 Waits = Join | Partials | OwnerRequest | OwnerExchange | Writing
 Joining = Generator[Waits, Any, None]
 
@@ -129,7 +129,7 @@ def joined(joins: Sequence[Join]) -> list[Any]:
 
 
 def _across_groups(library: Library, joins: Sequence[Join], by_group: Mapping[tuple[int, int], Any]) -> Any:
-    """The numbers of groups, reduced over all processes."""
+    """The numbers of groups, reduced over all ranks."""
     owners = {id(join.owner): join.owner for join in joins}
     places = {(owner, group): owners[owner].places[group] for owner, group in by_group}
     op = joins[0].op

@@ -197,7 +197,7 @@ class Counts:
     def common(self, fired: np.ndarray[Any, Any] | None) -> int | None:
         """The count of all tensors, or of those at the positions `fired`; None where they differ.
 
-        Counts on a device are not known here.
+        The host does not know step counts on a device.
         """
         numbers = self.vector.numbers
         if fired is not None:

@@ -21,18 +21,18 @@ from rulec.runtime.distributed.newton_schulz import MatrixPiece, SplitNewtonSchu
 from rulec.runtime.distributed.owners import Division, Load, Schedule, Share, Work, assignment, schedule_of, share_pays
 from rulec.runtime.distributed.process_group import DeferredError, Pending, RankGroup, StepCoordinator
 
-#: The bytes of whole arrays, in the dtypes they travel in, that one owner gets in a bucket; at least those of one
-#: tensor. Among 64 processes a message then has a mebibyte for each, enough for a network's full rate, and a model of
-#: billions of parameters still has many buckets, so that nearly all messages travel behind work.
+#: The bytes of global arrays, in the dtypes they travel in, that one owner gets in a bucket; at least those of one
+#: tensor. Among 64 ranks a message then has a mebibyte for each, enough for a network's full rate. A model of billions
+#: of parameters still has many buckets, so that nearly all messages overlap with work.
 BUCKET = 1 << 26
 
 
 @dataclass(frozen=True, eq=False)
 class Sharding:
-    """The processes among which a tensor is divided, and how. Every process that has a part is among them.
+    """The sharding of a tensor: the rank group of all its shards, and the division of the tensor over these ranks.
 
-    `coordinates` has for each rank its place along every cut of the tensor, and the number of places there. Where there
-    are replicas, `alone` is the same among the processes of this process's replica.
+    `coordinates` has, for each rank, its index along every cut of the tensor and the number of shards along it. Where
+    there are replicas, `alone` is the sharding among the ranks of this rank's replica.
     """
 
     peers: RankGroup
@@ -41,7 +41,7 @@ class Sharding:
     alone: Sharding | None = None
 
     def divided(self, shape: tuple[int, ...]) -> Division:
-        """The division of an array with a shape of its own: cut along its longest side as torch cuts a dimension."""
+        """The division over ranks of an array of another shape: its longest side is cut as torch cuts a dimension."""
         axis = longest(shape)
         rectangles = []
         for places in self.coordinates:
@@ -57,10 +57,10 @@ class Sharding:
 
 @dataclass(eq=False)
 class Task:
-    """The work on one whole tensor, for the process `owner` once that is chosen, or for several `owners` of pieces.
+    """The work of owner ranks on one global tensor: of the rank `owner`, or of several `owners` of pieces.
 
-    `spread` is among all replicas until then, and afterwards among the processes with a part in the work. `name` is the
-    tensor's, for errors.
+    `spread` is the sharding over all replicas until owners are chosen, and afterwards over the ranks that take part in
+    the work. `name` is the tensor's name, for errors.
     """
 
     spread: Sharding
@@ -70,21 +70,21 @@ class Task:
 
     @property
     def owner(self) -> int:
-        """The process that works on it, the first of several."""
+        """The owner rank, the first of several."""
         return self.owners[0]
 
     @property
     def here(self) -> bool:
-        """Whether it is this process's, and no other one's."""
+        """Whether this rank is the only owner."""
         return self.owners == (self.spread.peers.rank,)
 
 
 @dataclass(frozen=True, eq=False)
 class Payload:
-    """An array on its way to the owner of a tensor, or a result on its way back.
+    """The payload of an all-to-all: an array on its way to the owner of a tensor, or a result on its way back.
 
-    `shape` is that of the whole array. `elements` are the part here of an array on its way there, and have the dtype
-    `computed`; they are rounded to `dtype` and travel in it.
+    `shape` is the array's global shape. `elements` are the local shard of an array on its way to the owner, in the
+    dtype `computed`; they are rounded to `dtype` and travel in it.
     """
 
     division: Division
@@ -94,7 +94,7 @@ class Payload:
     elements: Any = None
 
     def piece(self, axis: int, start: int, stop: int, rank: int) -> Payload:
-        """What lies from `start` to `stop` along an axis, for the process of this rank."""
+        """The payload of the elements from `start` to `stop` along an axis, for this rank."""
         shape = (*self.shape[:axis], stop - start, *self.shape[axis + 1 :])
         elements = self.elements
         if elements is not None:
@@ -106,10 +106,10 @@ class Payload:
 
 @dataclass(frozen=True, eq=False)
 class Transfer:
-    """The parcels of a task in one exchange, there and back.
+    """The payloads of a task in one all-to-all: `there` to the owner, and `back` from it.
 
-    Where several owners work on it, it is `newton_schulz` of one matrix; `share` has its numbers, and `axis` is the
-    dimension along which owners have pieces.
+    Where several owners work on the task, it is `newton_schulz` of one matrix; `share` has its numbers, and `axis` is
+    the dimension along which owners have pieces.
     """
 
     task: Task
@@ -120,12 +120,12 @@ class Transfer:
 
     @cached_property
     def load(self) -> Load:
-        """How the parcels lie."""
+        """The divisions and dtypes of the payloads."""
         there, back = ([(x.division, x.dtype) for x in parcels] for parcels in (self.there, self.back))
         return Load(tuple(there), tuple(back), self.share)
 
     def pieces(self) -> list[Transfer]:
-        """The cargo of each owner."""
+        """The transfer of each owner's piece."""
         owners, spread, work = self.task.owners, self.task.spread, self.task.work
         count, rank = len(owners), spread.peers.rank
         if count == 1 or self.share is None:
@@ -152,10 +152,10 @@ class OwnerRequest:
 
 @dataclass(frozen=True, eq=False)
 class OwnerExchange:
-    """A wait of a launch for work on whole tensors; it is sent, for each tensor, the parts here of its results.
+    """Yielded to have owner ranks work on global tensors; the scheduler resumes with the local shards of the results.
 
-    `work` maps arrays of whole tensors to results, both in the order of the parcels, by the places of the tensors among
-    the cargo. It gets the tensors that this process owns, bucket by bucket.
+    `work` maps arrays of global tensors to results, both in the order of the payloads, by the indices of the tensors in
+    `cargo`, the transfers. It is called with the tensors that this rank owns, bucket by bucket.
     """
 
     cargo: Sequence[Transfer]
@@ -164,12 +164,12 @@ class OwnerExchange:
 
 
 def longest(shape: Sequence[int]) -> int:
-    """The longest dimension of a shape, and the first of such."""
+    """The longest dimension of a shape; the first of several."""
     return [*shape].index(max(shape))
 
 
 def assign(waiting: Sequence[OwnerRequest], meeting: StepCoordinator | None) -> None:
-    """Chooses the owners of all tasks together."""
+    """Chooses the owner ranks of all tasks together."""
     by_peers: dict[RankGroup, list[Task]] = {}
     for task in (task for wait in waiting for task in wait.tasks):
         by_peers.setdefault(task.spread.peers, []).append(task)
@@ -190,15 +190,15 @@ def assign(waiting: Sequence[OwnerRequest], meeting: StepCoordinator | None) -> 
 
 
 def cuts(side: int, count: int) -> list[tuple[int, int]]:
-    """A side in as many parts, as equal as can be: where each begins and ends."""
+    """The begin and end of each of `count` parts of a side, as equal as they can be."""
     return [(side * k // count, side * (k + 1) // count) for k in range(count)]
 
 
 def worked(waiting: Sequence[OwnerExchange], meeting: StepCoordinator) -> list[list[list[Any]]]:
-    """The parts here of all results of each tensor, for each launch.
+    """Runs the all-to-alls of waiting launches, and returns the local shards of each tensor's results, for each launch.
 
-    Where this process fails in its work, it sends what others wait for, and the meeting knows of it. RulecError, in all
-    processes, where one has failed before.
+    Where this rank fails in its work, it sends placeholder data, and its error is kept in `meeting.failure`.
+    RulecError, in all ranks, where one has failed before.
     """
     failure = meeting.failure
     results: list[list[list[Any]]] = [[[None] * len(c.back) for c in wait.cargo] for wait in waiting]
@@ -228,7 +228,7 @@ def worked(waiting: Sequence[OwnerExchange], meeting: StepCoordinator) -> list[l
 
 @dataclass(frozen=True, eq=False)
 class _Entry:
-    """The cargo of one tensor, or of a piece of it, with its launch and its place there."""
+    """The transfer of one tensor, or of a piece of it, with its launch and its index in that launch."""
 
     launch: int
     place: int
@@ -236,7 +236,7 @@ class _Entry:
 
 
 def _by_peers(waiting: Sequence[OwnerExchange]) -> dict[RankGroup, list[_Entry]]:
-    """The cargo by the processes that exchange it, the longest work first."""
+    """The transfers by rank group, the longest work first."""
     by_peers: dict[RankGroup, list[_Entry]] = {}
     for launch, gathering in enumerate(waiting):
         for place, cargo in enumerate(gathering.cargo):
@@ -245,15 +245,15 @@ def _by_peers(waiting: Sequence[OwnerExchange]) -> dict[RankGroup, list[_Entry]]
     return {peers: sorted(entries, key=lambda e: -e.cargo.task.work.cost) for peers, entries in by_peers.items()}
 
 
-#: An array in a message: the place of its tensor in the schedule, its place there, and the parcel.
+#: An array in a message: the index of its tensor in the schedule, its index among the payloads, and the payload.
 _Item = tuple[int, int, _Entry, Payload]
 
-#: The dtypes of a message: in which elements travel, and which they have on both ends.
+#: The dtypes of a message: of elements on their way, and of elements on both ends.
 _Dtypes = tuple[str, str]
 
 
 class _Bucket:
-    """The tensors that travel together, on their way there and back: a message for each dtype."""
+    """The tensors of one all-to-all to their owners and one back: a message for each dtype."""
 
     def __init__(
         self, waiting: Sequence[OwnerExchange], peers: RankGroup, schedule: Schedule,
@@ -265,14 +265,14 @@ class _Bucket:
         self._there = _by_owner([(i, k, e, x) for i, e in entries for k, x in enumerate(e.cargo.there)], peers.size)
         self._back = _by_owner([(i, k, e, x) for i, e in entries for k, x in enumerate(e.cargo.back)], peers.size)
         self._mine = [e for _, e in entries if e.cargo.task.here]
-        #: Matrices with several owners are worked on together where these numbers are equal.
+        #: Matrices with several owners are orthogonalized together where these numbers are equal.
         self._kinds = {e.cargo.share.kind: e.cargo.share for _, e in entries if e.cargo.share is not None}
         self._pending: dict[_Dtypes, Pending] = {}
-        #: Arrays of the tensors owned here, and then their results, by launch and tensor.
+        #: Arrays of the tensors that this rank owns, and then their results, by launch and tensor.
         self.wholes: dict[int, dict[int, Any]] = {}
 
     def gather(self) -> None:
-        """Begins to send every owner the parts that are sent from here."""
+        """Begins to send every owner the local shards that this rank sends."""
         self.failure.turn += 1
         here = self.peers.rank
         for dtypes, of_rank in self._there.items():
@@ -281,7 +281,7 @@ class _Bucket:
             self._begin(dtypes, partial(_elements, sent), shares, self._counts_there(of_rank))
 
     def take(self) -> None:
-        """Puts the arrays of the tensors owned here together."""
+        """Assembles the global arrays of the tensors that this rank owns."""
         self.failure.turn += 1
         for e in self._mine:
             self.wholes.setdefault(e.launch, {})[e.place] = [None] * len(e.cargo.there)
@@ -298,7 +298,7 @@ class _Bucket:
             self.wholes[e.launch][e.place][k] = whole
 
     def work(self) -> None:
-        """Does the work on the tensors owned here, and then on the pieces."""
+        """Does the work on the tensors that this rank owns, and then on pieces."""
         self.failure.turn += 1
         shared = {(e.launch, e.place) for e in self._mine if e.cargo.share is not None}
         for launch, wholes in self.wholes.items():
@@ -310,7 +310,7 @@ class _Bucket:
             self._work_together(like)
 
     def _work_together(self, like: Share) -> None:
-        """Does the work on pieces, with the owners of the others."""
+        """Does the work on pieces, with the owners of the other pieces."""
         mine = [e for e in self._mine if e.cargo.share and e.cargo.share.kind == like.kind]
         attempt = partial(self.failure.attempt, tensors=[e.cargo.task.name for e in mine])
         pieces = [
@@ -326,7 +326,7 @@ class _Bucket:
         return _long(piece, entry.cargo.axis)
 
     def scatter(self) -> None:
-        """Begins to send every process its parts of the results."""
+        """Begins to send every rank its shards of the results."""
         self.failure.turn += 1
         if self.failure.error is not None:
             self.wholes = {}
@@ -337,12 +337,12 @@ class _Bucket:
         self.wholes = {}
 
     def _cut(self, mine: Sequence[_Item]) -> list[Any]:
-        """The parts of each process of the results here."""
+        """The shards of each rank of the results of this rank."""
         whole = [(self.wholes[e.launch][e.place][k], x) for _, k, e, x in mine]
         return [array[x.division.rectangles[rank]] for rank in range(self.peers.size) for array, x in whole]
 
     def collect(self, results: Sequence[list[list[Any]]]) -> None:
-        """Puts the part here of every result in its place."""
+        """Takes the local shard of every result into `results`."""
         self.failure.turn += 1
         for dtypes, of_rank in self._back.items():
             self._arrived(dtypes, self._counts_back(of_rank), partial(self._put_back, results, of_rank))
@@ -363,7 +363,7 @@ class _Bucket:
         return rank in self.schedule.senders[tensor][array]
 
     def _counts_there(self, of_rank: Sequence[Sequence[_Item]]) -> list[list[int]]:
-        """The elements of each part that comes from each process on the way there."""
+        """The receive counts on the way to owners: the elements of each shard from each rank."""
         mine = of_rank[self.peers.rank]
         return [
             [int(x.division.counts[rank]) for i, k, _, x in mine if self._sends(rank, i, k)]
@@ -371,7 +371,7 @@ class _Bucket:
         ]
 
     def _counts_back(self, of_rank: Sequence[Sequence[_Item]]) -> list[list[int]]:
-        """The elements of each result's part that comes from each process on the way back."""
+        """The receive counts on the way back: the elements of each result's shard from each rank."""
         return [[int(x.division.counts[self.peers.rank]) for *_, x in theirs] for theirs in of_rank]
 
     def _nothing(self, dtypes: _Dtypes) -> Any:
@@ -380,7 +380,7 @@ class _Bucket:
     def _begin(
         self, dtypes: _Dtypes, sent: Callable[[], Sequence[Any]], shares: Sequence[int], counts: Sequence[Sequence[int]]
     ) -> None:
-        """Begins to send each process its share of some arrays, and to take so many elements from each."""
+        """Begins an all-to-all: `shares` are the send counts for each rank, `counts` the receive counts from each."""
         message = self.failure.attempt(partial(self._message, dtypes, sent))
         if message is None:
             message = self.library.blank(self._nothing(dtypes), (sum(shares),))
@@ -393,7 +393,7 @@ class _Bucket:
     def _arrived(
         self, dtypes: _Dtypes, counts: Sequence[Sequence[int]], use: Callable[[Sequence[Any]], None]
     ) -> None:  # fmt: skip
-        """Waits for the vectors of each process, of so many elements, and uses them."""
+        """Waits for the vectors of each rank, with these receive counts, and calls `use` on them."""
         pending = self._pending.pop(dtypes)
         pending.wait()
         self.failure.attempt(lambda: use(_vectors(pending.received(), counts)))
@@ -404,7 +404,7 @@ def _elements(sent: Sequence[Sequence[Payload]]) -> list[Any]:
 
 
 def _vectors(received: Any, counts: Sequence[Sequence[int]]) -> list[Any]:
-    """The vectors from each process, one by one."""
+    """The vectors from each rank, one by one."""
     begin = 0
     parts: list[Any] = []
     for each in counts:
@@ -426,5 +426,5 @@ def _sides(rectangle: Sequence[slice]) -> list[int]:
 
 
 def _long(piece: Any, axis: int) -> Any:
-    """A piece of a matrix cut along an axis, with that axis last; and back."""
+    """A piece of a matrix that is cut along an axis, with this axis last; the same call turns it back."""
     return piece if axis else piece.swapaxes(0, 1)

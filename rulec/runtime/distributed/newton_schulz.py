@@ -21,13 +21,13 @@ Result = TypeVar("Result")
 
 
 class Attempt(Protocol):
-    """A call of work in a process that may fail, or has failed: then it does nothing, and the result is None."""
+    """Calls work in a rank that may fail, and returns None where the rank fails now or has failed before."""
 
     def __call__(self, work: Callable[[], Result]) -> Result | None: ...
 
 
 class Quintic(Protocol):
-    """What an owner computes, on pieces `(rows, cols)` as arrays of any kind."""
+    """The operations of an owner on pieces `(rows, cols)`, as arrays of any kind."""
 
     def begin(self, x: Any) -> Any: ...
     def end(self, y: Any, like: Any) -> Any: ...
@@ -43,9 +43,9 @@ class Quintic(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class MatrixPiece:
-    """The piece of a matrix here, `(rows, cols)` with the longer side of the matrix as columns.
+    """This rank's piece of a matrix, `(rows, cols)` with the longer side of the matrix as columns.
 
-    `first` is the first of its owners, who follow one another.
+    `first` is the first of its owners, which are consecutive ranks.
     """
 
     share: Share
@@ -54,15 +54,15 @@ class MatrixPiece:
 
     @property
     def team(self) -> range:
-        """The owners of the matrix."""
+        """The owner ranks of the matrix."""
         return range(self.first, self.first + self.share.count)
 
 
 class SplitNewtonSchulz:
-    """The owners among `peers` of matrices with equal steps and dtype, and their pieces here, in one order for all.
+    """Newton-Schulz of matrices with equal steps and dtype, split over owner ranks among `peers`.
 
-    Every process takes part in all exchanges, with or without pieces, and where its work, which it does by `attempt`,
-    has failed.
+    `pieces` are the local pieces, in the same order in all ranks. Every rank takes part in all all-to-alls: with or
+    without pieces, and where its work, called by `attempt`, has failed.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class SplitNewtonSchulz:
         self.peers, self.quintic, self.pieces, self._like, self._attempt = peers, quintic, pieces, like, attempt
 
     def orthogonalized(self, like: Share) -> list[Any] | None:
-        """The results for the pieces here, or None; `like` is the share of any matrix."""
+        """The results for the local pieces, or None after a failure; `like` is the share of any matrix."""
         quintic, pieces, dtype = self.quintic, self.pieces, like.dtype
         ones = [[1] * p.share.count for p in pieces]
         each = self._attempt(lambda: [quintic.begin(piece.elements) for piece in pieces])
@@ -92,7 +92,7 @@ class SplitNewtonSchulz:
         return [self.quintic.divided(y, sum(parts), by) for y, parts in zip(each or (), squares or (), strict=True)]
 
     def _polynomials(self, grams: Sequence[Any] | None, b: float, c: float) -> list[Any]:
-        """The rows of each polynomial that are computed here."""
+        """The rows of each polynomial that this rank computes."""
         return [self.quintic.polynomial(x[p.share.block(p.share.place)], x, b, c) for p, x in self._with(grams)]
 
     def _following(self, each: Sequence[Any] | None, polynomials: Sequence[Any] | None, a: float) -> list[Any]:
@@ -102,19 +102,19 @@ class SplitNewtonSchulz:
         return [self.quintic.end(y, p.elements) for p, y in self._with(each)]
 
     def _grams(self, each: Sequence[Any] | None, wide: str, dtype: str) -> list[Any] | None:
-        """The Gram matrices of whole matrices, from the pieces here."""
+        """The Gram matrices of global matrices, from the local pieces."""
         counts = [[_size(p.share, k) for k in range(p.share.count)] for p in self.pieces]
         mine = [[_size(p.share, p.share.place)] * p.share.count for p in self.pieces]
         parts = self._swapped(partial(self._blocks, each), counts, mine, wide)
         return self._gathered(lambda: [self.quintic.added(blocks) for blocks in parts or ()], dtype)
 
     def _blocks(self, each: Sequence[Any] | None) -> list[list[Any]]:
-        """The sums for each owner of each matrix, over the pieces here."""
+        """The sums for each owner of each matrix, over the local pieces."""
         sums = [(p.share, self.quintic.gram(y)) for p, y in self._with(each)]
         return [[x[share.block(k)] for k in range(share.count)] for share, x in sums]
 
     def _gathered(self, rows: Callable[[], Sequence[Any]], dtype: str) -> list[Any] | None:
-        """Whole matrices, from the rows that each owner has."""
+        """All-gathers matrices from the rows that each owner has."""
         counts = [[_size(p.share, k) for k in range(p.share.count)] for p in self.pieces]
         mine = [[_size(p.share, p.share.place)] * p.share.count for p in self.pieces]
         blocks = self._swapped(lambda: [[x] * p.share.count for p, x in self._with(rows())], mine, counts, dtype)
@@ -124,9 +124,10 @@ class SplitNewtonSchulz:
         self, make: Callable[[], Sequence[Sequence[Any]]], out: Sequence[Sequence[int]],
         counts: Sequence[Sequence[int]], dtype: str,
     ) -> list[list[Any]] | None:  # fmt: skip
-        """The blocks of each matrix from all its owners, for the blocks that are made here for each of them.
+        """Exchanges blocks between the owners of each matrix: sends one to each owner, and returns those of all owners.
 
-        `out` are the elements that go to each, and `counts` those that come. Blocks of matrices come with all columns.
+        `out` are the send counts for each owner, and `counts` the receive counts. Blocks of matrices arrive with all
+        columns.
         """
         here, size = self.peers.rank, self.peers.size
         ways: list[list[tuple[int, int]]] = [[] for _ in range(size)]
@@ -151,7 +152,7 @@ class SplitNewtonSchulz:
     def _with_blocks(
         self, sent: Sequence[Sequence[Any]], pairs: Sequence[tuple[int, int]], counts: Any, received: Any
     ) -> list[list[Any]]:  # fmt: skip
-        """The blocks that came, and those that stay here."""
+        """The received blocks, and the blocks that this rank keeps."""
         results, begin = [[*blocks] for blocks in sent], 0
         for n, k in pairs:
             block = received[begin : (begin := begin + counts[n][k])]

@@ -25,12 +25,12 @@ from rulec.runtime.distributed.owners import Share, Work
 
 @dataclass(frozen=True)
 class OwnerTask:
-    """A part of a gap: values of parts in `local`, then arrays for the owners, their values in `whole`, and results.
+    """A task of owner ranks in a gap: ranks compute `local` and send `sent`, owners compute `whole` and return results.
 
-    `sent` are local values, and states of a shape of their own. `returned` are whole values; a reduction over several
-    tensors among them stands for the reduction within each. `over` are the local values with their last use in it.
-    `done` maps a whole value to the values with their last use by owners in it, and `gone` are over for owners at the
-    end.
+    `sent` are values of shards, and states of a shape of their own. `returned` are the results, values of global
+    tensors; a reduction over several tensors among them stands for the reduction within each. `over` are the local
+    values with their last use in this task. `done` maps an owners' value to the values with their last use by owners in
+    it, and `gone` are the values with no use by owners after the task.
     """
 
     local: tuple[Node, ...]
@@ -43,7 +43,7 @@ class OwnerTask:
 
 
 class OwnerPlan:
-    """The delegations of a program, for each of its gaps; `gaps` are their values, and `axes` the axes of all.
+    """The owner tasks of a program, for each of its gaps; `gaps` are the values of gaps, and `axes` the axes of all.
 
     `kept` are values used outside gaps.
     """
@@ -87,9 +87,9 @@ class OwnerPlan:
         return value.op.kind is Kind.MATRIX or (any(a in self.whole for a in value.args) and not self.is_join(value))
 
     def _cut(self, values: Sequence[Node]) -> list[tuple[list[Node], list[Node]]]:
-        """The local and the whole values of each delegation of a gap: as few as possible.
+        """The local values and the owners' values of each owner task of a gap, in as few tasks as possible.
 
-        Reductions over several tensors keep their order: whole tensors of the same rule take theirs in it.
+        Reductions over several tensors keep their order: unsharded tensors of the same rule compute theirs in it.
         """
         levels: dict[Node, int] = {}
         joined = 0
@@ -114,7 +114,7 @@ class OwnerPlan:
         return OwnerTask(tuple(local), sent, tuple(whole), returned)
 
     def _with_last_uses(self, gaps: Sequence[Sequence[OwnerTask]]) -> list[list[OwnerTask]]:
-        """The same with what is needed no more after each."""
+        """The same owner tasks with the values of which each has the last use."""
         local: dict[Node, int] = {}
         whole: dict[Node, tuple[int, Node | None]] = {}
         every = [d for gap in gaps for d in gap]
@@ -139,7 +139,7 @@ class OwnerPlan:
         return back + ([] if self.is_number(value) else outside)
 
     def stored_in(self, value: Node) -> str:
-        """A buffer that a value is loaded from, or stored to as a state of a shape of its own; empty without one."""
+        """The buffer that a value is loaded from, or stored to as a state of a shape of its own; else empty."""
         if value.op is Op.LOAD:
             return str(value.arg)
         factor = self.is_factor(value)
@@ -156,7 +156,7 @@ class OwnerPlan:
         return value if plain else None
 
     def share(self, hyper: Mapping[str, float], view: MatrixView, layout: Layout) -> Share | None:
-        """The share of a single owner in the work on a tensor with this view; None where several may not share it."""
+        """The share of a single owner in the work on a tensor with this view; None where ranks may not split it."""
         if self.shared is None or view.batch != 1 or len(view.shape) != 2:
             return None
         keywords, steps = settings(self.shared), int(self._iterations(self.shared, hyper))
@@ -164,7 +164,7 @@ class OwnerPlan:
         return Share(min(view.rows, view.cols), steps, dtype, **keywords)
 
     def moved(self, layout: Layout) -> tuple[int, int]:
-        """The bytes of an element of a tensor, and of one of its results, on their ways to the owner and back."""
+        """The bytes of an element of a tensor on its way to the owner, and of an element of the result."""
         every = [d for gap in self.gaps for d in gap]
 
         def size(values: Sequence[Node]) -> int:
@@ -174,7 +174,7 @@ class OwnerPlan:
         return sum(size(d.sent) for d in every), sum(size(d.returned) for d in every)
 
     def dtypes(self, value: Node, layout: Layout, scaled: bool = False) -> tuple[str, str]:
-        """The dtype of a value on its way, and on both ends. Where `scaled`, gradients are scaled as they are read."""
+        """The dtype of a value in messages, and outside of them. Where `scaled`, gradients are scaled when read."""
         if not {"i", "j"} <= set(self._axes[value].letters):
             return "float64", "float64"
         buffers = {str(value.arg)} if value.op is Op.LOAD else set()
@@ -184,7 +184,7 @@ class OwnerPlan:
         return self._rounded_to(value) or (kept.pop() if len(kept) == 1 else layout.compute), layout.compute
 
     def _rounded_to(self, value: Node) -> str:
-        """The dtype that a value is rounded to wherever owners use it, or where it is made; empty without one."""
+        """The dtype that a value is rounded to wherever owners use it, or where it is computed; empty without one."""
         places = [value] if value in self.whole else [u for u in self._users.get(value, ()) if u in self.whole]
         dtypes = {str(settings(v).get("dtype") or "") for v in places}
         return dtypes.pop() if len(dtypes) == 1 else ""
@@ -203,7 +203,7 @@ class OwnerPlan:
         return Work(cost, *self.moved(layout), self.share(hyper, view, layout))
 
     def _multiplications(self, facts: Mapping[str, float], hyper: Mapping[str, float], matrices: int) -> float:
-        """Those of all whole values of a tensor."""
+        """The multiplications of all owners' values of a tensor."""
 
         def sides(value: Node) -> tuple[float, float]:
             axes = self._axes[value]
@@ -229,7 +229,7 @@ class OwnerPlan:
 
 
 def _work(value: Node, sides: Sequence[tuple[float, float]], iterations: float) -> float:
-    """About the multiplications of a value; `sides` are its rows and columns, and then the sides of its operands."""
+    """An estimate of the multiplications of a value; `sides` has its rows and columns, then those of its operands."""
     (rows, cols), *operands = sides
     if value.op.kind is not Kind.MATRIX:
         return 0.0

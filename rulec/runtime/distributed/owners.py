@@ -30,13 +30,13 @@ Counts = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True, eq=False)
 class Division:
-    """How a tensor lies over processes: a rectangle of it in each, by rank. Replicas have the same one."""
+    """The division of a tensor over ranks: one rectangle for each rank. Replicas have the same rectangle."""
 
     rectangles: tuple[Rectangle, ...]
     _pieces: dict[Any, Division] = field(default_factory=dict, repr=False)
 
     def piece(self, axis: int, start: int, stop: int) -> Division:
-        """The division of a piece of the tensor: of what lies from `start` to `stop` along an axis."""
+        """The division of a piece of the tensor: of the elements from `start` to `stop` along an axis."""
         key = axis, start, stop
         if key not in self._pieces:
             nowhere = tuple(slice(0, 0) for _ in self.rectangles[0])
@@ -46,12 +46,12 @@ class Division:
 
     @cached_property
     def counts(self) -> Counts:
-        """The number of elements in each process."""
+        """The number of elements in each rank."""
         return np.array([math.prod(s.stop - s.start for s in sides) for sides in self.rectangles], np.int64)
 
     @cached_property
     def holders(self) -> Counts:
-        """The processes with each rectangle that is not empty, one line for each: `(rectangles, replicas)`."""
+        """The ranks with each rectangle that is not empty, one line for each rectangle: `(rectangles, replicas)`."""
         holders: dict[tuple[tuple[int, int], ...], list[int]] = {}
         for rank in np.flatnonzero(self.counts):
             holders.setdefault(tuple((s.start, s.stop) for s in self.rectangles[rank]), []).append(int(rank))
@@ -59,15 +59,15 @@ class Division:
 
     @cached_property
     def numel(self) -> int:
-        """The number of elements of the tensor."""
+        """The number of elements of the global tensor."""
         return int(self.counts[self.holders[:, 0]].sum()) if len(self.holders) else 0
 
 
 @dataclass(frozen=True)
 class Load:
-    """The arrays of one tensor on their way to its owner, and the results on theirs: how each lies, and its dtype.
+    """The arrays of one tensor on the way to its owner, and the results on the way back: divisions and dtypes.
 
-    Of a piece of a tensor with several owners, `share` is its owner's share of the work.
+    For a piece of a tensor with several owners, `share` is its owner's share of the work.
     """
 
     there: tuple[tuple[Division, str], ...]
@@ -76,30 +76,30 @@ class Load:
 
     @property
     def bytes(self) -> int:
-        """The bytes of the whole arrays that go there, or of one result where none does, and of work on a share."""
+        """The bytes of the global arrays for the owner, or of one result without such arrays; and of a share's work."""
         whole = sum(ITEM_SIZE[dtype] * division.numel for division, dtype in self.there or self.back[:1])
         return whole + (0 if self.share is None else self.share.room)
 
     @property
     def held(self) -> Counts:
-        """The bytes of all arrays in each process, which it need not send or get where it is the owner."""
+        """The bytes of all arrays in each rank; an owner need not send or receive its bytes."""
         counts = [ITEM_SIZE[dtype] * division.counts for division, dtype in (*self.there, *self.back)]
         return np.asarray(sum(counts), np.int64)
 
     @property
     def least(self) -> int:
-        """The bytes that all processes send where the tensor goes to the one with the largest parts."""
+        """The bytes that all ranks send where the rank with the largest shards is the owner."""
         there = sum(ITEM_SIZE[dtype] * division.numel for division, dtype in self.there)
         return there + sum(ITEM_SIZE[dtype] * int(d.counts.sum()) for d, dtype in self.back) - int(self.held.max())
 
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """The ways of some tensors to their owners and back.
+    """The schedule of the all-to-alls that bring some tensors to their owner ranks and back.
 
-    Tensors are told by their places. `owners` are the processes that work on them, by rank. `senders` are, for each
-    array of each tensor, the processes that send the owner its parts: one for each rectangle, the owner itself where it
-    has it. `buckets` are the tensors that travel together, one bucket after the other.
+    Tensors are identified by index. `owners` has the owner rank of each. `senders` has, for each array of each tensor,
+    the ranks that send their shards to the owner: one rank for each rectangle, the owner itself where it has the
+    rectangle. `buckets` are the tensors that travel together, one bucket after the other.
     """
 
     loads: tuple[Load, ...]
@@ -108,7 +108,7 @@ class Schedule:
     buckets: tuple[tuple[int, ...], ...]
 
     def sent(self, size: int) -> list[int]:
-        """The bytes that each of so many processes sends to others, there and back."""
+        """The bytes that each of `size` ranks sends to other ranks, to owners and back."""
         sent = np.zeros(size, np.int64)
         for load, owner, senders in zip(self.loads, self.owners, self.senders, strict=True):
             for (division, dtype), ranks in zip(load.there, senders, strict=True):
@@ -118,7 +118,7 @@ class Schedule:
         return [int(count) for count in sent]
 
     def between(self, size: int) -> list[int]:
-        """The bytes that each of so many processes sends to other owners of the same matrices."""
+        """The bytes that each of `size` ranks sends to other owners of the same matrices."""
         sent = [0] * size
         for load, owner in zip(self.loads, self.owners, strict=True):
             sent[owner] += 0 if load.share is None else load.share.sent
@@ -126,21 +126,21 @@ class Schedule:
 
     @property
     def exchanges(self) -> int:
-        """The exchanges between owners that share work: matrices of a bucket with equal steps go together."""
+        """The number of all-to-alls between owners of one matrix; matrices of a bucket with equal steps share them."""
         kinds = [{s.kind: s for i in b if (s := self.loads[i].share) is not None} for b in self.buckets]
         return sum(share.exchanges for each in kinds for share in each.values())
 
     @property
     def least(self) -> int:
-        """The bytes that all processes send where each tensor goes to the one with the largest parts of it."""
+        """The bytes that all ranks send where each tensor's owner is the rank with the largest shards of it."""
         return sum(load.least for load in self.loads)
 
 
 @functools.lru_cache(maxsize=32)
 def schedule_of(loads: tuple[Load, ...], owners: tuple[int, ...], size: int, room: int) -> Schedule:
-    """The schedule of tensors among `size` processes, the longest work first, with `room` bytes in a bucket for each.
+    """The schedule of tensors among `size` ranks, the longest work first, with `room` bytes in a bucket for each rank.
 
-    A bucket has at least one tensor of every process that has tensors left.
+    A bucket has at least one tensor of every owner rank that has tensors left.
     """
     return Schedule(loads, owners, _senders(loads, owners, size), _buckets(loads, owners, room))
 
@@ -148,11 +148,11 @@ def schedule_of(loads: tuple[Load, ...], owners: tuple[int, ...], size: int, roo
 def owners_of(
     costs: Sequence[float], size: int, parts: Sequence[Counts] = (), teams: Sequence[int] = ()
 ) -> list[int]:  # fmt: skip
-    """The process for each piece of work: the longest first, each to the process with the least so far.
+    """The owner rank for each piece of work: the longest first, each to the rank with the least work so far.
 
-    Among processes with equal loads it is the one with the largest of the `parts`, then the first. Afterwards a piece
-    moves to a process with a larger part where the busiest process gets no more work by it. `teams` are the numbers of
-    processes with a piece of such a cost each. They follow one another, and the result has the first of them.
+    Among ranks with equal loads it is the rank with the largest of the `parts`, then the first one. Afterwards work
+    moves to a rank with a larger shard where the busiest rank gets no more work by it. `teams` has the number of
+    owners of each piece of work; each owner has this cost. They are consecutive ranks, and the result has the first.
     """
     loads, chosen = np.zeros(size), [0] * len(costs)
     for place in sorted(range(len(costs)), key=lambda i: -costs[i]):
@@ -178,7 +178,7 @@ def owners_of(
 def _senders(
     loads: Sequence[Load], owners: Sequence[int], size: int
 ) -> tuple[tuple[frozenset[int], ...], ...]:  # fmt: skip
-    """The senders of the parts of each array: of replicas the owner, or the one with the fewest bytes so far."""
+    """The ranks that send the shards of each array: of replicas the owner, or the one with the fewest bytes so far."""
     sent = np.zeros(size, np.int64)
     for load, owner in zip(loads, owners, strict=True):
         sent[owner] += _back(load, owner)
@@ -197,7 +197,7 @@ def _senders(
 
 
 def _back(load: Load, owner: int) -> int:
-    """The bytes of results that an owner sends: every other process gets its part."""
+    """The bytes of results that an owner sends: every other rank gets its shard."""
     return sum(ITEM_SIZE[dtype] * int(d.counts.sum() - d.counts[owner]) for d, dtype in load.back)
 
 
@@ -226,7 +226,7 @@ def _buckets(loads: Sequence[Load], owners: Sequence[int], room: int) -> tuple[t
 
 
 def _within(side: slice, start: int, stop: int) -> slice:
-    """What a side has from `start` to `stop`, counted from `start`."""
+    """The part of a side between `start` and `stop`, counted from `start`."""
     begin = min(max(side.start, start), stop)
     return slice(begin - start, max(begin, min(side.stop, stop)) - start)
 
@@ -234,22 +234,22 @@ def _within(side: slice, start: int, stop: int) -> slice:
 #: The multiplications that a device does while it sends a byte: 400 TFLOP/s beside 400 GB/s.
 BYTE = 500.0
 
-#: Pieces have at most this much of the mean work of a process. Smaller ones balance better, and send more.
+#: Pieces have at most this much of the mean work of a rank. Smaller ones balance better, and send more.
 _PARTS_OF_MEAN = (1.0, 0.5, 0.25)
 
-#: The processes that exchange with one another, where there are replicas that may work alone.
+#: The largest number of ranks in one all-to-all, where there are replicas that may work alone.
 _LARGEST = 512
 
-#: Other owners are taken where the busiest process is then done in this part of the time.
+#: Other owners are chosen where the busiest rank is then done in this part of the time.
 _GAIN = 0.9
 
 
 @dataclass(frozen=True)
 class Work:
-    """The work on one whole tensor, in multiplications.
+    """The work on one global tensor, in multiplications.
 
-    `there` and `back` are the bytes of each element on its way to the owner, and of each result. `share` is that of a
-    single owner where several may share the work.
+    `there` and `back` are the bytes of each element on its way to the owner, and of each element of the result. `share`
+    is the share of a single owner where ranks may split the work.
     """
 
     cost: float
@@ -258,23 +258,23 @@ class Work:
     share: Share | None = None
 
     def of_each(self, count: int) -> float:
-        """The work of one of `count` owners, and the time for what they send to each other."""
+        """The work of one of `count` owners, with the time for the messages between owners."""
         between = 0 if self.share is None else replace(self.share, count=count).sent
         return self.cost / count + BYTE * between
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """The owners of each tensor, of which several follow one another, and the time of the busiest process.
+    """The owner ranks of each tensor, which are consecutive ranks, and the time of the busiest rank.
 
-    The time is in multiplications, with bytes that it gets and sends.
+    The time is in multiplications, and counts the bytes that this rank receives and sends.
     """
 
     owners: tuple[tuple[int, ...], ...]
     busiest: float
 
     def load(self, works: Sequence[Work], size: int) -> Any:
-        """The multiplications of each process."""
+        """The multiplications of each rank."""
         loads = np.zeros(size)
         for work, owners in zip(works, self.owners, strict=True):
             loads[[*owners]] += work.cost / len(owners)
@@ -283,9 +283,9 @@ class Assignment:
 
 @functools.lru_cache(maxsize=32)
 def assignment(works: tuple[Work, ...], size: int, parts: tuple[Division, ...]) -> Assignment:
-    """The owners among `size` processes of tensors that lie so, by the longest processing time first.
+    """The owners among `size` ranks of tensors with these divisions, by the longest processing time first.
 
-    A matrix is shared where its work is more than the mean of all processes, and the busiest is done a tenth sooner.
+    A matrix is split where its work is more than the mean of all ranks, and the busiest rank is done a tenth sooner.
     """
     best = _assigned(works, size, parts, [1] * len(works))
     mean = sum(work.cost for work in works) / size
@@ -297,17 +297,17 @@ def assignment(works: tuple[Work, ...], size: int, parts: tuple[Division, ...]) 
 
 
 def share_pays(every: Assignment, alone: Assignment, size: int) -> bool:
-    """Whether the busiest owner among all `size` processes of replicas is done before that of replicas by themselves.
+    """Whether the busiest owner among all `size` ranks of replicas is done before the busiest of one replica alone.
 
-    Else, as where tensors are fewer than processes, a replica works alone: an owner would send its results to the
-    processes of all replicas, while most of these have nothing to do; so it does where there are too many processes for
-    each to keep a connection to every other.
+    Else a replica works alone, as where tensors are fewer than ranks: an owner would send its results to the ranks of
+    all replicas, while most ranks have nothing to do. A replica also works alone where there are too many ranks for
+    each to keep a connection to every other rank.
     """
     return size <= _LARGEST and every.busiest < alone.busiest * (1 - 1e-9)
 
 
 def _count(work: Work, mean: float, most: float, size: int) -> int:
-    """The number of owners of a tensor: the least power of two with at most so much work for each, if that pays."""
+    """The number of owners of a tensor: the least power of two with at most `most` work for each, if profitable."""
     if work.share is None or work.cost <= mean:
         return 1
     count = 1
@@ -329,9 +329,9 @@ def _assigned(works: Sequence[Work], size: int, parts: Sequence[Division], count
 
 @dataclass(frozen=True)
 class Share:
-    """The share of one of several owners in `newton_schulz` of a matrix: its place among `count` of them.
+    """The share of one of several owners in `newton_schulz` of a matrix: its index `place` among `count` owners.
 
-    `rows` is the shorter side of the matrix. Each owner adds up some rows of the Gram matrix, and gives them to all.
+    `rows` is the shorter side of the matrix. Each owner adds up some rows of the Gram matrix, and sends them to all.
     """
 
     rows: int
@@ -353,18 +353,18 @@ class Share:
         return "float64" if self.dtype == "float64" else "float32"
 
     def block(self, place: int) -> slice:
-        """The rows of the Gram matrix that the owner at this place adds up."""
+        """The rows of the Gram matrix that the owner with this index adds up."""
         return slice(self.rows * place // self.count, self.rows * (place + 1) // self.count)
 
     @property
     def room(self) -> int:
-        """The bytes that the work needs beside the piece: sums here and of others, the Gram matrix, its polynomial."""
+        """The bytes of the work beside the piece: sums of this owner and of others, the Gram matrix, its polynomial."""
         item: int = ITEM_SIZE[self.wide] + ITEM_SIZE[self.dtype]
         return 2 * self.rows * self.rows * item if self.count > 1 else 0
 
     @property
     def exchanges(self) -> int:
-        """The exchanges between the owners: of squares, then in each step of sums, rows and polynomials."""
+        """The number of all-to-alls between owners: of squares, then in each step of sums, rows and polynomials."""
         return 1 + 3 * self.steps if self.count > 1 else 0
 
     @property

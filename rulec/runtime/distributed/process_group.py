@@ -16,71 +16,74 @@ from rulec.runtime.distributed.owners import Assignment, Schedule, Work
 
 
 class Pending(Protocol):
-    """An exchange that has begun."""
+    """An all-to-all that has begun."""
 
     def wait(self) -> None:
-        """Waits until it is over."""
+        """Waits until the all-to-all is over."""
         ...
 
     def received(self) -> Any:
-        """The vectors that the processes sent to this one, one after the other."""
+        """The vectors that the ranks sent to this rank, one after the other."""
         ...
 
 
 class RankGroup(Protocol):
-    """The processes along dimensions of a mesh; `rank` is this one among `size`."""
+    """The process group of the ranks along dimensions of a mesh; `rank` is this rank among `size`."""
 
     @property
     def rank(self) -> int: ...
     @property
     def size(self) -> int: ...
     def reduce(self, op: Op, numbers: Any) -> Any:
-        """A vector in float64, reduced place by place over these processes; the same bits in all of them."""
+        """All-reduces a vector in float64, element by element, over these ranks; all get the same bits."""
         ...
 
     def exchange(self, sent: Any, counts: Sequence[int], received: Sequence[int], dtype: str) -> Pending:
-        """Begins to send each process its share of a vector, `counts` long; `received` are the lengths of what comes.
+        """Begins an all-to-all: `counts` are the elements of `sent` for each rank, `received` those from each rank.
 
-        Elements travel in `dtype`, and come in that of `sent`.
+        Elements travel in `dtype`, and arrive in the dtype of `sent`.
         """
         ...
 
 
 class StepCoordinator(Protocol):
-    """What processes say to one another in a step, beside their numbers; `failure` is the one of this process."""
+    """Coordinates the collectives of a step: ranks agree on the step, and raise errors together.
+
+    `failure` is the deferred error of this rank.
+    """
 
     failure: DeferredError
 
     def reduce(self, op: Op, peers: RankGroup, numbers: Any) -> Any:
-        """`peers.reduce`, and what is to be said."""
+        """All-reduces as `peers.reduce` does; the message has the coordinator's words too."""
         ...
 
     def assigned(self, peers: RankGroup, works: Sequence[Work], chosen: Assignment) -> None:
-        """Takes note of the owners of tensors, and of their work."""
+        """Records the owner ranks of tensors, and their work."""
         ...
 
     def exchanged(self, peers: RankGroup, schedule: Schedule) -> None:
-        """Takes note of tensors that travel to their owners, and of results on their way back."""
+        """Records tensors that travel to their owner ranks, and results on their way back."""
         ...
 
     def close(self) -> None:
-        """Ends a round of reductions. RulecError, in all processes, where they do not agree on the step."""
+        """Ends a round of reductions. RulecError, in all ranks, where they do not agree on the step."""
         ...
 
     def check(self) -> None:
-        """Comes before a round. RulecError, in all processes, where one has failed or they do not agree."""
+        """Comes before a round. RulecError, in all ranks, where one has failed or they do not agree."""
         ...
 
     def conclude(self) -> None:
-        """Comes before anything is written. RulecError, in all processes, where one has failed."""
+        """Comes before anything is written. RulecError, in all ranks, where one has failed."""
         ...
 
     def end(self) -> None:
-        """Comes when everything is written. RulecError, in all processes, where one has failed in later rounds."""
+        """Comes when everything is written. RulecError, in all ranks, where one has failed in later rounds."""
         ...
 
     def fail(self, error: Exception, tensors: Sequence[str]) -> Exception:
-        """Tells waiting processes of an error at some tensors. The result is the error to raise here."""
+        """Reports an error at some tensors to the waiting ranks. Returns the error that this rank raises."""
         ...
 
 
@@ -88,18 +91,19 @@ Result = TypeVar("Result")
 
 
 class RemoteError(RulecError):
-    """An error of one process that others raise too, in the same words."""
+    """The error of a remote rank, which all ranks raise in the same words."""
 
 
 class Unreached(RulecError):
-    """The error of a process whose messages do not reach another one."""
+    """The error of a rank whose messages do not reach another rank."""
 
 
 class DeferredError:
-    """The first error of this process in a step with others, if any, and the tensors that it was at.
+    """Defers this rank's first error in a step with collectives, with the names of the failed tensors.
 
-    After it this process does no more work, and its messages have no meaning. `turn` counts what all processes do one
-    after the other; an error is the cause of those that come later in other processes.
+    After the error this rank does no more work, and keeps the collectives going with placeholder data until all ranks
+    raise together. `turn` counts the common rounds of all ranks: an earlier error is the cause of later ones in other
+    ranks.
     """
 
     def __init__(self) -> None:
@@ -108,7 +112,7 @@ class DeferredError:
         self._tensors: Sequence[str] = ()
 
     def attempt(self, work: Callable[[], Result], tensors: Sequence[str] = ()) -> Result | None:
-        """The result of work on these tensors; None where it fails, and after that."""
+        """Calls `work` on these tensors and returns its result; None where it fails, and after a failure."""
         if self.error is None:
             try:
                 return work()
@@ -117,13 +121,13 @@ class DeferredError:
         return None
 
     def note(self, error: Exception, tensors: Sequence[str]) -> None:
-        """Takes note of an error at these tensors, if it is the first."""
+        """Keeps an error at these tensors, if it is the first."""
         if self.error is None:
             traceback.clear_frames(error.__traceback__)  # their arrays: memory may be what was missing
             self.error, self.at, self._tensors = error, self.turn, tensors
 
     def sentence(self, process: int) -> str:
-        """What all processes say, where this one has this number."""
+        """The message of the error that all ranks raise; `process` is this rank's number."""
         if isinstance(self.error, RemoteError):
             return str(self.error)
         return (
@@ -132,7 +136,7 @@ class DeferredError:
         )
 
     def __str__(self) -> str:
-        """The tensors, and what the error says."""
+        """The names of the tensors, and the message of the error."""
         names = ", ".join(self._tensors[:3]) + (", ..." if len(self._tensors) > 3 else "")
         said = f"{type(self.error).__name__}: {self.error}".splitlines()[0][:200]
         return f"{names}: {said}" if names else said

@@ -27,10 +27,10 @@ from rulec.runtime.distributed.process_group import RankGroup, StepCoordinator
 
 @dataclass(frozen=True)
 class ShardLayout:
-    """Arrays beside a part of a tensor: of its elements, rows or columns, numbers, and of shapes of their own.
+    """The layout of a tensor's shards over ranks, and of arrays beside them: rows, columns, numbers, states.
 
-    `view` is the view of the part. `spread` says where the parts of the tensor lie, and `shape` is the tensor's.
-    `shapes` has the shapes of whole states that have one of their own, by name.
+    `view` is the view of the local shard. `spread` is the sharding of the tensor, and `shape` its global shape.
+    `shapes` has, by name, the global shapes of states with a shape of their own.
     """
 
     view: MatrixView
@@ -41,27 +41,27 @@ class ShardLayout:
 
     @cached_property
     def alone(self) -> ShardLayout:
-        """The same among the processes of one replica."""
+        """The layout among the ranks of one replica."""
         assert self.spread.alone is not None
         return ShardLayout(self.view, self.shape, self.spread.alone, self.shapes)
 
     @property
     def whole(self) -> MatrixView:
-        """The view of the whole tensor."""
+        """The view of the global tensor."""
         return self.view.whole or self.view
 
     @property
     def long(self) -> int:
-        """The dimension of the longer side of the matrices, along which several owners have pieces of one."""
+        """The dimension of the longer side of the matrices, along which several owner ranks have pieces of a matrix."""
         letter = "i" if self.whole.rows > self.whole.cols else "j"
         return next((d for d in range(len(self.shape)) if self.view.axis(d) == letter), 0)
 
     def sides(self, letters: str) -> tuple[int, ...]:
-        """The shape of a whole array with these axes of the matrices, b, i and j, of one number along the others."""
+        """The global shape of an array with these axes of the matrices, b, i and j; 1 along the other axes."""
         return tuple(n if self.view.axis(d) in letters else 1 for d, n in enumerate(self.shape))
 
     def along(self, letters: str) -> Division:
-        """The division of such an array."""
+        """The division over ranks of an array with these axes."""
         key = "".join(letter for letter in "bij" if letter in letters)
         if key not in self._divisions:
             kept = [self.view.axis(d) in key for d in range(len(self.shape))]
@@ -73,18 +73,18 @@ class ShardLayout:
         return self._divisions[key]
 
     def state(self, name: str) -> Division:
-        """The division of a state with a shape of its own."""
+        """The division over ranks of a state with a shape of its own."""
         shape = self.shapes[name]
         if shape not in self._divisions:
             self._divisions[shape] = self.spread.divided(shape)
         return self._divisions[shape]
 
     def part(self, division: Division) -> Rectangle:
-        """The part here of a divided array."""
+        """The local shard of a divided array."""
         return division.rectangles[self.spread.peers.rank]
 
     def tensor(self, matrices: Any, letters: str, whole: bool) -> Any:
-        """An array `(batch, rows, cols)` in the tensor's dimensions, of the part or of the whole."""
+        """An array `(batch, rows, cols)` in the tensor's dimensions: global if `whole`, else of the local shard."""
         part = [side.stop - side.start for side in self.part(self.along(letters))]
         return (matrices.swapaxes(1, 2) if self.view.transposed else matrices).reshape(
             self.sides(letters) if whole else part
@@ -98,7 +98,7 @@ class ShardLayout:
         return array.reshape(batch, rows, cols)
 
     def extents(self, letters: str, whole: bool = True) -> tuple[int, int, int]:
-        """The matrices, rows and columns of an array with these axes, of the part or of the whole."""
+        """The matrices, rows and columns of an array with these axes: global if `whole`, else of the local shard."""
         view = self.whole if whole else self.view
         b, i, j = (letter in letters for letter in "bij")
         return view.batch if b else 1, view.rows if i else 1, view.cols if j else 1
@@ -109,10 +109,10 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class GlobalTensor:
-    """The tensor that an array is a part of: its shape, and for each cut the dimension and the processes along it.
+    """The global tensor of a local shard: its shape, and for each cut the dimension and the ranks along it.
 
-    `piece` says where the elements of the part lie in the whole, and `indices` do so along each dimension. `spread`
-    says where those of all parts lie; None where a part is no rectangle.
+    `piece` has the positions of the shard's elements in the global tensor, and `indices` has them along each dimension.
+    `spread` is the sharding over all ranks; None where a shard is no rectangle.
     """
 
     shape: tuple[int, ...]
@@ -124,7 +124,7 @@ class GlobalTensor:
 
 @dataclass(frozen=True)
 class PartialReduction:
-    """Results over the parts here, an array in float64, and the processes to reduce them over, one after the other."""
+    """Results over local shards, an array in float64, and the rank groups to reduce them over, one after the other."""
 
     op: Op
     values: Any
@@ -133,17 +133,17 @@ class PartialReduction:
 
 @dataclass(frozen=True)
 class Partials:
-    """What a launch waits for; it is sent the completed values of each."""
+    """Yielded to ask for complete reductions; the scheduler resumes the launch with the value of each."""
 
     parts: Sequence[PartialReduction]
     library: Library
 
 
 def completed(waiting: Sequence[Partials], meeting: StepCoordinator) -> list[list[Any]]:
-    """The completed values of everything that is waited for.
+    """Completes the partial reductions of all waiting launches over their rank groups.
 
-    Every process has the same tensors in the same order, so all send the same messages in the same order. Where this
-    one fails, it sends them without a meaning, and the meeting knows of it.
+    Every rank has the same tensors in the same order, so all send the same messages in the same order. A rank that
+    fails sends placeholder data, and its error is kept in `meeting.failure`.
     """
     parts = [part for partials in waiting for part in partials.parts]
     libraries = [partials.library for partials in waiting for _ in partials.parts]

@@ -52,7 +52,7 @@ class GapEvaluator(LaunchValues):
     spreads: dict[Node, dict[str, Any]] = field(default_factory=dict)
 
     def begin(self) -> Joining:
-        """Waits for what all gaps need: here for nothing."""
+        """Waits for values that all gaps need; a launch without owners waits for nothing."""
         yield from ()
 
     def work_out(self, gap: Gap) -> Joining:
@@ -64,7 +64,7 @@ class GapEvaluator(LaunchValues):
             yield from self.each(projection.after, gap.over)
 
     def each(self, values: Sequence[Node], over: Mapping[Node, Sequence[Node]]) -> Joining:
-        """Computes values in turn; `over` has those to drop after each."""
+        """Computes values one after the other; `over` has the values to drop after each."""
         for value in values:
             self.values[value] = yield from self._value(value)
             for last in over.get(value, ()):
@@ -184,7 +184,7 @@ class GapEvaluator(LaunchValues):
         return [results[i] for i in range(len(operands))]
 
     def _alike(self, value: Node, operands: Sequence[list[Any]]) -> list[list[int]]:
-        """The places of tensors whose matrices go into one stack."""
+        """The indices of tensors whose matrices go into one stack."""
         alike: dict[Any, list[int]] = {}
         for i, arguments in enumerate(operands):
             kind = self._kind(value, arguments)
@@ -256,7 +256,7 @@ class GapEvaluator(LaunchValues):
     # Reductions
 
     def take(self, reduced: Mapping[str, Any], reduces: Sequence[Result]) -> Joining:
-        """Takes the reductions of a stage, by name, completed where tensors are parts of others."""
+        """Takes the reductions of a stage, by name, and completes them over ranks where tensors are sharded."""
         removed = [frozenset("bij") - set(r.axes.letters) for r in reduces]
         whole = yield from self._completed([r.value.op for r in reduces], [reduced[r.name] for r in reduces], removed)
         flats = self.around.flats
@@ -267,7 +267,7 @@ class GapEvaluator(LaunchValues):
     def _completed(
         self, ops: Sequence[Op], values: Sequence[Any], removed: Sequence[frozenset[str]]
     ) -> Generator[Partials, list[Any], list[Any]]:
-        """Reductions of all tensors, without the axes `removed`, completed over the processes with other parts."""
+        """Completes reductions of all tensors, without the axes `removed`, over the ranks with other shards."""
         ways = [(i, peers, places) for i, axes in enumerate(removed) for peers, places in self.around.parted(axes)]
         if not ways:
             return [*values]
@@ -303,7 +303,7 @@ class GapEvaluator(LaunchValues):
         return (yield Join(site, value.op, str(value.arg), numbers, groups, self.library, per_group, self.around.owner))
 
     def within(self, value: Node) -> Generator[Waits, Any, Any]:
-        """A reduction within each tensor: the whole of it, or what is then reduced over tensors."""
+        """A reduction within each tensor: complete, or still to be reduced over tensors."""
         (operand,) = value.args
         values = self.values[operand]
         if self.is_number(operand):

@@ -31,9 +31,9 @@ Array = np.ndarray[Any, Any]
 
 
 class KernelArguments:
-    """The sources of one portion's values: its tensors, states, gradients, inputs and rows of the table.
+    """The value source of one portion, and the arguments of its kernels: `rows`, `grads` and `scratch`.
 
-    It also holds arguments of its kernels: `rows`, `grads` and `scratch`.
+    Values come from the portion's tensors, states, gradients, inputs, and rows of the scalar table.
     """
 
     def __init__(self, launch: Launch, portion: Portion) -> None:
@@ -90,7 +90,7 @@ class KernelArguments:
         return self.library.take(table[:, index], self.rows.index[self.portion.at])
 
     def known(self, value: Node, numbers: Any, i: int) -> Any:
-        """The number of tensor i, known on the host."""
+        """The number of tensor i, which the host knows."""
         return self.library.at(numbers, i)
 
     def fill(self, index: int, numbers: Any) -> None:
@@ -108,17 +108,17 @@ class KernelArguments:
         return {name: values[group] for name, values in self.launch.common.hyper.named.items()}
 
     def parted(self, axes: frozenset[str]) -> list[tuple[tuple[RankGroup, ...], Array]]:
-        """The places of parts of tensors, by the processes for completing a reduction without these axes."""
+        """The indices of sharded tensors, by the rank groups to complete a reduction without these axes."""
         return self.portion.parted(axes)
 
     def halves(self, i: int) -> ShardLayout:
-        """Where the parts of tensor i and of its states lie."""
+        """The shard layout of tensor i and of its states."""
         halves = self.portion.tensors[i].halves
         assert halves is not None
         return halves
 
     def part(self, buffer: str, i: int) -> Any:
-        """The part here of a state of tensor i with a shape of its own."""
+        """The local shard of a state of tensor i with a shape of its own."""
         return self.library.cast(self._read(buffer, self._stored(buffer, i)), self.compute)
 
     @property
@@ -127,7 +127,7 @@ class KernelArguments:
         return self.rows.scale is not None
 
     def lines(self, i: int) -> tuple[Runs, Runs] | None:
-        """The rows and the columns of the whole matrices of tensor i that are here; None where all are."""
+        """The rows and columns of the global matrices of tensor i that are local; None where all are."""
         return self.portion.tensors[i].lines
 
     def tensor_number(self, i: int) -> int:
@@ -188,7 +188,7 @@ class KernelArguments:
         return self._vectors.get(buffer)
 
     def _read(self, buffer: str, array: Any) -> Any:
-        """The elements of a buffer, or of a part of it; those of gradients without their scale."""
+        """The elements of a buffer, or of a part of it; gradients without their scale."""
         elements, scale = self.library.read(array), self.rows.scale
         if buffer == "g" and self.layout.maximize:
             elements = -elements
@@ -197,7 +197,7 @@ class KernelArguments:
         return elements
 
     def extents(self, i: int) -> tuple[int, int, int]:
-        """The matrices of tensor i here, and their rows and columns."""
+        """The local matrices of tensor i, and their rows and columns."""
         view = self.portion.tensors[i].view
         return view.batch, view.rows, view.cols
 

@@ -26,7 +26,7 @@ from rulec.runtime.stages.sources import Array
 
 
 class OwnerSource:
-    """The surroundings of some tensors of a portion, by their places, as whole tensors of their owner."""
+    """The value source of an owner rank: some tensors of a portion, by their indices, as global tensors."""
 
     def __init__(self, parts: KernelArguments, places: Sequence[int], local: Mapping[Node, Any]) -> None:
         self._parts, self._places, self._local = parts, np.array(places, np.int64), local
@@ -39,7 +39,7 @@ class OwnerSource:
         return len(self._places)
 
     def taken(self, numbers: Any) -> Any:
-        """The numbers of these tensors among numbers of all."""
+        """The numbers of these tensors, from the numbers of all tensors of the portion."""
         return self.library.take(numbers, self._places) if getattr(numbers, "ndim", 0) else numbers
 
     def column(self, index: int) -> Any:
@@ -58,7 +58,7 @@ class OwnerSource:
         """Returns None: no vector lies in a flat array."""
 
     def room(self, i: int) -> int:
-        """The bytes allowed on the way."""
+        """The bytes allowed for intermediate values."""
         return self._parts.room(int(self._places[i]))
 
     def facts(self, i: int) -> Mapping[str, float]:
@@ -66,7 +66,7 @@ class OwnerSource:
         return self._parts.facts(int(self._places[i]))
 
     def extents(self, i: int) -> tuple[int, int, int]:
-        """The matrices of a whole tensor, and their rows and columns."""
+        """The matrices of a global tensor, and their rows and columns."""
         return self._parts.halves(int(self._places[i])).extents("bij")
 
     def hyper(self, i: int) -> Mapping[str, float]:
@@ -78,24 +78,24 @@ class OwnerSource:
         return self._parts.tensor_number(int(self._places[i]))
 
     def known(self, value: Node, numbers: Any, i: int) -> Any:
-        """The number of a tensor; Python's where the host knows it."""
+        """The number of a tensor; a Python number where the host knows it."""
         if value in self._local:
             return self._parts.known(value, self._local[value], int(self._places[i]))
         return self.library.at(numbers, i)
 
     def parted(self, axes: frozenset[str]) -> list[tuple[tuple[RankGroup, ...], Array]]:
-        """No parts."""
+        """Returns no rank groups: an owner has global tensors, so its reductions are complete."""
         return []
 
     def lines(self, i: int) -> None:
-        """No parts."""
+        """Returns None: an owner has all rows and columns."""
 
 
 @dataclass
 class OwnerEvaluator(GapEvaluator):
-    """Computes the values of a launch of parts of matrices, and of the whole tensors of this process.
+    """Computes the values of a launch with sharded tensors: of local shards, and of the tensors owned by this rank.
 
-    `remembered` has, for each whole tensor by its place in the portion, the values for later gaps.
+    `remembered` has, for each owned tensor by its index in the portion, the values for later gaps.
     `within_each` has reductions within tensors that owners computed, before they are reduced over tensors.
     """
 
@@ -106,18 +106,18 @@ class OwnerEvaluator(GapEvaluator):
 
     @property
     def parts(self) -> KernelArguments:
-        """The sources of values of the parts."""
+        """The value source of the local shards."""
         assert isinstance(self.around, KernelArguments)
         return self.around
 
     @property
     def delegations(self) -> OwnerPlan:
-        """The values of owners."""
+        """The plan of the values that owners compute."""
         assert self.plan.delegations is not None
         return self.plan.delegations
 
     def begin(self) -> Joining:
-        """Waits for the owners of the tensors."""
+        """Asks for the owner ranks of the tensors, and waits for them."""
         self.halves = [self.parts.halves(i) for i in range(self.count)]
         if not self.delegations.whole:
             return
@@ -130,7 +130,7 @@ class OwnerEvaluator(GapEvaluator):
         self.remembered = {i: {} for i, task in enumerate(self.tasks) if task.here}
 
     def _works(self) -> Sequence[Work]:
-        """The work on each tensor: the same as long as the hyper-parameters are that it follows from."""
+        """The work on each tensor, kept as long as the hyper-parameters that it follows from stay the same."""
         parts, delegations = self.parts, self.delegations
         named, names = parts.launch.common.hyper.named, delegations.hyper_names
         numbers = tuple([tuple(named[name][parts.groups].tolist()) for name in names if name in named])
@@ -162,7 +162,7 @@ class OwnerEvaluator(GapEvaluator):
                 self.values.pop(value, None)
 
     def _exchange(self, delegation: OwnerTask) -> Joining:
-        """Has whole values computed by owners."""
+        """Has owner ranks compute a task, by an all-to-all to them and one back."""
         cargo = [
             Transfer(
                 self.tasks[i], [self._sent(value, i) for value in delegation.sent],
@@ -178,7 +178,7 @@ class OwnerEvaluator(GapEvaluator):
     # Payloads
 
     def _sent(self, value: Node, i: int) -> Payload:
-        """The part here of a value or state that the owner of tensor i needs."""
+        """The payload with the local shard of a value or state that the owner of tensor i needs."""
         if self.delegations.is_factor(value):
             return self._parcel(value, i, self.parts.part(str(value.arg), i))
         letters, half, x = self.axes(value).letters, self.halves[i], self.values[value][i]
@@ -198,7 +198,7 @@ class OwnerEvaluator(GapEvaluator):
         return self.delegations.dtypes(value, self.parts.layout, self.parts.scaled)
 
     def _take(self, value: Node, parts: Sequence[Any]) -> None:
-        """Keeps the parts here of a result. A state of a shape of its own has that of its part."""
+        """Keeps the local shards of a result. A state of a shape of its own keeps the shape of its shard."""
         if value not in self.delegations.whole:
             self.within_each[value] = self.library.together(parts)
         elif self.is_number(value):
@@ -214,7 +214,7 @@ class OwnerEvaluator(GapEvaluator):
     # At the owner
 
     def _worked(self, delegation: OwnerTask, arrays: Mapping[int, Sequence[Any]]) -> Mapping[int, Sequence[Any]]:
-        """The results for whole tensors, by their places, from the arrays that were sent for them."""
+        """The results for owned tensors, by their indices, from the arrays that other ranks sent for them."""
         places = [*arrays]
         if not places:
             return {}
@@ -239,7 +239,7 @@ class OwnerEvaluator(GapEvaluator):
         return half.matrices(array, self.axes(value).letters, whole=True)
 
     def _results(self, value: Node, places: Sequence[int], owner: GapEvaluator) -> list[Any]:
-        """A result for each of some tensors, in the shape for its way."""
+        """A result for each of some tensors, in the shape in which it travels."""
         whole = owner.values[value] if value in self.delegations.whole else _finished(owner.within(value))
         halves = [self.halves[i] for i in places]
         if self.is_number(value):
@@ -262,24 +262,24 @@ class OwnerEvaluator(GapEvaluator):
         return {v: self.library.join(x, 0) if self.is_number(v) else x for v, x in values.items()}
 
     def _remember(self, places: Sequence[int], owner: GapEvaluator, gone: set[Node]) -> None:
-        """Remembers of each tensor what its owner needs again."""
+        """Remembers the values of each tensor that its owner needs again."""
         again = [v for v in owner.values if v not in gone and (v in self.delegations.whole or not self.is_number(v))]
         for k, i in enumerate(places):
             self.remembered[i] = {
                 v: owner.values[v][k : k + 1] if self.is_number(v) else owner.values[v][k] for v in again
             }
 
-    # Of the parts
+    # On every rank
 
     def within(self, value: Node) -> Generator[Waits, Any, Any]:
-        """A reduction within each tensor, by its owner where that has the operand."""
+        """A reduction within each tensor, computed by the owner where it has the operand."""
         if value in self.within_each:
             return self.within_each.pop(value)
         return (yield from super().within(value))
 
 
 def _finished(work: Generator[Waits, Any, Any]) -> Any:
-    """The result of work that waits for nothing."""
+    """The result of a generator that never waits."""
     try:
         next(work)
     except StopIteration as end:

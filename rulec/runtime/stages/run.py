@@ -70,7 +70,7 @@ class StagedRun:
         stays = self._stays(values, between)
         narrow = self._narrow(between, before=True)
         for value in plan.held:
-            # Else its owner alone has it, or it is a copy already.
+            # Else only its owner rank has it, or it is a copy already.
             if value in between.values and not isinstance(between.values[value], Pieces):
                 between.values[value] = self._copied(between.values[value])
         if launch.version.waits:
@@ -117,7 +117,7 @@ class StagedRun:
     # New values
 
     def _stays(self, values: KernelArguments, between: GapEvaluator) -> Any:
-        """The truth, for each tensor, that it skips the step; None where no tensor does."""
+        """The skip mask: for each tensor, whether it skips the step; None where no tensor does."""
         if self.program.skip is None:
             return values.rows.stays
         skipped = between.values[self.program.skip]
@@ -127,11 +127,11 @@ class StagedRun:
         return skipped if skipped.any() else None
 
     def _stays_there(self, values: KernelArguments, skipped: Any) -> Any:
-        """The truth on the device, where tensors also stay that a scaling of gradients leaves as they are."""
+        """The skip mask on the device; a scaling of gradients may skip tensors too."""
         stays, library = values.rows.stays, values.library
         truth = library.arithmetic[Op.NE](library.cast(skipped, "float64"), library.constant(0.0))
         truth = library.copy(library.spread(truth, (len(values),)))
-        # A tensor left as it is because its scaled gradients overflowed does not count as skipped by the rule.
+        # A tensor skipped because its scaled gradients overflowed does not count as skipped by the rule.
         by_rule = truth if stays is None else library.arithmetic[Op.GT](truth, stays)
         self.launch.common.skipped_there.note(library.reduce(Op.MAX, library.cast(by_rule, "float64")), library)
         stays = truth if stays is None else library.arithmetic[Op.OR](stays, truth)
@@ -185,7 +185,7 @@ class StagedRun:
     def _write_flat(self, portion: Portion, stays: Any, narrow: Sequence[tuple[str, Any]]) -> set[str]:
         """Writes the new values that are flat arrays, for all tensors at once, and returns the names of their states.
 
-        Of tensors that stay, the old values are written again.
+        The old values of skipped tensors are written again.
         """
         known, letters = portion.remembered, self.plan.vector_states
         flat = {name: value for name, value in narrow if isinstance(value, Pieces) and name in letters}
@@ -200,7 +200,7 @@ class StagedRun:
         return {*new}
 
     def _stored_as(self, portion: Portion, i: int, buffer: str, value: Any, stays: Any) -> tuple[Any, Any]:
-        """The state of a tensor, and its new value in the state's shape: the old one where the device has it stay."""
+        """The state of a tensor, and its new value in the state's shape: the old value where the device skips it."""
         tensor, library = portion.tensors[i], self.bucket.library
         state = self.bucket.states[portion.positions[i]][buffer]
         shape = tuple(state.shape)
@@ -226,7 +226,7 @@ class StagedRun:
                 launch.keep_number(state, portion.at[kept], numbers[kept])
 
     def _count(self, portion: Portion, stays: Any) -> None:
-        """One more update of these tensors, except of the skipped ones."""
+        """Advances the step counts of these tensors, except of the skipped ones."""
         counts = self.bucket.counts
         if stays is None or self.on_device:
             counts.advance(None if portion.whole else portion.at, stays=stays)

@@ -29,7 +29,7 @@ class Tiled:
     """The matrices of a buffer, (batch, rows, cols).
 
     Where reading copies, `copying` makes the elements of a part, and `array` is in its stored dtype. Else `copying` is
-    None, and `array` is the library's, in the same memory. `stays`, a truth on the device or None, prevents writes.
+    None, and `array` is the library's, in the same memory. `stays`, a skip mask on the device or None, prevents writes.
     """
 
     array: Any
@@ -54,14 +54,14 @@ class Tiled:
 
 
 class ValueSource(Protocol):
-    """The sources of a launch's values, for each fired tensor by its place among them.
+    """The source of a launch's values, for each fired tensor by its index among them.
 
     `column` gives a column of the scalar table. `known` gives a Python number where the host knows it, else the result
-    of `Library.at`. `parted` has the places of parts, by the processes for completing a reduction.
-    `lines` has the rows and columns of parts of matrices. `extents` are the numbers of a tensor's matrices, rows and
-    columns here.
-    `room` gives the bytes allowed on the way. `fill_noise` is the backend's, or None. `flats` are the cuts of vectors
-    in flat arrays, or None where each tensor has its own; `vectors_of` gives a buffer's, or None in the same way.
+    of `Library.at`. `parted` has the indices of sharded tensors, by the rank groups that complete a reduction. `lines`
+    has the rows and columns of a local shard of matrices. `extents` are the numbers of a tensor's local matrices, rows
+    and columns. `room` gives the bytes allowed for intermediate values. `fill_noise` is the backend's, or None. `flats`
+    are the cuts of vectors in flat arrays, or None where each tensor has an array; `vectors_of` gives a buffer's flat
+    array, or None in the same way.
     """
 
     @property

@@ -103,8 +103,8 @@ def _written(launch: Launch) -> Joining:
 def _run_together(launches: Sequence[Launch], done: list[Launch], at: list[Launch]) -> None:
     """Runs launches that share reductions: all of them up to one reduction, then all up to the next.
 
-    Reductions of parts of tensors come first: what launches wait for of other processes is completed together. As a
-    process may fail, launches write after all messages of a step to other processes. `at` has the launches at work.
+    Reductions over ranks come first: the collectives of all launches are done together. As a rank may fail, launches
+    write after all collectives of a step. `at` has the launches at work.
     """
     joining = [not launch.version.plan.alone for launch in launches]
     programs = [launch.version.program for launch, joins in zip(launches, joining, strict=True) if joins]
@@ -144,7 +144,7 @@ def _run_together(launches: Sequence[Launch], done: list[Launch], at: list[Launc
 
 
 def _of_processes(processes: Processes, waiting: Sequence[Waits | None]) -> dict[int, Any]:
-    """What launches wait for of processes with other parts of their tensors, of one kind; empty where none waits so."""
+    """The results of the collectives of one kind that launches wait for, by launch; empty where no launch waits."""
     assigning = {i: wait for i, wait in enumerate(waiting) if isinstance(wait, OwnerRequest)}
     if assigning:
         assign([*assigning.values()], processes.meeting)

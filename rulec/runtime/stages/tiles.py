@@ -129,7 +129,7 @@ class Tiles:
         return product
 
     def _chain(self, steps: Sequence[Step], rows: slice, cols: slice, values: dict[Node, Any] | None = None) -> Any:
-        """Computes a tile of each step in turn, and returns the last. `values` has earlier tiles by value."""
+        """Computes a tile of each step, in order, and returns the last. `values` has earlier tiles by value."""
         values, last = values or {}, None
         for step in steps:
             last = values[step.value] = self._makes[step.value](values, rows, cols)

@@ -67,7 +67,7 @@ class Storage:
     def memory_of(self, rule: RuleData, dtype: str, whole: bool = True) -> Memory:
         """The memory of a rule's program for a parameter of this dtype, and for a part of one where not `whole`.
 
-        TensorError for a state of another shape than the part: processes may have the same numbers, and must round them
+        TensorError for a state of another shape than the shard: ranks may have the same numbers, and must round them
         alike.
         """
         unbiased = {state for state in rule.state if self._is_unbiased(rule, state, dtype)}

@@ -1,6 +1,6 @@
 """Measurements of a comparison: timing by turns, and the facts of the machine behind the figures.
 
-By turns means that every contender runs once a round, so that other work of the machine slows all of them alike. The
+By turns, every contender runs once a round: other work of the machine slows all of them alike. The
 facts are enough to judge the figures, and nothing in them identifies the machine.
 """
 

@@ -23,12 +23,12 @@ import torch
 from rulec.errors import RulecError
 from rulec.language.expr.node import Op
 
-#: Numbers reduced over all processes, in a message of their own.
+#: All-reduces numbers over all ranks, in a message of their own.
 Reduce = Callable[[Op, Any], Any]
 
 
 class Compared(Protocol):
-    """The description of an optimizer in this process: see `rulec.torch.step.description`."""
+    """The description of an optimizer in this rank: see `rulec.torch.step.description`."""
 
     @property
     def sums(self) -> tuple[float, ...]: ...
@@ -40,9 +40,9 @@ class Compared(Protocol):
 
 
 class OtherOrder(Exception):
-    """Not an error: a step that is to begin again, as some processes have their tensors in another order.
+    """Raised to begin a step again, as some ranks have their tensors in another order; it is no error.
 
-    `order` are the places of the tensors here in the order of all; empty where they are in it.
+    `order` has the indices of this rank's tensors in the common order; it is empty where they are in this order.
     """
 
     def __init__(self, order: tuple[int, ...]) -> None:
@@ -51,8 +51,9 @@ class OtherOrder(Exception):
 
 
 def settle(alike: Compared, reduce: Reduce) -> None:
-    """Compares descriptions. RulecError where one differs from that of the first process, in all; else OtherOrder where
-    the order of one does, in all; else nothing.
+    """Compares descriptions with the description of the first rank.
+
+    Where one differs, all ranks raise RulecError; where only the order of one differs, all raise OtherOrder.
     """
     said, rank = alike.described, torch.distributed.get_rank()
     first = int(reduce(Op.MIN, np.array([float(rank)]))[0])
@@ -68,7 +69,7 @@ def settle(alike: Compared, reduce: Reduce) -> None:
 
 
 def tell(text: str, reduce: Reduce) -> str:
-    """The text of the one process that has one, in all."""
+    """Broadcasts the text of the one rank that has a text, to all ranks."""
     sent = text.encode()
     length = int(reduce(Op.MAX, np.array([float(len(sent))]))[0])
     words = np.frombuffer(sent.ljust(length, b"\0"), np.uint8).astype(np.float64)
@@ -78,7 +79,7 @@ def tell(text: str, reduce: Reduce) -> str:
 #: A description as JSON has it. `optimizer` has what is one for all, `facts` and `hyper` are what tensors may be, and
 #: `tensors` has for each its name, its name in a split model, and the numbers of its facts, hyper-parameters and group.
 #: What is no DTensor has null as its facts. `ordered`: the order of tensors matters; `grouped`: a rule has values of
-#: groups; `across`: groups are paired with those of processes with other tensors.
+#: groups; `across`: groups are paired with those of ranks with other tensors.
 Said = Mapping[str, Any]
 
 _REMEDY = "make the optimizers of all processes alike; nothing was changed"
@@ -88,7 +89,7 @@ _BY_ORDER = (
     "the order of a set differs between processes; nothing was changed"
 )
 
-#: What a difference in a fact of a tensor is called.
+#: The names of differences in a fact of a tensor.
 _WORDS = {
     "shape": "shape ", "dtype": "dtype ", "mesh": "a mesh of ", "placements": "placements ", "maximize": "maximize=",
     "rule": "the rule ",
@@ -97,7 +98,7 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference in words. Where the order of tensors alone differs, `order` has the names as the first process does.
+    """A difference in words. Where the order of tensors alone differs, `order` has the names in the first rank's order.
 
     Both are empty where nothing differs.
     """
@@ -108,7 +109,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Sides:
-    """The descriptions of this process and of the first one, with their ranks."""
+    """The descriptions of this rank and of the first one, with their numbers."""
 
     said: Said
     first: Said
@@ -123,7 +124,7 @@ class Sides:
 
 
 def difference(said: Said, first: Said, rank: int, first_rank: int) -> Difference:
-    """How a description differs from that of the first process."""
+    """The difference between a description and that of the first rank."""
     sides = Sides(said, first, rank, first_rank)
     for key, value in first["optimizer"].items():
         if said["optimizer"][key] != value:
@@ -135,9 +136,9 @@ def difference(said: Said, first: Said, rank: int, first_rank: int) -> Differenc
 
 
 def names_of(said: Said, other: Said) -> list[str] | None:
-    """The names for pairing DTensors with another process, and `""` for all else, in order.
+    """The names to pair DTensors with those of another rank, in order; `""` for other tensors.
 
-    None where a DTensor has no name in one of the two, or two DTensors have the same.
+    None where a DTensor has no name in one of the two ranks, or two DTensors have the same.
     """
     for column in (0, 1):
         sides = [[tensor[column] if x["facts"][tensor[2]] else "" for tensor in x["tensors"]] for x in (said, other)]
@@ -182,7 +183,7 @@ def _by_order(sides: Sides) -> Difference:
 
 
 def _by_count(sides: Sides) -> Difference:
-    """The difference where the order of tensors does not matter, and they have no names: of how many are of a kind."""
+    """The difference in the number of tensors of a kind, where their order does not matter and they have no names."""
     kinds = [
         Counter((repr(x["facts"][t[2]]), repr(x["hyper"][t[3]])) for t in x["tensors"])
         for x in (sides.said, sides.first)

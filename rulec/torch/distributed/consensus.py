@@ -23,61 +23,61 @@ from rulec.runtime.distributed.process_group import DeferredError, RankGroup, Re
 from rulec.torch.distributed.comparison import Compared, OtherOrder, settle
 from rulec.torch.distributed.traffic import Traffic
 
-#: More than there are processes, and the bytes of an error that are told to others.
+#: A number above every world size, and the bytes of an error that are sent to other ranks.
 _PROCESSES, _TEXT = 1 << 24, 600
 
-#: The words at the end of the first message, of a process that takes the step of before.
+#: The words at the end of the first message, of a rank that repeats the last step.
 _WORDS = np.array([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0])
 
-#: The steps whose later messages are remembered.
+#: The number of steps with remembered later messages.
 _STEPS = 16
 
-#: One message: an operation, the processes it is over, and how many numbers it has.
+#: One message: an operation, its rank group, and the number of its numbers.
 Message = tuple[Op, RankGroup, int]
 
 
 class Consensus:
-    """The agreement of processes on every step in which parts of tensors are reduced together.
+    """The consensus of ranks on every step in which shards of tensors are reduced together.
 
-    The first message of a step to each set of processes ends with words: how many processes refuse the step, how many
-    take another step than the one before, how many do not know its later messages, how many there are, and the digests
-    of their hyper-parameters. Where one refuses, or not all take the other step, or hyper-parameters differ, all raise
-    RulecError, and nothing is written. Another step is compared before it begins, and with it what all must have alike.
-    Where matrices are exchanged, or sums follow what is written, a message of the words alone comes before.
+    The first message of a step to each rank group ends with words. They count ranks: those that refuse the step, those
+    with another step than the last one, those without its later messages, and all. They also have the digests of the
+    hyper-parameters. Where one rank refuses, or not all take the other step, or hyper-parameters differ, all raise
+    RulecError, and nothing is written. Another step is compared before it begins, with the descriptions of the
+    optimizers. Where matrices travel to owner ranks, or sums follow a write, a message of the words alone comes first.
 
-    After that a process may fail. Where all know the later messages, sums among them end with a word more: whether one
-    has failed. One that has goes on to send them, without a meaning. Elsewhere a message of this word alone comes
-    before each further round, and before anything is written. Then all raise the same error.
+    After that a rank may fail. Where all know the later messages, sums among them end with one word more: whether a
+    rank has failed. A failed rank goes on to send them, with placeholder data. Elsewhere a message of this word alone
+    comes before each further round, and before anything is written. Then all ranks raise the same error.
     """
 
     def __init__(self, peers: Sequence[RankGroup]) -> None:
         self.peers = [*dict.fromkeys(peers)]
-        #: The messages of the first round of the step before.
+        #: The messages of the first round of the last step.
         self._expected: list[Message] = []
         self._digest: int | None = None
         self._crc = 0
         self._alike: Any = None
-        #: Whether messages are waited for; and those that were not.
+        #: Whether this rank waits for messages; and messages that it did not wait for.
         self._waits, self._on_their_way = True, list[Any]()
         self._step: tuple[Any, ...] = ()
-        #: What is told with sums: arrays of NumPy's, or tensors.
+        #: The words sent with sums: NumPy arrays, or tensors.
         self._words: Any = _WORDS.copy()
         self._failures: Any = np.zeros(1)
-        #: Whether the step is agreed on in a message of the words alone, and not in its first round.
+        #: Whether ranks agree on the step in a message of the words alone, and not in its first round.
         self._apart = False
-        #: Whether the first round is not over, and whether processes have agreed.
+        #: Whether the first round is not over, and whether ranks have agreed.
         self._open = self._agreed = False
-        #: Whether a step has begun and no process is known to have failed; and whether it is being written.
+        #: Whether a step has begun and no rank is known to have failed; and whether it is being written.
         self._begun = self._writes = False
-        #: Whether messages of a word alone say who has failed; and whether one comes after everything is written.
+        #: Whether messages of one word alone report a failed rank; and whether one comes after everything is written.
         self._guarded = self._ends = False
-        #: The rounds between the first and the writing, of this step as far as they are over, and as they are known of
-        #: steps before, by what these consist of.
+        #: The rounds between the first and the writing: of this step as far as they are over, and as earlier steps had
+        #: them, by the objects of these steps.
         self._rounds: list[list[Message]] = []
         self._later: list[list[Message]] = []
         self._known: list[tuple[tuple[Any, ...], list[list[Message]]]] = []
         self._sent: list[Message] = []
-        #: Why others have taken a step that this process has not.
+        #: The reason that other ranks have taken a step without this rank.
         self._behind = ""
         self.failure = DeferredError()
         self.traffic = Traffic()
@@ -88,7 +88,7 @@ class Consensus:
     # A step
 
     def open(self) -> None:
-        """Opens a step: until its first round is over this process may refuse it."""
+        """Opens a step: until its first round is over this rank may refuse it."""
         self._open, self._agreed, self._begun, self._writes = True, False, False, False
         self._sent, self._rounds = [], []
         self._words, self._failures = _WORDS.copy(), np.zeros(1)
@@ -96,22 +96,22 @@ class Consensus:
         self.traffic.begin()
 
     def check_even(self) -> None:
-        """RulecError where this process has not taken a step that others have."""
+        """RulecError where other ranks have taken a step without this rank."""
         if self._behind:
             raise behind(self._behind)
 
     def restore(self) -> None:
-        """Takes note that a checkpoint was loaded."""
+        """Records that a checkpoint was loaded."""
         self._behind = ""
 
     def begin(
         self, plan: Any, launches: Sequence[Launch], scaling: Scaling | None, guarded: bool, alike: Compared | None
     ) -> None:  # fmt: skip
-        """Begins the opened step with these launches; RulecError where another process takes another step.
+        """Begins the opened step with these launches; RulecError where another rank takes another step.
 
-        It is another step where the scaled gradients of one process have an infinity, and those of another none. The
-        description `alike` is compared too: OtherOrder where one process has its tensors in another order. Where
-        `guarded`, the rounds of the step wait for others than these processes, too.
+        It is another step where the scaled gradients of one rank have an infinity, and those of another none. The
+        description `alike` is compared too: OtherOrder where one rank has its tensors in another order. Where
+        `guarded`, the rounds of the step also wait for ranks outside of these groups.
         """
         digest = self._digest_of(plan, launches, scaling is not None and bool(scaling.found_inf))
         self._ends = any(launch.version.waits and launch.version.plan.ends_later for launch in launches)
@@ -142,7 +142,7 @@ class Consensus:
         self._begun, self.failure = False, DeferredError()
 
     def refuse(self, waits: bool = True) -> None:
-        """Tells the other processes, where they wait or will wait, that this one takes no step; `waits` for them."""
+        """Tells waiting ranks that this rank takes no step, and waits for them if `waits`."""
         if not self._open or self._agreed:
             return
         self._open, self._waits = False, waits
@@ -156,7 +156,7 @@ class Consensus:
             self._waits = True
 
     def compare(self, alike: Compared) -> None:
-        """Compares what must be alike, where no step is agreed on: RulecError, in all processes, or OtherOrder."""
+        """Compares descriptions outside of a step: all ranks raise RulecError or OtherOrder on a difference."""
         self._alike = alike
         self._compare(0)
         self._open = False
@@ -164,7 +164,7 @@ class Consensus:
     # Rounds of reductions
 
     def reduce(self, op: Op, peers: RankGroup, numbers: Any) -> Any:
-        """A vector in float64 reduced over some processes."""
+        """All-reduces a vector in float64 over a rank group."""
         self._sent.append((op, peers, len(numbers)))
         if op is Op.SUM and self._open and not self._agreed:
             result, self._words = self._joint(peers, numbers, self._words)
@@ -175,7 +175,7 @@ class Consensus:
         return result
 
     def close(self) -> None:
-        """Ends a round. At the end of the first, RulecError where the processes do not agree."""
+        """Ends a round. At the end of the first round, RulecError where the ranks do not agree."""
         told = {peers for op, peers, _ in self._sent if op is Op.SUM}
         missing = [peers for peers in self.peers if peers not in told]
         if self._open:
@@ -201,16 +201,16 @@ class Consensus:
                 self.reduce(Op.SUM, peers, np.zeros(0))
 
     def _tell_others(self, missing: Sequence[RankGroup]) -> None:
-        """Tells processes without a sum in the last round whether one has failed."""
+        """Tells rank groups without a sum in the last round whether a rank has failed."""
         for peers in missing:
             _, self._failures = self._joint(peers, np.zeros(0), self._failures)
 
     def assigned(self, peers: RankGroup, works: Sequence[Work], chosen: Assignment) -> None:
-        """Takes note of the owners of tensors, and of their work."""
+        """Records the owner ranks of tensors, and their work."""
         self.traffic.assigned(peers, works, chosen)
 
     def exchanged(self, peers: RankGroup, schedule: Schedule) -> None:
-        """Takes note of matrices that are exchanged."""
+        """Records matrices that travel to their owner ranks and back."""
         self.traffic.exchanged(peers, schedule)
 
     def _send(self, op: Op, peers: Any, numbers: Any) -> Any:
@@ -222,11 +222,11 @@ class Consensus:
         try:
             return peers.reduce(op, numbers)
         except Unreached:
-            self._open = self._begun = False  # nobody can be told anything
+            self._open = self._begun = False  # no message can reach another rank
             raise
 
     def _joint(self, peers: RankGroup, numbers: Any, words: Any) -> tuple[Any, Any]:
-        """The sums of a vector and of words, in one message."""
+        """All-reduces a vector and words, in one message of sums."""
         count = len(words)
         if isinstance(numbers, Tensor):
             result = self._send(Op.SUM, peers, torch.cat([numbers, torch.as_tensor(words, device=numbers.device)]))
@@ -235,7 +235,7 @@ class Consensus:
         return result[:-count], result[-count:]
 
     def _replay(self) -> None:
-        """Sends the messages of the first round of the step before, without numbers: other processes may wait."""
+        """Sends the messages of the first round of the last step with zeros: other ranks may wait for them."""
         for op, peers, count in self._expected:
             if op is Op.SUM:
                 _, self._words = self._joint(peers, np.zeros(count), self._words)
@@ -246,7 +246,7 @@ class Consensus:
     # Failure
 
     def check(self) -> None:
-        """Comes before a round. RulecError, in all processes, where one has failed or they do not agree."""
+        """Comes before a round. RulecError, in all ranks, where one has failed or they do not agree."""
         if not self._begun:
             return
         self.failure.turn += 1
@@ -259,7 +259,7 @@ class Consensus:
             self._ask()
 
     def conclude(self) -> None:
-        """Comes before anything is written. RulecError, in all processes, where one has failed."""
+        """Comes before anything is written. RulecError, in all ranks, where one has failed."""
         if not self._begun or self._writes:
             return
         self.check()
@@ -271,15 +271,15 @@ class Consensus:
         self._writes = self._guarded = True
 
     def end(self) -> None:
-        """Comes when everything is written. RulecError, in all processes, where one has failed in later rounds."""
+        """Comes when everything is written. RulecError, in all ranks, where one has failed in later rounds."""
         if self._begun and self._ends:
             self._ask()
         self._ends = False
 
     def fail(self, error: Exception, tensors: Sequence[str]) -> Exception:
-        """Tells waiting processes of an error at some tensors. The result is the error to raise here.
+        """Reports an error at some tensors to the waiting ranks. Returns the error that this rank raises.
 
-        It is the same error where nobody waits any more, or where this process may refuse the step.
+        It is the same error where no rank waits any more, or where this rank may refuse the step.
         """
         if not self._begun or not self._agreed or isinstance(error, Unreached):
             return error
@@ -299,12 +299,12 @@ class Consensus:
         return self._told()
 
     def _ask(self) -> None:
-        """RulecError, in all processes, where one has failed."""
+        """RulecError, in all ranks, where one has failed."""
         if self._of_all(Op.SUM, np.zeros(1))[0]:
             raise self._told()
 
     def _told(self) -> RemoteError:
-        """The error of all processes: of the first that failed."""
+        """The common error of all ranks: the error of the first rank to fail."""
         self._begun = self._open = False
         rank, nobody, error = torch.distributed.get_rank(), np.inf, self.failure.error
         mine = nobody if error is None else self.failure.at * _PROCESSES + rank
@@ -318,7 +318,7 @@ class Consensus:
     # Agreement
 
     def _check(self) -> None:
-        """RulecError unless all processes take a step, and all or none of them another one than before."""
+        """RulecError unless all ranks take a step, and either all or none of them another step than the last one."""
         refused, changed, unknown, there, *sums = map(int, _on_host(self._words))
         if refused:
             self._open = False
@@ -332,7 +332,7 @@ class Consensus:
         self._words = _WORDS.copy()
 
     def _compare(self, digest: int) -> None:
-        """RulecError unless all processes begin the step of this digest, and have alike what they must."""
+        """RulecError unless all ranks begin the step with this digest, and have equal descriptions."""
         other_step, others, refused = self._compared([float(digest), self._alike.digest])
         if refused:
             self._open = False
@@ -344,13 +344,13 @@ class Consensus:
             raise _other_step()
 
     def _compared(self, digests: Sequence[float] | None) -> list[bool]:
-        """Whether each digest is another one in some process, and whether any refuses, which is without digests."""
+        """Whether each digest differs in some rank, and whether any rank refuses; a refusing rank has no digests."""
         words = [-np.inf] * 4 + [1.0] if digests is None else [y for x in digests for y in (-x, x)] + [0.0]
         low, high, other_low, other_high, refused = self._of_all(Op.MAX, np.array(words)).tolist()
         return [-low != high, -other_low != other_high, bool(refused)]
 
     def _settle(self) -> None:
-        """RulecError, or OtherOrder, in all processes, where what must be alike is not."""
+        """RulecError, or OtherOrder, in all ranks, where descriptions differ."""
         try:
             settle(self._alike, self._of_all)
         except (RulecError, OtherOrder):
@@ -358,14 +358,14 @@ class Consensus:
             raise
 
     def _of_all(self, op: Op, numbers: Any) -> Any:
-        """Numbers reduced over all processes, in a message of their own."""
+        """All-reduces numbers over all ranks, in a message of their own."""
         for peers in self.peers:
             numbers = self._send(op, peers, numbers)
         self.traffic.end_round()
         return numbers
 
     def _digest_of(self, plan: Any, launches: Sequence[Launch], overflowed: bool) -> int:
-        """A number for a step: of the updated parameters, of the programs that update them, and of an overflow."""
+        """The digest of a step: of the updated parameters, of the programs that update them, and of an overflow."""
         step = (plan, overflowed, *(x for launch in launches for x in (launch.version, launch.part)))
         if not _same(step, self._step):
             programs = [(launch.version.program, [t.number for t in launch.part.tensors]) for launch in launches]
@@ -376,7 +376,7 @@ class Consensus:
 
 
 def _on_host(words: Any) -> Any:
-    """Words as an array of NumPy's; waits for a device."""
+    """The words as a NumPy array; waits for a device."""
     return words.cpu().numpy() if isinstance(words, Tensor) else words
 
 
@@ -397,7 +397,7 @@ def _other_step() -> RulecError:
 
 
 def behind(cause: str) -> RulecError:
-    """The error of a process that others have left behind."""
+    """The error of a rank without a step that other ranks have taken."""
     return RulecError(
         f"this process failed after all had agreed on a step ({cause}), and others have taken that step: load a "
         f"checkpoint in every process"
@@ -406,7 +406,7 @@ def behind(cause: str) -> RulecError:
 
 @contextmanager
 def reaching(processes: str) -> Iterator[None]:
-    """A block of messages to processes; RulecError where they do not arrive."""
+    """A context of messages to other ranks; RulecError where they do not arrive."""
     try:
         yield
     except RuntimeError as error:

@@ -37,20 +37,20 @@ _COMBINE: Mapping[Op, Callable[[Tensor, Tensor], Tensor]] = {
 }
 _LEVELS = ("group", "model")
 
-#: How many reductions over groups and the model a step may have.
+#: The largest number of reductions over groups and the model in a step.
 _MOST = 32
 
 _REFUSED = -1
 
-#: The words of a message about the formula of values of groups and of the model.
+#: The number of words in a message about the formula of values of groups and of the model.
 _FORMULA = 3
 
-#: The words of a message at most.
+#: The largest number of words in a message.
 _LENGTH = _MOST + 4 + _FORMULA
 
 _OF_FORMULA, _OF_STEP = itemgetter(slice(-_FORMULA, None)), itemgetter(slice(None, -_FORMULA))
 
-#: The bytes of an error that are told to others.
+#: The bytes of an error that are sent to other ranks.
 _TEXT = 600
 
 Reduction = tuple[Op, str]
@@ -63,20 +63,20 @@ def reaches_across(rules: Sequence[Rule]) -> bool:
 
 
 class Across:
-    """The processes of a group, that take their steps together; every tensor, or element, belongs to one of them.
+    """Cross-process reductions over a process group whose ranks step together; every element belongs to one rank.
 
-    A process of a mesh is in a group with one process of each other mesh: all take part in every total.
+    A rank of a mesh is in a group with one rank of each other mesh: all take part in every total.
 
-    `total` puts the float64 numbers of all together, in the order of processes, so that all have the same bits. Before
-    that they `agree` on the step: RulecError, in all of them, where one would take another step.
+    `total` reduces the float64 numbers of all ranks, in the order of ranks, so that all have the same bits. Before that
+    they `agree` on the step: RulecError, in all ranks, where one would take another step.
     """
 
-    #: Whether the processes have agreed on the step, and the lengths of the totals that are still to come in it.
+    #: Whether the ranks have agreed on the step, and the lengths of the totals that are still to come in it.
     agreed = False
     _left: tuple[int, ...] = ()
-    #: Whether an error was told in this step, and why others have taken a step that this process has not.
+    #: Whether a rank reported an error in this step, and the reason that others have taken a step without this rank.
     _told, _behind = False, ""
-    #: The words about the formula, and what they were computed of.
+    #: The words about the formula, and the objects from which they were computed.
     _formula: tuple[int, ...] = (0,) * _FORMULA
     _like: tuple[Any, Any, int] = (None, None, 0)
 
@@ -91,12 +91,12 @@ class Across:
         nccl = torch.distributed.get_backend(group) == "nccl"
         self._device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
         self.traffic = Traffic()
-        #: Messages that were not waited for.
+        #: Messages that this rank did not wait for.
         self._on_their_way: list[Any] = []
 
     @property
     def label(self) -> str:
-        """The keyword with the number of processes."""
+        """The keyword with the number of ranks."""
         return f"reduce_over ({self.size})"
 
     @property
@@ -106,29 +106,29 @@ class Across:
 
     @property
     def ranks(self) -> list[int]:
-        """The processes, by their places among all."""
+        """The global ranks of the group."""
         return torch.distributed.get_process_group_ranks(self._group)
 
     @property
     def rank(self) -> int:
-        """The place of this process in the group."""
+        """The rank of this process in the group."""
         return torch.distributed.get_rank(self._group)
 
     def __reduce__(self) -> Any:
         raise RulecError("an optimizer with reduce_over belongs to its processes: copy its state_dict() instead")
 
     def open(self) -> None:
-        """Begins a step, in which all processes must come to agree."""
+        """Begins a step, on which all ranks must agree."""
         self.agreed, self._told, self._left = False, False, ()
         self.traffic.begin()
 
     def check_even(self) -> None:
-        """RulecError where this process has not taken a step that others have."""
+        """RulecError where other ranks have taken a step without this rank."""
         if self._behind:
             raise behind(self._behind)
 
     def restore(self) -> None:
-        """Takes note that a checkpoint was loaded."""
+        """Records that a checkpoint was loaded."""
         self._behind = ""
 
     def leave(self) -> None:
@@ -136,7 +136,7 @@ class Across:
         self._told = True
 
     def refuse(self, waits: bool = True) -> None:
-        """Tells the others, where they wait or will wait, that this process takes no step; `waits` for them."""
+        """Tells waiting ranks that this rank takes no step, and waits for them if `waits`."""
         if self.agreed:
             return
         if waits:
@@ -153,11 +153,9 @@ class Across:
         self._on_their_way.append((work, sent, parts))
 
     def agree(self, launches: Sequence[Launch], groups: int, remembers: bool, overflowed: bool) -> None:
-        """Agrees with the others on a step of these launches; `remembers`: groups or the model have states.
+        """Agrees with other ranks on a step of these launches; a rank without launches takes part in the reductions.
 
-        `overflowed`: scaled gradients have an infinity.
-
-        A process without any takes part in the others' reductions here.
+        `remembers`: groups or the model have states. `overflowed`: scaled gradients have an infinity.
         """
         reductions = _reductions(launches)
         fired = sorted({place for launch in launches for place in _places(launch)})
@@ -195,7 +193,7 @@ class Across:
                 self.total(op, np.full(length, REDUCTIONS[op].nothing))
 
     def _exchange(self, words: Sequence[int]) -> list[tuple[int, ...]]:
-        """What each process says: `words` here."""
+        """All-gathers the words of each rank; `words` are those of this rank."""
         self.agreed = True
         row = torch.zeros(_LENGTH, dtype=torch.int64)
         row[: len(words)] = torch.tensor([*words])
@@ -203,9 +201,9 @@ class Across:
         return [(part[:1] if part[0] == _REFUSED else part[: 4 + part[2] + _FORMULA]) for part in messages]
 
     def total(self, op: Op, numbers: Any) -> Any:
-        """The numbers of all processes, reduced one by one: as an array or tensor, like those here.
+        """All-reduces numbers element by element, as an array or a tensor, like `numbers`.
 
-        RulecError, in all processes, where one has failed.
+        RulecError, in all ranks, where one has failed.
         """
         here = numbers if isinstance(numbers, Tensor) else torch.from_numpy(np.array(numbers, np.float64))
         self._left = self._left[1:]
@@ -218,9 +216,9 @@ class Across:
         return first.to(here.device) if isinstance(numbers, Tensor) else first.cpu().numpy()
 
     def fail(self, error: Exception, tensors: Sequence[str]) -> Exception:
-        """Tells waiting processes of an error at some tensors. The result is the error to raise here.
+        """Reports an error at some tensors to the waiting ranks. Returns the error that this rank raises.
 
-        It is the same error where nobody waits any more, or where this process may refuse the step.
+        It is the same error where no rank waits any more, or where this rank may refuse the step.
         """
         if not self.agreed or self._told or isinstance(error, Unreached):
             return error
@@ -235,7 +233,7 @@ class Across:
         return told
 
     def _said(self, text: str) -> RemoteError:
-        """The error of all processes: the first with a text."""
+        """The common error of all ranks: the text of the first rank with a text."""
         self._told = True
         row = torch.zeros(_TEXT, dtype=torch.uint8)
         sent = text.encode()[:_TEXT]
@@ -254,7 +252,7 @@ class Across:
 
 
 def _places(launch: Launch) -> list[int]:
-    """The groups that a launch's tensors are of, as the optimizer counts them."""
+    """The groups of a launch's tensors, by their indices in the optimizer."""
     return [launch.common.processes.places[tensor.group] for tensor in launch.part.tensors]
 
 
@@ -340,7 +338,7 @@ def formula(launches: Sequence[Launch]) -> tuple[int, ...]:
 
 
 def check_formulas(formulas: Sequence[Sequence[int]]) -> None:
-    """RulecError where two processes have other equations of one rule, or other numbers of values of all."""
+    """RulecError where two ranks have different equations of one rule, or different numbers in values of all."""
     known: dict[int, tuple[int, Sequence[int]]] = {}
     for process, (name, *words) in enumerate(formulas):
         first, before = known.setdefault(name, (process, words))

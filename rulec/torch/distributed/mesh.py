@@ -48,7 +48,7 @@ _OPS = {Op.SUM: "SUM", Op.MIN: "MIN", Op.MAX: "MAX"}
 
 @dataclass(frozen=True, eq=False)
 class SentBytes:
-    """An exchange of bytes that has begun; `message` is the vector sent, and lives until all is sent."""
+    """An all-to-all of bytes that has begun; `message` is the vector sent, and lives until all is sent."""
 
     work: Any
     message: Tensor
@@ -57,13 +57,13 @@ class SentBytes:
     label: str = ""
 
     def wait(self) -> None:
-        """Waits until it is over."""
+        """Waits until the all-to-all is over."""
         if self.work is not None:
             with reaching(self.label):
                 self.work.wait()
 
     def received(self) -> Any:
-        """The vectors of all processes, one after the other, of the kind and dtype of `like`."""
+        """The vectors of all ranks, one after the other, of the kind and dtype of `like`."""
         if not isinstance(self.like, Tensor):
             return self.result.to("cpu", torch.from_numpy(self.like[:0].copy()).dtype).numpy()
         return self.result.to(self.like.device, self.like.dtype)
@@ -71,7 +71,7 @@ class SentBytes:
 
 @dataclass(frozen=True)
 class MeshGroup:
-    """The processes along dimensions of a mesh: a process group that this process belongs to.
+    """The process group of this rank and the other ranks along dimensions of a device mesh.
 
     `name` has the names of the dimensions.
     """
@@ -80,7 +80,7 @@ class MeshGroup:
     name: str = field(default="", compare=False)
 
     def reduce(self, op: Op, numbers: Any) -> Any:
-        """A vector in float64 reduced over the processes: a tensor on its device, or an array of NumPy's."""
+        """All-reduces a vector in float64 over the ranks: a tensor on its device, or a NumPy array."""
         if is_fake(numbers):
             return numbers
         sent = numbers.clone() if isinstance(numbers, Tensor) else torch.from_numpy(np.array(numbers, np.float64))
@@ -90,7 +90,7 @@ class MeshGroup:
         return here.to(sent.device) if isinstance(numbers, Tensor) else here.cpu().numpy()
 
     def tell(self, op: Op, numbers: Any) -> Any:
-        """Sends a vector to be reduced, and waits for nobody; what it returns holds the message until it is there."""
+        """Begins to all-reduce a vector without waiting; the result keeps the message alive until it has arrived."""
         here = torch.from_numpy(np.array(numbers, np.float64)).to(self._device)
         with reaching(self.label):
             work = torch.distributed.all_reduce(
@@ -100,31 +100,31 @@ class MeshGroup:
 
     @property
     def label(self) -> str:
-        """The name with the number of processes, as `dp x tp (8)`."""
+        """The name with the number of ranks, as `dp x tp (8)`."""
         return f"{self.name} ({self.size})"
 
     @property
     def rank(self) -> int:
-        """The place of this process in the group."""
+        """The rank of this process in the group."""
         return torch.distributed.get_rank(self.group)
 
     @property
     def size(self) -> int:
-        """The number of processes."""
+        """The number of ranks."""
         return torch.distributed.get_world_size(self.group)
 
     def exchange(self, sent: Any, counts: Sequence[int], received: Sequence[int], dtype: str) -> SentBytes:
-        """Begins to send each process its share of a vector, `counts` long; `received` are the lengths of what comes.
+        """Begins an all-to-all: `counts` are the elements of `sent` for each rank, `received` those from each rank.
 
-        Elements travel in `dtype`, and come in that of `sent`.
+        Elements travel in `dtype`, and arrive in the dtype of `sent`.
         """
         if is_fake(sent):
             return SentBytes(None, sent, sent.new_zeros(sum(received)), sent)
         tensor = sent if isinstance(sent, Tensor) else torch.from_numpy(np.ascontiguousarray(sent))
-        # An empty array of NumPy's has no stride, and torch sees no bytes in it.
+        # An empty NumPy array has no stride, and torch sees no bytes in it.
         message = (tensor if len(tensor) else tensor.new_empty(0)).to(self._device, DTYPES[dtype])
         result, size = message.new_empty(sum(received)), message.element_size()
-        # Bytes, for not every transport knows every dtype.
+        # The message is bytes, for not every transport knows every dtype.
         with reaching(self.label):
             work = torch.distributed.all_to_all_single(
                 result.view(torch.uint8), message.view(torch.uint8), [size * n for n in received],
@@ -139,9 +139,9 @@ class MeshGroup:
 
 
 def whole_of(param: Any, spread: bool, section: Section | None = None) -> GlobalTensor | None:
-    """The whole of a DTensor, a section of it or a flat parameter; None where this process has all of it.
+    """The global tensor of a DTensor, of a segment of it or of a flat parameter; None where this rank has all of it.
 
-    With `spread` it says where the other parts are.
+    With `spread` it has the sharding over all ranks.
     """
     if is_flat(param):
         start, length = flat_start(param), param.numel()
@@ -157,7 +157,7 @@ def whole_of(param: Any, spread: bool, section: Section | None = None) -> Global
 
 
 def _spread(param: Any, section: Section | None) -> Sharding | None:
-    """The place of every part and replica of a DTensor, or of a section of it; None where one is no rectangle."""
+    """The sharding of a DTensor, or of a segment of it, with replicas; None where a shard is no rectangle."""
     mesh = param.device_mesh
     every = _long_axes(mesh)
     cut = tuple(axis for axis in every if not param.placements[axis].is_replicate())
@@ -168,7 +168,7 @@ def _spread(param: Any, section: Section | None) -> Sharding | None:
 def _spread_along(
     param: Any, section: Section | None, axes: tuple[int, ...], alone: Sharding | None
 ) -> Sharding | None:  # fmt: skip
-    """The same among this process and its neighbours along these dimensions of the mesh."""
+    """The sharding over the ranks along these dimensions of the mesh."""
     mesh, peers = param.device_mesh, _peers_along(param.device_mesh, axes)
     ranks = torch.distributed.get_process_group_ranks(peers.group)
     rectangles = rectangles_of(param, ranks, section)
@@ -181,17 +181,17 @@ def _spread_along(
 
 
 def _long_axes(mesh: Any) -> tuple[int, ...]:
-    """The dimensions of a mesh with several processes."""
+    """The dimensions of a mesh with several ranks."""
     return tuple(axis for axis in range(mesh.ndim) if mesh.size(axis) > 1)
 
 
 def _all_peers(mesh: Any) -> MeshGroup:
-    """All processes of a mesh."""
+    """The group of all ranks of a mesh."""
     return _peers_along(mesh, _long_axes(mesh))
 
 
 def _peers_along(mesh: Any, axes: tuple[int, ...]) -> MeshGroup:
-    """This process and its neighbours along these dimensions of a mesh."""
+    """The group of this rank and the other ranks along these dimensions of a mesh."""
     one = mesh.get_group(axes[0]) if len(axes) == 1 else _joint_group(torch.distributed.group.WORLD, mesh, axes)
     return MeshGroup(one, _name(mesh, axes))
 
@@ -204,9 +204,9 @@ def _name(mesh: Any, axes: Sequence[int]) -> str:
 
 @functools.cache
 def _joint_group(world: Any, mesh: Any, axes: tuple[int, ...]) -> Any:
-    """The group of this process and its neighbours along these dimensions of a mesh.
+    """The process group of this rank and the other ranks along these dimensions of a mesh.
 
-    A flattened mesh is another way to it; torch 2.13 then gathers DTensors by it, and loses rows of uneven parts.
+    It is no flattened mesh: torch 2.13 would gather DTensors by that mesh, and lose rows of uneven shards.
     """
     coordinate = mesh.get_coordinate()
     along = tuple(slice(None) if axis in axes else coordinate[axis] for axis in range(mesh.ndim))
@@ -216,10 +216,10 @@ def _joint_group(world: Any, mesh: Any, axes: tuple[int, ...]) -> Any:
 def meeting_of(
     routed: Sequence[tuple[Any, Rule]], before: Consensus | None, across: Across | None
 ) -> Consensus | None:  # fmt: skip
-    """The meeting for parameters with these rules: the one before, with all processes; None where none need to meet.
+    """The consensus for parameters with these rules: `before` with more ranks, or a new one; None where none is needed.
 
-    HyperError where `across`, which takes the values of groups and the model over processes with other tensors, has
-    processes with the same ones.
+    `across` reduces values of groups and the model over ranks with other tensors. HyperError where it has ranks with
+    the same tensors.
     """
     if across is not None:
         for mesh in {param.device_mesh for param, _ in routed if is_dtensor(param)}:
@@ -232,15 +232,15 @@ def meeting_of(
 
 
 def _outermost(peers: Sequence[Any]) -> list[Any]:
-    """The sets of processes, without the subsets of others: who agrees with all agrees with some."""
+    """The rank groups without subsets of others: a rank that agrees with a group agrees with its subsets."""
     ranks = {each: _ranks(each) for each in peers}
     return [each for each in ranks if not any(ranks[each] < other for other in ranks.values())]
 
 
 def first_meeting_of(params: Sequence[Any]) -> Consensus | None:
-    """The processes with the same DTensors, or parts of them, for a comparison before the first step; None for none.
+    """The consensus of ranks with shards of the same DTensors, for a comparison before the first step.
 
-    Fake tensors have none.
+    None where no DTensor is sharded over several ranks; fake tensors do not count.
     """
     meshes = dict.fromkeys(
         param.device_mesh for param in params if is_dtensor(param) and not is_fake(local_tensor(param))
@@ -255,7 +255,7 @@ def _ranks(peers: Any) -> frozenset[int]:
 
 
 def _check_apart(mesh: Any, across: Across) -> None:
-    """HyperError where processes of a mesh are among those with other tensors."""
+    """HyperError where ranks of a mesh are in the group of ranks with other tensors."""
     both = {*across.ranks} & {*mesh.mesh.flatten().tolist()} - {torch.distributed.get_rank()}
     if both:
         raise HyperError(
@@ -265,9 +265,10 @@ def _check_apart(mesh: Any, across: Across) -> None:
 
 
 def _meeting_peers(param: Any, rule: Rule) -> list[RankGroup]:
-    """The processes that a parameter's step is agreed on with, in as many sets as there are dimensions of its mesh.
+    """The rank groups that must agree on a parameter's step: one for each dimension of its mesh.
 
-    They are all of the mesh. Replicas send one another nothing but their agreement; else one would step without others.
+    Together they are all ranks of the mesh. Replicas send one another their agreement alone; without it, one would step
+    without the others.
     """
     whole = whole_of(param, spread=False)
     if whole is None or not whole.cuts:
@@ -279,17 +280,18 @@ def _meeting_peers(param: Any, rule: Rule) -> list[RankGroup]:
     return [*(peers for _, peers in whole.cuts), *(_peers_along(mesh, (axis,)) for axis in replicated)]
 
 
-#: torch's register of modules that were split, or replicated: all processes have the same.
+#: torch's register of modules that were sharded, or replicated: all ranks have the same.
 _REGISTER = "torch.distributed._composable_state", "_module_state_mapping"
 
-#: What wrappers put into names, in some processes perhaps.
+#: The parts of names from wrappers, perhaps in some ranks only.
 _WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "module"})
 
 
 def split_names(params: Sequence[Tensor]) -> dict[int, str]:
-    """The names of parameters in split models, by identity.
+    """The names of parameters in models after `fully_shard`, by identity.
 
-    A model is a module that no other split one contains. The names in a second model begin with its number.
+    A model is a sharded module that no other sharded module contains. The names in a second model begin with its
+    number.
     """
     modules = _split_modules()
     wanted, inner = {id(param) for param in params}, {id(child) for m in modules for child in _below(m)}
@@ -306,10 +308,10 @@ def split_names(params: Sequence[Tensor]) -> dict[int, str]:
 
 
 def are_at_work(backward_done: bool) -> bool:
-    """Whether other processes wait for this one in messages of a split model, between two steps.
+    """Whether other ranks wait for this one in collectives of a sharded model, between two steps.
 
-    It is between the beginning of a forward pass and the end of a backward pass. Or it has run before, and not since
-    the last step: `backward_done` says that there are gradients of a backward pass since then.
+    They do from the beginning of a forward pass to the end of a backward pass. They also do where the model has run
+    before, but not since the last step: `backward_done` says that a backward pass since then left gradients.
     """
     for module in _split_modules():
         state = module._get_fsdp_state() if hasattr(module, "_get_fsdp_state") else None
@@ -334,5 +336,5 @@ def _below(module: nn.Module) -> Any:
 
 
 def _plain(path: str) -> str:
-    """A name without those of wrappers."""
+    """A name without the parts of wrappers."""
     return ".".join(word for word in path.split(".") if word not in _WRAPPERS)

@@ -1,4 +1,4 @@
-"""The messages of an optimizer's step to other processes: a record of the last step, printed as tables."""
+"""The messages of an optimizer's step to other ranks: a record of the last step, printed as tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NUMBER = 8
 
 
 class NamedGroup(Protocol):
-    """Some processes with a name: `rank` is this one among `size`."""
+    """A named rank group: `rank` is this rank among `size`."""
 
     @property
     def label(self) -> str: ...
@@ -30,7 +30,7 @@ class NamedGroup(Protocol):
 class Reductions:
     """The reductions of a step over one process group.
 
-    `rounds` wait for one another. `numbers` and `bytes` are the length of all messages of this process together; the
+    `rounds` wait for one another. `numbers` and `bytes` are the length of all messages of this rank together; the
     algorithm of the process group decides how often a byte travels.
     """
 
@@ -42,16 +42,16 @@ class Reductions:
 
 @dataclass(frozen=True)
 class Exchange:
-    """The exchanges of matrices in a step, between the processes of one group.
+    """The all-to-alls of matrices in a step, between the ranks of one group.
 
-    `dtype` names the dtypes in which `count` tensors travel. `matrices`, `work` and `sent` have an entry for each
-    process, by rank: the number of tensors it works on, its share of the work from 0 to 1, and the bytes it sends to
-    others. `rank` is this process. `least` is the number of bytes that all processes together send where every tensor
-    goes to the process with the largest parts of its arrays, and one replica of each part is sent there. `buckets` is
-    the number of times that arrays travel there, and back.
+    `dtype` names the dtypes in which `count` tensors travel. `matrices`, `work` and `sent` have an entry for each rank:
+    the number of its tensors, its share of the work from 0 to 1, and the bytes that it sends to others. `rank`
+    is this rank. `least` is the number of bytes that all ranks together send where the owner of every tensor is the
+    rank with its largest shards, and one replica of each shard is sent to the owner. `buckets` is the number of
+    all-to-alls to owners, and of those back.
 
-    `shared` of the matrices have several owners, who are all counted; `between` are the bytes that each process sends
-    to such others, in so many `rounds`.
+    `shared` of the matrices have several owners, all of them counted; `between` are the bytes that each rank sends to
+    other owners of the same matrices, in `rounds` all-to-alls.
     """
 
     processes: str
@@ -69,7 +69,7 @@ class Exchange:
 
     @property
     def here(self) -> int:
-        """The bytes that this process sends."""
+        """The bytes that this rank sends."""
         return self.sent[self.rank]
 
 
@@ -125,19 +125,19 @@ class Traffic:
         self._begun, self._round, self._reduced, self._owners, self._moved = True, 0, [], [], []
 
     def reduced(self, group: Any, numbers: int) -> None:
-        """Records a message of so many numbers of 8 bytes."""
+        """Records a message of `numbers` numbers of 8 bytes."""
         self._reduced.append((group, self._round, numbers))
 
     def end_round(self) -> None:
-        """What is reduced from here on has waited for the results so far."""
+        """Ends a round: later reductions wait for the results so far."""
         self._round += 1
 
     def assigned(self, group: Any, works: Sequence[Work], chosen: Assignment) -> None:
-        """Records the owners of tensors, and the work on each."""
+        """Records the owner ranks of tensors, and the work on each."""
         self._owners.append((group, works, chosen))
 
     def exchanged(self, group: Any, schedule: Schedule) -> None:
-        """Records that arrays go to their owners, and results back."""
+        """Records that arrays travel to their owner ranks, and results back."""
         self._moved.append((group, schedule))
 
     def record(self) -> Communication:

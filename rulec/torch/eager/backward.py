@@ -1,4 +1,4 @@
-"""The backward passes of an eager optimizer: the step they belong to, and the hooks that tell of gradients."""
+"""The backward passes of an eager optimizer: the step they belong to, and the hooks that report gradients."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Passes:
         return OpenStep(self.inner, self.roster, self.options.journal)
 
     def begin_backward(self, last_microbatch: bool, clips: bool) -> OpenStep:
-        """Opens the window of a backward pass; `clips` says that it needs the norm of all gradients."""
+        """Opens the handler of a backward pass; `clips` says that it needs the norm of all gradients."""
         step = self.enter()
         if clips and step.factor is None:
             raise RulecError(
@@ -126,7 +126,7 @@ class Passes:
         return step
 
     def begin_measuring(self, factor: Factor) -> None:
-        """Opens the window of the first of two passes."""
+        """Opens the handler of the first of two backward passes."""
         step = self.enter()
         if step.factor is not None:
             raise RulecError("this step was measured already: run its second pass in opt.backward()")
@@ -138,7 +138,7 @@ class Passes:
         self.window = Measuring(step, self.arrivals, factor)
 
     def run(self, shown: Any = None) -> Iterator[Any]:
-        """The scope of the window that was opened."""
+        """The scope of the handler that was opened."""
         window = self.window
         assert window is not None
         try:
@@ -190,7 +190,7 @@ class Passes:
         self.last, self.step = step.close(), None
 
     def _last_part(self) -> tuple[OpenStep, list[int]] | None:
-        """The step before its end, and the places of gradients still here; None without any update."""
+        """The step before its end, and the indices of gradients that are still held; None without any update."""
         if self.window is not None:
             raise RulecError("step() was called inside of opt.backward(): call it after the scope")
         self.check_whole()

@@ -1,4 +1,4 @@
-"""Gradients that several processes make together: an update waits until they were reduced.
+"""Gradients that several ranks compute together: an update waits until they were reduced.
 
 The hooks on a parameter run before `DistributedDataParallel` has reduced its gradient: an update there would be made of
 this process's share, and the copies of the model would part without a word. So DDP's communication hook tells of
@@ -28,7 +28,7 @@ Pairs = Sequence[tuple[Tensor, Tensor]]
 
 
 class Replicas:
-    """The communication hook of a DistributedDataParallel: it reduces as DDP does, and tells who wants to know.
+    """The communication hook of a DistributedDataParallel: it reduces as DDP does, and reports reduced gradients.
 
     One bucket is on its way while the backward pass makes the next. `managed` are the parameters, by identity, whose
     gradients come this way.
@@ -121,29 +121,29 @@ def replicas_of(model: Any) -> Replicas | None:
 
 
 class Reducer:
-    """Who reduces the gradients of an eager optimizer, where it was made of a `model` that several processes train.
+    """The reduction of an eager optimizer's gradients, where it was made of a `model` that several ranks train.
 
-    Where `local`, every process trains by itself.
+    Where `local`, every rank trains by itself.
     """
 
     def __init__(self, model: Any, local: bool) -> None:
         self._local, self._replicas = local, replicas_of(model)
-        # Those that a DistributedDataParallel was told to ignore are its process's own.
+        # Parameters that a DistributedDataParallel ignores are local to their rank.
         self._known = {id(p) for p in model.parameters()} if self._replicas is not None else set()
 
     def attach(self, owner: Any) -> None:
-        """Has gradients that come reduced told to `owner`, instead of by hooks on the parameters."""
+        """Has reduced gradients reported to `owner`, instead of by hooks on the parameters."""
         if self._replicas is not None:
             self._replicas.tell(owner)
 
     def outside(self, roster: ParameterIndex) -> set[int]:
-        """The places of the parameters on which there must be no hook."""
+        """The indices of the parameters on which there must be no hook."""
         if self._replicas is None:
             return set()
         return {place for place, param in enumerate(roster.params) if id(param) in self._replicas.managed}
 
     def check(self, roster: ParameterIndex) -> None:
-        """RulecError where there are several processes, and nobody known here reduces a parameter's gradient."""
+        """RulecError where there are several ranks, and no known wrapper reduces a parameter's gradient."""
         count = 1 if self._local else _count()
         if count == 1:
             return
@@ -168,13 +168,13 @@ class Reducer:
                 )
 
     def check_epilogue(self) -> None:
-        """RulecError where gradients must be there to be reduced."""
+        """RulecError where gradients must exist to be reduced."""
         if self._replicas is not None:
             raise RulecError("epilogue= leaves no gradient for DistributedDataParallel to reduce: leave it out")
 
 
 def _count() -> int:
-    """How many processes there are."""
+    """The world size."""
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return 1

@@ -87,7 +87,7 @@ class Epilogue:
         return True
 
     def _update(self, machine: OptimizerStep, launch: Launch, param: Tensor, product: Product) -> int:
-        """Writes the parameter and its states; the bytes of the gradient that there were at once."""
+        """Writes the parameter and its states; returns the bytes of the gradient that were held at once."""
         with machine.plain():
             room = self._calls.give(launch, product)
             machine.writer.write([launch], [param])
@@ -125,7 +125,7 @@ def _completed(window: BackwardHandler | None, weight: Tensor) -> Firing | None:
 
 
 def _home(inner: Inner, place: int) -> tuple[OptimizerStep, int]:
-    """The machine that has the parameter at this place, and its place there."""
+    """The optimizer step that has the parameter with this index, and its index in it."""
     while isinstance(inner, PartitionedInner):
         number, place = inner._homes[place]
         inner = inner._inner[number]
@@ -146,7 +146,7 @@ def _launch(machine: OptimizerStep, place: int) -> Launch | None:
 
 
 def _is_distributed() -> bool:
-    """Whether gradients are summed over processes: then they must be made."""
+    """Whether gradients are all-reduced: then they must be computed."""
     distributed = torch.distributed
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 

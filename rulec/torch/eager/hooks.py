@@ -1,4 +1,4 @@
-"""The hooks that tell an eager optimizer of gradients and of reads, without a reference to it; arrivals are counted."""
+"""The hooks that report gradients and reads to an eager optimizer, without a reference to it; they count arrivals."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _hooks_on(param: Tensor) -> Any:
 
 
 def hears_alone(param: Tensor) -> bool:
-    """Whether an eager optimizer is told of a parameter's gradient, and nobody else."""
+    """Whether an eager optimizer gets a parameter's gradient, and no other object does."""
     hooks = _hooks_on(param)
     return bool(hooks) and not param._backward_hooks and all(isinstance(hook, _Hook) for hook in hooks.values())
 
@@ -120,7 +120,7 @@ class Arrivals:
         self.watches = True
 
     def expected(self, place: int) -> int:
-        """How many arrivals there will be; 0 where that is not known, or the update must wait."""
+        """The number of expected arrivals; 0 where it is not known, or the update must wait."""
         return 0 if place in self.late else self._seen.get(place, self._assumed)
 
     def learn(self, counts: Mapping[int, int], late: Iterable[int]) -> None:

@@ -1,4 +1,4 @@
-"""The running backward pass: the steps taken when a gradient arrives."""
+"""On-gradient handlers: the work of a running backward pass when a gradient arrives."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rulec.torch.eager.open_step import OpenStep
 
 
 class BackwardHandler(ABC):
-    """A backward pass, or several in segments, of one step."""
+    """Handles the gradients of one step as they arrive, in one backward pass or in several for segments."""
 
     def __init__(self, step: OpenStep) -> None:
         self.step, self._roster = step, step.roster
@@ -29,10 +29,10 @@ class BackwardHandler(ABC):
         self._begun: set[int] = set()
 
     def arrive(self, place: int) -> None:
-        """A parameter's gradient arrived, all of it or a contribution: it is in `.grad`."""
+        """Takes a parameter's gradient, all of it or a contribution, which arrived in `.grad`."""
         self._check_pass()
         self._follow(graph_task())
-        if self._roster.params[place].grad is not None:  # torch runs hooks where nothing arrived, too
+        if self._roster.params[place].grad is not None:  # torch also runs hooks where no gradient arrived
             self.step.gradient_bytes.arrive(place)
             self._arrived(place)
 
@@ -44,7 +44,7 @@ class BackwardHandler(ABC):
             Variable._execution_engine.queue_callback(partial(self._begun.discard, task))
 
     def check_complete(self) -> None:
-        """RulecError where a backward pass failed, and nobody was told."""
+        """RulecError where a backward pass failed and its exception did not leave it."""
         if self._begun:
             raise RulecError(
                 "a backward pass failed inside of opt.backward(), and its exception did not leave it: let it out, so "
@@ -60,7 +60,7 @@ class BackwardHandler(ABC):
             )
 
     def postpone(self, place: int) -> None:
-        """Leaves a gradient to hooks that torch runs after it arrived; RulecError where it is used at once."""
+        """Leaves a gradient to hooks that torch runs after its arrival; RulecError where it is used at once."""
         raise RulecError(
             f"a hook was registered on {self._roster.names[place]} inside of the scope, where its gradient is used "
             f"before that hook runs: register it before the scope"
@@ -71,37 +71,37 @@ class BackwardHandler(ABC):
 
     @abstractmethod
     def end(self) -> None:
-        """The pass is done."""
+        """Ends a complete backward pass."""
 
     def close(self) -> None:  # noqa: B027 (most have nothing to close)
-        """The pass is left, done or not."""
+        """Leaves the backward pass, complete or not."""
 
 
 class Accumulating(BackwardHandler):
-    """A micro-batch that is not the last: gradients are added up and stay."""
+    """Handles a micro-batch that is not the last: gradients are added up and stay."""
 
     def postpone(self, place: int) -> None:
-        """Nothing: gradients stay."""
+        """Does nothing: gradients stay."""
 
     def _arrived(self, place: int) -> None:
         self.step.accumulated = True
 
     def end(self) -> None:
-        """Nothing: gradients stay."""
+        """Does nothing: gradients stay."""
 
 
 class Folding(BackwardHandler):
-    """A micro-batch before the last: its gradients are folded into states as they arrive."""
+    """Handles a micro-batch before the last: its gradients are folded into states as they arrive."""
 
     def _arrived(self, place: int) -> None:
         self.step.fold(place)
 
     def end(self) -> None:
-        """Nothing: gradients are gone."""
+        """Does nothing: gradients are gone."""
 
 
 class Counting(BackwardHandler):
-    """A pass in which arrivals are counted; at a parameter's last one its gradient is complete."""
+    """Counts arrivals in a backward pass; at a parameter's last arrival its gradient is complete."""
 
     def __init__(self, step: OpenStep, arrivals: Arrivals) -> None:
         super().__init__(step)
@@ -121,11 +121,11 @@ class Counting(BackwardHandler):
 
     @abstractmethod
     def _again(self, place: int, count: int) -> None:
-        """One more arrival than expected."""
+        """Handles one more arrival than expected."""
 
 
 class Firing(Counting):
-    """The last backward pass of a step: a parameter is updated when its gradient is complete, which is then freed."""
+    """Handles the last backward pass of a step: a complete gradient updates its parameter and is freed."""
 
     def __init__(self, step: OpenStep, arrivals: Arrivals) -> None:
         super().__init__(step, arrivals)
@@ -133,7 +133,7 @@ class Firing(Counting):
         self._late: dict[int, int] = {}
         self._postponed: set[int] = set()
         self._updating = False
-        # Only modules that run during the pass pay for it: those that activation checkpointing runs again.
+        # Only modules that run during the backward pass pay for it: activation checkpointing runs them again.
         self._watch = register_module_forward_pre_hook(self._module_reads)
         self._reads = Reads(step.roster.params, self._read) if arrivals.watches else nullcontext()
         self._reads.__enter__()
@@ -148,7 +148,7 @@ class Firing(Counting):
 
     @contextmanager
     def _update(self) -> Iterator[None]:
-        """A block of which reads are an update's own."""
+        """A context in which parameters are read by an update itself."""
         self._updating = True
         try:
             yield
@@ -156,12 +156,12 @@ class Firing(Counting):
             self._updating = False
 
     def arrive(self, place: int) -> None:
-        """A parameter's gradient arrived; where it is complete the parameter is updated."""
+        """Takes a gradient that arrived; where it is complete, the parameter is updated."""
         with self._update():
             super().arrive(place)
 
     def postpone(self, place: int) -> None:
-        """Has a parameter wait for `step()`, if this arrival of its gradient is the last."""
+        """Defers a parameter to `step()`, if this arrival of its gradient is the last."""
         self._postponed.add(place)
 
     def _complete(self, place: int) -> None:
@@ -179,7 +179,7 @@ class Firing(Counting):
         return place in self._roster.chosen and self.counts.get(place, 0) + 1 == expected and self.step.factor is None
 
     def take(self, place: int, update: Callable[[], int]) -> None:
-        """An arrival that completes a gradient without making it; `update` as in `OpenStep.take`."""
+        """Takes an arrival that completes a gradient without computing it; `update` is as in `OpenStep.take`."""
         self._check_pass()
         self.step.take(place, update)  # which reads the parameter, before its gradient counts as complete
         self.counts[place] = self.counts.get(place, 0) + 1
@@ -200,7 +200,7 @@ class Firing(Counting):
             self._read(self._roster.places.get(id(param), -1), type(module).__name__)
 
     def _read(self, place: int, reader: str) -> None:
-        """Something runs during the pass and reads a parameter, which must not have been updated."""
+        """RulecError where a reader during the backward pass reads a parameter that was updated."""
         if self._updating:
             return
         if place in self._gather.waiting:
@@ -214,7 +214,7 @@ class Firing(Counting):
             self._late[place] = self.counts[place]
 
     def end(self) -> None:
-        """Fires what was still waiting, and takes over how often gradients arrived."""
+        """Fires the gradients that still wait, and remembers the number of arrivals of each."""
         with self._update():
             self.step.fire(self._gather.take())
         self._arrivals.learn(self.counts, [i for i, count in self._late.items() if count == self.counts[i]])
@@ -222,13 +222,13 @@ class Firing(Counting):
         self._roster.release(self.step.fired)
 
     def close(self) -> None:
-        """Stops watching."""
+        """Stops watching for reads of parameters."""
         self._reads.__exit__(None, None, None)
         self._watch.remove()
 
 
 class Finishing(Firing):
-    """The last backward pass of a step whose gradients are folded into states."""
+    """Handles the last backward pass of a step whose gradients are folded into states."""
 
     def _arrived(self, place: int) -> None:
         self.step.fold(place)
@@ -243,19 +243,19 @@ class Finishing(Firing):
         BackwardHandler.postpone(self, place)
 
     def completes(self, place: int) -> bool:
-        """Never: gradients are folded whole."""
+        """Always returns False: gradients are folded as a whole."""
         return False
 
 
-#: Gradients of more bytes than this fire alone.
+#: A gradient of more bytes than this fires alone.
 SMALL = 1 << 16
 
-#: The part of the largest gradient that those waiting may take together.
+#: The part of the largest gradient's bytes that waiting gradients may take together.
 _PART = 20
 
 
 class Gather:
-    """The places of gradients that are complete and wait, of together at most `room` bytes."""
+    """Gathers complete small gradients that wait to fire together, at most `room` bytes of them, by parameter index."""
 
     def __init__(self, room: int) -> None:
         self.room = room
@@ -267,23 +267,23 @@ class Gather:
         return size <= SMALL and size <= self.room
 
     def add(self, place: int, size: int) -> list[int]:
-        """Lets a gradient wait; the gradients to fire first where there is no room."""
+        """Adds a waiting gradient, and returns the gradients to fire first where there is no room."""
         ready = self.take() if self._bytes + size > self.room else []
         self.waiting[place] = size
         self._bytes += size
         return ready
 
     def withdraw(self, place: int) -> None:
-        """Takes out one that was not complete after all."""
+        """Removes a gradient that was not complete after all."""
         self._bytes -= self.waiting.pop(place)
 
     def take(self) -> list[int]:
-        """All that wait; none does any more."""
+        """Removes and returns all waiting gradients."""
         ready, self._bytes = sorted(self.waiting), 0
         self.waiting.clear()
         return ready
 
 
 def room_for(largest: int) -> int:
-    """How many bytes may wait where the largest gradient has so many."""
+    """The bytes of gradients that may wait where the largest gradient has `largest` bytes."""
     return largest // _PART

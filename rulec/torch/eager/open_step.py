@@ -130,11 +130,11 @@ class OpenStep:
         return written
 
     def take(self, place: int, update: Callable[[], int]) -> None:
-        """Updates a parameter without its gradient; `update` says how many bytes of one there were at once."""
+        """Updates a parameter without its gradient; `update` returns the bytes of a gradient that it held at once."""
         self.took(place, self._write((place,), update))
 
     def took(self, place: int, largest: int) -> None:
-        """A parameter was updated elsewhere, by a gradient of which no more than `largest` bytes were there at once."""
+        """Counts a parameter updated elsewhere, with at most `largest` bytes of its gradient held at once."""
         self.gradient_bytes.lend(largest)
         self.gradient_bytes.leave([place])
         self.fired[place] = None
@@ -255,7 +255,7 @@ def fold(inner: Inner, place: int, grad: Tensor, first: bool) -> None:
 
 def update_folded(inner: Inner, places: tuple[int, ...], params: Sequence[Tensor]) -> None:
     """Steps parameters whose gradients are folded into their states."""
-    _run(inner, places, [p.detach() for p in params], "last")  # the gradient is not read, but something must be there
+    _run(inner, places, [p.detach() for p in params], "last")  # stand-ins for gradients, which are not read
 
 
 def _run(inner: Inner, places: tuple[int, ...], grads: Sequence[Tensor], phase: Phase) -> None:

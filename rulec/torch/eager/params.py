@@ -22,10 +22,9 @@ from rulec.torch.tensors.fake import is_fake
 
 
 class ParameterIndex:
-    """The parameters of some groups as they are now.
+    """The parameters of some groups, by index among the parameters of all groups, in order.
 
-    A parameter's place is its index among those of all groups, in order. `chosen` are the places of updates inside
-    the backward pass, without the `late` ones.
+    `chosen` are the indices of parameters that are updated inside the backward pass, without the `late` ones.
     """
 
     def __init__(
@@ -41,10 +40,10 @@ class ParameterIndex:
         self._released: dict[int, Released] = {}
 
     def release(self, places: Iterable[int]) -> None:
-        """Puts stand-ins in the place of these gradients, which are gone: whoever looks at them gets an error."""
+        """Replaces the freed gradients by stand-ins: reading a stand-in raises an error."""
         for place in places:
             if is_fake(self.params[place]):
-                continue  # whoever looks finds no numbers in fake gradients either
+                continue  # fake gradients have no numbers to read either
             param = self.params[place]
             if place not in self._released:
                 self._released[place] = Released.of(param)
@@ -54,18 +53,18 @@ class ParameterIndex:
                 param.grad = self._released[place] = Released.of(param)
 
     def unrelease(self) -> None:
-        """Leaves no gradient where one was released."""
+        """Removes the stand-ins of released gradients."""
         for place, released in self._released.items():
             if self.params[place].grad is released:
                 self.params[place].grad = None
 
     def is_of(self, groups: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether the groups still have these parameters."""
+        """Whether the groups still have the same parameters."""
         now = [p for group in groups for p in group["params"]]
         return len(now) == len(self.params) and all(a is b for a, b in zip(now, self.params, strict=True))
 
     def named(self, places: Iterable[int]) -> list[str]:
-        """The names of the parameters at these places."""
+        """The names of the parameters with these indices."""
         return [self.names[i] for i in places]
 
     @property
@@ -75,7 +74,7 @@ class ParameterIndex:
 
 
 def _chosen(names: Sequence[str], only: Sequence[str] | None) -> Collection[int]:
-    """The places of the names that one of the patterns matches; TensorError for a pattern without a match."""
+    """The indices of the names that one of the patterns matches; TensorError for a pattern without a match."""
     if only is None:
         return range(len(names))
     for pattern in only:
@@ -85,7 +84,7 @@ def _chosen(names: Sequence[str], only: Sequence[str] | None) -> Collection[int]
 
 
 def patterns_of(only: Any) -> list[str] | None:
-    """The patterns of `only`: one, or several; HyperError for what is none."""
+    """The patterns of `only`, one or several; HyperError where it is no pattern."""
     if only is None:
         return None
     patterns = [only] if isinstance(only, str) else [*only] if isinstance(only, Iterable) else [only]
@@ -121,18 +120,18 @@ def _pairs(entry: Any) -> Iterable[tuple[str, Tensor]]:
 
 
 class Released(Tensor):
-    """In the place of a gradient that was used inside the backward pass and freed; it has no memory of its own."""
+    """The stand-in for a gradient that was used inside the backward pass and freed; it has no memory."""
 
     @staticmethod
     def of(param: Tensor) -> Released:
-        """The one for a parameter."""
+        """The stand-in for a parameter's gradient."""
         with torch.no_grad():
             nothing = torch.zeros((), dtype=param.dtype, device=param.device)
             return nothing.expand(param.shape).as_subclass(Released)
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """RulecError, whatever is asked of it."""
+        """Raises RulecError for every operation."""
         raise RulecError(
             f"{getattr(function, '__name__', 'an operation')} needs a gradient that was used inside the backward pass "
             f"and freed: change gradients with Tensor.register_hook, clip them with max_grad_norm= and opt.measure(), "
@@ -153,8 +152,8 @@ class Report:
     Numbers of parameters: `fired` were updated inside the backward pass, `deferred` in `step()`; `untouched` had no
     gradient, and of `dropped` the update was given up, for an infinite gradient. Bytes: `bytes_freed` of gradients
     freed inside the backward pass, `peak_gradient_bytes` of all gradients at the fullest time, `largest_gradient_bytes`
-    of the largest gradient, and `journal_bytes` of parameters and states kept for a rollback. `launches` is how often
-    parameters fired: small ones do together.
+    of the largest gradient, and `journal_bytes` of parameters and states kept for a rollback. `launches` is the number
+    of launches of parameters: small parameters share one.
     """
 
     fired: int = 0
@@ -183,7 +182,7 @@ class Report:
 
 
 def _bytes(count: int) -> str:
-    """Bytes in the largest unit of which there is one."""
+    """A number of bytes in the largest unit that is not above it."""
     size, unit = float(count), 0
     while size >= 1024 and unit < len(_UNITS) - 1:
         size, unit = size / 1024, unit + 1
@@ -191,9 +190,9 @@ def _bytes(count: int) -> str:
 
 
 class GradientBytes:
-    """Bytes of the gradients that are held, by place; `sizes` are the bytes of each.
+    """Bytes of the gradients that are held, by parameter index; `sizes` are the bytes of each.
 
-    A gradient is held from its first arrival until it is freed. What is held otherwise, such as a tile, is `lent`.
+    A gradient is held from its first arrival until it is freed. Other memory, such as a tile, is `lent`.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
@@ -202,7 +201,7 @@ class GradientBytes:
         self.live = self.peak = self.largest = self.freed = 0
 
     def arrive(self, place: int) -> None:
-        """A gradient is there, or more was added to it."""
+        """Counts a gradient that arrived, or got another contribution."""
         if place not in self._held:
             self._held.add(place)
             size = self._sizes[place]
@@ -211,12 +210,12 @@ class GradientBytes:
             self.peak = max(self.peak, self.live)
 
     def lend(self, size: int) -> None:
-        """So many bytes of a gradient were there for a moment, beside the held ones."""
+        """Counts `size` bytes of a gradient that were held for a moment, beside the other held ones."""
         self.largest = max(self.largest, size)
         self.peak = max(self.peak, self.live + size)
 
     def leave(self, places: Iterable[int], inside: bool = True) -> None:
-        """Gradients are gone; where `inside` the backward pass, they count as freed."""
+        """Counts gradients that are gone; where `inside` the backward pass, they count as freed."""
         for place in places:
             size = self._sizes[place]
             if place in self._held:

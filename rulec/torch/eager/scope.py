@@ -51,7 +51,7 @@ def check_rules(optimizer: RuleOptimizer | Partitioned) -> None:
 
 
 def meeting_places(optimizer: RuleOptimizer) -> frozenset[int]:
-    """The places of parameters whose update waits for processes with other parts of them."""
+    """The indices of parameters whose update waits for ranks with other shards of them."""
     if optimizer._options.meeting is None:
         return frozenset()
     routes = optimizer.routing()

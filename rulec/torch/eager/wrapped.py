@@ -38,19 +38,19 @@ class Inner(ABC):
 
     @property
     def late(self) -> frozenset[int]:
-        """The places of parameters that are stepped by `fire_last` alone: processes have to meet for them."""
+        """The indices of parameters that are stepped by `fire_last` alone: ranks need consensus for them."""
         return frozenset()
 
     def fire_last(self, places: tuple[int, ...], grads: Sequence[Tensor]) -> None:
-        """As `fire`, at the end of a step, where all processes are: each calls it, also without parameters."""
+        """As `fire`, at the end of a step, in all ranks: each calls it, also without parameters."""
         if places:
             self.fire(places, grads)
 
     def compare(self) -> None:  # noqa: B027 - most have nobody to compare with
-        """Comes where all processes are, before a step: RulecError, in all, where what must be alike is not."""
+        """Comes before a step, in all ranks: RulecError, in all, where their descriptions differ."""
 
     def refuse(self) -> None:  # noqa: B027 - most have nobody to tell
-        """Refuses a step, to processes in their `fire_last`."""
+        """Refuses a step, to ranks in their `fire_last`."""
 
     @abstractmethod
     def open(self) -> None:
@@ -219,7 +219,7 @@ class PartitionedInner(Inner):
             each.refuse()
 
     def _places(self) -> list[tuple[int, int]]:
-        """For each parameter the number of its optimizer, and its place there."""
+        """For each parameter the number of its optimizer, and its index in it."""
         ids_of = [[id(p) for g in each.param_groups for p in g["params"]] for each in self.optimizer.optimizers]
         homes = {i: (number, place) for number, ids in enumerate(ids_of) for place, i in enumerate(ids)}
         return [homes[id(p)] for group in self.optimizer.param_groups for p in group["params"]]

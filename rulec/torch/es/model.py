@@ -62,7 +62,7 @@ class Perturbed:
 
 
 class PerturbedParameters:
-    """The `perturbed` parameters of a model, in its order, and the names of those `left_alone`, with the reason."""
+    """The `perturbed` parameters of a model, in its order, and the names of others, `left_alone`, with the reason."""
 
     def __init__(self, model: nn.Module, perturbations: Perturbations) -> None:
         self.perturbed: list[Perturbed] = []

@@ -1,6 +1,6 @@
 """`perturb`: an evolution strategy for a model of PyTorch, whose members are evaluated in one forward pass.
 
-Warnings about a perturbed model are here too: noise that is lost in rounding, and layers that are not perturbed.
+Warnings about a perturbed model are here too: of noise lost in rounding, and of layers without perturbation.
 """
 
 from __future__ import annotations

@@ -22,10 +22,10 @@ from rulec.torch.tensors.tensors import TorchArrays
 
 @dataclass(frozen=True)
 class CaptureMode:
-    """What holds of all parameters of an optimizer.
+    """The capture mode of an optimizer: whether steps of all its parameters can be captured in a CUDA graph.
 
-    `asked`: the groups ask for numbers on the device. `there`: a backend on the device updates some parameters;
-    `everywhere`: all of them. `types` are the types of their devices.
+    `asked` says that the groups ask for numbers on the device. `there` says that a backend on the device updates some
+    parameters; `everywhere` is for all of them. `types` are the types of the parameters' devices.
     """
 
     asked: bool
@@ -39,19 +39,19 @@ class CaptureMode:
         return self.asked and self.everywhere
 
     def is_live(self, value: Any) -> bool:
-        """Whether a hyper-parameter is read on the device, at every step, rather than here."""
+        """Whether a hyper-parameter is read on the device at every step, rather than on the host."""
         return isinstance(value, Tensor) and self.scales and {value.device.type} == self.types
 
     @property
     def capturing(self) -> bool:
-        """Whether what happens is captured in a CUDA graph."""
+        """Whether a CUDA graph is being captured."""
         return "cuda" in self.types and torch.cuda.is_current_stream_capturing()
 
     def check_capture(self, first: str = "") -> None:
         """RulecError where a captured CUDA graph, run again, would differ from a step.
 
         `first` is the reason, in words, why this step does more than later ones: it allocates memory, or copies numbers
-        to the device that only the host knows.
+        from the host to the device.
         """
         if not self.capturing:
             return
@@ -66,7 +66,7 @@ class CaptureMode:
             raise RulecError(f"the first step {first} cannot be captured in a CUDA graph: take it before the capture")
 
 
-#: What makes a step do more than those after it.
+#: The reasons that a first step does more than later steps.
 NEW_TENSORS = "with these parameters and gradients"
 NEW_NUMBERS = "after a number in param_groups changed, as a tensor on the CPU may at any time,"
 NEW_SCALING = "with gradients scaled in this way"
@@ -78,7 +78,7 @@ def is_asked(groups: Sequence[Mapping[str, Any]], options: Options) -> bool:
 
 
 def residence_of(params: Sequence[Tensor], groups: Sequence[Mapping[str, Any]], options: Options) -> CaptureMode:
-    """Where the numbers of these groups' steps are."""
+    """The capture mode of these groups."""
     asked, backend = is_asked(groups, options), options.backend
     devices = {str(p.device) for p in params}
     chosen = [backend or TorchArrays().backend(d) for d in sorted(devices)]

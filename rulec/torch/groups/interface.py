@@ -39,10 +39,10 @@ HINTS = ("foreach", "fused", "capturable", "differentiable")
 #: The keywords that ask for step counts and scalars on the device.
 ASKING = ("capturable", "fused")
 
-#: Keywords of every class here: of the whole optimizer, not of a group.
+#: Keywords of every class of this package: of the whole optimizer, not of a group.
 OWN = ("state_dtype", "weights", "backend", "reduce_over")
 
-#: Keywords of every class whose values belong to this process, and cannot be saved.
+#: Keywords of every class whose values belong to this process and cannot be saved.
 UNSAVED = ("backend", "reduce_over")
 
 #: What torch takes for the same as a keyword's default, which is None.
@@ -288,7 +288,7 @@ class Options:
 
     @property
     def processes(self) -> list[Across | Consensus]:
-        """The sets of processes that a step is taken with."""
+        """The rank groups that take a step together."""
         return [processes for processes in (self.across, self.meeting) if processes is not None]
 
 

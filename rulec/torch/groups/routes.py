@@ -41,18 +41,18 @@ class Route:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the tensor that the rule sees, of all processes."""
+        """The global shape of the tensor that the rule sees."""
         shape = tuple(self.param.shape)
         return shape if self.section is None else self.section.shape(shape)
 
     @property
     def like(self) -> Tensor:
-        """What states are placed as: the parameter, or the section in this process."""
+        """The tensor with the placement of states: the parameter, or the local segment."""
         return self.param if self.section is None else self.here
 
     @property
     def here(self) -> Tensor:
-        """The memory of it in this process, as kernels see it."""
+        """The local memory of the tensor, as kernels see it."""
         here = real_view(self.param)
         return here if self.section is None else self.section.of(here)
 
@@ -71,7 +71,7 @@ def routes_of(
 ) -> Routes:  # fmt: skip
     """Where each parameter goes. TensorError or RuleError for one that no rule takes.
 
-    `together` says that processes take the values of groups and the model over the parts of all.
+    `together` says that values of groups and the model are reduced over all ranks.
     """
     names = iter(enumerate(names_of(groups)))
     routers: dict[int, Router[Rule]] = {}

@@ -38,7 +38,7 @@ NUMBERS = frozenset({float, int, np.float64, np.float32})
 
 
 def never_live(value: Any) -> bool:
-    """False: a hyper-parameter is read here."""
+    """Always returns False: a hyper-parameter is read on the host."""
     return False
 
 
@@ -60,7 +60,7 @@ class GroupValues:
         self.lists: list[list[Any]] = [known[0] for known in self._known]
 
     def same(self, groups: Groups) -> bool:
-        """Whether nothing was changed since these were read; False, too, where looking cannot tell.
+        """Whether nothing was changed since these were read; also False where a comparison cannot decide it.
 
         Afterwards `lists` are the groups' lists of parameters now; what is in them is not looked at.
         """

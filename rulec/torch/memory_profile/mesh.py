@@ -219,7 +219,7 @@ def _schedules(
 
 
 def _pieces(matrix: Matrix, half: ShardLayout, delegation: OwnerTask, count: int) -> list[Load]:
-    """How the arrays of a delegation lie, for each of several owners."""
+    """The divisions of the arrays of an owner task, for each of several owners."""
     load, share = _load(matrix, half, delegation), matrix.work.share
     if count == 1 or share is None:
         return [load]
@@ -237,7 +237,7 @@ def _pieces(matrix: Matrix, half: ShardLayout, delegation: OwnerTask, count: int
 
 
 def _load(matrix: Matrix, half: ShardLayout, delegation: OwnerTask) -> Load:
-    """How the arrays of a delegation lie."""
+    """The divisions of the arrays of an owner task."""
     whole = matrix.delegations
 
     def way(value: Node) -> tuple[Division, str]:

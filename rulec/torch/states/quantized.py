@@ -86,13 +86,13 @@ def _saved(form: Format, codes: Any, scales: Any, param: Any) -> Sequence[Tensor
 
 
 def _each(form: Format, codes: Tensor, scales: Tensor, here: Tensor) -> list[Tensor]:
-    """A code and a scale for each element of a tensor in this process, in one dimension."""
+    """A code and a scale for each element of a local tensor, in one dimension."""
     arrays = _spread(form, form.block, (_flat(codes), _flat(scales)), here.numel())
     return [torch.from_numpy(np.array(x)).to(here.device) for x in arrays]
 
 
 def _of_runs(array: Tensor, count: int, runs: Runs, param: Any) -> Tensor:
-    """An array with a number for each `count` elements of this process, as one of the whole parameter."""
+    """The global array of a parameter, from a local array with a number for each `count` elements."""
     return _placed(array.reshape(runs.counted(real_view(param).shape, count)), runs.counted(runs.shape, count), param)
 
 
@@ -157,9 +157,9 @@ def with_plain_names(saved: Mapping[str, Any]) -> dict[str, Any]:
 def arrays_here(
     saved: Mapping[str, Any], before: Mapping[str, Format], names: Collection[str], param: Any, owner: str
 ) -> tuple[dict[str, Array], dict[str, Format]]:
-    """This process's part of saved states, as arrays, and the formats of the arrays of codes.
+    """The local shard of saved states, as arrays, and the formats of the arrays of codes.
 
-    `before` has the formats of the saved states. A state comes in floats where a block here has several scales.
+    `before` has the formats of the saved states. A state comes in floats where a local block has several scales.
     StateMismatch for codes or scales of another shape, or placed otherwise than their parameter.
     """
     arrays: dict[str, Array] = {}
@@ -178,7 +178,7 @@ def arrays_here(
 
 
 def values_here(saved: Any, param: Any, owner: str) -> Array:
-    """This process's part of a saved state with a number for each element: floats in float32, integers as they are.
+    """The local shard of a saved state with a number for each element: floats in float32, integers as they are.
 
     One of another size than the parameter's has one dimension.
     """
@@ -187,14 +187,14 @@ def values_here(saved: Any, param: Any, owner: str) -> Array:
 
 
 def elements_here(form: Format, codes: Any, scales: Any, param: Any, state: str) -> list[Tensor]:
-    """The code and the scale of each element of this process's part of a parameter, in its shape."""
+    """The code and the scale of each element of a parameter's local shard, in its shape."""
     (unit, pair), here = _pair_here(form, codes, scales, param, state), real_view(param).shape
     arrays = _spread(form, unit, pair, math.prod(here))
     return [torch.from_numpy(np.array(x)).reshape(here) for x in arrays]
 
 
 def _pair_here(form: Format, codes: Any, scales: Any, param: Any, state: str) -> tuple[int, Sequence[Array]]:
-    """This process's codes and scales of saved ones, each in one dimension, and how many elements share a scale."""
+    """The local codes and scales of saved ones, each in one dimension, and the number of elements for each scale."""
     here, runs = tuple(real_view(param).shape), runs_of(param, form.block)
     kinds = [torch.as_tensor(x).dtype for x in (codes, scales)]
     if kinds[0] not in (torch.uint8, torch.int8) or not kinds[1].is_floating_point:
@@ -235,7 +235,7 @@ def _spread(form: Format, unit: int, pair: Sequence[Array], count: int) -> list[
 
 
 def _blocks_here(form: Format, codes: Any, scales: Any, param: Any, state: str) -> tuple[Array, Array] | Array:
-    """The codes and scales of this process's blocks; the values where a block has several scales."""
+    """The codes and scales of the local blocks; the values where a block has several scales."""
     (unit, pair), here = _pair_here(form, codes, scales, param, state), tuple(real_view(param).shape)
     if unit == form.block:
         return pair[0].reshape(form.codes_shape(here)), pair[1]
@@ -247,7 +247,7 @@ def _blocks_here(form: Format, codes: Any, scales: Any, param: Any, state: str) 
 
 
 def _flat(value: Any) -> Array:
-    """A saved value of this process in main memory, in one dimension: integers as they are, all else in float32."""
+    """A local saved value in main memory, in one dimension: integers as they are, all else in float32."""
     tensor = resolved(torch.as_tensor(value).detach().cpu())
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)

@@ -111,7 +111,7 @@ def _state(key: Any) -> str:
 
 
 def _is_value(value: Any) -> bool:
-    """Whether numbers can be read from a value; None is a state that was not there."""
+    """Whether numbers can be read from a value; None stands for a missing state."""
     numbers = isinstance(value, bool | int | float | complex | np.ndarray | np.number)
     return value is None or numbers or (hasattr(value, "codes") and hasattr(value, "scale"))
 
@@ -166,7 +166,7 @@ def check_fits(buffers: Mapping[str, Tensor], saved: Mapping[str, Any], name: st
 def asks_for_states(groups: Groups, across: Across | None = None) -> bool:
     """Whether a first step of these groups asks for states alone: no group has a learning rate, no gradient a number.
 
-    Processes that have other parts of the parameters, or of the same tensors, answer alike.
+    Ranks with other parameters, or with other shards of the same tensors, get the same answer.
     """
     if any(_rate_of(group) for group in groups):
         return False
@@ -185,7 +185,7 @@ def _rate_of(group: Mapping[str, Any]) -> bool:
 
 
 def _has_number(grad: Tensor) -> bool:
-    """Whether a gradient has an element that is not 0, in this process."""
+    """Whether a local gradient has an element that is not 0."""
     here = local_tensor(grad)
     if has_no_memory(here):
         return True
@@ -194,7 +194,7 @@ def _has_number(grad: Tensor) -> bool:
 
 
 def _anywhere(truth: bool, placed: Sequence[Any], across: Across | None) -> bool:
-    """Whether it is true in any of the processes of these DTensors' meshes, and of `across`."""
+    """Whether `truth` holds in any rank of these DTensors' meshes, and of `across`."""
     meshes = list(dict.fromkeys(param.device_mesh for param in placed))
     groups = [group for mesh in meshes if mesh.get_coordinate() is not None for group in mesh.get_all_groups()]
     groups += [] if across is None else [across.group]

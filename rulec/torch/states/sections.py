@@ -163,7 +163,7 @@ def loaded_of_sections(
 def _elements_here(
     name: str, saved: Mapping[str, Any], before: Format | None, param: Any, owner: str
 ) -> dict[str, Tensor]:  # fmt: skip
-    """A saved state of elements in this process: its values, or a code and a scale of each."""
+    """A saved state of local elements: its values, or a code and a scale of each."""
     state = f"{name} of {owner}"
     if before is not None:
         scale = scale_name(name)

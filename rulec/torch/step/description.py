@@ -1,4 +1,4 @@
-"""The description of an optimizer of DTensors, equal in all processes: tensors, equations, hyper-parameters, seed.
+"""The description of an optimizer of DTensors, equal in all ranks: tensors, equations, hyper-parameters, seed.
 
 Where the digests of descriptions differ, `rulec.torch.distributed.comparison` finds the difference.
 """
@@ -23,12 +23,12 @@ from rulec.torch.groups.routes import Route
 from rulec.torch.groups.values import Groups
 from rulec.torch.tensors.dtensor import is_dtensor, sees_more
 
-#: The bits of a digest that float64 has, and of a digest whose square is added up over many processes.
+#: The bits of a digest in float64, and of a digest whose square is added up over many ranks.
 _COMPARED, _SUMMED = 52, 14
 
 
 class Alike:
-    """The description of an optimizer's tensors in this process; `order` are the places of `routes` in their order."""
+    """The description of an optimizer's tensors in this rank; `order` has the indices of `routes` in their order."""
 
     def __init__(
         self, routes: Sequence[Route], homes: Sequence[TensorRef], order: Sequence[int], groups: Groups,
@@ -37,7 +37,7 @@ class Alike:
         self._routes, self._homes, self._order = routes, homes, order
         self._named = [bool(group.get("param_names")) for group in groups]
         self._options = options
-        #: Numbers whose sums over processes say whether all have the same hyper-parameters: digests and squares.
+        #: Numbers whose sums over ranks show whether all have the same hyper-parameters: digests and squares.
         self.sums: tuple[float, ...] = ()
         self.take_numbers()
 
@@ -126,7 +126,7 @@ class Alike:
 
 
 def _facts(route: Route, equations: str, maximize: bool) -> Mapping[str, Any]:
-    """What a DTensor and its rule are, in all processes."""
+    """The facts of a DTensor and its rule, equal in all ranks."""
     param: Any = route.param
     return {
         "shape": [*route.shape], "dtype": str(param.dtype).removeprefix("torch."), "mesh": [*param.device_mesh.shape],

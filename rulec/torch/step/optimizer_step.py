@@ -56,7 +56,7 @@ _gradient = attrgetter("grad")
 
 
 class OptimizerStep:
-    """The engines over the parameters of some groups; `buffers` has their states, which kernels write.
+    """The step of an optimizer: the engines over the parameters of some groups; kernels write the states in `buffers`.
 
     Raises HyperError, TensorError, StateMismatch or BackendUnavailable, and then nothing was changed. Where `strict`,
     a parameter's saved state must have everything its rule needs; otherwise what is missing starts afresh.
@@ -83,7 +83,7 @@ class OptimizerStep:
         self.engines = engines_of(interface, self.group_rules, groups, options, self.residence)
         self.engines = in_order(self.engines, [self.routes[place].group for place in order])
         self.homes = add_parameters(self.engines, self.group_rules, self.routes, order)
-        #: What other processes must have alike, where there are DTensors.
+        #: The description that other ranks must have too, where there are DTensors.
         self.alike = (
             Alike(self.routes, self.homes, order, groups, options) if any(map(is_dtensor, self.params)) else None
         )
@@ -206,7 +206,7 @@ class OptimizerStep:
     ) -> bool:
         """One step of every parameter that has a gradient. False, and nothing done, where a gradient's dtype is new.
 
-        `scaling` is how gradients were scaled, where the residence allows it.
+        `scaling` is how gradients were scaled, where the capture mode allows it.
         """
         casting = [*filter(torch.is_autocast_enabled, self.residence.types)]
         # What is made on the device may be written in later steps.
@@ -296,7 +296,7 @@ class OptimizerStep:
         return launches
 
     def _told(self, error: RulecError) -> Exception:
-        """The error of processes with parts of the same tensors, told to those of `reduce_over`, who wait for them."""
+        """Reports an error of ranks with shards of the same tensors to the waiting ranks of `reduce_over`."""
         return error if self.options.across is None else self.options.across.fail(error, ())
 
     def _write_sparse(
@@ -439,7 +439,7 @@ class OptimizerStep:
         """Updates the parameters at these places, in order, in the open step.
 
         False, and nothing done, where a gradient's dtype is new. The bits are those of one step of all parameters.
-        `meets` says that processes with other parts of the parameters do so too.
+        `meets` says that ranks with other shards of the parameters do so too.
         """
         self.check_undisturbed(places)
         with self.plain():

@@ -226,7 +226,7 @@ class Writer:
             engine.end()
 
     def write(self, launches: Sequence[Launch], written: Sequence[Tensor]) -> None:
-        """Runs launches of updates of these parameters; autograd is told of all of them."""
+        """Runs launches of updates of these parameters, and increases autograd's version counters of all of them."""
         try:
             if self._skips:
                 self._write_skipping(launches, written)
@@ -259,7 +259,7 @@ class Writer:
                 engine.end()
 
     def _write_skipping(self, launches: Sequence[Launch], written: Sequence[Tensor]) -> None:
-        """Runs launches whose updates may be skipped, and tells autograd of the updated parameters."""
+        """Runs launches whose updates may be skipped, and increases the version counters of updated parameters."""
         buckets = [bucket for engine in self._engines for bucket in engine.buckets.values()]
         before = [bucket.counts.numbers.copy() for bucket in buckets]
         self._run(launches)

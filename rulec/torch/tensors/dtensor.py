@@ -1,8 +1,8 @@
-"""DTensors: parameters of which this process may have a part only.
+"""DTensors: parameters of which this rank may have a shard only.
 
 Kernels see the part, and a state of its shape lies where its parameter does. A rule that looks at one element at a time
-gives the same as on a whole tensor. Reductions of parts are completed over the processes that have the other parts.
-Random numbers are those of the whole tensor.
+gives the same as on a global tensor. Reductions over shards are completed over the ranks with the other shards.
+Random numbers are those of the global tensor.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ def is_dtensor(tensor: Any) -> bool:
 
 
 def local_tensor(tensor: Any) -> Tensor:
-    """What a DTensor has in this process, not a copy; any other tensor as it is."""
+    """The local tensor of a DTensor, not a copy; any other tensor as it is."""
     part: Tensor = tensor._local_tensor if is_dtensor(tensor) else tensor
     return part
 
 
 def is_split(tensor: Any) -> bool:
-    """Whether this process may have a part only."""
+    """Whether this rank may have a shard only."""
     return is_dtensor(tensor) and any(not placement.is_replicate() for placement in tensor.placements)
 
 
 def indices_here(param: Any, section: Section | None = None) -> tuple[Sequence[int], ...]:
-    """The indices of a split parameter, or of a section of it, in this process, along each dimension."""
+    """The local indices of a sharded parameter, or of a segment of it, along each dimension."""
     coordinate = param.device_mesh.get_coordinate()
     if coordinate is None:
         return tuple(range(0) for _ in range(param.dim()))
@@ -70,7 +70,7 @@ def place_of(param: Any, section: Section | None = None) -> Piece | None:
 
 
 def section_here(param: Any, dim: int, start: int, stop: int, number: int) -> Section:
-    """A section of a parameter, from the index `start` of a dimension to `stop`, with its place in this process."""
+    """A segment of a parameter, from the index `start` of a dimension to `stop`, with its local position."""
     if not is_dtensor(param):
         return Section(dim, start, stop, number, start, stop - start)
     coordinate = param.device_mesh.get_coordinate()
@@ -81,7 +81,7 @@ def section_here(param: Any, dim: int, start: int, stop: int, number: int) -> Se
 
 
 def _all_indices(param: Any, coordinate: Sequence[int], section: Section | None) -> list[Sequence[int]]:
-    """The indices of each dimension, of a parameter or a section of it, that a process at a coordinate has."""
+    """The indices of each dimension, of a parameter or a segment of it, for the rank at a mesh coordinate."""
     indices = [_indices(param, axis, coordinate) for axis in range(param.dim())]
     if section is not None:
         first, last = section.start, section.stop
@@ -90,7 +90,7 @@ def _all_indices(param: Any, coordinate: Sequence[int], section: Section | None)
 
 
 def _indices(param: Any, axis: int, coordinate: Sequence[int]) -> Sequence[int]:
-    """The indices of a dimension that a process at a coordinate of the mesh has, as torch places them."""
+    """The indices of a dimension for the rank at a mesh coordinate, as torch shards it."""
     size, sizes = param.shape[axis], param.device_mesh.shape
     cuts = [(p, n, at) for p, n, at in zip(param.placements, sizes, coordinate, strict=True) if _cuts(p, axis)]
     if not cuts:
@@ -109,7 +109,7 @@ def _cuts(placement: Any, axis: int) -> bool:
 
 
 def address_of(params: Sequence[Tensor]) -> Callable[[Tensor], int]:
-    """A function from one of these parameters to its address here."""
+    """A function from one of these parameters to its local address."""
     if any(map(is_dtensor, params)):
         return lambda param: local_tensor(param).data_ptr()
     return plain_address_of(params)
@@ -173,7 +173,7 @@ def has_matrices(rule: Rule) -> bool:
 def rectangles_of(
     param: Any, ranks: Sequence[int], section: Section | None = None
 ) -> tuple[tuple[slice, ...], ...] | None:
-    """The part of a DTensor, or of a section of it, in each of these processes of its mesh, as slices.
+    """The shard of a DTensor, or of a segment of it, in each of these ranks of its mesh, as slices.
 
     None where one is no rectangle.
     """
@@ -188,12 +188,12 @@ def rectangles_of(
 
 
 def is_flat(tensor: Any) -> bool:
-    """Whether a tensor is a flat one of FullyShardedDataParallel, the part of it in this process, or a view in it."""
+    """Whether a tensor is a flat parameter of FullyShardedDataParallel, its local shard, or a view in it."""
     return bool(getattr(tensor, "_fsdp_flattened", False) or getattr(tensor, "_is_flat_param", False))
 
 
 def flat_start(param: Any) -> int | None:
-    """The place in a flat parameter where the part of it in this process begins.
+    """The position in a flat parameter where its local shard begins.
 
     None where torch does not say it: of the original parameters, which are views in a flat one.
     """
@@ -255,10 +255,10 @@ def check_gradient(grad: Any, param: Any, name: str) -> None:
 def as_dtensor(
     state: Tensor, param: Any, view: MatrixView, letters: str, shape: tuple[int, ...] | None = None
 ) -> Tensor:  # fmt: skip
-    """A state of a parameter's part here as a DTensor, cut as its parameter is along the axes that it has.
+    """A state of a parameter's local shard as a DTensor, sharded as its parameter along the axes that it has.
 
     `view` is that of the part, and `letters` are the axes of the state, as `i` for a number of each row. `shape` is
-    that of the whole state where it has one of its own: it is then cut along its longest side, if not between matrices.
+    the global shape of a state with one of its own: it is then cut along its longest side, if not between matrices.
     """
     if not is_dtensor(param) or not state.dim():
         return state
@@ -285,7 +285,7 @@ def _strides(shape: Sequence[int]) -> list[int]:
 def as_part(
     here: Tensor, shape: Sequence[int], stride: Sequence[int], param: Any, placements: Sequence[Any] = ()
 ) -> Tensor:
-    """What this process has of a tensor with this shape and stride, as a DTensor over the mesh of a parameter.
+    """A DTensor over the mesh of a parameter, from its local tensor, global shape and stride.
 
     It is placed as the parameter, unless `placements` say otherwise.
     """
@@ -309,7 +309,7 @@ def _kept_of_own(param: Any, view: MatrixView, shape: tuple[int, ...]) -> list[A
 
 
 def kept_placement(placement: Any, view: MatrixView, letters: str, place: Callable[[int], int]) -> Any:
-    """The placement of a state with these axes, from its parameter's; `place` gives a dimension's place there."""
+    """The placement of a state with these axes, from its parameter's; `place` gives the index of a dimension in it."""
     if placement.is_replicate():
         return placement
     if view.axis(placement.dim) not in letters:
@@ -320,7 +320,7 @@ def kept_placement(placement: Any, view: MatrixView, letters: str, place: Callab
 
 
 def saved_part(value: Any, param: Any, name: str) -> Tensor:
-    """This process's part of a saved value, placed as a parameter or whole.
+    """The local shard of a saved value, which has a parameter's placement or is global.
 
     StateMismatch for another placement or shape.
     """
@@ -338,7 +338,7 @@ def saved_part(value: Any, param: Any, name: str) -> Tensor:
 
 
 def _cut(whole: Tensor, param: Any, name: str) -> Tensor:
-    """This process's part of a whole tensor, cut as a parameter is."""
+    """The local shard of a global tensor, sharded as a parameter is."""
     here, coordinate = local_tensor(param).shape, param.device_mesh.get_coordinate()
     if tuple(whole.shape) != tuple(param.shape):
         raise StateMismatch(
@@ -360,7 +360,7 @@ def fill(state: Any, value: Any, name: str) -> None:
 
 
 def check_whole(params: Sequence[Tensor], verb: str) -> None:
-    """RulecError where a parameter is split, for what needs all of it here."""
+    """RulecError where a parameter is sharded, for work that needs all of it in one rank."""
     if any(map(is_split, params)):
         raise RulecError(f"{verb} needs whole tensors, and this process has parts: use torch.distributed.checkpoint")
 

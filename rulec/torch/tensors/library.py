@@ -215,7 +215,7 @@ def _in_memory(matrices: Sequence[Tensor]) -> Tensor | None:
 class DeviceLibrary(Library):
     """torch on one device, which is never waited for, with the exceptions of `rulec.torch.tensors.library`.
 
-    Numbers known here are 0-d tensors on the CPU: torch passes them to kernels as arguments.
+    Numbers known on the host are 0-d tensors on the CPU: torch passes them to kernels as arguments.
     """
 
     of = FUNCTIONS
@@ -317,7 +317,7 @@ class DeviceLibrary(Library):
         return values.clone()
 
     def spread(self, values: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """A view; of a number known here, filled memory on the device."""
+        """A view; of a number known on the host, filled memory on the device."""
         if values.device != self.device:
             return torch.full(shape, values.item(), dtype=values.dtype, device=self.device)
         return values if tuple(values.shape) == shape else values.broadcast_to(shape)

@@ -16,7 +16,7 @@ from rulec.errors import HyperError, TensorError
 class Section:
     """One of the tensors that a parameter is joined of: its indices `start` to `stop` of a dimension.
 
-    `number` counts them from 0. Of these indices, `length` are in this process, from its index `begin` on.
+    `number` counts them from 0. Of these indices, `length` are local, from the local index `begin` on.
     """
 
     dim: int
@@ -35,7 +35,7 @@ class Section:
         return (*whole[: self.dim], self.stop - self.start, *whole[self.dim + 1 :])
 
     def of(self, here: Tensor) -> Tensor:
-        """The section of a tensor in this process, not a copy: of a parameter, or of its gradient."""
+        """The local segment of a tensor, not a copy: of a parameter, or of its gradient."""
         return here.narrow(self.dim, self.begin, self.length) if here.dim() > self.dim else here
 
 

@@ -43,7 +43,7 @@ Check = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 def real_view(tensor: Tensor) -> Tensor:
     """The memory of a tensor as kernels see it: a complex number is a pair of reals, as in torch.optim.
 
-    Of a DTensor it is what is here.
+    Of a DTensor it is the local tensor.
     """
     tensor = local_tensor(tensor).detach()
     if not tensor.is_complex() or tensor.layout is not torch.strided:

@@ -27,7 +27,7 @@ _UNREAD: Mapping[tuple[str, ...], str] = {
 def arrived(
     group: Mapping[str, Any], states: Sequence[Any], interface: Interface, defaults: Mapping[str, Any]
 ) -> tuple[Mapping[str, Any], Sequence[Any]]:
-    """A saved group, and the states of its parameters in order, with the keywords and names of a class here.
+    """A saved group, and the states of its parameters in order, with the keywords and names of rulec's class.
 
     Codes stay as they are. StateMismatch for a layout that is not read, and where the class computes otherwise.
     """
@@ -62,7 +62,7 @@ def is_schedule_free(group: Mapping[str, Any]) -> bool:
 def schedule_free_group(
     group: Mapping[str, Any], states: Sequence[Mapping[str, Any]], interface: Interface
 ) -> tuple[Mapping[str, Any], list[dict[str, Any]]]:  # fmt: skip
-    """A saved group and the states of its parameters under the names here.
+    """A saved group and the states of its parameters under rulec's names.
 
     StateMismatch where the class computes otherwise, or the count of steps is none.
     """

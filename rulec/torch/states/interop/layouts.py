@@ -37,16 +37,16 @@ class Layout(Protocol):
     def rules(self) -> tuple[str, ...]: ...
 
     def group(self, rule: str, group_rule: GroupRule, numbers: Numbers) -> dict[str, Any]:
-        """The keys of a group there. StateMismatch where the library cannot compute the same with these numbers."""
+        """The library's keys of a group. StateMismatch where the library cannot compute the same with these numbers."""
 
     def formats(self, rule: str, states: Mapping[str, HeldState]) -> dict[str, Format]:
-        """The formats there of a parameter's states, by the rule's names; the others are floats."""
+        """The library's formats of a parameter's states, by the rule's names; the others are floats."""
 
     def state(
         self, rule: str, states: Mapping[str, HeldState], formats: Mapping[str, Format], names: Mapping[str, str],
         steps: int, param: Tensor,
     ) -> dict[str, Any]:  # fmt: skip
-        """A parameter's state there, in these formats. `names` are torch's names of the states."""
+        """The library's state of a parameter, in these formats. `names` are torch's names of the states."""
 
 
 @dataclass(frozen=True)
@@ -70,14 +70,14 @@ class HeldState:
         return torch.from_numpy(decode(self.form, codes, scales, self.shape)).to(self.values.device)
 
     def coded(self, form: Format) -> tuple[Tensor, Tensor]:
-        """Codes and float32 scales in a format: the same as here where the format here has the same meaning."""
+        """Codes and float32 scales in a format: unchanged where rulec's format has the same meaning."""
         if self.scales is not None and self.has(form):
             return self.values.detach().clone(), self.scales.detach().clone()
         codes, scales = (torch.from_numpy(array) for array in encode(form, self.floats.cpu().numpy()))
         return codes.to(self.values.device), scales.to(self.values.device)
 
     def has(self, form: Format) -> bool:
-        """Whether codes here mean the same in this format. A floor is of how values are encoded, not of codes."""
+        """Whether rulec's codes mean the same in this format. A floor is of how values are encoded, not of codes."""
         here = self.form
         return here is not None and (here.text, here.signed) == (form.text, form.signed)
 
@@ -95,7 +95,7 @@ BETAS: Mapping[str, tuple[str | None, ...]] = {
     "adagrad": (None, None),
 }  # fmt: skip
 
-#: Hyper-parameter of AdEMAMix -> its key there; None is 0.
+#: Hyper-parameter of AdEMAMix -> its key in the library; None is 0.
 WARMUPS = {"alpha_warmup": "t_alpha", "beta3_warmup": "t_beta3"}
 
 #: Hyper-parameters that bitsandbytes has no place for, or takes and does not heed.
@@ -108,7 +108,7 @@ class BitsAndBytes:
     rules = tuple(NUMBERED)
 
     def group(self, rule: str, group_rule: GroupRule, numbers: Numbers) -> dict[str, Any]:
-        """The keys of a group there. StateMismatch where the library cannot compute the same with these numbers."""
+        """The library's keys of a group. StateMismatch where the library cannot compute the same with these numbers."""
         hyper, name = numbers.hyper, group_rule.entry.owner
         for key in _UNHEEDED:
             if hyper.get(key):
@@ -154,7 +154,7 @@ class BitsAndBytes:
 
 
 def _steps(number: float) -> float | None:
-    """A number of steps as it is there, an integer where it is one."""
+    """A number of steps as the library has it, an integer where it is one."""
     return None if not number else int(number) if float(number).is_integer() else number
 
 
@@ -182,7 +182,7 @@ class TorchAO:
     rules = ("adam", "adamw")
 
     def group(self, rule: str, group_rule: GroupRule, numbers: Numbers) -> dict[str, Any]:
-        """The keys of a group there, with the learning rate as a tensor."""
+        """The library's keys of a group, with the learning rate as a tensor."""
         hyper = numbers.hyper
         return {
             "lr": torch.tensor(hyper["lr"], dtype=torch.float32), "betas": (hyper["beta1"], hyper["beta2"]),

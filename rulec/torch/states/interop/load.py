@@ -171,7 +171,7 @@ _SCALING = ("unorm_vec", "gnorm_vec")
 #: Elements of a block: now, and in versions before 0.39.
 _BLOCKS = (256, 2048)
 
-#: The keys of a group there that are under other names here, or nowhere.
+#: The library's keys of a group that rulec has under other names, or not at all.
 _THEIRS = ("betas", "alpha", "t_alpha", "t_beta3")
 
 
@@ -220,7 +220,7 @@ def _is_of_library(entry: Entry) -> bool:
 
 
 def _keywords(group: Mapping[str, Any], entry: Entry, interface: Interface) -> dict[str, Any]:
-    """The keywords of a class for the numbers of a group there, of the rule of this entry."""
+    """The keywords of a class for the numbers of a library's group, of the rule of this entry."""
     rule, betas = entry.rule.key, group.get("betas")
     wanted = BETAS[rule] if betas is not None else ()
     if wanted and (not isinstance(betas, list | tuple) or len(betas) < sum(name is not None for name in wanted)):
@@ -239,7 +239,7 @@ def _keywords(group: Mapping[str, Any], entry: Entry, interface: Interface) -> d
         else:
             tuples.setdefault(keyword, {})[position] = value
     here |= {keyword: tuple(parts[i] for i in sorted(parts)) for keyword, parts in tuples.items()}
-    # What the library takes and does not heed, or has no place for, is 0 there.
+    # An option that the library ignores, or has no key for, is 0 in it.
     unheeded = {entry.place(name)[0] for name in entry.rule.hyper if name in ("dampening", "lr_decay", "initial")}
     unheeded |= {key for key in ("momentum",) if key not in here}
     known = interface.signature.parameters
