@@ -111,7 +111,7 @@ class Engine:
         """Adds a parameter and returns its id. Its state is allocated at its first gradient.
 
         `tags` are its words for `tagged(...)`. `number`, its id by default, makes its random numbers different from
-        other tensors'. `maximize` is the engine's by default. `whole` is the tensor that the parameter is a part of.
+        other tensors'. `maximize` is the engine's by default. `whole` is the global tensor of a sharded parameter.
         RuleError where the rule does not apply to it and names no other.
         """
         maximize = self.maximize if maximize is None else maximize

@@ -17,7 +17,7 @@ from rulec.torch.states.quantized import CODES
 class LoadPlanner(DefaultLoadPlanner):
     """Reads quantized states of any layout as global tensors, where the shapes in a file differ from this run's.
 
-    Scales of parts that cut runs have a number for each element, and files of before runs have one for each block:
+    Scales of shards that cut runs have a number for each element, and older files have one for each block:
 
         dcp.load(state, checkpoint_id=folder, planner=rulec.torch.planner.LoadPlanner())
 

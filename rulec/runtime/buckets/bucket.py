@@ -41,7 +41,7 @@ MAX_TURNS = 256
 class Tensor:
     """A parameter of the engine. It has no bucket and no state until its first gradient.
 
-    `number` makes its random numbers different from other tensors'; `rule` is the rule after routing. Of a part of a
+    `number` makes its random numbers different from other tensors'; `rule` is the rule after routing. Of a shard of a
     tensor, `whole` is its global tensor. `shapes` has the global shapes of states with a shape of their own, of the
     tensor, by name.
     """
@@ -82,12 +82,12 @@ class Tensor:
 
     @property
     def halved(self) -> bool:
-        """Whether the matrices of a part are parts of matrices."""
+        """Whether the tensor's matrices are sharded along their rows or columns."""
         return any(letter in "ij" for letter, _ in self.cuts)
 
     @cached_property
     def halves(self) -> ShardLayout | None:
-        """Where the parts of its arrays lie, where matrices are cut that the rule needs whole."""
+        """The shard layout of a tensor with sharded matrices; None for any other tensor."""
         spread = None if self.whole is None or not self.halved else self.whole.spread
         if self.whole is None or spread is None:
             return None
@@ -103,7 +103,7 @@ class Version:
     """A program of a bucket for one outcome of its predicates, its kernel, and the kernel bound to the tensors.
 
     A launch of it `waits` where it needs values of other launches or of other ranks, and `exchanges` where it needs
-    matrices whole of which parts are here. After one that `turns`, entries of histories change their arrays.
+    owner ranks. After one that `turns`, entries of histories change their arrays.
     """
 
     program: Program
@@ -126,10 +126,10 @@ class Version:
 class Bucket:
     """Tensors that one kernel updates in one call: of one program, device and layout, and of any groups.
 
-    `library` computes the values between its stages; `decoded` gives memory for decoded states. Where `parted`, tensors
-    are parts of others: processes may refuse a step when they meet, or fail in it, so no state is written before the
-    last stage. Where `halved`, they are parts of matrices. Where `resident`, counts and scalars are on the device, and
-    a branch on them has both arms in the kernel. Random bits follow from `seed`.
+    `library` computes the values between its stages; `decoded` gives memory for dequantized states. Where `parted`,
+    tensors are shards: ranks may refuse a step, or fail in it, so no state is written before the last stage. Where
+    `halved`, matrices are sharded. Where `resident`, step counts and scalars are on the device, and a branch on them
+    has both arms in the kernel. Random bits follow from `seed`.
     """
 
     program: Program

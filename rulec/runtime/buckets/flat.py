@@ -1,7 +1,7 @@
 """The vectors of a portion's tensors, one behind the other in one flat array: one operation serves all of them.
 
 A value with rows, columns or matrices, but not rows and columns at once, is the `Pieces` of a flat array, whatever the
-shapes of its tensors are. Its axes name its cuts: a part of "bij", in this order, empty for numbers of tensors.
+shapes of its tensors are. Its axes name its cuts: letters of "bij", in this order, empty for numbers of tensors.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ LARGE = 1 << 22
 class Portion:
     """Tensors of a part that go through all stages of a step together.
 
-    `places` are their places in the part, None for all; `positions` are their places in the bucket.
+    `places` are their indices in the part, None for all; `positions` are their indices in the bucket.
     """
 
     def __init__(self, part: Part, places: list[int] | None) -> None:

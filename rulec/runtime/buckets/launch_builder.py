@@ -1,4 +1,4 @@
-"""Launches of parts: gradients and inputs checked, scalars evaluated, kernels chosen."""
+"""Builds the launches of a set of tensors: checks gradients and inputs, evaluates scalars, chooses kernels."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Gap:
     """The values computed before a stage, or after the last one, each after its operands.
 
     `over` maps a value to the values with their last use in it. A `projection`, if any, is computed tile by tile. For
-    parts of matrices, `delegations` are the values of their owners.
+    sharded matrices, `delegations` are the tasks of their owner ranks.
     """
 
     values: tuple[Node, ...]
@@ -43,7 +43,7 @@ class Plan:
     reductions and from operands computed before it. `held` are the operands that must be copied before the kernel runs.
 
     `alone` is True where no tensor's update needs another tensor's value; then a bucket can be updated part by part.
-    Where `halved`, matrices are in parts, and `delegations` has the values of whole ones; else it is None.
+    Where `halved`, matrices are sharded, and `delegations` is the owner plan; else it is None.
     """
 
     def __init__(self, program: Program, halved: bool = False) -> None:

@@ -173,7 +173,7 @@ def aligned_bytes(size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     return raw[start : start + size]
 
 
-#: The part of a name behind that of a state in codes.
+#: The suffix of a name after the name of a quantized state.
 _SCALE = scale_name("")
 
 Array = np.ndarray[Any, Any]

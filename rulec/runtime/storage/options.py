@@ -65,7 +65,7 @@ class Storage:
             raise HyperError(f"state {state} of {rule.name} cannot be {form.text if form else word}: {fault}")
 
     def memory_of(self, rule: RuleData, dtype: str, whole: bool = True) -> Memory:
-        """The memory of a rule's program for a parameter of this dtype, and for a part of one where not `whole`.
+        """The memory of a rule's program for a parameter of this dtype, or for a shard of one where not `whole`.
 
         TensorError for a state of another shape than the shard: ranks may have the same numbers, and must round them
         alike.

@@ -270,8 +270,8 @@ _TORCH_NAMES = {"float8_e4m3fn": "float8_e4m3"}
 class Options:
     """What belongs to the whole optimizer: dtypes and formats of states by name (`""`: all), and the backend asked for.
 
-    `capturable` asks for step counts and scalars on the device, where groups do not say it; `across` are the processes
-    over which values of groups and the model are taken, and `meeting` is for processes with parts of the same tensors,
+    `capturable` asks for step counts and scalars on the device, where groups do not say it; `across` has the ranks
+    over which values of groups and the model are reduced, `meeting` is the consensus of ranks with the same tensors,
     None where none are reduced. `order` has the places of parameters as the first of them orders them, or is empty.
     `weights` is the kind of parameters of 16 bits in memory, of `rulec.compiler.weights`, and `seed` that
     of its random numbers where no rule draws any.

@@ -27,7 +27,7 @@ class ComplexParameter(TensorError, RuntimeError):
 class Route:
     """A parameter, its group's index, and the rule it goes to; `routed` where that is not the class's own.
 
-    With a `section`, that part of a fused parameter. `place` is the parameter's among all.
+    With a `section`, it is this segment of a fused parameter. `place` is the parameter's index among all.
     """
 
     name: str

@@ -1,6 +1,6 @@
-"""A step on a mesh of devices, on paper: the bytes that each keeps and sends, and its share of the work on matrices.
+"""Forecasts a step on a device mesh: the bytes that each device keeps and sends, and its share of matrix work.
 
-Parameters are cut along their first dimension, as by `fully_shard`; replicas have the same parts, and share the work.
+Parameters are sharded along dimension 0, as by `fully_shard`; replicas have the same shards, and share the work.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from rulec.torch.tags import tagged_groups
 from rulec.torch.tensors.dtensor import has_matrices
 from rulec.torch.tensors.tensors import DTYPES
 
-#: The steps among which a usual one is looked for: late ones, with a hundred for branches of every so many.
+#: The steps of which the most frequent one counts as usual: late ones, and a hundred of them for rare branches.
 _LATE = np.arange(1001.0, 1101.0)
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """Replicas, each of so many shards."""
+    """A device mesh: replicas, each with the same number of shards."""
 
     replicas: int
     shards: int
@@ -72,11 +72,11 @@ def mesh_of(text: str) -> Mesh:
 
 @dataclass(frozen=True)
 class MeshAccount:
-    """What the device with most has, in bytes: `kept` by kind, and sent in a step.
+    """The largest bytes of any device: `kept` by kind, and sent in a step.
 
     `model` is sent by `fully_shard` for weights and gradients; `exchanged` by the optimizer for `matrices`, of which
     `least` is the mean over all devices. `work` and `mean_work` are floating-point operations on matrices, two for each
-    multiplication. `shared` of the matrices have several owners, who send one another `between`.
+    multiplication. `shared` of the matrices have several owners, which send one another `between` bytes.
     """
 
     mesh: Mesh
@@ -112,7 +112,7 @@ def on_mesh(training: Training, measured: Account, mesh: Mesh) -> MeshAccount:
     others = 3 * size * first * (mesh.shards - 1)
     replicas = 2 * size * first * (mesh.replicas - 1) // mesh.replicas
     works = [matrix.work for matrix in exchanged]
-    # Whole replicas exchange nothing.
+    # Unsharded replicas send no matrix.
     group, shared = 1, 0
     sent, between, work = np.zeros(1, np.int64), np.zeros(1, np.int64), np.array([sum(x.cost for x in works)])
     if mesh.shards > 1:
@@ -131,7 +131,7 @@ def on_mesh(training: Training, measured: Account, mesh: Mesh) -> MeshAccount:
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
-    """A parameter whose matrices are exchanged: its view, and the values of its owner in a usual step.
+    """A parameter whose matrices travel to owner ranks: its view, and the values of its owner in a usual step.
 
     `states` has the shapes of states with one of their own, by name.
     """
@@ -144,7 +144,7 @@ class Matrix:
 
 
 def _shapes(training: Training) -> tuple[list[tuple[int, ...]], list[Matrix]]:
-    """The shapes of all parameters, and the shapes with exchanged matrices."""
+    """The shapes of all parameters, and the shapes with matrices for owner ranks."""
     router = Router(training.rule.standalone())
     with FakeTensorMode(allow_non_fake_inputs=True):
         groups = tagged_groups(training.model(dtype=DTYPES[training.dtype], device="cpu"))
@@ -179,14 +179,14 @@ def _matrix(rule: Rule, shape: tuple[int, ...], training: Training) -> Matrix:
 
 
 def _part(shape: Sequence[int], shards: int, rank: int) -> int:
-    """The elements in a shard: equal ones, until there are no more."""
+    """The elements in a shard: equal shards, until no elements are left."""
     rows = shape[0] if shape else 1
     size = -(-rows // shards)
     return max(0, min(size, rows - rank * size)) * math.prod(shape[1:])
 
 
 def _owners(matrices: Sequence[Matrix], mesh: Mesh) -> tuple[list[Sharding], Assignment, int]:
-    """How matrices lie, and their owners, among so many devices: all, or those of each replica."""
+    """The sharding of matrices, their owners, and the number of ranks that share them: all, or those of a replica."""
     shapes, works = [matrix.view.shape for matrix in matrices], tuple(matrix.work for matrix in matrices)
     known = {shape: _division(shape, mesh.shards) for shape in shapes}
     alone = tuple(known[shape] for shape in shapes)
@@ -204,7 +204,7 @@ def _owners(matrices: Sequence[Matrix], mesh: Mesh) -> tuple[list[Sharding], Ass
 def _schedules(
     matrices: Sequence[Matrix], spreads: Sequence[Sharding], owners: Sequence[tuple[int, ...]], group: int
 ) -> Iterator[Schedule]:  # fmt: skip
-    """The ways of matrices to their owners and back, for one part of a step after the other."""
+    """The schedules of the all-to-alls to owners and back, one after the other."""
     loads: dict[tuple[Matrix, Sharding, int], list[list[Load]]] = {}
     keys = [(matrix, spread, len(team)) for matrix, spread, team in zip(matrices, spreads, owners, strict=True)]
     for matrix, spread, count in dict.fromkeys(keys):
@@ -248,7 +248,7 @@ def _load(matrix: Matrix, half: ShardLayout, delegation: OwnerTask) -> Load:
 
 
 def _division(shape: Sequence[int], shards: int) -> Division:
-    """Rows as torch cuts them."""
+    """The division of rows, as torch shards them."""
     rows = -(-shape[0] // shards)
     starts = [min(shape[0], rank * rows) for rank in range(shards)]
     others = tuple(slice(0, side) for side in shape[1:])

@@ -74,7 +74,7 @@ def _floats(form: Format, codes: Tensor, scales: Tensor, param: Tensor) -> Tenso
 
 
 def _saved(form: Format, codes: Any, scales: Any, param: Any) -> Sequence[Tensor]:
-    """Codes and scales of runs in the parameter's placement; of elements where its parts cut runs."""
+    """Codes and scales of runs in the parameter's placement; of elements where its shards cut runs."""
     runs, here, codes, scales = runs_of(param, form.block), real_view(param), local_tensor(codes), local_tensor(scales)
     if runs.length == 1 or not cuts_fit(param, runs):
         whole = runs.shape
@@ -255,7 +255,7 @@ def _flat(value: Any) -> Array:
     return array
 
 
-#: The number of parts of a dimension that runs divide, and the least size of a dimension that is not joined with the
+#: The number of shards of a dimension that runs divide, and the least size of a dimension that is not joined with the
 #: one before it: a kernel of 3 by 3 is cut by nobody.
 _PARTS, _LEAST = 8, 8
 
@@ -269,14 +269,14 @@ class Runs:
     length: int
 
     def counted(self, here: Sequence[int], count: int) -> tuple[int, ...]:
-        """The shape of an array with a number for each `count` elements along the runs, of the part `here`."""
+        """The shape of an array with a number for each `count` elements along the runs, of the local shape `here`."""
         if count == 1:
             return tuple(here)
         return (*here[: self.axis], math.prod(here[self.axis :]) // count)
 
 
 def whole_shape(param: Any) -> tuple[int, ...]:
-    """The shape of a parameter as kernels see it, with all its parts."""
+    """The global shape of a parameter as kernels see it."""
     return (*param.shape, 2) if param.is_complex() else tuple(param.shape)
 
 
@@ -291,7 +291,7 @@ def runs_of(param: Any, block: int) -> Runs:
 
 
 def cuts_fit(param: Any, runs: Runs) -> bool:
-    """Whether every part of a parameter has whole runs, cut as torch cuts an array with a number for each run."""
+    """Whether every shard of a parameter has whole runs, cut as torch cuts an array with a number for each run."""
     if runs.length == 1 or not is_split(param):
         return True
     cuts = [(p.dim, n) for p, n in zip(param.placements, param.device_mesh.shape, strict=True) if not p.is_replicate()]

@@ -128,7 +128,7 @@ def _check_tensor(key: Any, value: Tensor, param: Tensor, name: str) -> None:
 
 
 def _check_name(key: str, saved: Mapping[str, Any], states: Collection[str], name: str) -> None:
-    """StateMismatch for a part of no weight, and for codes without scales or scales without codes."""
+    """StateMismatch for a residual without a weight, codes without scales, and scales without codes."""
     plain = _SECTION.sub("", key)
     renamed = plain.replace("_", "::", 1) in KINDS
     if (is_part(plain) or renamed) and plain not in {*KINDS, *states}:
@@ -152,7 +152,7 @@ def check_fits(buffers: Mapping[str, Tensor], saved: Mapping[str, Any], name: st
         return
     for key, buffer in buffers.items():
         if key not in saved:
-            if strict and not is_part(key):  # a part of a weight of another kind begins with the parameter
+            if strict and not is_part(key):  # the residual of a weight of another kind begins with the parameter
                 known = ", ".join(sorted(saved))
                 raise StateMismatch(f"the saved state of {name} has no {key} (it has {known}): it is of another rule")
             continue

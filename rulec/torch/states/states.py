@@ -164,7 +164,7 @@ class Buffers:
         return others | {name: self._shown(place, name, name, torch.as_tensor(array)) for name, array in arrays.items()}
 
     def _reweighed(self, place: int, saved: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A parameter's saved values with the part of its kind of weight, made of that of another kind."""
+        """A parameter's saved values with the residual of its kind of weight, computed from that of another kind."""
         param, name = self._routes[place].like, self._routes[place].name
         if is_fake(real_view(param)):
             return saved

@@ -23,9 +23,9 @@ from rulec.torch.tensors.tensors import is_dense, real_view
 
 
 def check_parts(options: Options, routes: Sequence[Route]) -> None:
-    """TensorError where a parameter is a part of a tensor of which the storage asked for needs to know more.
+    """TensorError where a parameter is a shard, and the storage asked for needs to know its global tensor.
 
-    Codes and random bits of a part need to know its tensor, as a DTensor does.
+    Codes and random bits of a shard depend on its global tensor, which a DTensor knows.
     """
     words = options.state_dtypes.values()
     coded = [f"state_dtype={word!r}" for word in words if word not in PLAIN_STORAGE]

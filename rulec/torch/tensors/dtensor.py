@@ -1,6 +1,6 @@
 """DTensors: parameters of which this rank may have a shard only.
 
-Kernels see the part, and a state of its shape lies where its parameter does. A rule that looks at one element at a time
+Kernels see the shard, and a state of its shape is sharded as its parameter. A rule that looks at single elements
 gives the same as on a global tensor. Reductions over shards are completed over the ranks with the other shards.
 Random numbers are those of the global tensor.
 """
@@ -29,7 +29,7 @@ from rulec.torch.tensors.sections import Section
 
 _MODULE = "torch.distributed.tensor"
 
-#: What a rule may ask of a tensor's shape that is another number for a part of it.
+#: The facts of a tensor's shape that are other numbers for a shard of it.
 _OF_SHAPE = frozenset({"numel", "rows", "cols"})
 
 
@@ -59,7 +59,7 @@ def indices_here(param: Any, section: Section | None = None) -> tuple[Sequence[i
 
 
 def place_of(param: Any, section: Section | None = None) -> Piece | None:
-    """Where the part of a split parameter lies in the whole; None where it is no range and no rows with equal gaps."""
+    """The position of a parameter's shard in the global tensor; None for other than ranges and rows with equal gaps."""
     part = (local_tensor(param) if section is None else section.of(local_tensor(param))).shape
     indices, whole = indices_here(param, section), param.shape
     if not all(part):
@@ -116,7 +116,7 @@ def address_of(params: Sequence[Tensor]) -> Callable[[Tensor], int]:
 
 
 def check_dtensor(param: Any, rule: Rule, name: str) -> None:
-    """TensorError for a split parameter whose rule would have to see more than parts and their reductions."""
+    """TensorError for a sharded parameter whose rule needs more than shards and their reductions."""
     if not is_split(param):
         return
     if any(placement.is_partial() for placement in param.placements):
@@ -128,7 +128,7 @@ def check_dtensor(param: Any, rule: Rule, name: str) -> None:
 
 
 def _check_grouped(param: Any, rule: Rule, name: str) -> None:
-    """TensorError for a split parameter with blocks, or with so many axes apart that they are segments of a batch."""
+    """TensorError for a sharded parameter with blocks, or with so many axes apart that they are segments of a batch."""
     view = view_of(rule, tuple(param.shape))
     if view.blocks or view.segments or "b" in view.letters:
         what = f"{placed_level(rule)} of {rule.name}"
@@ -145,7 +145,7 @@ def _of_elements(draw: Node) -> bool:
 
 
 def _check_joined(param: Any, rule: Rule, name: str) -> None:
-    """TensorError where states of rows or columns that the rule joins of several dimensions would be no even parts."""
+    """TensorError where states of rows or columns, joined from several dimensions, would have uneven shards."""
     view, mesh = view_of(rule, tuple(param.shape)), param.device_mesh
     for axis, placement in enumerate(param.placements):
         cut = None if placement.is_replicate() else placement.dim % param.dim()
@@ -211,9 +211,9 @@ def flat_start(param: Any) -> int | None:
 
 
 def check_flat(param: Any, rules: Sequence[Rule], name: str, together: bool) -> None:
-    """TensorError for a part of a flat parameter under a rule that needs the whole: a part has no shape.
+    """TensorError for the shard of a flat parameter under a rule that needs a shape: such a shard has none.
 
-    `together` says that values of groups and the model are taken over all parts.
+    `together` says that values of groups and the model are reduced over all shards.
     """
     if not is_flat(param):
         return
@@ -241,7 +241,7 @@ def _remedy(parts: Sequence[Node]) -> str:
 
 
 def check_gradient(grad: Any, param: Any, name: str) -> None:
-    """TensorError where a gradient is not placed as its parameter is."""
+    """TensorError where a gradient has another placement than its parameter."""
     if is_dtensor(grad) is not is_dtensor(param):
         words = [f"{'a' if is_dtensor(x) else 'no'} DTensor" for x in (grad, param)]
         raise TensorError(f"the gradient of {name} is {words[0]} and its parameter {words[1]}: give both alike")
@@ -257,7 +257,7 @@ def as_dtensor(
 ) -> Tensor:  # fmt: skip
     """A state of a parameter's local shard as a DTensor, sharded as its parameter along the axes that it has.
 
-    `view` is that of the part, and `letters` are the axes of the state, as `i` for a number of each row. `shape` is
+    `view` is the view of the shard, `letters` are the axes of the state, as `i` for a number of each row. `shape` is
     the global shape of a state with one of its own: it is then cut along its longest side, if not between matrices.
     """
     if not is_dtensor(param) or not state.dim():
@@ -287,7 +287,7 @@ def as_part(
 ) -> Tensor:
     """A DTensor over the mesh of a parameter, from its local tensor, global shape and stride.
 
-    It is placed as the parameter, unless `placements` say otherwise.
+    It has the parameter's placements, unless `placements` has others.
     """
     if not is_dtensor(param):
         return here
@@ -354,7 +354,7 @@ def _cut(whole: Tensor, param: Any, name: str) -> Tensor:
 
 
 def fill(state: Any, value: Any, name: str) -> None:
-    """Writes a saved value into a state: of its placement, or whole. StateMismatch where it is placed otherwise."""
+    """Writes a saved value into a state: of its placement, or global. StateMismatch for another placement."""
     part = saved_part(value, state, name)
     local_tensor(state).copy_(part if is_dtensor(state) else part.reshape(state.shape))
 

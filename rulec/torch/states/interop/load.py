@@ -79,7 +79,7 @@ def _is(coded: Any, form: Format) -> bool:
 
 
 def _of_torchao(value: Any) -> Any:
-    """A tensor of torchao in parts, or where it is the part of a DTensor its numbers; any other value as it is."""
+    """A tensor of torchao as its arrays, or the numbers of a DTensor's shard; any other value as it is."""
     part = local_tensor(value)
     if is_dtensor(value) and hasattr(part, "codes") and hasattr(part, "scale"):
         shape, stride = value.shape, value.stride()
@@ -103,10 +103,10 @@ class DecodedState(NamedTuple):
     values: Tensor
 
 
-#: Behind the names of codes and of their scales, and the name of the part of a weight.
+#: The suffixes of the names of codes and of their scales, and the name of the residual of a weight.
 FLASH_CODES, FLASH_SCALES, ERROR = "::quantized", "::scales", "error_bits"
 
-#: The key of a group for the bytes of a weight, of a parameter and of its part.
+#: The key of a group for the bytes of a weight, that is of a parameter and of its residual.
 _WIDTH = "master_bytewidth"
 
 #: The bits of a mantissa, and the least exponent of a normal number.
@@ -117,7 +117,7 @@ def decoded(values: Mapping[str, Any], param: Tensor, group: Mapping[str, Any], 
     """The saved states of a parameter with those of flashoptim decoded, and the weight as a master copy.
 
     `group` has the bytes of a weight. StateMismatch, naming the `owner`, for codes without a scale for each 32, and for
-    parts of weights of another shape or of an unknown size.
+    residuals of weights of another shape or of an unknown size.
     """
     states = {name: value for name, value in values.items() if not name.endswith((FLASH_CODES, FLASH_SCALES))}
     for name in (name for name in values if name.endswith(FLASH_CODES)):
@@ -150,7 +150,7 @@ def _flash_decoded(codes: Tensor, scales: Any, state: str) -> DecodedState:
 def weight(param: Tensor, error: Tensor, width: int) -> Tensor:
     """The float32 weight of this many bytes: the parameter, and a signed share of half of its last place.
 
-    A part of 16 bits is saved in the parameter's dtype with the same bits; one of eight bits as its numbers.
+    A residual of 16 bits is saved in the parameter's dtype with the same bits; one of eight bits as its numbers.
     """
     if error.is_floating_point():
         error = error.to(torch.int8) if width == 3 else resolved(error).contiguous().view(torch.int16)
