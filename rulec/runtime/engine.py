@@ -349,7 +349,7 @@ class Engine:
         ]
 
     def wants(self, ids: Sequence[int], place: int, hyper: Numbers) -> bool:
-        """Whether any of these tensors has the pass at this place in its next step."""
+        """Whether any of these tensors has the evaluation with this index in its next step."""
         return wants([self.tensors[i] for i in ids], place, lambda t: self._values.of_group(hyper, t.group))
 
 

@@ -50,7 +50,7 @@ _WRAPPED = re.compile(r"parametrizations|base_layer|original_module|modules_to_s
 
 
 def head_places(paths: Sequence[Path], dims: Sequence[int], by_place: bool = True) -> set[int]:
-    """The places of the parameters of output layers; `dims` has the number of dimensions of each parameter.
+    """The indices of the parameters of output layers; `dims` has the number of dimensions of each parameter.
 
     They are known by name, or else `by_place`, as the last layer of a sequence of layers.
     """
@@ -74,7 +74,7 @@ def _plain(path: Path) -> Path:
 
 
 class _Level:
-    """The modules of a part of a model by name, each with the places of its parameters; `depth` parts lead there."""
+    """The modules of a part of a model by name, each with the indices of its parameters; `depth` parts lead there."""
 
     def __init__(self, places: Sequence[int], paths: Sequence[Path], dims: Sequence[int], depth: int = 0) -> None:
         self._paths, self._dims, self._depth = paths, dims, depth

@@ -170,7 +170,7 @@ class RuleOptimizer(Optimizer, Lockable):
 
     @synchronized
     def communication(self) -> Communication:
-        """The messages of the last step to other processes; printed, tables. RulecError before the first step.
+        """The messages of the last step to other ranks; printed, tables. RulecError before the first step.
 
         An optimizer of rules that look at one element at a time sends nothing.
         """

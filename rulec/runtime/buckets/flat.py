@@ -31,7 +31,7 @@ def axes_in_flat(axes: Axes) -> str | None:
 class Flats:
     """The cuts of flat arrays of some tensors with these numbers of matrices, rows and columns.
 
-    `library` has places on its device, where a function keeps them for the next step.
+    `library` has indices on its device, where a function keeps them for the next step.
     """
 
     def __init__(self, extents: Sequence[tuple[int, int, int]], library: Library) -> None:
@@ -65,7 +65,7 @@ class Flats:
         return int(self.cuts(letters).sizes.sum())
 
     def _places(self, before: str, after: str) -> Whole:
-        """For each element with the axes `after`, its place in a flat array with the axes `before`."""
+        """For each element with the axes `after`, its index in a flat array with the axes `before`."""
         known: dict[tuple[int, int, int], Whole] = {}
         parts = [np.zeros(0, np.int64)]
         for extents, start in zip(self._extents, self.cuts(before).starts.tolist(), strict=True):
@@ -183,7 +183,7 @@ class FlatStates:
 class Remembered:
     """The memory of steps of the same tensors: the cuts of their vectors, states in flat arrays, and views.
 
-    `views` has states and scratch as matrices, by name and place: each array, its address and its view.
+    `views` has states and scratch as matrices, by name and index: each array, its address and its view.
     """
 
     def __init__(self, extents: Sequence[tuple[int, int, int]], library: Library) -> None:

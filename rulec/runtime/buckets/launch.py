@@ -104,7 +104,7 @@ class Portion:
 class Part:
     """The tensors of one bucket that fire together.
 
-    `positions` are their places in the bucket, None for all of it in order. `pick` selects their gradients from the
+    `positions` are their indices in the bucket, None for all of it in order. `pick` selects their gradients from the
     gradients of the whole step; None for all of them. `check` checks gradients and makes them readable for kernels.
     """
 
@@ -133,7 +133,7 @@ class Part:
         return portions
 
     def _sets(self, stack_size: StackSize | None) -> Iterator[list[int]]:
-        """The places of tensors that are not parted."""
+        """The indices of tensors that are not sharded."""
         tensors = self.tensors
         if stack_size is None:
             yield from ([place] for place in range(len(tensors)))

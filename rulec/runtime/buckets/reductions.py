@@ -35,7 +35,7 @@ class Across(Protocol):
 class Processes:
     """The ranks that take part in reductions over the groups and the model of one engine.
 
-    `across` reduces with the other processes, or is None. `places` maps a group of this process to its place among all
+    `across` reduces with the other ranks, or is None. `places` maps a group of this rank to its index among all
     groups; `group_count` is the number of all groups. `meeting` coordinates ranks with shards of the same tensors.
     """
 

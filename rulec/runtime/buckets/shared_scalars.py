@@ -17,7 +17,7 @@ Whole = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True)
 class _Kept:
-    """New values for some places of a state, in its library. `stays` is 1 where the old value remains, or None."""
+    """New values for some indices of a state, in its library. `stays` is 1 where the old value remains, or None."""
 
     places: Whole
     values: Any
@@ -57,7 +57,7 @@ class SharedNumbers:
             self.group_t, self.model_t = library.numbers(self.group_t), library.numbers(self.model_t)
 
     def start(self, state: str, of_group: bool, places: Sequence[int], initial: Whole, library: Library) -> None:
-        """Writes the first value of a state at these places, where no tensor has started it yet."""
+        """Writes the first value of a state with these indices, where no tensor has started it yet."""
         if of_group:
             self._of_groups.add(state)
         size = len(self.group_t) if of_group else 1
@@ -129,7 +129,7 @@ class SharedNumbers:
         self.begin()
 
     def _alone(self) -> set[int]:
-        """The place of the model's count where only `count` advances it."""
+        """The index of the model's step count where only `count` advances it."""
         return {0} if self._stepped and not self._pending else set()
 
     def _advance(self, counts: Any, place: int, kept: _Kept, among: int) -> None:

@@ -97,7 +97,7 @@ class StagedRun:
         return {}
 
     def _last_of_some(self, values: KernelArguments, kept: list[int]) -> None:
-        """The last stage for the tensors at the places `kept`. In a rule with `skip` it reduces nothing."""
+        """The last stage for the tensors with the indices `kept`. In a rule with `skip` it reduces nothing."""
         self.launch.wrote = True
         grads = [values.grads[i] for i in kept]
         scratch = {name: [arrays[i] for i in kept] for name, arrays in values.scratch.items()}

@@ -157,7 +157,7 @@ class Passes:
                 self.epilogue.clear()
 
     def arrived(self, place: int) -> None:
-        """The gradient of the parameter at this place arrived, all of it or a contribution."""
+        """The gradient of the parameter with this index arrived, all of it or a contribution."""
         if self.window is None:
             raise RulecError(
                 f"a gradient of {self.roster.names[place]} arrived outside of `with opt.backward():`, where it is not "
@@ -207,7 +207,7 @@ class Passes:
         return step, rest
 
     def _update_rest(self, step: OpenStep, rest: Sequence[int]) -> None:
-        """Updates the parameters at these places by the gradients of the backward pass."""
+        """Updates the parameters with these indices by the gradients of the backward pass."""
         if not self.options.folds:
             step.fire(rest, inside=False)
             return

@@ -133,7 +133,7 @@ def _home(inner: Inner, place: int) -> tuple[OptimizerStep, int]:
 
 
 def _launch(machine: OptimizerStep, place: int) -> Launch | None:
-    """What updates the parameter at this place alone, with a gradient still to be given; None where it takes none."""
+    """What updates the parameter with this index alone, with a gradient still to be given; None where it takes none."""
     machine.check_undisturbed((place,))
     home = machine.home(place)
     if home is None:

@@ -106,7 +106,7 @@ def _remove_all(handles: dict[int, tuple[Tensor, int, Any]]) -> None:
 
 
 class Arrivals:
-    """The largest number of arrivals of each parameter so far, by place; at first the `assumed` one.
+    """The largest number of arrivals of each parameter so far, by index; at first the `assumed` one.
 
     Steps in which fewer arrive are deferred for the parameters concerned; the number is not lowered, since the next
     step may have more again. Parameters that are `late`, being read again after their last arrival, always wait.

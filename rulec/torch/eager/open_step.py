@@ -30,8 +30,8 @@ Written = TypeVar("Written")
 class OpenStep:
     """The updates of this step so far, and the way to more of them.
 
-    `fired` has the places of updated parameters, in order; `folded` the places of parameters with parts of their
-    gradients in their states; `dropped` the places of updates that were given up. `over` says that the last backward
+    `fired` has the indices of updated parameters, in order; `folded` the indices of parameters with parts of their
+    gradients in their states; `dropped` the indices of updates that were given up. `over` says that the last backward
     pass is done.
     """
 

@@ -32,7 +32,7 @@ Runs = Rule | str | Path | Partition | type[Optimizer] | Callable[..., Optimizer
 
 
 class Inner(ABC):
-    """An optimizer of which some parameters, given by their places among all groups', are stepped at a time."""
+    """An optimizer of which some parameters, given by their indices among all groups', are stepped at a time."""
 
     optimizer: Any
 
@@ -225,7 +225,7 @@ class PartitionedInner(Inner):
         return [homes[id(p)] for group in self.optimizer.param_groups for p in group["params"]]
 
     def split(self, places: Sequence[int]) -> Iterator[tuple[RuleInner, tuple[int, ...], list[int]]]:
-        """Each optimizer with parameters at these places, the places in it, and the positions among `places`."""
+        """Each optimizer with parameters with these indices, the indices in it, and the positions among `places`."""
         for number, each in enumerate(self._inner):
             mine = [i for i, place in enumerate(places) if self._homes[place][0] == number]
             if mine:
@@ -280,7 +280,7 @@ class ForeignInner(Inner):
 
 @contextmanager
 def _alone(optimizer: Optimizer, places: frozenset[int]) -> Iterator[None]:
-    """The groups with the parameters at these places alone."""
+    """The groups with the parameters with these indices alone."""
     groups, kept = optimizer.param_groups, [group["params"] for group in optimizer.param_groups]
     first = 0
     try:

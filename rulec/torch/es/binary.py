@@ -181,7 +181,7 @@ class BinaryLinear(_BinaryWeights):
 class BinaryConv2d(_BinaryWeights):
     """Bits (rows, inputs, height, width), or packed (rows, height, width, words), to those of the outputs.
 
-    Each output is 2*(equal bits) - (all bits) over the places of the kernel inside the image: what is in the padding
+    Each output is 2*(equal bits) - (all bits) over the positions of the kernel inside the image: what is in the padding
     counts for nothing. Without `threshold` it is the number itself, int32, with its features where those of the bits
     are. `weight` (outputs, kernel height, kernel width, inputs), float32; the rest as in `BinaryLinear`.
     """

@@ -259,7 +259,7 @@ def _prepare(machine: OptimizerStep, places: Collection[int]) -> None:
 
 
 def _ready(machine: OptimizerStep, by_place: Mapping[int, Source]) -> tuple[set[int], list[Launch]]:
-    """The places of parameters whose updates make the gradients themselves, and the updates, checked."""
+    """The indices of parameters whose updates make the gradients themselves, and the updates, checked."""
     calls = _CALLS.setdefault(machine, _Calls())
     at = {id(tensor): place for place in by_place if (tensor := _plain_tensor(machine, place)) is not None}
     noises = {place: source for place in at.values() if isinstance(source := by_place[place], Noise)}

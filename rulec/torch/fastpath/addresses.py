@@ -104,7 +104,7 @@ class StateAddresses:
         return pairs[0] == pairs[1]
 
     def same(self, params: tuple[int, ...] | None = None) -> bool:
-        """Whether no state of the parameters at some places, or of all, was moved or given another shape or dtype."""
+        """Whether no state of the parameters `params`, or of all, was moved or given another shape or dtype."""
         if any(local_tensor(state.shown) is not state.part for state in self._dtensors):
             return False
         if params is None:

@@ -170,7 +170,7 @@ _IMPL_WORDS, _STORAGE_WORDS = 23, 8
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """The places of words, counted from the beginning of what has them.
+    """The indices of words, counted from the beginning of what has them.
 
     A tensor's object has its implementation at `object_impl`. The implementation has its storage at `impl_storage`;
     from `impl_first` on, `impl_words` words have its number of dimensions, sizes, strides, offset, number of elements,
@@ -192,7 +192,7 @@ MOST_DIMS = 5
 
 @functools.cache
 def layout() -> TensorLayout | None:
-    """The places of the words; None where tensors of known answers disagree, or do not show a difference."""
+    """The indices of the words; None where tensors of known answers disagree, or do not show a difference."""
     with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"), real_memory():
         long = torch.zeros(99991).as_strided((3, 5, 7, 11, 13), (7211, 1237, 102, 17, 2), 41)
         flat = torch.zeros(1009, dtype=torch.bfloat16).as_strided((13, 17), (29, 31), 19)

@@ -24,7 +24,7 @@ from rulec.torch.tensors.tensors import TorchArrays
 class TorchEngine(Engine):
     """The engine of all groups with one rule.
 
-    `indices` are the places of these groups among the optimizer's, in the engine's order. `table` has their
+    `indices` are the indices of these groups among the optimizer's, in the engine's order. `table` has their
     hyper-parameters now, by name and group, in float64. `published` is the number of extensions when the optimizer's
     state last showed the buffers.
     """
@@ -67,7 +67,7 @@ def engines_of(
 
 
 def order_of(order: Sequence[int], count: int) -> list[int]:
-    """The places of so many parameters or sections in this order; what it does not name follows."""
+    """The indices of `count` parameters or sections in this order; those without a place in it follow."""
     chosen = [place for place in order if place < count]
     return [*chosen, *sorted({*range(count)} - {*chosen})]
 
@@ -81,7 +81,7 @@ def in_order(engines: Sequence[TorchEngine], groups: Sequence[int]) -> list[Torc
 def add_parameters(
     engines: Sequence[TorchEngine], group_rules: Sequence[GroupRule], routes: Sequence[Route], order: Sequence[int]
 ) -> list[TensorRef]:
-    """Adds every parameter or section to the engine of its group, in an order; their homes, by their places."""
+    """Adds every parameter or section to the engine of its group, in an order; returns their references, by index."""
     homes: dict[int, TensorRef] = {}
     of_group = {index: (engine, column) for engine in engines for column, index in enumerate(engine.indices)}
     for number, place in enumerate(order):
@@ -153,7 +153,7 @@ class GroupNumbers:
         self.version += 1
 
     def _new(self) -> list[tuple[int, int, Any]]:
-        """The new values by group and place; none where there is another thing to be taken over."""
+        """The new values by group and index; none where something else than values is to be taken over."""
         new: list[tuple[int, int, Any]] = []
         if len(self._groups) != len(self._keys):
             return new

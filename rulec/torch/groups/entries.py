@@ -189,7 +189,7 @@ class Entry:
 
 
 def list_places(rule: Rule) -> dict[str, Place]:
-    """The places of the entries of lists: the list is the keyword."""
+    """The indices of the entries of lists: the list is the keyword."""
     lists = lists_of(rule)
     return {name: (key, index) for key, length in lists.items() for index, name in enumerate(entries(key, length))}
 

@@ -223,7 +223,7 @@ class Interface:
         return names | {entry.outside(state) for entry in self.entries for state in entry.rule.state}
 
 
-#: What torch says of a keyword's value; `{index}` and `{number}` are its place in a tuple, from 0 and from 1.
+#: What torch says of a keyword's value; `{index}` and `{number}` are its index in a tuple, from 0 and from 1.
 _USUAL: Mapping[str, str] = {
     "lr": "Invalid learning rate: {value}",
     "eps": "Invalid epsilon value: {value}",
@@ -253,7 +253,7 @@ _OF_CLASS: Mapping[str, Mapping[str, str]] = {"Adafactor": _ADAFACTOR, "Muon": _
 def torch_words(class_name: str, keyword: str, whole: Any = None, index: int | None = None) -> str:
     """torch's words for this value of a keyword, in brackets; empty for a class unknown to torch.
 
-    `index` is the place of the value in `whole`, where that is a tuple.
+    `index` is the index of the value in `whole`, where that is a tuple.
     """
     if not hasattr(torch.optim, class_name):
         return ""
@@ -272,7 +272,7 @@ class Options:
 
     `capturable` asks for step counts and scalars on the device, where groups do not say it; `across` has the ranks
     over which values of groups and the model are reduced, `meeting` is the consensus of ranks with the same tensors,
-    None where none are reduced. `order` has the places of parameters as the first of them orders them, or is empty.
+    None where none are reduced. `order` has the indices of parameters in the first rank's order, or is empty.
     `weights` is the kind of parameters of 16 bits in memory, of `rulec.compiler.weights`, and `seed` that
     of its random numbers where no rule draws any.
     """

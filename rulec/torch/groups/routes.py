@@ -140,7 +140,7 @@ def check_unsplit(routes: Sequence[Route], verb: str) -> None:
 
 
 def names_of(groups: Groups) -> list[str]:
-    """What messages call each parameter: its name where it has one, else its place."""
+    """What messages call each parameter: its name where it has one, else its index."""
     names: list[str] = []
     for group in groups:
         group_names = group.get("param_names", [])

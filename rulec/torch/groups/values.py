@@ -291,7 +291,7 @@ def _number(value: Any, name: str) -> float:
 
 
 def _agreed(values: Mapping[int, float], name: str) -> dict[int, float]:
-    """The one value of all groups, at place 0."""
+    """The one value of all groups, at index 0."""
     if len({*values.values()}) > 1:
         listed = ", ".join(f"{v:g}" for v in values.values())
         raise StateMismatch(f"{name} is one number of the whole model, and its groups have {listed}: give all the same")

@@ -57,7 +57,7 @@ class Buffers:
             by_param.setdefault(route.place, []).append(place)
         #: Where the states lie that the store shows.
         self.addresses = StateAddresses()
-        #: For each parameter with sections the places of their routes.
+        #: For each parameter with sections the indices of their routes.
         self._fused = [places for places in by_param.values() if routes[places[0]].section is not None]
 
     def prepare(self, saved: Mapping[Any, Any], full: bool, strict: bool) -> dict[int, Mapping[str, Any]]:
@@ -97,7 +97,7 @@ class Buffers:
             engine.prepare([self._homes[place][1] for place in places], dtypes, engine.table)
 
     def _of_sections(self, held: Mapping[int, Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
-        """The saved values of sections, by their places. `held` has the values of parameters."""
+        """The saved values of sections, by their indices. `held` has the values of parameters."""
         loaded: dict[int, Mapping[str, Any]] = {}
         for places in self._fused:
             if places[0] in held:

@@ -81,7 +81,7 @@ class LostUpdates:
         self.done = self.done or self._count >= _STEPS[-1]
 
     def _chosen(self) -> int | None:
-        """The place of the largest parameter that can be looked at; None where there is none."""
+        """The index of the largest parameter that can be looked at; None where there is none."""
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             return None
         having = [i for i, p in enumerate(self._params) if p.dtype is torch.bfloat16 and _is_seen(p)]

@@ -68,7 +68,7 @@ class Alike:
     # Descriptions
 
     def places(self, names: Sequence[str], other: Said) -> tuple[int, ...]:
-        """The places of `routes` in an order of names, that of another description."""
+        """The indices of `routes` in an order of names, that of another description."""
         here = names_of(self.described, other)
         assert here is not None
         by_name: dict[str, list[int]] = {}

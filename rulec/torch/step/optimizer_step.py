@@ -196,7 +196,7 @@ class OptimizerStep:
             self.plans.survey.release()
 
     def home(self, place: int) -> TensorRef | None:
-        """The home of the parameter at a place; None for one whose sections have homes of their own."""
+        """The tensor reference of a parameter, by index; None for one whose segments have references of their own."""
         return self._whole.get(place)
 
     # Steps
@@ -246,7 +246,7 @@ class OptimizerStep:
         return True
 
     def _gradients(self) -> tuple[tuple[int, ...] | None, list[Any]]:
-        """The gradients, and the places of their parameters (None: all)."""
+        """The gradients, and the indices of their parameters (None: all)."""
         grads: list[Any] = [*map(_gradient, self.params)]
         if not any(map(is_, grads, repeat(None))):
             return None, grads
@@ -371,7 +371,7 @@ class OptimizerStep:
     # Passes of a step
 
     def wants(self, params: Collection[Tensor], place: int) -> bool:
-        """Whether any of these parameters has the pass at this place in its next step."""
+        """Whether any of these parameters has the evaluation with this index in its next step."""
         chosen = {*params}
         ids: dict[int, list[int]] = {}
         for route, (engine, tensor_id) in zip(self.routes, self.homes, strict=True):
@@ -436,7 +436,7 @@ class OptimizerStep:
             self.writer.finish()
 
     def fire(self, places: tuple[int, ...], grads: Sequence[Tensor], meets: bool = False) -> bool:
-        """Updates the parameters at these places, in order, in the open step.
+        """Updates the parameters with these indices, in order, in the open step.
 
         False, and nothing done, where a gradient's dtype is new. The bits are those of one step of all parameters.
         `meets` says that ranks with other shards of the parameters do so too.
@@ -448,7 +448,7 @@ class OptimizerStep:
     def fire_part(
         self, places: tuple[int, ...], grads: Sequence[Tensor], way: Callable[[RuleData], RuleData], counts: bool
     ) -> None:  # fmt: skip
-        """Runs a part of the step on the parameters at these places: see `Engine.ready_part`."""
+        """Runs a part of the step on the parameters with these indices: see `Engine.ready_part`."""
         self.check_undisturbed(places)
         with plain_arithmetic([*filter(torch.is_autocast_enabled, self.residence.types)]):
             plan = self.plans.of(places, grads)

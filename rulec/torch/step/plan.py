@@ -31,7 +31,7 @@ _PLANS = 1024
 
 @dataclass(frozen=True)
 class EngineTensors:
-    """One engine's tensors in a step, and the places of their gradients among the step's (None: all)."""
+    """One engine's tensors in a step, and the indices of their gradients among the step's (None: all)."""
 
     engine: TorchEngine
     ids: tuple[int, ...]
@@ -42,9 +42,9 @@ class EngineTensors:
 class StepPlan:
     """A step of some parameters.
 
-    `chosen` are their places among all parameters, and `written` the parameters themselves. `converted` are the places,
+    `chosen` are their indices among all parameters, `written` the parameters themselves. `converted` are the indices,
     among these, of gradients for which kernels read another tensor: complex ones and DTensors. `sections` has, for
-    each tensor of a kernel, its parameter's place here and its section; empty where all are parameters.
+    each tensor of a kernel, its parameter's index and its section; empty where all are parameters.
     `copied` are routes with the contiguous copy that kernels write. `scalings` are the ways of scaling of the steps so
     far, and `later` are the messages of their later rounds.
     """
@@ -72,9 +72,9 @@ class StepPlan:
 
 
 class Plans:
-    """The plans of a machine's steps, by the places of the parameters with gradients (None: all).
+    """The plans of an optimizer's steps, by the indices of the parameters with gradients (None: all).
 
-    `homes` and `copies`, contiguous copies of what kernels see, are by the places of `routes`. `survey` looks at all
+    `homes` and `copies`, contiguous copies of what kernels see, are by the indices of `routes`. `survey` looks at all
     parameters at once, where steps of one plan follow each other.
     """
 
@@ -97,7 +97,7 @@ class Plans:
         self.surveys_left = 8
 
     def of(self, present: tuple[int, ...] | None, grads: Sequence[Tensor]) -> StepPlan:
-        """The plan for the parameters at some places, with these gradients."""
+        """The plan for the parameters with some indices, with these gradients."""
         return self.known.get(present) or self.make(present, grads)
 
     def follow(

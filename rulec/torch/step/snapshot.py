@@ -90,16 +90,16 @@ class Snapshot:
         return True
 
     def moved(self, places: Iterable[int]) -> bool:
-        """Whether a parameter at one of these places has another address, shape, memory order or dtype."""
+        """Whether a parameter with one of these indices has another address, shape, memory order or dtype."""
         here = [(self.params[i], i) for i in places]
         return any(self._address(p) != self._addresses[i] or _facts(p) != self._facts[i] for p, i in here)
 
     def altered(self) -> int | None:
-        """The first place of a parameter with another shape, memory order, dtype or device; None for none."""
+        """The first index of a parameter with another shape, memory order, dtype or device; None for none."""
         return next((place for place, facts in enumerate(self._facts) if _facts(self.params[place]) != facts), None)
 
     def take_memory(self) -> list[int]:
-        """Takes over the parameters' addresses, where no more has changed; the places of the moved parameters."""
+        """Takes over the parameters' addresses, where no more has changed; the indices of the moved parameters."""
         self._residence.check_capture(NEW_TENSORS)
         now = [*map(self._address, self.params)]
         moved = [place for place, pair in enumerate(zip(self._addresses, now, strict=True)) if pair[0] != pair[1]]

@@ -20,7 +20,7 @@ from rulec.torch.tensors.fake import plain_memory
 class SparseRows:
     """The rows of a parameter that a sparse gradient names, each once.
 
-    `index` has their places among the rows, of which a parameter has one for each place along the sparse dimensions.
+    `index` has their indices among the rows, of which a parameter has one for each place along the sparse dimensions.
     `grad`, `param` and `states` by name are copies of shape (rows, the parameter's other dimensions).
     """
 

@@ -185,7 +185,7 @@ class HostLibrary(NumpyLibrary):
 #: 10 bytes for each, few beside what a training keeps.
 _STACKED = 1 << 26
 
-#: How many sets of places a device remembers: more than one step of a model of very many groups has.
+#: The number of sets of indices that a device remembers: more than a step of a model of very many groups has.
 _PLACES = 1 << 13
 
 
@@ -323,7 +323,7 @@ class DeviceLibrary(Library):
         return values if tuple(values.shape) == shape else values.broadcast_to(shape)
 
     def take(self, values: Tensor, places: np.ndarray[Any, Any]) -> Tensor:
-        """The numbers at these places; from the second time on the places are on the device already."""
+        """The numbers at these indices; from the second time on the indices are on the device already."""
         return torch.index_select(values, 0, self.places(places))
 
     def picked(self, values: Tensor, places: Tensor) -> Tensor:
