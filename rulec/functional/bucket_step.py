@@ -57,7 +57,7 @@ class Gaps(GapEvaluator):
 
 
 class BucketStep:
-    """One bucket's share of a step: the loop over its stages, and the surroundings of the work between them."""
+    """One bucket's share of a step: the loop over its stages, and the value source of the work between them."""
 
     #: The library draws random numbers.
     fill_noise = None

@@ -3,8 +3,8 @@
 An adapter adds its tensors, then calls `step`, or `begin`, any number of `fire`, and `end`. Nothing here knows a
 framework: `Arrays` hides the kind of array, `Backend` the machine.
 
-The engine delegates. `Buckets` holds the tensors in buckets, `Partitions` the tensors that fire together, `HyperValues`
-the hyper-parameters of a step. `Launcher` makes launches; `EngineContext` holds the numbers and the memory they share.
+`Buckets` holds the tensors in buckets, `Partitions` the tensors that fire together, `HyperValues` the hyper-parameters
+of a step. `Launcher` makes launches; `EngineContext` holds the numbers and the memory that they share.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Engine:
     rule's random numbers. `weights` is the kind of parameters of 16 bits in memory, of `rulec.compiler.weights`; empty
     for plain ones. `processes` take part in reductions over groups and the model.
 
-    Where `resident`, tensors on a device have their step counts and scalars there too, and a step can be captured and
+    Where `resident`, step counts and scalars of tensors on a device are on the device, and a step can be captured and
     run again. `live` then has arrays on the device by (name, group): hyper-parameters that every step reads anew.
     """
 
@@ -165,7 +165,7 @@ class Engine:
         return states | {k: v.views[tensor.position] for k, v in tensor.bucket.scalar_states.items()}
 
     def formats(self, tensor_id: int) -> dict[str, Format]:
-        """The formats of a tensor's states in codes, by name; empty before its first gradient."""
+        """The formats of a tensor's quantized states, by name; empty before its first gradient."""
         bucket = self.tensors[tensor_id].bucket
         return {} if bucket is None else dict(bucket.layout.formats)
 

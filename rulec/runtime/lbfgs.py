@@ -101,7 +101,7 @@ def _number(value: Any) -> float:
 
 @dataclass
 class Progress:
-    """What L-BFGS remembers: the last direction, step, gradient and loss, and the pairs of changes, oldest first.
+    """The memory of L-BFGS: the last direction, step, gradient and loss, and the pairs of changes, oldest first.
 
     `gradient_changes`, `changes` and `weights` are y, s and 1/(y's) of the pairs; `scale` is s'y/y'y of the last one.
     """

@@ -357,7 +357,7 @@ def _interpolated(xp: Any, low: Point, high: Point, reference: Point) -> Any:
 
 
 def _cubic(xp: Any, a: Point, b: Point, c: Point) -> Any:
-    """Where the cubic through three points, with the slope at the first, is lowest; no number where it is nowhere."""
+    """The minimum of the cubic through three points, with the slope at the first; NaN where it has none."""
     to_b, to_c = b.step - a.step, c.step - a.step
     rise_b, rise_c = b.value - a.value - a.slope * to_b, c.value - a.value - a.slope * to_c
     whole = (to_b * to_c) ** 2 * (to_b - to_c)
@@ -367,7 +367,7 @@ def _cubic(xp: Any, a: Point, b: Point, c: Point) -> Any:
 
 
 def _parabola(a: Point, b: Point) -> Any:
-    """Where the parabola through two points, with the slope at the first, is lowest."""
+    """The minimum of the parabola through two points, with the slope at the first."""
     width = b.step - a.step
     return a.step - a.slope / (2.0 * ((b.value - a.value - a.slope * width) / width**2))
 

@@ -468,7 +468,7 @@ class RuleOptimizer(Optimizer, Lockable):
         return self._current().residence.scales
 
     def _scaling(self) -> Scaling | None:
-        """What GradScaler has set for the length of this step."""
+        """The scaling that GradScaler has set for this step."""
         found_inf = self.__dict__.get("found_inf")
         return Scaling(found_inf, self.__dict__.get("grad_scale")) if isinstance(found_inf, torch.Tensor) else None
 

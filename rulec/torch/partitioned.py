@@ -56,7 +56,7 @@ class Partitioned(Optimizer, Lockable):
         kinds = list(dict.fromkeys(optimizer(part.origin) for part, _ in taken))
         check_keywords([kind.interface for kind in kinds], keywords)
         groups: list[list[dict[str, Any]]] = [[] for _ in kinds]
-        #: Where each group is: the place of its optimizer, and its own among the groups of that.
+        #: For each group the index of its optimizer, and its index among the groups of this optimizer.
         self._homes: list[tuple[int, int]] = []
         for part, params in taken:
             place = kinds.index(optimizer(part.origin))
@@ -183,7 +183,7 @@ class Partitioned(Optimizer, Lockable):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """What torch's GradScaler asks: see `RuleOptimizer`."""
+        """Answers torch's GradScaler: see `RuleOptimizer`."""
         return all(each._step_supports_amp_scaling for each in self.optimizers)
 
     @synchronized
@@ -228,7 +228,7 @@ class Partitioned(Optimizer, Lockable):
             after(self)
 
     def _shares(self, state_dict: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """What each optimizer has of a saved state."""
+        """The saved state of each optimizer, from that of all."""
         groups, states = state_dict["param_groups"], state_dict["state"]
         check_groups_match(self.param_groups, groups, "partition's", "patterns")
         shares: list[dict[str, Any]] = []

@@ -160,7 +160,7 @@ class Bucket:
     at_turn: dict[int, Version] = field(default_factory=dict)
     #: The groups of the tensors, in order.
     groups: np.ndarray[Any, np.dtype[np.int64]] = field(default_factory=lambda: np.zeros(0, np.int64))
-    #: What steps of the same tensors have in common on a device.
+    #: The common data of steps of the same tensors, on a device.
     sets: Sets = field(default_factory=Sets)
 
     def compiled(self, decided: tuple[bool, ...] = ()) -> Version:
@@ -257,7 +257,7 @@ class Bucket:
         return self.resident or (late and self.capabilities.on_device)
 
     def under(self, program: Program) -> Bucket:
-        """The same tensors and states under another program; its `t` in the next step is the count so far."""
+        """The same tensors and states under another program; its `t` in the next step is the step count so far."""
         counts = self.counts.over(Vector(self.counts.numbers - 1, []))
         return replace(
             self, program=program, layout=self.layout.of(program), counts=counts, versions={}, sites={}, turning=False

@@ -28,7 +28,7 @@ from rulec.runtime.distributed.process_group import RankGroup
 
 Places = np.ndarray[Any, np.dtype[np.int64]]
 
-#: How many of so many tensors, with matrices `(batch, rows, cols)`, are in one stack.
+#: From the matrices `(batch, rows, cols)` of tensors and their number to the number of tensors in one stack.
 StackSize = Callable[[tuple[int, int, int], int], int]
 
 #: Tensors with scratch of more elements than this in total are updated one portion after the other.

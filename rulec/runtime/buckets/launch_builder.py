@@ -85,7 +85,7 @@ class Launcher:
         yield self._separate(part, version, grads, inputs)
 
     def _resident(self, part: Part, grads: Sequence[Any], inputs: Mapping[str, Any], scaling: Scaling | None) -> Launch:
-        """A launch with counts and scalars on the device, unknown to the host."""
+        """A launch with step counts and scalars on the device, unknown to the host."""
         bucket = part.bucket
         version = bucket.version()
         rows = version.rows
@@ -102,7 +102,7 @@ class Launcher:
         return Launch(self.common, part, version, grads, launch_rows, stored, inputs)
 
     def _separate(self, part: Part, version: Version, grads: Sequence[Any], inputs: Mapping[str, Any]) -> Launch:
-        """A launch with separate rows of the scalar table for tensors of different counts, groups or states."""
+        """A launch with separate rows of the scalar table for tensors of different step counts, groups or states."""
         bucket, fired, common = part.bucket, part.fired, self.common
         t = _next_counts(part)
         rows = version.rows

@@ -174,28 +174,28 @@ class Counts:
 
     @property
     def numbers(self) -> Any:
-        """The counts, live."""
+        """The step counts, live."""
         return self.vector.numbers
 
     @property
     def views(self) -> Sequence[Any]:
-        """Each tensor's count, in the user's kind of array."""
+        """Each tensor's step count, in the user's kind of array."""
         return self.vector.views
 
     def over(self, vector: Vector) -> Self:
-        """Counts of the same kind over another vector."""
+        """Step counts of the same kind over another vector."""
         counts = copy(self)
         counts.vector = vector
         return counts
 
     def held(self) -> Self:
-        """A read-only view of the counts; `advance` is a no-op."""
+        """A read-only view of the step counts; `advance` is a no-op."""
         counts: Any = copy(self)
         counts.advance = lambda *_, **__: None
         return counts  # type: ignore[no-any-return]
 
     def common(self, fired: np.ndarray[Any, Any] | None) -> int | None:
-        """The count of all tensors, or of those at the positions `fired`; None where they differ.
+        """The step count of all tensors, or of those at the positions `fired`; None where they differ.
 
         The host does not know step counts on a device.
         """

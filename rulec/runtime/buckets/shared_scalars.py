@@ -44,14 +44,14 @@ class SharedNumbers:
         self._stepped = False
 
     def make_room(self, groups: int) -> None:
-        """Extends the counts to this many groups."""
+        """Extends the step counts to this many groups."""
         have = self.group_t
         if groups > len(have):
             self.group_t = self._counting.numbers(np.zeros(groups))
             self.group_t[: len(have)] = have
 
     def count_by(self, library: Library) -> None:
-        """Moves the counts to the library's device, unless they are on a device already."""
+        """Moves the step counts to the library's device, unless they are on a device already."""
         if isinstance(self._counting, NumpyLibrary):
             self._counting = library
             self.group_t, self.model_t = library.numbers(self.group_t), library.numbers(self.model_t)
@@ -108,7 +108,7 @@ class SharedNumbers:
         return len(self._pending)
 
     def end(self) -> None:
-        """Closes the step: writes the new value of every state, and advances the counts."""
+        """Closes the step: writes the new value of every state, and advances the step counts."""
         counted: dict[int, tuple[_Kept, str]] = {}
         for state, kept in ((state, kept) for state, all_kept in self._pending.items() for kept in all_kept):
             library, values = self._library[state], self.values[state]

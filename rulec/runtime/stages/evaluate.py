@@ -193,7 +193,7 @@ class GapEvaluator(LaunchValues):
         return [places[k : k + count] for places, count in cuts for k in range(0, len(places), count)]
 
     def _stack_size(self, value: Node, operand: Any, count: int) -> int:
-        """How many of `count` tensors with operands like this one go into one stack: all that have numbers."""
+        """The number of tensors, of `count` with operands like this one, in one stack: all tensors with numbers."""
         shape = tuple(getattr(operand, "shape", ()))
         return self.library.stack_size(value, shape, count) if len(shape) == 3 else count
 

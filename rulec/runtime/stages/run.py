@@ -39,7 +39,7 @@ class StagedRun:
         self.on_device = self.bucket.capabilities.on_device
 
     def run(self) -> Joining:
-        """Writes all new values and advances the counts. Yields where it needs values of other launches."""
+        """Writes all new values and advances the step counts. Yields where it needs values of other launches."""
         cut = self.plan.large and not self.launch.version.waits
         for portion in self._portions() if cut else self.launch.part.portions(None):
             yield from self._portion(portion)

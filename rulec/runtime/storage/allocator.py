@@ -116,7 +116,7 @@ def _encoded(spec: CodeSpec | ScaleSpec, hyper: Mapping[str, float], facts: Mapp
 
 
 def state_specs(program: Program, layout: Layout) -> list[StateSpec]:
-    """The arrays of states for each tensor, in the program's order; a state in codes is two."""
+    """The arrays of states for each tensor, in the program's order; a quantized state is two."""
     specs: list[StateSpec] = []
     for buffer in array_buffers(program):
         if buffer.role == "state":
@@ -180,7 +180,7 @@ Array = np.ndarray[Any, Any]
 
 
 def formats_of(keys: Mapping[str, str], saved: Mapping[str, Any], tensor: str) -> dict[str, Format]:
-    """The formats of one tensor's saved states in codes: those with scales. `keys` has the formats' keys by state.
+    """The formats of one tensor's saved quantized states: those with scales. `keys` has the formats' keys by state.
 
     StateMismatch where the saved state has scales, and nothing says the format of their codes.
     """

@@ -116,7 +116,7 @@ class Storage:
     def of(self, program: Program, dtype: str, count: int) -> tuple[dict[str, str], dict[str, Format]]:
         """The storage dtypes, and the formats, of the states of a tensor with this dtype.
 
-        `count` is the number of elements that may be in codes: all, or none where they are not in C order in memory.
+        `count` is the number of elements that may be quantized: all, or none where they are not in C order in memory.
         """
         dtypes: dict[str, str] = {}
         formats: dict[str, Format] = {}

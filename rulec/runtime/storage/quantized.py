@@ -31,7 +31,7 @@ from rulec.language.library.load import parse
 
 Flat = np.ndarray[Any, Any]
 
-#: Memory for one decoded state of a parameter, by the state's name and the parameter: float32, in its memory order.
+#: Memory for one dequantized state of a parameter, by the state's name and the parameter: float32, in its memory order.
 Decoded = Callable[[str, Any], Any]
 
 #: Arrays of one dimension, one after the other as one array.
@@ -62,7 +62,7 @@ def _there(backend: Backend, capabilities: Capabilities, program: Program, layou
 
 
 class CodedKernel:
-    """A kernel of a layout with codes, by the kernel of the decoded layout."""
+    """A kernel of a layout with codes, by the kernel of the layout of dequantized states."""
 
     def __init__(
         self, kernel: Kernel, program: Program, layout: Layout, decoded: Decoded,
@@ -74,12 +74,12 @@ class CodedKernel:
     def bind(
         self, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView] = ()
     ) -> CodedCall:  # fmt: skip
-        """A call over these tensors; a state in codes is two arrays, `NAME` and `NAME::scale`."""
+        """A call over these tensors; a quantized state is two arrays, `NAME` and `NAME::scale`."""
         return CodedCall(self, params, states, views)
 
 
 class CodedCall:
-    """A coded kernel bound to the tensors of one bucket."""
+    """A kernel of quantized states, bound to the tensors of one bucket."""
 
     def __init__(
         self, kernel: CodedKernel, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView]
@@ -116,7 +116,7 @@ class CodedCall:
         return reduced
 
     def _bound(self, tensor: int) -> tuple[Call, dict[str, CodedState]]:
-        """The call of one tensor over its decoded states, and these states."""
+        """The call of one tensor over its dequantized states, and these states."""
         known = self._calls.get(tensor)
         if known is None:
             held, states = self._states[tensor], self._floats(tensor)
@@ -195,7 +195,7 @@ _NO_COLUMNS = np.zeros((1, 0))
 
 
 class DeviceFormats:
-    """Kernels of a backend for decoding and encoding tensors, by format; `able` tells whether a format has kernels."""
+    """Kernels of a backend that dequantize and quantize tensors, by format; `able` says which formats have kernels."""
 
     def __init__(self, backend: Backend, able: Callable[[Program, Any], bool]) -> None:
         self._backend, self._able = backend, able

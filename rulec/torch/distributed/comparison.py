@@ -76,10 +76,11 @@ def tell(text: str, reduce: Reduce) -> str:
     return bytes(reduce(Op.MAX, words).astype(np.uint8)).decode()
 
 
-#: A description as JSON has it. `optimizer` has what is one for all, `facts` and `hyper` are what tensors may be, and
-#: `tensors` has for each its name, its name in a split model, and the numbers of its facts, hyper-parameters and group.
-#: What is no DTensor has null as its facts. `ordered`: the order of tensors matters; `grouped`: a rule has values of
-#: groups; `across`: groups are paired with those of ranks with other tensors.
+#: A description as JSON has it. `optimizer` has the common facts of all tensors; `facts` and `hyper` have the different
+#: facts and hyper-parameters of tensors. `tensors` has, for each tensor, its name, its name in a sharded model, and the
+#: numbers of its facts, hyper-parameters and group; a tensor that is no DTensor has null as its facts. `ordered`: the
+#: order of tensors matters. `grouped`: a rule has values of groups. `across`: groups are paired with those of ranks
+#: with other tensors.
 Said = Mapping[str, Any]
 
 _REMEDY = "make the optimizers of all processes alike; nothing was changed"

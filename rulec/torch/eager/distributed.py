@@ -21,7 +21,7 @@ from rulec.torch.eager.on_gradient import BackwardHandler, Counting
 from rulec.torch.eager.params import ParameterIndex
 from rulec.torch.tensors.dtensor import is_dtensor
 
-#: Where a DistributedDataParallel keeps what was registered with it, which can be done once.
+#: The attribute of a DistributedDataParallel for its registered hook; a hook can be registered once.
 _REPLICAS = "_rulec_replicas"
 
 Pairs = Sequence[tuple[Tensor, Tensor]]
@@ -93,7 +93,7 @@ def _filled(local: Tensor, grad: Tensor) -> Tensor:
 
 
 def replicas_of(model: Any) -> Replicas | None:
-    """What a DistributedDataParallel's gradients come through; None for any other model.
+    """The communication hook of a DistributedDataParallel; None for any other model.
 
     RulecError where it would not be known before the end of a backward pass which gradients there are, or someone else
     has its communication hook.

@@ -133,7 +133,7 @@ def _home(inner: Inner, place: int) -> tuple[OptimizerStep, int]:
 
 
 def _launch(machine: OptimizerStep, place: int) -> Launch | None:
-    """What updates the parameter with this index alone, with a gradient still to be given; None where it takes none."""
+    """The launch that updates this parameter alone, still without a gradient; None where it takes no gradient."""
     machine.check_undisturbed((place,))
     home = machine.home(place)
     if home is None:
@@ -183,7 +183,7 @@ class Kept:
         return True
 
     def take(self, weight: Tensor) -> list[Product]:
-        """What was kept of a weight's gradient in this backward pass, in its order; it is kept no longer."""
+        """Removes and returns the kept factors of a weight's gradient in this backward pass, in order."""
         return self._products.pop((graph_task(), weight), [])
 
     def clear(self) -> None:

@@ -91,7 +91,7 @@ class _ProductRows:
 
 
 def source_of(gradient: Product | GradientRows) -> GradientRows:
-    """What makes a gradient's rows."""
+    """The source of a gradient's rows."""
     return _ProductRows(gradient) if isinstance(gradient, Product) else gradient
 
 

@@ -168,5 +168,5 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def _memory(tensor: Tensor) -> int:
-    """Where the memory begins that a tensor is a view of."""
+    """The address of the memory of which a tensor is a view."""
     return tensor.untyped_storage().data_ptr()

@@ -23,7 +23,7 @@ from rulec.torch.eager.scope import rules_of
 from rulec.torch.eager.wrapped import ForeignInner, Frozen, Inner, PartitionedInner, RuleInner
 from rulec.torch.tensors.fake import plain_memory
 
-#: What an update returns.
+#: The result of an update.
 Written = TypeVar("Written")
 
 
@@ -148,7 +148,7 @@ class OpenStep:
         return self.report()
 
     def report(self) -> Report:
-        """What the step has done so far."""
+        """The report of the step so far."""
         account = self.gradient_bytes
         done = len(self.fired) + len(self.dropped)
         return Report(

@@ -79,7 +79,7 @@ class EagerUpdate(Optimizer, Lockable):
         self._complete = True
         self._passes = Passes(inner, names, options, model, self._lock)
 
-    # What the optimizer inside has
+    # Of the wrapped optimizer
 
     @property
     def inner(self) -> Any:
@@ -156,7 +156,7 @@ class EagerUpdate(Optimizer, Lockable):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """What torch's GradScaler asks before a step."""
+        """Answers torch's GradScaler before a step."""
         step = self._passes.step
         if self._passes.gave_up or (step is not None and step.factor is not None and step.factor.scales):
             return False

@@ -16,7 +16,7 @@ from rulec.torch.optimizer import RuleOptimizer
 from rulec.torch.partitioned import Partitioned
 from rulec.torch.tensors.dtensor import is_split, sees_more
 
-#: What a foreign optimizer may say that its update of one element depends on.
+#: The scopes that a foreign optimizer may declare for its update of one element.
 Scope = Literal["elementwise", "tensor"]
 
 _SCOPES: WeakKeyDictionary[Rule, str] = WeakKeyDictionary()
@@ -28,7 +28,7 @@ def rules_of(optimizer: RuleOptimizer | Partitioned) -> list[Rule]:
 
 
 def scope_of_rule(rule: Rule) -> str:
-    """What the update of one element depends on: `elementwise`, `tensor`, `group` or `model`."""
+    """The scope on which the update of one element depends: `elementwise`, `tensor`, `group` or `model`."""
     return scope_of(flow_of(rule))
 
 

@@ -27,7 +27,7 @@ from rulec.torch.tensors.fake import is_fake, plain_memory
 
 Gradients = Mapping[Tensor, Any] | Iterable[tuple[Tensor, Any]]
 
-#: Where an optimizer keeps the step that was begun with a part of its parameters.
+#: The attribute of an optimizer for a step that was begun with a part of its parameters.
 _BEGUN = "_rulec_begun"
 
 
@@ -196,7 +196,7 @@ class GradStore(Sums[Tensor, Tensor]):
                 raise RulecError("accept_partial() is for a step that was begun in parts and not ended, and none was")
             step.close()
 
-    # What is here
+    # The held gradients
 
     def items(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Each tensor with its gradient."""
@@ -256,12 +256,12 @@ def _check_once(step: OpenStep, places: Iterable[int]) -> None:
 
 
 def _references(gradients: list[Tensor], place: int) -> int:
-    """How many references there are to a gradient in a list."""
+    """The number of references to a gradient in a list."""
     return sys.getrefcount(gradients[place])
 
 
 def _memory(grad: Tensor | None) -> int:
-    """Where the memory of a gradient is; for one without memory of its own, which one it is."""
+    """The address of a gradient's memory; for a gradient without memory of its own, its identity."""
     plain = type(grad) is Tensor and grad.layout is torch.strided and not is_fake(grad)
     return grad.untyped_storage().data_ptr() if plain and grad is not None else id(grad)
 

@@ -275,7 +275,7 @@ class ForeignInner(Inner):
             raise RuleError(self._refused)
 
     def close(self) -> None:
-        """Nothing: every parameter's step was complete."""
+        """Does nothing: every parameter's step was complete."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Where the tensors lie that kernels write: others may move their memory between two steps.
+"""The addresses of tensors that kernels write: others may move their memory between two steps.
 
 `share_memory_`, `set_`, `resize_`, `swap_tensors`, `tensor.data = ...` and a queue of `torch.multiprocessing` move the
 memory of a tensor, or give it another shape. A kernel that was bound before would write to freed memory.
@@ -32,7 +32,7 @@ class Addresses:
         self._facts = [*map(facts_of, self.tensors)]
         self._guard: Guard = never
         self._look = _never
-        #: How many more functions that ask about all tensors at once may be made.
+        #: The number of further functions for all tensors at once that may be made.
         self._left = 4
 
     def same(self) -> bool:
@@ -120,7 +120,7 @@ class StateAddresses:
 
 
 def facts_of(tensor: Tensor) -> tuple[Any, ...]:
-    """What a kernel bound to a plain tensor relies on, but for its address."""
+    """The facts of a plain tensor on which a bound kernel relies, without its address."""
     if tensor.layout is not torch.strided:
         return (tensor.layout,)
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.is_neg(), tensor.is_conj()

@@ -45,19 +45,19 @@ OWN = ("state_dtype", "weights", "backend", "reduce_over")
 #: Keywords of every class whose values belong to this process and cannot be saved.
 UNSAVED = ("backend", "reduce_over")
 
-#: What torch takes for the same as a keyword's default, which is None.
+#: Values of keywords that torch takes as their default, None.
 AS_NONE = {"adjust_lr_fn": "original"}
 
 #: Entries of a group that say what its parameters are joined of.
 SPLITTING = ("split", "split_dim")
 
-#: Entries of a group that choose what its tensors meet: the rule they go to, and random numbers.
+#: Entries of a group that choose the rule of its tensors, and their random numbers.
 CHOOSING = ("tags", "seed")
 
 #: Entries of a group where rules remember something of groups or the model: how many steps these have taken.
 COUNTS = {"group": "updates", "model": "model_updates"}
 
-#: What neither a hyper-parameter of a rule nor its states of groups or the model may be called.
+#: Names that neither a hyper-parameter of a rule nor its states of groups or the model may have.
 TAKEN = (
     "self", "params", "param_names", "initial_lr", "maximize", "train_mode", *HINTS, *OWN, *CHOOSING, *SPLITTING,
     *COUNTS.values(),
@@ -129,7 +129,7 @@ class Interface:
 
     @functools.cached_property
     def inputs(self) -> Mapping[str, str]:
-        """What a step must be given beside gradients: `scalar` or `like p`."""
+        """The inputs of a step beside gradients: `scalar` or `like p`."""
         return {name: kind for rule in self.rules for name, kind in inputs_of(rule).items()}
 
     @functools.cached_property
@@ -268,7 +268,7 @@ _TORCH_NAMES = {"float8_e4m3fn": "float8_e4m3"}
 
 @dataclass(frozen=True)
 class Options:
-    """What belongs to the whole optimizer: dtypes and formats of states by name (`""`: all), and the backend asked for.
+    """The options of a whole optimizer: dtypes and formats of states by name (`""`: all), and the backend asked for.
 
     `capturable` asks for step counts and scalars on the device, where groups do not say it; `across` has the ranks
     over which values of groups and the model are reduced, `meeting` is the consensus of ranks with the same tensors,

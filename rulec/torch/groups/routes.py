@@ -69,7 +69,7 @@ class Routes(list[Route]):
 def routes_of(
     interface: Interface, group_rules: Sequence[GroupRule], groups: Groups, together: bool = False
 ) -> Routes:  # fmt: skip
-    """Where each parameter goes. TensorError or RuleError for one that no rule takes.
+    """The route of each parameter to its rule. TensorError or RuleError for one that no rule takes.
 
     `together` says that values of groups and the model are reduced over all ranks.
     """
@@ -140,7 +140,7 @@ def check_unsplit(routes: Sequence[Route], verb: str) -> None:
 
 
 def names_of(groups: Groups) -> list[str]:
-    """What messages call each parameter: its name where it has one, else its index."""
+    """The name of each parameter in messages: its name where it has one, else its index."""
     names: list[str] = []
     for group in groups:
         group_names = group.get("param_names", [])

@@ -30,7 +30,7 @@ from rulec.torch.tensors.fake import is_fake
 
 Groups = Sequence[Mapping[str, Any]]
 
-#: What cannot become another value while it stays the same object, and what a learning rate is but a tensor.
+#: Types of immutable values, and of a learning rate that is no tensor.
 STEADY = frozenset({float, int, np.float64, np.float32, bool, str, NoneType})
 
 #: Numbers among them.
@@ -43,7 +43,7 @@ def never_live(value: Any) -> bool:
 
 
 class GroupValues:
-    """What all groups say under some keywords, and the lists of their parameters.
+    """The values of all groups under some keywords, and the lists of their parameters.
 
     `live` says of a value that it may change and yet mean the same: it is read where it is, by who needs it. Where
     there is none of these, None.

@@ -24,7 +24,7 @@ from rulec.torch.tensors.tensors import DTYPES
 _OPTIMIZERS = ("rulec.torch.", "rulec.runtime.", "torch.optim.")
 _MODELS = ("rulec.torch.memory_profile.",)
 
-#: What makes a gradient of gradients: their sum, where a weight is used twice, and a copy of one that others hold.
+#: Operations from gradients to a gradient: their sum, where a weight is used twice, and a copy of a held one.
 _ADDS = (torch.ops.aten.add.Tensor,)
 _COPIES = (torch.ops.aten.clone.default, torch.ops.aten.new_empty_strided.default)
 

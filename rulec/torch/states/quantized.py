@@ -34,14 +34,14 @@ from rulec.torch.tensors.tensors import real_view
 
 Array = np.ndarray[Any, Any]
 
-#: Behind the name of a state in codes, in `optimizer.state` and `state_dict()`: codes are taken for no values.
+#: Behind the name of a quantized state, in `optimizer.state` and `state_dict()`: codes are taken for no values.
 CODES = "::codes"
 
 _NONE: Mapping[Any, Mapping[str, Any]] = MappingProxyType({})
 
 
 def coded_names(states: Mapping[str, Any], formats: Collection[str]) -> dict[str, Any]:
-    """States under the names of `optimizer.state`; `formats` has the names of states in codes."""
+    """States under the names of `optimizer.state`; `formats` has the names of quantized states."""
     return {name + CODES if name in formats else name: value for name, value in states.items()}
 
 
@@ -68,7 +68,7 @@ def saved_states(states: Mapping[str, Any], keys: Mapping[str, str], param: Any)
 
 
 def _floats(form: Format, codes: Tensor, scales: Tensor, param: Tensor) -> Tensor:
-    """The values of a state; encoded again, they have the same codes."""
+    """The values of a state; quantized again, they have the same codes."""
     values = decode(form, codes.cpu().numpy(), scales.cpu().numpy(), tuple(param.shape))
     return torch.from_numpy(values).to(param.device)
 

@@ -30,7 +30,7 @@ from rulec.torch.states.quantized import CODES
 from rulec.torch.tensors.dtensor import is_dtensor, local_tensor
 from rulec.torch.tensors.fake import has_no_memory, plain_memory
 
-#: The key of a group for the formats of its states in codes: torch's name of a state -> the key of its format.
+#: The key of a group for the formats of its quantized states: torch's name of a state -> the key of its format.
 FORMATS = "formats"
 
 #: The number of a section behind the name of its state.
@@ -198,7 +198,7 @@ def _anywhere(truth: bool, placed: Sequence[Any], across: Across | None) -> bool
     meshes = list(dict.fromkeys(param.device_mesh for param in placed))
     groups = [group for mesh in meshes if mesh.get_coordinate() is not None for group in mesh.get_all_groups()]
     groups += [] if across is None else [across.group]
-    for group in groups if len(groups) < 2 else [*groups, *groups]:  # what one group knows, the others hear after it
+    for group in groups if len(groups) < 2 else [*groups, *groups]:  # two rounds: groups learn from one another
         nccl = torch.distributed.get_backend(group) == "nccl"
         word = torch.tensor([float(truth)], device="cuda" if nccl else "cpu")
         torch.distributed.all_reduce(word, torch.distributed.ReduceOp.MAX, group)

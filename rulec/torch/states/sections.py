@@ -37,7 +37,7 @@ def of_section(name: str, number: int) -> str:
 class SectionState:
     """A state of a section: its tensor here, its axes (none for a shape of its own), and the view of the section.
 
-    `shown` is the state of this section alone, as a checkpoint has it. A state in codes
+    `shown` is the state of this section alone, as a checkpoint has it. A quantized state
     has a `format`, and `scales`.
     """
 
@@ -135,7 +135,7 @@ def loaded_of_sections(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """The saved states of each section, of those of a fused parameter: joined, or one by one.
 
-    `before` has the formats of joined states in codes. StateMismatch for a joined state of another shape or placement.
+    `before` has the formats of joined quantized states. StateMismatch for a joined state of another shape or placement.
     """
     each: list[dict[str, Any]] = []
     for section in sections:

@@ -50,12 +50,12 @@ class Buffers:
         self._engines, self._routes, self._homes, self.store = engines, routes, homes, store
         self._groups: Sequence[Any] = groups
         check_formats(groups)
-        #: For each group the keys of formats of its saved states in codes.
+        #: For each group the keys of formats of its saved quantized states.
         self._formats: list[Mapping[str, str]] = [group.get(FORMATS, {}) for group in groups]
         by_param: dict[int, list[int]] = {}
         for place, route in enumerate(routes):
             by_param.setdefault(route.place, []).append(place)
-        #: Where the states lie that the store shows.
+        #: The addresses of the states that the store shows.
         self.addresses = StateAddresses()
         #: For each parameter with sections the indices of their routes.
         self._fused = [places for places in by_param.values() if routes[places[0]].section is not None]
@@ -190,7 +190,7 @@ class Buffers:
         return as_dtensor(shown, where, tensor.view, axes.get(name, "bij"), shape)
 
     def formats(self, place: int) -> dict[str, Format]:
-        """The formats of a parameter's states in codes, under torch's names; empty before its first step."""
+        """The formats of a parameter's quantized states, under torch's names; empty before its first step."""
         entry, routed = self._homes[place][0].group_rule.entry, self._routes[place].routed
         return {entry.outside(name, routed): form for name, form in self.formats_here(place).items()}
 

@@ -38,7 +38,7 @@ _WRITERS = (
 
 
 class ParamState(dict[str, Any]):
-    """What is remembered of one parameter, by name. It is copied and pickled as a plain dict."""
+    """The states of one parameter, by name. It is copied and pickled as a plain dict."""
 
     __slots__ = ("edits",)
 
@@ -55,7 +55,7 @@ class ParamState(dict[str, Any]):
 
 
 class FusedState(ParamState):
-    """The states of a parameter with sections, or of a flat one in codes, under the names that are saved.
+    """The states of a parameter with sections, or of a flat one with quantized states, under the names that are saved.
 
     `join` gives the states as they are saved. They are copies of what kernels write; one that was read is taken over at
     the next step, as if a user had put it here. `shown` are the tensors that kernels write, by name.

@@ -98,7 +98,7 @@ class OptimizerStep:
         self.writer = Writer(written, self.engines, self.homes, steps, skips, remembers)
         self._group_states = GroupStates(interface.shared, self.engines[0]) if remembers else None
         self.buffers = Buffers(self.engines, self.routes, self.homes, Store(saved), groups)
-        #: What takes the next step, where it is as the last one.
+        #: The repetition that takes the next step, where it is as the last one.
         self.repeat: Repeat | None = None
         more = interface.inputs or interface.passes.count or interface.evaluates or interface.skips or options.processes
         self._repeats = not (more or steps or skips or remembers)
@@ -209,7 +209,7 @@ class OptimizerStep:
         `scaling` is how gradients were scaled, where the capture mode allows it.
         """
         casting = [*filter(torch.is_autocast_enabled, self.residence.types)]
-        # What is made on the device may be written in later steps.
+        # Tensors made on the device may be written in later steps.
         if casting or (self.residence.there and torch.is_inference_mode_enabled()):
             with plain_arithmetic(casting):
                 return self._step(groups, inputs, scaling)

@@ -25,7 +25,7 @@ from rulec.torch.tensors.dtensor import is_dtensor
 from rulec.torch.tensors.fake import plain_memory
 from rulec.torch.tensors.sections import Section
 
-#: How many sets of parameters with gradients a machine remembers the plans of.
+#: The number of sets of parameters with gradients with remembered plans.
 _PLANS = 1024
 
 
@@ -93,7 +93,7 @@ class Plans:
         #: The addresses of states that the survey looks at.
         self.addresses: StateAddresses | None = None
         self._last: StepPlan | None = None
-        #: How many more surveys may be made: what changes in every step is better asked.
+        #: The number of further surveys that may be made: a plan that changes in every step does without.
         self.surveys_left = 8
 
     def of(self, present: tuple[int, ...] | None, grads: Sequence[Tensor]) -> StepPlan:

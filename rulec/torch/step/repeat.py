@@ -44,7 +44,7 @@ class Repeat:
         #: The number of further steps whose rows of the scalar table are known.
         self.left = 0
         self._rows: list[Numbers] = []
-        #: What each bucket's call is run by.
+        #: The replayable call of each bucket.
         self.calls = [_replayable(launch) for launch in launches]
         self._runs = [call.run for call in self.calls]
         #: Whether an interrupt left a step of which nobody can say how far it went.

@@ -1,1 +1,1 @@
-"""What a torch tensor is to the runtime: memory, arithmetic, DTensors, fake tensors, products."""
+"""Torch tensors as the runtime sees them: memory, arithmetic, DTensors, fake tensors, products."""

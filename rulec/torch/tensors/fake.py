@@ -96,7 +96,7 @@ class ShapesBackend:
         return lambda op, values, ends: None
 
     def fill_noise(self, out: Any, noise: Any, offset: int = 0) -> None:
-        """Nothing: a kernel writes noise in place."""
+        """Does nothing: a kernel writes noise in place."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def resolved(tensor: Tensor) -> Tensor:
 
 frame_callback: Callable[[], Any]
 try:
-    #: What watches the functions that run in this thread: None outside of what torch compiles.
+    #: The callback for functions that run in this thread: None outside of code that torch compiles.
     from torch._C._dynamo.eval_frame import get_eval_frame_callback as frame_callback
 except ImportError:  # an older torch, whose compiler looks inside a step and finds nothing it can use
 

@@ -95,7 +95,7 @@ def _power(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _remainder(a: Tensor, b: Tensor) -> Tensor:
-    """What is left of a division rounded down, a zero too with the sign of `b`."""
+    """The remainder of a division rounded down; a zero too has the sign of `b`."""
     left = torch.remainder(a, b)
     return _where(torch.eq(left, 0), torch.copysign(torch.zeros_like(left), b), left)
 
@@ -235,7 +235,7 @@ class DeviceLibrary(Library):
 
     @property
     def joins_segments(self) -> bool:  # type: ignore[override]
-        """Where a backend has a kernel for them. torch's own sums of runs have such an order on the CPU alone."""
+        """Whether a backend has a kernel for segments; torch's sums of runs have a fixed order on the CPU alone."""
         return self._capabilities.segments is not None or self.device.type in ("cpu", "meta")
 
     @cached_property
@@ -288,7 +288,7 @@ class DeviceLibrary(Library):
     def numbers(self, values: Any) -> Tensor:
         """A copy on the device, by way of pinned memory, which torch's allocator keeps until it has been read.
 
-        What is there already is the same tensor, and one number on the CPU stays a number known here.
+        A tensor on the device stays the same, and one number on the CPU stays a number known on the host.
         """
         if isinstance(values, Tensor):
             known = values.device.type == "cpu" and not values.dim()

@@ -78,7 +78,7 @@ def is_dense(tensor: Tensor) -> bool:
 
 
 def span_of(tensor: Tensor) -> int:
-    """How many elements' places lie between a tensor's first element and its last, these two included."""
+    """The number of element positions from a tensor's first element to its last, both included."""
     return 1 + sum((n - 1) * s for n, s in memory_order(tensor)) if tensor.numel() else 0
 
 

@@ -77,7 +77,7 @@ class HeldState:
         return codes.to(self.values.device), scales.to(self.values.device)
 
     def has(self, form: Format) -> bool:
-        """Whether rulec's codes mean the same in this format. A floor is of how values are encoded, not of codes."""
+        """Whether rulec's codes mean the same in this format. A floor is of how values are quantized, not of codes."""
         here = self.form
         return here is not None and (here.text, here.signed) == (form.text, form.signed)
 
@@ -103,7 +103,7 @@ _UNHEEDED = ("dampening", "lr_decay", "initial")
 
 
 class BitsAndBytes:
-    """States are numbered; where one is in codes, all of the parameter are, in blocks of 256."""
+    """States are numbered; where one is quantized, all of the parameter are, in blocks of 256."""
 
     rules = tuple(NUMBERED)
 
@@ -176,7 +176,7 @@ _CLASSES: Mapping[str, tuple[str, str]] = {
 
 
 class TorchAO:
-    """Any state may be in codes, in blocks of any length that the number of elements is a multiple of."""
+    """Any state may be quantized, in blocks of any length that the number of elements is a multiple of."""
 
     #: Its AMSGrad fails at the first step, of 0.18 at least.
     rules = ("adam", "adamw")
@@ -204,7 +204,7 @@ class TorchAO:
         self, rule: str, states: Mapping[str, HeldState], formats: Mapping[str, Format], names: Mapping[str, str],
         steps: int, param: Tensor,
     ) -> dict[str, Any]:  # fmt: skip
-        """`step`, and the states under torch's names: torchao's tensors where they are in codes."""
+        """`step`, and the states under torch's names: torchao's tensors where they are quantized."""
         there: dict[str, Any] = {"step": torch.tensor(float(steps))}
         for name, state in states.items():
             form = formats.get(name)

@@ -34,7 +34,7 @@ _NUMBERED = re.compile("(state|qmap|absmax|max|new_max)[12]")
 
 
 def is_coded(name: str) -> bool:
-    """Whether a state of this name belongs to one storage in codes, ours or another library's."""
+    """Whether a state of this name belongs to one storage of quantized states, ours or another library's."""
     if name in (NESTED, ERROR) or _NUMBERED.fullmatch(name):
         return True
     return name.endswith((scale_name(""), CODES, FLASH_CODES, FLASH_SCALES))
@@ -44,7 +44,7 @@ def taken(
     saved: Mapping[str, Any], outside: Callable[[str], str], rule: str, wanted: Mapping[str, Format], param: Tensor,
     group: Mapping[str, Any], owner: str,
 ) -> tuple[dict[str, Any], dict[str, Format]]:  # fmt: skip
-    """The saved states of a parameter in this group under torch's names, and by name the formats of states in codes.
+    """The saved states of a parameter in this group under torch's names, and by name the formats of quantized states.
 
     States of bitsandbytes (`state1`, `qmap1`, `absmax1`), torchao and flashoptim (`exp_avg::quantized`,
     `exp_avg::scales`) keep their codes where these are of the `wanted` format, and are floats elsewhere. `rule` is the
@@ -68,7 +68,7 @@ def taken(
 
 
 def _is(coded: Any, form: Format) -> bool:
-    """Whether a value is a state in codes of this format, by its table and block."""
+    """Whether a value is a quantized state of this format, by its table and block."""
     if not isinstance(coded, DecodedState) or coded.codes.dtype is not getattr(torch, form.code_dtype):
         return False
     if form.largest != 1 or form.block != coded.block:
@@ -94,7 +94,7 @@ def _of_torchao(value: Any) -> Any:
 
 
 class DecodedState(NamedTuple):
-    """A peer's state in codes: `values` are its floats, and `table` has the number of each code with the scale 1."""
+    """A peer's quantized state: `values` are its floats, and `table` has the number of each code with the scale 1."""
 
     codes: Tensor
     scales: Tensor
@@ -114,7 +114,7 @@ _DTYPES = {torch.bfloat16: (7, -126), torch.float16: (10, -14)}
 
 
 def decoded(values: Mapping[str, Any], param: Tensor, group: Mapping[str, Any], owner: str) -> dict[str, Any]:
-    """The saved states of a parameter with those of flashoptim decoded, and the weight as a master copy.
+    """The saved states of a parameter with those of flashoptim dequantized, and the weight as a master copy.
 
     `group` has the bytes of a weight. StateMismatch, naming the `owner`, for codes without a scale for each 32, and for
     residuals of weights of another shape or of an unknown size.
