@@ -1,1 +1,1 @@
-"""What several backends share: printers of array libraries, noise, constants of arithmetic, threads."""
+"""Modules shared by several backends: printers of array libraries, noise, constants of arithmetic, threads."""

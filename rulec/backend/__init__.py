@@ -1,1 +1,1 @@
-"""Backends as the rest sees them: their protocol, registry, cache and printer."""
+"""Backends as other packages see them: their protocol, registry, cache and printer."""

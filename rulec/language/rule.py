@@ -1,4 +1,4 @@
-"""The Rule: its data, and what is made of it, as methods."""
+"""`Rule`: the data of a rule, with everything computed from it as methods."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""The data of a rule: hyper-parameters, states and the lines of one optimizer step.
+"""The data of a rule: hyper-parameters, states and the lines of one optimizer step, and traits read off its text.
 
-The modules below `rulec.language.rule` take and give rules as this data; `Rule` has their functions as methods.
-
-Its traits are read off its text: whether it draws random numbers, and whether it depends on a tensor's axes.
+The modules below `rulec.language.rule` take and give rules as this data; `Rule` has their functions as methods. Traits
+say whether a rule draws random numbers, and whether it depends on a tensor's axes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Expressions and sympy, both ways.
+"""Conversion between the language's expressions and sympy, in both directions.
 
-This is the only module with sympy, imported when it is needed: no kernel depends on it.
-
-`rule_to_sympy` gives the new values of a step as sympy expressions, for proofs.
+This is the only module with sympy, imported when it is needed: no kernel depends on it. `rule_to_sympy` gives the new
+values of a step as sympy expressions, for proofs.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""How states lie in memory: options, allocation, quantized states."""
+"""Storage of states in memory: options, allocation, quantized states."""

@@ -1,4 +1,4 @@
-"""The kernels of a rule for the eye: their source on each backend, and what a step costs, as data and in words.
+"""The kernels of a rule on display: their source on each backend, and the costs of a step, as data and in words.
 
 The memory traffic of a step is in bytes per parameter, read and written by a program, and by the same program unfused.
 """

@@ -1,1 +1,1 @@
-"""The survey: whether tensors and groups are as they were, read in their memory without a call."""
+"""The survey: a check in machine code that tensors and groups are unchanged, by reading their memory without a call."""

@@ -1,11 +1,9 @@
-"""One look at all parameters, states and gradients of a step, in machine code: whether they are as they were.
+"""The survey of a step in machine code: one check that all parameters, states and gradients are as they were.
 
-To ask torch from Python for each gradient, its dtype, shape and address, and for the address of each parameter and
-state, costs more than a small kernel. A survey asks the functions that torch exports, and compares the words of
-tensors in memory (both in `torch_abi`), in one call. It only says "as before": of anything else the step is told
-nothing, and asks tensor by tensor.
-
-The text of the function that surveys a step stands here, too.
+Asking torch from Python for each gradient, its dtype, shape and address, and for the address of each parameter and
+state, costs more than a small kernel. A survey asks the functions that torch exports, and compares the words of tensors
+in memory (both in `torch_abi`), in one call. It can only confirm that nothing changed. Otherwise the step asks tensor
+by tensor. The text of the function that surveys a step is in this module, too.
 """
 
 from __future__ import annotations

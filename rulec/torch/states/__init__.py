@@ -1,1 +1,1 @@
-"""States of parameters: their store, codes, sections, and what a saved state must be."""
+"""States of parameters: their store, quantized states, segments, and checks of saved states."""

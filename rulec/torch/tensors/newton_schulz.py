@@ -1,4 +1,4 @@
-"""The iteration of `newton_schulz` in torch, as torch.optim.Muon has it: of whole stacks, and of pieces of matrices.
+"""Newton-Schulz iterations in torch, as torch.optim.Muon has them: of whole stacks, and of pieces of matrices.
 
 Stacks on a device take products by a backend's kernels where it has them, else by torch.
 """
