@@ -139,7 +139,7 @@ class MeshGroup:
 
 
 def whole_of(param: Any, spread: bool, section: Section | None = None) -> GlobalTensor | None:
-    """The global tensor of a DTensor, of a segment of it or of a flat parameter; None where this rank has all of it.
+    """The global tensor of a DTensor, of a section of it or of a flat parameter; None where this rank has all of it.
 
     With `spread` it has the sharding over all ranks.
     """
@@ -157,7 +157,7 @@ def whole_of(param: Any, spread: bool, section: Section | None = None) -> Global
 
 
 def _spread(param: Any, section: Section | None) -> Sharding | None:
-    """The sharding of a DTensor, or of a segment of it, with replicas; None where a shard is no rectangle."""
+    """The sharding of a DTensor, or of a section of it, with replicas; None where a shard is no rectangle."""
     mesh = param.device_mesh
     every = _long_axes(mesh)
     cut = tuple(axis for axis in every if not param.placements[axis].is_replicate())

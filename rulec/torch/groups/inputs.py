@@ -37,7 +37,7 @@ class Inputs:
     def of(
         self, seen: Sequence[tuple[Tensor, Section | None]], places: Sequence[int] | None
     ) -> dict[str, Any]:  # fmt: skip
-        """The inputs for parameters or sections, or for those at `places` among them."""
+        """The inputs for parameters or sections, or for those with the indices `places`."""
         chosen = seen if places is None else [seen[i] for i in places]
         tensors = {
             name: [_like(name, tensors_of.get(param), param, section) for param, section in chosen]

@@ -27,7 +27,7 @@ class ComplexParameter(TensorError, RuntimeError):
 class Route:
     """A parameter, its group's index, and the rule it goes to; `routed` where that is not the class's own.
 
-    With a `section`, it is this segment of a fused parameter. `place` is the parameter's index among all.
+    With a `section`, it is this section of a fused parameter. `place` is the parameter's index among all.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Route:
 
     @property
     def like(self) -> Tensor:
-        """The tensor with the placement of states: the parameter, or the local segment."""
+        """The tensor with the placement of states: the parameter, or the local section."""
         return self.param if self.section is None else self.here
 
     @property

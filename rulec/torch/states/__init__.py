@@ -1,1 +1,1 @@
-"""States of parameters: their store, quantized states, segments, and checks of saved states."""
+"""States of parameters: their store, quantized states, sections, and checks of saved states."""

@@ -125,7 +125,7 @@ def all_saved(
 ) -> dict[str, Any]:
     """A dict of torch's `state_dict` of these groups, with its states as they are saved.
 
-    `joined` has those of parameters with sections, by the parameters' places, as they are saved.
+    `joined` has those of parameters with sections, by the parameters' indices, as they are saved.
     """
     params = [(group.get("formats", {}), param) for group in groups for param in group["params"]]
     states = {

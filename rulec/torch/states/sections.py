@@ -35,7 +35,7 @@ def of_section(name: str, number: int) -> str:
 
 @dataclass(frozen=True)
 class SectionState:
-    """A state of a section: its tensor here, its axes (none for a shape of its own), and the view of the section.
+    """A state of a section: its local tensor, its axes (none for a shape of its own), and the view of the section.
 
     `shown` is the state of this section alone, as a checkpoint has it. A quantized state
     has a `format`, and `scales`.
@@ -67,8 +67,10 @@ class SectionState:
 
 
 def joined(states: Sequence[SectionState], sections: Sequence[Section], param: Any) -> Tensor | None:
-    """A state of all sections as one tensor, a copy, placed as the parameter; None where it is none of elements,
-    rows or columns of the parameter."""
+    """Joins a state of all sections to one tensor, a copy with the parameter's placement.
+
+    None for a state that has neither elements, rows nor columns of the parameter.
+    """
     first, dim = states[0], sections[0].dim
     at = first.place(dim)
     if not {*first.letters} & {*"bij"} or any(state.letters != first.letters for state in states):
@@ -118,7 +120,7 @@ def _all_codes(
 def saved_of_sections(
     states: Sequence[Mapping[str, SectionState]], sections: Sequence[Section], param: Any, skips: bool
 ) -> dict[str, Tensor]:  # fmt: skip
-    """The states of a fused parameter as they are saved; where `skips`, sections may have other counts of steps."""
+    """The states of a fused parameter as they are saved; where `skips`, sections may have other step counts."""
     saved = all_joined(states, sections, param) | _all_codes(states, sections, param)
     for section, each in zip(sections, states, strict=True):
         for name, state in each.items():

@@ -110,12 +110,12 @@ class Buffers:
         return loaded
 
     def joined(self) -> dict[int, Mapping[str, Any]]:
-        """The states of parameters with sections as they are saved, by the parameters' places."""
+        """The states of parameters with sections as they are saved, by the parameters' indices."""
         joined = {self._routes[places[0]].place: self._joined_of(places) for places in self._fused}
         return {place: states for place, states in joined.items() if states}
 
     def _joined_of(self, places: Sequence[int]) -> Mapping[str, Any]:
-        """The states of sections at these places as they are saved for their parameter."""
+        """The states of sections with these indices as they are saved for their parameter."""
         states, sections = self._section_states(places)
         if not any(states):
             return {}
@@ -123,7 +123,7 @@ class Buffers:
         return saved_of_sections(states, sections, self._routes[places[0]].param, skips)
 
     def _section_states(self, places: Sequence[int]) -> tuple[list[dict[str, SectionState]], list[Section]]:
-        """The states of sections at these places under torch's names, and the sections."""
+        """The states of sections with these indices under torch's names, and the sections."""
         states, sections = [], []
         for place in places:
             engine, tensor_id = self._homes[place]

@@ -58,7 +58,7 @@ class FusedState(ParamState):
     """The states of a parameter with sections, or of a flat one with quantized states, under the names that are saved.
 
     `join` gives the states as they are saved. They are copies of what kernels write; one that was read is taken over at
-    the next step, as if a user had put it here. `shown` are the tensors that kernels write, by name.
+    the next step, as if a user had put it into the store. `shown` are the tensors that kernels write, by name.
     """
 
     __slots__ = ("_names", "join", "shown")
@@ -69,7 +69,7 @@ class FusedState(ParamState):
         self._names: list[str] | None = None
 
     def parts(self) -> dict[str, Any]:
-        """The tensors of the sections, and what others have put here in their place."""
+        """The tensors of the sections, and values that others have put in their place."""
         here = {name: dict.__getitem__(self, name) for name in dict.__iter__(self)}
         put = {_state(name) for name, value in here.items() if name not in self.shown}
         return {

@@ -196,7 +196,7 @@ class OptimizerStep:
             self.plans.survey.release()
 
     def home(self, place: int) -> TensorRef | None:
-        """The tensor reference of a parameter, by index; None for one whose segments have references of their own."""
+        """The tensor reference of a parameter, by index; None for one whose sections have references of their own."""
         return self._whole.get(place)
 
     # Steps

@@ -51,7 +51,7 @@ def is_split(tensor: Any) -> bool:
 
 
 def indices_here(param: Any, section: Section | None = None) -> tuple[Sequence[int], ...]:
-    """The local indices of a sharded parameter, or of a segment of it, along each dimension."""
+    """The local indices of a sharded parameter, or of a section of it, along each dimension."""
     coordinate = param.device_mesh.get_coordinate()
     if coordinate is None:
         return tuple(range(0) for _ in range(param.dim()))
@@ -70,7 +70,7 @@ def place_of(param: Any, section: Section | None = None) -> Piece | None:
 
 
 def section_here(param: Any, dim: int, start: int, stop: int, number: int) -> Section:
-    """A segment of a parameter, from the index `start` of a dimension to `stop`, with its local position."""
+    """A section of a parameter, from the index `start` of a dimension to `stop`, with its local position."""
     if not is_dtensor(param):
         return Section(dim, start, stop, number, start, stop - start)
     coordinate = param.device_mesh.get_coordinate()
@@ -81,7 +81,7 @@ def section_here(param: Any, dim: int, start: int, stop: int, number: int) -> Se
 
 
 def _all_indices(param: Any, coordinate: Sequence[int], section: Section | None) -> list[Sequence[int]]:
-    """The indices of each dimension, of a parameter or a segment of it, for the rank at a mesh coordinate."""
+    """The indices of each dimension, of a parameter or a section of it, for the rank at a mesh coordinate."""
     indices = [_indices(param, axis, coordinate) for axis in range(param.dim())]
     if section is not None:
         first, last = section.start, section.stop
@@ -173,7 +173,7 @@ def has_matrices(rule: Rule) -> bool:
 def rectangles_of(
     param: Any, ranks: Sequence[int], section: Section | None = None
 ) -> tuple[tuple[slice, ...], ...] | None:
-    """The shard of a DTensor, or of a segment of it, in each of these ranks of its mesh, as slices.
+    """The shard of a DTensor, or of a section of it, in each of these ranks of its mesh, as slices.
 
     None where one is no rectangle.
     """

@@ -35,7 +35,7 @@ class Section:
         return (*whole[: self.dim], self.stop - self.start, *whole[self.dim + 1 :])
 
     def of(self, here: Tensor) -> Tensor:
-        """The local segment of a tensor, not a copy: of a parameter, or of its gradient."""
+        """The local section of a tensor, not a copy: of a parameter, or of its gradient."""
         return here.narrow(self.dim, self.begin, self.length) if here.dim() > self.dim else here
 
 
