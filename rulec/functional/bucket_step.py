@@ -44,7 +44,7 @@ class Gaps(GapEvaluator):
         yield from self.each(gap.values, gap.over)
 
     def _matrix_function(self, value: Node) -> Callable[..., Any]:
-        function, on_device = super()._matrix_function(value), self.around.step.on_device  # type: ignore[attr-defined]
+        function, on_device = super()._matrix_function(value), self.source.step.on_device  # type: ignore[attr-defined]
         if on_device is nullcontext or value.op not in _ANYWHERE:
             return function
 

@@ -52,8 +52,8 @@ class GuardedGaps(Gaps):
 
     def _mesh(self, arguments: Sequence[Any]) -> Any:
         """The mesh of a matrix, or of the leaves that it comes from: a result of conditional code has none."""
-        around: Any = self.around
-        return mesh_of(arguments[0]) or mesh_of(around.step.grads[around.bucket.places[0]])
+        source: Any = self.source
+        return mesh_of(arguments[0]) or mesh_of(source.step.grads[source.bucket.places[0]])
 
     def _stacked(self, value: Node, function: Callable[..., Any], operands: Sequence[list[Any]]) -> Sequence[Any]:
         mesh = self._shared_by(value, operands)
@@ -70,7 +70,7 @@ class GuardedGaps(Gaps):
         return mesh if pays(value.op, len(operands), matrices.shape[1:], mesh.size) else None
 
     def _value(self, value: Node) -> Generator[Waits, Any, Any]:
-        guard = self.around.bucket.guards.get(value)  # type: ignore[attr-defined]
+        guard = self.source.bucket.guards.get(value)  # type: ignore[attr-defined]
         if guard is None or guard.condition not in self.values or not self.is_number(guard.condition):
             return (yield from super()._value(value))
         operands = [self._operands(value, i) for i in range(self.count)]

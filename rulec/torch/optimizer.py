@@ -146,8 +146,8 @@ class RuleOptimizer(Optimizer, Lockable):
             self._storage(group_rule).check_weights([dtype_name(p.dtype) for p in params])
         routes = routes_of(self.interface, group_rules, self.param_groups, self._options.across is not None)
         routed = [(route.param, route.rule) for route in routes]
-        meeting = meeting_of(routed, self._options.meeting, self._options.across)
-        self._options = replace(self._options, meeting=meeting)
+        coordinator = meeting_of(routed, self._options.coordinator, self._options.across)
+        self._options = replace(self._options, coordinator=coordinator)
 
     def _storage(self, group_rule: GroupRule) -> Storage:
         return Storage(state_dtypes_of(group_rule, self._options), self._options.weights)
@@ -260,13 +260,13 @@ class RuleOptimizer(Optimizer, Lockable):
         turn.acquire()  # see `step`
         try:
             self._meets = True
-            if self._options.across is not None or self._options.meeting is not None:
+            if self._options.across is not None or self._options.coordinator is not None:
                 self._update_together(step_inputs)
             else:
                 self._update_now(step_inputs)
         finally:
             turn.release()
-        if closure is not None and self._options.meeting is not None:
+        if closure is not None and self._options.coordinator is not None:
             grad = next((p.grad for p in self._params if p.grad is not None), None)
             self._last_gradient = (ref(grad), local_tensor(grad)._version) if grad is not None else _NO_GRADIENT
         return loss
@@ -355,11 +355,13 @@ class RuleOptimizer(Optimizer, Lockable):
 
     def _update_now(self, inputs: Inputs | None) -> None:
         self._check_trained()
-        before = self._options.meeting
+        before = self._options.coordinator
         machine = self._looked()
         try:
-            meeting, scaling = self._options.meeting, self._scaling()
-            if meeting is not None and meeting is not before:  # DTensors have come in the place of whole parameters
+            coordinator, scaling = self._options.coordinator, self._scaling()
+            if (
+                coordinator is not None and coordinator is not before
+            ):  # DTensors have come in the place of whole parameters
                 self._update_together(inputs)
             elif self._lost is not None:
                 self._lost.watched(lambda: self._step_of(machine, inputs, scaling))
@@ -385,8 +387,8 @@ class RuleOptimizer(Optimizer, Lockable):
                 self._update_now(inputs)
             except OtherOrder as other:  # in all ranks with shards of the same tensors
                 self._take_order(other)
-                assert self._options.meeting is not None
-                self._options.meeting.open()
+                assert self._options.coordinator is not None
+                self._options.coordinator.open()
                 self._update_now(inputs)
         except BaseException:
             for processes in together:
@@ -465,7 +467,7 @@ class RuleOptimizer(Optimizer, Lockable):
                 f"{self.interface.name} evaluates the model again in a step, and GradScaler scales one gradient: train "
                 f"in bfloat16 without it"
             )
-        return self._current().residence.scales
+        return self._current().capture_mode.scales
 
     def _scaling(self) -> Scaling | None:
         """The scaling that GradScaler has set for this step."""
@@ -512,7 +514,7 @@ class RuleOptimizer(Optimizer, Lockable):
             self.state.become(machine.buffers.store)
             machine.buffers.store = self.state
         self.state = machine.buffers.store
-        self._options = replace(self._options, meeting=machine.options.meeting)
+        self._options = replace(self._options, coordinator=machine.options.coordinator)
         self._machine = machine
 
     def zero_grad(self, set_to_none: bool = True) -> None:

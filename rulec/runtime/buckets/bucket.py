@@ -86,7 +86,7 @@ class Tensor:
         return any(letter in "ij" for letter, _ in self.cuts)
 
     @cached_property
-    def halves(self) -> ShardLayout | None:
+    def shard_layout(self) -> ShardLayout | None:
         """The shard layout of a tensor with sharded matrices; None for any other tensor."""
         spread = None if self.whole is None or not self.halved else self.whole.spread
         if self.whole is None or spread is None:
@@ -203,7 +203,7 @@ class Bucket:
         if LEVEL >= 4:
             print(source, file=sys.stderr)
         plan = Plan(program, self.halved)
-        exchanges = plan.delegations is not None and bool(plan.delegations.whole)
+        exchanges = plan.owner_plan is not None and bool(plan.owner_plan.whole)
         waits = exchanges or not plan.alone or (self.parted and plan.reduces)
         return Version(program, layout, kernel, plan, waits, exchanges)
 

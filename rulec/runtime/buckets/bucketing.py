@@ -119,8 +119,8 @@ def _state_shape(
     if spec.axes.elementwise or not {"i", "j"} <= set(spec.axes.letters):
         return spec.shape(view, hyper, facts)
     shape = tensor.shapes[spec.name] = spec.shape(view.whole or view, hyper, facts)
-    if tensor.halves is not None:
-        part = tensor.halves.part(tensor.halves.state(spec.name))
+    if tensor.shard_layout is not None:
+        part = tensor.shard_layout.part(tensor.shard_layout.state(spec.name))
         return tuple(side.stop - side.start for side in part)
     return (*view.shape[:-2], *shape[-2:]) if len(shape) == len(view.shape) else shape
 
@@ -292,7 +292,14 @@ class Buckets:
         layout = layout_for(program, dtype, grad_dtype, states, tensor.maximize, turned, formats)
         check_single(program, layout, tensor.name)
         device = self.common.arrays.device(tensor.array)
-        return program, layout, device, tuple(sorted(static.items())), bool(tensor.cuts), tensor.halves is not None
+        return (
+            program,
+            layout,
+            device,
+            tuple(sorted(static.items())),
+            bool(tensor.cuts),
+            tensor.shard_layout is not None,
+        )
 
     def _check_fits(self, program: Program, tensor: Tensor, static: Mapping[str, float]) -> None:
         function = needs_matrix(program)
@@ -316,7 +323,7 @@ def _check_halved(program: Program, tensor: Tensor, static: Mapping[str, float])
     """TensorError where the owner of a matrix could not compute for all ranks, or its results fit no local array."""
     inference = AxisInference(program)
     values = [*walk(program.between)]
-    if tensor.halves is None:
+    if tensor.shard_layout is None:
         if any(_is_of_wholes(value, inference) for value in values):
             raise TensorError(
                 f"{tensor.name} is a part of a tensor that is no rectangle of it, and {program.name} needs its "

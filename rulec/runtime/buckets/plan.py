@@ -26,13 +26,13 @@ class Gap:
     """The values computed before a stage, or after the last one, each after its operands.
 
     `over` maps a value to the values with their last use in it. A `projection`, if any, is computed tile by tile. For
-    sharded matrices, `delegations` are the tasks of their owner ranks.
+    sharded matrices, `owner_plan` are the tasks of their owner ranks.
     """
 
     values: tuple[Node, ...]
     over: Mapping[Node, tuple[Node, ...]] = field(default_factory=dict)
     projection: Projection | None = None
-    delegations: tuple[OwnerTask, ...] = ()
+    owner_plan: tuple[OwnerTask, ...] = ()
 
 
 class Plan:
@@ -43,7 +43,7 @@ class Plan:
     reductions and from operands computed before it. `held` are the operands that must be copied before the kernel runs.
 
     `alone` is True where no tensor's update needs another tensor's value; then a bucket can be updated part by part.
-    Where `halved`, matrices are sharded, and `delegations` is the owner plan; else it is None.
+    Where `halved`, matrices are sharded, and `owner_plan` is the owner plan; else it is None.
     """
 
     def __init__(self, program: Program, halved: bool = False) -> None:
@@ -69,7 +69,7 @@ class Plan:
         self.in_flat = {value: axes_in_flat(axes) for value, axes in self.axes.items()}
         #: The reductions of values kept once for all matrices of a batch.
         self.over_repeated = over_repeated((value for gap in self.gaps for value in gap.values), self.axes)
-        self.delegations: OwnerPlan | None = None
+        self.owner_plan: OwnerPlan | None = None
         self.gaps = self._delegated() if halved else self._followed()
         #: The states that get their new values in a gap, and not at the end of the step.
         self.stored_early = frozenset(name for g in self.gaps if g.projection for name in g.projection.stored)
@@ -119,9 +119,9 @@ class Plan:
     def _delegated(self) -> tuple[Gap, ...]:
         """The gaps with their owner tasks."""
         kept = frozenset({*self._roots(), *(s.value for s in self.program.finish)})
-        self.delegations = OwnerPlan(self.program, [gap.values for gap in self.gaps], self.axes, kept)
+        self.owner_plan = OwnerPlan(self.program, [gap.values for gap in self.gaps], self.axes, kept)
         return tuple(
-            replace(gap, delegations=tuple(cuts)) for gap, cuts in zip(self.gaps, self.delegations.gaps, strict=True)
+            replace(gap, owner_plan=tuple(cuts)) for gap, cuts in zip(self.gaps, self.owner_plan.gaps, strict=True)
         )
 
 

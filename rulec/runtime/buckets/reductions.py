@@ -36,44 +36,44 @@ class Processes:
     """The ranks that take part in reductions over the groups and the model of one engine.
 
     `across` reduces with the other ranks, or is None. `places` maps a group of this rank to its index among all
-    groups; `group_count` is the number of all groups. `meeting` coordinates ranks with shards of the same tensors.
+    groups; `group_count` is the number of all groups. `coordinator` coordinates ranks with shards of the same tensors.
     """
 
     across: Across | None = None
     places: Sequence[int] = ()
     group_count: int = 0
-    meeting: StepCoordinator | None = None
+    coordinator: StepCoordinator | None = None
 
     @property
     def several(self) -> bool:
         """Whether there are other ranks."""
-        return self.across is not None or self.meeting is not None
+        return self.across is not None or self.coordinator is not None
 
     def total(self, op: Op, numbers: Any) -> Any:
         """Calls `across.total`; RulecError, in all ranks, where one has failed."""
         assert self.across is not None
-        if self.meeting is not None:
-            self.meeting.check()
+        if self.coordinator is not None:
+            self.coordinator.check()
         return self.across.total(op, numbers)
 
     def conclude(self) -> None:
         """Comes before anything is written. RulecError, in all ranks, where one has failed."""
-        if self.meeting is not None:
-            self.meeting.conclude()
+        if self.coordinator is not None:
+            self.coordinator.conclude()
 
     def end(self) -> None:
         """Comes when everything is written."""
-        if self.meeting is not None:
-            self.meeting.end()
+        if self.coordinator is not None:
+            self.coordinator.end()
 
     def raise_failure(self) -> None:
         """Raises the error of this rank in the last round, in which others waited for it."""
-        if self.meeting is not None and self.meeting.failure.error is not None:
-            raise self.meeting.failure.error
+        if self.coordinator is not None and self.coordinator.failure.error is not None:
+            raise self.coordinator.failure.error
 
     def fail(self, error: Exception, tensors: Sequence[str]) -> Exception:
         """Reports an error at some tensors to the waiting ranks. Returns the error that this rank raises."""
-        told = error if self.meeting is None else self.meeting.fail(error, tensors)
+        told = error if self.coordinator is None else self.coordinator.fail(error, tensors)
         return told if self.across is None else self.across.fail(told, tensors)
 
 

@@ -121,7 +121,7 @@ class Transfer:
     @cached_property
     def load(self) -> Load:
         """The divisions and dtypes of the payloads."""
-        there, back = ([(x.division, x.dtype) for x in parcels] for parcels in (self.there, self.back))
+        there, back = ([(x.division, x.dtype) for x in payloads] for payloads in (self.there, self.back))
         return Load(tuple(there), tuple(back), self.share)
 
     def pieces(self) -> list[Transfer]:
@@ -155,10 +155,10 @@ class OwnerExchange:
     """Yielded to have owner ranks work on global tensors; the scheduler resumes with the local shards of the results.
 
     `work` maps arrays of global tensors to results, both in the order of the payloads, by the indices of the tensors in
-    `cargo`, the transfers. It is called with the tensors that this rank owns, bucket by bucket.
+    `transfers`, the transfers. It is called with the tensors that this rank owns, bucket by bucket.
     """
 
-    cargo: Sequence[Transfer]
+    transfers: Sequence[Transfer]
     library: Library
     work: Callable[[Mapping[int, Sequence[Any]]], Mapping[int, Sequence[Any]]]
 
@@ -168,7 +168,7 @@ def longest(shape: Sequence[int]) -> int:
     return [*shape].index(max(shape))
 
 
-def assign(waiting: Sequence[OwnerRequest], meeting: StepCoordinator | None) -> None:
+def assign(waiting: Sequence[OwnerRequest], coordinator: StepCoordinator | None) -> None:
     """Chooses the owner ranks of all tasks together."""
     by_peers: dict[RankGroup, list[Task]] = {}
     for task in (task for wait in waiting for task in wait.tasks):
@@ -185,8 +185,8 @@ def assign(waiting: Sequence[OwnerRequest], meeting: StepCoordinator | None) -> 
                     task.spread = spread
         for task, owners in zip(tasks, chosen.owners, strict=True):
             task.owners = owners
-        if meeting is not None:
-            meeting.assigned(peers, works, chosen)
+        if coordinator is not None:
+            coordinator.assigned(peers, works, chosen)
 
 
 def cuts(side: int, count: int) -> list[tuple[int, int]]:
@@ -194,22 +194,22 @@ def cuts(side: int, count: int) -> list[tuple[int, int]]:
     return [(side * k // count, side * (k + 1) // count) for k in range(count)]
 
 
-def worked(waiting: Sequence[OwnerExchange], meeting: StepCoordinator) -> list[list[list[Any]]]:
+def worked(waiting: Sequence[OwnerExchange], coordinator: StepCoordinator) -> list[list[list[Any]]]:
     """Runs the all-to-alls of waiting launches, and returns the local shards of each tensor's results, for each launch.
 
-    Where this rank fails in its work, it sends placeholder data, and its error is kept in `meeting.failure`.
+    Where this rank fails in its work, it sends placeholder data, and its error is kept in `coordinator.failure`.
     RulecError, in all ranks, where one has failed before.
     """
-    failure = meeting.failure
-    results: list[list[list[Any]]] = [[[None] * len(c.back) for c in wait.cargo] for wait in waiting]
+    failure = coordinator.failure
+    results: list[list[list[Any]]] = [[[None] * len(c.back) for c in wait.transfers] for wait in waiting]
     buckets: list[_Bucket] = []
     for peers, entries in _by_peers(waiting).items():
-        loads, owners = tuple(e.cargo.load for e in entries), tuple(e.cargo.task.owner for e in entries)
+        loads, owners = tuple(e.transfer.load for e in entries), tuple(e.transfer.task.owner for e in entries)
         schedule = schedule_of(loads, owners, peers.size, BUCKET)
-        meeting.exchanged(peers, schedule)
+        coordinator.exchanged(peers, schedule)
         for places in schedule.buckets:
             buckets.append(_Bucket(waiting, peers, schedule, [(i, entries[i]) for i in places], failure))
-    meeting.check()
+    coordinator.check()
     buckets[0].gather()
     before: _Bucket | None = None
     for bucket, after in zip(buckets, [*buckets[1:], None], strict=True):
@@ -232,17 +232,17 @@ class _Entry:
 
     launch: int
     place: int
-    cargo: Transfer
+    transfer: Transfer
 
 
 def _by_peers(waiting: Sequence[OwnerExchange]) -> dict[RankGroup, list[_Entry]]:
     """The transfers by rank group, the longest work first."""
     by_peers: dict[RankGroup, list[_Entry]] = {}
-    for launch, gathering in enumerate(waiting):
-        for place, cargo in enumerate(gathering.cargo):
-            entries = [_Entry(launch, place, piece) for piece in cargo.pieces()]
-            by_peers.setdefault(cargo.task.spread.peers, []).extend(entries)
-    return {peers: sorted(entries, key=lambda e: -e.cargo.task.work.cost) for peers, entries in by_peers.items()}
+    for launch, exchange in enumerate(waiting):
+        for place, transfer in enumerate(exchange.transfers):
+            entries = [_Entry(launch, place, piece) for piece in transfer.pieces()]
+            by_peers.setdefault(transfer.task.spread.peers, []).extend(entries)
+    return {peers: sorted(entries, key=lambda e: -e.transfer.task.work.cost) for peers, entries in by_peers.items()}
 
 
 #: An array in a message: the index of its tensor in the schedule, its index among the payloads, and the payload.
@@ -262,11 +262,11 @@ class _Bucket:
         self.failure = failure
         self.waiting, self.peers, self.schedule = waiting, peers, schedule
         self.library = waiting[entries[0][1].launch].library
-        self._there = _by_owner([(i, k, e, x) for i, e in entries for k, x in enumerate(e.cargo.there)], peers.size)
-        self._back = _by_owner([(i, k, e, x) for i, e in entries for k, x in enumerate(e.cargo.back)], peers.size)
-        self._mine = [e for _, e in entries if e.cargo.task.here]
+        self._there = _by_owner([(i, k, e, x) for i, e in entries for k, x in enumerate(e.transfer.there)], peers.size)
+        self._back = _by_owner([(i, k, e, x) for i, e in entries for k, x in enumerate(e.transfer.back)], peers.size)
+        self._mine = [e for _, e in entries if e.transfer.task.here]
         #: Matrices with several owners are orthogonalized together where these numbers are equal.
-        self._kinds = {e.cargo.share.kind: e.cargo.share for _, e in entries if e.cargo.share is not None}
+        self._kinds = {e.transfer.share.kind: e.transfer.share for _, e in entries if e.transfer.share is not None}
         self._pending: dict[_Dtypes, Pending] = {}
         #: Arrays of the tensors that this rank owns, and then their results, by launch and tensor.
         self.wholes: dict[int, dict[int, Any]] = {}
@@ -284,26 +284,26 @@ class _Bucket:
         """Assembles the global arrays of the tensors that this rank owns."""
         self.failure.turn += 1
         for e in self._mine:
-            self.wholes.setdefault(e.launch, {})[e.place] = [None] * len(e.cargo.there)
+            self.wholes.setdefault(e.launch, {})[e.place] = [None] * len(e.transfer.there)
         for dtypes, of_rank in self._there.items():
             self._arrived(dtypes, self._counts_there(of_rank), partial(self._put_together, dtypes, of_rank))
 
     def _put_together(self, dtypes: _Dtypes, of_rank: Sequence[Sequence[_Item]], parts: Sequence[Any]) -> None:
         like = self._nothing(dtypes)
-        for i, k, e, parcel in of_rank[self.peers.rank]:
-            whole = self.library.blank(like, parcel.shape)
+        for i, k, e, payload in of_rank[self.peers.rank]:
+            whole = self.library.blank(like, payload.shape)
             for rank in sorted(self.schedule.senders[i][k]):
-                rectangle = parcel.division.rectangles[rank]
+                rectangle = payload.division.rectangles[rank]
                 whole[rectangle] = next(parts[rank]).reshape(_sides(rectangle))
             self.wholes[e.launch][e.place][k] = whole
 
     def work(self) -> None:
         """Does the work on the tensors that this rank owns, and then on pieces."""
         self.failure.turn += 1
-        shared = {(e.launch, e.place) for e in self._mine if e.cargo.share is not None}
+        shared = {(e.launch, e.place) for e in self._mine if e.transfer.share is not None}
         for launch, wholes in self.wholes.items():
             alone = {place: arrays for place, arrays in wholes.items() if (launch, place) not in shared}
-            names = [e.cargo.task.name for e in self._mine if e.launch == launch and e.place in alone]
+            names = [e.transfer.task.name for e in self._mine if e.launch == launch and e.place in alone]
             if alone:
                 wholes.update(self.failure.attempt(partial(self.waiting[launch].work, alone), names) or {})
         for like in self._kinds.values():
@@ -311,19 +311,19 @@ class _Bucket:
 
     def _work_together(self, like: Share) -> None:
         """Does the work on pieces, with the owners of the other pieces."""
-        mine = [e for e in self._mine if e.cargo.share and e.cargo.share.kind == like.kind]
-        attempt = partial(self.failure.attempt, tensors=[e.cargo.task.name for e in mine])
+        mine = [e for e in self._mine if e.transfer.share and e.transfer.share.kind == like.kind]
+        attempt = partial(self.failure.attempt, tensors=[e.transfer.task.name for e in mine])
         pieces = [
-            MatrixPiece(e.cargo.share, e.cargo.task.owner - e.cargo.share.place, attempt(partial(self._piece, e)))
-            for e in mine if e.cargo.share is not None
+            MatrixPiece(share, e.transfer.task.owner - share.place, attempt(partial(self._piece, e)))
+            for e in mine if (share := e.transfer.share) is not None
         ]  # fmt: skip
         team = SplitNewtonSchulz(self.peers, self.library.quintic(like.dtype), pieces, self.library.empty(0), attempt)
         for e, result in zip(mine, team.orthogonalized(like) or (), strict=False):
-            self.wholes[e.launch][e.place] = [_long(result, e.cargo.axis)]
+            self.wholes[e.launch][e.place] = [_long(result, e.transfer.axis)]
 
     def _piece(self, entry: _Entry) -> Any:
         (piece,) = self.wholes[entry.launch][entry.place]
-        return _long(piece, entry.cargo.axis)
+        return _long(piece, entry.transfer.axis)
 
     def scatter(self) -> None:
         """Begins to send every rank its shards of the results."""
@@ -351,13 +351,13 @@ class _Bucket:
         self, results: Sequence[list[list[Any]]], of_rank: Sequence[Sequence[_Item]], parts: Sequence[Any]
     ) -> None:
         for theirs, received in zip(of_rank, parts, strict=True):
-            for _, k, e, parcel in theirs:
-                part = next(received).reshape(_sides(parcel.division.rectangles[self.peers.rank]))
+            for _, k, e, payload in theirs:
+                part = next(received).reshape(_sides(payload.division.rectangles[self.peers.rank]))
                 before = results[e.launch][e.place][k]
                 if before is None or not math.prod(before.shape):
                     results[e.launch][e.place][k] = part
                 elif math.prod(part.shape):
-                    results[e.launch][e.place][k] = self.library.join([before, part], e.cargo.axis)
+                    results[e.launch][e.place][k] = self.library.join([before, part], e.transfer.axis)
 
     def _sends(self, rank: int, tensor: int, array: int) -> bool:
         return rank in self.schedule.senders[tensor][array]
@@ -417,7 +417,7 @@ def _by_owner(items: Sequence[_Item], size: int) -> dict[_Dtypes, list[list[_Ite
     by_owner: dict[_Dtypes, list[list[_Item]]] = {}
     for item in items:
         dtypes = item[3].dtype, item[3].computed
-        by_owner.setdefault(dtypes, [[] for _ in range(size)])[item[2].cargo.task.owner].append(item)
+        by_owner.setdefault(dtypes, [[] for _ in range(size)])[item[2].transfer.task.owner].append(item)
     return by_owner
 
 

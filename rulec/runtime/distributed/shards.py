@@ -139,26 +139,26 @@ class Partials:
     library: Library
 
 
-def completed(waiting: Sequence[Partials], meeting: StepCoordinator) -> list[list[Any]]:
+def completed(waiting: Sequence[Partials], coordinator: StepCoordinator) -> list[list[Any]]:
     """Completes the partial reductions of all waiting launches over their rank groups.
 
     Every rank has the same tensors in the same order, so all send the same messages in the same order. A rank that
-    fails sends placeholder data, and its error is kept in `meeting.failure`.
+    fails sends placeholder data, and its error is kept in `coordinator.failure`.
     """
     parts = [part for partials in waiting for part in partials.parts]
     libraries = [partials.library for partials in waiting for _ in partials.parts]
     values = [part.values for part in parts]
-    attempt = meeting.failure.attempt
+    attempt = coordinator.failure.attempt
     ways = dict.fromkeys((part.op, peers) for part in parts for peers in part.peers)
-    meeting.check()
+    coordinator.check()
     for op, peers in ways:
         places = [i for i, part in enumerate(parts) if part.op is op and peers in part.peers]
         message = attempt(partial(_joined, places, values, libraries[places[0]]))
         if message is None:
             message = np.zeros(sum(math.prod(values[i].shape) for i in places))
-        whole = meeting.reduce(op, peers, message)
+        whole = coordinator.reduce(op, peers, message)
         attempt(partial(_put_back, places, values, libraries, whole))
-    meeting.close()
+    coordinator.close()
     results = iter(values)
     return [[next(results) for _ in partials.parts] for partials in waiting]
 

@@ -105,19 +105,19 @@ class GapEvaluator(LaunchValues):
         if value.op is Op.CONST:
             return self.library.constant(float(value.arg))  # type: ignore[arg-type]
         if value.op is Op.SCALAR:
-            return self.around.column(value.arg)  # type: ignore[arg-type]
+            return self.source.column(value.arg)  # type: ignore[arg-type]
         if value.op is Op.RESULT:
             return self.reduced[str(value.arg)]
         if self.is_number(value):
-            return self.around.numbers(str(value.arg or self.around.compute))
-        vectors = self.around.vectors_of(str(value.arg))
-        return [self.around.matrices(str(value.arg), i) for i in range(self.count)] if vectors is None else vectors
+            return self.source.numbers(str(value.arg or self.source.compute))
+        vectors = self.source.vectors_of(str(value.arg))
+        return [self.source.matrices(str(value.arg), i) for i in range(self.count)] if vectors is None else vectors
 
     # Values in flat arrays
 
     def _is_flat(self, value: Node) -> bool:
         """Whether a value, of operands elementwise, is computed for all tensors at once."""
-        if self.around.flats is None or self.plan.in_flat[value] is None or value.op is Op.CHANCE:
+        if self.source.flats is None or self.plan.in_flat[value] is None or value.op is Op.CHANCE:
             return False
         return not statics(value) and all(
             self.is_number(a) or isinstance(self.values[a], Pieces) for a in value.args
@@ -130,12 +130,12 @@ class GapEvaluator(LaunchValues):
         return self._pieces(flat, letters)
 
     def _pieces(self, flat: Any, letters: str) -> Pieces:
-        assert self.around.flats is not None
-        return Pieces(flat, self.around.flats.cuts(letters))
+        assert self.source.flats is not None
+        return Pieces(flat, self.source.flats.cuts(letters))
 
     def flat(self, value: Node, letters: str) -> Any:
         """A value as a flat array with more axes; the number itself where all tensors share one."""
-        operand, flats = self.values[value], self.around.flats
+        operand, flats = self.values[value], self.source.flats
         assert flats is not None
         if self.is_number(value) and not getattr(operand, "ndim", 0):
             return operand
@@ -155,7 +155,7 @@ class GapEvaluator(LaunchValues):
         operand = self.values[value]
         if not self.is_number(value):
             return operand[i]
-        return self.around.known(value, operand, i) if known else self.library.at(operand, i)
+        return self.source.known(value, operand, i) if known else self.library.at(operand, i)
 
     def _for_each(self, value: Node, function: Callable[..., Array]) -> list[Array]:
         return [self.rounded(value, function(*self._operands(value, i))) for i in range(self.count)]
@@ -176,7 +176,7 @@ class GapEvaluator(LaunchValues):
         """A matrix function of tensors: one call for each stack of small matrices of equal shape."""
         places = self._alike(value, operands)
         chosen = [[operands[i] for i in each] for each in places]
-        if self.around.flats is not None:
+        if self.source.flats is not None:
             return Stacks([self._in_stack(value, function, x) for x in chosen], places, self.library.split)
         results: dict[int, Array] = {}
         for each, stack in zip(places, chosen, strict=True):
@@ -230,13 +230,13 @@ class GapEvaluator(LaunchValues):
         if value.op is Op.WIDEN:
             return [self._widened(value, i) for i in range(self.count)]
         part, operands = int(str(value.arg)), self.values[value.args[0]]
-        facts = self.around.facts
+        facts = self.source.facts
         return [spread_from(part, x, segments_of(facts(i)), self.library.spread) for i, x in enumerate(operands)]
 
     def _widened(self, value: Node, i: int) -> Array:
         """A value of tensor i for each index of more axes."""
-        axes, facts, hyper = cast(Axes, value.arg), self.around.facts(i), self.around.hyper(i)
-        batch, rows, cols = self.around.extents(i)
+        axes, facts, hyper = cast(Axes, value.arg), self.source.facts(i), self.source.hyper(i)
+        batch, rows, cols = self.source.extents(i)
         extents = {"b": batch, "i": rows, "j": cols, **{str(k): n for k, n in enumerate(segments_of(facts))}}
         for letter, extent, here in (("i", axes.rows, ROWS), ("j", axes.cols, COLS)):
             if extent is not None and extent is not here:
@@ -246,11 +246,11 @@ class GapEvaluator(LaunchValues):
 
     def _for_batch(self, x: Array, i: int) -> Array:
         """A value of tensor i that is kept once for all its matrices, for each of them."""
-        return self.library.spread(x, (self.around.extents(i)[0], *x.shape[1:]))  # type: ignore[no-any-return]
+        return self.library.spread(x, (self.source.extents(i)[0], *x.shape[1:]))  # type: ignore[no-any-return]
 
     def _reduced_to(self, part: int, op: Op, x: Array, i: int, axes: tuple[int, ...]) -> Array:
         """A reduction within tensor i to an axis of its batch."""
-        extents = segments_of(self.around.facts(i))
+        extents = segments_of(self.source.facts(i))
         return cast(Array, reduced_to(part, x, extents, axes, lambda array, over: self.library.reduce(op, array, over)))
 
     # Reductions
@@ -259,7 +259,7 @@ class GapEvaluator(LaunchValues):
         """Takes the reductions of a stage, by name, and completes them over ranks where tensors are sharded."""
         removed = [frozenset("bij") - set(r.axes.letters) for r in reduces]
         whole = yield from self._completed([r.value.op for r in reduces], [reduced[r.name] for r in reduces], removed)
-        flats = self.around.flats
+        flats = self.source.flats
         for result, values in zip(reduces, whole, strict=True):
             letters = axes_in_flat(result.axes)
             self.reduced[result.name] = flats.taken(values, letters) if flats and letters else values
@@ -268,7 +268,7 @@ class GapEvaluator(LaunchValues):
         self, ops: Sequence[Op], values: Sequence[Any], removed: Sequence[frozenset[str]]
     ) -> Generator[Partials, list[Any], list[Any]]:
         """Completes reductions of all tensors, without the axes `removed`, over the ranks with other shards."""
-        ways = [(i, peers, places) for i, axes in enumerate(removed) for peers, places in self.around.parted(axes)]
+        ways = [(i, peers, places) for i, axes in enumerate(removed) for peers, places in self.source.parted(axes)]
         if not ways:
             return [*values]
         library = self.library
@@ -294,13 +294,13 @@ class GapEvaluator(LaunchValues):
         if not self.is_number(value) or "n" in self.axes(value).letters:
             return values
         numbers = self.library.spread(self.library.cast(values, "float64"), (self.count,))
-        groups = self.around.groups
+        groups = self.source.groups
         per_group = "n" not in self.axes(value.args[0]).letters
         if per_group:
             _, first = np.unique(groups, return_index=True)
             numbers, groups = self.library.take(numbers, first), groups[first]
         site = self.plan.program.sites[value]
-        return (yield Join(site, value.op, str(value.arg), numbers, groups, self.library, per_group, self.around.owner))
+        return (yield Join(site, value.op, str(value.arg), numbers, groups, self.library, per_group, self.source.owner))
 
     def within(self, value: Node) -> Generator[Waits, Any, Any]:
         """A reduction within each tensor: complete, or still to be reduced over tensors."""
@@ -329,6 +329,6 @@ class GapEvaluator(LaunchValues):
         """A reduction within each tensor of a vector in a flat array: numbers of tensors, or a shorter vector."""
         before = self.plan.in_flat[value.args[0]]
         assert before is not None
-        assert self.around.flats is not None
-        flat = self.around.flats.reduced(value.op, values, before, after)
+        assert self.source.flats is not None
+        flat = self.source.flats.reduced(value.op, values, before, after)
         return self._pieces(flat, after) if after else flat

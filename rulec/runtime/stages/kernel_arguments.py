@@ -111,11 +111,11 @@ class KernelArguments:
         """The indices of sharded tensors, by the rank groups to complete a reduction without these axes."""
         return self.portion.parted(axes)
 
-    def halves(self, i: int) -> ShardLayout:
+    def shard_layout(self, i: int) -> ShardLayout:
         """The shard layout of tensor i and of its states."""
-        halves = self.portion.tensors[i].halves
-        assert halves is not None
-        return halves
+        shard_layout = self.portion.tensors[i].shard_layout
+        assert shard_layout is not None
+        return shard_layout
 
     def part(self, buffer: str, i: int) -> Any:
         """The local shard of a state of tensor i with a shape of its own."""

@@ -67,7 +67,7 @@ class OwnerSource:
 
     def extents(self, i: int) -> tuple[int, int, int]:
         """The matrices of a global tensor, and their rows and columns."""
-        return self._parts.halves(int(self._places[i])).extents("bij")
+        return self._parts.shard_layout(int(self._places[i])).extents("bij")
 
     def hyper(self, i: int) -> Mapping[str, float]:
         """The hyper-parameters of a tensor."""
@@ -99,7 +99,7 @@ class OwnerEvaluator(GapEvaluator):
     `within_each` has reductions within tensors that owners computed, before they are reduced over tensors.
     """
 
-    halves: list[ShardLayout] = field(default_factory=list)
+    shard_layout: list[ShardLayout] = field(default_factory=list)
     tasks: list[Task] = field(default_factory=list)
     remembered: dict[int, dict[Node, Any]] = field(default_factory=dict)
     within_each: dict[Node, Any] = field(default_factory=dict)
@@ -107,38 +107,38 @@ class OwnerEvaluator(GapEvaluator):
     @property
     def parts(self) -> KernelArguments:
         """The value source of the local shards."""
-        assert isinstance(self.around, KernelArguments)
-        return self.around
+        assert isinstance(self.source, KernelArguments)
+        return self.source
 
     @property
-    def delegations(self) -> OwnerPlan:
+    def owner_plan(self) -> OwnerPlan:
         """The plan of the values that owners compute."""
-        assert self.plan.delegations is not None
-        return self.plan.delegations
+        assert self.plan.owner_plan is not None
+        return self.plan.owner_plan
 
     def begin(self) -> Joining:
         """Asks for the owner ranks of the tensors, and waits for them."""
-        self.halves = [self.parts.halves(i) for i in range(self.count)]
-        if not self.delegations.whole:
+        self.shard_layout = [self.parts.shard_layout(i) for i in range(self.count)]
+        if not self.owner_plan.whole:
             return
         tensors = self.parts.portion.tensors
-        each_tensor = zip(self.halves, self._works(), tensors, strict=True)
+        each_tensor = zip(self.shard_layout, self._works(), tensors, strict=True)
         self.tasks = [Task(half.spread, work, name=tensor.name) for half, work, tensor in each_tensor]
         yield OwnerRequest(self.tasks)
-        each = zip(self.tasks, self.halves, strict=True)
-        self.halves = [half if task.spread is half.spread else half.alone for task, half in each]
+        each = zip(self.tasks, self.shard_layout, strict=True)
+        self.shard_layout = [half if task.spread is half.spread else half.alone for task, half in each]
         self.remembered = {i: {} for i, task in enumerate(self.tasks) if task.here}
 
     def _works(self) -> Sequence[Work]:
         """The work on each tensor, kept as long as the hyper-parameters that it follows from stay the same."""
-        parts, delegations = self.parts, self.delegations
-        named, names = parts.launch.common.hyper.named, delegations.hyper_names
+        parts, owner_plan = self.parts, self.owner_plan
+        named, names = parts.launch.common.hyper.named, owner_plan.hyper_names
         numbers = tuple([tuple(named[name][parts.groups].tolist()) for name in names if name in named])
-        key, kept = (delegations, numbers), parts.portion.works
+        key, kept = (owner_plan, numbers), parts.portion.works
         if key not in kept:
             kept[key] = [
-                delegations.work(parts.facts(i), parts.hyper(i), half.whole, parts.layout)
-                for i, half in enumerate(self.halves)
+                owner_plan.work(parts.facts(i), parts.hyper(i), half.whole, parts.layout)
+                for i, half in enumerate(self.shard_layout)
             ]
         return kept[key]
 
@@ -152,108 +152,108 @@ class OwnerEvaluator(GapEvaluator):
 
     def work_out(self, gap: Gap) -> Joining:
         """Computes the values of a gap."""
-        for delegation in gap.delegations:
-            yield from self.each(delegation.local, {})
-            if delegation.sent or delegation.returned:
-                yield from self._exchange(delegation)
-            elif delegation.whole:
-                self._worked(delegation, dict.fromkeys(self.remembered, ()))  # nobody waits for it
-            for value in delegation.over:
+        for owner_task in gap.owner_plan:
+            yield from self.each(owner_task.local, {})
+            if owner_task.sent or owner_task.returned:
+                yield from self._exchange(owner_task)
+            elif owner_task.whole:
+                self._worked(owner_task, dict.fromkeys(self.remembered, ()))  # nobody waits for it
+            for value in owner_task.over:
                 self.values.pop(value, None)
 
-    def _exchange(self, delegation: OwnerTask) -> Joining:
+    def _exchange(self, owner_task: OwnerTask) -> Joining:
         """Has owner ranks compute a task, by an all-to-all to them and one back."""
-        cargo = [
+        transfers = [
             Transfer(
-                self.tasks[i], [self._sent(value, i) for value in delegation.sent],
-                [self._parcel(value, i) for value in delegation.returned],
-                self._share(delegation.whole[0], i) if delegation.whole else None, self.halves[i].long,
+                self.tasks[i], [self._sent(value, i) for value in owner_task.sent],
+                [self._parcel(value, i) for value in owner_task.returned],
+                self._share(owner_task.whole[0], i) if owner_task.whole else None, self.shard_layout[i].long,
             )
             for i in range(self.count)
         ]  # fmt: skip
-        parts = yield OwnerExchange(cargo, self.library, lambda arrays: self._worked(delegation, arrays))
-        for k, value in enumerate(delegation.returned):
+        parts = yield OwnerExchange(transfers, self.library, lambda arrays: self._worked(owner_task, arrays))
+        for k, value in enumerate(owner_task.returned):
             self._take(value, [each[k] for each in parts])
 
     # Payloads
 
     def _sent(self, value: Node, i: int) -> Payload:
         """The payload with the local shard of a value or state that the owner of tensor i needs."""
-        if self.delegations.is_factor(value):
+        if self.owner_plan.is_factor(value):
             return self._parcel(value, i, self.parts.part(str(value.arg), i))
-        letters, half, x = self.axes(value).letters, self.halves[i], self.values[value][i]
+        letters, half, x = self.axes(value).letters, self.shard_layout[i], self.values[value][i]
         if tuple(x.shape) != (extents := half.extents(letters, whole=False)):
             x = self.library.spread(x, extents)  # a draw is kept once for all matrices
         return self._parcel(value, i, half.tensor(x, letters, whole=False))
 
     def _parcel(self, value: Node, i: int, elements: Any = None) -> Payload:
-        half = self.halves[i]
-        if self.delegations.is_factor(value):
-            name = self.delegations.stored_in(value)
+        half = self.shard_layout[i]
+        if self.owner_plan.is_factor(value):
+            name = self.owner_plan.stored_in(value)
             return Payload(half.state(name), half.shapes[name], *self._dtypes(value), elements)
         letters = self.axes(value).letters
         return Payload(half.along(letters), half.sides(letters), *self._dtypes(value), elements)
 
     def _dtypes(self, value: Node) -> tuple[str, str]:
-        return self.delegations.dtypes(value, self.parts.layout, self.parts.scaled)
+        return self.owner_plan.dtypes(value, self.parts.layout, self.parts.scaled)
 
     def _take(self, value: Node, parts: Sequence[Any]) -> None:
         """Keeps the local shards of a result. A state of a shape of its own keeps the shape of its shard."""
-        if value not in self.delegations.whole:
+        if value not in self.owner_plan.whole:
             self.within_each[value] = self.library.together(parts)
         elif self.is_number(value):
             self.values[value] = self.library.together(parts)
-        elif self.delegations.is_factor(value):
+        elif self.owner_plan.is_factor(value):
             self.values[value] = [*parts]
         else:
             letters = self.axes(value).letters
             self.values[value] = [
-                half.matrices(part, letters, whole=False) for half, part in zip(self.halves, parts, strict=True)
+                half.matrices(part, letters, whole=False) for half, part in zip(self.shard_layout, parts, strict=True)
             ]
 
     # At the owner
 
-    def _worked(self, delegation: OwnerTask, arrays: Mapping[int, Sequence[Any]]) -> Mapping[int, Sequence[Any]]:
+    def _worked(self, owner_task: OwnerTask, arrays: Mapping[int, Sequence[Any]]) -> Mapping[int, Sequence[Any]]:
         """The results for owned tensors, by their indices, from the arrays that other ranks sent for them."""
         places = [*arrays]
         if not places:
             return {}
-        around = OwnerSource(self.parts, places, self.values)
-        owner = GapEvaluator(self.plan, around, self._recalled(places))
-        for k, value in enumerate(delegation.sent):
+        source = OwnerSource(self.parts, places, self.values)
+        owner = GapEvaluator(self.plan, source, self._recalled(places))
+        for k, value in enumerate(owner_task.sent):
             owner.values[value] = [self._matrices_of(value, i, arrays[i][k]) for i in places]
-        for value in delegation.whole:
+        for value in owner_task.whole:
             for operand in value.args:
                 if self.is_number(operand) and operand not in owner.values:
-                    owner.values[operand] = around.taken(self.values[operand])
+                    owner.values[operand] = source.taken(self.values[operand])
             if value not in owner.values:
-                _finished(owner.each([value], delegation.done))
-        results = [self._results(value, places, owner) for value in delegation.returned]
-        self._remember(places, owner, {*delegation.gone})
+                _finished(owner.each([value], owner_task.done))
+        results = [self._results(value, places, owner) for value in owner_task.returned]
+        self._remember(places, owner, {*owner_task.gone})
         return {i: [each[k] for each in results] for k, i in enumerate(places)}
 
     def _matrices_of(self, value: Node, i: int, array: Any) -> Any:
-        half = self.halves[i]
-        if self.delegations.is_factor(value):
+        half = self.shard_layout[i]
+        if self.owner_plan.is_factor(value):
             return array.reshape(half.whole.batch, *array.shape[-2:])
         return half.matrices(array, self.axes(value).letters, whole=True)
 
     def _results(self, value: Node, places: Sequence[int], owner: GapEvaluator) -> list[Any]:
         """A result for each of some tensors, in the shape in which it travels."""
-        whole = owner.values[value] if value in self.delegations.whole else _finished(owner.within(value))
-        halves = [self.halves[i] for i in places]
+        whole = owner.values[value] if value in self.owner_plan.whole else _finished(owner.within(value))
+        shard_layout = [self.shard_layout[i] for i in places]
         if self.is_number(value):
             numbers = self.library.spread(self.library.cast(self.library.numbers(whole), "float64"), (len(places),))
-            return [numbers[k : k + 1].reshape(half.sides("")) for k, half in enumerate(halves)]
-        if self.delegations.is_factor(value):
-            shapes = [half.shapes[self.delegations.stored_in(value)] for half in halves]
-            extents = [(half.whole.batch, *shape[-2:]) for half, shape in zip(halves, shapes, strict=True)]
+            return [numbers[k : k + 1].reshape(half.sides("")) for k, half in enumerate(shard_layout)]
+        if self.owner_plan.is_factor(value):
+            shapes = [half.shapes[self.owner_plan.stored_in(value)] for half in shard_layout]
+            extents = [(half.whole.batch, *shape[-2:]) for half, shape in zip(shard_layout, shapes, strict=True)]
             each = zip(whole, extents, shapes, strict=True)
             return [self.library.spread(x, extent).reshape(shape) for x, extent, shape in each]
         letters = self.axes(value).letters
         return [
             half.tensor(self.library.spread(x, half.extents(letters)), letters, whole=True)
-            for x, half in zip(whole, halves, strict=True)
+            for x, half in zip(whole, shard_layout, strict=True)
         ]
 
     def _recalled(self, places: Sequence[int]) -> dict[Node, Any]:
@@ -263,7 +263,7 @@ class OwnerEvaluator(GapEvaluator):
 
     def _remember(self, places: Sequence[int], owner: GapEvaluator, gone: set[Node]) -> None:
         """Remembers the values of each tensor that its owner needs again."""
-        again = [v for v in owner.values if v not in gone and (v in self.delegations.whole or not self.is_number(v))]
+        again = [v for v in owner.values if v not in gone and (v in self.owner_plan.whole or not self.is_number(v))]
         for k, i in enumerate(places):
             self.remembered[i] = {
                 v: owner.values[v][k : k + 1] if self.is_number(v) else owner.values[v][k] for v in again

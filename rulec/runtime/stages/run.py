@@ -57,7 +57,7 @@ class StagedRun:
     def _portion(self, portion: Portion) -> Joining:
         launch, plan, stages = self.launch, self.plan, self.program.stages
         values = (DeviceArguments if self.on_device else KernelArguments)(launch, portion)
-        kind = GapEvaluator if plan.delegations is None else OwnerEvaluator
+        kind = GapEvaluator if plan.owner_plan is None else OwnerEvaluator
         between = kind(plan, values, narrow=launch.version.narrow)
         yield from between.begin()
         last = len(stages) - 1
@@ -204,7 +204,7 @@ class StagedRun:
         tensor, library = portion.tensors[i], self.bucket.library
         state = self.bucket.states[portion.positions[i]][buffer]
         shape = tuple(state.shape)
-        if tensor.halves is not None and buffer in tensor.shapes:
+        if tensor.shard_layout is not None and buffer in tensor.shapes:
             new = library.spread(value, shape)
         else:
             letters = self.bucket.program.buffer(buffer).axes.letters

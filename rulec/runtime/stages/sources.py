@@ -109,17 +109,17 @@ class LaunchValues:
     """The values of one launch so far. The `narrow` ones stay in the dtype that their function rounds to."""
 
     plan: Plan
-    around: ValueSource
+    source: ValueSource
     values: dict[Node, Any] = field(default_factory=dict)
     narrow: frozenset[Node] = frozenset()
 
     def __post_init__(self) -> None:
-        self.library = self.around.library
+        self.library = self.source.library
 
     @property
     def count(self) -> int:
         """The number of fired tensors."""
-        return len(self.around)
+        return len(self.source)
 
     def axes(self, value: Node) -> Axes:
         """The axes of a value: tensors, matrices, rows, columns."""
@@ -131,7 +131,7 @@ class LaunchValues:
 
     def rounded(self, value: Node, result: Any) -> Array:
         """A result in its dtype: the compute dtype for a matrix, float64 for a vector."""
-        return cast(Array, self.library.cast(result, self.around.compute) if self.is_rounded(value) else result)
+        return cast(Array, self.library.cast(result, self.source.compute) if self.is_rounded(value) else result)
 
     def is_rounded(self, value: Node) -> bool:
         """Whether a result is in the compute dtype."""
@@ -142,25 +142,25 @@ class LaunchValues:
         wanted = statics(value)
         if not wanted:
             return []
-        facts, hyper = self.around.facts(i), self.around.hyper(i)
+        facts, hyper = self.source.facts(i), self.source.hyper(i)
         return [float(evaluate_once(x, hyper, facts, {})) for x in wanted]
 
     def identity(self, value: Node, i: int) -> Any:
         """An identity matrix in the compute dtype, made where the arrays are."""
         places = self.library.counted(0, int(self.statics(value, i)[0]))
-        return self.library.cast((places[:, None] == places[None, :])[None], self.around.compute)
+        return self.library.cast((places[:, None] == places[None, :])[None], self.source.compute)
 
     def random(self, value: Node, i: int, rows: slice | None = None) -> Any:
         """Random numbers of tensor i: a matrix, or some rows of it."""
         draw, (height, width) = settings(value)["draw"], map(int, self.statics(value, i))
-        step = self.around.known(value.args[0], self.values[value.args[0]], i)
+        step = self.source.known(value.args[0], self.values[value.args[0]], i)
         step = random.draw_number(step) if isinstance(step, int | float) else step
         position = {
-            "seed": self.around.seed, "tensor": self.around.tensor_number(i), "draw": int(draw), "step": step
+            "seed": self.source.seed, "tensor": self.source.tensor_number(i), "draw": int(draw), "step": step
         }  # fmt: skip
-        around = self.around
-        drawing = RandomMatrix(self.library, value.op, position, around.compute, around.room(i), around.fill_noise)
-        lines = around.lines(i) if self.axes(value).elementwise else None
+        source = self.source
+        drawing = RandomMatrix(self.library, value.op, position, source.compute, source.room(i), source.fill_noise)
+        lines = source.lines(i) if self.axes(value).elementwise else None
         if lines is not None:
             return drawing.matrix(*lines, width)
         first, last, _ = (rows or slice(None)).indices(height)

@@ -147,17 +147,17 @@ def _of_processes(processes: Processes, waiting: Sequence[Waits | None]) -> dict
     """The results of the collectives of one kind that launches wait for, by launch; empty where no launch waits."""
     assigning = {i: wait for i, wait in enumerate(waiting) if isinstance(wait, OwnerRequest)}
     if assigning:
-        assign([*assigning.values()], processes.meeting)
+        assign([*assigning.values()], processes.coordinator)
         return dict.fromkeys(assigning)
     partials = {i: wait for i, wait in enumerate(waiting) if isinstance(wait, Partials)}
     if partials:
-        assert processes.meeting is not None
-        return dict(zip(partials, completed([*partials.values()], processes.meeting), strict=True))
+        assert processes.coordinator is not None
+        return dict(zip(partials, completed([*partials.values()], processes.coordinator), strict=True))
     gatherings = {i: wait for i, wait in enumerate(waiting) if isinstance(wait, OwnerExchange)}
     if not gatherings:
         return {}
-    assert processes.meeting is not None
-    return dict(zip(gatherings, worked([*gatherings.values()], processes.meeting), strict=True))
+    assert processes.coordinator is not None
+    return dict(zip(gatherings, worked([*gatherings.values()], processes.coordinator), strict=True))
 
 
 def _joined(launches: Sequence[Launch], joining: Sequence[bool], joins: Mapping[int, Join]) -> dict[int, Any]:

@@ -76,18 +76,18 @@ class Tiles:
 
     def __init__(self, known: LaunchValues, projection: Projection, i: int) -> None:
         self.known, self.projection, self.i = known, projection, i
-        self.around, self.library = cast(InTiles, known.around), known.library
+        self.source, self.library = cast(InTiles, known.source), known.library
         self._reduced: dict[Node, dict[tuple[int, int], Any]] = {value: {} for value in projection.reductions}
         steps = (*projection.left, *projection.right, *projection.steps)
         loads = {str(step.value.arg) for step in steps if step.value.op is Op.LOAD}
-        self._buffers = {name: self.around.tiled(name, i) for name in loads | projection.stored}
+        self._buffers = {name: self.source.tiled(name, i) for name in loads | projection.stored}
         self._tiles = {projection.product} | {step.value for step in steps}
         self._makes = {step.value: self._make(step.value) for step in steps}
 
     def work_out(self) -> dict[Node, Any]:
         """Writes the projection's states. Its reductions, by value."""
         rows, inner, cols, number = self._extents()
-        sizes = sizes_for(rows, inner, cols, number, self.around.room(self.i))
+        sizes = sizes_for(rows, inner, cols, number, self.source.room(self.i))
         try:
             with np.errstate(all="ignore"):
                 for band in _cut(rows, sizes.rows):
@@ -102,10 +102,10 @@ class Tiles:
 
         An element has one number for each matrix of the batch.
         """
-        batch, inner, cols = self.around.extents(self.i)
+        batch, inner, cols = self.source.extents(self.i)
         assert self.projection.axes.rows is not None
-        rows = int(evaluate_once(self.projection.axes.rows, self.around.hyper(self.i), self.around.facts(self.i), {}))
-        return rows, inner, cols, batch * ITEM_SIZE[self.around.compute]
+        rows = int(evaluate_once(self.projection.axes.rows, self.source.hyper(self.i), self.source.facts(self.i), {}))
+        return rows, inner, cols, batch * ITEM_SIZE[self.source.compute]
 
     def _band(self, rows: slice, inner: int, width: int, sizes: Sizes) -> None:
         """Computes some rows of the product, and the values after them."""
@@ -134,7 +134,7 @@ class Tiles:
         for step in steps:
             last = values[step.value] = self._makes[step.value](values, rows, cols)
             for store in step.stores:
-                self.around.writes()
+                self.source.writes()
                 self._buffers[store.buffer].write(rows, cols, values[store.value])
             for value in step.over:
                 del values[value]
@@ -152,7 +152,7 @@ class Tiles:
         function = self.library.arithmetic[value.op]
         if not self.known.is_rounded(value):
             return lambda values, rows, cols: function(*[take(values, rows, cols) for take in operands])
-        cast_to, dtype = self.library.cast, self.around.compute
+        cast_to, dtype = self.library.cast, self.source.compute
         return lambda values, rows, cols: cast_to(function(*[take(values, rows, cols) for take in operands]), dtype)
 
     def _operand(self, value: Node) -> Make:

@@ -35,14 +35,14 @@ class EagerOptions:
 class Passes:
     """The passes over the parameters of an optimizer, whose `names` are by identity.
 
-    `step` is the open step, and `window` the running backward pass; None where there is none. `last` is the report of
+    `step` is the open step, and `handler` the running backward pass; None where there is none. `last` is the report of
     the last step. Callers have the `turn`, except where gradients arrive.
     """
 
     def __init__(self, inner: Inner, names: dict[int, str], options: EagerOptions, model: Any, turn: RLock) -> None:
         self.inner, self.names, self.options, self._lock = inner, names, options, turn
         self.step: OpenStep | None = None
-        self.window: BackwardHandler | None = None
+        self.handler: BackwardHandler | None = None
         self.epilogue: Epilogue | None = None
         self.last, self.closed, self.gave_up = Report(), False, False
         self._reset()
@@ -55,7 +55,7 @@ class Passes:
 
     def _reset(self) -> None:
         """Begins anew with the parameters that the groups have now."""
-        self.roster = ParameterIndex(self._groups, self.names, self.options.only, self.inner.late)
+        self.parameter_index = ParameterIndex(self._groups, self.names, self.options.only, self.inner.late)
         self.arrivals = Arrivals(self.options.contributions)
 
     @property
@@ -65,15 +65,15 @@ class Passes:
 
     def refresh(self) -> None:
         """Takes over the parameters of the groups, and which of them are trained."""
-        if not self.roster.is_of(self._groups):
+        if not self.parameter_index.is_of(self._groups):
             self.check_between("another set of parameters")
             self._reset()
         if not self.closed:
             self._set_hooks()
 
     def _set_hooks(self) -> None:
-        self._hooks.outside = self.reducer.outside(self.roster)
-        self._hooks.set(self.roster.params)
+        self._hooks.outside = self.reducer.outside(self.parameter_index)
+        self._hooks.set(self.parameter_index.params)
 
     def close(self) -> None:
         """Takes the hooks away."""
@@ -89,7 +89,7 @@ class Passes:
         """Begins a backward pass of the step that is open, or of a new one."""
         if self.closed:
             raise RulecError("this eager optimizer was closed: call loss.backward() and step() as without it")
-        if self.window is not None:
+        if self.handler is not None:
             raise RulecError("opt.backward() is open already: it cannot be entered again inside itself")
         self.check_whole()
         if self.step is not None and self.step.over:
@@ -99,7 +99,7 @@ class Passes:
             )
         self.refresh()
         self.gave_up = False
-        self.reducer.check(self.roster)
+        self.reducer.check(self.parameter_index)
         if self.step is not None:
             self.step.check_numbers()
         else:
@@ -107,7 +107,7 @@ class Passes:
         return self.step
 
     def _new_step(self) -> OpenStep:
-        return OpenStep(self.inner, self.roster, self.options.journal)
+        return OpenStep(self.inner, self.parameter_index, self.options.journal)
 
     def begin_backward(self, last_microbatch: bool, clips: bool) -> OpenStep:
         """Opens the handler of a backward pass; `clips` says that it needs the norm of all gradients."""
@@ -120,9 +120,9 @@ class Passes:
         if last_microbatch:
             self.inner.compare()
             step.open()
-            self.window = (Finishing if self.options.folds else Firing)(step, self.arrivals)
+            self.handler = (Finishing if self.options.folds else Firing)(step, self.arrivals)
         else:
-            self.window = Folding(step) if self.options.folds else Accumulating(step)
+            self.handler = Folding(step) if self.options.folds else Accumulating(step)
         return step
 
     def begin_measuring(self, factor: Factor) -> None:
@@ -130,44 +130,45 @@ class Passes:
         step = self.enter()
         if step.factor is not None:
             raise RulecError("this step was measured already: run its second pass in opt.backward()")
-        if any(p.grad is not None for p in self.roster.params):
+        if any(p.grad is not None for p in self.parameter_index.params):
             raise RulecError(
                 "measure() needs whole gradients, and there are some of earlier backward passes: call zero_grad(), and "
                 "accumulate with the sum of losses instead of micro-batches"
             )
-        self.window = Measuring(step, self.arrivals, factor)
+        self.handler = Measuring(step, self.arrivals, factor)
 
     def run(self, shown: Any = None) -> Iterator[Any]:
         """The scope of the handler that was opened."""
-        window = self.window
-        assert window is not None
+        handler = self.handler
+        assert handler is not None
         try:
             yield shown
-            window.check_complete()
-            self.reducer.check_reduced(self.roster, window)
+            handler.check_complete()
+            self.reducer.check_reduced(self.parameter_index, handler)
             with self._lock:
-                window.end()
+                handler.end()
         except BaseException:
             self._fail()
             raise
         finally:
-            self.window = None
-            window.close()
+            self.handler = None
+            handler.close()
             if self.epilogue is not None:
                 self.epilogue.clear()
 
     def arrived(self, place: int) -> None:
         """The gradient of the parameter with this index arrived, all of it or a contribution."""
-        if self.window is None:
+        if self.handler is None:
             raise RulecError(
-                f"a gradient of {self.roster.names[place]} arrived outside of `with opt.backward():`, where it is not "
+                f"a gradient of {self.parameter_index.names[place]} arrived "
+                "outside of `with opt.backward():`, where it is not "
                 f"known whether it is complete: put loss.backward() inside, and call zero_grad() to be rid of this one"
             )
         with self._lock:  # autograd has a thread for every device
             if self._hooks.put_last(place):
-                self.window.postpone(place)
-            if self.epilogue is None or not self.epilogue.arrived(self.window, place):
-                self.window.arrive(place)
+                self.handler.postpone(place)
+            if self.epilogue is None or not self.epilogue.arrived(self.handler, place):
+                self.handler.arrive(place)
 
     # The end of a step
 
@@ -191,13 +192,13 @@ class Passes:
 
     def _last_part(self) -> tuple[OpenStep, list[int]] | None:
         """The step before its end, and the indices of gradients that are still held; None without any update."""
-        if self.window is not None:
+        if self.handler is not None:
             raise RulecError("step() was called inside of opt.backward(): call it after the scope")
         self.check_whole()
         self.refresh()
-        self.roster.unrelease()
+        self.parameter_index.unrelease()
         self.inner.compare()
-        rest = [i for i, p in enumerate(self.roster.params) if p.grad is not None]
+        rest = [i for i, p in enumerate(self.parameter_index.params) if p.grad is not None]
         if self.step is None and not rest and not self.inner.late:
             return None
         step = self.step or self._new_step()
@@ -221,7 +222,7 @@ class Passes:
 
     def forget_gradients(self) -> None:
         """Ends a step without updates; RulecError where there were some."""
-        if self.window is not None:
+        if self.handler is not None:
             raise RulecError(
                 "zero_grad() was called inside of opt.backward(): gradients are freed there as they are used"
             )
@@ -246,7 +247,7 @@ class Passes:
 
     def _drop(self) -> None:
         """Leaves no gradient."""
-        for param in self.roster.params:
+        for param in self.parameter_index.params:
             param.grad = None
 
     def check_whole(self, gradients: bool = True) -> None:
@@ -257,7 +258,7 @@ class Passes:
     def check_between(self, action: str) -> None:
         """RulecError inside a step that has updated something."""
         self.check_whole(gradients=False)
-        if self.window is not None or (self.step is not None and self.step.begun):
+        if self.handler is not None or (self.step is not None and self.step.begun):
             raise RulecError(
                 f"{action} in the middle of a step, of which parameters are updated already: call step() first"
             )
@@ -283,7 +284,7 @@ class Measuring(Counting):
         self._factor = factor
 
     def _complete(self, place: int) -> None:
-        param = self._roster.params[place]
+        param = self._index.params[place]
         if param.grad is not None:
             with torch.no_grad():
                 self._factor.take(place, param.grad)
@@ -292,12 +293,12 @@ class Measuring(Counting):
 
     def _again(self, place: int, count: int) -> None:
         raise RulecError(
-            f"the gradient of {self._roster.names[place]} arrived {count} times in opt.measure(), where {count - 1} "
+            f"the gradient of {self._index.names[place]} arrived {count} times in opt.measure(), where {count - 1} "
             f"were expected: nothing was updated; call relearn() and measure again"
         )
 
     def end(self) -> None:
         """Looks at the gradients whose last arrival was not known."""
-        for place in range(len(self._roster.params)):
+        for place in range(len(self._index.params)):
             self._complete(place)
         self.step.factor = self._factor

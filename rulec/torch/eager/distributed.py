@@ -64,7 +64,7 @@ class Replicas:
         work, pairs = coming
         work.wait()
         owner = self._owner()
-        places = {} if owner is None or owner.closed else owner.roster.places
+        places = {} if owner is None or owner.closed else owner.parameter_index.places
         for param, grad in pairs:
             local, place = param.grad, places.get(id(param))
             param.grad = grad
@@ -136,18 +136,18 @@ class Reducer:
         if self._replicas is not None:
             self._replicas.tell(owner)
 
-    def outside(self, roster: ParameterIndex) -> set[int]:
+    def outside(self, parameter_index: ParameterIndex) -> set[int]:
         """The indices of the parameters on which there must be no hook."""
         if self._replicas is None:
             return set()
-        return {place for place, param in enumerate(roster.params) if id(param) in self._replicas.managed}
+        return {place for place, param in enumerate(parameter_index.params) if id(param) in self._replicas.managed}
 
-    def check(self, roster: ParameterIndex) -> None:
+    def check(self, parameter_index: ParameterIndex) -> None:
         """RulecError where there are several ranks, and no known wrapper reduces a parameter's gradient."""
         count = 1 if self._local else _count()
         if count == 1:
             return
-        for param, name in zip(roster.params, roster.names, strict=True):
+        for param, name in zip(parameter_index.params, parameter_index.names, strict=True):
             if param.requires_grad and not is_dtensor(param) and id(param) not in self._known:
                 raise RulecError(
                     f"there are {count} processes, and {name} would be updated before its gradient is reduced: give "
@@ -155,14 +155,15 @@ class Reducer:
                     f"where every process trains by itself"
                 )
 
-    def check_reduced(self, roster: ParameterIndex, window: BackwardHandler) -> None:
+    def check_reduced(self, parameter_index: ParameterIndex, handler: BackwardHandler) -> None:
         """RulecError where a pass left gradients that DistributedDataParallel did not reduce."""
-        if not isinstance(window, Counting):
+        if not isinstance(handler, Counting):
             return
-        for place in self.outside(roster) - window.counts.keys():
-            if roster.params[place].grad is not None:
+        for place in self.outside(parameter_index) - handler.counts.keys():
+            if parameter_index.params[place].grad is not None:
                 raise RulecError(
-                    f"the gradient of {roster.names[place]} was not reduced by DistributedDataParallel, which does so "
+                    f"the gradient of {parameter_index.names[place]} was not reduced "
+                    "by DistributedDataParallel, which does so "
                     f"once for each forward pass outside of no_sync(): run the model again before the last backward "
                     f"pass of a step, and before each of two"
                 )

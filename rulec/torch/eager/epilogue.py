@@ -36,7 +36,7 @@ from rulec.torch.tensors.tensors import dtype_name
 class Owner(Protocol):
     """The passes of an eager optimizer: the one that is running, or None."""
 
-    window: BackwardHandler | None
+    handler: BackwardHandler | None
 
 
 class Epilogue:
@@ -66,20 +66,21 @@ class Epilogue:
         """The weights that may be updated so."""
         return [layer.weight for layer in self._kept.layers]
 
-    def arrived(self, window: BackwardHandler, place: int) -> bool:
+    def arrived(self, handler: BackwardHandler, place: int) -> bool:
         """Updates a parameter whose gradient arrived as a product; False where it is in `.grad`, made if need be."""
-        param = window.step.roster.params[place]
+        param = handler.step.parameter_index.params[place]
         products = self._kept.take(param)
         if not products:
             return False
         if not hears_alone(param):
             raise RulecError(
-                f"a hook was registered on {window.step.roster.names[place]} after a part of its gradient had come: "
+                f"a hook was registered on {handler.step.parameter_index.names[place]} "
+                "after a part of its gradient had come: "
                 f"register it before the backward pass"
             )
-        machine, home = _home(window.step.inner, place)
-        whole = _completed(window, param) if len(products) == 1 else None
-        launch = _launch(machine, home) if whole is not None else None
+        machine, tensor_ref = _home(handler.step.inner, place)
+        whole = _completed(handler, param) if len(products) == 1 else None
+        launch = _launch(machine, tensor_ref) if whole is not None else None
         if launch is None or whole is None:
             make_gradient(param, products)
             return False
@@ -104,30 +105,30 @@ class Epilogue:
 
 def _keeps(owner: Owner, weight: Tensor) -> bool:
     """Whether the factors of a weight's gradient are kept: the update can be made of them, if nothing else comes."""
-    window = _completed(owner.window, weight)
-    if window is None:
+    handler = _completed(owner.handler, weight)
+    if handler is None:
         return False
-    machine, place = _home(window.step.inner, window.step.roster.places[id(weight)])
-    home = machine.home(place)
-    if home is None:
+    machine, place = _home(handler.step.inner, handler.step.parameter_index.places[id(weight)])
+    tensor_ref = machine.tensor_ref(place)
+    if tensor_ref is None:
         return False
-    bucket = home[0].tensors[home[1]].bucket
+    bucket = tensor_ref[0].tensors[tensor_ref[1]].bucket
     same = bucket is not None and bucket.layout.dtype("g") == dtype_name(weight.dtype)
     return same and bucket is not None and takes_blocks(bucket)
 
 
-def _completed(window: BackwardHandler | None, weight: Tensor) -> Firing | None:
+def _completed(handler: BackwardHandler | None, weight: Tensor) -> Firing | None:
     """The pass in which the next arrival of a weight's gradient is all of it, and updates it; None where it is not."""
-    if not isinstance(window, Firing) or weight.grad is not None or _is_distributed():
+    if not isinstance(handler, Firing) or weight.grad is not None or _is_distributed():
         return None
-    place = window.step.roster.places.get(id(weight))
-    return window if place is not None and window.completes(place) else None
+    place = handler.step.parameter_index.places.get(id(weight))
+    return handler if place is not None and handler.completes(place) else None
 
 
 def _home(inner: Inner, place: int) -> tuple[OptimizerStep, int]:
     """The optimizer step that has the parameter with this index, and its index in it."""
     while isinstance(inner, PartitionedInner):
-        number, place = inner._homes[place]
+        number, place = inner._tensor_refs[place]
         inner = inner._inner[number]
     return inner.optimizer._machine, place
 
@@ -135,10 +136,10 @@ def _home(inner: Inner, place: int) -> tuple[OptimizerStep, int]:
 def _launch(machine: OptimizerStep, place: int) -> Launch | None:
     """The launch that updates this parameter alone, still without a gradient; None where it takes no gradient."""
     machine.check_undisturbed((place,))
-    home = machine.home(place)
-    if home is None:
+    tensor_ref = machine.tensor_ref(place)
+    if tensor_ref is None:
         return None
-    engine, tensor_id = home
+    engine, tensor_id = tensor_ref
     # Of the gradient only shape and dtype are looked at.
     shape = torch.empty_like(machine.params[place], device="meta", requires_grad=False)
     (launch,) = engine.ready((tensor_id,), [shape], engine.table)

@@ -24,7 +24,7 @@ class BackwardHandler(ABC):
     """Handles the gradients of one step as they arrive, in one backward pass or in several for segments."""
 
     def __init__(self, step: OpenStep) -> None:
-        self.step, self._roster = step, step.roster
+        self.step, self._index = step, step.parameter_index
         self._passes: set[int] = set()
         self._begun: set[int] = set()
 
@@ -32,7 +32,7 @@ class BackwardHandler(ABC):
         """Takes a parameter's gradient, all of it or a contribution, which arrived in `.grad`."""
         self._check_pass()
         self._follow(graph_task())
-        if self._roster.params[place].grad is not None:  # torch also runs hooks where no gradient arrived
+        if self._index.params[place].grad is not None:  # torch also runs hooks where no gradient arrived
             self.step.gradient_bytes.arrive(place)
             self._arrived(place)
 
@@ -62,7 +62,7 @@ class BackwardHandler(ABC):
     def postpone(self, place: int) -> None:
         """Leaves a gradient to hooks that torch runs after its arrival; RulecError where it is used at once."""
         raise RulecError(
-            f"a hook was registered on {self._roster.names[place]} inside of the scope, where its gradient is used "
+            f"a hook was registered on {self._index.names[place]} inside of the scope, where its gradient is used "
             f"before that hook runs: register it before the scope"
         )
 
@@ -129,13 +129,13 @@ class Firing(Counting):
 
     def __init__(self, step: OpenStep, arrivals: Arrivals) -> None:
         super().__init__(step, arrivals)
-        self._gather = Gather(room_for(step.roster.largest))
+        self._gather = Gather(room_for(step.parameter_index.largest))
         self._late: dict[int, int] = {}
         self._postponed: set[int] = set()
         self._updating = False
         # Only modules that run during the backward pass pay for it: activation checkpointing runs them again.
         self._watch = register_module_forward_pre_hook(self._module_reads)
-        self._reads = Reads(step.roster.params, self._read) if arrivals.watches else nullcontext()
+        self._reads = Reads(step.parameter_index.params, self._read) if arrivals.watches else nullcontext()
         self._reads.__enter__()
 
     def _check_pass(self) -> None:
@@ -165,9 +165,9 @@ class Firing(Counting):
         self._postponed.add(place)
 
     def _complete(self, place: int) -> None:
-        if place not in self._roster.chosen or place in self._postponed:
+        if place not in self._index.chosen or place in self._postponed:
             return
-        size = self._roster.sizes[place]
+        size = self._index.sizes[place]
         if not self._gather.takes(size):
             self.step.fire((place,))
         else:
@@ -176,7 +176,7 @@ class Firing(Counting):
     def completes(self, place: int) -> bool:
         """Whether the next arrival of a parameter's gradient is the last, and updates it with the gradient as it is."""
         expected = self._arrivals.expected(place)
-        return place in self._roster.chosen and self.counts.get(place, 0) + 1 == expected and self.step.factor is None
+        return place in self._index.chosen and self.counts.get(place, 0) + 1 == expected and self.step.factor is None
 
     def take(self, place: int, update: Callable[[], int]) -> None:
         """Takes an arrival that completes a gradient without computing it; `update` is as in `OpenStep.take`."""
@@ -189,15 +189,15 @@ class Firing(Counting):
             self._gather.withdraw(place)
         elif place in self.step.fired:
             raise PartialUpdate(
-                f"the gradient of {self._roster.names[place]} arrived {count} times in this backward pass, where "
+                f"the gradient of {self._index.names[place]} arrived {count} times in this backward pass, where "
                 f"{count - 1} were expected and it was updated then: make every step's backward pass of as many "
                 f"segments as the first, or call relearn() before one that has more",
-                self._roster.named(self.step.fired), [self._roster.names[place]],
+                self._index.named(self.step.fired), [self._index.names[place]],
             )  # fmt: skip
 
     def _module_reads(self, module: nn.Module, args: Any) -> None:
         for param in module._parameters.values():
-            self._read(self._roster.places.get(id(param), -1), type(module).__name__)
+            self._read(self._index.places.get(id(param), -1), type(module).__name__)
 
     def _read(self, place: int, reader: str) -> None:
         """RulecError where a reader during the backward pass reads a parameter that was updated."""
@@ -207,7 +207,7 @@ class Firing(Counting):
             self._gather.withdraw(place)
         if place in self.step.fired:
             raise RulecError(
-                f"{reader} runs during the backward pass and reads {self._roster.names[place]}, which was updated: "
+                f"{reader} runs during the backward pass and reads {self._index.names[place]}, which was updated: "
                 f"call relearn() before a step that recomputes other modules than the first"
             )
         if place in self.counts:
@@ -219,7 +219,7 @@ class Firing(Counting):
             self.step.fire(self._gather.take())
         self._arrivals.learn(self.counts, [i for i, count in self._late.items() if count == self.counts[i]])
         self.step.over = True
-        self._roster.release(self.step.fired)
+        self._index.release(self.step.fired)
 
     def close(self) -> None:
         """Stops watching for reads of parameters."""
@@ -235,7 +235,7 @@ class Finishing(Firing):
         super()._arrived(place)
 
     def _complete(self, place: int) -> None:
-        if place in self._roster.chosen:
+        if place in self._index.chosen:
             self.step.fire_folded((place,))
 
     def postpone(self, place: int) -> None:

@@ -35,11 +35,11 @@ class OpenStep:
     pass is done.
     """
 
-    def __init__(self, inner: Inner, roster: ParameterIndex, journal: bool) -> None:
-        self.inner, self.roster = inner, roster
+    def __init__(self, inner: Inner, parameter_index: ParameterIndex, journal: bool) -> None:
+        self.inner, self.parameter_index = inner, parameter_index
         self.factor: Factor | None = None
-        self.gradient_bytes = GradientBytes(roster.sizes)
-        self.journal = Journal(inner, roster.params) if journal else None
+        self.gradient_bytes = GradientBytes(parameter_index.sizes)
+        self.journal = Journal(inner, parameter_index.params) if journal else None
         self.fired: dict[int, None] = {}
         self.folded: dict[int, None] = {}
         self.dropped: dict[int, None] = {}
@@ -72,7 +72,8 @@ class OpenStep:
         again = [place for place in places if place in self.fired]
         if again:
             raise RulecError(
-                f"{self.roster.names[again[0]]} was updated in this step already, and its gradient came after that: "
+                f"{self.parameter_index.names[again[0]]} was updated in this step already, "
+                "and its gradient came after that: "
                 f"give it its whole gradient once, and whatever comes late to the next step"
             )
 
@@ -81,7 +82,7 @@ class OpenStep:
         if not places and (inside or not self.inner.late):
             return
         update = self.inner.fire if inside else self.inner.fire_last
-        params = [self.roster.params[i] for i in places]
+        params = [self.parameter_index.params[i] for i in places]
         grads = [p.grad for p in params if p.grad is not None]
         if self.factor is not None and not self.factor.apply(grads):
             self.dropped.update(dict.fromkeys(places))
@@ -95,7 +96,7 @@ class OpenStep:
 
     def fold(self, place: int, inside: bool = True) -> None:
         """Adds the gradient that a parameter has to its states, and frees it."""
-        param = self.roster.params[place]
+        param = self.parameter_index.params[place]
         assert param.grad is not None
         self.open()
         if self.journal is not None:
@@ -110,7 +111,7 @@ class OpenStep:
         """Updates parameters whose gradients are folded into their states."""
         if not places:
             return
-        params = [self.roster.params[i] for i in places]
+        params = [self.parameter_index.params[i] for i in places]
         self._write(tuple(places), lambda: update_folded(self.inner, tuple(places), params))
         self._launches += 1
         self._inside += len(places) if inside else 0
@@ -153,7 +154,7 @@ class OpenStep:
         done = len(self.fired) + len(self.dropped)
         return Report(
             fired=self._inside - len(self.dropped), deferred=done - self._inside,
-            untouched=len(self.roster.params) - done, dropped=len(self.dropped), launches=self._launches,
+            untouched=len(self.parameter_index.params) - done, dropped=len(self.dropped), launches=self._launches,
             bytes_freed=account.freed, peak_gradient_bytes=account.peak, largest_gradient_bytes=account.largest,
             journal_bytes=self.journal.bytes if self.journal else 0,
         )  # fmt: skip
@@ -171,8 +172,8 @@ class OpenStep:
     def _partial(self) -> PartialUpdate:
         """The error of a step that ended in its middle."""
         written = {**self.fired, **self.folded}
-        updated = self.roster.named(written)
-        pending = self.roster.named(i for i in range(len(self.roster.params)) if i not in written)
+        updated = self.parameter_index.named(written)
+        pending = self.parameter_index.named(i for i in range(len(self.parameter_index.params)) if i not in written)
         remedy = "rollback()" if self.journal else "accept_partial() (rollback() needs journal=True)"
         return PartialUpdate(
             f"a backward pass ended in its middle: {_listed(updated)} were updated and {_listed(pending)} were not; "

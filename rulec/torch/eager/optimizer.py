@@ -242,7 +242,7 @@ class EagerUpdate(Optimizer, Lockable):
             raise RulecError("an eager optimizer with epilogue= belongs to its model: copy its state_dict() instead")
         return {
             "options": self._passes.options, "max_grad_norm": self.max_grad_norm, "inner": self.inner,
-            "names": self._passes.roster.names, "closed": self._passes.closed,
+            "names": self._passes.parameter_index.names, "closed": self._passes.closed,
         }  # fmt: skip
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -52,7 +52,7 @@ def check_rules(optimizer: RuleOptimizer | Partitioned) -> None:
 
 def meeting_places(optimizer: RuleOptimizer) -> frozenset[int]:
     """The indices of parameters whose update waits for ranks with other shards of them."""
-    if optimizer._options.meeting is None:
+    if optimizer._options.coordinator is None:
         return frozenset()
     routes = optimizer.routing()
     return frozenset(route.place for route in routes if is_split(route.param) and sees_more(route.rule))

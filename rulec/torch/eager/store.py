@@ -150,7 +150,7 @@ class GradStore(Sums[Tensor, Tensor]):
         self._fire(step, part, names)
 
     def _fire(self, step: OpenStep, part: Sequence[Tensor], names: Mapping[int, str]) -> None:
-        places = [step.roster.places[id(tensor)] for tensor in part]
+        places = [step.parameter_index.places[id(tensor)] for tensor in part]
         _check_once(step, places)
         step.open()
         with self._lent(part, names):
@@ -167,7 +167,7 @@ class GradStore(Sums[Tensor, Tensor]):
             del opt.__dict__[_BEGUN]
         opened = opt._passes.step if isinstance(opt, EagerUpdate) else None
         if opened is not None:
-            _check_once(opened, [opened.roster.places[id(tensor)] for tensor in rest])
+            _check_once(opened, [opened.parameter_index.places[id(tensor)] for tensor in rest])
         with self._lent(rest, names):
             opt.step()
 
@@ -210,8 +210,8 @@ class GradStore(Sums[Tensor, Tensor]):
 
 def _roll(opt: Optimizer) -> tuple[list[Tensor], list[str]]:
     """The parameters of an optimizer, and their names."""
-    roster = ParameterIndex(opt.param_groups, {}, None)
-    return roster.params, roster.names
+    parameter_index = ParameterIndex(opt.param_groups, {}, None)
+    return parameter_index.params, parameter_index.names
 
 
 def _step_of(opt: Optimizer) -> OpenStep:
@@ -229,7 +229,7 @@ def _step_of(opt: Optimizer) -> OpenStep:
 
 
 def _eager_step(passes: Passes) -> OpenStep:
-    if passes.window is not None:
+    if passes.handler is not None:
         raise RulecError("a store's step(opt, params) belongs between backward passes, not inside of opt.backward()")
     if passes.step is None:
         return passes.enter()
@@ -250,7 +250,8 @@ def _check_once(step: OpenStep, places: Iterable[int]) -> None:
     again = [place for place in places if place in step.fired]
     if again:
         raise RulecError(
-            f"{step.roster.names[again[0]]} was updated in this step already, and its gradient came after that: give "
+            f"{step.parameter_index.names[again[0]]} was updated in this step already, "
+            "and its gradient came after that: give "
             f"it its whole gradient once, update it last, or, where an earlier step broke off, call accept_partial(opt)"
         )
 

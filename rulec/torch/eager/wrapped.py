@@ -114,20 +114,20 @@ class RuleInner(Inner):
         self._fire(places, grads, meets=False)
 
     def fire_last(self, places: tuple[int, ...], grads: Sequence[Tensor]) -> None:
-        meeting = self.optimizer._options.meeting
-        if not self._late or meeting is None:
+        coordinator = self.optimizer._options.coordinator
+        if not self._late or coordinator is None:
             super().fire_last(places, grads)
             return
-        meeting.open()
+        coordinator.open()
         try:
             try:
                 self._fire(places, grads, meets=True)
             except OtherOrder as other:
                 self._take_order(other)
-                meeting.open()
+                coordinator.open()
                 self._fire(places, grads, meets=True)
         except BaseException:
-            meeting.refuse()
+            coordinator.refuse()
             raise
 
     def _take_order(self, other: OtherOrder) -> None:
@@ -180,12 +180,12 @@ class PartitionedInner(Inner):
     def __init__(self, optimizer: Partitioned) -> None:
         self.optimizer: Partitioned = optimizer
         self._inner = [RuleInner(each) for each in optimizer.optimizers]
-        self._homes: list[tuple[int, int]] = []
+        self._tensor_refs: list[tuple[int, int]] = []
 
     def open(self) -> None:
         """Opens a step of every rule."""
         self._inner += [RuleInner(each) for each in self.optimizer.optimizers[len(self._inner) :]]
-        self._homes = self._places()
+        self._tensor_refs = self._places()
         for each in self._inner:
             each.open()
 
@@ -221,15 +221,15 @@ class PartitionedInner(Inner):
     def _places(self) -> list[tuple[int, int]]:
         """For each parameter the number of its optimizer, and its index in it."""
         ids_of = [[id(p) for g in each.param_groups for p in g["params"]] for each in self.optimizer.optimizers]
-        homes = {i: (number, place) for number, ids in enumerate(ids_of) for place, i in enumerate(ids)}
-        return [homes[id(p)] for group in self.optimizer.param_groups for p in group["params"]]
+        tensor_refs = {i: (number, place) for number, ids in enumerate(ids_of) for place, i in enumerate(ids)}
+        return [tensor_refs[id(p)] for group in self.optimizer.param_groups for p in group["params"]]
 
     def split(self, places: Sequence[int]) -> Iterator[tuple[RuleInner, tuple[int, ...], list[int]]]:
         """Each optimizer with parameters with these indices, the indices in it, and the positions among `places`."""
         for number, each in enumerate(self._inner):
-            mine = [i for i, place in enumerate(places) if self._homes[place][0] == number]
+            mine = [i for i, place in enumerate(places) if self._tensor_refs[place][0] == number]
             if mine:
-                yield each, tuple(self._homes[places[i]][1] for i in mine), mine
+                yield each, tuple(self._tensor_refs[places[i]][1] for i in mine), mine
 
     def close(self) -> None:
         """Closes the step of every rule."""
@@ -237,7 +237,7 @@ class PartitionedInner(Inner):
             each.close()
 
     def buffers(self, place: int) -> Mapping[str, Any]:
-        number, inner_place = self._homes[place]
+        number, inner_place = self._tensor_refs[place]
         return self._inner[number].buffers(inner_place)
 
     def forget(self, param: Tensor) -> None:

@@ -298,11 +298,11 @@ def warn_of_lost_noise(perturbations: Perturbations, perturbed: Iterable[Perturb
         perturbation.warn_of_lost_noise(perturbations[pattern], some, stacklevel + 1)
 
 
-def warn_of_left_alone(census: PerturbedParameters) -> None:
+def warn_of_left_alone(perturbed_parameters: PerturbedParameters) -> None:
     """Warns the caller's caller of trained layers without a perturbed parameter."""
-    there = set(census.replaced)
+    there = set(perturbed_parameters.replaced)
     reasons: dict[str, list[str]] = {}
-    for name, reason in census.left_alone.items():
+    for name, reason in perturbed_parameters.left_alone.items():
         layer = name.rpartition(".")[0]
         if layer not in there and reason != FROZEN:
             layers = reasons.setdefault(reason, [])

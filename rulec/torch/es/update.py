@@ -208,7 +208,7 @@ def _update(opt: RuleOptimizer, sources: Mapping[Tensor, Source], gradient: Grad
     for current in (opt._current, opt._build):
         machine = current()
         by_place = {place: sources[p] for place, p in enumerate(machine.params) if p in sources}
-        if not by_place or machine.residence.capturing:
+        if not by_place or machine.capture_mode.capturing:
             break
         machine.begin(opt.param_groups)
         try:
@@ -251,9 +251,9 @@ def _prepare(machine: OptimizerStep, places: Collection[int]) -> None:
     """Allocates the states of every updated parameter, before a launch binds the states of its bucket."""
     for engine in machine.engines:
         dtypes = {}
-        for route, (home, tensor_id) in zip(machine.routes, machine.homes, strict=True):
+        for route, (tensor_ref, tensor_id) in zip(machine.routes, machine.tensor_refs, strict=True):
             like = route.param if route.place in places else route.param.grad
-            if home is engine and like is not None:
+            if tensor_ref is engine and like is not None:
                 dtypes[tensor_id] = dtype_name(like.dtype)
         engine.prepare([*dtypes], [*dtypes.values()], engine.table)
 
@@ -279,10 +279,10 @@ def _ready(machine: OptimizerStep, by_place: Mapping[int, Source]) -> tuple[set[
 
 def _plain_tensor(machine: OptimizerStep, place: int) -> Any:
     """The parameter as its engine knows it; None unless a kernel writes it itself, element by element as counted."""
-    param, home = machine.params[place], machine.home(place)
-    if home is None or not param.is_contiguous() or param.is_complex() or is_dtensor(param):
+    param, tensor_ref = machine.params[place], machine.tensor_ref(place)
+    if tensor_ref is None or not param.is_contiguous() or param.is_complex() or is_dtensor(param):
         return None
-    return home[0].tensors[home[1]]
+    return tensor_ref[0].tensors[tensor_ref[1]]
 
 
 def _of(machine: OptimizerStep, places: tuple[int, ...]) -> list[Launch]:

@@ -30,21 +30,21 @@ class TorchEngine(Engine):
     """
 
     def __init__(
-        self, group_rule: GroupRule, indices: Sequence[int], groups: Groups, options: Options, residence: CaptureMode
+        self, group_rule: GroupRule, indices: Sequence[int], groups: Groups, options: Options, capture_mode: CaptureMode
     ) -> None:
         super().__init__(
             group_rule.rule, TorchArrays(), options.backend, state_dtypes_of(group_rule, options),
-            seed=options.seed or seed_of(groups), resident=residence.asked,
-            processes=Processes(options.across, indices, len(groups), options.meeting), weights=options.weights,
+            seed=options.seed or seed_of(groups), resident=capture_mode.asked,
+            processes=Processes(options.across, indices, len(groups), options.coordinator), weights=options.weights,
         )  # fmt: skip
         self.group_rule, self.indices, self.published = group_rule, indices, 0
-        self.take_numbers(groups, residence)
+        self.take_numbers(groups, capture_mode)
 
-    def take_numbers(self, groups: Groups, residence: CaptureMode) -> None:
+    def take_numbers(self, groups: Groups, capture_mode: CaptureMode) -> None:
         """Takes over the hyper-parameters of its groups, of all these groups."""
         chosen = [groups[i] for i in self.indices]
         self.table = table_of(self.group_rule, chosen)
-        self.live = live_values(residence, self.group_rule, chosen)
+        self.live = live_values(capture_mode, self.group_rule, chosen)
 
 
 #: The engine of a parameter, and the parameter's id there.
@@ -52,7 +52,7 @@ TensorRef: TypeAlias = tuple[TorchEngine, int]
 
 
 def engines_of(
-    interface: Interface, group_rules: Sequence[GroupRule], groups: Groups, options: Options, residence: CaptureMode
+    interface: Interface, group_rules: Sequence[GroupRule], groups: Groups, options: Options, capture_mode: CaptureMode
 ) -> list[TorchEngine]:
     """The engines of groups with these rules, still without parameters."""
     by_rule: dict[Any, list[int]] = {}
@@ -63,7 +63,9 @@ def engines_of(
             f"{interface.name} keeps {min(interface.shared)} across groups, so they must agree on which "
             f"hyper-parameters are None"
         )
-    return [TorchEngine(group_rules[indices[0]], indices, groups, options, residence) for indices in by_rule.values()]
+    return [
+        TorchEngine(group_rules[indices[0]], indices, groups, options, capture_mode) for indices in by_rule.values()
+    ]
 
 
 def order_of(order: Sequence[int], count: int) -> list[int]:
@@ -82,15 +84,15 @@ def add_parameters(
     engines: Sequence[TorchEngine], group_rules: Sequence[GroupRule], routes: Sequence[Route], order: Sequence[int]
 ) -> list[TensorRef]:
     """Adds every parameter or section to the engine of its group, in an order; returns their references, by index."""
-    homes: dict[int, TensorRef] = {}
+    tensor_refs: dict[int, TensorRef] = {}
     of_group = {index: (engine, column) for engine in engines for column, index in enumerate(engine.indices)}
     for number, place in enumerate(order):
         route = routes[place]
         engine, column = of_group[route.group]
         maximize = group_rules[route.group].maximize
         whole = whole_of(route.param, has_matrices(route.rule), route.section)
-        homes[place] = (engine, engine.add(route.here, column, route.name, route.tags, number, maximize, whole))
-    return [homes[place] for place in range(len(routes))]
+        tensor_refs[place] = (engine, engine.add(route.here, column, route.name, route.tags, number, maximize, whole))
+    return [tensor_refs[place] for place in range(len(routes))]
 
 
 def state_dtypes_of(group_rule: GroupRule, options: Options) -> dict[str, str]:

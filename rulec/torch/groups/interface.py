@@ -271,8 +271,8 @@ class Options:
     """The options of a whole optimizer: dtypes and formats of states by name (`""`: all), and the backend asked for.
 
     `capturable` asks for step counts and scalars on the device, where groups do not say it; `across` has the ranks
-    over which values of groups and the model are reduced, `meeting` is the consensus of ranks with the same tensors,
-    None where none are reduced. `order` has the indices of parameters in the first rank's order, or is empty.
+    over which values of groups and the model are reduced, `coordinator` is the consensus of ranks with the same
+    tensors, None where none are reduced. `order` has the indices of parameters in the first rank's order, or is empty.
     `weights` is the kind of parameters of 16 bits in memory, of `rulec.compiler.weights`, and `seed` that
     of its random numbers where no rule draws any.
     """
@@ -281,7 +281,7 @@ class Options:
     backend: str | Backend | None = None
     capturable: bool = False
     across: Across | None = None
-    meeting: Consensus | None = None
+    coordinator: Consensus | None = None
     order: tuple[int, ...] = ()
     weights: str = ""
     seed: int = 0
@@ -289,7 +289,7 @@ class Options:
     @property
     def processes(self) -> list[Across | Consensus]:
         """The rank groups that take a step together."""
-        return [processes for processes in (self.across, self.meeting) if processes is not None]
+        return [processes for processes in (self.across, self.coordinator) if processes is not None]
 
 
 def fitting(options: Options, params: Sequence[Tensor]) -> Options:

@@ -162,25 +162,25 @@ def _numbers_of(group_rule: GroupRule, groups: Groups) -> Numbers:
 
 
 def live_values(
-    residence: CaptureMode, group_rule: GroupRule, groups: Sequence[Mapping[str, Any]]
+    capture_mode: CaptureMode, group_rule: GroupRule, groups: Sequence[Mapping[str, Any]]
 ) -> dict[tuple[str, int], Tensor | Product]:
     """The hyper-parameters that are read on the device, of groups with one rule, by name and group."""
     live: dict[tuple[str, int], Tensor | Product] = {}
-    if not residence.scales:  # then it reads none there
+    if not capture_mode.scales:  # then it reads none there
         return live
     for name in group_rule.settings:
         keyword, position = group_rule.entry.place(name)
         for column, group in enumerate(groups):
             value = _part(group[keyword], position)
-            if residence.is_live(value):
+            if capture_mode.is_live(value):
                 live[name, column] = value
     for name in followers(group_rule.settings):
         for column, group in enumerate(groups):
             place = group_rule.entry.place(name)[0]
-            arrays = [group[key] for key in ("lr", place) if residence.is_live(group[key])]
+            arrays = [group[key] for key in ("lr", place) if capture_mode.is_live(group[key])]
             start = 0.0 if group[AT_START] is None else float(group[AT_START])
             if arrays and start > 0:
-                factor = math.prod(float(group[key]) for key in ("lr", place) if not residence.is_live(group[key]))
+                factor = math.prod(float(group[key]) for key in ("lr", place) if not capture_mode.is_live(group[key]))
                 live[name, column] = Product(factor / start, arrays)
     return live
 

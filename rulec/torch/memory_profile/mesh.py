@@ -137,7 +137,7 @@ class Matrix:
     """
 
     view: MatrixView
-    delegations: OwnerPlan
+    owner_plan: OwnerPlan
     layout: Layout
     work: Work
     states: Mapping[str, tuple[int, ...]]
@@ -155,7 +155,7 @@ def _shapes(training: Training) -> tuple[list[tuple[int, ...]], list[Matrix]]:
         if has_matrices(rule) and (rule, shape) not in alike:
             alike[rule, shape] = _matrix(rule, shape, training)
     matrices = [alike[rule, shape] for shape, rule in chosen if (rule, shape) in alike]
-    return [shape for shape, _ in chosen], [matrix for matrix in matrices if matrix.delegations.whole]
+    return [shape for shape, _ in chosen], [matrix for matrix in matrices if matrix.owner_plan.whole]
 
 
 def _matrix(rule: Rule, shape: tuple[int, ...], training: Training) -> Matrix:
@@ -171,11 +171,11 @@ def _matrix(rule: Rule, shape: tuple[int, ...], training: Training) -> Matrix:
         assumed = {place: truth for (place, _), truth in zip(program.predicates, outcome, strict=True)}
         program = compile(rule, facts, static, assumed)
     program, layout = scheduled(program, layout_for(program, training.dtype))
-    delegations = Plan(program, halved=True).delegations
-    assert delegations is not None
+    owner_plan = Plan(program, halved=True).owner_plan
+    assert owner_plan is not None
     specs = [s for s in state_specs(program, layout) if {"i", "j"} <= set(s.axes.letters) and not s.axes.elementwise]
     shapes = {s.name: s.shape(view, hyper, facts) for s in specs}
-    return Matrix(view, delegations, layout, delegations.work(facts, static, view, layout), shapes)
+    return Matrix(view, owner_plan, layout, owner_plan.work(facts, static, view, layout), shapes)
 
 
 def _part(shape: Sequence[int], shards: int, rank: int) -> int:
@@ -209,7 +209,7 @@ def _schedules(
     keys = [(matrix, spread, len(team)) for matrix, spread, team in zip(matrices, spreads, owners, strict=True)]
     for matrix, spread, count in dict.fromkeys(keys):
         half = ShardLayout(matrix.view, matrix.view.shape, spread, matrix.states)
-        loads[matrix, spread, count] = [_pieces(matrix, half, d, count) for gap in matrix.delegations.gaps for d in gap]
+        loads[matrix, spread, count] = [_pieces(matrix, half, d, count) for gap in matrix.owner_plan.gaps for d in gap]
     each = sorted(zip(keys, owners, strict=True), key=lambda pair: -pair[0][0].work.cost / pair[0][2])
     for number in range(max((len(x) for x in loads.values()), default=0)):
         chosen = [
@@ -218,12 +218,12 @@ def _schedules(
         yield schedule_of(tuple(x for x, _ in chosen), tuple(owner for _, owner in chosen), group, BUCKET)
 
 
-def _pieces(matrix: Matrix, half: ShardLayout, delegation: OwnerTask, count: int) -> list[Load]:
+def _pieces(matrix: Matrix, half: ShardLayout, owner_task: OwnerTask, count: int) -> list[Load]:
     """The divisions of the arrays of an owner task, for each of several owners."""
-    load, share = _load(matrix, half, delegation), matrix.work.share
+    load, share = _load(matrix, half, owner_task), matrix.work.share
     if count == 1 or share is None:
         return [load]
-    if not delegation.whole:
+    if not owner_task.whole:
         return [load] * count
 
     def cut(ways: Sequence[tuple[Division, str]], start: int, stop: int) -> tuple[tuple[Division, str], ...]:
@@ -236,15 +236,15 @@ def _pieces(matrix: Matrix, half: ShardLayout, delegation: OwnerTask, count: int
     ]
 
 
-def _load(matrix: Matrix, half: ShardLayout, delegation: OwnerTask) -> Load:
+def _load(matrix: Matrix, half: ShardLayout, owner_task: OwnerTask) -> Load:
     """The divisions of the arrays of an owner task."""
-    whole = matrix.delegations
+    whole = matrix.owner_plan
 
     def way(value: Node) -> tuple[Division, str]:
         lies = half.state(whole.stored_in(value)) if whole.is_factor(value) else half.along(whole.letters(value))
         return lies, whole.dtypes(value, matrix.layout)[0]
 
-    return Load(tuple(map(way, delegation.sent)), tuple(map(way, delegation.returned)))
+    return Load(tuple(map(way, owner_task.sent)), tuple(map(way, owner_task.returned)))
 
 
 def _division(shape: Sequence[int], shards: int) -> Division:

@@ -44,10 +44,10 @@ class Buffers:
     """
 
     def __init__(
-        self, engines: Sequence[TorchEngine], routes: Sequence[Route], homes: Sequence[TensorRef], store: Store,
+        self, engines: Sequence[TorchEngine], routes: Sequence[Route], tensor_refs: Sequence[TensorRef], store: Store,
         groups: Groups,
     ) -> None:  # fmt: skip
-        self._engines, self._routes, self._homes, self.store = engines, routes, homes, store
+        self._engines, self._routes, self._tensor_refs, self.store = engines, routes, tensor_refs, store
         self._groups: Sequence[Any] = groups
         check_formats(groups)
         #: For each group the keys of formats of its saved quantized states.
@@ -66,7 +66,7 @@ class Buffers:
         The saved values by place; they are checked, and nothing is written. Where `strict`, a saved state must have
         everything its rule needs.
         """
-        for route, (engine, _) in zip(self._routes, self._homes, strict=True) if strict else ():
+        for route, (engine, _) in zip(self._routes, self._tensor_refs, strict=True) if strict else ():
             names = {engine.group_rule.entry.outside(state, route.routed) for state in route.rule.state}
             check_values(saved.get(route.param, {}), names, route.like, self._owner(route))
         held: dict[int, Mapping[str, Any]] = {
@@ -91,10 +91,10 @@ class Buffers:
 
     def _allocate(self, chosen: Sequence[int]) -> None:
         for engine in self._engines:
-            places = [place for place in chosen if self._homes[place][0] is engine]
+            places = [place for place in chosen if self._tensor_refs[place][0] is engine]
             params = [self._routes[place].param for place in places]
             dtypes = [dtype_name(p.dtype if p.grad is None else p.grad.dtype) for p in params]
-            engine.prepare([self._homes[place][1] for place in places], dtypes, engine.table)
+            engine.prepare([self._tensor_refs[place][1] for place in places], dtypes, engine.table)
 
     def _of_sections(self, held: Mapping[int, Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
         """The saved values of sections, by their indices. `held` has the values of parameters."""
@@ -126,7 +126,7 @@ class Buffers:
         """The states of sections with these indices under torch's names, and the sections."""
         states, sections = [], []
         for place in places:
-            engine, tensor_id = self._homes[place]
+            engine, tensor_id = self._tensor_refs[place]
             tensor, entry, route = engine.tensors[tensor_id], engine.group_rule.entry, self._routes[place]
             axes = {} if tensor.bucket is None else {b.name: b.axes for b in tensor.bucket.program.states}
             letters = {name: x.letters if x == axes_of_letters(x.letters) else "" for name, x in axes.items()}
@@ -149,7 +149,7 @@ class Buffers:
     def _recoded(self, place: int, saved: Mapping[str, Any]) -> Mapping[str, Any]:
         """A parameter's saved values in the formats of its buffers."""
         route = self._routes[place]
-        entry, after = self._homes[place][0].group_rule.entry, self.formats(place)
+        entry, after = self._tensor_refs[place][0].group_rule.entry, self.formats(place)
         outside, rule = partial(entry.outside, routed=route.routed), entry.rule.key if not route.routed else ""
         saved, kept = taken(saved, outside, rule, after, route.like, self._groups[route.group], route.name)
         before = formats_of(
@@ -181,7 +181,7 @@ class Buffers:
         if outside.endswith(_SCALE) or (form is not None and form.bits != 8):  # for runs of elements here
             return state
         paired = param.is_complex() and state.is_floating_point() and state.dim() > param.dim()
-        engine, tensor_id = self._homes[place]
+        engine, tensor_id = self._tensor_refs[place]
         tensor = engine.tensors[tensor_id]
         axes = {} if tensor.bucket is None else {b.name: b.axes.letters for b in tensor.bucket.program.states}
         shown = torch.view_as_complex(state) if paired else state
@@ -191,28 +191,28 @@ class Buffers:
 
     def formats(self, place: int) -> dict[str, Format]:
         """The formats of a parameter's quantized states, under torch's names; empty before its first step."""
-        entry, routed = self._homes[place][0].group_rule.entry, self._routes[place].routed
+        entry, routed = self._tensor_refs[place][0].group_rule.entry, self._routes[place].routed
         return {entry.outside(name, routed): form for name, form in self.formats_here(place).items()}
 
     def storage(self, place: int) -> dict[str, str]:
         """The dtype or format of each of a parameter's states, under torch's names; empty before its first step."""
-        engine, tensor_id = self._homes[place]
+        engine, tensor_id = self._tensor_refs[place]
         entry, routed = engine.group_rule.entry, self._routes[place].routed
         return {entry.outside(name, routed): word for name, word in engine.storage(tensor_id).items()}
 
     def formats_here(self, place: int) -> dict[str, Format]:
         """The same under the rule's names."""
-        engine, tensor_id = self._homes[place]
+        engine, tensor_id = self._tensor_refs[place]
         return engine.formats(tensor_id)
 
     def unbiased_here(self, place: int) -> dict[str, str]:
         """The rule's names of a parameter's states that are rounded at random, each with the word for it."""
-        engine, tensor_id = self._homes[place]
+        engine, tensor_id = self._tensor_refs[place]
         return {name: word for name, word in engine.storage(tensor_id).items() if word == UNBIASED}
 
     def rounds(self, place: int) -> bool:
         """Whether a step rounds a parameter or a state of it at random."""
-        engine, tensor_id = self._homes[place]
+        engine, tensor_id = self._tensor_refs[place]
         return engine.rounds(tensor_id)
 
     def fill(self, saved: Mapping[int, Mapping[str, Any]]) -> None:
@@ -284,7 +284,7 @@ class Buffers:
         check_apart([*(route.here for route in self._routes), *arrays], [*(r.name for r in self._routes), *names])
         now = {id(state.array): array for state, array in zip(states, arrays, strict=True)}
         for engine in self._engines:
-            places = [(place, i) for place, (home, i) in enumerate(self._homes) if home is engine]
+            places = [(place, i) for place, (tensor_ref, i) in enumerate(self._tensor_refs) if tensor_ref is engine]
             held = {i: self.written(place) for place, i in places}  # entries of histories may have other names by now
             at = {i: {k: now[id(x)] for k, x in each.items() if id(x) in now} for i, each in held.items()}
             if not engine.relocate({i: each for i, each in at.items() if each}):
@@ -307,12 +307,12 @@ class Buffers:
 
     def written(self, place: int) -> dict[str, Tensor]:
         """A parameter's states by the rule's names, and its count as `step`; empty before its first step."""
-        engine, tensor_id = self._homes[place]
+        engine, tensor_id = self._tensor_refs[place]
         return engine.state(tensor_id)
 
     def _of(self, place: int) -> dict[str, Tensor]:
         """A parameter's buffers under torch's names, complex for a complex parameter; empty before its first step."""
-        route, entry = self._routes[place], self._homes[place][0].group_rule.entry
+        route, entry = self._routes[place], self._tensor_refs[place][0].group_rule.entry
         buffers = {}
         for name, value in self.written(place).items():
             if name != "step" or self._counted(place):
@@ -322,7 +322,7 @@ class Buffers:
 
     def _counted(self, place: int) -> bool:
         """Whether torch's layout has a step count of the parameter."""
-        return self._homes[place][0].group_rule.entry.counted or self._routes[place].routed
+        return self._tensor_refs[place][0].group_rule.entry.counted or self._routes[place].routed
 
 
 def _check_whole(buffers: Mapping[str, Tensor], saved: Mapping[str, Any], name: str) -> None:

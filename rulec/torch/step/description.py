@@ -31,10 +31,10 @@ class Alike:
     """The description of an optimizer's tensors in this rank; `order` has the indices of `routes` in their order."""
 
     def __init__(
-        self, routes: Sequence[Route], homes: Sequence[TensorRef], order: Sequence[int], groups: Groups,
+        self, routes: Sequence[Route], tensor_refs: Sequence[TensorRef], order: Sequence[int], groups: Groups,
         options: Options,
     ) -> None:  # fmt: skip
-        self._routes, self._homes, self._order = routes, homes, order
+        self._routes, self._tensor_refs, self._order = routes, tensor_refs, order
         self._named = [bool(group.get("param_names")) for group in groups]
         self._options = options
         #: Numbers whose sums over ranks show whether all have the same hyper-parameters: digests and squares.
@@ -56,7 +56,7 @@ class Alike:
         """
         known: dict[tuple[int, int], dict[str, str]] = {}
         for place in self._order:
-            route, (engine, tensor_id) = self._routes[place], self._homes[place]
+            route, (engine, tensor_id) = self._routes[place], self._tensor_refs[place]
             key = route.group, id(route.rule)
             if key not in known and is_dtensor(route.param):
                 column = engine.tensors[tensor_id].group
@@ -79,7 +79,7 @@ class Alike:
     @cached_property
     def ordered(self) -> bool:
         """Whether the order of tensors matters: numbers of several travel together, or random ones follow from it."""
-        random = any(engine.rounds(tensor_id) for engine, tensor_id in self._homes)
+        random = any(engine.rounds(tensor_id) for engine, tensor_id in self._tensor_refs)
         return random or any(sees_more(route.rule) or draws(route.rule) for route in self._routes)
 
     @cached_property
@@ -97,7 +97,7 @@ class Alike:
         """The description, as JSON has it: see `Said`."""
         hyper, meanings, facts = self._hyper(), dict[int, str](), dict[str, int]()
         places = {key: number for number, key in enumerate(hyper)}
-        routes = [(self._routes[place], self._homes[place]) for place in self._order]
+        routes = [(self._routes[place], self._tensor_refs[place]) for place in self._order]
         known = split_names([route.param for route, _ in routes])
         tensors = []
         for route, (engine, tensor_id) in routes:
@@ -117,7 +117,7 @@ class Alike:
         options, rules = self._options, {id(route.rule): route.rule for route, _ in routes}.values()
         return {
             "optimizer": {
-                "seed": max((engine.seed for engine, _ in self._homes), default=0), "weights": options.weights,
+                "seed": max((engine.seed for engine, _ in self._tensor_refs), default=0), "weights": options.weights,
                 "state_dtype": dict(sorted(options.state_dtypes.items())),
             },
             "tensors": tensors, "facts": [json.loads(text) for text in facts], "hyper": [*hyper.values()],

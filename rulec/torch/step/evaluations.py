@@ -84,7 +84,7 @@ class TorchEvaluations(Evaluations[Mapping[Tensor, Any]]):
 
 def check_evaluations(machine: OptimizerStep, name: str) -> None:
     """HyperError or RulecError where a step cannot evaluate the model again: in a graph, or on sharded parameters."""
-    if machine.residence.asked:
+    if machine.capture_mode.asked:
         raise HyperError(
             f"{name} evaluates the model again in a step, and cannot be capturable or fused: leave both out"
         )

@@ -71,33 +71,33 @@ class OptimizerStep:
         options = fitting(options, self.params)
         self.routes = routes_of(interface, self.group_rules, groups, options.across is not None)
         routed = [(route.param, route.rule) for route in self.routes]
-        options = replace(options, meeting=meeting_of(routed, options.meeting, options.across))
+        options = replace(options, coordinator=meeting_of(routed, options.coordinator, options.across))
         self.options, self._together = options, options.processes
         self.names = names_of(groups)
         check_parts(options, self.routes)
         check_real(options, self.params, self.names)
-        self.residence = residence_of(self.params, groups, options)
-        self.residence.check_capture(NEW_TENSORS)
-        self._snapshot = Snapshot(interface, groups, options, self.residence, self.names)
+        self.capture_mode = residence_of(self.params, groups, options)
+        self.capture_mode.check_capture(NEW_TENSORS)
+        self._snapshot = Snapshot(interface, groups, options, self.capture_mode, self.names)
         order = order_of(options.order, len(self.routes))
-        self.engines = engines_of(interface, self.group_rules, groups, options, self.residence)
+        self.engines = engines_of(interface, self.group_rules, groups, options, self.capture_mode)
         self.engines = in_order(self.engines, [self.routes[place].group for place in order])
-        self.homes = add_parameters(self.engines, self.group_rules, self.routes, order)
+        self.tensor_refs = add_parameters(self.engines, self.group_rules, self.routes, order)
         #: The description that other ranks must have too, where there are DTensors.
         self.alike = (
-            Alike(self.routes, self.homes, order, groups, options) if any(map(is_dtensor, self.params)) else None
+            Alike(self.routes, self.tensor_refs, order, groups, options) if any(map(is_dtensor, self.params)) else None
         )
-        routed_homes = zip(self.routes, self.homes, strict=True)
-        self._whole = {route.place: home for route, home in routed_homes if route.section is None}
+        routed_homes = zip(self.routes, self.tensor_refs, strict=True)
+        self._whole = {route.place: tensor_ref for route, tensor_ref in routed_homes if route.section is None}
         self._copies = self._make_copies()
-        self.plans = Plans(self.params, self.engines, self.routes, self.homes, self._copies)
-        device_skips = self.residence.there and interface.skips
-        steps, skips = bool(interface.shared) or device_skips, interface.skips and not self.residence.there
+        self.plans = Plans(self.params, self.engines, self.routes, self.tensor_refs, self._copies)
+        device_skips = self.capture_mode.there and interface.skips
+        steps, skips = bool(interface.shared) or device_skips, interface.skips and not self.capture_mode.there
         remembers = bool(interface.shared and self.engines)
         written = [route.param for route in self.routes]
-        self.writer = Writer(written, self.engines, self.homes, steps, skips, remembers)
+        self.writer = Writer(written, self.engines, self.tensor_refs, steps, skips, remembers)
         self._group_states = GroupStates(interface.shared, self.engines[0]) if remembers else None
-        self.buffers = Buffers(self.engines, self.routes, self.homes, Store(saved), groups)
+        self.buffers = Buffers(self.engines, self.routes, self.tensor_refs, Store(saved), groups)
         #: The repetition that takes the next step, where it is as the last one.
         self.repeat: Repeat | None = None
         more = interface.inputs or interface.passes.count or interface.evaluates or interface.skips or options.processes
@@ -107,7 +107,7 @@ class OptimizerStep:
     def _make_copies(self) -> dict[int, Tensor]:
         """Contiguous copies of parameters with gaps in memory, or with rules that need rows and columns there."""
         copies = {}
-        for place, (engine, tensor_id) in enumerate(self.homes):
+        for place, (engine, tensor_id) in enumerate(self.tensor_refs):
             here = self.routes[place].here
             if not is_dense(here) or engine.needs_copy(tensor_id, engine.table):
                 with plain_memory():
@@ -168,14 +168,14 @@ class OptimizerStep:
             if not self._snapshot.take_values(groups, self.group_rules):
                 return False
             for engine in self.engines:
-                engine.take_numbers(groups, self.residence)
-            if self.alike is not None and self.options.meeting is not None:
+                engine.take_numbers(groups, self.capture_mode)
+            if self.alike is not None and self.options.coordinator is not None:
                 self.alike.take_numbers()
         return True
 
     def _follow_states(self) -> bool:
         """Takes over states whose memory moved; False where more than their address is new."""
-        self.residence.check_capture(NEW_TENSORS)
+        self.capture_mode.check_capture(NEW_TENSORS)
         self.repeat = self.plans.survey = None
         return self.buffers.follow()
 
@@ -185,7 +185,7 @@ class OptimizerStep:
         if self._snapshot.altered() is not None:
             return False
         moved = {*self._snapshot.take_memory()}
-        for i, (route, (engine, tensor_id)) in enumerate(zip(self.routes, self.homes, strict=True)):
+        for i, (route, (engine, tensor_id)) in enumerate(zip(self.routes, self.tensor_refs, strict=True)):
             if route.place in moved and i not in self._copies:
                 engine.replace(tensor_id, route.here)
         return True
@@ -195,7 +195,7 @@ class OptimizerStep:
         if self.plans.survey is not None and self.plans.survey.fresh:
             self.plans.survey.release()
 
-    def home(self, place: int) -> TensorRef | None:
+    def tensor_ref(self, place: int) -> TensorRef | None:
         """The tensor reference of a parameter, by index; None for one whose sections have references of their own."""
         return self._whole.get(place)
 
@@ -208,9 +208,9 @@ class OptimizerStep:
 
         `scaling` is how gradients were scaled, where the capture mode allows it.
         """
-        casting = [*filter(torch.is_autocast_enabled, self.residence.types)]
+        casting = [*filter(torch.is_autocast_enabled, self.capture_mode.types)]
         # Tensors made on the device may be written in later steps.
-        if casting or (self.residence.there and torch.is_inference_mode_enabled()):
+        if casting or (self.capture_mode.there and torch.is_inference_mode_enabled()):
             with plain_arithmetic(casting):
                 return self._step(groups, inputs, scaling)
         return self._step(groups, inputs, scaling)
@@ -224,7 +224,7 @@ class OptimizerStep:
         else:
             survey, (present, grads) = None, self._gradients()
             plan = self.plans.known.get(present)
-        if self.residence.there:
+        if self.capture_mode.there:
             self._check_capture(groups, plan, scaling)
         if plan is None:
             plan = self.plans.make(present, grads)
@@ -237,11 +237,11 @@ class OptimizerStep:
             self.plans.follow(plan, grads, launches, self._snapshot.lists, self.buffers.addresses)
         elif survey is not None and inputs is None and scaling is None and self._repeats:
             numbers = GroupNumbers(groups, self.interface, self.engines, self._snapshot.doubt)
-            self.repeat = repeat_of(plan, survey, groups, numbers, self.buffers.store, launches, self.residence)
+            self.repeat = repeat_of(plan, survey, groups, numbers, self.buffers.store, launches, self.capture_mode)
         if self._group_states is not None:
             self._group_states.publish(groups)
             self.writer.finish()
-        if self.residence.there:
+        if self.capture_mode.there:
             plan.scalings.add(scaling_kind(scaling))
         return True
 
@@ -279,9 +279,9 @@ class OptimizerStep:
         if self.options.across is not None and not self.options.across.agreed:
             overflowed = scaling is not None and bool(scaling.found_inf)
             self.options.across.agree(launches, len(self._snapshot.sizes), bool(self.interface.shared), overflowed)
-        if meets and self.options.meeting is not None:
+        if meets and self.options.coordinator is not None:
             try:
-                self.options.meeting.begin(plan, launches, scaling, self.options.across is not None, self.alike)
+                self.options.coordinator.begin(plan, launches, scaling, self.options.across is not None, self.alike)
             except RulecError as error:
                 raise self._told(error) from error.__cause__
         try:
@@ -308,7 +308,7 @@ class OptimizerStep:
         chosen = [plan.chosen[place] for place in dense]
         try:
             rows = [self._rows(plan, place, grads[place], scaling) for place in sparse]
-            launches = [launch for home, each in rows for launch in each.launches(home)]
+            launches = [launch for tensor_ref, each in rows for launch in each.launches(tensor_ref)]
             whole = self.plans.of(tuple(chosen), [grads[place] for place in dense]) if dense else None
         except OtherDtype:
             return None
@@ -330,18 +330,24 @@ class OptimizerStep:
         The parameter's states are allocated where they are not there yet.
         """
         param, chosen = plan.written[place], plan.chosen[place]
-        home, name = self.home(chosen), self.names[chosen]
+        tensor_ref, name = self.tensor_ref(chosen), self.names[chosen]
         route = next(route for route in self.routes if route.place == chosen)
-        if home is None or is_dtensor(param) or param.is_complex() or scaling is not None or self.options.processes:
+        if (
+            tensor_ref is None
+            or is_dtensor(param)
+            or param.is_complex()
+            or scaling is not None
+            or self.options.processes
+        ):
             raise TensorError(
                 f"the gradient of {name} is sparse, and its parameter is complex or split, its gradient scaled, or its "
                 f"step one with other processes: make its layer with sparse=False"
             )
         check_takes_rows(self.group_rules[route.group], name)
-        engine, tensor_id = home
+        engine, tensor_id = tensor_ref
         engine.take_table(engine.table)
         engine.prepare([tensor_id], [dtype_name(grad.dtype)], engine.table)
-        return home, sparse_rows(home, param, grad, name)
+        return tensor_ref, sparse_rows(tensor_ref, param, grad, name)
 
     def _check_shapes(self, plan: StepPlan, grads: Sequence[Tensor]) -> None:
         """TensorError where a gradient of a fused parameter cannot be cut as its parameter is."""
@@ -356,14 +362,14 @@ class OptimizerStep:
 
     def _check_capture(self, groups: Groups, plan: StepPlan | None, scaling: Scaling | None) -> None:
         """RulecError where a captured step does more than the steps after it."""
-        if not self.residence.capturing:
+        if not self.capture_mode.capturing:
             return
         if self.options.across is not None:
             raise RulecError("a step with reduce_over waits for other processes, and cannot be captured")
-        if self.options.meeting is not None:
+        if self.options.coordinator is not None:
             raise RulecError("a step that reduces DTensors waits for other processes, and cannot be captured")
         changed = self._group_states is not None and self._group_states.changed(groups)
-        self.residence.check_capture(
+        self.capture_mode.check_capture(
             NEW_TENSORS if plan is None else NEW_NUMBERS if changed else
             "" if scaling_kind(scaling) in plan.scalings else NEW_SCALING
         )  # fmt: skip
@@ -374,7 +380,7 @@ class OptimizerStep:
         """Whether any of these parameters has the evaluation with this index in its next step."""
         chosen = {*params}
         ids: dict[int, list[int]] = {}
-        for route, (engine, tensor_id) in zip(self.routes, self.homes, strict=True):
+        for route, (engine, tensor_id) in zip(self.routes, self.tensor_refs, strict=True):
             if route.param in chosen:
                 ids.setdefault(id(engine), []).append(tensor_id)
         return any(engine.wants(ids.get(id(engine), ()), place, engine.table) for engine in self.engines)
@@ -408,7 +414,7 @@ class OptimizerStep:
 
     def change(self, way: Callable[[RuleData], RuleData | None]) -> None:
         """One step of another rule on the same parameters and states; parameters without states stay as they are."""
-        if self.residence.capturing:
+        if self.capture_mode.capturing:
             raise RulecError("eval() and train() cannot be captured in a CUDA graph: call them before or after it")
         written = [p for p in self.params if self.buffers.store.get(p)]
         copied = [(self.routes[i], copy) for i, copy in self._copies.items()]
@@ -422,7 +428,7 @@ class OptimizerStep:
 
     def begin(self, groups: Groups) -> None:
         """Opens a step in which parameters `fire` one after the other, with the groups' numbers of now."""
-        if self.residence.capturing:
+        if self.capture_mode.capturing:
             raise RulecError("updates inside the backward pass cannot be captured in a CUDA graph: use a plain step")
         if self._group_states is not None:
             self._group_states.read(groups)
@@ -450,7 +456,7 @@ class OptimizerStep:
     ) -> None:  # fmt: skip
         """Runs a part of the step on the parameters with these indices: see `Engine.ready_part`."""
         self.check_undisturbed(places)
-        with plain_arithmetic([*filter(torch.is_autocast_enabled, self.residence.types)]):
+        with plain_arithmetic([*filter(torch.is_autocast_enabled, self.capture_mode.types)]):
             plan = self.plans.of(places, grads)
             seen = [real_view(grad) for grad in grads]
             read_all(plan.copied)
@@ -467,8 +473,8 @@ class OptimizerStep:
 
     def plain(self) -> AbstractContextManager[Any]:
         """A block of arithmetic as kernels need it: without autocast, and without inference mode on a device."""
-        casting = [*filter(torch.is_autocast_enabled, self.residence.types)]
-        return plain_arithmetic(casting) if casting or self.residence.there else nullcontext()
+        casting = [*filter(torch.is_autocast_enabled, self.capture_mode.types)]
+        return plain_arithmetic(casting) if casting or self.capture_mode.there else nullcontext()
 
     def check_undisturbed(self, places: Sequence[int]) -> None:
         """Takes over parameters whose memory moved; RulecError for any other change since the step was opened."""

@@ -74,15 +74,15 @@ class StepPlan:
 class Plans:
     """The plans of an optimizer's steps, by the indices of the parameters with gradients (None: all).
 
-    `homes` and `copies`, contiguous copies of what kernels see, are by the indices of `routes`. `survey` looks at all
-    parameters at once, where steps of one plan follow each other.
+    `tensor_refs` and `copies`, contiguous copies of what kernels see, are by the indices of `routes`. `survey` looks at
+    all parameters at once, where steps of one plan follow each other.
     """
 
     def __init__(
         self, params: Sequence[Tensor], engines: Sequence[TorchEngine], routes: Sequence[Route],
-        homes: Sequence[TensorRef], copies: Mapping[int, Tensor],
+        tensor_refs: Sequence[TensorRef], copies: Mapping[int, Tensor],
     ) -> None:  # fmt: skip
-        self._params, self._engines, self._routes, self._homes = params, engines, routes, homes
+        self._params, self._engines, self._routes, self._tensor_refs = params, engines, routes, tensor_refs
         self._of_param: dict[int, list[int]] = {}
         for i, route in enumerate(routes):
             self._of_param.setdefault(route.place, []).append(i)
@@ -142,7 +142,9 @@ class Plans:
     def _shares(self, seen: Sequence[int]) -> list[EngineTensors]:
         shares = []
         for engine in self._engines:
-            of_id = {self._homes[i][1]: place for place, i in enumerate(seen) if self._homes[i][0] is engine}
+            of_id = {
+                self._tensor_refs[i][1]: place for place, i in enumerate(seen) if self._tensor_refs[i][0] is engine
+            }
             if of_id:
                 ids = tuple(sorted(of_id))
                 places = [of_id[i] for i in ids]
@@ -204,10 +206,10 @@ class Writer:
     """
 
     def __init__(
-        self, params: Sequence[Tensor], engines: Sequence[TorchEngine], homes: Sequence[TensorRef], steps: bool,
+        self, params: Sequence[Tensor], engines: Sequence[TorchEngine], tensor_refs: Sequence[TensorRef], steps: bool,
         skips: bool, publishes: bool,
     ) -> None:  # fmt: skip
-        self._params, self._engines, self._homes = params, engines, homes
+        self._params, self._engines, self._tensor_refs = params, engines, tensor_refs
         self._steps, self._skips, self._publishes = steps, skips, publishes
         self.unfinished = False
         self._opened = self._counted_skip = False
@@ -272,8 +274,8 @@ class Writer:
         self._counted_skip = self._opened
         counted = ((b.tensors, old, b.counts.numbers) for b, old in zip(buckets, before, strict=True))
         updated = {id(t) for tensors, *counts in counted for t, i, j in zip(tensors, *counts, strict=True) if i != j}
-        homes = zip(self._params, self._homes, strict=True)
-        increment_version([p for p, (engine, i) in homes if id(engine.tensors[i]) in updated])
+        tensor_refs = zip(self._params, self._tensor_refs, strict=True)
+        increment_version([p for p, (engine, i) in tensor_refs if id(engine.tensors[i]) in updated])
 
     @property
     def skipped_steps(self) -> int:

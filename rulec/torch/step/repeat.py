@@ -36,11 +36,11 @@ class Repeat:
 
     def __init__(
         self, survey: Survey, groups: list[dict[str, Any]], numbers: GroupNumbers, store: Store,
-        launches: Sequence[Launch], residence: CaptureMode,
+        launches: Sequence[Launch], capture_mode: CaptureMode,
     ) -> None:  # fmt: skip
         self._survey, self._groups, self._numbers, self._store = survey, groups, numbers, store
         self._launches = launches
-        self._may_be_captured = "cuda" in residence.types
+        self._may_be_captured = "cuda" in capture_mode.types
         #: The number of further steps whose rows of the scalar table are known.
         self.left = 0
         self._rows: list[Numbers] = []
@@ -133,14 +133,14 @@ class Repeat:
 
 def repeat_of(
     plan: StepPlan, survey: Survey, groups: Any, numbers: GroupNumbers, store: Store, launches: Sequence[Launch],
-    residence: CaptureMode,
+    capture_mode: CaptureMode,
 ) -> Repeat | None:  # fmt: skip
     """The repeat of a step with these launches; None where a step may do more than launch kernels."""
     if LEVEL or type(groups) is not list or not launches or not all(map(_is_plain, launches)):
         return None
     if not {dict}.issuperset(map(type, groups)) or not numbers.are_steady():
         return None
-    repeat = Repeat(survey, groups, numbers, store, launches, residence)
+    repeat = Repeat(survey, groups, numbers, store, launches, capture_mode)
     call_of = {id(launch.part.bucket): call for launch, call in zip(launches, repeat.calls, strict=True)}
     places: dict[int, int] = {}
     for share in plan.shares:

@@ -35,9 +35,9 @@ class Snapshot:
     """
 
     def __init__(
-        self, interface: Interface, groups: Groups, options: Options, residence: CaptureMode, names: Sequence[str]
+        self, interface: Interface, groups: Groups, options: Options, capture_mode: CaptureMode, names: Sequence[str]
     ) -> None:
-        self._interface, self._options, self._residence, self._names = interface, options, residence, names
+        self._interface, self._options, self._residence, self._names = interface, options, capture_mode, names
         self.params: list[Tensor] = [p for group in groups for p in group["params"]]
         self.sizes = [len(group["params"]) for group in groups]
         self._address = address_of(self.params)

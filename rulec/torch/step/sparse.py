@@ -31,9 +31,9 @@ class SparseRows:
     param: Tensor
     states: Mapping[str, Tensor]
 
-    def launches(self, home: TensorRef) -> list[Launch]:
+    def launches(self, tensor_ref: TensorRef) -> list[Launch]:
         """The launches that update the copies."""
-        engine, tensor_id = home
+        engine, tensor_id = tensor_ref
         return engine.ready_rows(tensor_id, self.param, self.states, self.grad)
 
     def put_back(self) -> None:
@@ -67,13 +67,13 @@ def check_takes_rows(group_rule: GroupRule, name: str) -> None:
         )
 
 
-def sparse_rows(home: TensorRef, param: Tensor, grad: Tensor, name: str) -> SparseRows:
+def sparse_rows(tensor_ref: TensorRef, param: Tensor, grad: Tensor, name: str) -> SparseRows:
     """The rows of a parameter and its states, as a sparse gradient names them; gradients of one row are added.
 
     The states exist. TensorError for a gradient of another shape, a parameter that is not contiguous, and rules that
     see more than the rows.
     """
-    engine, tensor_id = home
+    engine, tensor_id = tensor_ref
     engine.check_rows(tensor_id)
     if grad.shape != param.shape:
         raise TensorError(f"the gradient of {name} has shape {tuple(grad.shape)}, its parameter {tuple(param.shape)}")

@@ -106,7 +106,7 @@ def test_rules_and_parameters_in_any_form(given: str, rule: str) -> None:
     train(opt, net, range(3))
     train(rulec.torch.Lion(twin.parameters(), lr=0.01), twin, range(3))
     assert_alike(net, twin)
-    assert opt._passes.roster.names[1] == ("1.weight" if given in ("model", "named") else "parameter 1")
+    assert opt._passes.parameter_index.names[1] == ("1.weight" if given in ("model", "named") else "parameter 1")
 
 
 def test_parameters_in_another_order_of_memory_and_complex_ones() -> None:
@@ -196,7 +196,7 @@ def test_copies_train_on_their_own(copied: Callable[[Any], Any], rule: str) -> N
     train(other, other_net, range(2, 5))
     assert_alike(net, other_net)
     assert (other.report().fired, other.report().deferred) == (8, 1)
-    assert other._passes.roster.names == opt._passes.roster.names
+    assert other._passes.parameter_index.names == opt._passes.parameter_index.names
     assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
 
 
