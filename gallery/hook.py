@@ -13,7 +13,7 @@ PLACE = "<!-- cards -->"
 #: The script that the theme would fetch for the search of a site on disk; the site has it itself.
 SHIM = "https://unpkg.com/iframe-worker/shim"
 #: The folder that sets formulas; the playground has it too.
-KATEX = ROOT / "rulec" / "display" / "katex"
+KATEX = ROOT / "rulec" / "tools" / "display" / "katex"
 
 
 def on_files(files: Any, config: Any, **_: Any) -> Any:

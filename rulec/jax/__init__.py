@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rulec.jax import contrib
 from rulec.jax.checkpoint import load, load_params, save
 from rulec.jax.drop_ins import function_named, names
 from rulec.jax.eager import eager_scan, eager_step

@@ -12,9 +12,11 @@ from rulec.jax.checkpoint import load as load
 from rulec.jax.checkpoint import load_params as load_params
 from rulec.jax.checkpoint import save as save
 from rulec.jax.eager.scan import eager_scan as eager_scan
+from rulec.jax.eager.scan import eager_step as eager_step
 from rulec.jax.exchange import from_optax as from_optax
 from rulec.jax.exchange import to_optax as to_optax
 from rulec.jax.functional import eval_params as eval_params
+from rulec.jax.functional import hutchinson as hutchinson
 from rulec.jax.functional import init as init
 from rulec.jax.functional import routing as routing
 from rulec.jax.functional import step as step

@@ -37,8 +37,8 @@ from rulec.torch.groups.interface import StateDtype
 from rulec.torch.lbfgs import LBFGS as LBFGS
 from rulec.torch.optimizer import EvaluatedOptimizer as EvaluatedOptimizer
 from rulec.torch.optimizer import RuleOptimizer as RuleOptimizer
-from rulec.torch.partitioned import partitioned_groups as partitioned_groups
 from rulec.torch.partitioned import Partitioned as Partitioned
+from rulec.torch.partitioned import partitioned_groups as partitioned_groups
 from rulec.torch.tags import tagged_groups as tagged_groups
 
 def optimizer(rule: Rule | str | Path) -> type[RuleOptimizer]:
