@@ -66,7 +66,7 @@ def test_paths_with_the_hyper_parameters_of_sliders() -> None:
 
 @pytest.mark.slow
 def test_a_race_with_rules_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(questions, "RATES", 3)
+    monkeypatch.setattr(questions, "GRID", 3)
     told: list[float] = []
     race = ask("race", told=told, text=TEXT, task="valley", rivals=["sgd"])
     assert {row[0] for row in race["rows"]} == {"your rule", "sgd"}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import rulec
-from rulec.language import rule as language
+from rulec.language import rule_data as language
 from tests.rules.measure import Trial, largest_difference
 from tests.rules.peers import PEERS
 from tests.rules.runs import Array, Hyper, OurRun, TorchRun
