@@ -82,6 +82,10 @@ class ReplayableCall(NamedTuple):
     is_exact: bool = False
 
 
+#: The earlier name, by which backends of other packages import the class.
+Standing = ReplayableCall
+
+
 class Call(Protocol):
     """A kernel bound to the parameters and states of one bucket."""
 
