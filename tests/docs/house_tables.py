@@ -61,7 +61,7 @@ def imports_of_folders() -> networkx.DiGraph:
 
 
 def folders() -> str:
-    """A row for each folder: what it holds, which folders it imports, and which import it."""
+    """A row for each folder: its contents, the folders that it imports, and its users."""
     graph = imports_of_folders()
     rows = []
     for name in packages():

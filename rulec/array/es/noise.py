@@ -63,7 +63,7 @@ class ArrayDraws(Draws):
         return self._filled(short_weights(weights, self.kind), [0], NOISE, shape)[0]
 
     def noise(self, weights: Any) -> Noise:
-        """The same, for a kernel that makes it where it needs it."""
+        """The noise of a kernel that makes it in place."""
         stream = self.stream
         return Noise(self.kind, stream.seed, stream.layer, stream.step, short_weights(weights, self.kind))
 
