@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import rulec
 from rulec import Rule, RuleError
+from rulec.compiler.reference import ReferenceOptimizer
 from rulec.language.compose.parse import MAX_PARTS, is_composition
 
 ADAM, ADAMW, SGD, L2, DECAY, CLIP = map(rulec.load, ("adam", "adamw", "sgd", "l2", "decay", "clip_by_value"))
@@ -86,6 +88,23 @@ def test_files_can_be_composed(tmp_path: Path) -> None:
     assert rulec.load(folder / "all.yaml").step == (L2 >> LOOKAHEAD(signum)).step
 
 
+@pytest.mark.parametrize("text", ["madgrad + decay", "decay + madgrad"])
+def test_what_is_added_to_a_rule_that_assigns_p_moves_it_from_there(text: str) -> None:
+    added, alone = rulec.load(text), rulec.load("madgrad")
+    assert set(added.state) == set(alone.state)
+    rng = np.random.default_rng(1)
+    start, hyper = rng.standard_normal(50), {"weight_decay": 0.3}
+    # The library's MADGRADW has the decay in its own last line.
+    sides = [ReferenceOptimizer(rule, [start.copy()], hyper) for rule in (added, rulec.load("madgradw"))]
+    for _ in range(5):
+        g = rng.standard_normal(50)
+        for side in sides:
+            side.step([g.copy()], hyper)
+    ours, theirs = (np.asarray(side.params[0], np.float64) for side in sides)
+    assert not np.array_equal(theirs, start)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-14)
+
+
 @pytest.mark.parametrize("text", ["adam", "my.yaml", "a+b.yaml", "folder (1)/my(2).yaml"[9:], "transforms/l2"])
 def test_a_name_is_no_composition(text: str) -> None:
     assert not is_composition(text)
@@ -113,6 +132,7 @@ MISTAKES: list[tuple[str, str, str]] = [
     ("(adam + decay", "(", "this bracket is never closed"),
     ("x = adam + decay", "x = adam + decay", "this is no rule: join rules with + and >>"),
     ("adam + decay; sgd", "adam + decay; sgd", "this is no rule: join"),
+    ("schedule_free(adam) + decay", "schedule_free(adam) + decay", "nothing can be added to the p of"),
     ("adam + missing.yaml", "missing.yaml", "there is no rule file 'missing.yaml'"),
     (
         "lookahead(adamw) >> sgd",

@@ -105,11 +105,11 @@ def test_bindings(bindings: dict[str, Any], says: str) -> None:
 
 
 def test_composition() -> None:
-    decay, rprop, rmsprop = map(rulec.load, ("decay", "rprop", "rmsprop"))
+    decay, rprop, rmsprop, asgd = map(rulec.load, ("decay", "rprop", "rmsprop", "asgd"))
     deaf = "Decay never reads its input g, so Adam before it would have no effect: did you mean adam + decay?"
     assert error_of(lambda: ADAM >> decay) == deaf
     alone = "use it alone or last in a chain"
-    assert error_of(lambda: ADAM + rprop) == f"Rprop assigns p itself, so it cannot be added: {alone}"
+    assert error_of(lambda: asgd + rprop) == "ASGD and Rprop both assign p: only one of added rules may"
     assert error_of(lambda: rprop >> ADAM) == f"Rprop assigns p itself, so it cannot be followed by another: {alone}"
     assert error_of(lambda: ADAM + rmsprop) == (
         "Adam and RMSprop both have a hyper-parameter 'lr', with the defaults 0.001 and 0.01: "

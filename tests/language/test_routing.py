@@ -172,9 +172,9 @@ def test_a_mistake_in_a_rule_written_out_is_at_its_line() -> None:
 
 def test_what_cannot_be_composed_for_the_rest_says_so() -> None:
     with pytest.raises(
-        RuleError, match=r"^for the tensors that Matrices leaves out: Rprop assigns p itself, so it cannot be"
+        RuleError, match=r"^for the tensors that Matrices leaves out: Rprop and AdGD both assign p: only one of"
     ):
-        _ = matrices("otherwise: rprop") + DECAY
+        _ = matrices("otherwise: rprop") + rulec.load("adgd")
     tall = rulec.parse("name: Tall\nview: {short: first}\napplies_to: rows > 1\nstep: |\n  direction = g\n")
     wide = rulec.parse("name: Wide\napplies_to: cols > 1\nstep: |\n  direction = g\n")
     with pytest.raises(RuleError, match=r"^Tall and Wide both choose tensors by rows and cols, and see them by"):

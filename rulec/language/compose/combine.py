@@ -206,20 +206,61 @@ def keys_of(rules: Sequence[RuleData]) -> list[str]:
 def plus(rules: Sequence[AnyRule], rule_name: str | None = None) -> AnyRule:
     """The rules side by side: all see the same gradient, and their directions add.
 
-    Raises RuleError where a rule assigns `p` itself, or where their hyper-parameters, inputs or views disagree.
+    One of the rules may assign `p` itself: then `p` is what it assigns, less `lr` times the directions of the others.
+    Raises RuleError where two rules assign `p`, or where their hyper-parameters, inputs or views disagree.
     """
     total = composed(rules, lambda parts: _sum(parts, joined_name("Plus", parts)), rule_name)
     return with_sizes(total, rules, lambda parts: plus(parts, rule_name))
 
 
 def _sum(rules: Sequence[AnyRule], title: str) -> AnyRule:
+    moving = [rule for rule in rules if rule.assigns_parameter]
+    if moving:
+        return _moved_sum(rules, moving, title)
     for rule in rules:
         _require_direction(rule, "added")
     keys = keys_of(rules)
+    return _join(rules, keys, [name("g")] * len(rules), [Assign("direction", _directions(keys))], title)
+
+
+def _directions(keys: Sequence[str]) -> Node:
+    """The sum of the directions of rules."""
     total = name(f"{keys[0]}.direction")
     for key in keys[1:]:
         total = node(Op.ADD, total, name(f"{key}.direction"))
-    return _join(rules, keys, [name("g")] * len(rules), [Assign("direction", total)], title)
+    return total
+
+
+def _moved_sum(rules: Sequence[AnyRule], moving: Sequence[AnyRule], title: str) -> AnyRule:
+    """The sum of rules of which one assigns `p`: its lines come first, for a parameter of their own name."""
+    first, *others = moving
+    if others:
+        raise RuleError(f"{first.name} and {others[0].name} both assign p: only one of added rules may")
+    rest = [rule for rule in rules if rule is not first]
+    for rule in (first, *rest):
+        rule.check_whole()
+    if first.evaluate is not None or not first.reads("p"):
+        why = "is evaluated at another point" if first.reads("p") else "never reads p, so its next step would forget it"
+        raise RuleError(
+            f"nothing can be added to the p of {first.name}, which {why}: add {rest[0].called} to a rule inside of it"
+        )
+    rate = common_rate(rest)
+    if "lr" in names_in([rate]) and "lr" not in first.hyper and not any("lr" in rule.hyper for rule in rest):
+        raise RuleError(
+            f"{first.name} has no lr, which multiplies the direction of {rest[0].name}: write "
+            f"{first.called} + {rest[0].called}(lr=0.01), or another number"
+        )
+    keys = keys_of([first, *rest])
+    own = free_name("new_p", {*own_names(first), *first.hyper, *first.inputs})
+    total = node(Op.MUL, rate, _directions(keys[1:]))
+    last = Assign("p", node(Op.SUB, name(f"{keys[0]}.{own}"), total))
+    return _join([_assigning(first, own), *rest], keys, [name("g")] * len(keys), [last], title)
+
+
+def _assigning(rule: AnyRule, new: str) -> AnyRule:
+    """The rule with `new` in the place of `p` in its lines: it begins with `p`, and `p` is left as it is."""
+    step = map_targets(map_nodes(rule.step, lambda value: replace_names(value, {"p": name(new)})), {"p": new})
+    return replace(rule, step=(Assign(new, name("p")), *step))
 
 
 def chain(rules: Sequence[AnyRule], rule_name: str | None = None) -> AnyRule:
@@ -281,7 +322,7 @@ def _join(
         hyper=unify_hyper([(rule.name, rule.hyper) for rule in rules]),
         state={key: state for part in parts for key, state in part.state.items()},
         inputs=unify_inputs(rules),
-        rate=RATE if rules[-1].assigns_parameter else common_rate(rules),
+        rate=RATE if any(line.target == "p" for line in last) or rules[-1].assigns_parameter else common_rate(rules),
         **single_attributes(parts),
     )
     taken = {*joined.hyper, *joined.inputs, *RESERVED, *(f"{key}.g" for key in keys), *map(gradient_of, joined.passes)}
