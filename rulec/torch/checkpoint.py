@@ -116,7 +116,10 @@ class TorchRun:
 
     def leaves(self) -> list[Leaf]:
         """The parameters, with their rules as other frameworks have them: no hyper-parameter is left unset there."""
-        routers = [Router(group_rule.entry.composed(group_rule.decay)) for group_rule in self.group_rules]
+        routers = [
+            Router(group_rule.entry.composed(group_rule.decay, transforms=group_rule.transforms))
+            for group_rule in self.group_rules
+        ]
         return [
             Leaf(
                 name, tuple(route.param.shape), dtype_name(route.param.dtype),

@@ -129,8 +129,22 @@ def interop_entries(rule: Rule, package: str) -> list[Mapping[str, Any]]:
 
 
 def decayed(rule: Rule, transform: str) -> Rule:
-    """The rule with weight decay by a transform of the library: by `l2` in the gradient, else in the direction."""
-    return load(transform) >> rule if transform == "l2" else rule + load(transform)
+    """The rule with weight decay by a transform of the library, whose strength is the hyper-parameter `weight_decay`.
+
+    By `l2` the decay is in the gradient, by `fixed_decay` a share of the parameter whatever the learning rate is, else in
+    the direction. A decay that the rule has itself is taken away.
+    """
+    bare = rule.bind(weight_decay=0) if "weight_decay" in rule.all_hyper else rule
+    if transform == "l2":
+        return load(transform) >> bare
+    if transform == "fixed_decay":
+        return load(transform)(bare).bind(decay_rate="weight_decay")
+    return bare + load(transform)
+
+
+def transformed(rule: Rule, transform: str) -> Rule:
+    """The rule with a transform of the library: inside of it where it is a wrapper, else after it."""
+    return load(transform)(rule) if load(transform).wraps else load(transform) >> rule
 
 
 @of_kind("missing")

@@ -16,7 +16,7 @@ from rulec.language import rule_data
 from rulec.language.compose.combine import substitute_hyper
 from rulec.language.expr.node import Kind, Node, Op, names_in, walk
 from rulec.language.hyper import Hyper
-from rulec.language.library.load import decayed
+from rulec.language.library.load import decayed, transformed
 from rulec.language.rule import Rule
 from rulec.language.sizes import entries, lists_of, sized
 
@@ -28,28 +28,30 @@ Place = tuple[str, int | None]
 class GroupRule:
     """The rule that a group's flags mean: an entry of the class, the transform of `weight_decay`, and the direction.
 
-    `unset` are hyper-parameters left to a default that follows from each parameter's dtype.
+    `unset` are hyper-parameters left to a default that follows from each parameter's dtype, `transforms` those of the
+    library that flags ask for.
     """
 
     entry: Entry
     decay: str
     maximize: bool
     unset: frozenset[str] = frozenset()
+    transforms: tuple[str, ...] = ()
 
     @property
     def rule(self) -> Rule:
         """The rule to run."""
-        return self.entry.composed(self.decay, self.unset)
+        return self.entry.composed(self.decay, self.unset, self.transforms)
 
     @property
     def settings(self) -> Mapping[str, Hyper]:
         """The hyper-parameters of the rule, and of the rules for tensors outside its condition."""
-        return self.entry.settings(self.decay, self.unset)
+        return self.entry.settings(self.decay, self.unset, self.transforms)
 
     @property
-    def engine(self) -> tuple[Entry, str, frozenset[str]]:
+    def engine(self) -> tuple[Entry, str, frozenset[str], tuple[str, ...]]:
         """The part that all groups of one engine share."""
-        return self.entry, self.decay, self.unset
+        return self.entry, self.decay, self.unset, self.transforms
 
     def hyper(self, values: Mapping[str, Any]) -> dict[str, float]:
         """The rule's hyper-parameters from a group's keywords."""
@@ -89,9 +91,10 @@ class Entry:
     """One rule that a class may mean.
 
     `when` are the keywords' values that choose it (`nonzero` is any number but 0). `places` has hyper-parameter ->
-    keyword and position, `states` the rule's name of a state -> torch's, and `decays` flag -> the transform that
-    `weight_decay` stands for with it (`default` without a flag). `counted` says whether torch's state has a step count,
-    and `takes_rows` whether torch takes sparse gradients.
+    keyword and position, `states` the rule's name of a state -> torch's. `decays` has flag -> the transform that
+    `weight_decay` stands for with it: `not FLAG` where the flag is off, `default` without a flag; the first that holds
+    counts. `transforms` has flag -> the transform of the library that it puts before or around the rule. `counted` says
+    whether torch's state has a step count, and `takes_rows` whether torch takes sparse gradients.
     """
 
     owner: str
@@ -100,6 +103,7 @@ class Entry:
     places: Mapping[str, Place] = field(default_factory=dict)
     states: Mapping[str, str] = field(default_factory=dict)
     decays: Mapping[str, str] = field(default_factory=dict)
+    transforms: Mapping[str, str] = field(default_factory=dict)
     counted: bool = True
     takes_rows: bool = False
 
@@ -125,8 +129,13 @@ class Entry:
     def keywords(self) -> set[str]:
         """Every keyword that means something to this rule."""
         names = {self.place(name)[0] for name in self.settings("")}
-        decaying = {"weight_decay"} | self.decays.keys() - {"default"} if self.decays else set()
-        return names | set(self.when) | decaying
+        decaying = {"weight_decay"} if self.decays else set()
+        return names | {*self.when} | decaying | self.flags
+
+    @functools.cached_property
+    def flags(self) -> set[str]:
+        """The keywords that choose transforms."""
+        return {flag.removeprefix("not ") for flag in self.decays if flag != "default"} | {*self.transforms}
 
     @functools.cached_property
     def by_dtype(self) -> frozenset[str]:
@@ -142,7 +151,8 @@ class Entry:
     def group_rule(self, values: Mapping[str, Any]) -> GroupRule:
         """This rule as a group's keywords want it."""
         unset = frozenset(name for name in self.by_dtype if self._argument(name, values) is None)
-        return GroupRule(self, self.decay(values), bool(values.get("maximize")), unset)
+        transforms = tuple(transform for flag, transform in self.transforms.items() if values.get(flag))
+        return GroupRule(self, self.decay(values), bool(values.get("maximize")), unset, transforms)
 
     def _argument(self, name: str, values: Mapping[str, Any]) -> Any:
         keyword, position = self.place(name)
@@ -158,7 +168,8 @@ class Entry:
     def decay(self, values: Mapping[str, Any]) -> str:
         """The transform that `weight_decay` stands for; empty where the rule has its own."""
         for flag, transform in self.decays.items():
-            if flag != "default" and values.get(flag):
+            name = flag.removeprefix("not ")
+            if flag != "default" and bool(values.get(name)) is (name == flag):
                 return transform
         return self.decays.get("default", "")
 
@@ -171,18 +182,23 @@ class Entry:
     def _composed(self) -> dict[Any, tuple[Rule, Mapping[str, Hyper]]]:
         return {}
 
-    def composed(self, decay: str, unset: frozenset[str] = frozenset()) -> Rule:
-        """The rule with weight decay by that transform, under the class's name; always the same object."""
-        return self._compose(decay, unset)[0]
+    def composed(self, decay: str, unset: frozenset[str] = frozenset(), transforms: tuple[str, ...] = ()) -> Rule:
+        """The rule with these transforms and weight decay, under the class's name; always the same object."""
+        return self._compose(decay, unset, transforms)[0]
 
-    def settings(self, decay: str, unset: frozenset[str] = frozenset()) -> Mapping[str, Hyper]:
+    def settings(
+        self, decay: str, unset: frozenset[str] = frozenset(), transforms: tuple[str, ...] = ()
+    ) -> Mapping[str, Hyper]:
         """The hyper-parameters of `composed`, and of the rules that it routes tensors to."""
-        return self._compose(decay, unset)[1]
+        return self._compose(decay, unset, transforms)[1]
 
-    def _compose(self, decay: str, unset: frozenset[str]) -> tuple[Rule, Mapping[str, Hyper]]:
-        key = decay, unset
+    def _compose(
+        self, decay: str, unset: frozenset[str], transforms: tuple[str, ...]
+    ) -> tuple[Rule, Mapping[str, Hyper]]:
+        key = decay, unset, transforms
         if key not in self._composed:
-            whole = decayed(self.rule, decay) if decay else self.rule
+            whole = functools.reduce(transformed, transforms, self.rule)
+            whole = decayed(whole, decay) if decay else whole
             whole = _with_defaults(whole, unset).standalone().renamed(self.owner, self.rule.summary)
             self._composed[key] = whole, whole.all_hyper
         return self._composed[key]

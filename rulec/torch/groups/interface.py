@@ -154,7 +154,7 @@ class Interface:
     @functools.cached_property
     def flag_keywords(self) -> tuple[str, ...]:
         """The keys of a group that decide its rule."""
-        flags = {k for f in self.entries for k in (*f.when, *f.decays, *f.unset_keywords)}
+        flags = {k for f in self.entries for k in (*f.when, *f.flags, *f.unset_keywords)}
         flags |= {"maximize", *self._choosing, *self._asking}
         if any(entry.decays for entry in self.entries):
             flags.add("weight_decay")

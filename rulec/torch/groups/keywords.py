@@ -1,0 +1,174 @@
+"""The interfaces of classes: torch's own for its rules, and for any other made from the rule and its namesakes.
+
+A class of a rule takes the rule's hyper-parameters, weight decay, and the words of the same optimizer elsewhere: those
+of `authors` and `pytorch_optimizer` in the interop section of the rule's file. There a flag may choose another rule
+file, or a transform of the library.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
+
+from rulec.errors import RuleError
+from rulec.language.expr.node import Node
+from rulec.language.hyper import Hyper
+from rulec.language.library.load import interop_entries, interop_index, load
+from rulec.language.rule import Rule
+from rulec.language.sizes import lists_of
+from rulec.torch.distributed.cross_process import reaches_across
+from rulec.torch.groups.entries import Entry, Place, list_places, reads_tags, shared_states
+from rulec.torch.groups.interface import OWN, TAKEN, Interface, StateDtype
+from rulec.torch.tensors.fake import without_compiler
+
+
+def torch_classes() -> Mapping[str, Sequence[str]]:
+    """Class of torch.optim -> the files of the rules that it may mean."""
+    return interop_index("torch", "class")
+
+
+def torch_interface(kind: str) -> Interface:
+    """The interface of a class of torch.optim, as the torch installed has it."""
+    theirs = getattr(torch.optim, kind)
+    entries = []
+    for file in torch_classes()[kind]:
+        rule = load(file)
+        entries += [_entry(kind, rule, fields) for fields in interop_entries(rule, "torch") if fields["class"] == kind]
+    entries.sort(key=lambda entry: entry.rule.name != kind)
+    parameters = [*list(inspect.signature(theirs).parameters.values())]
+    known = {p.name for p in parameters}
+    routed = [p for entry in entries for p in _routed_parameters(entry) if p.name not in known]
+    asking = [] if "capturable" in known else [_flag("capturable")]
+    parameters = sorted([*parameters, *routed, *asking, *_own_parameters(entries)], key=lambda p: p.kind)
+    signature = inspect.Signature(parameters, return_annotation=None)
+    example = _example(theirs)
+    fixed = {k: v for k, v in example.defaults.items() if k not in signature.parameters} | _fixed(entries)
+    full = bool(example.state)
+    return Interface(kind, signature, entries, fixed, full, refuses=bool(routed), asks_once=bool(asking))
+
+
+def _example(theirs: Any) -> Optimizer:
+    """An optimizer of torch's, over one matrix of one number, which every rule of torch's takes."""
+    body = {"add_param_group": without_compiler(Optimizer.add_param_group)}
+    example: Optimizer = type(theirs.__name__, (theirs,), body)([torch.zeros(1, 1, device="cpu")])
+    return example
+
+
+def rule_interface(rule: Rule, source: str = "") -> Interface:
+    """The interface of one rule by itself: its own hyper-parameters, betas in one tuple, and no flags."""
+    settings = rule.settings
+    fields = next(iter(interop_entries(rule, "torch")), None)
+    args = _betas(settings) if fields is None else fields.get("args", {})
+    states = {} if fields is None else fields.get("state", {})
+    rows = fields is not None and bool(fields.get("rows"))
+    places = _places(rule, settings, args) | list_places(rule)
+    entry = Entry(rule.name, rule, places=places, states=states, takes_rows=rows)
+    _check_free(entry, settings)
+    parameters = [inspect.Parameter("params", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=ParamsT)]
+    parameters += _keyword_parameters(entry, settings, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters += [_flag("maximize"), _flag("capturable")]
+    parameters += _own_parameters([entry])
+    signature = inspect.Signature(parameters)
+    return Interface(rule.name, signature, [entry], _fixed([entry]), source=source, asks_once=True)
+
+
+def _check_free(entry: Entry, settings: Mapping[str, Hyper]) -> None:
+    """RuleError where a keyword or state of the rule has a name that means something else in torch."""
+    rule, meaning = entry.rule, "which torch's optimizers have for something else"
+    for name in settings:
+        if entry.place(name)[0] in TAKEN:
+            raise RuleError(
+                f"{rule.name} has a hyper-parameter {name!r}, {meaning}: call it otherwise, as {name}_, in the rule or "
+                f"by bind({name}={name + '_'!r})"
+            )
+    keywords = {entry.place(name)[0] for name in settings}
+    for name in sorted(shared_states(entry.rules).keys() & {*keywords, *TAKEN}):
+        raise RuleError(f"{rule.name} has a state {name!r}, {meaning}: call it otherwise, as {name}_")
+    called = ["step", *map(entry.outside, rule.state)]
+    for name in called:
+        if called.count(name) > 1:
+            raise RuleError(f"the interop section of {rule.name} calls a state {name!r}, as another value is called")
+
+
+def _fixed(entries: Sequence[Entry]) -> dict[str, Any]:
+    """The entries of a group that are no keyword, and how they begin."""
+    rules = [rule for entry in entries for rule in entry.rules]
+    fixed: dict[str, Any] = {"tags": None} if reads_tags(rules) else {}
+    return fixed | ({"train_mode": True} if any(rule.evaluate is not None for rule in rules) else {})
+
+
+def _flag(name: str) -> inspect.Parameter:
+    """A keyword that is False unless it is given."""
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=bool)
+
+
+def _routed_parameters(entry: Entry) -> list[inspect.Parameter]:
+    """Keywords for the hyper-parameters of the rules that an entry of torch's class routes tensors to."""
+    main = entry.rules[0].hyper
+    others = {name: hyper for name, hyper in entry.settings("").items() if name not in main}
+    return _keyword_parameters(entry, others, inspect.Parameter.KEYWORD_ONLY)
+
+
+def _keyword_parameters(entry: Entry, settings: Mapping[str, Hyper], kind: Any) -> list[inspect.Parameter]:
+    keywords: dict[str, Any] = {}
+    for name in sorted(settings, key=lambda name: name != "lr"):
+        keyword, position = entry.place(name)
+        default = settings[name].default
+        default = None if isinstance(default, Node) else default
+        keywords[keyword] = default if position is None else (*keywords.get(keyword, ()), default)
+    lists = lists_of(entry.rule)
+    types = {k: Sequence[float] if k in lists else _type(k, v) for k, v in keywords.items()}
+    return [inspect.Parameter(k, kind, default=v, annotation=types[k]) for k, v in keywords.items()]
+
+
+def _type(keyword: str, default: Any) -> Any:
+    if isinstance(default, tuple):
+        return tuple[tuple([_type("", x) for x in default])]  # type: ignore[misc]
+    if default is None:
+        return float | None
+    return float | Tensor if keyword == "lr" else float
+
+
+def _own_parameters(entries: Sequence[Entry]) -> list[inspect.Parameter]:
+    types = {"state_dtype": StateDtype, "weights": str | None, "backend": str | None, "reduce_over": Any}
+    kind, rules = inspect.Parameter.KEYWORD_ONLY, [rule for entry in entries for rule in entry.rules]
+    names = [name for name in OWN if name != "reduce_over" or reaches_across(rules)]
+    parameters = [inspect.Parameter(name, kind, default=None, annotation=types[name]) for name in names]
+    return [*parameters, inspect.Parameter("seed", kind, default=0, annotation=int)]
+
+
+def _entry(kind: str, rule: Rule, fields: Mapping[str, Any]) -> Entry:
+    decays = fields.get("weight_decay", {})
+    settings = rule.settings
+    args = fields.get("args", {})
+    others = {name: hyper for name, hyper in settings.items() if name not in rule.standalone().hyper}
+    places = _places(rule, settings, args | _betas(others)) | list_places(rule)
+    return Entry(
+        kind, rule, fields.get("when", {}), places, fields.get("state", {}),
+        {"default": decays} if isinstance(decays, str) else decays, fields.get("step") != "absent",
+        bool(fields.get("rows")),
+    )  # fmt: skip
+
+
+def _places(rule: Rule, settings: Mapping[str, Hyper], args: Mapping[str, Any]) -> dict[str, Place]:
+    places: dict[str, Place] = {}
+    for keyword, ours in args.items():
+        for position, name in enumerate(ours if isinstance(ours, list) else [ours]):
+            if name not in settings:
+                raise RuleError(f"the interop section of {rule.name} names {name!r}, which is no hyper-parameter")
+            places[name] = (keyword, position if isinstance(ours, list) else None)
+    return places
+
+
+def _betas(settings: Mapping[str, Hyper]) -> dict[str, list[str]]:
+    """torch's custom for rules that torch does not have: beta1, beta2, ... are one tuple, betas."""
+    names = [name for name in settings if re.fullmatch(r"beta\d+", name)]
+    betas = [f"beta{i}" for i in range(1, 1 + len(names))]
+    return {"betas": betas} if len(betas) > 1 and sorted(names) == betas and "betas" not in settings else {}
