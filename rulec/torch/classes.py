@@ -139,12 +139,20 @@ def _paper(rule: Rule) -> str:
 
 def _decay_text(interface: Interface) -> str:
     decays = {flag: transform for f in interface.entries for flag, transform in f.decays.items()}
-    words = {"l2": "adds weight_decay*p to the gradient g", "decay": "adds weight_decay*p to the direction"}
-    lines = [
-        f"weight_decay {words[transform]}{'' if flag == 'default' else f' where {flag}'}."
-        for flag, transform in decays.items()
-    ]
+    words = {
+        "l2": "adds weight_decay*p to the gradient g",
+        "decay": "adds weight_decay*p to the direction",
+        "fixed_decay": "takes weight_decay*p from p, whatever lr is,",
+    }
+    first = sorted(decays.items(), key=lambda item: item[0] != "default")
+    lines = [f"weight_decay {words[transform]}{_where(flag)}." for flag, transform in first]
     return "\n".join(lines)
+
+
+def _where(flag: str) -> str:
+    """The words for a flag that is on, or for `not FLAG`, one that is off."""
+    name = flag.removeprefix("not ")
+    return "" if flag == "default" else f" where {name}" if name == flag else f" where {name} is False"
 
 
 def _routed_text(interface: Interface) -> str:
@@ -191,12 +199,12 @@ def _ranges(interface: Interface, keyword: str) -> Iterator[str]:
     """The range of each hyper-parameter that a keyword gives, once each."""
     seen = set()
     for entry in interface.entries:
-        for decay in {"", *entry.decays.values()}:
-            for name, hyper in entry.settings(decay).items():
-                place, position = entry.place(name)
-                if place == keyword and name not in seen:
-                    seen.add(name)
-                    yield _range(name, hyper, position is None and name == keyword)
+        decay = load("decay").hyper if entry.decays else {}
+        for name, hyper in {**entry.settings(""), **decay}.items():
+            place, position = entry.place(name)
+            if place == keyword and name not in seen:
+                seen.add(name)
+                yield _range(name, hyper, position is None and name == keyword)
 
 
 def _range(name: str, hyper: Hyper, alone: bool) -> str:
@@ -209,6 +217,9 @@ def _plain_meaning(interface: Interface, keyword: str) -> str:
         return "accepted and without effect: every step is fused"
     if any(keyword in entry.when for entry in interface.entries):
         return "chooses the rule, as above"
-    if any(keyword in entry.decays for entry in interface.entries):
+    for entry in interface.entries:
+        if keyword in entry.transforms:
+            return f"applies {entry.transforms[keyword]} of the library"
+    if any(keyword in entry.flags for entry in interface.entries):
         return "chooses what weight_decay means"
     return "as in torch.optim; only the default is supported"

@@ -9,10 +9,10 @@ from typing import Any, cast
 
 from rulec.errors import HyperError, RuleError
 from rulec.language.check import check_elementwise
-from rulec.language.compose.combine import plus, replace_names, substitute_hyper
+from rulec.language.compose.combine import map_nodes, plus, replace_names, substitute_hyper
 from rulec.language.expr.functions import FUNCTIONS
 from rulec.language.expr.names import RESERVED, RESULTS, declared_problem, short
-from rulec.language.expr.node import Node, Op, names_in
+from rulec.language.expr.node import Node, Op, const, names_in, rewrite
 from rulec.language.hyper import AT_START, DEFAULT_LR, Hyper, well_known_range
 from rulec.language.parse.expression import parse_expression
 from rulec.language.parse.located import Text
@@ -182,3 +182,35 @@ def _substituted(rule: AnyRule, values: Mapping[str, Node]) -> AnyRule:
     return replace(
         done, step=joined.step, state=joined.state, evaluate=joined.evaluate, skip=joined.skip, passes=joined.passes
     )
+
+
+def without_term(rule: AnyRule, key: str) -> AnyRule:
+    """The rule without a hyper-parameter, and without the terms that it multiplies: what is left where it is 0.
+
+    Raises RuleError where another hyper-parameter's default follows from it.
+    """
+    rest = rule.rest
+    if rest is not None and key in rest.all_hyper:
+        rule = replace(rule, otherwise=Routing(without_term(rest, key)))
+    if key not in rule.hyper:
+        return rule
+    hyper = {name: h for name, h in rule.hyper.items() if name != key}
+    for name, h in hyper.items():
+        if isinstance(h.default, Node) and key in names_in([h.default]):
+            raise RuleError(f"the default of {name} of {rule.name} follows from {key}, which cannot be taken away")
+    bare = substitute_hyper(rule, {key: const(0.0)})
+    step = map_nodes(bare.step, lambda value: rewrite([value], _without_nothing)[0])
+    return replace(bare, step=step, hyper=hyper, interop={})
+
+
+def _without_nothing(part: Node) -> Node:
+    """0 for a product with 0, and the other term of a sum with 0."""
+    if part.op not in (Op.MUL, Op.ADD, Op.SUB):
+        return part
+    zero = const(0.0)
+    left, right = part.args
+    if part.op is Op.MUL:
+        return zero if zero in (left, right) else part
+    if right is zero:
+        return left
+    return right if left is zero and part.op is Op.ADD else part

@@ -322,7 +322,7 @@ def _join(
         hyper=unify_hyper([(rule.name, rule.hyper) for rule in rules]),
         state={key: state for part in parts for key, state in part.state.items()},
         inputs=unify_inputs(rules),
-        rate=RATE if any(line.target == "p" for line in last) or rules[-1].assigns_parameter else common_rate(rules),
+        rate=RATE if any(rule.assigns_parameter for rule in rules) else common_rate(rules),
         **single_attributes(parts),
     )
     taken = {*joined.hyper, *joined.inputs, *RESERVED, *(f"{key}.g" for key in keys), *map(gradient_of, joined.passes)}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rulec.errors import RuleError
+from rulec.language.compose.bind import without_term
 from rulec.language.expr.names import is_rule_text, short
 from rulec.language.library.folder import library_folder
 from rulec.language.library.modules import installed, installed_rule, is_python_name, python_rule
@@ -115,7 +116,7 @@ def interop_index(package: str, keys: str) -> dict[str, tuple[str, ...]]:
     files_of: dict[str, list[str]] = {}
     for file in _files():
         text = (library_folder() / f"{file}.yaml").read_text(encoding="utf-8")
-        section = text.partition(f"\n  {package}:")[2]
+        section = re.split(r"\n  \w|\n\w", text.partition(f"\n  {package}:")[2])[0]
         named = re.findall(rf"\b(?:{keys}): *(\[[^\]]*\]|[\w.]+)", section)
         for name in dict.fromkeys(re.findall(r"[\w.]+", " ".join(named))):
             files_of.setdefault(name, []).append(file)
@@ -131,20 +132,25 @@ def interop_entries(rule: Rule, package: str) -> list[Mapping[str, Any]]:
 def decayed(rule: Rule, transform: str) -> Rule:
     """The rule with weight decay by a transform of the library, whose strength is the hyper-parameter `weight_decay`.
 
-    By `l2` the decay is in the gradient, by `fixed_decay` a share of the parameter whatever the learning rate is, else in
-    the direction. A decay that the rule has itself is taken away.
+    By `l2` the decay is in the gradient, by `fixed_decay` a share of the parameter whatever the learning rate is, else
+    in the direction. A decay that the rule has itself is taken away.
     """
-    bare = rule.bind(weight_decay=0) if "weight_decay" in rule.all_hyper else rule
+    bare = without_term(rule, "weight_decay")
     if transform == "l2":
         return load(transform) >> bare
     if transform == "fixed_decay":
-        return load(transform)(bare).bind(decay_rate="weight_decay")
+        fixed: Rule = load(transform)(bare)
+        return fixed.bind(decay_rate="weight_decay")
     return bare + load(transform)
 
 
 def transformed(rule: Rule, transform: str) -> Rule:
     """The rule with a transform of the library: inside of it where it is a wrapper, else after it."""
-    return load(transform)(rule) if load(transform).wraps else load(transform) >> rule
+    part = load(transform)
+    if not part.wraps:
+        return part >> rule
+    whole: Rule = part(rule)
+    return whole
 
 
 @of_kind("missing")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -63,6 +64,17 @@ TAKEN = (
     *COUNTS.values(),
 )  # fmt: skip
 
+#: Keys of groups that schedulers and trainers write for themselves.
+_OF_OTHERS = frozenset((
+    "params", "param_names", "name", "names", "group_name", *SPLITTING, *CHOOSING, *COUNTS.values(), "formats",
+    "initial_lr", "max_lr", "min_lr", "swa_lr", "base_lr", "lr_scale", "lr_mult", "lr_multiplier", "decay_mult",
+    "wd_mult", "wd_multiplier", "initial_weight_decay", "base_momentum", "max_momentum", "initial_momentum",
+    "initial_betas", "lr_at_start", "train_mode", "is_expert_parallel", "layer_id", "group_id",
+))  # fmt: skip
+
+#: The classes and keys of groups that were warned of.
+_warned: set[tuple[str, str]] = set()
+
 #: The type of `state_dtype`: for all states, or by name, ours or torch's.
 StateDtype = torch.dtype | str | Mapping[str, torch.dtype | str] | None
 
@@ -73,7 +85,8 @@ class Interface:
 
     `fixed` are keys of a group beside the keywords. `full_at_once`: states exist before the first step. `refuses`: a
     tensor is routed to another rule only where its group has tags, for torch's class refuses it. `asks_once`:
-    `capturable` is of the whole optimizer, for torch's class has no such keyword.
+    `capturable` is of the whole optimizer, for torch's class has no such keyword. `aliases` are other words for
+    keywords, each for one of them or for several that a tuple has, and `ignored` words that change nothing.
     """
 
     name: str
@@ -84,6 +97,8 @@ class Interface:
     source: str = ""
     refuses: bool = False
     asks_once: bool = False
+    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    ignored: frozenset[str] = frozenset()
 
     def sized(self, values: Mapping[str, Any]) -> Interface:
         """The interface for the lengths in a group's keywords."""
@@ -163,6 +178,7 @@ class Interface:
     def bind(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
         """Every keyword's value, given or by default; HyperError for a keyword that there is not."""
         known = self.signature.parameters
+        keywords = self.in_own_words(keywords, "")
         for key in keywords:
             if key not in known:
                 raise HyperError(f"{self.name} has no keyword {key!r}{self.suggestion(key)}")
@@ -177,6 +193,27 @@ class Interface:
                 bound.arguments[key] = tuple(bound.arguments[key])
         self._check_unnamed(bound.arguments)
         return dict(bound.arguments)
+
+    def in_own_words(self, values: Mapping[str, Any], whose: str) -> dict[str, Any]:
+        """The values under this class's keywords, without those that change nothing; `whose` is `a group of ` or empty.
+
+        HyperError where two words for one keyword are given, or a tuple has another length than the keywords it gives.
+        """
+        done = {key: value for key, value in values.items() if key not in self.ignored}
+        for alias, keywords in self.aliases.items():
+            if alias not in done:
+                continue
+            value = done.pop(alias)
+            parts = [value] if len(keywords) == 1 else [*value] if isinstance(value, tuple | list) else []
+            if len(parts) != len(keywords):
+                raise HyperError(f"{alias}={value!r} of {whose}{self.name} must be ({', '.join(keywords)})")
+            for keyword, part in zip(keywords, parts, strict=True):
+                if keyword in done:
+                    raise HyperError(
+                        f"{whose}{self.name} was given {alias} and {keyword}, which are one: leave one out"
+                    )
+                done[keyword] = part
+        return done
 
     @functools.cached_property
     def lists(self) -> set[str]:
@@ -199,7 +236,30 @@ class Interface:
             if position is not None:
                 names = [name for name, (k, _) in entry.places.items() if k == keyword]
                 return f": give {keyword}=({', '.join(names)})"
-        return did_you_mean(key, self.signature.parameters)
+        if key == "weight_decay":
+            return ": weight decay has no meaning for its rule"
+        return did_you_mean(key, [*self.signature.parameters, *self.aliases])
+
+    def take_group(self, group: dict[str, Any]) -> None:
+        """Brings the keys of a new parameter group into this class's words.
+
+        HyperError for a weight decay that the rule has no use for. A key that nothing reads, neither the class nor a
+        scheduler or trainer, is left there with a warning.
+        """
+        whose = "a group of "
+        own = self.in_own_words(group, whose)
+        if own.get("weight_decay") and "weight_decay" not in self.signature.parameters:
+            raise HyperError(
+                f"{whose}{self.name} has weight_decay={own['weight_decay']!r}{self.suggestion('weight_decay')}"
+            )
+        if own.keys() != group.keys():
+            group.clear()
+            group.update(own)
+        for key in group.keys() - self.signature.parameters.keys() - self.fixed.keys() - _OF_OTHERS:
+            if not key.startswith("_") and (self.name, key) not in _warned:
+                _warned.add((self.name, key))
+                hint = self.suggestion(key) or ": remove it, if nothing else reads it"
+                warnings.warn(f"{whose}{self.name} has {key!r}, which {self.name} does not read{hint}", stacklevel=2)
 
     def choose(self, values: Mapping[str, Any]) -> GroupRule:
         """The rule that a group's keywords mean. HyperError where they mean none."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -62,21 +64,141 @@ def _example(theirs: Any) -> Optimizer:
 
 
 def rule_interface(rule: Rule, source: str = "") -> Interface:
-    """The interface of one rule by itself: its own hyper-parameters, betas in one tuple, and no flags."""
-    settings = rule.settings
-    fields = next(iter(interop_entries(rule, "torch")), None)
-    args = _betas(settings) if fields is None else fields.get("args", {})
-    states = {} if fields is None else fields.get("state", {})
-    rows = fields is not None and bool(fields.get("rows"))
-    places = _places(rule, settings, args) | list_places(rule)
-    entry = Entry(rule.name, rule, places=places, states=states, takes_rows=rows)
-    _check_free(entry, settings)
+    """The interface of a rule by itself: its hyper-parameters, betas in one tuple, weight decay, flags of namesakes."""
+    entries = _exclusive([_own_entry(rule, {}), *_variants(rule)])
+    for entry in entries:
+        _check_free(entry, entry.rule.settings)
     parameters = [inspect.Parameter("params", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=ParamsT)]
-    parameters += _keyword_parameters(entry, settings, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters += [_flag("maximize"), _flag("capturable")]
-    parameters += _own_parameters([entry])
+    parameters += _keyword_parameters(entries[0], rule.settings, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    further = [
+        *chain.from_iterable(
+            _keyword_parameters(entry, entry.rule.settings, inspect.Parameter.KEYWORD_ONLY) for entry in entries[1:]
+        ),
+        *_decay_parameters(entries), *_flag_parameters(entries), _flag("maximize"),
+        *map(_hint, ("foreach", "fused")), _flag("capturable"), _flag("differentiable"), *_own_parameters(entries),
+    ]  # fmt: skip
+    for parameter in further:
+        if parameter.name not in {known.name for known in parameters}:
+            parameters.append(parameter)
     signature = inspect.Signature(parameters)
-    return Interface(rule.name, signature, [entry], _fixed([entry]), source=source, asks_once=True)
+    interface = Interface(rule.name, signature, entries, _fixed(entries), source=source, asks_once=True)
+    return replace(interface, aliases=_aliases(interface), ignored=_ignored(rule))
+
+
+def _own_entry(rule: Rule, when: Mapping[str, Any], owner: str = "", flags: Mapping[str, str] | None = None) -> Entry:
+    """The entry of a rule with its own words, for these values of flags."""
+    fields = next(iter(interop_entries(rule, "torch")), {})
+    args = fields.get("args") or _betas(rule.settings)
+    return Entry(
+        owner or rule.name, rule, when, places=_places(rule, rule.settings, args) | list_places(rule),
+        states=fields.get("state", {}), decays=_decays(rule), transforms=_transforms(rule) if flags is None else flags,
+        takes_rows=bool(fields.get("rows")),
+    )  # fmt: skip
+
+
+def _namesakes(rule: Rule) -> list[Mapping[str, Any]]:
+    """What the interop section says of the same optimizer elsewhere, of its authors' words first."""
+    return [*interop_entries(rule, "authors"), *interop_entries(rule, "pytorch_optimizer")]
+
+
+def _variants(rule: Rule) -> list[Entry]:
+    """The entries of other rule files that flags of the class of this name in pytorch_optimizer mean."""
+    index = interop_index("pytorch_optimizer", "class")
+    theirs = [name for name in index if name.casefold() == rule.name.casefold()]
+    found = []
+    for file in dict.fromkeys(file for name in theirs for file in index[name]):
+        other = load(file)
+        fields = [each for each in interop_entries(other, "pytorch_optimizer") if each["class"] in theirs]
+        if other.name != rule.name:
+            found += [_own_entry(other, each["when"], rule.name, _transforms(rule)) for each in fields]
+    return found
+
+
+def _exclusive(entries: Sequence[Entry]) -> list[Entry]:
+    """The entries, each with a value for every flag of the others: off where it says nothing."""
+    off = {flag: _off(value) for entry in entries for flag, value in entry.when.items()}
+    return [replace(entry, when=off | {**entry.when}) for entry in entries]
+
+
+def _off(value: Any) -> Any:
+    """The value of a flag that does not choose the entry with this value."""
+    return not value if isinstance(value, bool) else None
+
+
+def _transforms(rule: Rule) -> dict[str, str]:
+    """Flag of pytorch_optimizer's class -> the transform that it puts before or around the rule."""
+    return {flag: name for fields in _namesakes(rule) for flag, name in fields.get("flags", {}).items()}
+
+
+#: The transforms that `weight_decay` stands for, by flags that classes with it have; the first flag that holds counts.
+_DECAYS = {"not weight_decouple": "l2", "fixed_decay": "fixed_decay", "default": "decay"}
+
+
+def _decays(rule: Rule) -> Mapping[str, str]:
+    """The transforms that `weight_decay` stands for; none where the rule has its own, or has no meaning for decay.
+
+    A rule with its own decay has the flags for another one where its file says which its own is.
+    """
+    said = _author_decay(rule)
+    if isinstance(said, Mapping):
+        return said
+    if "weight_decay" in rule.all_hyper:
+        return {} if said is None else {flag: how for flag, how in _DECAYS.items() if flag != "default"}
+    return {} if said == "none" or (rule.assigns_parameter and said is None) else _DECAYS
+
+
+def _author_decay(rule: Rule) -> Any:
+    """The rule file's word on weight decay in its authors' code: `l2`, `decay`, `none` or a transform for each flag.
+
+    None where the file has no word.
+    """
+    return next((each["weight_decay"] for each in interop_entries(rule, "authors") if "weight_decay" in each), None)
+
+
+def _decay_parameters(entries: Sequence[Entry]) -> list[inspect.Parameter]:
+    """Keywords for the weight decay of rules without their own; `weight_decouple` is False where authors couple it."""
+    if not any(entry.decays for entry in entries):
+        return []
+    decoupled = _author_decay(entries[0].rule) in (None, "decay")
+    kind = inspect.Parameter.KEYWORD_ONLY
+    keywords = [inspect.Parameter("weight_decay", kind, default=0.0, annotation=float)]
+    flags = dict.fromkeys(flag.removeprefix("not ") for entry in entries for flag in entry.decays if flag != "default")
+    for flag in flags:
+        default = flag == "weight_decouple" and decoupled
+        keywords.append(inspect.Parameter(flag, kind, default=default, annotation=bool))
+    return keywords
+
+
+def _flag_parameters(entries: Sequence[Entry]) -> list[inspect.Parameter]:
+    """Keywords that choose another rule or a transform, by default this rule without it."""
+    parameters = [_flag(flag) for flag in entries[0].transforms]
+    for flag, default in entries[0].when.items():
+        kind, annotation = inspect.Parameter.KEYWORD_ONLY, bool if isinstance(default, bool) else str | None
+        parameters.append(inspect.Parameter(flag, kind, default=default, annotation=annotation))
+    return parameters
+
+
+def _aliases(interface: Interface) -> dict[str, tuple[str, ...]]:
+    """Other words for keywords of a class: each stands for one keyword, or for several that a tuple has."""
+    aliases: dict[str, tuple[str, ...]] = {}
+    for entry in interface.entries:
+        for fields in _namesakes(entry.rule):
+            for theirs, ours in fields.get("args", {}).items():
+                names = ours if isinstance(ours, list) else [ours]
+                keywords = tuple(dict.fromkeys(entry.place(name)[0] for name in names))
+                if theirs not in interface.signature.parameters:
+                    aliases[theirs] = keywords
+    return aliases
+
+
+def _ignored(rule: Rule) -> frozenset[str]:
+    """The words of namesakes that change nothing that is computed."""
+    return frozenset(word for fields in _namesakes(rule) for word in fields.get("ignores", ()))
+
+
+def _hint(name: str) -> inspect.Parameter:
+    """A keyword of torch's classes on how to run."""
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=bool | None)
 
 
 def _check_free(entry: Entry, settings: Mapping[str, Hyper]) -> None:
@@ -149,11 +271,11 @@ def _entry(kind: str, rule: Rule, fields: Mapping[str, Any]) -> Entry:
     settings = rule.settings
     args = fields.get("args", {})
     others = {name: hyper for name, hyper in settings.items() if name not in rule.standalone().hyper}
-    places = _places(rule, settings, args | _betas(others)) | list_places(rule)
     return Entry(
-        kind, rule, fields.get("when", {}), places, fields.get("state", {}),
-        {"default": decays} if isinstance(decays, str) else decays, fields.get("step") != "absent",
-        bool(fields.get("rows")),
+        kind, rule, fields.get("when", {}),
+        places=_places(rule, settings, args | _betas(others)) | list_places(rule),
+        states=fields.get("state", {}), decays={"default": decays} if isinstance(decays, str) else decays,
+        counted=fields.get("step") != "absent", takes_rows=bool(fields.get("rows")),
     )  # fmt: skip
 
 
