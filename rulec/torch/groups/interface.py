@@ -248,7 +248,7 @@ class Interface:
         """
         whose = "a group of "
         own = self.in_own_words(group, whose)
-        if own.get("weight_decay") and "weight_decay" not in self.signature.parameters:
+        if "weight_decay" not in self.signature.parameters and own.get("weight_decay", 0) != 0:
             raise HyperError(
                 f"{whose}{self.name} has weight_decay={own['weight_decay']!r}{self.suggestion('weight_decay')}"
             )
@@ -256,7 +256,7 @@ class Interface:
             group.clear()
             group.update(own)
         for key in group.keys() - self.signature.parameters.keys() - self.fixed.keys() - _OF_OTHERS:
-            if not key.startswith("_") and (self.name, key) not in _warned:
+            if not key.startswith("_") and key != "weight_decay" and (self.name, key) not in _warned:
                 _warned.add((self.name, key))
                 hint = self.suggestion(key) or ": remove it, if nothing else reads it"
                 warnings.warn(f"{whose}{self.name} has {key!r}, which {self.name} does not read{hint}", stacklevel=2)
