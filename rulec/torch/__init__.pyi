@@ -3147,6 +3147,8 @@ class NovoGrad(RuleOptimizer):
         eps: float = 1e-08,
         weight_decay: float = 0.0,
         *,
+        fixed_decay: bool = False,
+        weight_decouple: bool = False,
         maximize: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,

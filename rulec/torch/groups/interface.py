@@ -255,8 +255,9 @@ class Interface:
         if own.keys() != group.keys():
             group.clear()
             group.update(own)
-        for key in group.keys() - self.signature.parameters.keys() - self.fixed.keys() - _OF_OTHERS:
-            if not key.startswith("_") and key != "weight_decay" and (self.name, key) not in _warned:
+        known = {*self.signature.parameters, *self.fixed, "weight_decay", *_OF_OTHERS}
+        for key in group:
+            if key not in known and not key.startswith("_") and (self.name, key) not in _warned:
                 _warned.add((self.name, key))
                 hint = self.suggestion(key) or ": remove it, if nothing else reads it"
                 warnings.warn(f"{whose}{self.name} has {key!r}, which {self.name} does not read{hint}", stacklevel=2)
