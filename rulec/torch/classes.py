@@ -152,7 +152,7 @@ def _decay_text(interface: Interface) -> str:
 def _where(flag: str) -> str:
     """The words for a flag that is on, or for `not FLAG`, one that is off."""
     name = flag.removeprefix("not ")
-    return "" if flag == "default" else f" where {name}" if name == flag else f" where {name} is False"
+    return "" if flag == "default" else f" where {name} is {name == flag}"
 
 
 def _routed_text(interface: Interface) -> str:

@@ -322,6 +322,7 @@ def group_of(
 
 def keywords_of(interface: Interface, keywords: Mapping[str, Any]) -> dict[str, Any]:
     """The keywords of a class among these, under its names."""
+    keywords = interface.in_own_words(keywords, "")
     known_keywords = {name: value for name, value in keywords.items() if _place(interface, name) is not None}
     dtypes = known_keywords.get("state_dtype")
     if isinstance(dtypes, Mapping):
@@ -336,7 +337,7 @@ def _translated(interface: Interface, hyper: Mapping[str, Any], others: Mapping[
     `others` and the defaults complete a tuple of which not all was given. HyperError for what the class does not have.
     """
     translated: dict[str, Any] = {}
-    for name, value in hyper.items():
+    for name, value in interface.in_own_words(hyper, "").items():
         place = _place(interface, name)
         if place is None:
             raise HyperError(f"{interface.name} has no keyword {name!r}{interface.suggestion(name)}")

@@ -251,10 +251,10 @@ def _moved_sum(rules: Sequence[AnyRule], moving: Sequence[AnyRule], title: str) 
             f"{first.called} + {rest[0].called}(lr=0.01), or another number"
         )
     keys = keys_of([first, *rest])
-    own = free_name("new_p", {*own_names(first), *first.hyper, *first.inputs})
+    new = free_name("new_p", {*own_names(first), *first.hyper, *first.inputs})
     total = node(Op.MUL, rate, _directions(keys[1:]))
-    last = Assign("p", node(Op.SUB, name(f"{keys[0]}.{own}"), total))
-    return _join([_assigning(first, own), *rest], keys, [name("g")] * len(keys), [last], title)
+    last = Assign("p", node(Op.SUB, name(f"{keys[0]}.{new}"), total))
+    return _join([_assigning(first, new), *rest], keys, [name("g")] * len(keys), [last], title)
 
 
 def _assigning(rule: AnyRule, new: str) -> AnyRule:

@@ -247,14 +247,14 @@ class Interface:
         scheduler or trainer, is left there with a warning.
         """
         whose = "a group of "
-        own = self.in_own_words(group, whose)
-        if "weight_decay" not in self.signature.parameters and own.get("weight_decay", 0) != 0:
+        values = self.in_own_words(group, whose)
+        if "weight_decay" not in self.signature.parameters and values.get("weight_decay", 0) != 0:
             raise HyperError(
-                f"{whose}{self.name} has weight_decay={own['weight_decay']!r}{self.suggestion('weight_decay')}"
+                f"{whose}{self.name} has weight_decay={values['weight_decay']!r}{self.suggestion('weight_decay')}"
             )
-        if own.keys() != group.keys():
+        if values.keys() != group.keys():
             group.clear()
-            group.update(own)
+            group.update(values)
         known = {*self.signature.parameters, *self.fixed, "weight_decay", *_OF_OTHERS}
         for key in group:
             if key not in known and not key.startswith("_") and (self.name, key) not in _warned:

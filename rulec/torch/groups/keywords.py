@@ -105,13 +105,13 @@ def _variants(rule: Rule) -> list[Entry]:
     """The entries of other rule files that flags of the class of this name in pytorch_optimizer mean."""
     index = interop_index("pytorch_optimizer", "class")
     theirs = [name for name in index if name.casefold() == rule.name.casefold()]
-    found = []
+    variants = []
     for file in dict.fromkeys(file for name in theirs for file in index[name]):
         other = load(file)
         fields = [each for each in interop_entries(other, "pytorch_optimizer") if each["class"] in theirs]
         if other.name != rule.name:
-            found += [_own_entry(other, each["when"], rule.name, _transforms(rule)) for each in fields]
-    return found
+            variants += [_own_entry(other, each["when"], rule.name, _transforms(rule)) for each in fields]
+    return variants
 
 
 def _exclusive(entries: Sequence[Entry]) -> list[Entry]:
