@@ -13,6 +13,7 @@ import torch
 
 import rulec
 import rulec.torch
+from rulec.compiler.routing import Router
 from rulec.errors import HyperError
 from rulec.torch.classes import class_names
 from rulec.torch.groups import interface as interfaces
@@ -73,6 +74,19 @@ def test_a_group_decays_in_every_class(name: str) -> None:
     decayed = trained(made(name, {"weight_decay": 0.5}))
     assert default != 0 or torch.equal(plain, zero)
     assert not torch.allclose(zero, decayed, rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("name", [name for name in class_names() if name not in WITHOUT])
+def test_decay_adds_no_stage_and_no_state(name: str) -> None:
+    for entry in getattr(rulec.torch, name).interface.entries:
+        plain = Router(entry.composed("")).rules
+        for transform in {*entry.decays.values()}:
+            for before, after in zip(plain, Router(entry.composed(transform)).rules, strict=True):
+                programs = rulec.compile(before), rulec.compile(after)
+                assert {*after.state} == {*before.state}
+                # A product with the gradient reads it from memory, so the gradient with the decay in it is written.
+                written = transform == "l2" and any("@" in line for line in before.step_text().splitlines())
+                assert len(programs[1].stages) <= len(programs[0].stages) + written
 
 
 @pytest.mark.parametrize("name", WITHOUT)
