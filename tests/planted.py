@@ -423,7 +423,7 @@ FAULTS = (
         "rulec/runtime/distributed/all_to_all.py",
         "return [(side * k // count, side * (k + 1) // count)",
         "return [(side // count * k, side // count * (k + 1))",
-        "runtime/test_owners.py torch/test_muon.py",
+        "runtime/test_owners.py torch/test_exchange.py",
     ),
     Fault(
         "shards",

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from rulec.compiler.view import matrix_view
+from rulec.runtime.distributed.all_to_all import cuts
 from rulec.runtime.distributed.owners import (
     Assignment,
     Division,
@@ -180,6 +181,15 @@ def test_a_piece_has_the_parts_that_lie_in_it() -> None:
     assert [[*map(int, (r[0].start, r[0].stop))] for r in piece.rectangles] == [[0, 0], [0, 2], [2, 5], [5, 6]]
     assert piece.numel == 18
     assert whole.piece(0, 4, 10) is piece
+
+
+@pytest.mark.parametrize(("side", "count"), [(171, 2), (10, 4), (3, 4), (8, 1), (0, 2)])
+def test_pieces_of_a_side_follow_one_another_and_are_nearly_equal(side: int, count: int) -> None:
+    bounds = cuts(side, count)
+    starts, stops = [start for start, _ in bounds], [stop for _, stop in bounds]
+    assert [*starts, side] == [0, *stops]
+    lengths = [stop - start for start, stop in bounds]
+    assert max(lengths) - min(lengths) <= 1
 
 
 def test_buckets_are_bounded_for_every_owner() -> None:

@@ -227,8 +227,8 @@ step: |
   direction = newton_schulz(m, steps=4, dtype="%s", coefficients="polar_express", normalize=1.5)
 """
 
-#: One matrix with most of the work, wide or tall, and three small ones.
-LARGE = {"wide": (72, 170), "a": (24, 40), "b": (9, 33), "c": (31, 12)}
+#: One matrix with most of the work, wide or tall, that two owners cut unevenly, and three small ones.
+LARGE = {"wide": (72, 171), "a": (24, 40), "b": (9, 33), "c": (31, 12)}
 
 
 def of_teams(rank: int, shape: tuple[int, ...], names: Sequence[str]) -> None:

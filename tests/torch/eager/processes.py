@@ -7,6 +7,7 @@ import os
 import tempfile
 import traceback
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -14,6 +15,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 COUNT = 2
+
+#: Processes that wait for one another in different messages would wait for ever; after this time each says where it is.
+DEADLOCK = timedelta(minutes=2)
 
 
 def together(work: Callable[[int], None], count: int = COUNT) -> None:
@@ -29,7 +33,8 @@ def together(work: Callable[[int], None], count: int = COUNT) -> None:
 def _process(rank: int, folder: str, work: Callable[[int], None], count: int) -> None:
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=count)
+    meeting = f"file://{folder}/meeting"
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=count, timeout=DEADLOCK)
     try:
         work(rank)
     except BaseException:  # noqa: BLE001 - whatever it is, the other process waits for this one
