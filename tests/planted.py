@@ -246,8 +246,8 @@ FAULTS = (
     Fault(
         "cpu",
         "backends/cpu/words.py",
-        "types.boolean and a == b else None",
-        "types.boolean else None",
+        "builder.select(*values)",
+        "builder.select(values[0], values[2], values[1])",
         "backends/test_cpu.py backends/test_cpu_math.py",
     ),
     Fault(

@@ -176,6 +176,19 @@ def test_rolled_back_it_goes_on_as_if_nothing_had_been(rule: str) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
+def test_every_layer_that_was_updated_is_rolled_back(rule: str) -> None:
+    whole, opt = twins(rule)
+    whole.step(gradients(1))
+    opt.step(gradients(1))
+    grads = gradients(2)
+    with pytest.raises(ZeroDivisionError):
+        break_off(opt, {"embed": grads["embed"], "body/hidden": grads["body"]["hidden"]}, journal=True)
+    assert not same(whole, opt)
+    opt.rollback()
+    assert same(whole, opt)
+
+
+@pytest.mark.parametrize("rule", RULES)
 def test_accepted_it_goes_on_from_what_was_updated(rule: str) -> None:
     whole, opt = broken(rule, journal=False)
     opt.accept_partial()

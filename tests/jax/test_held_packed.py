@@ -158,6 +158,18 @@ def test_reading_changes_neither_what_was_read_nor_the_steps_after_it() -> None:
     same(views, values)
 
 
+def test_a_state_that_was_read_is_still_updated_in_place() -> None:
+    params, state = trained(2)
+
+    def addresses(state: Any) -> list[int]:
+        return [flat.unsafe_buffer_pointer() for flat in jax.tree.leaves(held(state))]
+
+    before, read = addresses(state), (state.m, state.v)
+    _, new = rulec.jax.step("adamw", params, normal(9), state)
+    assert addresses(new) == before
+    assert all(x.is_deleted() for x in jax.tree.leaves(read))
+
+
 def test_donated_trees_are_gone_and_kept_ones_are_not() -> None:
     params, first = normal(0), rulec.jax.init("adamw", normal(0))
     kept = first
