@@ -22,7 +22,7 @@ import rulec
 import rulec.torch
 from rulec.errors import RulecError
 from rulec.torch.distributed.comparison import difference
-from tests.torch.eager.processes import together
+from tests.torch.eager.processes import check_in_processes
 from tests.torch.test_communication import everywhere, sent
 from tests.torch.test_meshes import kind_of
 
@@ -110,12 +110,14 @@ def of_order(rank: int, names: Sequence[str]) -> None:
 
 
 def test_tensors_in_another_order_are_paired_by_name() -> None:
-    together(partial(of_order, names=("lamb", "muon")))
+    check_in_processes(partial(of_order, names=("lamb", "muon")))
 
 
 @pytest.mark.slow
 def test_tensors_in_another_order_are_paired_by_name_under_rules_of_each_kind() -> None:
-    together(partial(of_order, names=("adafactor", "soap", "clip >> lamb", "prodigy", "noise >> adam", "shampoo")))
+    check_in_processes(
+        partial(of_order, names=("adafactor", "soap", "clip >> lamb", "prodigy", "noise >> adam", "shampoo"))
+    )
 
 
 def placed(mesh: Any, shapes: Sequence[tuple[int, ...]]) -> list[nn.Parameter]:
@@ -410,7 +412,7 @@ def of_two(rank: int) -> None:
 
 
 def test_what_differs_is_one_sentence_in_all_processes() -> None:
-    together(of_two)
+    check_in_processes(of_two)
 
 
 def closures_of_two(rank: int) -> None:
@@ -419,7 +421,7 @@ def closures_of_two(rank: int) -> None:
 
 
 def test_a_closure_or_hook_that_raises_in_one_process_is_an_error_in_all() -> None:
-    together(closures_of_two)
+    check_in_processes(closures_of_two)
 
 
 def of_four(rank: int) -> None:
@@ -439,7 +441,7 @@ def of_four(rank: int) -> None:
 
 @pytest.mark.slow
 def test_what_differs_among_four_processes() -> None:
-    together(of_four, 4)
+    check_in_processes(of_four, 4)
 
 
 # Sentences, without processes

@@ -89,7 +89,7 @@ def test_a_run_of_schedulefree_goes_on(kind: str, evaluated: bool) -> None:
     assert (ours - theirs).abs().max() <= 1e-12 * theirs.abs().max()
 
 
-def refused(optimizer: Any, saved: dict[str, Any], words: str) -> None:
+def check_refused(optimizer: Any, saved: dict[str, Any], words: str) -> None:
     before = copy.deepcopy(optimizer.state_dict())
     with pytest.raises(StateMismatch, match=words):
         optimizer.load_state_dict(saved)
@@ -100,13 +100,15 @@ def refused(optimizer: Any, saved: dict[str, Any], words: str) -> None:
 def test_states_of_schedulefree_go_to_no_other_rule() -> None:
     saved = average(0.1, 3)
     saved.pop("param")
-    refused(rt.AdamW([nn.Parameter(normal(0))]), saved, "are of schedulefree, and AdamW computes otherwise")
+    check_refused(rt.AdamW([nn.Parameter(normal(0))]), saved, "are of schedulefree, and AdamW computes otherwise")
     loud = copy.deepcopy(saved)
     loud["param_groups"][0]["silent_sgd_phase"] = False
-    refused(rt.ScheduleFreeRAdam([nn.Parameter(normal(0))]), loud, "silent_sgd_phase=False")
+    check_refused(rt.ScheduleFreeRAdam([nn.Parameter(normal(0))]), loud, "silent_sgd_phase=False")
     for count in ("3", -1, None):
         saved["param_groups"][0]["k"] = count
-        refused(rt.ScheduleFreeSGD([nn.Parameter(normal(0))]), saved, "k of a saved group is .* no count of steps")
+        check_refused(
+            rt.ScheduleFreeSGD([nn.Parameter(normal(0))]), saved, "k of a saved group is .* no count of steps"
+        )
 
 
 @pytest.mark.parametrize("keywords", [{}, {"lr": 1e-2, "relative_step": False, "beta1": 0.9}], ids=str)
@@ -116,7 +118,9 @@ def test_the_layout_of_transformers_is_named(kind: str, keywords: dict[str, Any]
     there = Adafactor([param], **keywords)
     param.grad = torch.ones(SHAPE)
     there.step()
-    refused(getattr(rt, kind)([param]), there.state_dict(), "an Adafactor of transformers, whose layout is not read")
+    check_refused(
+        getattr(rt, kind)([param]), there.state_dict(), "an Adafactor of transformers, whose layout is not read"
+    )
 
 
 def test_the_layout_of_prodigyopt_is_named() -> None:
@@ -124,7 +128,7 @@ def test_the_layout_of_prodigyopt_is_named() -> None:
     state = {"step": 3, "s": torch.ones(48), "p0": torch.ones(48), "exp_avg": normal(0), "exp_avg_sq": normal(0)}
     words = "of prodigyopt, whose layout is not read"
     for saved in ({"state": {0: state}, "param_groups": [group]}, {"state": {}, "param_groups": [group]}):
-        refused(rt.Prodigy([nn.Parameter(normal(0))]), saved, words)
+        check_refused(rt.Prodigy([nn.Parameter(normal(0))]), saved, words)
 
 
 def test_a_state_of_prodigyopt_is_refused_by_its_name() -> None:
@@ -132,4 +136,4 @@ def test_a_state_of_prodigyopt_is_refused_by_its_name() -> None:
     param = nn.Parameter(normal(0))
     there = library.Prodigy([param])
     steps(there, param, range(2))
-    refused(rt.Prodigy([param]), there.state_dict(), "of prodigyopt, whose layout is not read")
+    check_refused(rt.Prodigy([param]), there.state_dict(), "of prodigyopt, whose layout is not read")

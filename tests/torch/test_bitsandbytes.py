@@ -88,7 +88,7 @@ def saved(kind: str = "AdamW", word: str | None = "dynamic8", **keywords: Any) -
     return there
 
 
-def refused(there: dict[str, Any], words: str, optimizer: Any) -> None:
+def check_refused(there: dict[str, Any], words: str, optimizer: Any) -> None:
     """The state is refused, and the optimizer stays what it was."""
     before, group = values(optimizer), dict(optimizer.param_groups[0])
     with pytest.raises(StateMismatch, match=words):
@@ -140,7 +140,7 @@ def test_damaged_states_are_refused_and_nothing_changes(damage: str, word: str |
     there = saved()
     change, words = DAMAGE[damage]
     change(there["state"][0]["__bnb_optimizer_quant_state__"])
-    refused(there, words, made("AdamW", state_dtype=word))
+    check_refused(there, words, made("AdamW", state_dtype=word))
 
 
 @pytest.mark.parametrize("count", COUNTS)
@@ -149,9 +149,9 @@ def test_a_step_that_is_no_count_is_refused(count: str) -> None:
         keywords = {"lr": 0.1, "momentum": 0.9} if kind == "SGD" else {}
         there = saved(kind, **keywords)
         there["state"][0]["step"] = COUNTS[count]
-        refused(there, "step", made(kind, **keywords))
+        check_refused(there, "step", made(kind, **keywords))
         del there["state"][0]["step"]
-        refused(there, "step", made(kind, **keywords))
+        check_refused(there, "step", made(kind, **keywords))
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_states_of_adamw_go_to_nothing_that_computes_otherwise(
 ) -> None:
     if words is None:
         words = "decays weights by weight_decay=0.3 as AdamW does"
-    refused(saved(**NUMBERS["AdamW"]), words, made(kind, **keywords))
+    check_refused(saved(**NUMBERS["AdamW"]), words, made(kind, **keywords))
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_states_of_adamw_go_to_nothing_that_computes_otherwise(
 def test_states_of_sgd_go_to_nothing_that_computes_otherwise(keywords: dict[str, Any], words: str) -> None:
     there = saved("SGD", **NUMBERS["SGD"])
     kind, more = ("SGD", {"lr": 0.1, "momentum": 0.9}) if keywords else ("AdamW", {})
-    refused(there, words, made(kind, **more, **keywords))
+    check_refused(there, words, made(kind, **more, **keywords))
 
 
 @pytest.mark.parametrize("name", ["unorm_vec", "gnorm_vec"])
@@ -190,7 +190,7 @@ def test_states_of_steps_that_norms_scale_are_refused(kind: str, name: str) -> N
     keywords = {"lr": 0.1, "momentum": 0.9} if kind == "SGD" else {}
     there = saved("SGD", **NUMBERS["SGD"]) if kind in ("SGD", "LARS") else saved()
     there["state"][0]["__bnb_optimizer_quant_state__"][name] = torch.zeros(1)
-    refused(there, f"have {name}: its LAMB, its LARS", made(kind, **keywords))
+    check_refused(there, f"have {name}: its LAMB, its LARS", made(kind, **keywords))
 
 
 def test_a_rule_of_the_name_alone_takes_no_states() -> None:
@@ -240,10 +240,12 @@ def test_a_run_of_the_library_goes_on_with_its_numbers(kind: str, bits: int) -> 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.library == "bitsandbytes"])
 def test_states_that_the_library_wrote_go_on_with_its_numbers(name: str) -> None:
     """From the file of a run there, with the defaults of the class here."""
-    from tests.torch.test_peers import ARRAYS, KEPT, saved_by, within_the_format
+    from tests.torch.test_peers import ARRAYS, KEPT, check_within_the_format, saved_by
 
     param = weights()
     optimizer = getattr(rt, CASES[name].ours)([param], **({"lr": 1.0} if CASES[name].ours == "SGD" else {}))
     optimizer.load_state_dict(saved_by(name))
     run(optimizer, param, range(3, 4))
-    within_the_format(name, param.detach().reshape(-1)[:KEPT], torch.from_numpy(np.asarray(ARRAYS[f"{name}.updated"])))
+    check_within_the_format(
+        name, param.detach().reshape(-1)[:KEPT], torch.from_numpy(np.asarray(ARRAYS[f"{name}.updated"]))
+    )

@@ -20,7 +20,7 @@ import rulec.torch as rt
 from rulec.formats import NAMES, decode, of_key
 from tests.pairs import paired
 from tests.runtime.test_coded_between import READERS, SHAPE, rule_of
-from tests.torch.eager.processes import together
+from tests.torch.eager.processes import check_in_processes
 
 #: Classes with a product that reads a state before its update, or all states in matrices of their own.
 CLASSES = ["SOAP", "KLSOAP", "Shampoo", "KLShampoo", "Muon", "GaLore"]
@@ -121,9 +121,9 @@ def parts_of(rank: int, names: Sequence[str], forms: Sequence[str]) -> None:
 
 @pytest.mark.slow
 def test_parts_of_matrices_travel_decoded() -> None:
-    together(partial(parts_of, names=["left", "factor first", "model", "tiles"], forms=["int8", "dynamic4"]))
+    check_in_processes(partial(parts_of, names=["left", "factor first", "model", "tiles"], forms=["int8", "dynamic4"]))
 
 
 @pytest.mark.slow
 def test_parts_of_soap_travel_decoded() -> None:
-    together(partial(parts_of, names=["SOAP", "KLSOAP"], forms=["dynamic8", "dynamic4"]))
+    check_in_processes(partial(parts_of, names=["SOAP", "KLSOAP"], forms=["dynamic8", "dynamic4"]))

@@ -18,8 +18,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from rulec.errors import RulecError
 from rulec.torch.distributed.traffic import Communication
-from tests.torch.eager.processes import together
-from tests.torch.test_meshes import Twins, kind_of, refused
+from tests.torch.eager.processes import check_in_processes
+from tests.torch.test_meshes import Twins, check_refused, kind_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -67,7 +67,7 @@ def of_steps(rank: int) -> None:
     for name, rounds in (("lamb", 1), ("clip >> lamb", 2), ("adafactor", 3), ("muon", 2), ("normuon", 6)):
         for placed in (Shard(0), Shard(1)):
             twins = Twins(name, mesh, [placed])
-            with refused(RulecError, "take a step before"):
+            with check_refused(RulecError, "take a step before"):
                 twins.optimizer.communication()
             for seed in (1, 2):
                 with sent() as counts:
@@ -163,7 +163,7 @@ def all_of_two(rank: int) -> None:
 
 
 def test_a_record_has_what_was_sent() -> None:
-    together(all_of_two)
+    check_in_processes(all_of_two)
 
 
 def calls_of(step: Callable[[], object]) -> int:

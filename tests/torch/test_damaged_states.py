@@ -63,7 +63,7 @@ class Target:
         self.kind, self.optimizer = kind, trained(kind)
         self._before = copy.deepcopy(self.optimizer.state_dict())
 
-    def refuses(self, change: Callable[[dict[str, Any]], Any], words: str = "", error: Any = RulecError) -> None:
+    def check_refuses(self, change: Callable[[dict[str, Any]], Any], words: str = "", error: Any = RulecError) -> None:
         saved = copy.deepcopy(kept(self.kind))
         change(saved)
         with pytest.raises(error, match=words) as caught:
@@ -84,14 +84,14 @@ def test_values_that_are_no_states_are_refused(kind: str) -> None:
     for name, value in kept(kind)["state"][0].items():
         state = name.partition("::")[0]
         for make in VALUES.values():
-            target.refuses(lambda saved, n=name, m=make, v=value: saved["state"][0].update({n: m(v)}), state)
+            target.check_refuses(lambda saved, n=name, m=make, v=value: saved["state"][0].update({n: m(v)}), state)
         if not name.startswith("param::"):
-            target.refuses(lambda saved, n=name: saved["state"][0].pop(n), state)
-            target.refuses(lambda saved, n=name: saved["state"][0].update({n: None}), state)
+            target.check_refuses(lambda saved, n=name: saved["state"][0].pop(n), state)
+            target.check_refuses(lambda saved, n=name: saved["state"][0].update({n: None}), state)
     for broken in ([1], "x", tensor(1), 3, None):
-        target.refuses(lambda saved, b=broken: saved["state"].update({0: b}), "saved state of")
-        target.refuses(lambda saved, b=broken: saved.update({"state": b}), "state")
-        target.refuses(lambda saved, b=broken: saved.update({"param_groups": b}), "param_groups")
+        target.check_refuses(lambda saved, b=broken: saved["state"].update({0: b}), "saved state of")
+        target.check_refuses(lambda saved, b=broken: saved.update({"state": b}), "state")
+        target.check_refuses(lambda saved, b=broken: saved.update({"param_groups": b}), "param_groups")
 
 
 @pytest.mark.parametrize("kind", ["kahan", "parts"])
@@ -99,25 +99,29 @@ def test_parts_of_weights_under_another_name_are_refused(kind: str) -> None:
     target = Target(kind)
     (part,) = [name for name in kept(kind)["state"][0] if name.startswith("param::")]
     for name in (f"{part}s", "param::zzz", part.replace("::", "_")):
-        target.refuses(lambda s, n=name: s["state"][0].update({n: s["state"][0].pop(part)}), "is no part of a weight")
+        target.check_refuses(
+            lambda s, n=name: s["state"][0].update({n: s["state"][0].pop(part)}), "is no part of a weight"
+        )
 
 
 @pytest.mark.parametrize("formats", ["int8", 3, ["a"], {"exp_avg": 5}, {"exp_avg": "int8"}, {"exp_avg": "x/3-signed"}])
 @pytest.mark.parametrize("kind", ["floats", "codes"])
 def test_formats_of_another_type_are_refused(kind: str, formats: Any) -> None:
-    Target(kind).refuses(lambda saved: saved["param_groups"][0].update(formats=formats), "format")
+    Target(kind).check_refuses(lambda saved: saved["param_groups"][0].update(formats=formats), "format")
 
 
 @pytest.mark.parametrize("key", ["params", "param_names"])
 def test_groups_that_list_nothing_are_refused(key: str) -> None:
     for broken in (None, 3, tensor(1), object()):
-        Target("floats").refuses(lambda saved, b=broken: saved["param_groups"][0].update({key: b}), f"{key}=.* a list")
+        Target("floats").check_refuses(
+            lambda saved, b=broken: saved["param_groups"][0].update({key: b}), f"{key}=.* a list"
+        )
 
 
 @pytest.mark.parametrize("key", ["amsgrad", "maximize", "fused", "lr", "weight_decay"])
 def test_numbers_of_groups_that_are_many_are_refused(key: str) -> None:
     for value in (torch.ones(3), torch.ones(1).to_sparse()):
-        Target("floats").refuses(lambda saved, v=value: saved["param_groups"][0].update({key: v}), key)
+        Target("floats").check_refuses(lambda saved, v=value: saved["param_groups"][0].update({key: v}), key)
 
 
 CODES: Mapping[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
@@ -140,7 +144,7 @@ CODES: Mapping[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
 def test_codes_that_mean_nothing_are_refused(damage: str) -> None:
     change, words = CODES[damage]
     target = Target("codes")
-    target.refuses(lambda saved: change(saved["state"][0]), words, StateMismatch)
+    target.check_refuses(lambda saved: change(saved["state"][0]), words, StateMismatch)
     floats = Target("floats")
     floats.kind = "codes"
-    floats.refuses(lambda saved: change(saved["state"][0]), words, StateMismatch)
+    floats.check_refuses(lambda saved: change(saved["state"][0]), words, StateMismatch)

@@ -25,9 +25,9 @@ from rulec.torch.distributed.mesh import MeshGroup, SentBytes
 from rulec.torch.distributed.traffic import Communication
 from rulec.torch.tensors.newton_schulz import TorchQuintic
 from tests.torch import test_meshes
-from tests.torch.eager.processes import together
+from tests.torch.eager.processes import check_in_processes
 from tests.torch.test_communication import check_true, everywhere, sent
-from tests.torch.test_meshes import Twins, draws, refused
+from tests.torch.test_meshes import Twins, check_refused, draws
 
 
 def bits(twins: Twins) -> list[torch.Tensor]:
@@ -193,11 +193,11 @@ def disagreements(rank: int) -> None:
         twins.give(2)
         kept = twins.parts["w"].grad
         twins.parts["w"].grad = None if rank == 3 else kept
-        with refused(RulecError, "gradients of other tensors"):
+        with check_refused(RulecError, "gradients of other tensors"):
             twins.optimizer.step()
         twins.parts["w"].grad = kept
         twins.optimizer.param_groups[0]["lr"] = 0.01 if rank else -1.0
-        with refused(RulecError, "another process takes no step" if rank else "lr=-1.0"):
+        with check_refused(RulecError, "another process takes no step" if rank else "lr=-1.0"):
             twins.optimizer.step()
         assert all(map(torch.equal, before, bits(twins)))
         twins.optimizer.param_groups[0]["lr"] = 0.01
@@ -332,7 +332,7 @@ def all_of_two(rank: int) -> None:
 
 
 def test_two_processes_share_the_work_on_a_matrix() -> None:
-    together(all_of_two)
+    check_in_processes(all_of_two)
 
 
 def all_of_four(rank: int) -> None:
@@ -345,4 +345,4 @@ def all_of_four(rank: int) -> None:
 
 @pytest.mark.slow
 def test_replicas_share_the_work_and_buckets_travel_behind_it() -> None:
-    together(all_of_four, 4)
+    check_in_processes(all_of_four, 4)

@@ -19,9 +19,9 @@ import rulec.torch
 from rulec.errors import RulecError, TensorError
 from rulec.torch.memory_profile.mesh import _matrix, _owners, _schedules, mesh_of
 from rulec.torch.memory_profile.meter import Training
-from tests.torch.eager.processes import together
+from tests.torch.eager.processes import check_in_processes
 from tests.torch.test_communication import check_true, sent
-from tests.torch.test_meshes import GRID, LINES, Twins, kind_of, memory, refused
+from tests.torch.test_meshes import GRID, LINES, Twins, check_refused, kind_of, memory
 from tests.torch.test_model_meshes import Model
 
 #: Rules, with settings for which four steps make all branches run: bases and roots are refreshed.
@@ -85,11 +85,11 @@ def disagreements(rank: int) -> None:
         before = memory(twins)
         twins.give(seed)
         kept, twins.parts["w"].grad = twins.parts["w"].grad, None if rank else twins.parts["w"].grad
-        with refused(RulecError, "gradients of other tensors, or other rules"):
+        with check_refused(RulecError, "gradients of other tensors, or other rules"):
             twins.optimizer.step()
         twins.parts["w"].grad = kept
         twins.optimizer.param_groups[0]["lr"] = 0.01 if rank else -1.0
-        with refused(RulecError, "another process takes no step" if rank else "lr=-1.0"):
+        with check_refused(RulecError, "another process takes no step" if rank else "lr=-1.0"):
             twins.optimizer.step()
         twins.optimizer.param_groups[0]["lr"] = 0.01
         assert all(map(torch.equal, before, memory(twins)))
@@ -148,7 +148,7 @@ def refusals(rank: int) -> None:
     param = nn.Parameter(distribute_tensor(torch.ones(3, 5), init_device_mesh("cpu", (2,)), [Shard(0)]))
     optimizer = rulec.torch.optimizer(rule)([("w", param)])
     param.grad = distribute_tensor(torch.ones(3, 5), param.device_mesh, [Shard(0)])  # type: ignore[attr-defined]
-    with refused(TensorError, "qr needs at least as many rows as columns, and Wide gives it 3 by 5 for w"):
+    with check_refused(TensorError, "qr needs at least as many rows as columns, and Wide gives it 3 by 5 for w"):
         optimizer.step()
 
 
@@ -158,7 +158,7 @@ def everyday(rank: int) -> None:
 
 
 def test_factors_of_two_processes() -> None:
-    together(everyday)
+    check_in_processes(everyday)
 
 
 def more(rank: int) -> None:
@@ -171,7 +171,7 @@ def more(rank: int) -> None:
 
 @pytest.mark.slow
 def test_more_of_factors_of_two_processes() -> None:
-    together(more)
+    check_in_processes(more)
 
 
 #: The rules that run on each mesh without `make whole`: every mesh, and every rule of CASES but compositions.
@@ -194,4 +194,4 @@ PICKED = {
 )
 def test_factors_on_every_mesh(shape: tuple[int, ...], name: str) -> None:
     placements = GRID if len(shape) > 1 else LINES
-    together(partial(steps_of, names=[name], placements=placements, shape=shape), math.prod(shape))
+    check_in_processes(partial(steps_of, names=[name], placements=placements, shape=shape), math.prod(shape))

@@ -22,7 +22,7 @@ from rulec.runtime.stages.owner_values import OwnerEvaluator
 from rulec.torch.distributed.mesh import MeshGroup
 from rulec.torch.tensors.newton_schulz import TorchQuintic
 from tests.torch import test_meshes
-from tests.torch.eager.processes import together
+from tests.torch.eager.processes import check_in_processes
 from tests.torch.test_communication import everywhere
 from tests.torch.test_exchange import LARGE, PLAIN, bits, buckets_of, check_near, check_replicas, free_bytes, shapes_of
 from tests.torch.test_meshes import Twins
@@ -242,7 +242,7 @@ def of_two(rank: int) -> None:
 
 
 def test_one_of_two_processes_fails_in_work_for_both() -> None:
-    together(of_two)
+    check_in_processes(of_two)
 
 
 def of_four(rank: int) -> None:
@@ -263,4 +263,4 @@ def of_four(rank: int) -> None:
 
 @pytest.mark.slow
 def test_one_of_four_processes_fails_in_work_for_all() -> None:
-    together(of_four, 4)
+    check_in_processes(of_four, 4)

@@ -22,7 +22,7 @@ import rulec
 import rulec.torch
 from rulec.errors import RulecError
 from tests.library import by_kind
-from tests.torch.eager.processes import together
+from tests.torch.eager.processes import check_in_processes
 
 WRAPPED = (
     "lookahead(muon)", "ema(adam)", "sam(adam)", "accumulate(adam)", "mechanic(adam)", "schedule_free(sgd)",
@@ -229,4 +229,4 @@ def sharded(rank: int, name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["adamw", "lamb", "muon"])
 def test_processes_answer_alike(name: str) -> None:
-    together(partial(sharded, name=name), 3)
+    check_in_processes(partial(sharded, name=name), 3)

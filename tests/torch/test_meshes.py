@@ -28,7 +28,7 @@ from rulec.runtime.distributed.owners import owners_of
 from rulec.torch.distributed.mesh import MeshGroup
 from tests.library import by_share, single
 from tests.runtime.elsewhere import Elsewhere
-from tests.torch.eager.processes import together
+from tests.torch.eager.processes import check_in_processes
 
 #: Uneven parts, a part that is empty, a vector, and several matrices.
 SHAPES = {"w": (7, 5), "b": (6,), "tall": (12, 4), "thin": (1, 3), "batch": (3, 4, 6)}
@@ -86,7 +86,7 @@ def draws(seed: int) -> dict[str, torch.Tensor]:
 
 
 @contextmanager
-def refused(kind: type[Exception], words: str) -> Iterator[None]:
+def check_refused(kind: type[Exception], words: str) -> Iterator[None]:
     with pytest.raises(kind, match=words):
         yield
 
@@ -171,7 +171,7 @@ def steps_of(rank: int, names: Sequence[str], placements: Sequence[Sequence[Any]
 def check_steps(name: str, mesh: Any, placed: Sequence[Any]) -> None:
     """Three steps have the numbers of one process and few messages; or the parameters are refused."""
     if words := refusal_of(name, placed):
-        with refused(TensorError, words):
+        with check_refused(TensorError, words):
             Twins(name, mesh, placed)
         return
     twins = Twins(name, mesh, placed)
@@ -222,7 +222,7 @@ def exchanges(rank: int) -> None:
 
 
 def test_matrices_go_to_their_owners_and_back() -> None:
-    together(exchanges)
+    check_in_processes(exchanges)
 
 
 def test_the_busiest_owner_has_little_more_work_than_the_others() -> None:
@@ -246,12 +246,14 @@ EVERYDAY = ("adamw", "clip >> lamb", "adafactor", "muon")
 
 
 def test_two_processes_have_the_numbers_of_one() -> None:
-    together(partial(steps_of, names=EVERYDAY, placements=LINES, shape=(2,)))
+    check_in_processes(partial(steps_of, names=EVERYDAY, placements=LINES, shape=(2,)))
 
 
 @pytest.mark.slow
 def test_two_processes_have_the_numbers_of_one_for_rules_of_each_kind() -> None:
-    together(partial(steps_of, names=[name for name in MESSAGES if name not in EVERYDAY], placements=LINES, shape=(2,)))
+    check_in_processes(
+        partial(steps_of, names=[name for name in MESSAGES if name not in EVERYDAY], placements=LINES, shape=(2,))
+    )
 
 
 def others() -> list[str]:
@@ -261,7 +263,7 @@ def others() -> list[str]:
 
 @pytest.mark.parametrize("names", by_share(others(), "two processes"))
 def test_every_rule_on_two_processes(names: list[str]) -> None:
-    together(partial(steps_of, names=names, placements=LINES, shape=(2,)))
+    check_in_processes(partial(steps_of, names=names, placements=LINES, shape=(2,)))
 
 
 GRID = ([Shard(0), Shard(0)], [Shard(0), Shard(1)], [Shard(1), Shard(0)], [Replicate(), Shard(0)])
@@ -274,7 +276,7 @@ KINDS = list(dict.fromkeys([*MESSAGES, *COMPOSED, *FACTORED]))
 @pytest.mark.parametrize("names", by_share(KINDS, "meshes of two dimensions"))
 def test_four_processes_in_a_mesh_of_two_dimensions(names: list[str]) -> None:
     """Nested uneven parts, parts cut both ways, and replicas."""
-    together(partial(steps_of, names=names, placements=GRID, shape=(2, 2)), 4)
+    check_in_processes(partial(steps_of, names=names, placements=GRID, shape=(2, 2)), 4)
 
 
 def by_turns(rank: int, names: Sequence[str]) -> None:
@@ -286,7 +288,7 @@ def by_turns(rank: int, names: Sequence[str]) -> None:
 @pytest.mark.parametrize("names", by_share([n for n in others() if n not in KINDS], "four processes"))
 def test_every_rule_on_four_processes(names: list[str]) -> None:
     """Each placed in one of these ways, by turns."""
-    together(partial(by_turns, names=names), 4)
+    check_in_processes(partial(by_turns, names=names), 4)
 
 
 # Agreement
@@ -303,11 +305,11 @@ def disagreements(rank: int) -> None:
             before = memory(twins)
             twins.give(seed)
             kept, twins.parts["w"].grad = twins.parts["w"].grad, None if rank else twins.parts["w"].grad
-            with refused(RulecError, "gradients of other tensors, or other rules"):
+            with check_refused(RulecError, "gradients of other tensors, or other rules"):
                 twins.optimizer.step()
             twins.parts["w"].grad = kept
             twins.optimizer.param_groups[0]["lr"] = 0.01 if rank else -1.0
-            with refused(RulecError, "another process takes no step" if rank else "lr=-1.0"):
+            with check_refused(RulecError, "another process takes no step" if rank else "lr=-1.0"):
                 twins.optimizer.step()
             twins.optimizer.param_groups[0]["lr"] = 0.01
             assert all(map(torch.equal, before, memory(twins)))
@@ -344,7 +346,7 @@ def one_skips_or_fails(rank: int) -> None:
         param.grad = torch.ones_like(param)
     both.step()
     both.param_groups[0]["lr"] = 0.01 if rank else -1.0
-    with refused(RulecError, "another process takes no step" if rank else "lr=-1.0"):
+    with check_refused(RulecError, "another process takes no step" if rank else "lr=-1.0"):
         both.step()
 
 
@@ -397,7 +399,7 @@ def overflow_of_one(rank: int, mesh: Any) -> None:
         before = part.to_local().clone()  # type: ignore[attr-defined]
         if rank:
             part.grad.to_local()[0] = torch.inf  # type: ignore[union-attr]
-        with refused(RulecError, "infinities in the scaled gradients of some"):
+        with check_refused(RulecError, "infinities in the scaled gradients of some"):
             scaler.step(optimizer)
         assert torch.equal(part.to_local(), before)  # type: ignore[attr-defined]
 
@@ -408,14 +410,14 @@ def skips_and_scales(rank: int) -> None:
 
 
 def test_one_process_that_skips_or_fails_is_all() -> None:
-    together(skips_and_scales)
+    check_in_processes(skips_and_scales)
 
 
 def first_error(rank: int, name: str, mesh: Any) -> None:
     twins = Twins(name, mesh, [Shard(0)])
     twins.give(1)
     twins.optimizer.param_groups[0]["lr"] = 0.01 if rank else -1.0
-    with refused(RulecError, "another process takes no step" if rank else "lr=-1.0"):
+    with check_refused(RulecError, "another process takes no step" if rank else "lr=-1.0"):
         twins.optimizer.step()
     twins.optimizer.param_groups[0]["lr"] = 0.01
     twins.step(1)
@@ -430,7 +432,7 @@ def memory(twins: Twins) -> list[torch.Tensor]:
 
 
 def test_processes_agree_on_every_step() -> None:
-    together(disagreements)
+    check_in_processes(disagreements)
 
 
 # Models and checkpoints
@@ -479,12 +481,12 @@ def models(rank: int, folder: str) -> None:
 
 def refusals() -> None:
     mesh = init_device_mesh("cpu", (2,))
-    with refused(HyperError, "of reduce_over has the same DTensors, whose values would be counted again"):
+    with check_refused(HyperError, "of reduce_over has the same DTensors, whose values would be counted again"):
         Twins("clip >> lamb", mesh, [Shard(0)], reduce_over=dist.group.WORLD)
     weight = nn.Parameter(distribute_tensor(torch.ones(4, 3, 3, 3), mesh, [Shard(1)]))
-    with refused(TensorError, "weight is a DTensor cut along dimension 1, which Adafactor joins with others"):
+    with check_refused(TensorError, "weight is a DTensor cut along dimension 1, which Adafactor joins with others"):
         rulec.torch.optimizer(flattened())([("weight", weight)])
-    with refused(RuleError, "needs a value of the whole model for the update of one tensor"):
+    with check_refused(RuleError, "needs a value of the whole model for the update of one tensor"):
         rulec.torch.EagerUpdate(fully_shard(net()), COMPOSED["clip >> lamb"]())
     plain, early = fully_shard(net()), fully_shard(net())
     eager = rulec.torch.EagerUpdate(early, "lamb", lr=0.01, contributions=1)
@@ -505,4 +507,4 @@ def flattened() -> Any:
 
 
 def test_models_of_shards_and_their_checkpoints(tmp_path: Any) -> None:
-    together(partial(models, folder=str(tmp_path)))
+    check_in_processes(partial(models, folder=str(tmp_path)))

@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import rulec
 import rulec.torch
-from tests.torch.eager.processes import together
+from tests.torch.eager.processes import check_in_processes
 from tests.torch.test_shards import _as, here, part
 
 RULES: dict[str, Any] = {
@@ -123,7 +123,7 @@ def steps_of(rank: int, ways: Sequence[Any], names: Sequence[str], count: int, l
 
 
 def test_a_model_on_a_mesh() -> None:
-    together(partial(steps_of, ways=[hybrid], names=["clip >> adamw"], count=2))
+    check_in_processes(partial(steps_of, ways=[hybrid], names=["clip >> adamw"], count=2))
 
 
 #: Rules of each kind with a mesh each; the others are for `make whole`.
@@ -137,7 +137,7 @@ by_way = pytest.mark.parametrize(
 @pytest.mark.slow
 @by_way
 def test_models_on_meshes_of_four(way: Any, names: list[str]) -> None:
-    together(partial(steps_of, ways=[way], names=names, count=10, last=20), 4)
+    check_in_processes(partial(steps_of, ways=[way], names=names, count=10, last=20), 4)
 
 
 def check_full_states(model: Model, optimizer: Any, whole: Model, reference: Any) -> None:
@@ -176,7 +176,7 @@ def saved(rank: int, folder: str, names: Sequence[str], way: Any, last: int, ste
 @by_way
 def test_checkpoints_of_four_two_one_and_four(tmp_path: Any, way: Any, names: list[str]) -> None:
     run = partial(saved, folder=str(tmp_path), names=names)
-    together(partial(run, way=way, last=0, steps=range(2)), 4)
-    together(partial(run, way=way, last=1, steps=range(2, 4)), 2)
-    together(partial(run, way=alone, last=2, steps=range(4, 6)), 1)
-    together(partial(run, way=way, last=3, steps=range(6, 8)), 4)
+    check_in_processes(partial(run, way=way, last=0, steps=range(2)), 4)
+    check_in_processes(partial(run, way=way, last=1, steps=range(2, 4)), 2)
+    check_in_processes(partial(run, way=alone, last=2, steps=range(4, 6)), 1)
+    check_in_processes(partial(run, way=way, last=3, steps=range(6, 8)), 4)

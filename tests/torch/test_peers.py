@@ -87,7 +87,7 @@ def ours(name: str, param: nn.Parameter, **keywords: Any) -> Any:
     return getattr(rt, case.ours)([param], **{**case.own, "state_dtype": case.format, **keywords})
 
 
-def within_the_format(name: str, updated: Tensor, wanted: Tensor) -> None:
+def check_within_the_format(name: str, updated: Tensor, wanted: Tensor) -> None:
     """One step from the same codes: what differs is rounding alone, of weights up to 4 and of the step."""
     moved = (wanted - weights().detach().reshape(-1)[: wanted.numel()]).abs()
     assert moved.max() > 1e-4
@@ -100,7 +100,7 @@ def test_a_run_of_a_peer_goes_on_here_as_it_does_there(name: str) -> None:
     optimizer = ours(name, param, state_dtype=None)
     optimizer.load_state_dict(saved_by(name))
     run(optimizer, param, range(3, 4))
-    within_the_format(name, param.detach().reshape(-1)[:KEPT], torch.from_numpy(ARRAYS[f"{name}.updated"]))
+    check_within_the_format(name, param.detach().reshape(-1)[:KEPT], torch.from_numpy(ARRAYS[f"{name}.updated"]))
 
 
 #: The codes of a peer that are none of ours: it gives a sign to states that have none, or its scale is of the code 1.
@@ -157,7 +157,7 @@ def test_a_run_from_here_goes_on_in_the_library(name: str, monkeypatch: pytest.M
     reference.load_state_dict(theirs.state_dict())
     run(reference, start, range(3, 4))
     run(theirs, twin, range(3, 4))
-    within_the_format(name, start.detach().reshape(-1), twin.detach().reshape(-1))
+    check_within_the_format(name, start.detach().reshape(-1), twin.detach().reshape(-1))
     with torch.no_grad():
         param.copy_(weights())
     run(optimizer, param, range(3, 4))

@@ -20,7 +20,7 @@ from rulec.backend import registry
 from rulec.errors import HyperError, RulecError
 from rulec.runtime.stages import step
 from tests.runtime.elsewhere import Elsewhere
-from tests.torch.eager.processes import together
+from tests.torch.eager.processes import check_in_processes
 from tests.torch.test_communication import everywhere
 from tests.torch.test_failures import fault, fault_between
 
@@ -126,9 +126,12 @@ def one_stage_behind(rank: int, stages: Stages) -> None:
     stages.step(1)
     stages.give(2)
     failing = rank < 2
-    with fault_between(1) if rank == 1 else nullcontext(), refused("process 1 failed") if failing else nullcontext():
+    with (
+        fault_between(1) if rank == 1 else nullcontext(),
+        check_refused("process 1 failed") if failing else nullcontext(),
+    ):
         stages.optimizer.step()
-    with refused("load a checkpoint in every process" if failing else "takes no step"):
+    with check_refused("load a checkpoint in every process" if failing else "takes no step"):
         stages.optimizer.step()
 
 
@@ -142,7 +145,7 @@ def other_infinities(rank: int, mesh: Any) -> None:
         for overflows in ((True, False), (True, True), (False, False)):
             stages.give(1)
             stages.optimizer.found_inf = torch.tensor(float(overflows[stages.stage]))
-            differ = refused("the scaled gradients of some processes of reduce_over have an infinity")
+            differ = check_refused("the scaled gradients of some processes of reduce_over have an infinity")
             with differ if overflows[0] != overflows[1] else nullcontext():
                 stages.optimizer.step()
             changed = [not torch.equal(a, _here(p)) for a, p in zip(before, stages.parts.values(), strict=True)]
@@ -151,7 +154,7 @@ def other_infinities(rank: int, mesh: Any) -> None:
         stages.check()
 
 
-def refused(words: str) -> Any:
+def check_refused(words: str) -> Any:
     return pytest.raises(RulecError, match=words)
 
 
@@ -181,4 +184,4 @@ def pipelines(rank: int) -> None:
 
 
 def test_stages_of_a_pipeline_have_the_numbers_of_one_process() -> None:
-    together(pipelines, 4)
+    check_in_processes(pipelines, 4)

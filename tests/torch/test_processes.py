@@ -24,7 +24,7 @@ from rulec.formats import Format, decode
 from rulec.torch.distributed.cross_process import Across
 from rulec.torch.distributed.traffic import Traffic
 from rulec.torch.tensors.dtensor import flat_start, is_flat
-from tests.torch.eager.processes import COUNT, together
+from tests.torch.eager.processes import COUNT, check_in_processes
 
 STEPS = 3
 
@@ -70,13 +70,13 @@ def trained(model: Any, opt: Any) -> Any:
     return model
 
 
-def near(ours: Any, alone: Any) -> None:
+def check_near(ours: Any, alone: Any) -> None:
     for a, b in zip(ours.parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(a.detach(), b.detach(), rtol=2e-6, atol=2e-7)
 
 
 @contextmanager
-def refused(kind: type[Exception], words: str) -> Iterator[None]:
+def check_refused(kind: type[Exception], words: str) -> Iterator[None]:
     with pytest.raises(kind, match=words):
         yield
 
@@ -92,19 +92,19 @@ def flat_parameters(rank: int) -> None:
         assert all(map(is_flat, model.parameters()))
         for name in ("Lamb", "Adafactor", "LARS", "GaLore"):
             kind = rulec.torch.optimizer(name.lower())
-            with refused(TensorError, "is a part of a flat parameter of FullyShardedDataParallel, and "):
+            with check_refused(TensorError, "is a part of a flat parameter of FullyShardedDataParallel, and "):
                 kind(model.parameters())
-        with refused(TensorError, "flat parameter"):
+        with check_refused(TensorError, "flat parameter"):
             rulec.torch.Muon([{"params": [*model.parameters()], "tags": []}])
-        with refused(TensorError, "give reduce_over= the process group that its parts are in"):
+        with check_refused(TensorError, "give reduce_over= the process group that its parts are in"):
             clipped()(model.parameters(), **KEYWORDS)
         trained(model, clipped()(model.parameters(), reduce_over=world, **KEYWORDS))
         with FullyShardedDataParallel.summon_full_params(model):
-            near(model.module, alone)
+            check_near(model.module, alone)
         model = FullyShardedDataParallel(net(), use_orig_params=kept, device_id=torch.device("cpu"))
         trained(model, rulec.torch.SGD(model.parameters(), lr=0.1, momentum=0.9, backend="c"))
         with FullyShardedDataParallel.summon_full_params(model):
-            near(model.module, plain)
+            check_near(model.module, plain)
 
 
 def flat_bits(rank: int) -> None:
@@ -135,7 +135,9 @@ def flat_bits(rank: int) -> None:
     assert torch.equal(whole["0.weight"]["exp_avg_sq"], theirs.state[flat]["exp_avg_sq"][:35].view(7, 5))
     views = FullyShardedDataParallel(net().bfloat16(), use_orig_params=True, device_id=torch.device("cpu"))
     for wrong in ({"weights": "stochastic"}, {"state_dtype": "bfloat16_sr"}, {"state_dtype": "int8"}):
-        with refused(TensorError, "torch does not tell the place of, for .*give FullyShardedDataParallel use_orig_p"):
+        with check_refused(
+            TensorError, "torch does not tell the place of, for .*give FullyShardedDataParallel use_orig_p"
+        ):
             rulec.torch.AdamW(views.parameters(), **wrong).storage()
 
 
@@ -186,7 +188,7 @@ def whole_parameters(rank: int) -> None:
     trained(alone, clipped()(groups_of(alone.parameters()), **KEYWORDS))
     params = groups_of(model.parameters())
     trained(model, ZeroRedundancyOptimizer(params, clipped(), reduce_over=dist.group.WORLD, **KEYWORDS))
-    near(model, alone)
+    check_near(model, alone)
 
 
 Make = Callable[..., Any]
@@ -214,20 +216,20 @@ def halves(rank: int, make: Make) -> None:
     good = own[0].grad
     assert good is not None
     own[0].grad = good if rank else good.to_sparse()
-    with refused(RulecError, "is sparse" if rank == 0 else "process 0 of reduce_over takes no step"):
+    with check_refused(RulecError, "is sparse" if rank == 0 else "process 0 of reduce_over takes no step"):
         opt.step()
     own[0].grad = good if rank else None
-    with refused(RulecError, "a process of reduce_over has gradients in other groups than another"):
+    with check_refused(RulecError, "a process of reduce_over has gradients in other groups than another"):
         opt.step()
     opt.param_groups[0]["lr"] = 0.1 if rank else -1.0
-    with refused(RulecError, "lr=-1.0" if rank == 0 else "process 0 of reduce_over takes no step"):
+    with check_refused(RulecError, "lr=-1.0" if rank == 0 else "process 0 of reduce_over takes no step"):
         opt.step()
     assert all(torch.equal(a, b) for a, b in zip(before, own, strict=True))
     clip = make(clipped(), own, **KEYWORDS)
     for param in own if rank else []:
         param.grad = None
     clip.step()  # a process without gradients takes part all the same
-    with refused(RulecError, "belongs to its processes: copy its state_dict"):
+    with check_refused(RulecError, "belongs to its processes: copy its state_dict"):
         copy.deepcopy(clip)
 
 
@@ -280,7 +282,7 @@ def test_parts_of_groups_are_reduced_together_or_refused_everywhere() -> None:
 
 @pytest.mark.slow
 def test_two_processes_have_parts() -> None:
-    together(everything)
+    check_in_processes(everything)
 
 
 def test_a_flat_parameter_is_known_by_its_mark() -> None:
@@ -327,4 +329,4 @@ def split_shards(rank: int) -> None:
 
 
 def test_split_weights_of_shards_are_those_of_whole_ones() -> None:
-    together(split_shards)
+    check_in_processes(split_shards)

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 import rulec
 import rulec.torch
 from rulec.errors import HyperError, RulecError, StateMismatch, TensorError
-from tests.torch.eager.processes import together
+from tests.torch.eager.processes import check_in_processes
 
 #: A shape, what it is split in, and along which dimension: equal parts, grouped queries, columns, matrices in a batch.
 CASES: list[tuple[tuple[int, ...], int | list[int], int]] = [
@@ -285,7 +285,7 @@ def refusals(mesh: Any) -> None:
 
 
 def test_sections_of_dtensors(tmp_path: Any) -> None:
-    together(
+    check_in_processes(
         partial(placements, folder=str(tmp_path), names=["muon"], cases=[(CASES[1], Shard(0)), (CASES[2], Shard(1))])
     )
 
@@ -300,7 +300,7 @@ def test_sections_of_dtensors(tmp_path: Any) -> None:
 )
 def test_sections_of_all_placements(tmp_path: Any, names: list[str]) -> None:
     cases = [(case, place) for case in CASES for place in (Shard(0), Shard(1), Replicate())]
-    together(partial(placements, folder=str(tmp_path), names=names, cases=cases))
+    check_in_processes(partial(placements, folder=str(tmp_path), names=names, cases=cases))
 
 
 def test_gradients_of_sections_may_arrive_in_the_backward_pass() -> None:

@@ -24,7 +24,7 @@ from rulec.errors import TensorError
 from rulec.formats import decode, of_key, parse
 from rulec.formats.tables import table
 from rulec.torch.eager import EagerUpdate
-from tests.torch.eager.processes import together
+from tests.torch.eager.processes import check_in_processes
 
 BRAIN = torch.bfloat16
 
@@ -504,7 +504,7 @@ def everyday(rank: int) -> None:
 
 
 def test_shards_of_two_processes_are_those_of_whole_parameters() -> None:
-    together(everyday)
+    check_in_processes(everyday)
 
 
 def more(rank: int, folder: str) -> None:
@@ -518,13 +518,13 @@ def more(rank: int, folder: str) -> None:
 
 @pytest.mark.slow
 def test_more_of_shards_is_as_of_whole_parameters(tmp_path: Path) -> None:
-    together(partial(more, folder=str(tmp_path)))
+    check_in_processes(partial(more, folder=str(tmp_path)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [*(pytest.param(n, marks=pytest.mark.whole) for n in (1, 2)), 4])
 def test_codes_of_all_shards_are_those_of_whole_parameters(count: int) -> None:
-    together(codes_everywhere, count)
+    check_in_processes(codes_everywhere, count)
 
 
 @pytest.mark.slow
@@ -538,7 +538,7 @@ def test_codes_of_all_shards_are_those_of_whole_parameters(count: int) -> None:
     ],
 )
 def test_rules_with_reductions_over_shards_have_the_bits_of_one_process(kind: str, words: dict[str, Any]) -> None:
-    together(partial(reducing, kind=kind, words=words))
+    check_in_processes(partial(reducing, kind=kind, words=words))
 
 
 def whole_loaded(rank: int) -> None:
@@ -564,19 +564,19 @@ def whole_loaded(rank: int) -> None:
 
 @pytest.mark.slow
 def test_the_state_of_one_process_loads_into_all_shards() -> None:
-    together(whole_loaded, 4)
+    check_in_processes(whole_loaded, 4)
 
 
 @pytest.mark.slow
 def test_whole_states_in_codes_load_into_one_process_and_into_shards() -> None:
-    together(gathered)
+    check_in_processes(gathered)
 
 
 @pytest.mark.another
 @pytest.mark.parametrize("words", [CODES, FOUR_BITS], ids=["eight bits", "four bits"])
 @pytest.mark.parametrize("way", [fsdp, hsdp, columns, both, twice, replicated])
 def test_a_run_of_all_shards_goes_on_bit_for_bit(tmp_path: Path, way: Any, words: Any) -> None:
-    together(partial(resumed, folder=str(tmp_path), way=way, words=words), 4)
+    check_in_processes(partial(resumed, folder=str(tmp_path), way=way, words=words), 4)
 
 
 @pytest.mark.slow
@@ -587,7 +587,7 @@ def test_a_file_of_shards_loads_on_another_number_of_processes(tmp_path: Path, c
     before = ""
     for number, count in enumerate(counts):
         folder = str(tmp_path / str(number))
-        together(partial(saved_here, folder=folder, before=before), count)
+        check_in_processes(partial(saved_here, folder=folder, before=before), count)
         before = folder
 
 
@@ -595,4 +595,4 @@ def test_a_file_of_shards_loads_on_another_number_of_processes(tmp_path: Path, c
 @pytest.mark.parametrize("drawn", [stochastic_everywhere, unbiased_everywhere, draws_everywhere])
 @pytest.mark.parametrize("count", [*(pytest.param(n, marks=pytest.mark.whole) for n in (1, 2)), 4])
 def test_random_bits_of_all_shards_are_those_of_whole_parameters(count: int, drawn: Any) -> None:
-    together(drawn, count)
+    check_in_processes(drawn, count)

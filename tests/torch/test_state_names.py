@@ -30,7 +30,7 @@ import rulec.torch as rt
 from rulec.errors import StateMismatch
 from rulec.formats import NAMES
 from rulec.torch.planner import LoadPlanner
-from tests.torch.eager.processes import together
+from tests.torch.eager.processes import check_in_processes
 
 BRAIN = torch.bfloat16
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -374,14 +374,14 @@ def train_alike(net: nn.Module, optimizer: Any) -> None:
 
 
 def test_codes_of_rows_load_in_one_process_and_in_columns(tmp_path: Path) -> None:
-    together(partial(moved, folder=str(tmp_path), words=("dynamic8",), before=rows, after=(plain, columns)))
+    check_in_processes(partial(moved, folder=str(tmp_path), words=("dynamic8",), before=rows, after=(plain, columns)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("before", [plain, rows, columns, both])
 def test_codes_of_every_layout_load_in_every_other(before: Any, tmp_path: Path) -> None:
     layouts = (plain, rows, columns, both)
-    together(partial(moved, folder=str(tmp_path), words=tuple(WORDS), before=before, after=layouts), 4)
+    check_in_processes(partial(moved, folder=str(tmp_path), words=tuple(WORDS), before=before, after=layouts), 4)
 
 
 def line(cuts: Any) -> nn.Module:
@@ -415,7 +415,7 @@ def cut(rank: int, folder: str) -> None:
 
 @pytest.mark.slow
 def test_files_of_parts_that_cut_runs_load_by_the_planner(tmp_path: Path) -> None:
-    together(partial(cut, folder=str(tmp_path)), 3)
+    check_in_processes(partial(cut, folder=str(tmp_path)), 3)
 
 
 # Objects of a process
@@ -454,7 +454,7 @@ def _bytes(saved: Any) -> bytes:
 
 
 def test_no_group_has_an_object_of_this_process() -> None:
-    together(consolidated)
+    check_in_processes(consolidated)
 
 
 def flat_parameters(rank: int) -> None:
@@ -472,4 +472,4 @@ def flat_parameters(rank: int) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_flat_parameters_in_codes_go_on_from_flattened_states() -> None:
-    together(flat_parameters)
+    check_in_processes(flat_parameters)

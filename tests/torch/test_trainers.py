@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorData
 
 import rulec
 import rulec.torch
-from tests.torch.eager.processes import COUNT, together
+from tests.torch.eager.processes import COUNT, check_in_processes
 
 Make = Callable[[Any], torch.optim.Optimizer]
 
@@ -233,21 +233,21 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 @pytest.mark.slow
 def test_flat_states_load() -> None:
-    together(flat_states_load)
+    check_in_processes(flat_states_load)
 
 
 @pytest.mark.slow
 def test_lightning_trains_and_goes_on() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        together(partial(lightning_runs, folder))
+        check_in_processes(partial(lightning_runs, folder))
 
 
 @pytest.mark.slow
 def test_accelerate_trains() -> None:
-    together(accelerate_runs)
+    check_in_processes(accelerate_runs)
 
 
 @pytest.mark.slow
 def test_the_trainer_trains() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        together(partial(trainer_runs, folder))
+        check_in_processes(partial(trainer_runs, folder))

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import rulec.torch
-from tests.torch.eager.processes import together
+from tests.torch.eager.processes import check_in_processes
 
 SHAPES = [(4, 3, 3), (6, 4)]
 
@@ -87,9 +87,9 @@ def every(rank: int) -> None:
 
 
 def test_draws_numbers_and_reductions_of_parts() -> None:
-    together(few)
+    check_in_processes(few)
 
 
 @pytest.mark.slow
 def test_values_of_fewer_axes_are_those_of_whole_tensors() -> None:
-    together(every)
+    check_in_processes(every)

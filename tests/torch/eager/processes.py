@@ -20,7 +20,7 @@ COUNT = 2
 DEADLOCK = timedelta(minutes=2)
 
 
-def together(work: Callable[[int], None], count: int = COUNT) -> None:
+def check_in_processes(work: Callable[[int], None], count: int = COUNT) -> None:
     """Runs `work(rank)` in every one of `count` processes; AssertionError with what went wrong in any."""
     # Forks of a process that has imported everything and started nothing; the first test chooses what.
     multiprocessing.set_forkserver_preload(["tests.torch.eager.preloaded"])

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 import rulec.torch
 from rulec.errors import RulecError
 from rulec.torch import EagerUpdate
-from tests.torch.eager.processes import COUNT, together
+from tests.torch.eager.processes import COUNT, check_in_processes
 from tests.torch.eager.recipe import Recipe, adamw, same, scope
 
 LR = 0.05
@@ -97,7 +97,7 @@ def parts(params: Any) -> list[Tensor]:
     return [p.to_local() for p in params]
 
 
-def refused(message: str, call: Callable[[], Any]) -> None:
+def check_refused(message: str, call: Callable[[], Any]) -> None:
     with pytest.raises(RulecError, match=message):
         call()
 
@@ -140,31 +140,33 @@ def replicas(rank: int) -> None:
 def replicas_that_cannot(rank: int) -> None:
     inside = wrapped()
     opt = eager(inside.module)
-    refused(
+    check_refused(
         "there are 2 processes, and 0.weight would be updated before its gradient is reduced", opt.backward().__enter__
     )
     opt.close()
     alone = net()
     assert same(train(rank, alone, eager(alone, local=True)), train(rank, twin := net(), plain(twin)))
 
-    refused(r"find_unused_parameters=\.\.\.\) knows at the end", lambda: eager(wrapped(find_unused_parameters=True)))
-    refused(r"static_graph=\.\.\.\) knows at the end", lambda: eager(wrapped(static_graph=True)))
-    refused("epilogue= leaves no gradient for Dist", lambda: eager(wrapped(), epilogue=True))
+    check_refused(
+        r"find_unused_parameters=\.\.\.\) knows at the end", lambda: eager(wrapped(find_unused_parameters=True))
+    )
+    check_refused(r"static_graph=\.\.\.\) knows at the end", lambda: eager(wrapped(static_graph=True)))
+    check_refused("epilogue= leaves no gradient for Dist", lambda: eager(wrapped(), epilogue=True))
     hooked = wrapped()
     hooked.register_comm_hook(None, allreduce_hook)
-    refused("has a communication hook already", lambda: eager(hooked))
+    check_refused("has a communication hook already", lambda: eager(hooked))
 
     twice = wrapped()
     opt = eager(twice, max_grad_norm=0.01)
     loss = twice(batch(rank, 0)).square().mean()
     with opt.measure():
         loss.backward(retain_graph=True)
-    refused("was not reduced by DistributedDataParallel", lambda: backward(opt, loss))
+    check_refused("was not reduced by DistributedDataParallel", lambda: backward(opt, loss))
     early = wrapped()
     opt = eager(early)
     with early.no_sync():
         loss = early(batch(rank, 0)).square().mean()
-        refused("was not reduced by DistributedDataParallel", lambda: backward(opt, loss))
+        check_refused("was not reduced by DistributedDataParallel", lambda: backward(opt, loss))
 
     # After an eager optimizer the model trains as before, and another one may come.
     one, other = wrapped(), wrapped()
@@ -176,7 +178,7 @@ def replicas_that_cannot(rank: int) -> None:
     whole = plain(one)
     train(rank, one, whole, steps=2)
     assert same(train(rank, other, resumed, steps=2), train(rank, one, whole, steps=2))
-    refused("arrived outside of `with opt.backward", lambda: train_outside(rank))
+    check_refused("arrived outside of `with opt.backward", lambda: train_outside(rank))
 
 
 def backward(opt: EagerUpdate, loss: Tensor) -> None:
@@ -285,7 +287,7 @@ def split_states(rank: int) -> None:
     for p, q in zip(again.parameters(), whole.parameters(), strict=True):
         for key in ("exp_avg", "exp_avg_sq"):
             assert torch.equal(taken.state[p][key].full_tensor(), full.state[q][key])
-    refused("save needs whole tensors", lambda: rulec.torch.save(taken, "nowhere"))
+    check_refused("save needs whole tensors", lambda: rulec.torch.save(taken, "nowhere"))
 
 
 def split_that_meet(rank: int) -> None:
@@ -307,7 +309,7 @@ def split_that_meet(rank: int) -> None:
         with opt.backward():
             other(batch(rank, 9)).square().mean().backward()
         opt.inner.param_groups[0]["lr"] = 1.0 if rank else LR
-        refused("'lr' of a parameter group was changed" if rank else "another process takes no step", opt.step)
+        check_refused("'lr' of a parameter group was changed" if rank else "another process takes no step", opt.step)
         assert same(parts(local), before)
 
 
@@ -318,7 +320,9 @@ def split_that_cannot(rank: int) -> None:
     opt = rulec.torch.LAMB([weight], lr=0.1)
     weight.grad = distribute_tensor(torch.ones(4, 3), weight.device_mesh, [Shard(0)])
     store.collect([weight])
-    refused("LAMB reduces DTensors over their processes, which meet once in a step", lambda: store.step(opt, weight))
+    check_refused(
+        "LAMB reduces DTensors over their processes, which meet once in a step", lambda: store.step(opt, weight)
+    )
     table = nn.Parameter(distribute_tensor(torch.ones(4, 3), mesh, [Replicate()]))
     plain_table = nn.Parameter(torch.ones(4, 3))
     for p in (table, plain_table):
@@ -332,16 +336,16 @@ def split_that_cannot(rank: int) -> None:
     assert torch.equal(table.to_local(), plain_table), "what every process has whole may follow any rule"
     row = nn.Parameter(distribute_tensor(torch.ones(4, 3), mesh, [Shard(0)]))
     row.grad = distribute_tensor(torch.ones(4, 3), mesh, [Shard(1)])
-    refused(r"the gradient of parameter 0 is placed as .*Shard\(dim=1\)", rulec.torch.AdamW([row]).step)
+    check_refused(r"the gradient of parameter 0 is placed as .*Shard\(dim=1\)", rulec.torch.AdamW([row]).step)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("work", [replicas, split])
 def test_two_processes(work: Callable[[int], None]) -> None:
-    together(work)
+    check_in_processes(work)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("work", [replicas_that_cannot, split_states, split_that_meet, split_that_cannot])
 def test_two_processes_at_length(work: Callable[[int], None]) -> None:
-    together(work)
+    check_in_processes(work)

@@ -71,7 +71,7 @@ def gradient(made: Source, like: Tensor) -> Tensor:
     return found
 
 
-def compare(
+def check_same_bits(
     make: Make, given: Callable[[int], dict[int, Source]], dtype: str = "float32", steps: int = 3,
     by_gradient: Collection[int] = (),
 ) -> None:  # fmt: skip
@@ -94,7 +94,7 @@ def compare(
         assert found == {fused[place] for place in made if place not in by_gradient}
         assert all((fused[i].grad is None) == (i not in by_gradient) for i in made)
         assert all(fused[i]._version > versions[i] for i in made)
-    same(one, fused, other, plain)
+    check_same(one, fused, other, plain)
 
 
 def stepped(opt: Any, given: dict[Tensor, Source]) -> set[Tensor]:
@@ -102,7 +102,7 @@ def stepped(opt: Any, given: dict[Tensor, Source]) -> set[Tensor]:
     return fused_step(opt, given, lambda param: gradient(given[param], param))
 
 
-def same(one: Any, fused: list[Tensor], other: Any, plain: list[Tensor]) -> None:
+def check_same(one: Any, fused: list[Tensor], other: Any, plain: list[Tensor]) -> None:
     """That parameters and states have the same bits."""
     for a, b in zip(fused, plain, strict=True):
         assert torch.equal(a, b)
@@ -117,27 +117,27 @@ def by_noise(values: str) -> Callable[[int], dict[int, Source]]:
 
 @pytest.mark.parametrize("values", ["normal", "popcount"])
 def test_noise_stands_for_gradients(values: str) -> None:
-    compare(adamw, by_noise(values))
+    check_same_bits(adamw, by_noise(values))
 
 
 def test_gradients_may_point_uphill_and_be_narrow() -> None:
-    compare(lambda params: adamw(params, maximize=True), by_noise("popcount"), "bfloat16")
+    check_same_bits(lambda params: adamw(params, maximize=True), by_noise("popcount"), "bfloat16")
 
 
 def test_products_and_rows_stand_for_gradients() -> None:
     torch.manual_seed(1)
     outputs, inputs, whole = torch.randn(20, 33), torch.randn(20, 70), torch.randn(5, 3, 3, 3, dtype=torch.float64)
     made: dict[int, Source] = {0: Product(outputs, inputs), 1: noise(1, 0), 2: Rows(whole)}
-    compare(adamw, lambda step: made)
+    check_same_bits(adamw, lambda step: made)
 
 
 def test_what_remembers_a_group_or_counts_for_itself_goes_on() -> None:
-    compare(lambda params: rulec.torch.NAdam(params, lr=1e-2), by_noise("popcount"))
+    check_same_bits(lambda params: rulec.torch.NAdam(params, lr=1e-2), by_noise("popcount"))
 
 
 def test_a_gradient_that_is_not_read_is_none_to_be_made_in_the_update() -> None:
     still = rulec.parse("name: Still\nstep: p = 0.5*p\n")
-    compare(lambda params: rulec.torch.optimizer(still)(params), by_noise("popcount"), by_gradient=range(5))
+    check_same_bits(lambda params: rulec.torch.optimizer(still)(params), by_noise("popcount"), by_gradient=range(5))
 
 
 def test_hooks_and_schedulers_see_a_step() -> None:
@@ -165,7 +165,7 @@ def test_a_hook_may_change_numbers_first() -> None:
     assert torch.equal(fused[0], plain[0])
 
 
-def refused(make: Make, params: list[Tensor], places: Collection[int] = (0,)) -> None:
+def check_refused(make: Make, params: list[Tensor], places: Collection[int] = (0,)) -> None:
     """That the parameters at these places are updated by gradients, and all others without, in one step each time."""
     twins = [param.detach().clone().requires_grad_() for param in params]
     one, other = make(params), make(twins)
@@ -179,25 +179,25 @@ def refused(make: Make, params: list[Tensor], places: Collection[int] = (0,)) ->
             twin.grad = grads[param] if place in places else gradient(given[param], twin)
         other.step()
         assert found == {param for place, param in enumerate(params) if place not in places}
-    same(one, params, other, twins)
+    check_same(one, params, other, twins)
 
 
 def test_what_cannot_be_made_so_has_gradients() -> None:
     weight = torch.randn(8, 6).requires_grad_()
-    refused(lambda params: torch.optim.SGD(params, lr=0.1), [weight])
-    refused(rulec.torch.optimizer("lamb"), [weight])
+    check_refused(lambda params: torch.optim.SGD(params, lr=0.1), [weight])
+    check_refused(rulec.torch.optimizer("lamb"), [weight])
     turned = torch.randn(6, 8).t().requires_grad_()
     complex_numbers = torch.randn(4, dtype=torch.complex64).requires_grad_()
-    refused(rulec.torch.AdamW, [turned, weight, complex_numbers], (0, 2))
+    check_refused(rulec.torch.AdamW, [turned, weight, complex_numbers], (0, 2))
 
 
 def test_matrices_of_muon_have_gradients_and_the_others_none() -> None:
-    compare(muon, by_noise("popcount"), by_gradient=(0, 4))
+    check_same_bits(muon, by_noise("popcount"), by_gradient=(0, 4))
     made: dict[int, Source] = {
         0: Product(torch.ones(2, 33), torch.ones(2, 70)),
         2: Product(torch.ones(1, 5), torch.ones(1, 27)),
     }
-    compare(muon, lambda step: made, by_gradient=(0,))
+    check_same_bits(muon, lambda step: made, by_gradient=(0,))
 
 
 def test_a_bucket_without_a_kernel_has_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +211,7 @@ def test_a_bucket_without_a_kernel_has_gradients(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(kind, "emit_estimate", narrow)
     params = [torch.randn(40).to(dtype).requires_grad_() for dtype in (torch.float32, torch.bfloat16)]
-    refused(rulec.torch.AdamW, params)
+    check_refused(rulec.torch.AdamW, params)
 
 
 def test_hooks_see_the_gradients_that_there_are() -> None:
@@ -240,7 +240,7 @@ def test_a_hook_may_leave_no_way_but_a_gradient(others: int) -> None:
         twin.grad = gradient(given[param], twin)
     other.step()
     assert found == {*params[1:]}
-    same(one, params, other, twins)
+    check_same(one, params, other, twins)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # torch's, where no step was taken
         scheduler.step()
