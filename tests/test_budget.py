@@ -20,7 +20,7 @@ class Item:
         return name if self.slow else None
 
 
-def run(item: Item, before: float, after: float, *, compiled: bool = False, slowness: float = 1.0) -> None:
+def check_run(item: Item, before: float, after: float, *, compiled: bool = False, slowness: float = 1.0) -> None:
     """A test that begins and ends at these seconds of the processor."""
     seconds = iter([before, after])
     plugin = budget.Budget(lambda: next(seconds), lambda began: compiled, lambda: slowness)
@@ -32,17 +32,17 @@ def run(item: Item, before: float, after: float, *, compiled: bool = False, slow
 
 def test_a_test_that_takes_more_fails() -> None:
     with pytest.raises(pytest.fail.Exception, match=r"took 2\.5 s of the processor, and an everyday test has 1"):
-        run(Item(), 3.0, 5.5)
+        check_run(Item(), 3.0, 5.5)
 
 
 def test_slow_tests_short_ones_and_what_compiles_pass() -> None:
-    run(Item(slow=True), 3.0, 5.5)
-    run(Item(), 3.0, 3.9)
-    run(Item(), 3.0, 5.5, compiled=True)
+    check_run(Item(slow=True), 3.0, 5.5)
+    check_run(Item(), 3.0, 3.9)
+    check_run(Item(), 3.0, 5.5, compiled=True)
 
 
 def test_a_busy_processor_is_allowed_for() -> None:
-    run(Item(), 3.0, 5.5, slowness=3.0)
+    check_run(Item(), 3.0, 5.5, slowness=3.0)
 
 
 def test_names_of_long_tests_are_written(tmp_path: Path) -> None:

@@ -68,10 +68,10 @@ def check_whole(subject: Subject, rule: Rule) -> None:
         reference.step(_gradients(shapes, 0), inputs=_inputs(rule, shapes, 0))
     except RulecError:
         return
-    follow_reference(subject, rule, shapes)
+    check_against_reference(subject, rule, shapes)
 
 
-def follow_reference(
+def check_against_reference(
     subject: Subject, rule: Rule, shapes: Sequence[tuple[int, ...]], seed: int = 0, special: bool = False
 ) -> None:
     """Runs four steps of a rule, of all tensors or of some, through the runtime and in the reference.

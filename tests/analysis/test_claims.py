@@ -51,13 +51,13 @@ class Subject:
 @pytest.mark.parametrize("text", by_kind(names()))
 def test_every_claim_about_a_rule(text: str) -> None:
     subject = Subject(text)
-    scales(subject)
-    scales_that_matter(subject)
-    linear_states(subject)
-    accumulation(subject)
-    gradients_of_zeros(subject)
-    scope(subject)
-    where_p_is_not_read(subject)
+    check_scales(subject)
+    check_scales_that_matter(subject)
+    check_linear_states(subject)
+    check_accumulation(subject)
+    check_gradients_of_zeros(subject)
+    check_scope(subject)
+    check_where_p_is_not_read(subject)
 
 
 def parts(trial: Trial, scales: list[float], least: float) -> bool:
@@ -65,13 +65,13 @@ def parts(trial: Trial, scales: list[float], least: float) -> bool:
     return far_apart(trial.path(scales), trial.straight, trial.params, least)
 
 
-def scales(subject: Subject) -> None:
+def check_scales(subject: Subject) -> None:
     for fact, scales in ((subject.found.constant_scale, ONE), (subject.found.changing_scale, EACH)):
         if fact.answer == "yes":
             assert not parts(subject.under(fact.where), scales, EXACT), fact
 
 
-def scales_that_matter(subject: Subject) -> None:
+def check_scales_that_matter(subject: Subject) -> None:
     one, many = subject.found.constant_scale, subject.found.changing_scale
     if one.answer == "no" or (one.where and all(" = 0" in x for x in one.where)):
         assert subject.refuted(lambda trial: any(parts(trial, scales, SEEN) for scales in ONES)), one
@@ -90,7 +90,7 @@ def bend(trial: Trial, key: str) -> float:
     return worst
 
 
-def linear_states(subject: Subject) -> None:
+def check_linear_states(subject: Subject) -> None:
     for key, fact in subject.found.linear.items():
         if fact.answer == "yes":
             assert bend(subject.plain, key) < STRAIGHT, key
@@ -98,7 +98,7 @@ def linear_states(subject: Subject) -> None:
             assert any(bend(trial, key) > BENT for trial in subject.doubts), key
 
 
-def accumulation(subject: Subject) -> None:
+def check_accumulation(subject: Subject) -> None:
     """The last call is given no gradient at all: only the states can have brought the sum."""
     if subject.found.accumulates.fact.answer == "yes":
         assert not far_apart(*two_calls(subject.plain), subject.plain.params, 1e-9)
@@ -123,7 +123,7 @@ def changes(trial: Trial, key: str, first: bool) -> bool:
     return any(not np.allclose(a, b, rtol=1e-9, atol=0) for a, b in at_zero(trial, key, first))
 
 
-def gradients_of_zeros(subject: Subject) -> None:
+def check_gradients_of_zeros(subject: Subject) -> None:
     zero = subject.found.at_zero
     for first, rests in ((True, zero.first), (False, zero.later)):
         for key, rest in ((key, rest) for key, cases in rests.items() for rest in cases):
@@ -135,7 +135,7 @@ def gradients_of_zeros(subject: Subject) -> None:
                 assert any(changes(trial, key, first) for trial in subject.doubts), (key, first, rest)
 
 
-def scope(subject: Subject) -> None:
+def check_scope(subject: Subject) -> None:
     """One element's gradient reaches no other element of an elementwise rule, no other tensor but of a shared level."""
     trial, scope = subject.plain, subject.found.scope
     if scope in ("group", "model") or not trial.shapes:
@@ -151,7 +151,7 @@ def scope(subject: Subject) -> None:
         assert same[0].ravel()[1:].all()
 
 
-def where_p_is_not_read(subject: Subject) -> None:
+def check_where_p_is_not_read(subject: Subject) -> None:
     """The rule moves p alike, wherever it is."""
     if subject.found.reads_parameter:
         return

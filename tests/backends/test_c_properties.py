@@ -15,7 +15,7 @@ from rulec.array import Optimizer
 from rulec.backend import registry
 from rulec.testing import IEEE, NumpyKind
 from rulec.testing.trial import Subject
-from rulec.testing.whole import follow_reference
+from rulec.testing.whole import check_against_reference
 from rulec_backends.c import CBackend
 from tests.properties import reducing
 from tests.properties.reducing import reducing_rules
@@ -50,7 +50,7 @@ def a_few_and_many(few: int, many: int) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("count", [few, pytest.param(many, marks=pytest.mark.slow)])
 
 
-def examples(count: int, check: Callable[..., None], *drawn: st.SearchStrategy[Any]) -> None:
+def check_examples(count: int, check: Callable[..., None], *drawn: st.SearchStrategy[Any]) -> None:
     """Checks so many."""
     settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck))(given(*drawn)(check))()
 
@@ -58,7 +58,7 @@ def examples(count: int, check: Callable[..., None], *drawn: st.SearchStrategy[A
 @a_few_and_many(6, 40)
 def test_c_and_numpy_give_the_same_bits(count: int) -> None:
     dtypes = st.sampled_from(["float32", "float64", "float16"])
-    examples(count, same_bits, rules(), shapes, dtypes, st.integers(0, 2**31))
+    check_examples(count, same_bits, rules(), shapes, dtypes, st.integers(0, 2**31))
 
 
 def same_bits(text: str, shapes: list[tuple[int, ...]], dtype: str, seed: int) -> None:
@@ -70,8 +70,8 @@ def same_bits(text: str, shapes: list[tuple[int, ...]], dtype: str, seed: int) -
 @pytest.mark.filterwarnings("ignore:.*skipped the step:RuntimeWarning")
 @a_few_and_many(4, 30)
 def test_c_follows_the_reference_through_reductions_levels_and_branches(count: int) -> None:
-    examples(count, follows, reducing_rules(), reducing.shapes, st.integers(0, 1000), st.booleans())
+    check_examples(count, follows, reducing_rules(), reducing.shapes, st.integers(0, 1000), st.booleans())
 
 
 def follows(text: str, shapes: list[tuple[int, ...]], seed: int, special: bool) -> None:
-    follow_reference(Subject(registry.get("c"), NumpyKind(), IEEE), rulec.parse(text), shapes, seed, special)
+    check_against_reference(Subject(registry.get("c"), NumpyKind(), IEEE), rulec.parse(text), shapes, seed, special)

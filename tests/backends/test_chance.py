@@ -30,7 +30,7 @@ from rulec.runtime.distributed.shards import GlobalTensor
 from rulec_backends.common.text import chance_call
 from rulec_backends.cpu import machine as cpu_machine
 from tests.backends import c_functions
-from tests.backends.triton_process import in_the_interpreter
+from tests.backends.triton_process import check_in_interpreter
 from tests.pairs import paired
 
 Array = np.ndarray[Any, Any]
@@ -125,7 +125,7 @@ for first, words in PLACES:
 
 def test_triton_has_the_numbers_of_the_definition() -> None:
     places = [(first, [float(x) for x in words_of(seed, number).values()]) for first, seed, number in PLACES]
-    drawn = in_the_interpreter(f"PLACES = {places!r}\n{TRITON}", "drawn")
+    drawn = check_in_interpreter(f"PLACES = {places!r}\n{TRITON}", "drawn")
     for numbers, place in zip(drawn, PLACES, strict=True):
         assert np.array_equal(np.array(numbers, np.float32), expected(*place, 2048))
 
@@ -263,7 +263,7 @@ def run(out_at, COUNT: tl.constexpr):
 
 def test_triton_knows_parts_that_lie_far_in_their_tensors() -> None:
     calls = [call_of(piece, ["start + i"], "tl.full((), {}, tl.float32)") for piece in FAR]
-    drawn = in_the_interpreter(f"CALLS = {calls!r}\n{FAR_TRITON}", "drawn")
+    drawn = check_in_interpreter(f"CALLS = {calls!r}\n{FAR_TRITON}", "drawn")
     for numbers, piece in zip(drawn, FAR, strict=True):
         assert np.array_equal(np.array(numbers, np.float32), far_numbers(piece))
 

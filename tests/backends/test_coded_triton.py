@@ -17,7 +17,7 @@ from rulec.runtime.storage.quantized import kernel_of
 from rulec_backends.triton.blocks import Block
 from rulec_backends.triton.coded import halved, lengthened, words
 from tests.backends.coded_training import signed, training, unsigned
-from tests.backends.triton_process import in_a_process, in_the_interpreter
+from tests.backends.triton_process import check_in_interpreter, in_a_process
 
 HEAD = """
 import torch
@@ -28,23 +28,23 @@ backend, memory = registry.get("triton"), Memory(torch.from_numpy, lambda tensor
 """
 
 
-def in_codes(program: str) -> None:
-    in_the_interpreter(HEAD + program)
+def check_in_codes(program: str) -> None:
+    check_in_interpreter(HEAD + program)
 
 
 def test_both_states_of_adamw_in_each_format() -> None:
-    in_codes(
+    check_in_codes(
         "for name in NAMES:\n"
         "    check(training('adamw', {'m': signed(name), 'v': unsigned(name)}, (5003,), memory), backend)"
     )
 
 
 def test_every_code_and_values_beside_every_change_of_one() -> None:
-    in_codes("from tests.backends.test_coded_bits import check_every_code\ncheck_every_code(backend, memory)")
+    check_in_codes("from tests.backends.test_coded_bits import check_every_code\ncheck_every_code(backend, memory)")
 
 
 def test_a_signed_state_with_a_floor() -> None:
-    in_codes(
+    check_in_codes(
         "for name in NAMES:\n"
         "    form = parse(name).for_state(signed=True, floor=True)\n"
         "    check(training('adamw', {'m': form}, (2003,), memory), backend)"
@@ -52,14 +52,14 @@ def test_a_signed_state_with_a_floor() -> None:
 
 
 def test_several_chunks_and_blocks_longer_than_a_programs() -> None:
-    in_codes(
+    check_in_codes(
         "formats = {'m': signed('int8/4096'), 'v': unsigned('dynamic8/2048')}\n"
         "check(training('adamw', formats, (20_001,), memory), backend)"
     )
 
 
 def test_blocks_of_gpus_and_one_state_in_codes() -> None:
-    in_codes(
+    check_in_codes(
         "from rulec_backends.triton import blocks\n"
         "blocks.INTERPRETED = blocks.DEFAULT\n"
         "for name in ('dynamic4', 'softsign8'):\n"
@@ -113,7 +113,7 @@ def run(name, state_dtype, dtype=torch.float32, **keywords):
 
 def runs_in_codes(calls: str) -> list[int]:
     """How many states in codes a run of a torch optimizer has, each equal to floats rounded after each step."""
-    counts: list[int] = in_the_interpreter(f"{HEAD}{RUNS}", f"[{calls}]")
+    counts: list[int] = check_in_interpreter(f"{HEAD}{RUNS}", f"[{calls}]")
     return counts
 
 
@@ -145,7 +145,7 @@ for name in ("LAMB", "AdamP"):
 
 
 def test_tensors_that_stay_keep_their_codes_and_scales() -> None:
-    in_codes(f"{RUNS}{STAYS}")
+    check_in_codes(f"{RUNS}{STAYS}")
 
 
 def test_rows_and_columns_get_states_that_are_decoded_before_their_stages() -> None:
@@ -176,7 +176,7 @@ for reader in ("left", "rows"):
 @pytest.mark.slow
 def test_a_product_before_the_update_reads_values_decoded_by_a_kernel() -> None:
     """By the kernel itself, and by one before a stage with rows."""
-    in_codes(f"{RUNS}{BETWEEN}")
+    check_in_codes(f"{RUNS}{BETWEEN}")
 
 
 class Foreign:

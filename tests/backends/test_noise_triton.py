@@ -17,7 +17,7 @@ from tests.backends.noises import VALUES
 from tests.backends.test_noise_streams import STREAMS
 from tests.backends.triton_compiled import CHECKERS
 from tests.backends.triton_noise import Facts, compiled_noise
-from tests.backends.triton_process import in_the_interpreter
+from tests.backends.triton_process import check_in_interpreter as in_the_interpreter
 
 HEAD = """
 import torch

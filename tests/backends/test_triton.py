@@ -14,7 +14,7 @@ from rulec_backends.triton import TritonBackend
 from rulec_backends.triton.ops import constant
 from rulec_backends.triton.words import WORDS, words_used
 from tests.backends import kinds, triton_process
-from tests.backends.triton_process import in_the_interpreter, interpreter_fault
+from tests.backends.triton_process import check_in_interpreter, interpreter_fault
 from tests.library import by_share
 
 # In the interpreter: the contract
@@ -34,23 +34,23 @@ EVERYDAY = (
 
 @pytest.mark.parametrize("name", EVERYDAY)
 def test_rules_of_every_kind_in_the_interpreter(name: str) -> None:
-    in_the_interpreter(f"{KINDS}check_rule(subject, rule_of({name!r}), 'float32', {FEW})")
+    check_in_interpreter(f"{KINDS}check_rule(subject, rule_of({name!r}), 'float32', {FEW})")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_every_operation_in_the_interpreter(dtype: str) -> None:
-    in_the_interpreter(f"{KINDS}check_every_operation(subject, {dtype!r})")
+    check_in_interpreter(f"{KINDS}check_every_operation(subject, {dtype!r})")
 
 
 @pytest.mark.parametrize(
     ("name", "dtype"), [("adamw", "float16"), ("adafactor", "bfloat16"), ("lamb", "float64")]
 )  # fmt: skip
 def test_other_dtypes_in_the_interpreter(name: str, dtype: str) -> None:
-    in_the_interpreter(f"check_rule(subject, loaded({name!r}), {dtype!r}, ((7,), (33, 65)))")
+    check_in_interpreter(f"check_rule(subject, loaded({name!r}), {dtype!r}, ((7,), (33, 65)))")
 
 
 def test_ascent_and_dtypes_that_mix_in_the_interpreter() -> None:
-    in_the_interpreter(
+    check_in_interpreter(
         "(bucket,) = buckets_of(loaded('adamw'), [(7,), (33, 65)])\n"
         "stored = {'m': 'float16', 'v': 'float32'}\n"
         "layout = layout_of(bucket, 'bfloat16', grad='float32', states=stored, maximize=True)\n"
@@ -62,19 +62,19 @@ def test_ascent_and_dtypes_that_mix_in_the_interpreter() -> None:
 
 @pytest.mark.parametrize("piece", kinds.pieces("float32", everyday=EVERYDAY))
 def test_the_contract_in_the_interpreter(piece: str) -> None:
-    in_the_interpreter(f"{KINDS}check_piece(subject, {piece!r}, 'float32')")
+    check_in_interpreter(f"{KINDS}check_piece(subject, {piece!r}, 'float32')")
 
 
 @pytest.mark.parametrize("names", by_share(rulec.rules(), "Triton's interpreter"))
 def test_every_rule_in_the_interpreter(names: list[str]) -> None:
-    in_the_interpreter(f"for name in {names!r}:\n    check_rule(subject, loaded(name), 'float32')")
+    check_in_interpreter(f"for name in {names!r}:\n    check_rule(subject, loaded(name), 'float32')")
 
 
 @pytest.mark.another
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
 @pytest.mark.parametrize("name", [*kinds.KINDS, *kinds.AWKWARD])
 def test_rules_of_every_kind_in_other_dtypes_in_the_interpreter(name: str, dtype: str) -> None:
-    in_the_interpreter(f"{KINDS}check_rule(subject, rule_of({name!r}), {dtype!r}, MATRIX_SHAPES[3:])")
+    check_in_interpreter(f"{KINDS}check_rule(subject, rule_of({name!r}), {dtype!r}, MATRIX_SHAPES[3:])")
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_rules_of_every_kind_in_other_dtypes_in_the_interpreter(name: str, dtype
     ],
 )
 def test_states_of_other_dtypes_and_ascent_in_the_interpreter(dtype: str) -> None:
-    in_the_interpreter(
+    check_in_interpreter(
         f"check_mixed_dtypes(subject, loaded('came'), [{dtype!r}, 'bfloat16', 'float32'])\n"
         f"check_maximize(subject, loaded('lamb'), {dtype!r})"
     )
@@ -96,7 +96,7 @@ def test_a_check_runs_all_stages_in_the_interpreter() -> None:
         "from rulec.tools.compare.oracle import exactness\nfrom rulec.tools.compare.difference import Trial\n"
         "found = exactness(loaded('lamb'), {}, Trial('float32', 2, ((4, 6),)), 'triton')\n"
     )
-    assert max(in_the_interpreter(program, "[*found.ulps.values()]")) < 16
+    assert max(check_in_interpreter(program, "[*found.ulps.values()]")) < 16
 
 
 #: Ends of blocks and of tiles, in the interpreter's sizes and in those of GPUs.
@@ -108,7 +108,7 @@ SHAPED = (
 
 def check_ends(blocks: str, names: str, flat: str, rules: str, shaped: str) -> None:
     """Also where a program takes several blocks, one after the other, and every second tensor is not aligned."""
-    in_the_interpreter(
+    check_in_interpreter(
         "from rulec_backends.triton import blocks as triton_blocks, work as triton_work\n"
         f"triton_blocks.INTERPRETED = triton_blocks.{blocks}\n"
         f"if {blocks!r} == 'DEFAULT':\n"
@@ -124,7 +124,7 @@ def check_ends(blocks: str, names: str, flat: str, rules: str, shaped: str) -> N
 
 
 def test_several_tiles_of_one_program() -> None:
-    in_the_interpreter(
+    check_in_interpreter(
         "from rulec_backends.triton import blocks as triton_blocks, work as triton_work\n"
         "triton_work.tile_for = lambda vector, device: triton_blocks.tile_for(vector, 'some GPU')\n"
         "triton_work.MOST_REDUCED = 2\n"
@@ -145,7 +145,7 @@ def test_all_ends_of_blocks_and_tiles(blocks: str) -> None:
 
 
 def test_many_tensors_partly_fired() -> None:
-    in_the_interpreter(
+    check_in_interpreter(
         "shapes = [(i % 7,) for i in range(40)]\n"
         "bucket = max(buckets_of(loaded('lamb'), shapes), key=lambda b: len(b.shapes))\n"
         "trial = trial_of(subject, bucket, layout_of(bucket, 'float32'))\n"
@@ -156,13 +156,13 @@ def test_many_tensors_partly_fired() -> None:
 
 @pytest.mark.parametrize("name", ["adamw", "cautious_adamw"])
 def test_steps_on_the_device_stay_or_are_scaled(name: str) -> None:
-    in_the_interpreter(f"check_on_device(subject, loaded({name!r}), 'float16', {FEW})")
+    check_in_interpreter(f"check_on_device(subject, loaded({name!r}), 'float16', {FEW})")
 
 
 @pytest.mark.another
 @pytest.mark.parametrize("name", [*kinds.KINDS, "came", "galore"])
 def test_steps_of_every_kind_on_the_device_stay_or_are_scaled(name: str) -> None:
-    in_the_interpreter(f"check_on_device(subject, loaded({name!r}), 'float16', MATRIX_SHAPES[3:])")
+    check_in_interpreter(f"check_on_device(subject, loaded({name!r}), 'float16', MATRIX_SHAPES[3:])")
 
 
 SCALARS = """
@@ -214,7 +214,7 @@ for name in NAMES:
 def scalar_programs(names: str) -> int:
     """Compares those of rules with NumPy's float64; how many there are. Of the 64 ulps some are lost where columns are
     differences of powers."""
-    count: int = in_the_interpreter(f"NAMES = {names}\n{SCALARS}", "seen")
+    count: int = check_in_interpreter(f"NAMES = {names}\n{SCALARS}", "seen")
     return count
 
 
@@ -315,7 +315,7 @@ def test_an_interpreter_that_fails_beside_its_numpy_is_named(triton: str, numpy:
 def test_tests_in_such_an_interpreter_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_process, "version", {"triton": "3.6.0", "numpy": "2.5.2"}.__getitem__)
     with pytest.raises(pytest.skip.Exception, match="fails with NumPy"):
-        in_the_interpreter("pass")
+        check_in_interpreter("pass")
 
 
 # Where it cannot run
@@ -398,7 +398,7 @@ try:
 except BackendUnavailable as error:
     message = str(error)
 """
-    message, param = in_the_interpreter(program, "[message, param.tolist()]")
+    message, param = check_in_interpreter(program, "[message, param.tolist()]")
     assert message.startswith("Triton cannot compile SGD for Triton's interpreter: ")
     assert message.endswith(": choose another backend (`rulec doctor` lists them)")
     assert "no kernel for sm_10" in message

@@ -22,7 +22,7 @@ from rulec_backends.triton.blocks import Block
 from rulec_backends.triton.memory import uploads
 from rulec_backends.triton.plan import FINISHED, tile_shapes
 from rulec_backends.triton.work import MOST_CHUNKS, MOST_PIECES, MOST_REDUCED, Blocks, Launch, StageWork, Tiles, jobs
-from tests.backends.triton_process import in_a_process, in_the_interpreter
+from tests.backends.triton_process import check_in_interpreter, in_a_process
 
 # Chunks
 
@@ -215,7 +215,7 @@ same = len(copied)
 call(0, [torch.ones(5), torch.ones(3)], rows)
 call(0, [torch.ones(5), torch.ones(3)], Rows(rows.table + 1, rows.index))
 """
-    same, copied = in_the_interpreter(program, "[same, copied]")
+    same, copied = check_in_interpreter(program, "[same, copied]")
     assert same == 1
     assert len(copied) in (2, 3)  # new gradients may lie where the last ones did
     assert set(copied) == {2 * 2 + 9}
@@ -229,7 +229,7 @@ try:
 except InternalError as error:
     message = str(error)
 """
-    assert in_the_interpreter(program, "message") == "the triton kernel needs 2 gradients and was given 1"
+    assert check_in_interpreter(program, "message") == "the triton kernel needs 2 gradients and was given 1"
 
 
 def test_gradients_that_moved_are_found_where_the_first_stage_reads_none() -> None:
@@ -248,7 +248,7 @@ for value in (1.0, 2.0):
     for stage in (0, 1):
         call(stage, grads, rows, given)
 """
-    assert in_the_interpreter(program, "params[1].tolist()") == [3.0] * 3
+    assert check_in_interpreter(program, "params[1].tolist()") == [3.0] * 3
 
 
 SPECIALISED = """
@@ -314,7 +314,7 @@ again = work.launch((1,)) is first
 kept = work._captured == [captured, first]
 """
     shown = "[apart, same, again, kept, len(work._some) < 20]"
-    assert in_the_interpreter(program, shown) == [True, True, False, True, True]
+    assert check_in_interpreter(program, shown) == [True, True, False, True, True]
 
 
 class Tables(StageWork):

@@ -17,7 +17,7 @@ from tests import ledger
 from tests.backends import triton_products
 from tests.backends.kinds import ELEMENTWISE
 from tests.backends.triton_compiled import CHECKERS
-from tests.backends.triton_process import in_the_interpreter
+from tests.backends.triton_process import check_in_interpreter as in_the_interpreter
 from tests.backends.triton_products import Product, compiled_products, product_source
 from tests.library import by_share
 

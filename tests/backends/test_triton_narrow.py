@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.backends.triton_process import in_the_interpreter
+from tests.backends.triton_process import check_in_interpreter
 
 TRAINED = """
 import torch
@@ -46,7 +46,7 @@ for dtype in DTYPES:
 def check(rule: str, dtypes: str, steps: int) -> None:
     """Runs steps of a rule with narrow memory and without."""
     program = TRAINED.replace("RULE", repr(rule)).replace("DTYPES", dtypes).replace("STEPS", str(steps))
-    for same, narrow, wide in in_the_interpreter(program, "found"):
+    for same, narrow, wide in check_in_interpreter(program, "found"):
         assert same
         assert narrow == ["torch.bfloat16"]
         assert wide == ["torch.float32"]

@@ -16,7 +16,7 @@ from rulec_backends.triton.quintic_call import QuinticProducts, count_half
 from tests import ledger
 from tests.backends import triton_compiled, triton_quintic
 from tests.backends.quintics import FAULTS, SHAPES
-from tests.backends.triton_process import in_the_interpreter
+from tests.backends.triton_process import check_in_interpreter as in_the_interpreter
 from tests.backends.triton_quintic import Facts, cases, compiled
 
 # In the interpreter

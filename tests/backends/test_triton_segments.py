@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from tests.backends.triton_process import in_a_process, in_the_interpreter
+from tests.backends.triton_process import check_in_interpreter, in_a_process
 
 
 def test_runs_are_reduced_each_to_its_own_number() -> None:
-    assert in_the_interpreter("from tests.backends.segments import wrong\nfailed = wrong()", "failed") == []
+    assert check_in_interpreter("from tests.backends.segments import wrong\nfailed = wrong()", "failed") == []
 
 
 def test_a_run_has_the_same_bits_whatever_its_neighbours_are() -> None:
     program = "from tests.backends.segments import depends_on_neighbours\nfailed = depends_on_neighbours()"
-    assert in_the_interpreter(program, "failed") == []
+    assert check_in_interpreter(program, "failed") == []
 
 
 STEPS = """
@@ -49,7 +49,7 @@ far = max(float((a - b).abs().max()) for a, b in zip(together, trained('cpu', [0
 
 
 def test_a_step_of_adafactor_reduces_the_rows_of_all_tensors_at_once() -> None:
-    counts, same, far = in_the_interpreter(STEPS, "[counts, same, far]")
+    counts, same, far = check_in_interpreter(STEPS, "[counts, same, far]")
     assert counts == [3, 3, 2, 2]
     assert same
     assert far < 1e-6

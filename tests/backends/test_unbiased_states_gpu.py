@@ -11,7 +11,7 @@ import rulec.torch
 from rulec.array import Optimizer
 from tests.backends import cuda_stand_in
 from tests.backends.here import BRAIN, needs_compiler
-from tests.backends.triton_process import in_the_interpreter
+from tests.backends.triton_process import check_in_interpreter
 
 TRITON = """
 import torch
@@ -39,7 +39,7 @@ for rule, there in (("AdamW", {"capturable": True}), ("Adagrad", {}), ("Lion", {
 
 @pytest.mark.slow
 def test_triton_has_the_bits_of_the_cpu() -> None:
-    in_the_interpreter(TRITON)
+    check_in_interpreter(TRITON)
 
 
 def states(rule: str, backend: str, make: Any) -> list[np.ndarray[Any, Any]]:

@@ -20,7 +20,7 @@ from tests.backends import cuda_stand_in
 from tests.backends.cuda_assembly import kernels, missing
 from tests.backends.here import BRAIN, needs_compiler
 from tests.backends.test_chance import KEPT, of_parts
-from tests.backends.triton_process import in_a_process, in_the_interpreter
+from tests.backends.triton_process import check_in_interpreter, in_a_process
 
 TRITON = """
 import torch
@@ -71,7 +71,7 @@ for there, here in (({"capturable": True}, {}), (coded, coded)):
 
 @pytest.mark.slow
 def test_triton_has_the_bits_of_the_cpu() -> None:
-    in_the_interpreter(TRITON)
+    check_in_interpreter(TRITON)
 
 
 COMPILED = """

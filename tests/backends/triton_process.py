@@ -44,7 +44,7 @@ def in_a_process(program: str, **environment: str) -> Any:
         return json.loads((folder / "stdout").read_text().splitlines()[-1])
 
 
-def in_the_interpreter(program: str, result: str = "None") -> Any:
+def check_in_interpreter(program: str, result: str = "None") -> Any:
     """The same in Triton's interpreter: what `result` is once the lines of `program` have run."""
     return in_a_process(f"{HEAD}{program}\nprint(json.dumps({result}))\n", TRITON_INTERPRET="1")
 

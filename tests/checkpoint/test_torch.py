@@ -221,7 +221,9 @@ def test_numbers_of_groups_are_asked_of_rules_that_a_tensor_goes_to(
 # What is refused
 
 
-def refused(optimizer: Any, file: Path, message: str, error: type[Exception] = StateMismatch, **keywords: Any) -> None:
+def check_refused(
+    optimizer: Any, file: Path, message: str, error: type[Exception] = StateMismatch, **keywords: Any
+) -> None:
     """One sentence, and nothing is changed."""
     before = [p.detach().clone() for group in optimizer.param_groups for p in group["params"]]
     state = {key: dict(value) for key, value in optimizer.state.items()}
@@ -238,7 +240,7 @@ def test_another_rule_is_refused_unless_allowed(tmp_path: Path) -> None:
     net, optimizer = trained(rulec.torch.Adam)
     rulec.torch.save(optimizer, file)
     other = rulec.torch.AdamW(model().named_parameters())
-    refused(
+    check_refused(
         other, file, "^0/weight was updated by Adam when .* was saved, and AdamW computes something else: go on with"
     )
     rulec.torch.load(other, file, rule_may_differ=True)
@@ -247,7 +249,7 @@ def test_another_rule_is_refused_unless_allowed(tmp_path: Path) -> None:
     lion = rulec.torch.Lion(model().named_parameters())
     rulec.torch.load(lion, file, rule_may_differ=True)
     more = rulec.torch.AdamW(model().named_parameters(), amsgrad=True)
-    refused(more, file, r"has no v_max of 0/weight \(it has m, v\): it is of another", rule_may_differ=True)
+    check_refused(more, file, r"has no v_max of 0/weight \(it has m, v\): it is of another", rule_may_differ=True)
 
 
 def test_other_parameters_are_refused(tmp_path: Path) -> None:
@@ -258,15 +260,19 @@ def test_other_parameters_are_refused(tmp_path: Path) -> None:
     more = ("more", torch.nn.Parameter(torch.zeros(2)))
     wide = [(n, torch.nn.Parameter(torch.zeros(9)) if n == "1.bias" else p) for n, p in named]
     make = rulec.torch.AdamW
-    refused(make([*named, more]), file, "has nothing for more: give the parameters it was saved with, or names=")
-    refused(make(named[:2]), file, "has 1/weight and 1 more, which is no parameter here: give the parameters")
-    refused(make([*named[:3], more]), file, "has 1/bias where there is more here: the shapes agree in their order")
-    refused(make(wide), file, r"1/bias has shape \(9,\) here, and \(2,\) in .*: give the model that it was saved from")
-    refused(make(named), file, "names= has 'bias', and .* has no such parameter", names={"bias": "0.bias"})
-    refused(make(named), file, "names= gives two parameters of .* the same name", names=lambda name: "one")
-    refused(make(named), file, "axes= has 'bias', which is no parameter", axes={"bias": (0,)})
-    refused(make(named), file, r"axes= gives \(0, 0\) for 0/weight of shape \(4, 3\)", axes={"0.weight": (0, 0)})
-    refused(make(named), file, "has no value of 0/weight: it was saved without parameters=True", parameters=True)
+    check_refused(make([*named, more]), file, "has nothing for more: give the parameters it was saved with, or names=")
+    check_refused(make(named[:2]), file, "has 1/weight and 1 more, which is no parameter here: give the parameters")
+    check_refused(
+        make([*named[:3], more]), file, "has 1/bias where there is more here: the shapes agree in their order"
+    )
+    check_refused(
+        make(wide), file, r"1/bias has shape \(9,\) here, and \(2,\) in .*: give the model that it was saved from"
+    )
+    check_refused(make(named), file, "names= has 'bias', and .* has no such parameter", names={"bias": "0.bias"})
+    check_refused(make(named), file, "names= gives two parameters of .* the same name", names=lambda name: "one")
+    check_refused(make(named), file, "axes= has 'bias', which is no parameter", axes={"bias": (0,)})
+    check_refused(make(named), file, r"axes= gives \(0, 0\) for 0/weight of shape \(4, 3\)", axes={"0.weight": (0, 0)})
+    check_refused(make(named), file, "has no value of 0/weight: it was saved without parameters=True", parameters=True)
 
 
 def test_rules_that_see_rows_and_columns_cannot_be_turned(tmp_path: Path) -> None:
@@ -274,7 +280,7 @@ def test_rules_that_see_rows_and_columns_cannot_be_turned(tmp_path: Path) -> Non
     _, optimizer = trained(rulec.torch.Adafactor, steps=0)
     rulec.torch.save(optimizer, file)
     other = rulec.torch.Adafactor(model(transposed=True).named_parameters())
-    refused(other, file, "axes= turns 0/weight, and Adafactor treats its rows", axes={"0.weight": (1, 0)})
+    check_refused(other, file, "axes= turns 0/weight, and Adafactor treats its rows", axes={"0.weight": (1, 0)})
 
 
 def test_random_numbers_stay_what_they_are(tmp_path: Path) -> None:
@@ -282,12 +288,16 @@ def test_random_numbers_stay_what_they_are(tmp_path: Path) -> None:
     net, optimizer = trained(rulec.torch.Apollo, steps=0, seed=5, rank=2)
     rulec.torch.save(optimizer, file)
     named = [*net.named_parameters()]
-    refused(rulec.torch.Apollo(named, rank=2), file, "was saved with seed=5, and the seed is 0 here: give the same")
+    check_refused(
+        rulec.torch.Apollo(named, rank=2), file, "was saved with seed=5, and the seed is 0 here: give the same"
+    )
     turned = rulec.torch.Apollo(named[::-1], seed=5, rank=2)
-    refused(turned, file, "1/weight is at another place among the parameters .* in the order that they were saved in")
+    check_refused(
+        turned, file, "1/weight is at another place among the parameters .* in the order that they were saved in"
+    )
     rulec.torch.save(trained(rulec.torch.Apollo, steps=0, rank=2)[1], file)
     unseeded = "was saved with seed=0, and the seed is 1 here: give the same"
-    refused(rulec.torch.Apollo(named, seed=1, rank=2), file, unseeded)
+    check_refused(rulec.torch.Apollo(named, seed=1, rank=2), file, unseeded)
 
 
 def test_where_the_parameters_are_evaluated_nothing_is_saved(tmp_path: Path) -> None:
@@ -297,7 +307,7 @@ def test_where_the_parameters_are_evaluated_nothing_is_saved(tmp_path: Path) -> 
     optimizer.eval()
     with pytest.raises(RulecError, match="where ScheduleFreeAdamW is evaluated: call train"):
         rulec.torch.save(optimizer, file)
-    refused(optimizer, file, "where ScheduleFreeAdamW is evaluated: call train", RulecError)
+    check_refused(optimizer, file, "where ScheduleFreeAdamW is evaluated: call train", RulecError)
 
 
 def test_what_is_no_optimizer_of_ours_is_refused(tmp_path: Path) -> None:
@@ -322,4 +332,4 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "weights.safetensors"
     net, optimizer = trained()
     save_file(net.state_dict(), file)
-    refused(optimizer, file, "is a safetensors file, but no checkpoint of rulec")
+    check_refused(optimizer, file, "is a safetensors file, but no checkpoint of rulec")

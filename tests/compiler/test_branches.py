@@ -27,7 +27,7 @@ def gradients() -> list[list[Array | None]]:
     return steps
 
 
-def follow(text: str, backend: str, arms: Sequence[str], condition: str) -> None:
+def check_follows(text: str, backend: str, arms: Sequence[str], condition: str) -> None:
     """Steps a rule and adds up the same in NumPy."""
     params = [np.zeros(shape) for shape in SHAPES]
     rule = rulec.parse(text)
@@ -49,7 +49,7 @@ def follow(text: str, backend: str, arms: Sequence[str], condition: str) -> None
 @pytest.mark.parametrize("condition", CONDITIONS)
 def test_a_reduction_counts_by_the_axes_of_both_arms(condition: str) -> None:
     arms = ("3", "g")
-    follow(branching.text(condition, arms), "numpy", arms, condition)
+    check_follows(branching.text(condition, arms), "numpy", arms, condition)
 
 
 @pytest.mark.slow
@@ -60,7 +60,7 @@ def test_a_reduction_counts_by_the_axes_of_both_arms(condition: str) -> None:
 def test_a_reduction_counts_by_the_axes_of_all_pairs_of_arms(
     arms: tuple[str, str], condition: str, backend: str, by_axes: bool
 ) -> None:
-    follow(branching.text(condition, arms, by_axes), backend, arms, condition)
+    check_follows(branching.text(condition, arms, by_axes), backend, arms, condition)
 
 
 def moved(step: str, backend: str, state: str = "{m: 0}", hyper: str = "{lr: 1, h: 0.25}") -> list[list[Array]]:

@@ -94,7 +94,7 @@ def states_in(program: Program, dtype: str) -> dict[str, str]:
     return {b.name: dtype for b in program.states}
 
 
-def follow(monkeypatch: pytest.MonkeyPatch, rule: rulec.Rule, backend: str, way: int) -> None:
+def check_follows(monkeypatch: pytest.MonkeyPatch, rule: rulec.Rule, backend: str, way: int) -> None:
     """Three steps with every program scheduled that way, against the reference, which knows no stages."""
 
     def one_way(program: Program, layout: Layout, early: bool = True) -> tuple[Program, Layout]:
@@ -131,7 +131,7 @@ def each_way() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("name", "way"), list(each_way()))
 def test_every_way_gives_the_same_numbers(monkeypatch: pytest.MonkeyPatch, name: str, way: int) -> None:
-    follow(monkeypatch, RULES[name], "numpy", way)
+    check_follows(monkeypatch, RULES[name], "numpy", way)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_every_way_gives_the_same_numbers(monkeypatch: pytest.MonkeyPatch, name:
     ],
 )  # fmt: skip
 def test_some_ways_by_compiled_kernels(monkeypatch: pytest.MonkeyPatch, name: str, way: int) -> None:
-    follow(monkeypatch, RULES[name], "cpu", way)
+    check_follows(monkeypatch, RULES[name], "cpu", way)
 
 
 def test_there_are_ways_of_every_kind() -> None:

@@ -61,17 +61,17 @@ def hyper_of(rule: Rule) -> dict[str, float]:
 @given(rules(), st.integers(0, 2**32 - 1))
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 def test_compiled_is_what_the_lines_say(rule: Rule, seed: int) -> None:
-    beside_its_lines(rule, seed)
+    check_beside_its_lines(rule, seed)
 
 
 @pytest.mark.slow
 @given(rules(), st.integers(0, 2**32 - 1))
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 def test_many_compiled_are_what_the_lines_say(rule: Rule, seed: int) -> None:
-    beside_its_lines(rule, seed)
+    check_beside_its_lines(rule, seed)
 
 
-def beside_its_lines(rule: Rule, seed: int) -> None:
+def check_beside_its_lines(rule: Rule, seed: int) -> None:
     """Three steps of what is compiled, and of the lines one by one."""
     rng = np.random.default_rng(seed)
     param = rng.normal(size=SHAPE)

@@ -18,7 +18,7 @@ from rulec.language.expr.functions import FUNCTIONS
 from rulec.language.expr.node import Node, Op, const, node
 from rulec.tools.display.kernels import costs_of
 from rulec_backends.common import text as comment
-from tests.compiler.visits import OPERATORS, PATHS, USES, counted, shared_rule
+from tests.compiler.visits import OPERATORS, PATHS, USES, check_visits, shared_rule
 
 #: Lines of a short and of a long rule, and the growth of visits with the cube of the length.
 _SHORT, _LONG, _GROWTH = 8, 20, 16
@@ -34,7 +34,7 @@ _ALL = {**USES, **OPERATORS, "if": "if"}
 
 def visits_of(path: str, use: str, lines: int, most: int = 10**7) -> int:
     """The visits of one way of a rule through the project; 0 where the way refuses it."""
-    with counted(most) as visits:
+    with check_visits(most) as visits:
         rule = shared_rule(use, lines)
         _compile.cache_clear()
         try:
@@ -85,7 +85,7 @@ def test_visits_of_lines_of_one_kind(use: str) -> None:
     rule = rulec.parse(
         f"name: F\nstate: {{m: 0}}\nhyper: {{a: 1}}\nstep: |\n  x = a*g + m\n{lines}  m = x\n  p = x + p\n"
     )
-    with counted(300_000):
+    with check_visits(300_000):
         if _KINDS[use] == "proofs":
             PATHS["proofs"](rule)
         else:
@@ -95,7 +95,7 @@ def test_visits_of_lines_of_one_kind(use: str) -> None:
 def test_visits_of_a_term_that_may_vanish() -> None:
     lines = "".join("  x = x*x\n" for _ in range(24))
     rule = rulec.parse(f"name: F\nhyper: {{a: 1}}\nstep: |\n  x = a + 1\n{lines}  direction = g/(g*g + x)\n")
-    with counted(100_000):
+    with check_visits(100_000):
         assert constant_scale(flow_of(rule)).answer == "unknown"
 
 
@@ -105,7 +105,7 @@ def test_visits_of_nested_latex(wrap: str) -> None:
     for _ in range(40 if wrap.count("{}") == 1 else 8):
         nested = wrap.format(*[nested] * wrap.count("{}"))
     rule = rulec.parse(f"name: F\nstep: |\n  direction = {nested}\n")
-    with counted(5_000):
+    with check_visits(5_000):
         assert "g_{t}" in rule.latex()
 
 
@@ -113,7 +113,7 @@ def test_visits_of_extents() -> None:
     rows = extent = node(Op.FACT, "rows")
     for _ in range(30):
         extent = node(Op.SUB, node(Op.ADD, extent, extent), const(1))
-    with counted(5_000):
+    with check_visits(5_000):
         assert simplified(extent) is node(Op.SUB, node(Op.MUL, const(2.0**30), rows), const(2.0**30 - 1))
 
 
@@ -122,7 +122,7 @@ def test_names_of_nested_functions(inner: str) -> None:
     nested = "g"
     for _ in range(4 if inner != "softplus" else 3):
         nested = f"{inner}({nested})"
-    with counted(60_000):
+    with check_visits(60_000):
         program = rulec.compile(rulec.parse(f"name: F\nstep: |\n  direction = norm({nested})*g\n"))
     assert len(program.stages) == 2
 

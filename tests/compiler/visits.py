@@ -153,7 +153,7 @@ class Visits:
 
 
 @contextmanager
-def counted(most: int) -> Iterator[Visits]:
+def check_visits(most: int) -> Iterator[Visits]:
     """The count of visits within; TooMany where there are more than `most`."""
     visits = Visits()
     visits.most = most

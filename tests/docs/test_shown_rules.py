@@ -11,7 +11,7 @@ from rulec.testing.trial import Subject
 from rulec.testing.whole import check_whole
 from rulec_backends.cupy import CupyBackend
 from tests.backends import cuda_stand_in
-from tests.backends.triton_process import in_the_interpreter
+from tests.backends.triton_process import check_in_interpreter
 from tests.docs.shown import shown_rules
 from tests.library import in_share
 
@@ -78,4 +78,4 @@ def test_cuda_c_of_all_of_them_runs_on_the_processor(shown: dict[str, rulec.Rule
 def test_triton_runs_all_of_them_in_its_interpreter(shown: dict[str, rulec.Rule], share: str) -> None:
     texts = [rule.to_yaml() for rule in chosen(shown, share, "triton")]
     program = f"for text in {texts!r}:\n    check_rule(subject, rulec.parse(text), 'float32', [(), (7,), (33, 65)])"
-    in_the_interpreter(program)
+    check_in_interpreter(program)

@@ -111,27 +111,27 @@ def kept(rule: str, backend: str) -> Path:
 @pytest.mark.parametrize("backend", SUFFIXES)
 @pytest.mark.parametrize("rule", RULES)
 def test_kernels_are_those_that_were_kept(rule: str, backend: str, request: pytest.FixtureRequest) -> None:
-    compare(kept(rule, backend), printed(rule, backend), backend, request)
+    check_kept(kept(rule, backend), printed(rule, backend), backend, request)
 
 
 @pytest.mark.parametrize("backend", ESTIMATING)
 def test_kernels_that_make_noise_are_those_that_were_kept(backend: str, request: pytest.FixtureRequest) -> None:
-    compare(kept_estimate(backend), estimated(backend), backend, request)
+    check_kept(kept_estimate(backend), estimated(backend), backend, request)
 
 
 @pytest.mark.parametrize("backend", DECODING)
 def test_kernels_with_states_in_codes_are_those_that_were_kept(
     backend: str, request: pytest.FixtureRequest
 ) -> None:  # fmt: skip
-    compare(kept_coded(backend), coded(backend), backend, request)
+    check_kept(kept_coded(backend), coded(backend), backend, request)
 
 
 @pytest.mark.parametrize("backend", MULTIPLYING)
 def test_products_of_matrices_are_those_that_were_kept(backend: str, request: pytest.FixtureRequest) -> None:
-    compare(kept_products(backend), multiplied(backend), backend, request)
+    check_kept(kept_products(backend), multiplied(backend), backend, request)
 
 
-def compare(path: Path, text: str | None, backend: str, request: pytest.FixtureRequest) -> None:
+def check_kept(path: Path, text: str | None, backend: str, request: pytest.FixtureRequest) -> None:
     """Asserts that a source is what a file has, or writes it there."""
     if request.config.getoption("--refresh-golden"):
         if text is None:

@@ -13,7 +13,7 @@ from torch import Tensor
 import rulec.torch
 from benchmarks.gpu.host import RATES, WARM_UP, capture
 from rulec.errors import RulecError
-from tests.gpu.training import DEVICE, assert_near, give, gradients, no_waiting, parameters
+from tests.gpu.training import DEVICE, assert_near, check_no_waiting, give, gradients, parameters
 
 pytestmark = pytest.mark.gpu
 
@@ -132,7 +132,7 @@ def test_a_scaled_step_does_not_wait_for_the_device() -> None:
     for step in range(3):
         give(params, gradients(params, step))
         scaler.scale(params[0].detach().sum())  # makes the scale, as a loss does
-        with no_waiting() if step else contextlib.nullcontext():
+        with check_no_waiting() if step else contextlib.nullcontext():
             scaler.step(optimizer)
             scaler.update()
 

@@ -11,7 +11,7 @@ from torch import Tensor
 import rulec.torch
 from benchmarks.gpu.host import RATES, WARM_UP, capture
 from tests.backends.quintics import depends_on_neighbours, divides_otherwise, wrong
-from tests.gpu.training import DEVICE, assert_near, bits, give, gradients, no_waiting, parameters
+from tests.gpu.training import DEVICE, assert_near, bits, check_no_waiting, give, gradients, parameters
 
 pytestmark = [
     pytest.mark.gpu,
@@ -96,7 +96,7 @@ def test_a_step_on_a_side_stream_does_not_wait_for_the_device() -> None:
     give(ours, [torch.zeros_like(p) for p in ours])
     side = torch.cuda.Stream()
     torch.cuda.synchronize()
-    with torch.cuda.stream(side), no_waiting():
+    with torch.cuda.stream(side), check_no_waiting():
         torch.cuda._sleep(200_000_000)
         for param, grad in zip(ours, late, strict=True):
             assert param.grad is not None

@@ -11,7 +11,7 @@ from torch import Tensor
 import rulec.torch
 from rulec.errors import RulecError
 from rulec.torch.fastpath import survey
-from tests.gpu.training import DEVICE, SHAPES, assert_near, bits, give, gradients, no_waiting, parameters
+from tests.gpu.training import DEVICE, SHAPES, assert_near, bits, check_no_waiting, give, gradients, parameters
 
 pytestmark = pytest.mark.gpu
 
@@ -117,7 +117,7 @@ def test_a_step_does_not_wait_for_the_device(name: str) -> None:
     for step in range(3):
         give(params, gradients(params, step))
         if step:
-            with no_waiting():
+            with check_no_waiting():
                 optimizer.step()
         else:
             optimizer.step()

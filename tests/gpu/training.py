@@ -50,7 +50,7 @@ def assert_near(ours: Sequence[Tensor], theirs: Sequence[Tensor], relative: floa
 
 
 @contextmanager
-def no_waiting() -> Iterator[None]:
+def check_no_waiting() -> Iterator[None]:
     """Within the block, whatever waits for the device raises."""
     torch.cuda.set_sync_debug_mode("error")
     try:

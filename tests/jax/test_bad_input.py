@@ -30,7 +30,7 @@ step: |
 """)
 
 
-def refused(kind: type[RulecError], message: str, call: Callable[[], Any]) -> None:
+def check_refused(kind: type[RulecError], message: str, call: Callable[[], Any]) -> None:
     """The call fails with exactly this message, or one that begins so where it ends in dots; plainly or under jit."""
     for run in (call, jax.jit(lambda: call())):
         with pytest.raises(RulecError) as found:
@@ -68,10 +68,10 @@ def refused(kind: type[RulecError], message: str, call: Callable[[], Any]) -> No
 def test_leaves_that_no_rule_can_update(leaf: Any, message: str) -> None:
     good, grads = params(), gradients(params(), 0)
     bad, state = {**good, "b": {"c": leaf}}, ADAM.init(good)
-    refused(TensorError, f"the parameter b/c {message}", lambda: ADAM.init(bad))
-    refused(TensorError, f"the parameter b/c {message}", lambda: rulec.jax.step("adam", bad, grads, state))
-    refused(TensorError, f"the gradient of b/c {message}", lambda: ADAM.update(bad, state, good))
-    refused(TensorError, f"the parameter {message}", lambda: ADAM.init(leaf))
+    check_refused(TensorError, f"the parameter b/c {message}", lambda: ADAM.init(bad))
+    check_refused(TensorError, f"the parameter b/c {message}", lambda: rulec.jax.step("adam", bad, grads, state))
+    check_refused(TensorError, f"the gradient of b/c {message}", lambda: ADAM.update(bad, state, good))
+    check_refused(TensorError, f"the parameter {message}", lambda: ADAM.init(leaf))
 
 
 def test_64_bits_where_jax_has_32() -> None:
@@ -83,14 +83,14 @@ def test_64_bits_where_jax_has_32() -> None:
     good = params()
     bad = {**good, "a": np.ones((3, 4))}
     state = ADAM.init(good)
-    refused(TensorError, f"the parameter a {advice}", lambda: ADAM.init(bad))
-    refused(TensorError, f"the gradient of a {advice}", lambda: ADAM.update(bad, state, good))
-    refused(TensorError, f"the gradient of a {advice}", lambda: rulec.jax.step("adam", good, bad, state))
+    check_refused(TensorError, f"the parameter a {advice}", lambda: ADAM.init(bad))
+    check_refused(TensorError, f"the gradient of a {advice}", lambda: ADAM.update(bad, state, good))
+    check_refused(TensorError, f"the gradient of a {advice}", lambda: rulec.jax.step("adam", good, bad, state))
     with jax.enable_x64(True):
         wide = {**good, "a": jnp.ones((3, 4))}
         ADAM.init(wide)
-    refused(TensorError, f"the parameter a {advice}", lambda: ADAM.init(wide))
-    refused(
+    check_refused(TensorError, f"the parameter a {advice}", lambda: ADAM.init(wide))
+    check_refused(
         HyperError,
         "state_dtype='float64' needs 64-bit JAX: jax.config.update('jax_enable_x64', True) before arrays are made",
         lambda: rulec.jax.init("adam", good, state_dtype="float64"),
@@ -104,11 +104,11 @@ def test_leaves_of_one_name(rule: Any) -> None:
     tree: dict[str, Any] = {"a/b": jnp.ones(3), "a": {"b": jnp.ones(3)}, "c": jnp.ones(2)}
     message = "two leaves are called a/b by the keys on their paths: give each a name of its own"
     mask = {"a/b": True, "a": {"b": False}, "c": True}
-    refused(TensorError, message, lambda: rulec.jax.transform(rule).init(tree))
-    refused(TensorError, message, lambda: rulec.jax.init(rule, tree))
-    refused(TensorError, message, lambda: rulec.jax.step(rule, tree, tree, None, donate=False))
-    refused(TensorError, message, lambda: rulec.jax.adamw(0.1, mask=mask).init(tree))
-    refused(TensorError, message, lambda: rulec.jax.transform("muon", tags={"a/b": {"embedding"}}).init(tree))
+    check_refused(TensorError, message, lambda: rulec.jax.transform(rule).init(tree))
+    check_refused(TensorError, message, lambda: rulec.jax.init(rule, tree))
+    check_refused(TensorError, message, lambda: rulec.jax.step(rule, tree, tree, None, donate=False))
+    check_refused(TensorError, message, lambda: rulec.jax.adamw(0.1, mask=mask).init(tree))
+    check_refused(TensorError, message, lambda: rulec.jax.transform("muon", tags={"a/b": {"embedding"}}).init(tree))
 
 
 def test_gradients_that_are_not_there() -> None:
@@ -118,16 +118,16 @@ def test_gradients_that_are_not_there() -> None:
         "trained out of the tree, as with optax.masked"
     )
     for grads in ({"a": good["a"], "b": {"c": None}}, {"a": good["a"], "b": {}}, {"a": good["a"]}):
-        refused(TensorError, missing, partial(ADAM.update, grads, state, good))
-        refused(TensorError, missing, partial(rulec.jax.step, "adam", good, grads, state))
+        check_refused(TensorError, missing, partial(ADAM.update, grads, state, good))
+        check_refused(TensorError, missing, partial(rulec.jax.step, "adam", good, grads, state))
     more = {**good, "more": good["a"]}
-    refused(
+    check_refused(
         TensorError,
         "the gradient of more is given, and there is no such parameter: leave it out, or set it None",
         lambda: ADAM.update(more, state, good),
     )
     listed = [1.0 * good["a"], 1.0 * good["a"]]
-    refused(
+    check_refused(
         TensorError,
         "the containers of the parameters are ...",
         lambda: ADAM.update(tuple(listed), ADAM.init(listed), listed),
@@ -138,10 +138,10 @@ def test_gradients_of_another_shape() -> None:
     good, state = params(), ADAM.init(params())
     bad = {**good, "a": good["a"].T}
     message = "the gradient of a has shape (4, 3), its parameter (3, 4)"
-    refused(TensorError, message, lambda: ADAM.update(bad, state, good))
-    refused(TensorError, message, lambda: rulec.jax.step("adam", good, bad, state))
+    check_refused(TensorError, message, lambda: ADAM.update(bad, state, good))
+    check_refused(TensorError, message, lambda: rulec.jax.step("adam", good, bad, state))
     one = jnp.ones(3)
-    refused(
+    check_refused(
         TensorError,
         "the gradient of the parameter has shape (2,), its parameter (3,)",
         lambda: ADAM.update(one[:2], ADAM.init(one), one),
@@ -150,7 +150,7 @@ def test_gradients_of_another_shape() -> None:
 
 def test_a_rule_that_reads_parameters_needs_them() -> None:
     made = rulec.jax.transform("adamw")
-    refused(
+    check_refused(
         TensorError,
         "AdamW reads the parameters: call update(grads, state, params)",
         lambda: made.update(params(), made.init(params())),
@@ -165,38 +165,38 @@ def test_states_of_other_parameters() -> None:
     good, state = params(), ADAM.init(params())
     changed = "the parameters or the rule may have changed since init"
     wider = {**good, "a": jnp.ones((3, 5))}
-    refused(
+    check_refused(
         StateMismatch,
         f"m of a in the state of Adam has shape (3, 4) and not (3, 5): {changed}",
         lambda: ADAM.update(wider, state, wider),
     )
     more = {**good, "more": jnp.ones(2)}
-    refused(
+    check_refused(
         StateMismatch,
         "m of the state of Adam does not have the structure of the parameters, which may have changed since init: ...",
         lambda: rulec.jax.step("adam", more, more, state),
     )
     lost = state._replace(v={**state.v, "a": None})
-    refused(
+    check_refused(
         StateMismatch,
         f"there is no v of a in the state of Adam: {changed}",
         lambda: ADAM.update(good, lost, good),
     )
     whole = state._replace(v={**state.v, "a": jnp.ones((3, 4), int)})
-    refused(
+    check_refused(
         StateMismatch,
         "v of a in the state of Adam is of int32, and states are of float32, float64, bfloat16, float16: give what "
         "init returned",
         lambda: ADAM.update(good, whole, good),
     )
     for count in (jnp.zeros(2, int), jnp.zeros(())):
-        refused(
+        check_refused(
             StateMismatch,
             f"the count of the state of Adam is not an array of whole numbers of shape (): {changed}",
             partial(ADAM.update, good, state._replace(count=count), good),
         )
     prodigy = rulec.jax.init("prodigy", good)
-    refused(
+    check_refused(
         StateMismatch,
         f"d of the state of Prodigy is not an array of shape (): {changed}",
         lambda: rulec.jax.step("prodigy", good, good, prodigy._replace(d=jnp.ones(2))),
@@ -205,17 +205,17 @@ def test_states_of_other_parameters() -> None:
 
 def test_states_of_another_rule() -> None:
     good, state = params(), rulec.jax.init("lion", params())
-    refused(
+    check_refused(
         StateMismatch,
         "the state is a State without 'v', which Adam needs: give what its init returned",
         lambda: ADAM.update(good, state, good),
     )
-    refused(
+    check_refused(
         StateMismatch,
         "the state is a tuple without 'm', which Adam needs: give what its init returned",
         lambda: ADAM.update(good, optax.adam(0.1).init(good), good),
     )
-    refused(
+    check_refused(
         StateMismatch,
         "the state is a NoneType without 'count', which Adam needs: give what its init returned",
         lambda: rulec.jax.step("adam", good, good, None),
@@ -275,19 +275,19 @@ def test_what_is_not_known_is_left_to_jax() -> None:
 
 
 def test_hyper_parameters_that_are_none() -> None:
-    refused(
+    check_refused(
         HyperError,
         "Adam has no hyper-parameter 'beta3'; did you mean 'beta2'?",
         lambda: rulec.jax.transform("adam", beta3=0.5),
     )
-    refused(HyperError, "lr=-1 of Adam must be at least 0", lambda: rulec.jax.transform("adam", -1))
-    refused(HyperError, "lr=nan of Adam must be at least 0", lambda: rulec.jax.init("adam", {}, lr=float("nan")))
-    refused(
+    check_refused(HyperError, "lr=-1 of Adam must be at least 0", lambda: rulec.jax.transform("adam", -1))
+    check_refused(HyperError, "lr=nan of Adam must be at least 0", lambda: rulec.jax.init("adam", {}, lr=float("nan")))
+    check_refused(
         HyperError,
         "beta1=np.float64(1.5) of Adam must be at least 0 and below 1",
         lambda: rulec.jax.step("adam", {}, {}, rulec.jax.init("adam", {}), beta1=np.float64(1.5)),
     )
-    refused(HyperError, "lr='fast' of Adam must be at least 0", lambda: rulec.jax.transform("adam", lr="fast"))
+    check_refused(HyperError, "lr='fast' of Adam must be at least 0", lambda: rulec.jax.transform("adam", lr="fast"))
     with pytest.raises(TypeError, match="multiple values for argument 'lr'"):
         rulec.jax.transform("adam", 0.1, lr=0.2)  # type: ignore[misc]
 
@@ -315,8 +315,8 @@ def test_hyper_parameters_that_are_no_numbers() -> None:
         (lambda count: 1j, "what the function for lr of Adam returns must be one number, and is a complex"),
         (lambda count: jnp.complex64(1), "what the function for lr of Adam returns must be a real number, and is..."),
     ):
-        refused(HyperError, what, partial(rulec.jax.transform("adam", lr=given).update, good, state, good))
-        refused(HyperError, what, partial(rulec.jax.step, "adam", good, good, state, lr=given))
+        check_refused(HyperError, what, partial(rulec.jax.transform("adam", lr=given).update, good, state, good))
+        check_refused(HyperError, what, partial(rulec.jax.step, "adam", good, good, state, lr=given))
 
 
 def test_what_decides_what_is_compiled_cannot_be_traced() -> None:
@@ -340,13 +340,13 @@ def test_what_decides_what_is_compiled_cannot_be_traced() -> None:
 
 
 def test_options_that_there_are_not() -> None:
-    refused(
+    check_refused(
         HyperError,
         "state_dtype='int9' is none of float32, float64, bfloat16, float16, bfloat16_sr, int8, softsign8, dynamic8, "
         "float8_e4m3, float8_e5m2, dynamic4",
         lambda: rulec.jax.transform("adam", state_dtype="int9"),
     )
-    refused(
+    check_refused(
         TensorError,
         "the tags of Muon name 'embd', and there is no leaf of that path; did you mean 'embed'?",
         lambda: rulec.jax.init("muon", {"embed": jnp.ones((2, 2))}, tags={"embd": {"embedding"}}),
@@ -359,24 +359,24 @@ def test_options_that_there_are_not() -> None:
 def test_inputs_that_a_rule_needs() -> None:
     good = params()
     state, made = rulec.jax.init(INFORMED, good), rulec.jax.transform(INFORMED)
-    refused(
+    check_refused(
         HyperError,
         "Informed needs loss: give it to step as a keyword, loss=...",
         lambda: rulec.jax.step(INFORMED, good, good, state, h=good),
     )
     with pytest.raises(HyperError, match=r"^Informed needs h: call update\(grads, state, params, h=\.\.\.\)$"):
         made.update(good, state, good, loss=1.0)
-    refused(
+    check_refused(
         TensorError,
         "the input loss of Informed must be one number, and has shape (3,)",
         lambda: rulec.jax.step(INFORMED, good, good, state, loss=jnp.ones(3), h=good),
     )
-    refused(
+    check_refused(
         TensorError,
         "the input h of a has shape (4, 3), its parameter (3, 4)",
         lambda: rulec.jax.step(INFORMED, good, good, state, loss=1.0, h={**good, "a": good["a"].T}),
     )
-    refused(
+    check_refused(
         TensorError,
         "the input h of b/c is missing (None, or no leaf): ...",
         lambda: made.update(good, state, good, loss=1.0, h={"a": good["a"]}),

@@ -107,7 +107,7 @@ def traced(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) ->
     return Traced(monkeypatch, caplog)
 
 
-def settled(way: Callable[[Any, Any, Any, Any], Any], state: Any, traced: Traced, rates: list[Any]) -> None:
+def check_settled(way: Callable[[Any, Any, Any, Any], Any], state: Any, traced: Traced, rates: list[Any]) -> None:
     """Checks that a step is traced and compiled for the first rate, and for no rate and no count after it."""
     params = {"w": jnp.ones((3, 2)), "b": jnp.ones(5)}
     grads = jax.tree.map(jnp.ones_like, params)
@@ -137,14 +137,14 @@ def momentum(name: str) -> rulec.Rule:
 def test_steps_compile_nothing_again_for_a_count_or_a_rate(traced: Traced) -> None:
     rule = momentum("Counted")
     state = rulec.jax.init(rule, {"w": jnp.ones((3, 2)), "b": jnp.ones(5)})
-    settled(lambda p, g, s, lr: rulec.jax.step(rule, p, g, s, lr=lr), state, traced, RATES)
+    check_settled(lambda p, g, s, lr: rulec.jax.step(rule, p, g, s, lr=lr), state, traced, RATES)
 
 
 def test_steps_compile_nothing_again_for_a_rate_in_an_array(traced: Traced) -> None:
     rule = momentum("Arrays")
     state = rulec.jax.init(rule, {"w": jnp.ones((3, 2)), "b": jnp.ones(5)})
     rates = [jnp.float32(rate) for rate in RATES]
-    settled(lambda p, g, s, lr: rulec.jax.step(rule, p, g, s, lr=lr), state, traced, rates)
+    check_settled(lambda p, g, s, lr: rulec.jax.step(rule, p, g, s, lr=lr), state, traced, rates)
 
 
 def trained(transformation: Any) -> Callable[[Any, Any, Any, Any], Any]:
@@ -158,7 +158,7 @@ def trained(transformation: Any) -> Callable[[Any, Any, Any, Any], Any]:
 
 def test_a_schedule_compiles_nothing_again(traced: Traced) -> None:
     tx = rulec.jax.transform(momentum("Scheduled"), lr=optax.exponential_decay(0.1, 1, 0.5))
-    settled(trained(tx), tx.init({"w": jnp.ones((3, 2)), "b": jnp.ones(5)}), traced, [None] * 3)
+    check_settled(trained(tx), tx.init({"w": jnp.ones((3, 2)), "b": jnp.ones(5)}), traced, [None] * 3)
 
 
 def test_an_injected_rate_compiles_nothing_again(traced: Traced) -> None:
@@ -169,7 +169,7 @@ def test_an_injected_rate_compiles_nothing_again(traced: Traced) -> None:
         state.hyperparams["lr"] = jnp.float32(rate)
         return train(params, grads, state, None)
 
-    settled(way, made.init({"w": jnp.ones((3, 2)), "b": jnp.ones(5)}), traced, RATES)
+    check_settled(way, made.init({"w": jnp.ones((3, 2)), "b": jnp.ones(5)}), traced, RATES)
 
 
 def test_leaves_of_one_shape_are_one_function() -> None:

@@ -15,7 +15,7 @@ import optax
 import pytest
 
 import rulec.jax
-from tests.jax.training import PARAMS, compiled_nothing, difference, gradients, params, structure, trained
+from tests.jax.training import PARAMS, check_compiles_nothing, difference, gradients, params, structure, trained
 
 Transformation = Any
 
@@ -129,7 +129,7 @@ def test_injected_numbers_trace_nothing_again(caplog: pytest.LogCaptureFixture) 
     state.hyperparams["lr"] = jnp.float32(0.2)
     first, state = transformation.update(grads, state, tree)
     state.hyperparams["lr"] = rate = jnp.float32(0.4)
-    with compiled_nothing(caplog):
+    with check_compiles_nothing(caplog):
         second, _ = transformation.update(grads, state, tree)
     expected = theirs(lr=float(rate))
     _, moments = expected.update(grads, expected.init(tree), tree)

@@ -172,7 +172,7 @@ def test_dtypes_of_states() -> None:
     assert rulec.jax.sgd(0.1, 0.9, accumulator_dtype="float16").init(params).trace["scale"].dtype == jnp.float16
 
 
-def moved(name: str, more: dict[str, Any], bound: float, dtype: Any) -> None:
+def check_moved(name: str, more: dict[str, Any], bound: float, dtype: Any) -> None:
     """Half of the steps by each; then optax's state goes over to ours and ours to optax's, and both end alike."""
     given = {**keywords(name, rate(name)), **more}
     whole, transformations, across = trial(dtype), pair(name, given), "schedule_free" in name
@@ -201,7 +201,7 @@ def test_a_state_before_its_first_step_goes_over() -> None:
 
 
 def test_a_state_of_optax_goes_on() -> None:
-    moved("adamw", {"mask": {"layer": True, "scale": False}}, 2**-24 / 1e-3, jnp.float32)
+    check_moved("adamw", {"mask": {"layer": True, "scale": False}}, 2**-24 / 1e-3, jnp.float32)
 
 
 @pytest.mark.another
@@ -213,7 +213,7 @@ def test_steps_are_optax_s_and_so_are_states_half_way(
     if name == "contrib.madgrad":
         monkeypatch.setattr(jnp, "sqrt", root_in_float64)
     with jax.enable_x64(True):
-        moved(name, more, 1e-12, jnp.float64)
+        check_moved(name, more, 1e-12, jnp.float64)
 
 
 def test_states_go_over_inside_of_what_optax_wraps_around() -> None:

@@ -41,7 +41,7 @@ def trained(steps: int = 2, **keywords: Any) -> tuple[Any, Any]:
     return params, state
 
 
-def same(a: Any, b: Any) -> None:
+def check_same(a: Any, b: Any) -> None:
     assert jax.tree.structure(a) == jax.tree.structure(b)
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
@@ -97,7 +97,7 @@ def test_to_all_that_reads_it_it_is_the_state_of_init() -> None:
         state, copy.deepcopy(state), state._replace(count=plain.count), type(state)(*state),
         type(state)(**state._asdict()), jax.tree.map(lambda x: x, state), jax.jit(lambda s: s)(state),
     ):  # fmt: skip
-        same(other, plain)
+        check_same(other, plain)
     assert (len(state), repr(state), state[1:]) == (3, repr(plain), (state.m, state.v))
     assert [x.shape for x in jax.tree.leaves(jax.tree.map(jnp.multiply, params, state.m))] == [
         x.shape for x in jax.tree.leaves(params)
@@ -135,7 +135,7 @@ def test_a_state_goes_on_in_a_jit_of_others_and_back() -> None:
 def test_a_file_has_it(tmp_path: Path) -> None:
     params, state = trained(1)
     rulec.jax.save(tmp_path / "state.safetensors", "adamw", params, state)
-    same(rulec.jax.load(tmp_path / "state.safetensors", "adamw", params), state)
+    check_same(rulec.jax.load(tmp_path / "state.safetensors", "adamw", params), state)
 
 
 # Donation
@@ -152,10 +152,10 @@ def test_reading_changes_neither_what_was_read_nor_the_steps_after_it() -> None:
         state = new
         if t < 2:
             rulec.jax.step("adamw", jax.tree.map(jnp.copy, params), normal(9), state, donate=False)
-            same(views, values)
-    same((params, state), (expected, states))
+            check_same(views, values)
+    check_same((params, state), (expected, states))
     rulec.jax.step("adamw", params, normal(9), state)
-    same(views, values)
+    check_same(views, values)
 
 
 def test_a_state_that_was_read_is_still_updated_in_place() -> None:
@@ -174,7 +174,7 @@ def test_donated_trees_are_gone_and_kept_ones_are_not() -> None:
     params, first = normal(0), rulec.jax.init("adamw", normal(0))
     kept = first
     results = [rulec.jax.step("adamw", params, normal(1), kept, donate=False) for _ in range(2)]
-    same(*results)
+    check_same(*results)
     _, state = results[0]
     read = state.m["l7"]
     params, _ = rulec.jax.step("adamw", params, normal(2), first)

@@ -16,7 +16,7 @@ import pytest
 import rulec
 import rulec.jax
 from rulec.errors import HyperError, RuleError, TensorError
-from tests.jax.training import compiled_nothing
+from tests.jax.training import check_compiles_nothing
 
 Tree = Any
 
@@ -238,11 +238,11 @@ def test_a_partition_made_anew_compiles_nothing_again(caplog: pytest.LogCaptureF
     params = model()
     grads, state = gradient(params, 0), rulec.jax.init(partition(0.1), params)
     params, state = rulec.jax.step(partition(0.1), params, grads, state, lr=schedule)
-    with compiled_nothing(caplog):
+    with check_compiles_nothing(caplog):
         params, state = rulec.jax.step(partition(0.2), params, grads, state, lr=schedule)
         params, state = rulec.jax.step(partition(0.3), params, grads, state, lr=schedule)
     other = rulec.jax.init(partition(0.1, "**/bias"), params)
-    with pytest.raises(AssertionError, match="Compiling"), compiled_nothing(caplog):
+    with pytest.raises(AssertionError, match="Compiling"), check_compiles_nothing(caplog):
         rulec.jax.step(partition(0.1, "**/bias"), params, grads, other, lr=schedule)
 
 

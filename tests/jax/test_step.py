@@ -23,7 +23,7 @@ import rulec.jax
 from rulec.backend import registry
 from rulec.language.expr.node import Node, names_in
 from rulec.language.library.load import rules
-from tests.jax.training import PARAMS, compiled_nothing, difference, gradients, params, structure
+from tests.jax.training import PARAMS, check_compiles_nothing, difference, gradients, params, structure
 
 GUARDED = rulec.load("skip_not_finite") >> rulec.load("adam")
 
@@ -127,7 +127,7 @@ def test_a_number_an_array_and_a_function_are_the_same(caplog: pytest.LogCapture
     given: list[Any] = [0.125, jnp.float32(0.125), np.float64(0.125), lambda count: 0.125 / (count + 1)]
     found = [kept("adam", tree, grads, state, lr=lr)[0] for lr in given]
     assert all(difference(one, found[0]) < 2e-7 for one in found)
-    with compiled_nothing(caplog):
+    with check_compiles_nothing(caplog):
         for lr, other in zip(given, (0.25, jnp.float32(0.25), np.float64(0.25), given[3]), strict=True):
             kept("adam", tree, grads, state, lr=other)
             kept("adam", tree, grads, state, lr=lr)
@@ -137,7 +137,7 @@ def test_a_rule_made_again_is_not_compiled_again(caplog: pytest.LogCaptureFixtur
     tree = params()
     state = rulec.jax.init("clip_by_value >> sgd", tree)
     kept("clip_by_value >> sgd", tree, gradients(tree, 0), state, lr=0.1)
-    with compiled_nothing(caplog):
+    with check_compiles_nothing(caplog):
         kept("clip_by_value >> sgd", tree, gradients(tree, 0), state, lr=0.1)
         kept(rulec.load("clip_by_value") >> rulec.load("sgd"), tree, gradients(tree, 0), state, lr=0.1)
 

@@ -12,7 +12,7 @@ import pytest
 
 import rulec
 import rulec.jax
-from tests.standalone.one_file import Case, ran
+from tests.standalone.one_file import Case, check_ran
 
 #: Bodies that give `m` as the gradient rounded to sixteenths; `{large}` is 1.5 times the first number without halves.
 BODIES = [
@@ -74,6 +74,6 @@ def test_so_are_those_of_a_file_of_its_own(tmp_path: Path) -> None:
         f"name: Grid\nsummary: Sixteenths.\nhyper: {{lr: 1}}\nstep: |\n  direction = ((g*16 + {large}) - {large})/16\n"
     )
     gradients = [np.random.default_rng(1).normal(size=size).astype(np.float32) for size in (1, 100)]
-    (found,) = ran(tmp_path, "jax", JAX, Case(str(path), [np.zeros_like(g) for g in gradients], [gradients]))
+    (found,) = check_ran(tmp_path, "jax", JAX, Case(str(path), [np.zeros_like(g) for g in gradients], [gradients]))
     for update, gradient in zip(found, gradients, strict=True):
         np.testing.assert_array_equal(update, -np.rint(gradient * 16) / 16)

@@ -13,7 +13,7 @@ import pytest
 
 import rulec
 import rulec.jax
-from tests.jax.training import PARAMS, compiled_nothing, difference, gradients, params, trained
+from tests.jax.training import PARAMS, check_compiles_nothing, difference, gradients, params, trained
 
 
 def test_it_is_one_of_optax() -> None:
@@ -86,7 +86,7 @@ def test_what_was_made_once_is_not_compiled_again(caplog: pytest.LogCaptureFixtu
     first = rulec.jax.transform("adam", lr=0.1, eps=1e-6)
     state = first.init(tree)
     first.update(tree, state, tree)
-    with compiled_nothing(caplog):
+    with check_compiles_nothing(caplog):
         for lr in (0.2, 0.3):
             other = rulec.jax.transform("adam", lr=lr, eps=1e-3)
             other.update(tree, other.init(tree), tree)

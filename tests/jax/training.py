@@ -60,7 +60,7 @@ def structure(tree: Any) -> Any:
 
 
 @contextmanager
-def compiled_nothing(log: pytest.LogCaptureFixture) -> Iterator[None]:
+def check_compiles_nothing(log: pytest.LogCaptureFixture) -> Iterator[None]:
     """Fails where JAX compiles or traces anything inside of it."""
     log.clear()
     with jax.log_compiles():

@@ -42,7 +42,7 @@ TOKENS = [
 ]  # fmt: skip
 
 
-def take(make: Any) -> Any:
+def check_taken(make: Any) -> Any:
     """What is made, or None for a RuleError in one sentence; anything else is a failure, and so is too much work."""
     found, error = None, None
     with counted():
@@ -64,8 +64,8 @@ def use(rule: Rule | None) -> None:
         return
     assert rulec.parse(rule.to_yaml()) == rule
     if not rule.wraps:
-        take(lambda: rulec.compile(rule))
-    wrapped = take(lambda: rule(*[rulec.load("adam")] * len(rule.wraps))) if rule.wraps else None
+        check_taken(lambda: rulec.compile(rule))
+    wrapped = check_taken(lambda: rule(*[rulec.load("adam")] * len(rule.wraps))) if rule.wraps else None
     assert wrapped is None or rulec.parse(wrapped.to_yaml()) == wrapped
     rule.latex()
     repr(rule)
@@ -84,7 +84,7 @@ QUICK = settings(max_examples=40, deadline=None, suppress_health_check=list(Heal
 @example("%TAG ! x\n---\na: !<!> b")
 @example("name: R\nstep: |\n  x = \ud800\n")
 def test_any_text(text: str) -> None:
-    use(take(lambda: rulec.parse(text)))
+    use(check_taken(lambda: rulec.parse(text)))
 
 
 @given(st.binary(max_size=300))
@@ -92,7 +92,7 @@ def test_any_text(text: str) -> None:
 def test_any_file(tmp_path_factory: Any, data: bytes) -> None:
     path = tmp_path_factory.mktemp("fuzz") / "rule.yaml"
     path.write_bytes(data)
-    use(take(lambda: rulec.load(path)))
+    use(check_taken(lambda: rulec.load(path)))
 
 
 @given(
@@ -101,14 +101,18 @@ def test_any_file(tmp_path_factory: Any, data: bytes) -> None:
 )
 @QUICK
 def test_the_words_of_a_rule_in_any_order(text: str) -> None:
-    use(take(lambda: rulec.parse(text)))
+    use(check_taken(lambda: rulec.parse(text)))
 
 
 @given(st.lists(st.sampled_from(TOKENS), max_size=40).map("".join))
 @QUICK
 def test_a_step_of_any_words(text: str) -> None:
     body = "\n".join(f"  {line}" for line in text.split("\n"))
-    use(take(lambda: rulec.parse(f"name: R\nhyper: {{lr: 1, a: 2}}\nstate: {{m: 0}}\nuses: [adam]\nstep: |\n{body}\n")))
+    use(
+        check_taken(
+            lambda: rulec.parse(f"name: R\nhyper: {{lr: 1, a: 2}}\nstate: {{m: 0}}\nuses: [adam]\nstep: |\n{body}\n")
+        )
+    )
 
 
 @st.composite
@@ -164,20 +168,20 @@ def nearly(draw: Any) -> str:
 @given(nearly() | mutated())
 @settings(QUICK, max_examples=600)
 def test_many_valid_rules_with_changes(text: str) -> None:
-    use(take(lambda: rulec.parse(text)))
+    use(check_taken(lambda: rulec.parse(text)))
 
 
 @pytest.mark.slow
 @given(nearly())
 @settings(QUICK, max_examples=50)
 def test_valid_rules_with_a_word_changed(text: str) -> None:
-    use(take(lambda: rulec.parse(text)))
+    use(check_taken(lambda: rulec.parse(text)))
 
 
 @given(mutated())
 @settings(QUICK, max_examples=50)
 def test_valid_rules_with_something_changed(text: str) -> None:
-    use(take(lambda: rulec.parse(text)))
+    use(check_taken(lambda: rulec.parse(text)))
 
 
 PIECES = [
@@ -189,7 +193,7 @@ PIECES = [
 @given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
 @QUICK
 def test_any_composition(text: str) -> None:
-    use(take(lambda: rulec.load(text)))
+    use(check_taken(lambda: rulec.load(text)))
 
 
 @pytest.mark.slow
@@ -204,7 +208,7 @@ def test_any_composition(text: str) -> None:
 ))  # fmt: skip
 @QUICK
 def test_any_composition_that_reads_well(text: str) -> None:
-    use(take(lambda: rulec.load(text)))
+    use(check_taken(lambda: rulec.load(text)))
 
 
 words = st.sampled_from(
@@ -229,7 +233,7 @@ words = st.sampled_from(
 @settings(QUICK, max_examples=150)
 def test_any_expression(text: str) -> None:
     source = Source("<fuzz>", text)
-    value = take(lambda: parse_expression(Text(text, source), NAMES))
+    value = check_taken(lambda: parse_expression(Text(text, source), NAMES))
     assert value is None or value.size >= 1
 
 
@@ -241,7 +245,7 @@ def test_any_expression(text: str) -> None:
 )
 @QUICK
 def test_any_binding(bindings: dict[str, Any]) -> None:
-    use(take(lambda: bind(rulec.load("adam"), bindings)))
+    use(check_taken(lambda: bind(rulec.load("adam"), bindings)))
 
 
 @given(
@@ -251,7 +255,7 @@ def test_any_binding(bindings: dict[str, Any]) -> None:
 )
 @settings(QUICK, max_examples=30)
 def test_one_character_over_and_over(character: str, frame: str, count: int) -> None:
-    take(lambda: rulec.parse(frame.replace("{}", character * count)))
+    check_taken(lambda: rulec.parse(frame.replace("{}", character * count)))
 
 
 @given(st.recursive(
@@ -264,7 +268,7 @@ def test_one_character_over_and_over(character: str, frame: str, count: int) -> 
 @QUICK
 def test_any_data(data: Any) -> None:
     text = yaml.safe_dump({"name": "R", "step": "direction = g\n", **(data if isinstance(data, dict) else {"x": data})})
-    use(take(lambda: rulec.parse(text)))
+    use(check_taken(lambda: rulec.parse(text)))
 
 
 @given(

@@ -22,7 +22,7 @@ from rulec.compiler.reference import ReferenceOptimizer
 from rulec.errors import RuleError
 from rulec.testing import IEEE, NumpyKind
 from rulec.testing.trial import Subject
-from rulec.testing.whole import follow_reference
+from rulec.testing.whole import check_against_reference
 from tests.properties import reducing
 from tests.properties.following import follow_in_jax, follow_in_torch
 from tests.properties.reducing import branching_rules, reducing_rules
@@ -104,7 +104,7 @@ def examples(count: int) -> settings:
 @examples(4)
 @given(rules(), shapes, DTYPES, SEEDS)
 def test_cpu_and_numpy_give_the_same_bits(text: str, shapes: list[tuple[int, ...]], dtype: str, seed: int) -> None:
-    cpu_beside_numpy(text, shapes, dtype, seed)
+    check_cpu_beside_numpy(text, shapes, dtype, seed)
 
 
 @pytest.mark.slow
@@ -113,10 +113,10 @@ def test_cpu_and_numpy_give_the_same_bits(text: str, shapes: list[tuple[int, ...
 def test_cpu_and_numpy_give_the_same_bits_in_many(
     text: str, shapes: list[tuple[int, ...]], dtype: str, seed: int
 ) -> None:
-    cpu_beside_numpy(text, shapes, dtype, seed)
+    check_cpu_beside_numpy(text, shapes, dtype, seed)
 
 
-def cpu_beside_numpy(text: str, shapes: list[tuple[int, ...]], dtype: str, seed: int) -> None:
+def check_cpu_beside_numpy(text: str, shapes: list[tuple[int, ...]], dtype: str, seed: int) -> None:
     """Steps a rule by both."""
     (cpu, ours), (plain, theirs) = (_run(text, backend, seed, shapes, dtype) for backend in ("cpu", "numpy"))
     for name, p, expected in zip(cpu.names, ours, theirs, strict=True):
@@ -149,7 +149,7 @@ def _subject(backend: str) -> Subject:
 def test_numpy_follows_the_reference_through_reductions_levels_and_branches(
     text: str, shapes: list[tuple[int, ...]], seed: int, special: bool
 ) -> None:
-    follow_reference(_subject("numpy"), rulec.parse(text), shapes, seed, special)
+    check_against_reference(_subject("numpy"), rulec.parse(text), shapes, seed, special)
 
 
 @pytest.mark.slow
@@ -159,7 +159,7 @@ def test_numpy_follows_the_reference_through_reductions_levels_and_branches(
 def test_numpy_follows_the_reference_through_many(
     text: str, shapes: list[tuple[int, ...]], seed: int, special: bool
 ) -> None:
-    follow_reference(_subject("numpy"), rulec.parse(text), shapes, seed, special)
+    check_against_reference(_subject("numpy"), rulec.parse(text), shapes, seed, special)
 
 
 @pytest.mark.slow
@@ -169,7 +169,7 @@ def test_numpy_follows_the_reference_through_many(
 def test_cpu_follows_the_reference_through_reductions_levels_and_branches(
     text: str, shapes: list[tuple[int, ...]], seed: int, special: bool
 ) -> None:
-    follow_reference(_subject("cpu"), rulec.parse(text), shapes, seed, special)
+    check_against_reference(_subject("cpu"), rulec.parse(text), shapes, seed, special)
 
 
 def branching(count: int, follow: Callable[[str, Shapes, int], None], most: int = 4) -> Callable[[], None]:
@@ -185,7 +185,7 @@ def branching(count: int, follow: Callable[[str, Shapes, int], None], most: int 
 
 
 def _follow(backend: str) -> Callable[[str, Shapes, int], None]:
-    return lambda text, shapes, seed: follow_reference(_subject(backend), rulec.parse(text), shapes, seed)
+    return lambda text, shapes, seed: check_against_reference(_subject(backend), rulec.parse(text), shapes, seed)
 
 
 def test_numpy_follows_the_reference_through_branches() -> None:
@@ -223,9 +223,9 @@ def test_a_branch_that_forgets_its_other_arm_would_be_noticed(monkeypatch: pytes
 def test_a_wrong_reduction_would_be_noticed() -> None:
     rule = rulec.parse('name: Right\nstep: |\n  direction = g*sum(g, per="row")\n')
     subject = Subject(broken_stages.SkipsNan(), NumpyKind(), IEEE)
-    follow_reference(subject, rule, [(3, 4)], 0)
+    check_against_reference(subject, rule, [(3, 4)], 0)
     with pytest.raises(AssertionError, match="after step 4 of the runtime"):
-        follow_reference(subject, rule, [(3, 4)], 0, special=True)
+        check_against_reference(subject, rule, [(3, 4)], 0, special=True)
 
 
 def test_a_wrong_kernel_would_be_noticed() -> None:

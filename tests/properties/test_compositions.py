@@ -255,17 +255,17 @@ def fits(make: Callable[[], Rule]) -> Rule:
 @given(drawn, st.integers(0, 1000))
 @examples(15)
 def test_a_composition_is_its_pieces_stepped_by_hand(composition: Drawn, seed: int) -> None:
-    against_its_pieces(composition, seed)
+    check_against_its_pieces(composition, seed)
 
 
 @pytest.mark.slow
 @given(drawn, st.integers(0, 1000))
 @examples(150)
 def test_many_compositions_are_their_pieces_stepped_by_hand(composition: Drawn, seed: int) -> None:
-    against_its_pieces(composition, seed)
+    check_against_its_pieces(composition, seed)
 
 
-def against_its_pieces(composition: Drawn, seed: int) -> None:
+def check_against_its_pieces(composition: Drawn, seed: int) -> None:
     """Steps a composition by the reference and its pieces by hand."""
     rule = fits(composition.composed)
     param, grads = trial(seed)
@@ -322,24 +322,24 @@ REFUSED = (
 @given(any_composition, st.integers(0, 1000))
 @examples(8)
 def test_any_composition_of_the_numpy_backend_steps_as_the_reference_does(composition: Drawn, seed: int) -> None:
-    against_the_reference("numpy", composition, seed)
+    check_against_the_reference("numpy", composition, seed)
 
 
 @pytest.mark.slow
 @given(any_composition, st.integers(0, 1000))
 @examples(24)
 def test_many_compositions_of_the_numpy_backend_step_as_the_reference_does(composition: Drawn, seed: int) -> None:
-    against_the_reference("numpy", composition, seed)
+    check_against_the_reference("numpy", composition, seed)
 
 
 @pytest.mark.slow
 @given(any_composition, st.integers(0, 1000))
 @examples(12)
 def test_any_composition_of_the_cpu_backend_steps_as_the_reference_does(composition: Drawn, seed: int) -> None:
-    against_the_reference("cpu", composition, seed)
+    check_against_the_reference("cpu", composition, seed)
 
 
-def against_the_reference(backend: str, composition: Drawn, seed: int) -> None:
+def check_against_the_reference(backend: str, composition: Drawn, seed: int) -> None:
     """Steps a composition of any rules of the library over tensors of one to three dimensions, by both."""
     rng = np.random.default_rng(seed)
     params = [rng.normal(size=shape) for shape in ((6, 5), (4,), (2, 5, 4))]

@@ -221,23 +221,23 @@ def test_the_kind_is_known() -> None:
 @pytest.mark.parametrize("rates", RATES)
 @pytest.mark.parametrize("name", [*dividing()])
 def test_a_rate_of_zero_gives_numbers(name: str, rates: tuple[float, ...]) -> None:
-    moved_at_zero(name, "reference", rates)
+    check_moved_at_zero(name, "reference", rates)
 
 
 @pytest.mark.parametrize("name", ["ftrl", "ftrl_proximal"])
 @pytest.mark.parametrize("backend", ["numpy", "cpu", "c"])
 def test_a_rate_of_zero_gives_numbers_on_a_backend(backend: str, name: str) -> None:
-    moved_at_zero(name, backend, RATES[0])
+    check_moved_at_zero(name, backend, RATES[0])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["numpy", "cpu", "c", "jax"])
 def test_a_rate_of_zero_gives_numbers_in_every_rule(backend: str) -> None:
     for name in dividing():
-        moved_at_zero(name, backend, RATES[0])
+        check_moved_at_zero(name, backend, RATES[0])
 
 
-def moved_at_zero(name: str, backend: str, rates: tuple[float, ...]) -> None:
+def check_moved_at_zero(name: str, backend: str, rates: tuple[float, ...]) -> None:
     rule, start = rulec.load(name), {**begin(), "zeros": np.zeros(3)}
     grads = [{**gradients(i), "zeros": np.zeros(3)} for i in range(len(rates))]
     if backend == "reference":

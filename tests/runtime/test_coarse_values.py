@@ -15,7 +15,7 @@ import rulec
 import rulec.array
 from rulec.compiler.reference import ReferenceOptimizer
 from tests.runtime.elsewhere import Elsewhere, Here
-from tests.runtime.test_device import Run, close
+from tests.runtime.test_device import Run, check_close
 
 Array = np.ndarray[Any, Any]
 
@@ -105,7 +105,7 @@ def test_in_the_reference(text: str, kind: str) -> None:
     check(text, kind, reference.params, [reference.state(i) for i in range(len(SHAPES))])
 
 
-def by_arrays(text: str, kind: str, backend: str) -> None:
+def check_by_arrays(text: str, kind: str, backend: str) -> None:
     params = [np.zeros(shape) for shape in SHAPES]
     opt = rulec.array.Optimizer(rule_of(text, kind), params, backend=backend)
     for t in (1, 2):
@@ -115,17 +115,17 @@ def by_arrays(text: str, kind: str, backend: str) -> None:
 
 @each
 def test_on_arrays(text: str, kind: str) -> None:
-    by_arrays(text, kind, "numpy")
+    check_by_arrays(text, kind, "numpy")
 
 
 @pytest.mark.slow
 @each
 @pytest.mark.parametrize("backend", ["cpu", "c"])
 def test_by_compiled_kernels(text: str, kind: str, backend: str) -> None:
-    by_arrays(text, kind, backend)
+    check_by_arrays(text, kind, backend)
 
 
-def by_jax(text: str, kind: str) -> None:
+def check_by_jax(text: str, kind: str) -> None:
     import jax.numpy as jnp
 
     import rulec.jax
@@ -142,7 +142,7 @@ def by_jax(text: str, kind: str) -> None:
 @pytest.mark.slow
 @each
 def test_in_jax(text: str, kind: str) -> None:
-    by_jax(text, kind)
+    check_by_jax(text, kind)
 
 
 def test_a_number_of_the_model_in_jax() -> None:
@@ -179,7 +179,7 @@ def test_on_a_device(text: str, resident: bool) -> None:
     for seed, fired in enumerate(([*range(8)], [0, 2, 5, 6], [*range(8)])):
         ours.step(seed, fired)
         theirs.step(seed, fired)
-    close(ours, theirs, 1e-12)
+    check_close(ours, theirs, 1e-12)
 
 
 def test_a_step_that_is_skipped_keeps_the_old_number() -> None:

@@ -134,7 +134,7 @@ BRANCHES = [
 @pytest.mark.parametrize("lines", BRANCHES, ids=map(str, range(len(BRANCHES))))
 @pytest.mark.parametrize("name", ["int8", "float8_e4m3"])
 def test_arms_that_assign_states_in_codes(lines: str, name: str) -> None:
-    follow_floats(lines, name, "numpy")
+    check_follows_floats(lines, name, "numpy")
 
 
 @pytest.mark.slow
@@ -142,7 +142,7 @@ def test_arms_that_assign_states_in_codes(lines: str, name: str) -> None:
 @pytest.mark.parametrize("name", ["dynamic8", "softsign8"])
 @pytest.mark.parametrize("backend", ["cpu", "c"])
 def test_compiled_arms_that_assign_states_in_codes(lines: str, name: str, backend: str) -> None:
-    follow_floats(lines, name, backend)
+    check_follows_floats(lines, name, backend)
 
 
 def branching(lines: str) -> rulec.Rule:
@@ -153,7 +153,7 @@ def branching(lines: str) -> rulec.Rule:
     return rulec.parse(f"name: Arms\nhyper: {{lr: 0.01, h: 0.7}}\nstate: {{{states}}}\nstep: |\n{step}")
 
 
-def follow_floats(lines: str, name: str, backend: str) -> None:
+def check_follows_floats(lines: str, name: str, backend: str) -> None:
     """Three steps of two arrays, the second late: in codes, and in floats that are rounded after each step."""
     draws, shapes = np.random.default_rng(2), {"p": SHAPE, "late": (5003,)}
     first = {key: draws.standard_normal(shape).astype(np.float32) for key, shape in shapes.items()}

@@ -135,7 +135,7 @@ def values(optimizer: Optimizer, state: str) -> Array:
     return np.asarray(array, np.float64)
 
 
-def near(ours: Array, theirs: Array, share: float) -> None:
+def check_near(ours: Array, theirs: Array, share: float) -> None:
     assert np.abs(ours - theirs).max() <= share * max(np.abs(theirs).max(), 1e-30)
 
 
@@ -148,12 +148,12 @@ def check_steps(reader: str, time: str, step: Callable[[Array], Array], decoded:
         update = step(g)
         after = BETA * m + (1 - BETA) * g if updates(t) else m
         read_m, wide = (after if new else m), g.astype(np.float64)
-        near(update, -RATE * read.direction(read_m, wide, factor), 1e-3)
+        check_near(update, -RATE * read.direction(read_m, wide, factor), 1e-3)
         if read.factor is not None:
-            near(decoded("L"), read.factor(read_m, wide, factor), 1e-5)
+            check_near(decoded("L"), read.factor(read_m, wide, factor), 1e-5)
             factor = decoded("L")
         # The codes of the new value are near to it; the next step begins with them.
-        near(decoded("m"), after, 0.2)
+        check_near(decoded("m"), after, 0.2)
         m = decoded("m")
 
 
@@ -200,7 +200,7 @@ def test_a_state_of_a_shape_of_its_own_may_alone_read_a_computed_operand(backend
         g = np.random.default_rng(seed).standard_normal(SHAPE).astype(np.float32)
         optimizer.step({"p": g})
         factor = BETA * factor + 4 * g.astype(np.float64) @ g.T
-        near(np.asarray(optimizer.state("p")["L"], np.float64), factor, 1e-5)
+        check_near(np.asarray(optimizer.state("p")["L"], np.float64), factor, 1e-5)
 
 
 def test_scratch_memory_that_nothing_has_written_is_no_operand() -> None:

@@ -78,7 +78,7 @@ class Run:
         return found | {k: np.asarray(self.engine.host.numbers(v)).copy() for k, v in self.engine.shared.values.items()}
 
 
-def close(ours: Run, theirs: Run, rtol: float) -> None:
+def check_close(ours: Run, theirs: Run, rtol: float) -> None:
     found, wanted = ours.everything(), theirs.everything()
     assert found.keys() == wanted.keys()
     for key, value in wanted.items():
@@ -103,7 +103,7 @@ def test_every_rule_does_on_a_device_what_it_does_on_the_host(name: str, residen
     for seed, fired in enumerate(FIRED):
         ours.step(seed, fired)
         theirs.step(seed, fired)
-    close(ours, theirs, tolerance(rule))
+    check_close(ours, theirs, tolerance(rule))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_scaled_gradients_are_unscaled_and_an_infinity_leaves_everything(name: s
     for seed, fired in ((2, [0, 2, 5, 6]), (3, every)):
         ours.step(seed, fired, fine, 1024.0)
         theirs.step(seed, fired)
-    close(ours, theirs, tolerance(rule))
+    check_close(ours, theirs, tolerance(rule))
 
 
 def test_a_learning_rate_on_the_device_is_read_at_every_step() -> None:
@@ -138,7 +138,7 @@ def test_a_learning_rate_on_the_device_is_read_at_every_step() -> None:
         theirs.table = theirs.engine.hyper_table([default_hyper(rule, {"lr": float(rate)}, "float64")] * 2)
         ours.step(seed, FIRED[seed])
         theirs.step(seed, FIRED[seed])
-    close(ours, theirs, 1e-12)
+    check_close(ours, theirs, 1e-12)
 
 
 def test_gradients_that_are_scaled_are_refused_where_tensors_are_on_the_host() -> None:

@@ -15,7 +15,7 @@ from rulec.testing.cases import loaded
 from rulec.testing.whole import tolerance
 from tests.runtime.elsewhere import Elsewhere, Here
 from tests.runtime.graph import Graph
-from tests.runtime.test_device import Run, close, runnable, values
+from tests.runtime.test_device import Run, check_close, runnable, values
 
 EVERY = [*range(8)]
 
@@ -95,7 +95,7 @@ def test_every_rule_does_in_a_graph_what_it_does_on_the_host(name: str) -> None:
         static.give(seed)
         graph.replay()
         theirs.step(seed, EVERY)
-    close(ours, theirs, tolerance(rule))
+    check_close(ours, theirs, tolerance(rule))
 
 
 @pytest.mark.parametrize("name", ["adamw", "prodigy", "nadam", "lamb", "skip_not_finite >> adam"])
@@ -114,7 +114,7 @@ def test_a_graph_leaves_everything_where_a_gradient_was_infinite(name: str) -> N
     static.give(4, 4.0)
     graph.replay()
     theirs.step(4, EVERY)
-    close(ours, theirs, tolerance(rule))
+    check_close(ours, theirs, tolerance(rule))
 
 
 def test_a_graph_counts_what_the_rule_skipped() -> None:

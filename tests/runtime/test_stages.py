@@ -90,7 +90,7 @@ class Run:
         return before
 
 
-def near(rule: Rule, found: Sequence[Array], wanted: Sequence[Array]) -> None:
+def check_near(rule: Rule, found: Sequence[Array], wanted: Sequence[Array]) -> None:
     for ours, theirs in zip(found, wanted, strict=True):
         size = np.max(np.abs(theirs), initial=0.0)
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance(rule) * size)
@@ -102,7 +102,7 @@ def inputs_of(rule: Rule, seed: int, fired: Sequence[int] | None = None) -> dict
     return {name: chosen if kind == "like p" else 1.0 / (1 + seed) for name, kind in rule.inputs.items()}
 
 
-def follow(rule: Rule, backend: str, fired: Sequence[Sequence[int]] = FIRED) -> None:
+def check_follows(rule: Rule, backend: str, fired: Sequence[Sequence[int]] = FIRED) -> None:
     """Steps a rule in two groups of other learning rates, and the reference beside it."""
     low_rank = any(state.shape for state in rule.state.values()) and "rank" in rule.hyper
     shapes = SQUARE_SHAPES if any(n.op is Op.EIGH for n in walk(rule.expressions)) else SHAPES
@@ -120,7 +120,7 @@ def follow(rule: Rule, backend: str, fired: Sequence[Sequence[int]] = FIRED) -> 
         grads = [g if i in now else None for i, g in enumerate(made)]
         reference.step(grads, inputs=inputs_of(rule, step))
         ours.step(grads, inputs_of(rule, step, now))
-        near(rule, ours.params, reference.params)
+        check_near(rule, ours.params, reference.params)
     assert ours.counts() == [sum(i in now for now in fired) for i in range(len(SHAPES))]
 
 
@@ -139,18 +139,18 @@ SOME = [
 
 @pytest.mark.parametrize("name", by_kind(RULES))
 def test_tensors_join_late_and_pause(name: str) -> None:
-    follow(loaded(name), "numpy")
+    check_follows(loaded(name), "numpy")
 
 
 @pytest.mark.parametrize("name", SOME)
 def test_tensors_join_late_and_pause_with_compiled_kernels(name: str) -> None:
-    follow(loaded(name), "cpu")
+    check_follows(loaded(name), "cpu")
 
 
 @pytest.mark.another
 @pytest.mark.parametrize("name", sorted({*RULES} - {*SOME}))
 def test_tensors_of_all_rules_join_late_and_pause_with_compiled_kernels(name: str) -> None:
-    follow(loaded(name), "cpu")
+    check_follows(loaded(name), "cpu")
 
 
 # Joins: what several tensors share
@@ -212,7 +212,7 @@ def test_reductions_of_groups_and_of_the_model(op: str, level: str, backend: str
         grads = [g if (i + step) % 4 else None for i, g in enumerate(random_arrays(20 + step))]
         ours.step(grads)
         reference.step(grads)
-        near(rule, ours.params, reference.params)
+        check_near(rule, ours.params, reference.params)
 
 
 @pytest.mark.parametrize("op", ["sum", "min", "max"])
@@ -252,7 +252,7 @@ def test_the_step_count_of_a_group_is_its_own_whoever_has_a_gradient() -> None:
         grads = [g if i in fired else None for i, g in enumerate(random_arrays(step + 1, [(2,), (2,), (3,)]))]
         ours.step(grads)
         reference.step(grads)
-        near(rule, ours.params, reference.params)
+        check_near(rule, ours.params, reference.params)
     assert (ours.engine.shared.values["w"].tolist(), ours.engine.shared.values["u"].tolist()) == ([28.0, 6.0], [204.0])
 
 
@@ -266,7 +266,7 @@ def test_what_a_wrapper_keeps_of_groups_and_the_model_is_one_for_both_rules_of_a
         grads = random_arrays(step + 1, shapes)
         ours.step(grads)
         reference.step(grads)
-        near(rule, ours.params, reference.params)
+        check_near(rule, ours.params, reference.params)
 
 
 def test_rules_of_a_route_that_keep_other_things_under_one_name_are_refused() -> None:
@@ -330,7 +330,7 @@ def test_values_are_read_before_they_are_overwritten(step: str, backend: str) ->
         grads = random_arrays(30 + seed, shapes)
         reference.step(grads)
         ours.step(grads)
-        near(rule, ours.params, reference.params)
+        check_near(rule, ours.params, reference.params)
         for i in ours.ids:
             for key, value in reference.state(i).items():
                 own = ours.engine.state(i)[key]
@@ -361,7 +361,7 @@ def test_tensors_of_one_bucket_take_other_arms_in_one_step(rule: Rule, name: str
         grads = [g if i in fired else None for i, g in enumerate(random_arrays(40 + step, shapes))]
         ours.step(grads)
         reference.step(grads)
-        near(rule, ours.params, reference.params)
+        check_near(rule, ours.params, reference.params)
     assert len({*ours.counts()}) > 1
 
 
@@ -439,7 +439,7 @@ def test_a_tensor_skips_alone_and_its_group_goes_on(backend: str) -> None:
             ours.step(grads)
         assert sum("skipped the step of" in str(w.message) for w in caught) == bool(bad)
         reference.step(grads)
-        near(BY_TENSOR, ours.params, reference.params)
+        check_near(BY_TENSOR, ours.params, reference.params)
         now = [[v.tobytes() for v in (ours.params[i], *map(np.asarray, ours.engine.state(i).values()))] for i in bad]
         assert now == kept
     assert ours.counts() == [3, 3, 5]
@@ -483,7 +483,7 @@ def test_inputs_reach_kernels_and_reductions(backend: str) -> None:
         h, loss = random_arrays(step + 70), 0.5 + step
         ours.step(grads, {"loss": np.array(loss), "h": [h[i] for i in fired]})
         reference.step(grads, inputs={"loss": loss, "h": h})
-        near(rule, ours.params, reference.params)
+        check_near(rule, ours.params, reference.params)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from rulec.runtime.stages.sources import RandomMatrix
 from rulec.testing.cases import loaded
 from tests.rules.printed_matrices import Apollo, ApolloMini
 from tests.rules.runs import OurRun
-from tests.runtime.test_stages import Run, near, random_arrays, rule_of
+from tests.runtime.test_stages import Run, check_near, random_arrays, rule_of
 
 #: Wide, tall and square, and small, of rows that are no multiples of four.
 SHAPES = [(7, 30), (41, 9), (22, 22), (6, 5)]
@@ -70,7 +70,7 @@ def test_many_tiles_are_the_algorithm(mini: bool, backend: str) -> None:
         grads = random_arrays(step + 1, SHAPES)
         ours.step(grads, hyper)
         theirs.step(grads, hyper)
-    near(rule, ours.params(), theirs.w)
+    check_near(rule, ours.params(), theirs.w)
 
 
 @pytest.mark.parametrize("rule", ["apollo", "l2 >> apollo"])
@@ -102,7 +102,7 @@ def test_extremes_and_rows_of_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr("rulec.runtime.stages.kernel_arguments.room_for", lambda own, largest: 400)
         for step_number in range(3):
             (cut if narrow else whole).step(random_arrays(step_number, SHAPES))
-    near(rule, cut.params, whole.params)
+    check_near(rule, cut.params, whole.params)
     for i in whole.ids:
         for name, value in whole.engine.state(i).items():
             np.testing.assert_allclose(np.asarray(cut.engine.state(i)[name]), np.asarray(value), rtol=1e-12, atol=1e-12)

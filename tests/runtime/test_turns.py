@@ -88,7 +88,9 @@ class _Asking:
         self.release()
 
 
-def meet(monkeypatch: pytest.MonkeyPatch, shared: Any, first: Callable[[], Any], second: Callable[[], Any]) -> None:
+def check_meet(
+    monkeypatch: pytest.MonkeyPatch, shared: Any, first: Callable[[], Any], second: Callable[[], Any]
+) -> None:
     """Two calls of which the second comes while the first runs a kernel."""
     meeting, written = Meeting(shared, second), steps._written
 
@@ -118,7 +120,7 @@ def test_two_steps_of_one_optimizer_are_two_steps(monkeypatch: pytest.MonkeyPatc
     opt, alone = momentum(params), momentum(others)
     alone.step()
     alone.step()
-    meet(monkeypatch, opt, opt.step, opt.step)
+    check_meet(monkeypatch, opt, opt.step, opt.step)
     assert all(torch.equal(p, q) for p, q in zip(params, others, strict=True))
     assert all(torch.equal(a, b) for a, b in zip(_states(opt), _states(alone), strict=True))
 
@@ -163,7 +165,7 @@ def test_a_partition_steps_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
         param.grad = torch.ones_like(param)
     partition = rulec.partition({"weight": "momentum", "bias": "sgd"})
     opt = rulec.torch.Partitioned(partition, model.named_parameters(), lr=0.1, backend="c")
-    meet(monkeypatch, opt, opt.step, opt.step)
+    check_meet(monkeypatch, opt, opt.step, opt.step)
 
 
 def test_eager_updates_and_stores_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +181,7 @@ def test_eager_updates_and_stores_wait(monkeypatch: pytest.MonkeyPatch) -> None:
         with eager._lock:  # the first step clears the gradients that it has used
             step()
 
-    meet(monkeypatch, eager, step, later)
+    check_meet(monkeypatch, eager, step, later)
     monkeypatch.undo()
     params = parameters()
     opt = momentum(params)
@@ -189,7 +191,7 @@ def test_eager_updates_and_stores_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for param in params:
         param.grad = None
-    meet(monkeypatch, opt, step_of_a_store, step_of_a_store)
+    check_meet(monkeypatch, opt, step_of_a_store, step_of_a_store)
 
 
 class Visited(dict[Any, Any]):
@@ -230,11 +232,11 @@ def test_arrays_are_stepped_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     alone.step(grads)
     alone.step(grads)
     store = rulec.array.GradStore(grads)
-    meet(monkeypatch, opt, lambda: opt.step(grads), lambda: store.step(opt))
+    check_meet(monkeypatch, opt, lambda: opt.step(grads), lambda: store.step(opt))
     assert all((params[name] == others[name]).all() for name in params)
     monkeypatch.undo()
     with opt.partial():
-        meet(monkeypatch, opt, lambda: opt.update("a", np.ones(3)), lambda: opt.update("b", np.ones((4, 3))))
+        check_meet(monkeypatch, opt, lambda: opt.update("a", np.ones(3)), lambda: opt.update("b", np.ones((4, 3))))
     monkeypatch.undo()
     alone.step(grads)
     assert all((params[name] == others[name]).all() for name in params)
@@ -309,10 +311,10 @@ def test_strategies_go_to_a_new_step_one_at_a_time(make: Callable[[], Any], monk
     assert es.step_count == 2
     evaluate()
     with monkeypatch.context() as patch:
-        meet(patch, es, lambda: es.step(np.arange(4.0), opt), lambda: (evaluate(), es.step(np.arange(4.0), opt)))
+        check_meet(patch, es, lambda: es.step(np.arange(4.0), opt), lambda: (evaluate(), es.step(np.arange(4.0), opt)))
     assert es.step_count == 4
     evaluate()
-    meet(monkeypatch, opt, lambda: es.step(np.arange(4.0), opt), plain)
+    check_meet(monkeypatch, opt, lambda: es.step(np.arange(4.0), opt), plain)
 
 
 class Counter(Lockable):

@@ -79,7 +79,7 @@ class Case:
         np.savez(folder / "given.npz", count=np.array(len(self.params)), steps=np.array(len(self.steps)), **arrays)
 
 
-def ran(folder: Path, backend: str, program: str, *cases: Case) -> list[list[Array]]:
+def check_ran(folder: Path, backend: str, program: str, *cases: Case) -> list[list[Array]]:
     """The arrays that `program` leaves for each case: one process runs it for all of them, in a folder for each."""
     if backend == "triton":
         require_interpreter()

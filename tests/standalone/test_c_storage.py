@@ -45,7 +45,7 @@ def alike(run: CRun, params: Sequence[Any], optimizer: Any) -> None:
                 assert np.asarray(state).tobytes() in block.tobytes(), name
 
 
-def compared(rule: rulec.Rule, crule: CRule, steps: int = 4, **keywords: Any) -> None:
+def check_compared(rule: rulec.Rule, crule: CRule, steps: int = 4, **keywords: Any) -> None:
     params, grads = drawn(3, SHAPES, steps)
     arrays = [p.astype(numpy_dtype(crule.dtype)) for p in params]
     run = CRun(crule, arrays, seed=keywords.get("seed", 0))
@@ -67,14 +67,14 @@ def compared(rule: rulec.Rule, crule: CRule, steps: int = 4, **keywords: Any) ->
 @pytest.mark.parametrize(("name", "word"), WORDS, ids=lambda x: text_of(x))
 def test_steps_in_codes_have_the_bits_of_the_definition(name: str, word: Any, tmp_path: Path) -> None:
     rule = rulec.load(name)
-    compared(rule, CRule(rule, tmp_path, "float32", word), state_dtype=word)
+    check_compared(rule, CRule(rule, tmp_path, "float32", word), state_dtype=word)
 
 
 @pytest.mark.parametrize(("kind", "word"), paired(["split", "split24", "master", "kahan"], ["", "dynamic8"]))
 def test_weights_of_sixteen_bits_have_the_bits_of_the_definition(kind: str, word: str, tmp_path: Path) -> None:
     rule = rulec.load("adamw")
     crule = CRule(rule, tmp_path, "bfloat16", word, weights=kind)
-    compared(rule, crule, weights=kind, **({"state_dtype": word} if word else {}))
+    check_compared(rule, crule, weights=kind, **({"state_dtype": word} if word else {}))
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_numbers_rounded_at_random_have_the_bits_of_the_definition(
     """Whatever the threads, of tensors with numbers of their own, from a seed of more than 16 bits."""
     rule = rulec.load(name)
     crule = CRule(rule, tmp_path, dtype, word, "-fopenmp", *flags, weights=kind)
-    compared(rule, crule, weights=kind, seed=123456789, **({"state_dtype": word} if word else {}))
+    check_compared(rule, crule, weights=kind, seed=123456789, **({"state_dtype": word} if word else {}))
 
 
 @pytest.mark.parametrize("name", ["adafactor", "came"])
@@ -118,7 +118,7 @@ def test_stages_of_rows_and_columns_have_values_of_codes(tmp_path: Path) -> None
     """Greatest numbers of rows and columns have the same bits in every order; the last tensor is a column of codes."""
     rule = rulec.load("sm3")
     word = {"m": "dynamic4"}
-    compared(rule, CRule(rule, tmp_path, "float32", word, "-fopenmp", *FAST), state_dtype=word)
+    check_compared(rule, CRule(rule, tmp_path, "float32", word, "-fopenmp", *FAST), state_dtype=word)
 
 
 @pytest.mark.parametrize("name", [pytest.param("came", marks=pytest.mark.slow), "adam_mini"])
@@ -142,7 +142,9 @@ def test_sums_of_rows_of_codes(name: str, tmp_path: Path) -> None:
 
 def test_a_master_copy_of_float16(tmp_path: Path) -> None:
     rule = rulec.load("lion")
-    compared(rule, CRule(rule, tmp_path, "float16", "int8", weights="master"), weights="master", state_dtype="int8")
+    check_compared(
+        rule, CRule(rule, tmp_path, "float16", "int8", weights="master"), weights="master", state_dtype="int8"
+    )
 
 
 def test_the_header_tells_of_the_storage() -> None:
@@ -161,7 +163,9 @@ def test_fortran_and_julia_take_the_seed_and_the_number_of_a_tensor() -> None:
 
 def test_what_the_manual_says_to_compile_with_changes_no_bit(tmp_path: Path) -> None:
     rule, word = rulec.load("adamw"), {"m": "int8", "v": "dynamic8"}
-    compared(rule, CRule(rule, tmp_path, "bfloat16", word, *FAST, weights="split"), state_dtype=word, weights="split")
+    check_compared(
+        rule, CRule(rule, tmp_path, "bfloat16", word, *FAST, weights="split"), state_dtype=word, weights="split"
+    )
 
 
 def test_a_value_that_is_not_finite_takes_its_block_alone(tmp_path: Path) -> None:
@@ -254,7 +258,7 @@ step: |
 
 def test_codes_begin_with_a_hyper_parameter_in_c(tmp_path: Path) -> None:
     rule = rulec.parse(BEGUN)
-    compared(rule, CRule(rule, tmp_path, "float32", {"m": "dynamic4"}), state_dtype={"m": "dynamic4"})
+    check_compared(rule, CRule(rule, tmp_path, "float32", {"m": "dynamic4"}), state_dtype={"m": "dynamic4"})
 
 
 @pytest.mark.parametrize("backend", ["triton", "cupy"])

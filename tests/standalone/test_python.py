@@ -22,7 +22,7 @@ from rulec.standalone.cases import CannotBuild
 from rulec.standalone.prose import written
 from tests.backends import cuda_assembly
 from tests.standalone.c_library import drawn
-from tests.standalone.one_file import STAND_IN, Array, Case, ran
+from tests.standalone.one_file import STAND_IN, Array, Case, check_ran
 
 SHAPES = ((5,), (7, 3), (), (1100,), (0,))
 RULES = (
@@ -130,7 +130,7 @@ def test_steps_are_the_references(backend: str, folder: Path) -> None:
     skip_without_a_compiler(backend)
     params, steps = drawn(10, SHAPES, 4)
     given = [p.astype(np.float32) for p in params], [[g.astype(np.float32) for g in grads] for grads in steps]
-    left = ran(folder, backend, PROGRAMS[backend], *(Case(rule, *given) for rule in RULES))
+    left = check_ran(folder, backend, PROGRAMS[backend], *(Case(rule, *given) for rule in RULES))
     for rule, arrays in zip(RULES, left, strict=True):
         for ours, theirs, before in zip(arrays, reference(rule, params, steps), params, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=2e-6, atol=3e-7, err_msg=rule)
@@ -147,7 +147,7 @@ CHAINED = JAX.replace(
 def test_jaxs_can_stand_in_a_chain_of_optax(tmp_path: Path) -> None:
     params, steps = drawn(17, SHAPES, 3)
     program = CHAINED.replace("assert int(state.step)", "assert int(state[1].step)")
-    (found,) = ran(tmp_path, "jax", program, Case("adan", params, steps, "float64"))
+    (found,) = check_ran(tmp_path, "jax", program, Case("adan", params, steps, "float64"))
     theirs = reference("adan", params, [[0.5 * g for g in grads] for grads in steps])
     for ours, expected in zip(found, theirs, strict=True):
         np.testing.assert_allclose(ours, expected, rtol=1e-12, atol=1e-14)
@@ -159,7 +159,7 @@ SCHEDULED = JAX.replace("rule.rule()", "rule.rule(lr=lambda count: 0.1 / (1 + co
 @pytest.mark.slow
 def test_the_learning_rate_of_jax_may_be_a_schedule(tmp_path: Path) -> None:
     params, steps = drawn(16, SHAPES, 4)
-    (found,) = ran(tmp_path, "jax", SCHEDULED, Case("adamw", params, steps, "float64"))
+    (found,) = check_ran(tmp_path, "jax", SCHEDULED, Case("adamw", params, steps, "float64"))
     reference = ReferenceOptimizer(rulec.load("adamw"), params)
     for count, grads in enumerate(steps):
         reference.step(grads, {"lr": 0.1 / (1 + count)})
@@ -172,7 +172,7 @@ def test_the_learning_rate_of_jax_may_be_a_schedule(tmp_path: Path) -> None:
 def test_float64(backend: str, folder: Path) -> None:
     skip_without_a_compiler(backend)
     params, steps = drawn(11, SHAPES, 4)
-    (found,) = ran(folder, backend, PROGRAMS[backend], Case("nadam", params, steps, "float64"))
+    (found,) = check_ran(folder, backend, PROGRAMS[backend], Case("nadam", params, steps, "float64"))
     for ours, theirs in zip(found, reference("nadam", params, steps), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-14)
 
@@ -183,7 +183,7 @@ def test_states_of_another_dtype_are_kept_by_torch(tmp_path: Path) -> None:
     rounded = [p.astype(np.float16) for p in params]
     given = [[g.astype(np.float16) for g in grads] for grads in steps]
     check = '\nassert all(s["m"].dtype == torch.float32 for s in optimizer.state.values())\n'
-    (found,) = ran(
+    (found,) = check_ran(
         tmp_path, "triton", TORCH + check, Case("adamw", rounded, given, "float16", Storage({"": "float32"}))
     )
     for ours, theirs in zip(found, reference("adamw", rounded, given), strict=True):
@@ -297,7 +297,7 @@ def test_gradients_that_lie_negated_are_read_rightly(tmp_path: Path) -> None:
     found = []
     for number, program in enumerate((TORCH, NEGATED)):
         (tmp_path / str(number)).mkdir()
-        found.append(ran(tmp_path / str(number), "triton", program, Case("adamw", params, steps, "float64"))[0])
+        found.append(check_ran(tmp_path / str(number), "triton", program, Case("adamw", params, steps, "float64"))[0])
     assert all(np.array_equal(ours, other) for ours, other in zip(*found, strict=True))
 
 
@@ -311,7 +311,7 @@ def test_torchs_class_takes_the_sign_of_a_gradient_to_memory() -> None:
 def test_adamw_is_torchs(tmp_path: Path) -> None:
     params, steps = drawn(13, SHAPES, 5)
     given = [p.astype(np.float32) for p in params], [[g.astype(np.float32) for g in grads] for grads in steps]
-    (found,) = ran(tmp_path, "triton", TORCH, Case("adamw", *given))
+    (found,) = check_ran(tmp_path, "triton", TORCH, Case("adamw", *given))
     tensors = [torch.nn.Parameter(torch.from_numpy(p.copy())) for p in given[0]]
     optimizer = torch.optim.AdamW(tensors)
     for grads in given[1]:

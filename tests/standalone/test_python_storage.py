@@ -24,7 +24,7 @@ from rulec.standalone.cases import CannotBuild
 from rulec.standalone.prose import written
 from rulec_backends.common.array_codes import code_functions
 from tests.standalone.c_library import drawn
-from tests.standalone.one_file import STAND_IN, Array, Case, ran
+from tests.standalone.one_file import STAND_IN, Array, Case, check_ran
 
 #: Parameters of sixteen bits come as their bits; the states are left beside the parameters.
 TORCH = """
@@ -180,7 +180,7 @@ def check_bits(folder: Path, backend: str, cases: Sequence[tuple[str, str, dict[
         for name in STAND_IN:
             shutil.copy(Path(__file__).parents[1] / "backends" / name, folder)
     runs, wanted = prepared(cases)
-    for case, arrays, expected in zip(cases, ran(folder, backend, PROGRAMS[backend], *runs), wanted, strict=True):
+    for case, arrays, expected in zip(cases, check_ran(folder, backend, PROGRAMS[backend], *runs), wanted, strict=True):
         assert [x.tobytes() for x in arrays] == [x.tobytes() for x in expected], case
 
 
@@ -203,7 +203,7 @@ def test_files_for_jax_have_them_but_where_xla_rounds_in_other_ways(
     cases: Sequence[tuple[str, str, dict[str, str], str]], tmp_path: Path
 ) -> None:
     runs, wanted = prepared(cases)
-    for case, arrays, expected in zip(cases, ran(tmp_path, "jax", JAX, *runs), wanted, strict=True):
+    for case, arrays, expected in zip(cases, check_ran(tmp_path, "jax", JAX, *runs), wanted, strict=True):
         assert len(arrays) == len(expected)
         for x, y in zip(arrays, expected, strict=True):
             if y.dtype.name not in NEAR:
@@ -250,7 +250,7 @@ leave([])
 
 @pytest.mark.slow
 def test_weights_of_jax_follow_what_users_add(tmp_path: Path) -> None:
-    ran(tmp_path, "jax", FALLING, Case("sgd", [], [], "bfloat16", storage=Storage({}, "split")))
+    check_ran(tmp_path, "jax", FALLING, Case("sgd", [], [], "bfloat16", storage=Storage({}, "split")))
 
 
 HARD = (

@@ -18,7 +18,7 @@ from rulec.testing.conformance import check_stages
 from rulec.testing.interval import Range, point
 from rulec.testing.judge import exact, reduced
 from rulec.testing.trial import Subject
-from rulec.testing.whole import SHAPES, check_whole, follow_reference
+from rulec.testing.whole import SHAPES, check_against_reference, check_whole
 from tests.testing import broken
 from tests.testing import broken_stages as faults
 
@@ -105,7 +105,7 @@ def test_whole_steps_of_reductions_matrices_and_wrappers_pass(name: str) -> None
 )
 def test_the_runtime_follows_the_reference_at_the_edges(text: str) -> None:
     rule = rulec.parse(f"name: Edge\n{text}")
-    follow_reference(Subject(broken.BrokenBackend(), NumpyKind(), IEEE), rule, [*SHAPES, (0, 3), (2, 0, 3)])
+    check_against_reference(Subject(broken.BrokenBackend(), NumpyKind(), IEEE), rule, [*SHAPES, (0, 3), (2, 0, 3)])
 
 
 def test_every_shape_is_in_the_bucket_that_it_belongs_to() -> None:

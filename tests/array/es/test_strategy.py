@@ -22,7 +22,7 @@ def parameters(dtype: Any = np.float32) -> dict[str, Any]:
     return {name: np.asarray(rng.standard_normal(shape), dtype) for name, shape in shapes.items()}
 
 
-def near(found: Any, expected: Any, ulps: int = 128) -> None:
+def check_near(found: Any, expected: Any, ulps: int = 128) -> None:
     assert found.shape == expected.shape
     limit = ulps * np.finfo(np.asarray(found).dtype).eps
     assert np.abs(found - expected).max() <= limit * max(1.0, np.abs(expected).max())
@@ -49,15 +49,15 @@ def test_a_family_is_what_its_definition_says(name: str) -> None:
     for number, key in enumerate(es.names):
         for index, found in zip(order, members[key], strict=True):
             expected = member(perturbation, before[key], number, 2, index)
-            near(found, expected)
+            check_near(found, expected)
             kernels[key, index] = expected
-    near(es.product(x, "kernel"), np.stack([row @ kernels["kernel", i] for row, i in zip(x, rows, strict=True)]))
+    check_near(es.product(x, "kernel"), np.stack([row @ kernels["kernel", i] for row, i in zip(x, rows, strict=True)]))
     if "bias" in es.names:
-        near(es.rows("bias", x), np.stack([kernels["bias", i] for i in rows])[:, None])
+        check_near(es.rows("bias", x), np.stack([kernels["bias", i] for i in rows])[:, None])
     grads = es.update(fitness)
     assert grads["scale"] is None
     for number, key in enumerate(es.names):
-        near(grads[key], estimate(perturbation, before[key], number, 2, fitness))
+        check_near(grads[key], estimate(perturbation, before[key], number, 2, fitness))
         assert np.array_equal(params[key], before[key])
     assert es.step_count == 3
 
@@ -91,7 +91,7 @@ def test_a_step_by_noise_is_that_of_a_gradient_bit_for_bit(rule: str, dtype: Any
     assert not np.array_equal(results[0][0]["kernel"], parameters(dtype)["kernel"])
 
 
-def as_with_gradients(rule: str, perturbation: Perturbation, fused: tuple[str, ...]) -> None:
+def check_as_with_gradients(rule: str, perturbation: Perturbation, fused: tuple[str, ...]) -> None:
     """That steps by noise for some arrays are steps by gradients, bit for bit, states and counts included."""
     both: list[tuple[Any, Optimizer]] = []
     for by_noise in (True, False):
@@ -116,13 +116,13 @@ def as_with_gradients(rule: str, perturbation: Perturbation, fused: tuple[str, .
 
 
 def test_arrays_of_one_bucket_may_have_noise_and_gradients() -> None:
-    as_with_gradients("adam", Perturbation("signflip", 4, values="popcount", seed=0), ("bias",))
+    check_as_with_gradients("adam", Perturbation("signflip", 4, values="popcount", seed=0), ("bias",))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("rule", "fused"), [("lamb", ()), ("muon", ("bias", "conv"))])
 def test_arrays_whose_rule_joins_elements_have_gradients(rule: str, fused: tuple[str, ...]) -> None:
-    as_with_gradients(rule, Perturbation("independent", 2, values="rademacher", seed=0), fused)
+    check_as_with_gradients(rule, Perturbation("independent", 2, values="rademacher", seed=0), fused)
 
 
 def test_arrays_in_fortran_order_and_in_lists() -> None:
@@ -131,7 +131,7 @@ def test_arrays_in_fortran_order_and_in_lists() -> None:
     fitness = es.evaluate(lambda p: float(p[0].sum() + p[1][0].sum()))
     expected = estimate(es.perturbation, parameters()["kernel"], 0, 0, fitness)
     assert es.step(fitness, opt).fused == ("1/0",)
-    near(own[0], parameters()["kernel"] - expected)
+    check_near(own[0], parameters()["kernel"] - expected)
 
 
 @pytest.mark.slow
@@ -225,8 +225,8 @@ def test_arrays_of_a_pattern_have_its_perturbation() -> None:
     starts = [params["body"]["kernel"], params["body"]["scale"], params["head"]]
     for number, (name, start) in enumerate(zip(es.names, starts, strict=True)):
         p = es.perturbation[name[0] + "*" if name == "head" else "body"]
-        near(flat[name], member(p, start, number, 0, 1 + 3))
-        near(start - steps[0][number], estimate(p, start, number, 0, fitness))
+        check_near(flat[name], member(p, start, number, 0, 1 + 3))
+        check_near(start - steps[0][number], estimate(p, start, number, 0, fitness))
         assert np.array_equal(steps[0][number], steps[1][number])
     with pytest.raises(HyperError, match="'kernel' matches no parameter"):
         Strategy(params, {"*": mixed["body"], "kernel": mixed["body"]})
@@ -246,7 +246,7 @@ def test_half_precision_is_rounded_once() -> None:
     params = {"w": parameters()["kernel"].astype(np.float16)}
     es = Strategy(params, Perturbation("lowrank", 2, 0.5))
     with es.member(1) as own:
-        near(own["w"], member(es.perturbation, params["w"], 0, 0, 1), ulps=1)
+        check_near(own["w"], member(es.perturbation, params["w"], 0, 0, 1), ulps=1)
 
 
 def test_mistakes_are_told() -> None:

@@ -16,7 +16,7 @@ import rulec
 import rulec.jax
 from rulec.language.library.load import load
 from tests.jax.eager import models
-from tests.jax.training import compiled_nothing, difference
+from tests.jax.training import check_compiles_nothing, difference
 
 #: Of the last bits of float32: XLA contracts and orders additions by what else is in the same function.
 CLOSE = 2e-6
@@ -59,7 +59,7 @@ def test_it_is_optax_s_adamw_and_no_step_of_a_schedule_compiles_anything(caplog:
     state, theirs, tx = made.init(params), models.unstacked(params), optax.adamw(schedule, weight_decay=0.1)
     moments, gradient = tx.init(theirs), jax.jit(jax.value_and_grad(models.loss))
     for i in range(3):
-        with compiled_nothing(caplog) if i else nullcontext():
+        with check_compiles_nothing(caplog) if i else nullcontext():
             params, state, outcome = made.step(params, state, batch, lr=schedule, weight_decay=0.1)
         value, grads = gradient(theirs, batch)
         updates, moments = tx.update(grads, moments, theirs)

@@ -30,7 +30,7 @@ EVERYDAY = ("signflip_both", "dropout")
 ALL = [pytest.param(name, marks=() if name in EVERYDAY else pytest.mark.another) for name in CASES]
 
 
-def near(found: Any, expected: Any) -> None:
+def check_near(found: Any, expected: Any) -> None:
     assert found.shape == expected.shape
     scale = np.abs(expected).max()
     assert np.abs(np.asarray(found, np.float64) - expected).max() <= NEAR * max(1.0, scale)
@@ -64,10 +64,10 @@ def test_a_family_is_what_its_definition_says(name: str) -> None:
         weight = PARAMS[layer.name]
         each = [member(perturbation, weight, layer.number, 2, index) for index in range(perturbation.members)]
         expected[layer.name] = np.stack(each)
-        near(members[layer.name], expected[layer.name])
-        near(grads[layer.name], estimate(perturbation, weight, layer.number, 2, fitness))
+        check_near(members[layer.name], expected[layer.name])
+        check_near(grads[layer.name], estimate(perturbation, weight, layer.number, 2, fitness))
     product = np.einsum("ri,rio->ro", x.astype(np.float64), expected["kernel"][rows])
-    near(out, product + (expected["bias"][rows] if "bias" in expected else PARAMS["bias"]))
+    check_near(out, product + (expected["bias"][rows] if "bias" in expected else PARAMS["bias"]))
 
 
 @pytest.mark.another
@@ -96,11 +96,11 @@ def test_convolutions_and_tables_see_the_weights_of_their_members(name: str) -> 
 
     convolved, looked_up = batched(params, images, words)
     expected = [alone(params, *given) for given in zip(images, words, rows, strict=True)]
-    near(convolved, np.stack([each for each, _ in expected]).astype(np.float64))
-    near(looked_up, np.stack([each for _, each in expected]).astype(np.float64))
+    check_near(convolved, np.stack([each for each, _ in expected]).astype(np.float64))
+    check_near(looked_up, np.stack([each for _, each in expected]).astype(np.float64))
     index, grads = 4, jax.jit(lambda p, f: es.estimate(p, state, perturbation, f)[0])(params, images[::2, 0, 0, 0])
-    near(es.member(params, state, perturbation, index)["conv"], member(perturbation, params["conv"], 0, 2, index))
-    near(grads["conv"], estimate(perturbation, params["conv"], 0, 2, images[::2, 0, 0, 0]))
+    check_near(es.member(params, state, perturbation, index)["conv"], member(perturbation, params["conv"], 0, 2, index))
+    check_near(grads["conv"], estimate(perturbation, params["conv"], 0, 2, images[::2, 0, 0, 0]))
 
 
 def test_whole_numbered_noise_is_summed_exactly_as_defined() -> None:
