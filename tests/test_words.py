@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.words import bare, left_behind, obscure, sentences, total, vague
+from tests.words import bare, left_behind, obscure, sentences, total, unchecked, vague
+
+TESTS = Path(__file__).parent
 
 #: One sentence in two hundred may point at two things that it does not name.
 OBSCURE = 1 / 200
@@ -27,6 +29,20 @@ def test_every_sentence_has_a_subject_and_a_verb() -> None:
 
 def test_names_that_were_left_behind_stay_away() -> None:
     assert total(left_behind) == 0
+
+
+def test_every_test_asserts_by_itself_or_by_a_helper_whose_name_says_so() -> None:
+    assert [name for file in sorted(TESTS.rglob("test_*.py")) for name in unchecked(file)] == []
+
+
+def test_a_test_without_an_assertion_is_seen(tmp_path: Path) -> None:
+    module = tmp_path / "test_module.py"
+    bodies = {
+        "assert f()": False, "check_f()": False, "np.testing.assert_array_equal(f(), g())": False, "f.check()": False,
+        "with pytest.raises(ValueError):\n        f()": False, "f()": True, "f(check_f)": False, "recheck(f)": True,
+    }  # fmt: skip
+    module.write_text("".join(f"def test_{i}():\n    {body}\n" for i, body in enumerate(bodies)))
+    assert [*unchecked(module)] == [f"test_{i}" for i, expected in enumerate(bodies.values()) if expected]
 
 
 def test_the_counts_see_what_they_are_for(tmp_path: Path) -> None:

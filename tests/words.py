@@ -33,6 +33,9 @@ LEFT_BEHIND = frozenset({
     "check_placed", "in_turn", "is_placed", "turn_of",
 })  # fmt: skip
 
+#: Names of checks: of helpers, of NumPy, torch and unittest.mock, and of pytest.
+_CHECKING = re.compile(r"_?(check|assert|verify)|(raises|warns|fail)$")
+
 _DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -71,6 +74,22 @@ def vague(file: Path) -> Iterator[str]:
         name = {ast.Name: "id", ast.arg: "arg", ast.Attribute: "attr", ast.keyword: "arg"}.get(type(item))
         if name and str(getattr(item, name)).strip("_") in VAGUE:
             yield f"line {item.lineno}: {getattr(item, name)}"  # type: ignore[attr-defined]
+
+
+def unchecked(file: Path) -> Iterator[str]:
+    """Each test without an assertion: its own, an expected error, or a helper with a name that says so."""
+    for item in ast.walk(ast.parse(file.read_text())):
+        if (
+            isinstance(item, ast.FunctionDef)
+            and item.name.startswith("test_")
+            and not any(map(_asserts, ast.walk(item)))
+        ):
+            yield f"{file.relative_to(ROOT)}: {item.name}" if file.is_relative_to(ROOT) else item.name
+
+
+def _asserts(item: ast.AST) -> bool:
+    name = getattr(item, "id", getattr(item, "attr", ""))
+    return isinstance(item, ast.Assert) or _CHECKING.match(name) is not None
 
 
 def folder(file: Path) -> str:

@@ -93,7 +93,9 @@ def test_every_operation() -> None:
 def test_ascent() -> None:
     (bucket,) = buckets_of(loaded("adamw"), [(9, 5)])
     trial = trial_of(subject(), bucket, layout_of(bucket, "bfloat16", grad="float32", maximize=True))
+    before = trial.values(0)["p"]
     trial.step(gradients(bucket.shapes, 0))
+    assert not np.array_equal(trial.values(0)["p"], before)
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("adamw", "float64"), ("lamb", "float16"), ("adafactor", "bfloat16")])

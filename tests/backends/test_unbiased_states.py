@@ -336,3 +336,4 @@ def test_a_state_that_would_stand_still_is_told(rule: str, words: Any, hyper: An
 def test_a_state_that_moves_is_no_warning(rule: str, words: Any, hyper: Any) -> None:
     params = {"w": np.ones((80, 80), np.float32)}
     Optimizer(rule, params, "cpu", state_dtype=words, **hyper).step({"w": np.ones((80, 80), np.float32)})
+    assert (params["w"] < 1).all()

@@ -183,7 +183,9 @@ def test_a_float16_weight_has_a_master_copy() -> None:
 
 def test_an_empty_weight_is_no_error() -> None:
     for kind in DTYPES:
-        Optimizer(FALL, {"w": np.ones((0, 3), BRAIN)}, "cpu", weights=kind).step({"w": np.ones((0, 3), np.float32)})
+        optimizer = Optimizer(FALL, {"w": np.ones((0, 3), BRAIN)}, "cpu", weights=kind)
+        optimizer.step({"w": np.ones((0, 3), np.float32)})
+        assert {np.shape(state) for state in optimizer.state("w").values()} <= {(), (0, 3)}
 
 
 @pytest.mark.parametrize(

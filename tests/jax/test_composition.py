@@ -385,7 +385,9 @@ def test_strict_promotion() -> None:
     with jax.numpy_dtype_promotion("strict"):
         for rule in ("adamw", "adafactor", "muon"):
             made = rulec.jax.transform(rule, lr=0.03, tags={})
-            jax.eval_shape(lambda tree, made=made: made.update(tree, made.init(tree), tree), params("bfloat16"))
+            tree = params("bfloat16")
+            updates, _ = jax.eval_shape(lambda tree, made=made: made.update(tree, made.init(tree), tree), tree)
+            assert {leaf.dtype for leaf in jax.tree.leaves(updates)} == {jnp.dtype("bfloat16")}
 
 
 @pytest.mark.slow

@@ -24,15 +24,13 @@ def step_of(rule: Any) -> float:
 
 
 def test_a_rule_of_the_library_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    step_of("sgd")
-    step_of("sgd + decay")
+    before = step_of("sgd"), step_of("sgd + decay")
 
     def refuses(*_: Any) -> None:
         raise AssertionError("looked up again")
 
     monkeypatch.setattr("rulec.language.library.load._load", refuses)
-    step_of("sgd")
-    step_of("sgd + decay")
+    assert (step_of("sgd"), step_of("sgd + decay")) == before
 
 
 def test_a_rule_of_a_file_is_what_the_file_says_now(tmp_path: Path) -> None:

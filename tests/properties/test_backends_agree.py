@@ -172,8 +172,8 @@ def test_cpu_follows_the_reference_through_reductions_levels_and_branches(
     check_against_reference(_subject("cpu"), rulec.parse(text), shapes, seed, special)
 
 
-def branching(count: int, follow: Callable[[str, Shapes, int], None], most: int = 4) -> Callable[[], None]:
-    """A test of drawn rules with branches. Rules of axes get tensors of one number of dimensions."""
+def check_branching(count: int, follow: Callable[[str, Shapes, int], None], most: int = 4) -> None:
+    """Checks drawn rules with branches. Rules of axes get tensors of one number of dimensions."""
 
     @examples(count)
     @given(branching_rules(most), reducing.shapes, st.integers(0, 1000))
@@ -181,7 +181,7 @@ def branching(count: int, follow: Callable[[str, Shapes, int], None], most: int 
         alike = [s for s in shapes if len(s) == len(max(shapes, key=len))]
         follow(text, alike if max(alike) and "axis(" in text else [(3, 4)] if "axis(" in text else shapes, seed)
 
-    return run
+    run()
 
 
 def _follow(backend: str) -> Callable[[str, Shapes, int], None]:
@@ -189,14 +189,14 @@ def _follow(backend: str) -> Callable[[str, Shapes, int], None]:
 
 
 def test_numpy_follows_the_reference_through_branches() -> None:
-    branching(2, _follow("numpy"), most=1)()
+    check_branching(2, _follow("numpy"), most=1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("backend", "count"), [("numpy", 60), ("cpu", 8), ("c", 8), ("torch", 25), ("jax", 6)])
 def test_all_follow_the_reference_through_branches(backend: str, count: int) -> None:
     follows = {"torch": follow_in_torch, "jax": follow_in_jax}
-    branching(count, follows.get(backend) or _follow(backend))()
+    check_branching(count, follows.get(backend) or _follow(backend))
 
 
 def test_a_branch_that_forgets_its_other_arm_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

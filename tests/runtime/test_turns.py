@@ -57,7 +57,7 @@ class Meeting:
         if threading.current_thread() is self._thread:
             self._asked.set()
 
-    def end(self) -> None:
+    def check_end(self) -> None:
         assert self.visits
         self._thread.join(60)
         assert not self._thread.is_alive()
@@ -101,7 +101,7 @@ def check_meet(
 
     monkeypatch.setattr(steps, "_written", watched)
     first()
-    meeting.end()
+    meeting.check_end()
 
 
 def parameters() -> list[torch.nn.Parameter]:
@@ -156,7 +156,7 @@ def test_what_looks_at_states_waits_for_a_step(name: str, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(steps, "_written", watched)
     opt.step()
-    meeting.end()
+    meeting.check_end()
 
 
 def test_a_partition_steps_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +217,7 @@ def test_a_store_takes_gradients_in_turns(kind: Any) -> None:
     meeting = Meeting(store, lambda: store.extend(given[0]))
     given.append(Visited({key: grad}, meeting))
     store.extend(given[0])
-    meeting.end()
+    meeting.check_end()
     assert store[key].tolist() == [2.0, 2.0]
 
 
@@ -307,7 +307,7 @@ def test_strategies_go_to_a_new_step_one_at_a_time(make: Callable[[], Any], monk
     meeting = Meeting(es, second)
     shaped.append(meeting)
     es.update(np.arange(4.0), shaping=shaping)
-    meeting.end()
+    meeting.check_end()
     assert es.step_count == 2
     evaluate()
     with monkeypatch.context() as patch:

@@ -561,7 +561,7 @@ def test_loops_over_elements_become_vectors(name: str, loops: int, tmp_path: Pat
 def test_a_branch_that_asks_for_no_count_declares_none(tmp_path: Path) -> None:
     text = "name: Warm\nhyper: {warm: 20}\nstep: |\n  if warm > 0:\n    a = minimum(t/warm, 1)\n  else:\n    a = 1\n"
     # The compiler is strict: what is declared and not used is an error.
-    CRule(rulec.parse(text + "  direction = a*g\n"), tmp_path)
+    assert CRule(rulec.parse(text + "  direction = a*g\n"), tmp_path).function("step")
 
 
 def test_a_reserved_word_more_changes_no_file(monkeypatch: pytest.MonkeyPatch) -> None:

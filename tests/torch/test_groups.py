@@ -308,7 +308,9 @@ def test_hints_of_torch_are_accepted() -> None:
     params = parameters()
     give_gradients(params, 0)
     for hint in ("foreach", "fused", "capturable"):
+        before = params[0].detach().clone()
         rulec.torch.AdamW(params, **{hint: True}).step()  # type: ignore[arg-type]
+        assert not torch.equal(params[0], before)
 
 
 def test_many_groups_are_one_launch() -> None:
