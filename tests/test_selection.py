@@ -20,6 +20,15 @@ TESTS = Path(__file__).parent
 #: The folders with tests, without the one whose tests all need a device.
 FOLDERS = {file.parent for file in TESTS.rglob("test_*.py")} - {TESTS / "gpu"}
 
+#: Tests of uneven shards in several processes: sums and owners, a matrix of several owners, errors, states, sections.
+SHARDS = (
+    "test_meshes.py::test_two_processes_have_the_numbers_of_one",
+    "test_exchange.py::test_two_processes_share_the_work_on_a_matrix",
+    "test_failures.py::test_one_of_two_processes_fails_in_work_for_both",
+    "test_shards.py::test_shards_of_two_processes_are_those_of_whole_parameters",
+    "test_sections.py::test_sections_of_dtensors",
+)
+
 #: The folders of tests of the adapters.
 ADAPTERS = ("array", "jax", "mlx", "torch")
 
@@ -52,6 +61,10 @@ def test_make_test_meets_every_backend_and_adapter(first: Sequence[pytest.Item])
     backends = {entry.name for entry in entry_points(group="rulec.backends")}
     assert {name for name in backends if not any(re.match(rf"backends/test_{name}\b", x) for x in files)} == set()
     assert {name for name in ADAPTERS if not any(file.startswith(f"{name}/") for file in files)} == set()
+
+
+def test_make_test_meets_uneven_shards_in_several_processes(first: Sequence[pytest.Item]) -> None:
+    assert {f"tests/torch/{name}" for name in SHARDS} <= {item.nodeid for item in first}
 
 
 def test_make_test_compares_every_rule_with_its_peer(first: Sequence[pytest.Item]) -> None:
