@@ -17,7 +17,7 @@ import rulec
 from rulec.compiler.layout import layout_for
 from rulec.language.rule import Rule
 from rulec.testing.cases import SPECIAL, hostile_rules, loaded, operation_rules, staged_rules
-from rulec.testing.conformance import Report, contract
+from rulec.testing.conformance import Report, check_rule, contract
 from rulec.testing.trial import Subject, Trial
 
 #: One stage: few buffers and many, signs, choices, roots, states that are numbers, a parameter of its own.
@@ -70,6 +70,13 @@ def check_every_operation(subject: Subject, dtype: str = "float32") -> None:
         values = np.array(SPECIAL).astype(dtype).astype(np.float64)
         g, p = (x.reshape(-1) for x in np.meshgrid(values, values))
         Trial(subject, rule, program, layout_for(program, dtype), [p], [{}]).step({0: g})
+
+
+def check_extremes(subject: Subject) -> None:
+    """Greatest numbers that are all negative, and least ones that are all positive, of tensors, rows and columns."""
+    lines = 'a = -abs(g) - 1\n  b = abs(g) + 1\n  c = max(a, per="row") + min(b, per="col")'
+    rule = rulec.parse(f"name: Extremes\nstep: |\n  {lines}\n  direction = g + c + max(a) + min(b)\n")
+    check_rule(subject, rule, "float32", [(), (3, 4)])
 
 
 def pieces(*dtypes: str, everyday: Sequence[str] = (*CUTS, *AWKWARD)) -> list[Any]:

@@ -30,7 +30,17 @@ from tests.backends.c_programs import programs
 from tests.backends.cpu_programs import INEXACT, Bucket, bucket_of, interpret, program_of
 from tests.backends.cpu_stages import NOTHING
 from tests.backends.cpu_stages import bucket_of as staged_bucket_of
-from tests.backends.kinds import AWKWARD, CUTS, KINDS, check_every_operation, check_piece, pieces, rule_of, suite_names
+from tests.backends.kinds import (
+    AWKWARD,
+    CUTS,
+    KINDS,
+    check_every_operation,
+    check_extremes,
+    check_piece,
+    pieces,
+    rule_of,
+    suite_names,
+)
 from tests.backends.test_cpu_stages import COMBINED, LARGE, SHAPES, program
 from tests.library import by_share, single
 
@@ -96,6 +106,10 @@ def test_other_dtypes_on_torch_tensors(name: str, dtype: str) -> None:
 @pytest.mark.parametrize("name", [name for name in rulec.rules() if name not in KINDS])
 def test_every_rule(name: str) -> None:
     check_rule(SUBJECT, loaded(name), "float32")
+
+
+def test_extremes_of_numbers_of_one_sign() -> None:
+    check_extremes(SUBJECT)
 
 
 @pytest.mark.parametrize("piece", pieces(*DTYPES))

@@ -29,7 +29,7 @@ from rulec_backends.cpu import print as cpu_limit
 from rulec_backends.cpu import stage as cpu_stage
 from rulec_backends.cpu import target as cpu_target
 from tests.backends.cpu_programs import Bucket, bucket_of, interpret, kernel_of, program_of
-from tests.backends.kinds import ELEMENTWISE, check_piece, pieces
+from tests.backends.kinds import ELEMENTWISE, check_extremes, check_piece, pieces
 from tests.backends.vectors import wide_register
 from tests.library import by_share, single
 
@@ -335,6 +335,10 @@ def test_the_limit_kernel_of_storage_of_several_widths() -> None:
 def test_arms_that_store_nothing_or_read_no_input(name: str) -> None:
     (rule,) = (rule for rule in (*hostile_rules(), *staged_rules()) if rule.name == name)
     check_rule(Subject(CpuBackend(), NumpyKind(), IEEE), rule, "float32", [(), (7,), (0,), (33, 65)])
+
+
+def test_extremes_of_numbers_of_one_sign() -> None:
+    check_extremes(Subject(CpuBackend(), NumpyKind(), IEEE))
 
 
 @pytest.mark.parametrize("piece", pieces("float32", everyday=["adamw", "Sometimes", "Nothing", "Seldom"]))

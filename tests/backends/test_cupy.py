@@ -38,6 +38,7 @@ from tests.backends.kinds import (
     KINDS,
     WAVES,
     check_every_operation,
+    check_extremes,
     check_piece,
     pieces,
     rule_of,
@@ -75,6 +76,10 @@ def test_rules_of_every_kind(name: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_every_operation(dtype: str) -> None:
     check_every_operation(SUBJECT, dtype)
+
+
+def test_extremes_of_numbers_of_one_sign() -> None:
+    check_extremes(SUBJECT)
 
 
 @pytest.mark.parametrize("piece", pieces("float32"))

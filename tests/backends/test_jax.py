@@ -22,7 +22,7 @@ from rulec.testing.trial import Subject
 from rulec_backends import jax as jax_backend
 from rulec_backends.common import functional
 from rulec_backends.jax import JaxBackend, JaxKernel
-from tests.backends.kinds import KINDS, check_every_operation, check_piece, pieces, rule_of
+from tests.backends.kinds import KINDS, check_every_operation, check_extremes, check_piece, pieces, rule_of
 
 LION = '''\
 """Lion by the jax backend: p:bf16 g:bf16 m:f32. Printed by rulec."""
@@ -70,6 +70,10 @@ EVERYDAY = (
     "adamw", "rprop", "madgrad", "asgd", "lamb", "adafactor", "cautious_adamw", "muon", "transforms/lookahead",
     "Exchange", "Names", "Words", "Last2", "Seldom",
 )  # fmt: skip
+
+
+def test_extremes_of_numbers_of_one_sign() -> None:
+    check_extremes(subject())
 
 
 @pytest.mark.parametrize("piece", pieces("float32", everyday=EVERYDAY))

@@ -11,7 +11,7 @@ from rulec.testing import MLX, MlxKind
 from rulec.testing.conformance import check_operations, check_rule
 from rulec.testing.trial import Subject
 from rulec_backends.mlx import MlxBackend
-from tests.backends.kinds import AWKWARD, BETWEEN, KINDS, check_piece, pieces, rule_of
+from tests.backends.kinds import AWKWARD, BETWEEN, KINDS, check_extremes, check_piece, pieces, rule_of
 
 mx = pytest.importorskip("mlx.core")
 
@@ -36,6 +36,10 @@ def step(p_stored, g_stored, m, beta2, one_minus_beta2, beta1, one_minus_beta1, 
 
 def subject() -> Subject:
     return Subject(MlxBackend(), MlxKind(), MLX)
+
+
+def test_extremes_of_numbers_of_one_sign() -> None:
+    check_extremes(subject())
 
 
 @pytest.mark.parametrize("piece", pieces("float32", "bfloat16"))

@@ -22,7 +22,7 @@ from rulec.testing.trial import Subject
 from rulec.testing.whole import check_whole
 from rulec_backends.numpy import NumpyBackend, NumpyKernel
 from tests.backends import strict_arrays
-from tests.backends.kinds import AWKWARD, CUTS, KINDS, check_piece, pieces, rule_of
+from tests.backends.kinds import AWKWARD, CUTS, KINDS, check_extremes, check_piece, pieces, rule_of
 
 SUBJECT = Subject(NumpyBackend(), NumpyKind(), IEEE)
 
@@ -81,6 +81,10 @@ def test_mixed_dtypes_and_ascent() -> None:
 
 def test_every_operation() -> None:
     check_operations(SUBJECT, "float32")
+
+
+def test_extremes_of_numbers_of_one_sign() -> None:
+    check_extremes(SUBJECT)
 
 
 @pytest.mark.parametrize("piece", pieces(*NumpyKind().dtypes))

@@ -42,6 +42,10 @@ def test_every_operation_in_the_interpreter(dtype: str) -> None:
     check_in_interpreter(f"{KINDS}check_every_operation(subject, {dtype!r})")
 
 
+def test_extremes_of_numbers_of_one_sign_in_the_interpreter() -> None:
+    check_in_interpreter(f"{KINDS}check_extremes(subject)")
+
+
 @pytest.mark.parametrize(
     ("name", "dtype"), [("adamw", "float16"), ("adafactor", "bfloat16"), ("lamb", "float64")]
 )  # fmt: skip
