@@ -290,7 +290,7 @@ FAULTS = (
         "backends/triton/words.py",
         "inside = done * one * LANES + lane < limit",
         "inside = lane < limit",
-        "backends/test_triton_launch.py backends/test_triton.py",
+        "backends/test_triton_functions.py backends/test_triton.py",
     ),
     Fault(
         "jax",

@@ -1,10 +1,10 @@
-"""The elementary functions that printed Triton sources compute in float32 themselves, beside NumPy's and SciPy's."""
+"""Functions in printed Triton sources, beside NumPy's and SciPy's: elementary ones, and the one that joins slots."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.backends.triton_process import in_a_process
+from tests.backends.triton_process import check_in_interpreter, in_a_process
 
 #: How many ulps each may be off, which is what the conformance suite allows all of them: 4, and less.
 BOUNDS = {"exp": 1.1, "log": 1.0, "erf": 1.5, "sigmoid": 2.6, "tanh": 2.8, "cbrt": 1.1, "log1p": 1.0, "expm1": 1.5}
@@ -76,3 +76,32 @@ def measured() -> dict[str, float]:
 def test_functions_of_float32_are_good_to_a_few_ulps(name: str, measured: dict[str, float]) -> None:
     """For numbers of all bit patterns, the special ones, and where the functions are neither 0 nor infinite."""
     assert measured[name] <= BOUNDS[name]
+
+
+FINISH = """
+import numpy as np
+import torch
+from rulec_backends.common.text import run_source
+from rulec_backends.triton.words import source_text, words_used
+
+LANES = 16
+made = run_source("triton", "finish", source_text("Slots.", words_used("finish(")))
+slots = np.random.default_rng(0).integers(-100, 100, 120).astype(np.float64)
+slots[[40, 60, 73]] = 1e9, -1e9, 1e9  # neighbours of the slots that are joined
+lines = [
+    [0, 1, 0, 0, 3, LANES, 1, 40],
+    [1, 1, 41, 1, 2, LANES, 1, 19],
+    [2, 1, 61, 2, 1, LANES, 1, 12],
+    [2, 0, 74, 3, 6, 7, 1, 7],
+]
+exact = [slots[:40].sum(), slots[41:60].min(), slots[61:73].max(), *slots[74:116].reshape(6, 7).max(0)]
+results = torch.full((11,), torch.nan, dtype=torch.float64)
+made["finish"][(4,)](torch.tensor(lines), torch.from_numpy(slots), results, LANES=LANES)
+pairs = [results.tolist()[:10], [float(x) for x in exact], bool(results[10].isnan())]
+"""
+
+
+def test_slots_are_joined_to_one_result_or_side_by_side() -> None:
+    joined, exact, is_last_untouched = check_in_interpreter(FINISH, "pairs")
+    assert joined == exact
+    assert is_last_untouched
