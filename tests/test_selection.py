@@ -14,6 +14,8 @@ import pytest
 
 import rulec
 from tests import selection
+from tests.faults import ROOT
+from tests.planted import FAULTS
 
 TESTS = Path(__file__).parent
 
@@ -70,6 +72,12 @@ def test_make_test_meets_uneven_shards_in_several_processes(first: Sequence[pyte
 def test_make_test_compares_every_rule_with_its_peer(first: Sequence[pytest.Item]) -> None:
     met = {name for item in first if item.get_closest_marker("each") is not None for name in named_in(item)}
     assert {name for name in rulec.rules() if name.removeprefix("transforms/") not in met} == set()
+
+
+def test_every_fault_can_be_planted_and_has_tests_near_it() -> None:
+    for fault in FAULTS:
+        assert (ROOT / fault.file).read_text().count(fault.old) == 1, fault
+        assert [path for path in fault.near.split() if not (TESTS / path).exists()] == []
 
 
 def named_in(item: pytest.Item) -> set[str]:
