@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT, _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from rulec.compiler.routing import Router
-from rulec.errors import RulecError, StateMismatch, TensorError
+from rulec.errors import HyperError, RulecError, StateMismatch, TensorError
 from rulec.language.eval_point import to_evaluation, to_training
 from rulec.language.hyper import AT_START
 from rulec.language.rule_data import RuleData
@@ -265,7 +265,7 @@ class RuleOptimizer(Optimizer, Lockable):
             if self._options.across is not None or self._options.coordinator is not None:
                 self._update_together(step_inputs)
             else:
-                self._update_now(step_inputs)
+                self._update_any(step_inputs)
         finally:
             turn.release()
         if closure is not None and self._options.coordinator is not None:
@@ -354,6 +354,14 @@ class RuleOptimizer(Optimizer, Lockable):
     def _check_closed(self, wanted: str) -> None:
         if self._passes is not None and not self._passes.closed:
             raise RulecError(f"{wanted} between the passes of a step: call put_back(), or finish the step first")
+
+    def _update_any(self, inputs: Inputs | None) -> None:
+        """The update of what has a gradient. Where nothing has one, no value is read, as in torch."""
+        try:
+            self._update_now(inputs)
+        except HyperError:
+            if any(p.grad is not None for group in self.param_groups for p in group["params"]):
+                raise
 
     def _update_now(self, inputs: Inputs | None) -> None:
         self._check_trained()

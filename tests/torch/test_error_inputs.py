@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 import unittest
 import warnings
 from collections.abc import Iterator
+from itertools import product
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +18,7 @@ import torch
 import rulec.array
 import rulec.torch
 from rulec.errors import HyperError, RulecError, TensorError
+from rulec.torch.classes import torch_classes
 
 
 @pytest.fixture(scope="module")
@@ -153,3 +156,63 @@ def test_complex_parameters_are_refused_as_by_torch() -> None:
     with pytest.raises(RuntimeError, match="Adafactor does not support complex parameters such as parameter 0") as one:
         rulec.torch.Adafactor([torch.zeros(2, 2, dtype=torch.complex64)])
     assert isinstance(one.value, TensorError)
+
+
+#: Values of numbers that torch takes and a class here refuses, by class and keyword: NaN aside.
+NARROWER = {
+    ("ASGD", "lambd"): "below 0",
+    ("ASGD", "alpha"): "below 0",
+    ("ASGD", "t0"): "below 0",
+    ("Muon", "ns_coefficients"): "others than Muon's",
+    ("Muon", "eps"): "others than Muon's",
+    ("Muon", "ns_steps"): "no whole number, or below 1",
+    ("RMSprop", "alpha"): "above 1",
+    ("Rprop", "step_sizes"): "below 0",
+}
+
+NUMBERS = (-3.0, -0.5, 0.0, 0.5, 1.0, 1.5, 22.0)
+
+
+def numbers_of(theirs: Any) -> Iterator[tuple[str, Any]]:
+    """Keywords of a class of torch that are numbers or pairs of them, each with values of all kinds."""
+    for keyword, parameter in inspect.signature(theirs).parameters.items():
+        default = parameter.default
+        if isinstance(default, tuple):
+            for place, number in product(range(len(default)), NUMBERS):
+                yield keyword, tuple(number if i == place else part for i, part in enumerate(default))
+        elif isinstance(default, int | float) and not isinstance(default, bool):
+            yield from ((keyword, number) for number in NUMBERS)
+
+
+def refusal(kind: Any, keyword: str, value: Any) -> str:
+    """The words in which a class refuses a value; empty where it takes it."""
+    try:
+        kind([torch.nn.Parameter(torch.ones(2, 2))], **{keyword: value})
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("name", sorted(torch_classes()))
+def test_the_ranges_are_torchs(name: str) -> None:
+    theirs, narrower = getattr(torch.optim, name), set()
+    for keyword, value in numbers_of(theirs):
+        said = refusal(getattr(rulec.torch, name), keyword, value)
+        words = refusal(theirs, keyword, value)
+        if said and words:
+            assert f"({words})" in said
+        elif said:
+            narrower.add((name, keyword))
+            assert "(" not in said.partition(" must be ")[2], f"torch takes {keyword}={value}, and is said not to"
+    assert narrower == {key for key in NARROWER if key[0] == name}
+
+
+def test_values_out_of_range_pass_where_nothing_has_a_gradient() -> None:
+    param = torch.nn.Parameter(torch.ones(3))
+    optimizer = rulec.torch.Adam([param])
+    optimizer.param_groups[0]["betas"] = (22.0, 0.999)
+    optimizer.step()
+    param.grad = torch.ones(3)
+    with pytest.raises(HyperError, match="beta1=22"):
+        optimizer.step()
+    torch.testing.assert_close(param.detach(), torch.ones(3))

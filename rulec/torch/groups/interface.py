@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from rulec.backend import registry
 from rulec.backend.protocol import Backend
@@ -32,7 +33,7 @@ from rulec.runtime.storage.options import Storage
 from rulec.torch.distributed.consensus import Consensus
 from rulec.torch.distributed.cross_process import Across
 from rulec.torch.groups.entries import Entry, GroupRule, draws, sees_sections, shared_states
-from rulec.torch.tensors.fake import ShapesBackend, is_fake
+from rulec.torch.tensors.fake import ShapesBackend, is_fake, without_compiler
 
 #: Keywords of torch.optim that say how to run, not what to compute.
 HINTS = ("foreach", "fused", "capturable", "differentiable")
@@ -284,43 +285,18 @@ class Interface:
         return names | {entry.outside(state) for entry in self.entries for state in entry.rule.state}
 
 
-#: What torch says of a keyword's value; `{index}` and `{number}` are its index in a tuple, from 0 and from 1.
-_USUAL: Mapping[str, str] = {
-    "lr": "Invalid learning rate: {value}",
-    "eps": "Invalid epsilon value: {value}",
-    "betas": "Invalid beta parameter at index {index}: {value}",
-    "etas": "Invalid eta values: {whole[0]}, {whole[1]}",
-}
-
-_ADAFACTOR = {
-    "lr": "Learning rate should be >= 0 but is: {value}",
-    "beta2_decay": "beta2_decay should be <= 0 but is: {value}",
-    "eps": "epsilon{number} should be >= 0 but is: {value}",
-    "d": "Clipping threshold d should be >= 1 but is: {value}",
-    "weight_decay": "weight_decay should be >= 0 but is: {value}",
-}
-
-_MUON = {
-    "lr": "Learning rate should be >= 0 but is: {value}",
-    "momentum": "momentum should be >= 0 but is: {value}",
-    "weight_decay": "weight decay should be >= 0 but is: {value}",
-    "adjust_lr_fn": "Adjust learning rate function {value} is not supported",
-    "params": "Muon only supports 2D parameters",
-}
-
-_OF_CLASS: Mapping[str, Mapping[str, str]] = {"Adafactor": _ADAFACTOR, "Muon": _MUON}
-
-
-def torch_words(class_name: str, keyword: str, whole: Any = None, index: int | None = None) -> str:
-    """torch's words for this value of a keyword, in brackets; empty for a class unknown to torch.
-
-    `index` is the index of the value in `whole`, where that is a tuple.
-    """
-    if not hasattr(torch.optim, class_name):
+def torch_words(class_name: str, keyword: str, value: Any) -> str:
+    """torch's own words for this value of a keyword, in brackets; empty where torch takes it, or has no such class."""
+    theirs = getattr(torch.optim, class_name, None)
+    if theirs is None:
         return ""
-    text = {**_USUAL, **_OF_CLASS.get(class_name, {})}.get(keyword, f"Invalid {keyword} value: {{value}}")
-    value = whole if index is None else whole[index]
-    return f" ({text.format(value=value, whole=whole, index=index, number=(index or 0) + 1)})"
+    body = {"add_param_group": without_compiler(Optimizer.add_param_group)}
+    arguments = {"params": [torch.zeros(1, 1, device="cpu")], keyword: value}
+    try:
+        type(class_name, (theirs,), body)(**arguments)
+    except (ValueError, TypeError) as error:
+        return f" ({error})"
+    return ""
 
 
 #: torch's names of formats -> ours.

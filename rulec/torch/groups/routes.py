@@ -128,7 +128,7 @@ def _refusal(interface: Interface, route: Route) -> str:
     return (
         f"{interface.name} does not apply to {route.name}, of shape {tuple(route.param.shape)}: leave it out, as with "
         f"torch.optim.{interface.name}, or give its group tags, as rulec.torch.tagged_groups does, and "
-        f"{route.rule.name} updates it with {keyword}{torch_words(interface.name, 'params')}"
+        f"{route.rule.name} updates it with {keyword}{torch_words(interface.name, 'params', [route.param])}"
     )
 
 

@@ -114,8 +114,8 @@ def _check_ranges(group_rule: GroupRule, group: Mapping[str, Any], owner: str) -
         try:
             group_rule.settings[name].check(name, value, owner)
         except HyperError as error:
-            keyword, position = group_rule.entry.place(name)
-            raise HyperError(f"{error}{torch_words(owner, keyword, group[keyword], position)}") from None
+            keyword, _ = group_rule.entry.place(name)
+            raise HyperError(f"{error}{torch_words(owner, keyword, group[keyword])}") from None
 
 
 def note_start(interface: Interface, group: dict[str, Any]) -> None:
