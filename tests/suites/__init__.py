@@ -1,0 +1,1 @@
+"""Test suites of other projects, run with rulec's classes in the place of theirs."""
