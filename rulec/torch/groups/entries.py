@@ -56,13 +56,13 @@ class GroupRule:
     def hyper(self, values: Mapping[str, Any]) -> dict[str, float]:
         """The rule's hyper-parameters from a group's keywords."""
         settings = self.settings
-        numbers = {name: self._number(name, values) for name in settings}
+        numbers = {name: self.number(name, values) for name in settings}
         known = {name: value for name, value in numbers.items() if value is not None}
         if len(known) == len(numbers):
             return known
         return resolve_hyper(settings, known, torch.finfo(torch.float32).eps, self.rule.name)
 
-    def _number(self, name: str, values: Mapping[str, Any]) -> float | None:
+    def number(self, name: str, values: Mapping[str, Any]) -> float | None:
         """The value given; None where the rule's default is an expression of others and nothing else was given."""
         keyword, position = self.entry.place(name)
         argument, derived = values[keyword], isinstance(self.settings[name].default, Node)

@@ -110,12 +110,15 @@ def group_rules_of(interface: Interface, groups: Groups, decaying: Collection[En
 
 
 def _check_ranges(group_rule: GroupRule, group: Mapping[str, Any], owner: str) -> None:
-    for name, value in group_rule.hyper(group).items():
+    for name, hyper in group_rule.settings.items():
+        value = group_rule.number(name, group)
         try:
-            group_rule.settings[name].check(name, value, owner)
+            if value is not None:
+                hyper.check(name, value, owner)
         except HyperError as error:
             keyword, _ = group_rule.entry.place(name)
             raise HyperError(f"{error}{torch_words(owner, keyword, group[keyword])}") from None
+    group_rule.hyper(group)
 
 
 def note_start(interface: Interface, group: dict[str, Any]) -> None:
