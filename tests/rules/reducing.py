@@ -301,14 +301,14 @@ _MODEL_WIDE: tuple[Peer, ...] = (
         lambda h: optax.contrib.prodigy(
             h["lr"], (h["beta1"], h["beta2"]), h["beta3"], h["eps"], h["d0"], h["d_coef"], h["weight_decay"],
         ),
-        {**_ADAM_DECAY, "lr": 0.7, "beta3": 0.9, "d0": 0.01, "d_coef": 1.5},
+        {**_ADAM_DECAY, "lr": 0.7, "beta3": 0.9, "d0": 0.01, "d_coef": 1.5, "bias_correction": 1},
     ),
     optax_peer(
         "dadapt_adam", "optax.contrib.dadapt_adamw",
         lambda h: optax.contrib.dadapt_adamw(
             h["lr"], (h["beta1"], h["beta2"]), h["eps"], h["d0"], h["weight_decay"],
         ),
-        {**_ADAM_DECAY, "lr": 0.7, "d0": 0.01},
+        {**_ADAM_DECAY, "lr": 0.7, "d0": 0.01, "bias_correction": 1},
     ),
     torch_peer(
         "schedule_free_sgd", pytorch_optimizer.ScheduleFreeSGD,

@@ -4,11 +4,11 @@
  * Prodigy: An Expeditiously Adaptive Parameter-Free Learner (Mishchenko, Defazio, 2024)
  * https://arxiv.org/abs/2306.06101
  *
- *     a = d*lr*sqrt(1 - beta2**t)/(1 - beta1**t)
+ *     a = d*lr*where(bias_correction > 0, sqrt(1 - beta2**t)/(1 - beta1**t), 1)
  *     num = beta3*num + d/d0*sum(a*g*(x0 - p), per="model")
  *     m = beta1*m + (1 - beta1)*d*g
  *     v = beta2*v + (1 - beta2)*(d*g)*(d*g)
- *     s = beta3*s + a*d/d0*g
+ *     s = beta3*s + where(safeguard_warmup > 0, d, a)*d/d0*g
  *     total = sum(abs(s), per="model")
  *     d = maximum(d, where(total > 0, d_coef*num/total, 0))
  *     p = p - a*(m/(sqrt(v) + d*eps) + weight_decay*p) */
@@ -60,18 +60,18 @@ static double sum_of(const double *lanes)
 /* Stage 0 for one element: stores s; reduces to sum_a_g_x0_minus_p_model per tensor, total per tensor.
  *
  * Before it:
- *     a_d_over_d0 = a*d/d0
- *     a = d*lr*sqrt(1 - beta2**t)/(1 - beta1**t) */
+ *     s_new_factor = where(safeguard_warmup > 0, d, a)*d/d0
+ *     a = d*lr*a_factor */
 RULEC_FUNCTION void stage_0_element(
     int64_t i, const float *p_at, const float *g_at, float *s_at, const float *x0_at,
-    float beta3, float a_d_over_d0, float a,
+    float beta3, float s_new_factor, float a,
     double *sum_a_g_x0_minus_p_model, double *total)
 {
     const float p = p_at[i];
     const float g = g_at[i];
     const float s = s_at[i];
     const float x0 = x0_at[i];
-    const float s_new = beta3 * s + a_d_over_d0 * g;
+    const float s_new = beta3 * s + s_new_factor * g;
     s_at[i] = s_new;
     *sum_a_g_x0_minus_p_model += a * g * (x0 - p);
     *total += fabsf(s_new);
@@ -89,7 +89,7 @@ static void stage_0_chunk(const Bucket *bucket, int64_t chunk)
     double *total_at = bucket->total[at->tensor];
     const double *row = bucket->table + 19 * bucket->row_of[at->tensor];
     const float beta3 = (float)row[4];
-    const float a_d_over_d0 = (float)row[16];
+    const float s_new_factor = (float)row[16];
     const float a = (float)row[17];
 
     double sum_a_g_x0_minus_p_model[LANES] = {0};
@@ -101,14 +101,14 @@ static void stage_0_chunk(const Bucket *bucket, int64_t chunk)
         for (int lane = 0; lane < LANES; lane++) {
             stage_0_element(
                 i + lane, p_at, g_at, s_at, x0_at,
-                beta3, a_d_over_d0, a,
+                beta3, s_new_factor, a,
                 &sum_a_g_x0_minus_p_model[lane], &total[lane]);
         }
     }
     for (int lane = 0; i < stop; i++, lane++) {
         stage_0_element(
             i, p_at, g_at, s_at, x0_at,
-            beta3, a_d_over_d0, a,
+            beta3, s_new_factor, a,
             &sum_a_g_x0_minus_p_model[lane], &total[lane]);
     }
     sum_a_g_x0_minus_p_model_at[chunk] = sum_of(sum_a_g_x0_minus_p_model);

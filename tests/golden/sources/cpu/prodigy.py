@@ -19,7 +19,7 @@ def stage_0(pointers, tensors, tensor, row, chunk, place):
     sum_a_g_x0_minus_p_model_at = word(pointers, 6 * tensors + tensor)
     total_at = word(pointers, 7 * tensors + tensor)
     beta3 = float32(number(row, 4))
-    a_d_over_d0 = float32(number(row, 16))
+    s_new_factor = float32(number(row, 16))
     a = float32(number(row, 17))
     sum_a_g_x0_minus_p_model = 0.0
     total = 0.0
@@ -28,7 +28,7 @@ def stage_0(pointers, tensors, tensor, row, chunk, place):
         g = load_float32(g_at, i, 1)
         s = load_float32(s_at, i, 4)
         x0 = load_float32(x0_at, i, 5)
-        s_new = beta3 * s + a_d_over_d0 * g
+        s_new = beta3 * s + s_new_factor * g
         store_float32(s_at, i, 4, s_new)
         sum_a_g_x0_minus_p_model = accumulate(sum_a_g_x0_minus_p_model, a * g * (x0 - p))
         total = accumulate(total, magnitude(s_new))

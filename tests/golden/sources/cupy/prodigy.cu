@@ -4,11 +4,11 @@
  * Prodigy: An Expeditiously Adaptive Parameter-Free Learner (Mishchenko, Defazio, 2024)
  * https://arxiv.org/abs/2306.06101
  *
- *     a = d*lr*sqrt(1 - beta2**t)/(1 - beta1**t)
+ *     a = d*lr*where(bias_correction > 0, sqrt(1 - beta2**t)/(1 - beta1**t), 1)
  *     num = beta3*num + d/d0*sum(a*g*(x0 - p), per="model")
  *     m = beta1*m + (1 - beta1)*d*g
  *     v = beta2*v + (1 - beta2)*(d*g)*(d*g)
- *     s = beta3*s + a*d/d0*g
+ *     s = beta3*s + where(safeguard_warmup > 0, d, a)*d/d0*g
  *     total = sum(abs(s), per="model")
  *     d = maximum(d, where(total > 0, d_coef*num/total, 0))
  *     p = p - a*(m/(sqrt(v) + d*eps) + weight_decay*p) */
@@ -93,14 +93,14 @@ __device__ inline double over_block(int kind, double total)
 
 __device__ inline void element_0(
     int64_t i, const float *p_at, const float *g_at, float *s_at, const float *x0_at,
-    float beta3, float a_d_over_d0, float a, float unscale,
+    float beta3, float s_new_factor, float a, float unscale,
     double *sum_a_g_x0_minus_p_model, double *total)
 {
     const float p = p_at[i];
     const float g = g_at[i] * unscale;
     const float s = s_at[i];
     const float x0 = x0_at[i];
-    const float s_new = beta3 * s + a_d_over_d0 * g;
+    const float s_new = beta3 * s + s_new_factor * g;
     s_at[i] = s_new;
     *sum_a_g_x0_minus_p_model += a * g * (x0 - p);
     *total += fabsf(s_new);
@@ -123,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_0(
     const float *const g_at = at<const float>(given[2]);
     const double *const row = table + 19 * place;
     const float beta3 = (float)row[4];
-    const float a_d_over_d0 = (float)row[16];
+    const float s_new_factor = (float)row[16];
     const float a = (float)row[17];
     const float unscale = scale ? 1.0f / *scale : 1.0f;
     double sum_a_g_x0_minus_p_model = 0;
@@ -140,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_0(
             for (int e = 0; e < 4; ++e) {
                 element_0(
                     e, p.at, g.at, s.at, x0.at,
-                    beta3, a_d_over_d0, a, unscale,
+                    beta3, s_new_factor, a, unscale,
                     &sum_a_g_x0_minus_p_model, &total);
             }
             if (writes)
@@ -151,7 +151,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_0(
                 auto s = s_at[e];
                 element_0(
                     0, p_at + e, g_at + e, &s, x0_at + e,
-                    beta3, a_d_over_d0, a, unscale,
+                    beta3, s_new_factor, a, unscale,
                     &sum_a_g_x0_minus_p_model, &total);
                 if (writes)
                     s_at[e] = s;
@@ -273,7 +273,9 @@ extern "C" __global__ void __launch_bounds__(256) scalars(
     const double beta2 = hyper[2 * group_count + group];
     const double beta3 = hyper[3 * group_count + group];
     const double lr = hyper[0 * group_count + group];
+    const double bias_correction = hyper[8 * group_count + group];
     const double t = 1 + (narrow ? ((const float *)counts)[i] : ((const double *)counts)[i]);
+    const double safeguard_warmup = hyper[9 * group_count + group];
     const double d0 = hyper[6 * group_count + group];
     const double beta3_ = hyper[3 * group_count + group];
     const double d0_ = hyper[6 * group_count + group];
@@ -287,8 +289,8 @@ extern "C" __global__ void __launch_bounds__(256) scalars(
     row[3] = 1.0 - beta2;  // one_minus_beta2
     row[4] = beta3;
     row[5] = lr;
-    row[6] = sqrt(1.0 - pow(beta2, t));  // sqrt_one_minus_beta2_t
-    row[7] = 1.0 - pow(beta1, t);  // one_minus_beta1_t
+    row[6] = bias_correction > 0.0 ? sqrt(1.0 - pow(beta2, t)) / (1.0 - pow(beta1, t)) : 1.0;  // a_factor
+    row[7] = safeguard_warmup > 0.0;  // safeguard_warmup_above_zero
     row[8] = d0;
     row[9] = beta3_;  // beta3_2
     row[10] = d0_;  // d0_2

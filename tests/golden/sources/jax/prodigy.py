@@ -3,12 +3,12 @@
 import jax.numpy as jnp
 
 
-def stage_0(p, g, s, x0, beta3, a_d_over_d0, a):
+def stage_0(p, g, s, x0, beta3, s_new_factor, a):
     """Stage 0 of 2 for one tensor, and reductions in float64.
 
     Arrays are of one shape, scalars 0-d; computed in float32.
     """
-    s_new = beta3 * s + a_d_over_d0 * g
+    s_new = beta3 * s + s_new_factor * g
     sum_a_g_x0_minus_p_model = jnp.sum(a * g * (x0 - p), dtype=jnp.float64)
     total = jnp.sum(jnp.abs(s_new), dtype=jnp.float64)
     return {'s': s_new}, {'sum_a_g_x0_minus_p_model': sum_a_g_x0_minus_p_model, 'total': total}

@@ -4,12 +4,12 @@ import mlx.core as mx
 from rulec_backends.mlx.words import total
 
 
-def stage_0(p, g, s, x0, beta3, a_d_over_d0, a):
+def stage_0(p, g, s, x0, beta3, s_new_factor, a):
     """Stage 0 of 2 for one tensor, and reductions in float64 on the CPU, float32 elsewhere.
 
     Arrays are of one shape, scalars 0-d; computed in float32.
     """
-    s_new = beta3 * s + a_d_over_d0 * g
+    s_new = beta3 * s + s_new_factor * g
     sum_a_g_x0_minus_p_model = total(a * g * (x0 - p))
     total_ = total(mx.abs(s_new))
     return {'s': s_new}, {'sum_a_g_x0_minus_p_model': sum_a_g_x0_minus_p_model, 'total': total_}

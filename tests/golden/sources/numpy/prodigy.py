@@ -1,12 +1,12 @@
 """Prodigy by the numpy backend: p:f32 g:f32 m:f32 v:f32 s:f32 x0:f32. Printed by rulec."""
 
 
-def stage_0(xp, real, p, g, s, x0, beta3, a_d_over_d0, a):
+def stage_0(xp, real, p, g, s, x0, beta3, s_new_factor, a):
     """Stage 0 of 2 for one tensor. Arrays are of one shape, scalars 0-d; computed in float32.
 
     `xp` is the arrays' namespace, `real` makes float32 of a number or an array.
     """
-    s_new = beta3 * s + a_d_over_d0 * g
+    s_new = beta3 * s + s_new_factor * g
     sum_a_g_x0_minus_p_model = xp.sum(a * g * (x0 - p), dtype=xp.float64)
     total = xp.sum(xp.abs(s_new), dtype=xp.float64)
     s[...] = s_new

@@ -4,11 +4,11 @@ Prodigy: AdamW that finds its learning rate from how far it has come, and weighs
 Prodigy: An Expeditiously Adaptive Parameter-Free Learner (Mishchenko, Defazio, 2024)
 https://arxiv.org/abs/2306.06101
 
-    a = d*lr*sqrt(1 - beta2**t)/(1 - beta1**t)
+    a = d*lr*where(bias_correction > 0, sqrt(1 - beta2**t)/(1 - beta1**t), 1)
     num = beta3*num + d/d0*sum(a*g*(x0 - p), per="model")
     m = beta1*m + (1 - beta1)*d*g
     v = beta2*v + (1 - beta2)*(d*g)*(d*g)
-    s = beta3*s + a*d/d0*g
+    s = beta3*s + where(safeguard_warmup > 0, d, a)*d/d0*g
     total = sum(abs(s), per="model")
     d = maximum(d, where(total > 0, d_coef*num/total, 0))
     p = p - a*(m/(sqrt(v) + d*eps) + weight_decay*p)
@@ -20,7 +20,7 @@ import triton.language as tl
 
 @triton.jit
 def stage_0_blocks(
-    first, last, size, p_at, g_at, s_at, x0_at, beta3, a_d_over_d0, a, scale, stays, row,
+    first, last, size, p_at, g_at, s_at, x0_at, beta3, s_new_factor, a, scale, stays, row,
     ALL: tl.constexpr, BLOCK: tl.constexpr,
 ):
     """Blocks `first` to `last` of one tensor, in float32: ALL of each, 16 bytes at a time, or those
@@ -46,7 +46,7 @@ def stage_0_blocks(
             g = g * unscale
         s = tl.load(s_at + start + i, mask=inside)
         x0 = tl.load(x0_at + start + i, mask=inside)
-        s_new = beta3 * s + a_d_over_d0 * g
+        s_new = beta3 * s + s_new_factor * g
         writable = inside if stays is None else (write if ALL else inside & write)
         tl.store(s_at + start + i, s_new, mask=writable)
         sum_a_g_x0_minus_p_model = sum_a_g_x0_minus_p_model + (a * g * (x0 - p) if ALL else tl.where(inside, a * g * (x0 - p), 0.0)).to(tl.float64)
@@ -75,17 +75,17 @@ def stage_0(chunks, known, moving, table, stays, scale, slots, BLOCK: tl.constex
     x0_at = tl.load(known + 6)
     g_at = tl.load(moving + 1)
     beta3 = tl.load(values + 4).to(tl.float32)
-    a_d_over_d0 = tl.load(values + 16).to(tl.float32)
+    s_new_factor = tl.load(values + 16).to(tl.float32)
     a = tl.load(values + 17).to(tl.float32)
     first = number.to(tl.int64) * span
     last = tl.minimum(first + span, (size + BLOCK - 1) // BLOCK)
     aligned = (p_at | g_at | s_at | x0_at) % 16 == 0
     whole = tl.where(aligned, tl.minimum(tl.maximum(size // BLOCK, first), last), first)
     sum_a_g_x0_minus_p_model, total = stage_0_blocks(
-        first, whole, size, p_at, g_at, s_at, x0_at, beta3, a_d_over_d0, a, scale, stays, row, True, BLOCK,
+        first, whole, size, p_at, g_at, s_at, x0_at, beta3, s_new_factor, a, scale, stays, row, True, BLOCK,
     )
     sum_a_g_x0_minus_p_model_rest, total_rest = stage_0_blocks(
-        2 * whole, 2 * last, size, p_at, g_at, s_at, x0_at, beta3, a_d_over_d0, a, scale, stays, row, False,
+        2 * whole, 2 * last, size, p_at, g_at, s_at, x0_at, beta3, s_new_factor, a, scale, stays, row, False,
         BLOCK // 2,
     )
     tl.store(slots + tl.load(known + 2) + number, sum_a_g_x0_minus_p_model + sum_a_g_x0_minus_p_model_rest)
@@ -301,6 +301,8 @@ def scalars(counts, groups, hyper, table, new, tensors, kinds, LANES: tl.constex
     weight_decay = tl.load(hyper + 5 * kinds + group, mask=inside)
     d0 = tl.load(hyper + 6 * kinds + group, mask=inside)
     d_coef = tl.load(hyper + 7 * kinds + group, mask=inside)
+    bias_correction = tl.load(hyper + 8 * kinds + group, mask=inside)
+    safeguard_warmup = tl.load(hyper + 9 * kinds + group, mask=inside)
     row = table + 19 * n
     tl.store(row + 0, beta1, mask=inside)
     tl.store(row + 1, 1.0 - beta1, mask=inside)
@@ -308,8 +310,8 @@ def scalars(counts, groups, hyper, table, new, tensors, kinds, LANES: tl.constex
     tl.store(row + 3, 1.0 - beta2, mask=inside)
     tl.store(row + 4, beta3, mask=inside)
     tl.store(row + 5, lr, mask=inside)
-    tl.store(row + 6, tl.sqrt(1.0 - power_64(beta2, t)), mask=inside)
-    tl.store(row + 7, 1.0 - power_64(beta1, t), mask=inside)
+    tl.store(row + 6, tl.where(bias_correction > 0.0, tl.sqrt(1.0 - power_64(beta2, t)) / (1.0 - power_64(beta1, t)), tl.full((), 1.0, tl.float64)), mask=inside)
+    tl.store(row + 7, tl.where(safeguard_warmup > 0.0, 1.0, 0.0), mask=inside)
     tl.store(row + 8, d0, mask=inside)
     tl.store(row + 9, beta3, mask=inside)
     tl.store(row + 10, d0, mask=inside)
