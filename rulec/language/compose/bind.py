@@ -9,14 +9,14 @@ from typing import Any, cast
 
 from rulec.errors import HyperError, RuleError
 from rulec.language.check import check_elementwise
-from rulec.language.compose.combine import map_nodes, plus, replace_names, substitute_hyper
+from rulec.language.compose.combine import free_name, map_nodes, own_names, plus, replace_names, substitute_hyper
 from rulec.language.expr.functions import FUNCTIONS
-from rulec.language.expr.names import RESERVED, RESULTS, declared_problem, short
-from rulec.language.expr.node import Node, Op, const, names_in, rewrite
+from rulec.language.expr.names import CONSTANTS, RESERVED, RESULTS, declared_problem, short
+from rulec.language.expr.node import FACTS, Node, Op, const, name, names_in, node, rewrite
 from rulec.language.hyper import AT_START, DEFAULT_LR, Hyper, well_known_range
 from rulec.language.parse.expression import parse_expression
 from rulec.language.parse.located import Text
-from rulec.language.rule_data import AnyRule, Routing, RuleData, Sizes
+from rulec.language.rule_data import AnyRule, Assign, Routing, RuleData, Sizes, Statement
 from rulec.language.sizes import entries, entry, sized
 from rulec.language.source import Source, did_you_mean, rule_error
 
@@ -201,6 +201,23 @@ def without_term(rule: AnyRule, key: str) -> AnyRule:
     bare = substitute_hyper(rule, {key: const(0.0)})
     step = map_nodes(bare.step, lambda value: rewrite([value], _without_nothing)[0])
     return replace(bare, step=step, hyper=hyper, interop={})
+
+
+def with_maximum(rule: AnyRule, key: str) -> AnyRule:
+    """The rule with the largest value of a state so far, wherever its step reads the new value of the state.
+
+    Raises RuleError where the step does not assign that state, or does so under a condition.
+    """
+    if not any(isinstance(line, Assign) and line.target == key for line in rule.step) or key not in rule.state:
+        raise RuleError(f"{rule.name} has no state {key} that its step assigns under no condition")
+    largest = free_name(f"{key}_max", {*own_names(rule), *rule.hyper, *rule.inputs, *FACTS, *CONSTANTS})
+    step: list[Statement] = []
+    for line in rule.step:
+        assigned = any(isinstance(each, Assign) and each.target == key for each in step)
+        step += map_nodes([line], lambda value: replace_names(value, {key: name(largest)})) if assigned else [line]
+        if isinstance(line, Assign) and line.target == key:
+            step.append(Assign(largest, node(Op.MAXIMUM, name(largest), name(key))))
+    return replace(rule, step=tuple(step), state={**rule.state, largest: rule.state[key]}, interop={})
 
 
 def _without_nothing(part: Node) -> Node:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rulec.errors import RuleError
-from rulec.language.compose.bind import without_term
+from rulec.language.compose.bind import with_maximum, without_term
 from rulec.language.expr.names import is_rule_text, short
 from rulec.language.library.folder import library_folder
 from rulec.language.library.modules import installed, installed_rule, is_python_name, python_rule
@@ -144,8 +144,17 @@ def decayed(rule: Rule, transform: str) -> Rule:
     return bare + load(transform)
 
 
+#: What a flag says that reads the largest value of a state, before the state's name.
+MAXIMUM = "maximum of "
+
+
 def transformed(rule: Rule, transform: str) -> Rule:
-    """The rule with a transform of the library: inside of it where it is a wrapper, else after it."""
+    """The rule with a transform of the library: inside of it where it is a wrapper, else after it.
+
+    `maximum of v` stands for the rule that reads the largest value so far in the place of its state v.
+    """
+    if transform.startswith(MAXIMUM):
+        return with_maximum(rule, transform.removeprefix(MAXIMUM))
     part = load(transform)
     if not part.wraps:
         return part >> rule

@@ -23,6 +23,7 @@ from rulec.backend.protocol import Backend
 from rulec.compiler.layout import PLAIN_STORAGE
 from rulec.errors import HyperError, TensorError
 from rulec.formats import NAMES
+from rulec.language.expr.node import Node
 from rulec.language.hyper import checked_seed
 from rulec.language.rule import Rule
 from rulec.language.sizes import lists_of
@@ -179,7 +180,7 @@ class Interface:
     def bind(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
         """Every keyword's value, given or by default; HyperError for a keyword that there is not."""
         known = self.signature.parameters
-        keywords = self.in_own_words(keywords, "")
+        keywords = self._with_ends(self.in_own_words(keywords, ""))
         for key in keywords:
             if key not in known:
                 raise HyperError(f"{self.name} has no keyword {key!r}{self.suggestion(key)}")
@@ -198,6 +199,7 @@ class Interface:
     def in_own_words(self, values: Mapping[str, Any], whose: str) -> dict[str, Any]:
         """The values under this class's keywords, without those that change nothing; `whose` is `a group of ` or empty.
 
+        A number for a word that stands for several keywords is the value of each, and None leaves them as they are.
         HyperError where two words for one keyword are given, or a tuple has another length than the keywords it gives.
         """
         done = {key: value for key, value in values.items() if key not in self.ignored}
@@ -205,7 +207,9 @@ class Interface:
             if alias not in done:
                 continue
             value = done.pop(alias)
-            parts = [value] if len(keywords) == 1 else [*value] if isinstance(value, tuple | list) else []
+            if value is None:
+                continue
+            parts = [*value] if isinstance(value, tuple | list) and len(keywords) > 1 else [value]*len(keywords)
             if len(parts) != len(keywords):
                 raise HyperError(f"{alias}={value!r} of {whose}{self.name} must be ({', '.join(keywords)})")
             for keyword, part in zip(keywords, parts, strict=True):
@@ -214,6 +218,17 @@ class Interface:
                         f"{whose}{self.name} was given {alias} and {keyword}, which are one: leave one out"
                     )
                 done[keyword] = part
+        return done
+
+    def _with_ends(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The values with those named for the last of a tuple, whose default follows from others, in the tuple."""
+        done = dict(values)
+        for name, (keyword, position) in self.entries[0].places.items():
+            hyper = self.entries[0].rule.hyper.get(name)
+            if name in done and position is not None and hyper is not None and isinstance(hyper.default, Node):
+                value, given = done.pop(name), done.get(keyword, self.signature.parameters[keyword].default)
+                rest = [] if value is None else [value]
+                done[keyword] = (*given[:position], *rest)
         return done
 
     @functools.cached_property

@@ -65,7 +65,7 @@ def _example(theirs: Any) -> Optimizer:
 
 def rule_interface(rule: Rule, source: str = "") -> Interface:
     """The interface of a rule by itself: its hyper-parameters, betas in one tuple, weight decay, flags of namesakes."""
-    entries = _exclusive([_own_entry(rule, {}), *_variants(rule)])
+    entries = _exclusive([_own_entry(rule, _own_when(rule)), *_variants(rule)])
     for entry in entries:
         _check_free(entry, entry.rule.settings)
     parameters = [inspect.Parameter("params", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=ParamsT)]
@@ -99,6 +99,16 @@ def _own_entry(rule: Rule, when: Mapping[str, Any], owner: str = "", flags: Mapp
 def _namesakes(rule: Rule) -> list[Mapping[str, Any]]:
     """What the interop section says of the same optimizer elsewhere, of its authors' words first."""
     return [*interop_entries(rule, "authors"), *interop_entries(rule, "pytorch_optimizer")]
+
+
+def _is_of(fields: Mapping[str, Any], rule: Rule) -> bool:
+    """Whether an entry is of the class with the rule's own name."""
+    return str(fields.get("class")).casefold() == rule.name.casefold()
+
+
+def _own_when(rule: Rule) -> Mapping[str, Any]:
+    """The keywords of the class of this name in pytorch_optimizer, with their values that mean this very rule."""
+    return next((e.get("when", {}) for e in interop_entries(rule, "pytorch_optimizer") if _is_of(e, rule)), {})
 
 
 def _variants(rule: Rule) -> list[Entry]:
