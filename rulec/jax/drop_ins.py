@@ -14,7 +14,7 @@ from rulec.compiler.layout import FLOATS
 from rulec.errors import HyperError, StateMismatch
 from rulec.functional.plan import Options
 from rulec.jax.entries import MASKS, Entry, entries, index
-from rulec.jax.leaves import flat
+from rulec.jax.leaves import COMPLEX, flat
 from rulec.jax.recipe import Group, Recipe
 from rulec.jax.transform import of_recipe, options
 
@@ -113,7 +113,9 @@ def _options(entry: Entry, values: Mapping[str, Any]) -> Options:
 
 
 def _dtype(keyword: str, value: Any) -> str:
+    """The dtype of the real numbers of a state, which are the parts of a complex one."""
     dtype = str(jax.dtypes.canonicalize_dtype(value))
+    dtype = {kind: part for part, kind in COMPLEX.items()}.get(dtype, dtype)
     if dtype not in FLOATS:
         raise HyperError(f"{keyword}={value!r} is none of {', '.join(FLOATS)}")
     return dtype

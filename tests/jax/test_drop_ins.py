@@ -172,6 +172,20 @@ def test_dtypes_of_states() -> None:
     assert rulec.jax.sgd(0.1, 0.9, accumulator_dtype="float16").init(params).trace["scale"].dtype == jnp.float16
 
 
+def test_a_complex_dtype_of_states_is_that_of_their_parts() -> None:
+    params = {"z": jnp.ones(3, jnp.complex64), "x": jnp.ones(3, jnp.float32)}
+    plain, asked = (rulec.jax.adam(0.1, mu_dtype=dtype) for dtype in (None, "complex64"))
+    state = asked.init(params)
+    assert optax.tree.get(state, "mu")["z"].dtype == jnp.complex64
+    assert optax.tree.get(state, "mu")["x"].dtype == jnp.float32
+    grads = {"z": jnp.full(3, 1 + 2j, jnp.complex64), "x": jnp.ones(3, jnp.float32)}
+    for mine, usual in zip(
+        jax.tree.leaves(asked.update(grads, state, params)),
+        jax.tree.leaves(plain.update(grads, plain.init(params), params)), strict=True,
+    ):  # fmt: skip
+        np.testing.assert_array_equal(mine, usual)
+
+
 def check_moved(name: str, more: dict[str, Any], bound: float, dtype: Any) -> None:
     """Half of the steps by each; then optax's state goes over to ours and ours to optax's, and both end alike."""
     given = {**keywords(name, rate(name)), **more}
@@ -326,14 +340,14 @@ def test_what_no_rule_computes_is_refused() -> None:
         "is 'smooth', or where mode is 'refined'$",
     ):
         rulec.jax.scale_by_lion(mode="soft")
-    with pytest.raises(HyperError, match=r"no safeguard_warmup=True, only the default False: leave it out$"):
-        rulec.jax.contrib.prodigy(safeguard_warmup=True)
+    with pytest.raises(HyperError, match=r"no trust_ratio_mask=False, only the default True: leave it out$"):
+        rulec.jax.lars(0.1, trust_ratio_mask=False)
     with pytest.raises(HyperError, match="static_args of inject_hyperparams"):
         optax.inject_hyperparams(rulec.jax.contrib.dog)(init_step=jnp.ones(2)).init(jnp.ones(2))
     with pytest.raises(HyperError, match="lr=-1 of AdamW must be at least 0"):
         rulec.jax.adamw(-1)
-    with pytest.raises(HyperError, match="mu_dtype='complex64' is none of float32"):
-        rulec.jax.adam(0.1, mu_dtype="complex64")
+    with pytest.raises(HyperError, match="mu_dtype='int8' is none of float32"):
+        rulec.jax.adam(0.1, mu_dtype="int8")
     with pytest.raises(
         HyperError, match=r"^rulec.jax.contrib.momo needs value: call update\(grads, state, params, val"
     ):
