@@ -25,7 +25,7 @@ COSTS = Path(__file__).parent / "golden" / "costs.txt"
 LATER, WHOLE = "later", "whole"
 
 #: The hundredths of a second that a function is allowed in `make test` and in `.ci/run`.
-FIRST, EVERYDAY = 20, 100
+FIRST, EVERYDAY = 10, 100
 
 #: Of the slow functions of a file, `.ci/run` takes one in so many, and one at least; of each it runs so many cases.
 SLOW_FUNCTIONS, SLOW_CASES = 2, 1
