@@ -288,7 +288,8 @@ def _parsed(text: str, known: Iterable[str]) -> Node:
 
 def _changed(line: Statement, values: Mapping[str, Node], moves: str) -> Statement:
     if not isinstance(line, Assign):
-        return line
+        then, otherwise = (tuple(_changed(each, values, moves) for each in arm) for arm in (line.then, line.otherwise))
+        return replace(line, then=then, otherwise=otherwise)
     target = "p" if moves and line.target == "direction" else line.target
     return Assign(target, values[target], line.span) if target in values else line
 

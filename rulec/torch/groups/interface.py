@@ -88,7 +88,8 @@ class Interface:
     `fixed` are keys of a group beside the keywords. `full_at_once`: states exist before the first step. `refuses`: a
     tensor is routed to another rule only where its group has tags, for torch's class refuses it. `asks_once`:
     `capturable` is of the whole optimizer, for torch's class has no such keyword. `aliases` are other words for
-    keywords, each for one of them or for several that a tuple has, and `ignored` words that change nothing.
+    keywords, each for one of them or for several that a tuple has, and `ignored` words that change nothing. `choices` has
+    keyword of a namesake -> word given for it -> the keywords here and their values.
     """
 
     name: str
@@ -101,6 +102,7 @@ class Interface:
     asks_once: bool = False
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     ignored: frozenset[str] = frozenset()
+    choices: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
 
     def sized(self, values: Mapping[str, Any]) -> Interface:
         """The interface for the lengths in a group's keywords."""
@@ -203,6 +205,12 @@ class Interface:
         HyperError where two words for one keyword are given, or a tuple has another length than the keywords it gives.
         """
         done = {key: value for key, value in values.items() if key not in self.ignored}
+        for word in self.choices.keys() & done.keys():
+            answer, answers = done.pop(word), self.choices[word]
+            if answer not in answers:
+                known = " or ".join(map(repr, answers))
+                raise HyperError(f"{whose}{self.name} does not support {word}={answer!r}: give {known}")
+            done = {**answers[answer], **done}
         for alias, keywords in self.aliases.items():
             if alias not in done:
                 continue
@@ -221,14 +229,14 @@ class Interface:
         return done
 
     def _with_ends(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The values with those named for the last of a tuple, whose default follows from others, in the tuple."""
+        """The values, with the last entry of a tuple in the tuple, where it has a keyword by its name."""
         done = dict(values)
         for name, (keyword, position) in self.entries[0].places.items():
             hyper = self.entries[0].rule.hyper.get(name)
             if name in done and position is not None and hyper is not None and isinstance(hyper.default, Node):
-                value, given = done.pop(name), done.get(keyword, self.signature.parameters[keyword].default)
+                value, first = done.pop(name), done.get(keyword, self.signature.parameters[keyword].default)
                 rest = [] if value is None else [value]
-                done[keyword] = (*given[:position], *rest)
+                done[keyword] = (*first[:position], *rest)
         return done
 
     @functools.cached_property

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from rulec.errors import RuleError
+from rulec.language.compose.wrap import variant
 from rulec.language.expr.node import Node
 from rulec.language.hyper import Hyper
 from rulec.language.library.load import interop_entries, interop_index, load
@@ -82,7 +83,7 @@ def rule_interface(rule: Rule, source: str = "") -> Interface:
             parameters.append(parameter)
     signature = inspect.Signature(parameters)
     interface = Interface(rule.name, signature, entries, _fixed(entries), source=source, asks_once=True)
-    return replace(interface, aliases=_aliases(interface), ignored=_ignored(rule))
+    return replace(interface, aliases=_aliases(interface), ignored=_ignored(rule), choices=_choices(rule))
 
 
 def _own_entry(rule: Rule, when: Mapping[str, Any], owner: str = "", flags: Mapping[str, str] | None = None) -> Entry:
@@ -108,31 +109,40 @@ def _is_of(fields: Mapping[str, Any], rule: Rule) -> bool:
 
 def _own_when(rule: Rule) -> Mapping[str, Any]:
     """The keywords of the class of this name in pytorch_optimizer, with their values that mean this very rule."""
-    return next((e.get("when", {}) for e in interop_entries(rule, "pytorch_optimizer") if _is_of(e, rule)), {})
+    entries = (e for e in interop_entries(rule, "pytorch_optimizer") if _is_of(e, rule) and not _changes(e))
+    return next((e.get("when", {}) for e in entries), {})
+
+
+def _changes(fields: Mapping[str, Any]) -> bool:
+    """Whether an entry is of another rule than its file's: with other lines."""
+    return "lines" in fields or "start" in fields
 
 
 def _variants(rule: Rule) -> list[Entry]:
-    """The entries of other rule files that flags of the class of this name in pytorch_optimizer mean."""
+    """The entries of other files' rules, or with other lines, for keywords of the class of this name."""
     index = interop_index("pytorch_optimizer", "class")
     theirs = [name for name in index if name.casefold() == rule.name.casefold()]
-    variants = []
+    entries = []
     for file in dict.fromkeys(file for name in theirs for file in index[name]):
         other = load(file)
-        fields = [each for each in interop_entries(other, "pytorch_optimizer") if each["class"] in theirs]
-        if other.name != rule.name:
-            variants += [_own_entry(other, each["when"], rule.name, _transforms(rule)) for each in fields]
-    return variants
+        for fields in interop_entries(other, "pytorch_optimizer"):
+            if fields["class"] in theirs and (other.name != rule.name or _changes(fields)):
+                meant = variant(other, fields.get("lines", {}), fields.get("start", {}), fields.get("defaults", {}))
+                entries.append(_own_entry(meant, fields["when"], rule.name, _transforms(rule)))
+    return entries
 
 
 def _exclusive(entries: Sequence[Entry]) -> list[Entry]:
-    """The entries, each with a value for every flag of the others: off where it says nothing."""
+    """The entries, each with a value for every flag of the others: off where it says nothing, none where any will do."""
     off = {flag: _off(value) for entry in entries for flag, value in entry.when.items()}
-    return [replace(entry, when=off | {**entry.when}) for entry in entries]
+    wholes = [off | {**entry.when} for entry in entries]
+    chosen = [{flag: value for flag, value in whole.items() if value != "any"} for whole in wholes]
+    return [replace(entry, when=when) for entry, when in zip(entries, chosen, strict=True)]
 
 
 def _off(value: Any) -> Any:
     """The value of a flag that does not choose the entry with this value."""
-    return not value if isinstance(value, bool) else None
+    return not value if isinstance(value, bool) else 0 if value == "nonzero" else None
 
 
 def _transforms(rule: Rule) -> dict[str, str]:
@@ -181,9 +191,13 @@ def _decay_parameters(entries: Sequence[Entry]) -> list[inspect.Parameter]:
 
 def _flag_parameters(entries: Sequence[Entry]) -> list[inspect.Parameter]:
     """Keywords that choose another rule or a transform, by default this rule without it."""
-    parameters = [_flag(flag) for flag in entries[0].transforms]
+    kind = inspect.Parameter.KEYWORD_ONLY
+    parameters = [
+        inspect.Parameter(flag, kind, default=0.0, annotation=float) if f"={flag}" in transform else _flag(flag)
+        for flag, transform in entries[0].transforms.items()
+    ]
     for flag, default in entries[0].when.items():
-        kind, annotation = inspect.Parameter.KEYWORD_ONLY, bool if isinstance(default, bool) else str | None
+        annotation = bool if isinstance(default, bool) else float if isinstance(default, int | float) else str | None
         parameters.append(inspect.Parameter(flag, kind, default=default, annotation=annotation))
     return parameters
 
@@ -201,8 +215,13 @@ def _aliases(interface: Interface) -> dict[str, tuple[str, ...]]:
     return aliases
 
 
+def _choices(rule: Rule) -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
+    """The words of namesakes for a choice, each with the values of this class's keywords for every answer."""
+    return {word: answers for fields in _namesakes(rule) for word, answers in fields.get("choices", {}).items()}
+
+
 def _ignored(rule: Rule) -> frozenset[str]:
-    """The words of namesakes that change nothing that is computed."""
+    """The words of namesakes without an effect on the numbers."""
     return frozenset(word for fields in _namesakes(rule) for word in fields.get("ignores", ()))
 
 
