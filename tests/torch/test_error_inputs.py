@@ -216,3 +216,9 @@ def test_values_out_of_range_pass_where_nothing_has_a_gradient() -> None:
     with pytest.raises(HyperError, match="beta1=22"):
         optimizer.step()
     torch.testing.assert_close(param.detach(), torch.ones(3))
+
+
+def test_a_class_in_the_place_of_torchs_says_what_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.optim, "Adam", rulec.torch.Adam)
+    with pytest.raises(HyperError, match="beta1=22"):
+        torch.optim.Adam([torch.nn.Parameter(torch.ones(3))], betas=(22.0, 0.999))

@@ -311,7 +311,7 @@ class Interface:
 def torch_words(class_name: str, keyword: str, value: Any) -> str:
     """torch's own words for this value of a keyword, in brackets; empty where torch takes it, or has no such class."""
     theirs = getattr(torch.optim, class_name, None)
-    if theirs is None:
+    if theirs is None or not theirs.__module__.startswith("torch."):  # a program may put another class there
         return ""
     body = {"add_param_group": without_compiler(Optimizer.add_param_group)}
     arguments = {"params": [torch.zeros(1, 1, device="cpu")], keyword: value}
