@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tests.docs import es_tables, faults_table, house_tables, mesh_table, names_table, race_table, training_table
+from tests.docs import (
+    es_tables,
+    faults_table,
+    house_tables,
+    mesh_table,
+    names_table,
+    race_table,
+    suites_table,
+    training_table,
+)
 from tests.docs.defaults import differences
 from tests.docs.figures import benchmarks
 from tests.docs.language_tables import commands, functions, well_known_ranges
@@ -28,5 +37,6 @@ MAKERS: Mapping[str, Callable[[], str]] = {
     **mesh_table.MAKERS,
     **names_table.MAKERS,
     **race_table.MAKERS,
+    **suites_table.MAKERS,
     **training_table.MAKERS,
 }

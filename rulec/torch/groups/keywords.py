@@ -1,7 +1,7 @@
 """The interfaces of classes: torch's own for its rules, and for any other made from the rule and its namesakes.
 
 A class of a rule takes the rule's hyper-parameters, weight decay, and the words of the same optimizer elsewhere: those
-of `authors` and `pytorch_optimizer` in the interop section of the rule's file. There a flag may choose another rule
+of `authors`, `pytorch_optimizer` and `timm` in the interop section of the rule's file. There a flag may choose another rule
 file, or a transform of the library.
 """
 
@@ -97,9 +97,13 @@ def _own_entry(rule: Rule, when: Mapping[str, Any], owner: str = "", flags: Mapp
     )  # fmt: skip
 
 
+#: Libraries whose keywords a class takes beside its own.
+LIBRARIES = ("pytorch_optimizer", "timm")
+
+
 def _namesakes(rule: Rule) -> list[Mapping[str, Any]]:
     """What the interop section says of the same optimizer elsewhere, of its authors' words first."""
-    return [*interop_entries(rule, "authors"), *interop_entries(rule, "pytorch_optimizer")]
+    return [fields for package in ("authors", *LIBRARIES) for fields in interop_entries(rule, package)]
 
 
 def _is_of(fields: Mapping[str, Any], rule: Rule) -> bool:
@@ -108,9 +112,9 @@ def _is_of(fields: Mapping[str, Any], rule: Rule) -> bool:
 
 
 def _own_when(rule: Rule) -> Mapping[str, Any]:
-    """The keywords of the class of this name in pytorch_optimizer, with their values that mean this very rule."""
-    entries = (e for e in interop_entries(rule, "pytorch_optimizer") if _is_of(e, rule) and not _changes(e))
-    return next((e.get("when", {}) for e in entries), {})
+    """The keywords of the classes of this name elsewhere, with their values that mean this very rule."""
+    entries = [e for e in _namesakes(rule) if _is_of(e, rule) and not _changes(e)]
+    return {flag: value for e in reversed(entries) for flag, value in e.get("when", {}).items()}
 
 
 def _changes(fields: Mapping[str, Any]) -> bool:
@@ -120,22 +124,23 @@ def _changes(fields: Mapping[str, Any]) -> bool:
 
 def _variants(rule: Rule) -> list[Entry]:
     """The entries of other files' rules, or with other lines, for keywords of the class of this name."""
-    index = interop_index("pytorch_optimizer", "class")
-    theirs = [name for name in index if name.casefold() == rule.name.casefold()]
     entries = []
-    for file in dict.fromkeys(file for name in theirs for file in index[name]):
-        other = load(file)
-        for fields in interop_entries(other, "pytorch_optimizer"):
-            if fields["class"] in theirs and (other.name != rule.name or _changes(fields)):
-                meant = variant(other, fields.get("lines", {}), fields.get("start", {}), fields.get("defaults", {}))
-                entries.append(_own_entry(meant, fields["when"], rule.name, _transforms(rule)))
+    for package in LIBRARIES:
+        index = interop_index(package, "class")
+        theirs = [name for name in index if name.casefold() == rule.name.casefold()]
+        for file in dict.fromkeys(file for name in theirs for file in index[name]):
+            other = load(file)
+            for fields in interop_entries(other, package):
+                if fields["class"] in theirs and (other.name != rule.name or _changes(fields)):
+                    meant = variant(other, *(fields.get(key, {}) for key in ("lines", "start", "defaults")))
+                    entries.append(_own_entry(meant, fields["when"], rule.name, _transforms(rule)))
     return entries
 
 
 def _exclusive(entries: Sequence[Entry]) -> list[Entry]:
-    """The entries, each with a value for every flag of the others: off where it says nothing, none where any will do."""
+    """The entries, each with a value for every flag of the others: the first entry's, or off; none where any will do."""
     off = {flag: _off(value) for entry in entries for flag, value in entry.when.items()}
-    wholes = [off | {**entry.when} for entry in entries]
+    wholes = [off | {**entries[0].when} | {**entry.when} for entry in entries]
     chosen = [{flag: value for flag, value in whole.items() if value != "any"} for whole in wholes]
     return [replace(entry, when=when) for entry, when in zip(entries, chosen, strict=True)]
 
