@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -16,11 +15,7 @@ from rulec.functional.values import Leaf
 from rulec.jax.leaves import paths_of
 from rulec.language.rule import Rule
 from rulec.language.rule_data import reads_tags
-from rulec.runtime.roles import TAGS, head_places, is_vector, no_head
-
-#: Modules of embeddings by their names, and of norms.
-_EMBEDDING = re.compile(r"(?!unembed|embed_out).*embed.*|wte|wpe", re.I)
-_NORM = re.compile(r".*norm.*|ln(_.*)?|.*_ln", re.I)
+from rulec.runtime.roles import TAGS, named_roles, no_head
 
 #: What a leaf is called, by its tag.
 _CALLED = {"embedding": "an embedding", "head": "the output layer", "vector": "a bias or a norm, no matrix,"}
@@ -31,9 +26,9 @@ def tags_of(params: Any, names: Mapping[str, str | Sequence[str]] | None = None)
 
     | tag | leaves |
     |---|---|
-    | `embedding` | leaves of a module of class `Embed` or `Embedding`; `embed`, `wte` or `wpe` in a leaf's or its module's name |
+    | `embedding` | leaves of a module of class `Embed` or `Embedding`; `embed` in a leaf's or its module's name, or `emb`, `wte`, `wpe` or `shared` as such |
     | `head` | the output layer: modules called `head`, `lm_head` and the like; at the top of the model `out`, `decoder` and the like; else the last of numbered layers, as `Dense_2` |
-    | `norm` | leaves of modules with `Norm` in their class, or `norm` or `ln` in their name |
+    | `norm` | leaves of modules with `Norm` in their class, or `norm`, `ln` or `bn` in their name |
     | `bias` | leaves with `bias` in their name, and `b` beside `w` |
     | `vector` | leaves of two dimensions or more, but no matrices: with one extent above 1, or biases and norms, as in Flax's attention |
 
@@ -49,7 +44,8 @@ def tags_of(params: Any, names: Mapping[str, str | Sequence[str]] | None = None)
     paths, leaves, _ = paths_of(params)
     shapes = [jnp.shape(leaf) for leaf in leaves]
     kinds = [_kind(params, keys) for keys, _ in paths]
-    by_path = {name: tags for (_, name), tags in zip(paths, _roles([n for _, n in paths], shapes, kinds), strict=True)}
+    roles = named_roles([tuple(name.split("/")) for _, name in paths], shapes, kinds)
+    by_path = {name: tags for (_, name), tags in zip(paths, roles, strict=True)}
     headless = "head" in patterns and not patterns["head"]
     for name, tags in by_path.items():
         tags.difference_update({"head"} if headless else ())
@@ -75,36 +71,14 @@ def _kind(tree: Any, keys: Sequence[Any]) -> str:
     return kind
 
 
-def _roles(
-    names: Sequence[str], shapes: Sequence[tuple[int, ...]], kinds: Sequence[str], by_place: bool = True
-) -> list[set[str]]:
-    """The tags of each leaf; `by_place` knows an output layer also as the last of a sequence."""
-    paths = [tuple(name.split("/")) for name in names]
-    heads = head_places(paths, [len(shape) for shape in shapes], by_place)
-    known = {*paths}
-    roles = []
-    for place, (path, shape, kind) in enumerate(zip(paths, shapes, kinds, strict=True)):
-        *modules, leaf = path
-        module = modules[-1] if modules else ""
-        tags = {"head"} if place in heads else set()
-        if kind in ("Embed", "Embedding") or _EMBEDDING.fullmatch(leaf) or _EMBEDDING.fullmatch(module):
-            tags.add("embedding")
-        if "Norm" in kind or _NORM.fullmatch(module):
-            tags.add("norm")
-        if "bias" in leaf or (leaf == "b" and (*modules, "w") in known):
-            tags.add("bias")
-        if is_vector(shape, tags):
-            tags.add("vector")
-        roles.append(tags)
-    return roles
-
-
 def check_tags(rule: Rule, leaves: Sequence[Leaf]) -> None:
     """TensorError where a rule asks for tags, has none, and would choose for some leaves without being told."""
     rules = Router(rule).rules
     if not any(map(reads_tags, rules)):
         return
-    roles = _roles([leaf.name for leaf in leaves], [leaf.shape for leaf in leaves], [""] * len(leaves), by_place=False)
+    roles = named_roles(
+        [tuple(leaf.name.split("/")) for leaf in leaves], [leaf.shape for leaf in leaves], by_place=False
+    )
     for leaf, tags in zip(leaves, roles, strict=True):
         if not applies(rules[0], leaf.shape, ()):
             what = f"{rule.name} does not apply to {leaf.name}, of shape {leaf.shape}"

@@ -7,13 +7,16 @@
 | `norm` | scales and shifts of norms |
 | `bias` | parameters with `bias` in their name |
 | `vector` | parameters of two dimensions or more that are no matrices: with one extent above 1, or biases and norms |
+| `kernel` | parameters of more than two dimensions, where tags are found for each parameter by itself |
 
-A shape does not tell an output layer, for other layers may be as wide: its name does, or its place in a sequence.
+A shape does not tell an output layer, for other layers may be as wide: its name does, or its place in a sequence. Where
+there are no names, the shapes of all parameters together are asked (`guessed_roles`).
 """
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 
 #: The tags, in their order.
@@ -45,6 +48,10 @@ _BLOCK = re.compile(r".*attn.*|.*attention.*", re.I)
 #: Layers that are called by their kind and a number: the last one at the top is the output.
 _NUMBERED = re.compile(r"(dense|densegeneral|linear|fc|lin)_?(\d*)", re.I)
 
+#: Modules and parameters of embeddings by their names, and modules of norms.
+_EMBEDDING = re.compile(r"(?!unembed|embed_out).*embed.*|(.*_)?emb|wte|wpe|shared|relative_attention_bias", re.I)
+_NORM = re.compile(r".*norm.*|(.*_)?(ln|bn)(_.*|\d+)?", re.I)
+
 #: Parts of paths that wrappers of a layer add.
 _WRAPPED = re.compile(r"parametrizations|base_layer|original_module|modules_to_save|lora_.*")
 
@@ -65,6 +72,56 @@ def head_places(paths: Sequence[Path], dims: Sequence[int], by_place: bool = Tru
             heads.update(places)
     named = not by_place or any(dims[place] >= 2 for place in heads)
     return heads if named else heads | set(top.last())
+
+
+def named_roles(
+    paths: Sequence[Path], shapes: Sequence[Sequence[int]], kinds: Sequence[str] = (), by_place: bool = True
+) -> list[set[str]]:
+    """The tags of parameters by their paths, and by the classes of their modules where `kinds` has these.
+
+    `by_place` knows an output layer also as the last of a sequence.
+    """
+    heads = head_places(paths, [*map(len, shapes)], by_place)
+    known = {*paths}
+    roles = []
+    for place, (path, shape, kind) in enumerate(zip(paths, shapes, kinds or [""] * len(paths), strict=True)):
+        *modules, leaf = path
+        module = modules[-1] if modules else ""
+        tags = {"head"} if place in heads else set()
+        if kind in ("Embed", "Embedding") or _EMBEDDING.fullmatch(leaf) or _EMBEDDING.fullmatch(module):
+            tags.add("embedding")
+        if "Norm" in kind or _NORM.fullmatch(module):
+            tags.add("norm")
+        if "bias" in leaf or (leaf == "b" and (*modules, "w") in known):
+            tags.add("bias")
+        if is_vector(shape, tags):
+            tags.add("vector")
+        roles.append(tags)
+    return roles
+
+
+def guessed_roles(shapes: Sequence[Sequence[int]]) -> list[set[str]]:
+    """The tags of parameters without names, by the first two extents of all of them, in their order.
+
+    The extent of a hidden layer is that of the next one, too. So a matrix is an embedding, or an input or output layer,
+    where no other matrix has one of its extents, or only one has it, first too or in the same shape, and one of the two
+    is the last of all: an embedding and its output layer. With a first extent of 1 it is a vector.
+    """
+    alone = [is_vector(shape, ()) or (len(shape) > 2 and shape[0] == 1) for shape in shapes]
+    matrices = [place for place, shape in enumerate(shapes) if len(shape) == 2 or (len(shape) > 2 and not alone[place])]
+    extents = {place: {extent for extent in shapes[place][:2] if extent > 1} for place in matrices}
+    owners: dict[int, list[int]] = defaultdict(list)
+    for place in matrices:
+        for extent in extents[place]:
+            owners[extent].append(place)
+    roles: list[set[str]] = [{"vector"} if vector else set() for vector in alone]
+    for extent, places in owners.items():
+        first = all(shapes[place][0] == extent for place in places)
+        alike = first or extents[places[0]] == extents[places[-1]]
+        twins = len(places) == 2 and places[1] == matrices[-1] and alike
+        for place in places if len(places) == 1 or twins else ():
+            roles[place].add("head" if place == matrices[-1] else "embedding")
+    return roles
 
 
 def _plain(path: Path) -> Path:

@@ -434,6 +434,7 @@ class AdaGO(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         seed: int = 0,
+        auto: bool = False,
     ) -> None: ...
 
 class AdaGradNorm(RuleOptimizer):
@@ -583,6 +584,7 @@ class AdaMuon(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         seed: int = 0,
+        auto: bool = False,
     ) -> None: ...
 
 class AdaNorm(RuleOptimizer):
@@ -1960,6 +1962,7 @@ class Dion(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         seed: int = 0,
+        auto: bool = False,
     ) -> None: ...
 
 class Dion2(RuleOptimizer):
@@ -1987,6 +1990,7 @@ class Dion2(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         seed: int = 0,
+        auto: bool = False,
     ) -> None: ...
 
 class DoG(RuleOptimizer):
@@ -2985,6 +2989,7 @@ class Muon(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         seed: int = 0,
+        auto: bool = False,
     ) -> None: ...
 
 class NAdam(RuleOptimizer):
@@ -3104,6 +3109,7 @@ class NorDion2(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         seed: int = 0,
+        auto: bool = False,
     ) -> None: ...
 
 class NorMuon(RuleOptimizer):
@@ -3134,6 +3140,7 @@ class NorMuon(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         seed: int = 0,
+        auto: bool = False,
     ) -> None: ...
 
 class NovoGrad(RuleOptimizer):
@@ -3308,6 +3315,7 @@ class PolarGrad(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         seed: int = 0,
+        auto: bool = False,
     ) -> None: ...
 
 class PolyakSGD(RuleOptimizer):
@@ -3922,6 +3930,7 @@ class SPEL(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         seed: int = 0,
+        auto: bool = False,
     ) -> None: ...
 
 class SPlus(EvaluatedOptimizer):

@@ -102,6 +102,7 @@ _MEANINGS = {
     "lr_at_start": "learning rate at the start, which second learning rates and defaults follow: the group's first lr, "
     "or 0 for second rates that stay as they are",
     "seed": "of its random numbers, if any, from 0 to 2**32 - 1, the same in all groups",
+    "auto": "whether parameters without tags get some one by one: by their names, or else by all shapes",
     "differentiable": "may only be False: autograd does not record what a fused kernel computes",
 }  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -147,9 +148,19 @@ class RuleOptimizer(Optimizer, Lockable):
         for group_rule in group_rules[:1]:
             self._storage(group_rule).check_weights([dtype_name(p.dtype) for p in params])
         routes = routes_of(self.interface, group_rules, self.param_groups, self._options.across is not None)
+        self._warn_of_no_matrix(routes)
         routed = [(route.param, route.rule) for route in routes]
         coordinator = meeting_of(routed, self._options.coordinator, self._options.across)
         self._options = replace(self._options, coordinator=coordinator)
+
+    def _warn_of_no_matrix(self, routes: Routes) -> None:
+        """Warns where tags that nobody gave leave no parameter to the rule of the class."""
+        if self.defaults.get("auto") and not self._complete and routes and all(route.routed for route in routes):
+            warnings.warn(
+                f"{self.interface.name}(auto=True) knows no hidden matrix among the parameters, and "
+                f"{routes[0].rule.name} updates all of them: give named_parameters(), or groups with tags",
+                stacklevel=4,
+            )
 
     def _storage(self, group_rule: GroupRule) -> Storage:
         return Storage(state_dtypes_of(group_rule, self._options), self._options.weights)
@@ -598,7 +609,9 @@ class RuleOptimizer(Optimizer, Lockable):
             return
         # From load_state_dict: everything is checked before anything is taken over.
         saved = {k: v.values if isinstance(v, _AsSaved) else v for k, v in state["state"].items()}
-        kept = [{"tags": group["tags"]} if "tags" in group else {} for group in self.param_groups]
+        kept: list[dict[str, Any]] = [
+            {key: group[key] for key in ("tags", "param_tags") if key in group} for group in self.param_groups
+        ]
         groups: list[dict[str, Any]] = []
         for tags, packed, here in zip(kept, state["param_groups"], self.param_groups, strict=True):
             there = [saved.get(p, {}) for p in here["params"]]

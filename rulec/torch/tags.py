@@ -10,6 +10,11 @@
 
 A parameter may have several, or none. One that is tied, and so has several names, has the tags of all of them. A shape
 does not tell an output layer, for other layers may be as wide; a warning says where none is known.
+
+Without groups of tags, a class with `auto=True` tags each parameter by itself: by the names of `named_parameters()`, as
+above, or by the shapes of all parameters where names tell no embedding, or no output layer. The extent of a hidden layer is also that of the next
+one; so a matrix or kernel is an embedding, or an input or output layer, where no other has one of its first two extents,
+or only one has it, first too or in the same shape, and one of the two is the last of all.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ from torch import Tensor, nn
 
 from rulec.errors import HyperError
 from rulec.language.source import did_you_mean
-from rulec.runtime.roles import TAGS, head_places, is_vector, no_head
+from rulec.runtime.roles import TAGS, guessed_roles, head_places, is_vector, named_roles, no_head
 
 
 def tagged_groups(
@@ -99,3 +104,42 @@ def _tags_of(module: nn.Module, leaf: str) -> Iterable[str]:
 def _elementwise(module: nn.Module, tags: set[str]) -> set[str]:
     """The tags without `norm` for modules such as a NormedLinear, whose parameters may be matrices."""
     return tags if re.search(r"Norm(\dd)?$", type(module).__name__) else tags - {"norm"}
+
+
+def tag_each(groups: Sequence[dict[str, Any]]) -> None:
+    """Gives every parameter tags of its own, in `param_tags`, where a group asks for that by `auto` and has no tags.
+
+    Names tell, where all parameters have one, and shapes what they do not. The tags stay with the group, and are saved
+    with it.
+    """
+    asking = [group for group in groups if group.get("auto") and _is_untagged(group)]
+    if not asking:
+        return
+    shapes = [tuple(param.shape) for group in groups for param in group["params"]]
+    names = [name for group in groups for name in group.get("param_names") or [""] * len(group["params"])]
+    named = len(names) == len(shapes) and all(names)
+    roles = guessed_roles(shapes)
+    if named:
+        roles = _first_by_names(named_roles([tuple(name.split(".")) for name in names], shapes), roles)
+    waiting = iter(zip(shapes, roles, strict=True))
+    for group in groups:
+        each = [next(waiting) for _ in group["params"]]
+        if any(group is one for one in asking):
+            group["tags"] = ()
+            group["param_tags"] = tuple(
+                tuple(tag for tag in (*TAGS, "kernel") if tag in tags or (tag == "kernel" and len(shape) > 2))
+                for shape, tags in each
+            )
+
+
+def _first_by_names(named: Sequence[set[str]], guessed: Sequence[set[str]]) -> list[set[str]]:
+    """The tags by names, and by shapes embeddings, or output layers, where no name tells one."""
+    missing = {"embedding", "head"}.difference(*named)
+    return [tags | (guess & missing) for tags, guess in zip(named, guessed, strict=True)]
+
+
+def _is_untagged(group: Mapping[str, Any]) -> bool:
+    """Whether a group has no tags, or tags of other parameters than are in it now."""
+    if "param_tags" in group:
+        return len(group["param_tags"]) != len(group["params"])
+    return group.get("tags") is None

@@ -57,21 +57,24 @@ SPLITTING = ("split", "split_dim")
 #: Entries of a group that choose the rule of its tensors, and their random numbers.
 CHOOSING = ("tags", "seed")
 
+#: Entries of a group that say whether its parameters get tags one by one, and which they have.
+TAGGING = ("auto", "param_tags")
+
 #: Entries of a group where rules remember something of groups or the model: how many steps these have taken.
 COUNTS = {"group": "updates", "model": "model_updates"}
 
 #: Names that neither a hyper-parameter of a rule nor its states of groups or the model may have.
 TAKEN = (
-    "self", "params", "param_names", "initial_lr", "maximize", "train_mode", *HINTS, *OWN, *CHOOSING, *SPLITTING,
-    *COUNTS.values(),
+    "self", "params", "param_names", "initial_lr", "maximize", "train_mode", *HINTS, *OWN, *CHOOSING, *TAGGING,
+    *SPLITTING, *COUNTS.values(),
 )  # fmt: skip
 
 #: Keys of groups that schedulers and trainers write for themselves.
 _OF_OTHERS = frozenset((
-    "params", "param_names", "name", "names", "group_name", *SPLITTING, *CHOOSING, *COUNTS.values(), "formats",
-    "initial_lr", "max_lr", "min_lr", "swa_lr", "base_lr", "lr_scale", "lr_mult", "lr_multiplier", "decay_mult",
-    "wd_mult", "wd_multiplier", "initial_weight_decay", "base_momentum", "max_momentum", "initial_momentum",
-    "initial_betas", "lr_at_start", "train_mode", "is_expert_parallel", "layer_id", "group_id",
+    "params", "param_names", "name", "names", "group_name", *SPLITTING, *CHOOSING, *TAGGING, *COUNTS.values(),
+    "formats", "initial_lr", "max_lr", "min_lr", "swa_lr", "base_lr", "lr_scale", "lr_mult", "lr_multiplier",
+    "decay_mult", "wd_mult", "wd_multiplier", "initial_weight_decay", "base_momentum", "max_momentum",
+    "initial_momentum", "initial_betas", "lr_at_start", "train_mode", "is_expert_parallel", "layer_id", "group_id",
 ))  # fmt: skip
 
 #: The classes and keys of groups that were warned of.
@@ -246,7 +249,7 @@ class Interface:
 
     def _check_unnamed(self, values: Mapping[str, Any]) -> None:
         """A keyword that torch has and no rule knows may only keep its default: it could mean anything."""
-        known = {*self.group_keywords, *HINTS, *ASKING, *OWN, "params", "seed"}
+        known = {*self.group_keywords, *HINTS, *ASKING, *OWN, *TAGGING, "params", "seed"}
         for key, value in values.items():
             default = self.signature.parameters[key].default if key in self.signature.parameters else value
             if key not in known and value not in (default, AS_NONE.get(key, default)):

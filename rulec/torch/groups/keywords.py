@@ -297,7 +297,8 @@ def _own_parameters(entries: Sequence[Entry]) -> list[inspect.Parameter]:
     kind, rules = inspect.Parameter.KEYWORD_ONLY, [rule for entry in entries for rule in entry.rules]
     names = [name for name in OWN if name != "reduce_over" or reaches_across(rules)]
     parameters = [inspect.Parameter(name, kind, default=None, annotation=types[name]) for name in names]
-    return [*parameters, inspect.Parameter("seed", kind, default=0, annotation=int)]
+    auto = [_flag("auto")] if reads_tags(rules) else []
+    return [*parameters, inspect.Parameter("seed", kind, default=0, annotation=int), *auto]
 
 
 def _entry(kind: str, rule: Rule, fields: Mapping[str, Any]) -> Entry:

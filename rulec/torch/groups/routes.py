@@ -14,6 +14,7 @@ from rulec.language.rule import Rule
 from rulec.torch.groups.entries import GroupRule, sees_sections, sees_shapes
 from rulec.torch.groups.interface import Interface, torch_words
 from rulec.torch.groups.values import Groups
+from rulec.torch.tags import tag_each
 from rulec.torch.tensors.dtensor import check_dtensor, check_flat, is_flat, section_here
 from rulec.torch.tensors.sections import Section, bounds_of, checked_split
 from rulec.torch.tensors.tensors import real_view
@@ -80,8 +81,7 @@ def routes_of(
         if id(group_rule.rule) not in routers:
             routers[id(group_rule.rule)] = Router(group_rule.rule)
         router = routers[id(group_rule.rule)]
-        tags = frozenset(group.get("tags") or ())
-        for param in group["params"]:
+        for param, tags in zip(group["params"], tags_in(group), strict=True):
             place, name = next(names)
             check_flat(param, router.rules, name, together)
             whole = Route(name, param, index, tags, router.rules[0], False, place)
@@ -150,6 +150,12 @@ def names_of(groups: Groups) -> list[str]:
     return names
 
 
+def tags_in(group: Mapping[str, Any]) -> list[frozenset[str]]:
+    """The tags of each parameter of a group: the group's, and its own."""
+    each = group.get("param_tags") or [()] * len(group["params"])
+    return [frozenset([*(group.get("tags") or ()), *tags]) for tags in each]
+
+
 def checked_tags(tags: Any) -> tuple[str, ...]:
     """A group's tags, as they are kept; HyperError where they are not words."""
     if isinstance(tags, str) or not isinstance(tags, Collection) or not all(isinstance(tag, str) for tag in tags):
@@ -159,9 +165,17 @@ def checked_tags(tags: Any) -> tuple[str, ...]:
 
 def tag_all(groups: Sequence[dict[str, Any]]) -> None:
     """Checks the tags of all groups, and what their parameters are joined of, and keeps them as tuples."""
+    tag_each(groups)
     for group in groups:
         split, _ = checked_split(group)
         if split is not None:
             group["split"] = split
         if group.get("tags") is not None:
             group["tags"] = checked_tags(group["tags"])
+        if group.get("param_tags") is not None:
+            group["param_tags"] = tuple(checked_tags(tags) for tags in group["param_tags"])
+            if len(group["param_tags"]) != len(group["params"]):
+                counts = len(group["param_tags"]), len(group["params"])
+                raise HyperError(
+                    f"param_tags of a group has {counts[0]} entries for {counts[1]} parameters: give all, or none"
+                )
