@@ -21,13 +21,17 @@ import rulec
 from tests.library import by_share
 
 ROOT = Path(__file__).resolve().parent.parent
+TRAINERS = frozenset({
+    "accelerate", "fastai", "hydra", "ignite", "lightning", "peft", "pytorch_lightning", "schedulefree", "skorch",
+    "timm", "torchtitan", "transformers", "trl",
+})  # fmt: skip
 FRAMEWORKS = frozenset({"torch", "jax", "jaxlib", "optax", "mlx", "numba", "llvmlite", "triton", "cupy"})
 HEAVY = FRAMEWORKS | {"sympy", "mpmath", "matplotlib", "sklearn", "scipy", "pydantic", "typer", "click", "rich"}
 #: The folders in the order of the data. A folder imports those before it.
 LAYERS = (
     "language", "array_api", "formats", "compiler", "analysis", "memory", "checkpoint", "backend", "kernel", "es",
-    "runtime", "functional", "standalone", "backends", "array", "torch", "jax", "mlx", "testing", "tools", "cli",
-    "benchmarks", "gallery",
+    "runtime", "functional", "standalone", "backends", "array", "torch", "jax", "mlx", "integrations", "testing",
+    "tools", "cli", "benchmarks", "gallery",
 )  # fmt: skip
 #: Those beside the folder `rulec`.
 OUTSIDE = ("backends", "benchmarks", "gallery")
@@ -123,6 +127,16 @@ def test_backends_import_nothing_heavy_at_module_level() -> None:
 )
 def test_adapters_import_nothing_heavy_but_their_framework(adapter: str, framework: set[str]) -> None:
     assert offences(f"rulec/{adapter}", HEAVY - framework, only_when_imported=True) == []
+
+
+def test_integrations_import_a_trainer_when_a_function_is_called() -> None:
+    assert offences("rulec/integrations", (HEAVY | TRAINERS) - {"torch"}, only_when_imported=True) == []
+
+
+def test_only_integrations_know_trainers() -> None:
+    """`rulec memory` makes models of transformers, and nothing else does."""
+    lines = [place for place in offences("rulec", TRAINERS, only_when_imported=False) if "/integrations/" not in place]
+    assert [place for place in lines if not place.startswith("rulec/torch/memory_profile/")] == []
 
 
 def test_sympy_is_only_in_symbolic() -> None:
