@@ -2,7 +2,7 @@
 #   make demo    set up and train a new rule on the handwritten digits
 #   make test    set up and run some of the everyday tests, of every kind
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow whole lint format docs refresh budget long faults shape words prove bench ci clean
+.PHONY: help setup demo test slow whole lint format docs refresh budget long faults shape words prove bench trainers ci clean
 unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH
 export NO_MKDOCS_2_WARNING := 1
 
@@ -28,6 +28,7 @@ help:
 	@echo 'make words   count sentences that point at something unnamed, and names that say nothing'
 	@echo 'make prove   look at the machine code of all GPU kernels anew, not only of changed ones (ONLY=new)'
 	@echo 'make bench   measure, print ratios to the memory limit'
+	@echo 'make trainers  the tests in other packages'\'' trainers, in an environment of these (.venv-trainers)'
 	@echo 'make ci      everything continuous integration runs'
 	@echo 'make clean   remove .venv and everything built'
 
@@ -116,9 +117,27 @@ docs: setup
 bench: setup
 	@$(BIN)/rulec bench $(ARGS)
 
+# Other packages' trainers, at fixed versions, some of them without their dependencies: these would bring CUDA builds,
+# or what no test calls. torchvision lies beside the environment, for its compiled library wants CUDA.
+TRAINERS := .venv-trainers
+
+$(TRAINERS)/.ready: pyproject.toml constraints.txt tests/trainers/constraints.txt | $(BIN)/python
+	@echo 'installing the trainers (some minutes the first time)'
+	@$(BIN)/python -m venv $(TRAINERS)
+	@pip="$(TRAINERS)/bin/python -m pip install -qq --disable-pip-version-check --no-input -c tests/trainers/constraints.txt"; \
+	$$pip -e '.[torch]' accelerate transformers lightning 'jsonargparse[signatures]' trl peft skorch pytorch-ignite \
+	  hydra-core datasets einops fastcore fastdownload fastprogress fasttransform matplotlib pillow plum-dispatch \
+	  requests scikit-learn spmd_types tabulate tensorboard torchdata tyro hypothesis pytest && \
+	$$pip --no-deps fastai timm torchtitan && \
+	$$pip --no-deps --upgrade --target $(TRAINERS)/vision torchvision
+	@touch $@
+
+trainers: $(TRAINERS)/.ready
+	@$(TRAINERS)/bin/python -m tests.trainers.report $(ARGS)
+
 ci:
 	@.ci/run
 
 clean:
-	rm -rf $(VENV) build dist site rulec-demo *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-trainers build dist site rulec-demo *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""rulec in other packages' trainers, by the real packages: `make trainers` has an environment of them."""
