@@ -6,6 +6,7 @@ import inspect
 import subprocess
 import sys
 import typing
+from collections import UserList
 from pathlib import Path
 
 import pytest
@@ -217,3 +218,16 @@ print([m for m in ("sympy", "numba", "jax", "triton", "optax", "torch._dynamo") 
     again = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert first.stderr == again.stderr == ""
     assert again.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(("name", "keyword"), [("AdamW", "betas"), ("Lion", "betas"), ("AggMo", "betas")])
+def test_a_sequence_of_another_package_is_kept_as_a_tuple(name: str, keyword: str) -> None:
+    """A list of a configuration, as hydra gives it, would be in every checkpoint."""
+    params = [torch.nn.Parameter(torch.ones(3))]
+    optimizer = getattr(rulec.torch, name)(params, lr=0.1, **{keyword: UserList([0.5, 0.75])})
+    assert optimizer.state_dict()["param_groups"][0][keyword] == (0.5, 0.75)
+    twin = getattr(rulec.torch, name)([torch.nn.Parameter(torch.ones(3))], lr=0.1, **{keyword: (0.5, 0.75)})
+    for each in (optimizer, twin):
+        each.param_groups[0]["params"][0].grad = torch.ones(3)
+        each.step()
+    assert torch.equal(params[0], twin.param_groups[0]["params"][0])

@@ -195,9 +195,12 @@ class Interface:
             raise HyperError(f"{self.name}: {error}") from None
         bound.apply_defaults()
         del bound.arguments["params"]
-        for key in self.lists & bound.arguments.keys():
-            if isinstance(bound.arguments[key], list):
-                bound.arguments[key] = tuple(bound.arguments[key])
+        for key, value in bound.arguments.items():
+            plain = isinstance(value, str | tuple) or (isinstance(value, list) and key not in self.lists)
+            if (
+                isinstance(value, Sequence) and not plain
+            ):  # such as a list of a configuration, which no file should have
+                bound.arguments[key] = tuple(value)
         self._check_unnamed(bound.arguments)
         return dict(bound.arguments)
 
