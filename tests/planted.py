@@ -396,7 +396,7 @@ FAULTS = (
     ),
     Fault(
         "jax adapter",
-        "rulec/jax/tags.py",
+        "rulec/runtime/roles.py",
         'if "bias" in leaf or (leaf == "b" and (*modules, "w") in known):',
         'if "bias" in leaf or leaf == "b":',
         "jax/test_tags.py",

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import sys
 import textwrap
 from pathlib import Path
@@ -64,7 +65,8 @@ def _class_text(kind: type[RuleOptimizer]) -> str:
 def _parameter_text(parameter: inspect.Parameter) -> str:
     type_text = _ALIASES.get(parameter.name) or inspect.formatannotation(parameter.annotation)
     type_text = type_text.removeprefix("collections.abc.")
-    default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
+    written = json.dumps(parameter.default) if isinstance(parameter.default, str) else repr(parameter.default)
+    default = "" if parameter.default is parameter.empty else f" = {'...' if written == 'inf' else written}"
     return f"{parameter.name}: {type_text}{default},"
 
 

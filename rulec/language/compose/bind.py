@@ -194,10 +194,10 @@ def without_term(rule: AnyRule, key: str) -> AnyRule:
         rule = replace(rule, otherwise=Routing(without_term(rest, key)))
     if key not in rule.hyper:
         return rule
-    hyper = {name: h for name, h in rule.hyper.items() if name != key}
-    for name, h in hyper.items():
+    hyper = {kept: h for kept, h in rule.hyper.items() if kept != key}
+    for kept, h in hyper.items():
         if isinstance(h.default, Node) and key in names_in([h.default]):
-            raise RuleError(f"the default of {name} of {rule.name} follows from {key}, which cannot be taken away")
+            raise RuleError(f"the default of {kept} of {rule.name} follows from {key}, which cannot be taken away")
     bare = substitute_hyper(rule, {key: const(0.0)})
     step = map_nodes(bare.step, lambda value: rewrite([value], _without_nothing)[0])
     return replace(bare, step=step, hyper=hyper, interop={})

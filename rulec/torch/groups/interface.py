@@ -91,8 +91,8 @@ class Interface:
     `fixed` are keys of a group beside the keywords. `full_at_once`: states exist before the first step. `refuses`: a
     tensor is routed to another rule only where its group has tags, for torch's class refuses it. `asks_once`:
     `capturable` is of the whole optimizer, for torch's class has no such keyword. `aliases` are other words for
-    keywords, each for one of them or for several that a tuple has, and `ignored` words that change nothing. `choices` has
-    keyword of a namesake -> word given for it -> the keywords here and their values.
+    keywords, each for one of them or for several that a tuple has, and `ignored` words that change nothing. `choices`
+    has keyword of a namesake -> word given for it -> the keywords here and their values.
     """
 
     name: str
@@ -223,7 +223,7 @@ class Interface:
             value = done.pop(alias)
             if value is None:
                 continue
-            parts = [*value] if isinstance(value, tuple | list) and len(keywords) > 1 else [value]*len(keywords)
+            parts = [*value] if isinstance(value, tuple | list) and len(keywords) > 1 else [value] * len(keywords)
             if len(parts) != len(keywords):
                 raise HyperError(f"{alias}={value!r} of {whose}{self.name} must be ({', '.join(keywords)})")
             for keyword, part in zip(keywords, parts, strict=True):

@@ -1,8 +1,8 @@
 """The interfaces of classes: torch's own for its rules, and for any other made from the rule and its namesakes.
 
 A class of a rule takes the rule's hyper-parameters, weight decay, and the words of the same optimizer elsewhere: those
-of `authors`, `pytorch_optimizer` and `timm` in the interop section of the rule's file. There a flag may choose another rule
-file, or a transform of the library.
+of `authors`, `pytorch_optimizer` and `timm` in the interop section of the rule's file. There a flag may choose another
+rule file, or a transform of the library.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def _variants(rule: Rule) -> list[Entry]:
 
 
 def _exclusive(entries: Sequence[Entry]) -> list[Entry]:
-    """The entries, each with a value for every flag of the others: the first entry's, or off; none where any will do."""
+    """The entries, each with a value for every flag of others: the first entry's, or off; none where any will do."""
     off = {flag: _off(value) for entry in entries for flag, value in entry.when.items()}
     wholes = [off | {**entries[0].when} | {**entry.when} for entry in entries]
     chosen = [{flag: value for flag, value in whole.items() if value != "any"} for whole in wholes]
