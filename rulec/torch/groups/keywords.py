@@ -71,11 +71,9 @@ def rule_interface(rule: Rule, source: str = "") -> Interface:
         _check_free(entry, entry.rule.settings)
     parameters = [inspect.Parameter("params", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=ParamsT)]
     parameters += _keyword_parameters(entries[0], rule.settings, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    variants = (_keyword_parameters(each, each.rule.settings, inspect.Parameter.KEYWORD_ONLY) for each in entries[1:])
     further = [
-        *chain.from_iterable(
-            _keyword_parameters(entry, entry.rule.settings, inspect.Parameter.KEYWORD_ONLY) for entry in entries[1:]
-        ),
-        *_decay_parameters(entries), *_flag_parameters(entries), _flag("maximize"),
+        *_decay_parameters(entries), *chain.from_iterable(variants), *_flag_parameters(entries), _flag("maximize"),
         *map(_hint, ("foreach", "fused")), _flag("capturable"), _flag("differentiable"), *_own_parameters(entries),
     ]  # fmt: skip
     for parameter in further:
