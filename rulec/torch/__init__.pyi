@@ -1856,7 +1856,11 @@ class DAdaptAdaGrad(RuleOptimizer):
         eps: float = 1e-06,
         initial: float = 1e-06,
         d0: float = 1e-06,
+<<<<<<< HEAD
         growth_rate: float = ...,
+=======
+        growth_rate: float = float("inf"),
+>>>>>>> b2023ade (List what tests of other projects say, by reason)
         *,
         weight_decay: float = 0.0,
         maximize: bool = False,
@@ -1882,7 +1886,11 @@ class DAdaptAdam(RuleOptimizer):
         eps: float = 1e-08,
         weight_decay: float = 0.0,
         d0: float = 1e-06,
+<<<<<<< HEAD
         growth_rate: float = ...,
+=======
+        growth_rate: float = float("inf"),
+>>>>>>> b2023ade (List what tests of other projects say, by reason)
         bias_correction: float = 0.0,
         *,
         weight_decouple: bool = True,
@@ -1910,7 +1918,11 @@ class DAdaptAdan(RuleOptimizer):
         eps: float = 1e-08,
         weight_decay: float = 0.02,
         d0: float = 1e-06,
+<<<<<<< HEAD
         growth_rate: float = ...,
+=======
+        growth_rate: float = float("inf"),
+>>>>>>> b2023ade (List what tests of other projects say, by reason)
         *,
         weight_decouple: bool = True,
         fixed_decay: bool = False,
@@ -1936,7 +1948,11 @@ class DAdaptLion(RuleOptimizer):
         betas: tuple[float, float] = (0.9, 0.99),
         weight_decay: float = 0.0,
         d0: float = 1e-06,
+<<<<<<< HEAD
         growth_rate: float = ...,
+=======
+        growth_rate: float = float("inf"),
+>>>>>>> b2023ade (List what tests of other projects say, by reason)
         *,
         weight_decouple: bool = True,
         fixed_decay: bool = False,
@@ -1961,7 +1977,11 @@ class DAdaptSGD(RuleOptimizer):
         lr: float | torch.Tensor = 1.0,
         momentum: float = 0.0,
         d0: float = 1e-06,
+<<<<<<< HEAD
         growth_rate: float = ...,
+=======
+        growth_rate: float = float("inf"),
+>>>>>>> b2023ade (List what tests of other projects say, by reason)
         *,
         weight_decay: float = 0.0,
         maximize: bool = False,
@@ -3322,6 +3342,7 @@ class PID(RuleOptimizer):
         weight_decay: float = 0.0,
         weight_decouple: bool = False,
         fixed_decay: bool = False,
+        dampening: float = 0,
         maximize: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,

@@ -60,12 +60,16 @@ def stepped(kind: Any, keywords: dict[str, Any]) -> torch.Tensor:
     return param.detach()
 
 
-@pytest.mark.parametrize(("ours", "theirs", "keywords", "close"), CASES, ids=lambda x: x if isinstance(x, str) else None)
+@pytest.mark.parametrize(
+    ("ours", "theirs", "keywords", "close"), CASES, ids=lambda x: x if isinstance(x, str) else None
+)
 def test_their_keywords_mean_the_same(ours: str, theirs: str, keywords: dict[str, Any], close: float) -> None:
     mine = stepped(getattr(rulec.torch, ours), keywords)
     other = stepped(getattr(pytorch_optimizer, theirs), keywords)
     assert torch.linalg.norm(mine - other) <= close * torch.linalg.norm(other)
-    plain = stepped(getattr(rulec.torch, ours), {k: v for k, v in keywords.items() if k in ("lr", "weight_decay") and v})
+    plain = stepped(
+        getattr(rulec.torch, ours), {k: v for k, v in keywords.items() if k in ("lr", "weight_decay") and v}
+    )
     assert not keywords or not torch.equal(mine, plain)
 
 
