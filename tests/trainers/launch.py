@@ -34,6 +34,7 @@ def main(script: str) -> None:
     if "fsdp2" in script:
         from tests.torch.test_trainers import with_processors_for_gpus
 
+        torch.distributed.init_process_group("gloo")
         with_processors_for_gpus()
     names = runpy.run_path(script, run_name="__main__")
     if "fsdp2" in script:

@@ -36,7 +36,7 @@ def test_a_script_trains(script: str, tmp_path: Path) -> None:
         pytest.skip(f"{SCRIPTS[script]} is not installed: make trainers")
     program = ["-m", "tests.trainers.launch", str(FOLDER / f"{script}.py")]
     if script == "accelerate_fsdp2":
-        program = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", *program]
+        program = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *program]
     environment = {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, *program], cwd=tmp_path, env={**os.environ, **environment},
