@@ -39,6 +39,7 @@ def class_and_keywords(rule: Rules, keywords: Mapping[str, Any]) -> tuple[type[R
     """
     kind = class_of(rule)
     known = kind.interface.signature.parameters
+    keywords = kind.interface.in_own_words(keywords, "")
     for key in keywords:
         if key not in known:
             raise HyperError(f"{kind.__name__} has no keyword {key!r}{kind.interface.suggestion(key)}")

@@ -53,3 +53,8 @@ def test_mistakes_are_one_sentence() -> None:
         from_rule(net().parameters(), "lion", hyper={"beta1": 0.5})
     with pytest.raises(RuleError, match="there is no rule 'lionn'; did you mean 'lion'"):
         from_rule(net().parameters(), "lionn")
+
+
+def test_words_of_namesakes_are_keywords() -> None:
+    params = [torch.nn.Parameter(torch.zeros(4, 4))]
+    assert from_rule(params, "SOAP", hyper={"precondition_frequency": 3}).param_groups[0]["every"] == 3
