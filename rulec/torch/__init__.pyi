@@ -122,7 +122,7 @@ class ADOPT(RuleOptimizer):
         betas: tuple[float, float] = (0.9, 0.9999),
         eps: float = 1e-06,
         *,
-        weight_decay: float = 0.01,
+        weight_decay: float = 0.0,
         weight_decouple: bool = False,
         fixed_decay: bool = False,
         caution: bool = False,
@@ -1856,11 +1856,7 @@ class DAdaptAdaGrad(RuleOptimizer):
         eps: float = 1e-06,
         initial: float = 1e-06,
         d0: float = 1e-06,
-<<<<<<< HEAD
         growth_rate: float = ...,
-=======
-        growth_rate: float = float("inf"),
->>>>>>> b2023ade (List what tests of other projects say, by reason)
         *,
         weight_decay: float = 0.0,
         maximize: bool = False,
@@ -1886,11 +1882,7 @@ class DAdaptAdam(RuleOptimizer):
         eps: float = 1e-08,
         weight_decay: float = 0.0,
         d0: float = 1e-06,
-<<<<<<< HEAD
         growth_rate: float = ...,
-=======
-        growth_rate: float = float("inf"),
->>>>>>> b2023ade (List what tests of other projects say, by reason)
         bias_correction: float = 0.0,
         *,
         weight_decouple: bool = True,
@@ -1918,11 +1910,7 @@ class DAdaptAdan(RuleOptimizer):
         eps: float = 1e-08,
         weight_decay: float = 0.02,
         d0: float = 1e-06,
-<<<<<<< HEAD
         growth_rate: float = ...,
-=======
-        growth_rate: float = float("inf"),
->>>>>>> b2023ade (List what tests of other projects say, by reason)
         *,
         weight_decouple: bool = True,
         fixed_decay: bool = False,
@@ -1948,11 +1936,7 @@ class DAdaptLion(RuleOptimizer):
         betas: tuple[float, float] = (0.9, 0.99),
         weight_decay: float = 0.0,
         d0: float = 1e-06,
-<<<<<<< HEAD
         growth_rate: float = ...,
-=======
-        growth_rate: float = float("inf"),
->>>>>>> b2023ade (List what tests of other projects say, by reason)
         *,
         weight_decouple: bool = True,
         fixed_decay: bool = False,
@@ -1977,11 +1961,7 @@ class DAdaptSGD(RuleOptimizer):
         lr: float | torch.Tensor = 1.0,
         momentum: float = 0.0,
         d0: float = 1e-06,
-<<<<<<< HEAD
         growth_rate: float = ...,
-=======
-        growth_rate: float = float("inf"),
->>>>>>> b2023ade (List what tests of other projects say, by reason)
         *,
         weight_decay: float = 0.0,
         maximize: bool = False,
@@ -2770,7 +2750,7 @@ class LaProp(RuleOptimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-15,
         *,
-        weight_decay: float = 0.01,
+        weight_decay: float = 0.0,
         weight_decouple: bool = True,
         fixed_decay: bool = False,
         ams_bound: bool = False,
@@ -3338,7 +3318,6 @@ class PID(RuleOptimizer):
         integral: float = 5.0,
         derivative: float = 10.0,
         *,
-        dampening: float = 0,
         weight_decay: float = 0.0,
         weight_decouple: bool = False,
         fixed_decay: bool = False,

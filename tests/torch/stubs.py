@@ -6,11 +6,7 @@
 from __future__ import annotations
 
 import inspect
-<<<<<<< HEAD
 import json
-=======
-import math
->>>>>>> b2023ade (List what tests of other projects say, by reason)
 import sys
 import textwrap
 from pathlib import Path
@@ -69,13 +65,8 @@ def _class_text(kind: type[RuleOptimizer]) -> str:
 def _parameter_text(parameter: inspect.Parameter) -> str:
     type_text = _ALIASES.get(parameter.name) or inspect.formatannotation(parameter.annotation)
     type_text = type_text.removeprefix("collections.abc.")
-<<<<<<< HEAD
     written = json.dumps(parameter.default) if isinstance(parameter.default, str) else repr(parameter.default)
     default = "" if parameter.default is parameter.empty else f" = {'...' if written == 'inf' else written}"
-=======
-    text = 'float("inf")' if parameter.default == math.inf else repr(parameter.default)
-    default = "" if parameter.default is parameter.empty else f" = {text}"
->>>>>>> b2023ade (List what tests of other projects say, by reason)
     return f"{parameter.name}: {type_text}{default},"
 
 

@@ -136,11 +136,7 @@ def _variants(rule: Rule) -> list[Entry]:
 
 
 def _exclusive(entries: Sequence[Entry]) -> list[Entry]:
-<<<<<<< HEAD
     """The entries, each with a value for every flag of others: the first entry's, or off; none where any will do."""
-=======
-    """The entries, each with a value for every flag of the others: the first entry's or off; none where any will do."""
->>>>>>> b2023ade (List what tests of other projects say, by reason)
     off = {flag: _off(value) for entry in entries for flag, value in entry.when.items()}
     wholes = [off | {**entries[0].when} | {**entry.when} for entry in entries]
     chosen = [{flag: value for flag, value in whole.items() if value != "any"} for whole in wholes]
