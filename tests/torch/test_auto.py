@@ -175,6 +175,19 @@ def test_a_saved_state_tells_tags_to_an_optimizer_that_would_find_others() -> No
     assert set(bare.state[model.get_parameter("embed.weight")]) == {"step", "m", "v"}
 
 
+def test_a_saved_state_without_tags_leaves_those_that_were_found() -> None:
+    """As torch's Muon saves it, or another library."""
+    params = [*Vision().parameters()]
+    optimizer = rulec.torch.Muon(params, lr=0.5, auto=True)
+    routed = [route.routed for route in optimizer.routing()]
+    file = rulec.torch.Muon(params, lr=0.1, auto=True).state_dict()
+    for key in ("tags", "param_tags", "auto"):
+        del file["param_groups"][0][key]
+    optimizer.load_state_dict(file)
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    assert [route.routed for route in optimizer.routing()] == routed
+
+
 def test_groups_keep_their_number_and_tags_given_by_hand() -> None:
     model = Residual()
     groups: list[dict[str, Any]] = [
