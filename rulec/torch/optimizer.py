@@ -114,7 +114,7 @@ class RuleOptimizer(Optimizer, Lockable):
         """Adds a parameter group, with hyper-parameters of its own; without them it has the optimizer's."""
         self._check_closed("add_param_group()")
         if isinstance(param_group, dict):
-            self.interface.take_group(param_group)
+            self.interface.take_group(param_group, self.defaults)
         try:
             _add_param_group(self, param_group)
         except Exception:  # values come before parameters, so that the first mistake named is the same for both

@@ -8,6 +8,7 @@ import sys
 import typing
 from collections import UserList
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -231,3 +232,22 @@ def test_a_sequence_of_another_package_is_kept_as_a_tuple(name: str, keyword: st
         each.param_groups[0]["params"][0].grad = torch.ones(3)
         each.step()
     assert torch.equal(params[0], twin.param_groups[0]["params"][0])
+
+
+@pytest.mark.parametrize(
+    ("keywords", "betas"),
+    [
+        ({}, (0.9, 0.999, 0.999)),
+        ({"ema_rate": 0.7}, (0.9, 0.999, 0.7)),
+        ({"betas": (0.8, 0.9)}, (0.8, 0.9, 0.999)),
+        ({"betas": (0.8, 0.9), "ema_rate": 0.7}, (0.8, 0.9, 0.7)),
+        ({"betas": (0.8, 0.9, 0.6)}, (0.8, 0.9, 0.6)),
+    ],
+)
+def test_a_word_of_a_namesake_may_be_the_end_of_a_tuple(keywords: dict[str, Any], betas: tuple[float, ...]) -> None:
+    params = [torch.nn.Parameter(torch.zeros(4, 4))]
+    assert rulec.torch.SPlus(params, **keywords).param_groups[0]["betas"] == betas
+    group = {"params": params, **keywords}
+    of_group = rulec.torch.SPlus([group], betas=(0.1, 0.2, 0.3)).param_groups[0]["betas"]
+    expected = {(): (0.1, 0.2, 0.3), ("ema_rate",): (0.1, 0.2, 0.7), ("betas",): (*keywords.get("betas", ()), 0.3)[:3]}
+    assert of_group == expected.get(tuple(keywords), betas)

@@ -91,8 +91,9 @@ class Interface:
     `fixed` are keys of a group beside the keywords. `full_at_once`: states exist before the first step. `refuses`: a
     tensor is routed to another rule only where its group has tags, for torch's class refuses it. `asks_once`:
     `capturable` is of the whole optimizer, for torch's class has no such keyword. `aliases` are other words for
-    keywords, each for one of them or for several that a tuple has, and `ignored` words that change nothing. `choices`
-    has keyword of a namesake -> word given for it -> the keywords here and their values.
+    keywords, each for one of them or for several that a tuple has, `aliased_ends` words for the last entry of a tuple,
+    and `ignored` words that change nothing. `choices` has keyword of a namesake -> word given for it -> the keywords
+    here and their values.
     """
 
     name: str
@@ -104,6 +105,7 @@ class Interface:
     refuses: bool = False
     asks_once: bool = False
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    aliased_ends: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     ignored: frozenset[str] = frozenset()
     choices: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
 
@@ -185,7 +187,7 @@ class Interface:
     def bind(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
         """Every keyword's value, given or by default; HyperError for a keyword that there is not."""
         known = self.signature.parameters
-        keywords = self._with_ends(self.in_own_words(keywords, ""))
+        keywords = self.in_own_words(keywords, "")
         for key in keywords:
             if key not in known:
                 raise HyperError(f"{self.name} has no keyword {key!r}{self.suggestion(key)}")
@@ -204,9 +206,12 @@ class Interface:
         self._check_unnamed(bound.arguments)
         return dict(bound.arguments)
 
-    def in_own_words(self, values: Mapping[str, Any], whose: str) -> dict[str, Any]:
+    def in_own_words(
+        self, values: Mapping[str, Any], whose: str, defaults: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
         """The values under this class's keywords, without those that change nothing; `whose` is `a group of ` or empty.
 
+        `defaults` are the optimizer's where it has any, for the entries of a tuple that are not given.
         A number for a word that stands for several keywords is the value of each, and None leaves them as they are.
         HyperError where two words for one keyword are given, or a tuple has another length than the keywords it gives.
         """
@@ -232,18 +237,33 @@ class Interface:
                         f"{whose}{self.name} was given {alias} and {keyword}, which are one: leave one out"
                     )
                 done[keyword] = part
+        usual = {key: parameter.default for key, parameter in self.signature.parameters.items()}
+        return self._with_ends(done, {**usual, **(defaults or {})})
+
+    def _with_ends(self, values: dict[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """The values, with those of words for the last entry of a tuple in the tuple; `defaults` has what is not given.
+
+        A tuple without such an entry has the default's.
+        """
+        done = dict(values)
+        for word, (keyword, position) in self.ends.items():
+            tuple_now = done.get(keyword, defaults[keyword])
+            if word in done:
+                value = done.pop(word)
+                done[keyword] = (*tuple_now[:position], *([] if value is None else [value]))
+            elif keyword in done and word in self.aliased_ends and isinstance(tuple_now, tuple | list):
+                done[keyword] = (*tuple_now, *defaults[keyword][position:]) if len(tuple_now) == position else tuple_now
         return done
 
-    def _with_ends(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The values, with the last entry of a tuple in the tuple, where it has a keyword by its name."""
-        done = dict(values)
-        for name, (keyword, position) in self.entries[0].places.items():
-            hyper = self.entries[0].rule.hyper.get(name)
-            if name in done and position is not None and hyper is not None and isinstance(hyper.default, Node):
-                value, first = done.pop(name), done.get(keyword, self.signature.parameters[keyword].default)
-                rest = [] if value is None else [value]
-                done[keyword] = (*first[:position], *rest)
-        return done
+    @functools.cached_property
+    def ends(self) -> Mapping[str, tuple[str, int]]:
+        """Words for the last entry of a tuple: the rule's own where its default follows from others, and aliases."""
+        entry = self.entries[0]
+        own = {
+            name: (keyword, position) for name, (keyword, position) in entry.places.items()
+            if position is not None and name in entry.rule.hyper and isinstance(entry.rule.hyper[name].default, Node)
+        }  # fmt: skip
+        return {**own, **self.aliased_ends}
 
     @functools.cached_property
     def lists(self) -> set[str]:
@@ -270,21 +290,21 @@ class Interface:
             return ": weight decay has no meaning for its rule"
         return did_you_mean(key, [*self.signature.parameters, *self.aliases])
 
-    def take_group(self, group: dict[str, Any]) -> None:
+    def take_group(self, group: dict[str, Any], defaults: Mapping[str, Any]) -> None:
         """Brings the keys of a new parameter group into this class's words.
 
         HyperError for a weight decay that the rule has no use for. A key that nothing reads, neither the class nor a
         scheduler or trainer, is left there with a warning.
         """
         whose = "a group of "
-        values = self.in_own_words(group, whose)
+        values = self.in_own_words(group, whose, defaults)
         if "weight_decay" not in self.signature.parameters and values.get("weight_decay", 0) != 0:
             raise HyperError(
                 f"{whose}{self.name} has weight_decay={values['weight_decay']!r}{self.suggestion('weight_decay')}"
             )
-        if values.keys() != group.keys():
-            group.clear()
-            group.update(values)
+        for key in group.keys() - values.keys():
+            del group[key]
+        group.update(values)
         known = {*self.signature.parameters, *self.fixed, "weight_decay", *_OF_OTHERS}
         for key in group:
             if key not in known and not key.startswith("_") and (self.name, key) not in _warned:

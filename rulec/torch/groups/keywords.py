@@ -81,7 +81,10 @@ def rule_interface(rule: Rule, source: str = "") -> Interface:
             parameters.append(parameter)
     signature = inspect.Signature(parameters)
     interface = Interface(rule.name, signature, entries, _fixed(entries), source=source, asks_once=True)
-    return replace(interface, aliases=_aliases(interface), ignored=_ignored(rule), choices=_choices(rule))
+    aliases, ends = _aliases(interface)
+    return replace(
+        interface, aliases=aliases, aliased_ends=ends, ignored=_ignored(rule), choices=_choices(rule)
+    )  # fmt: skip
 
 
 def _own_entry(rule: Rule, when: Mapping[str, Any], owner: str = "", flags: Mapping[str, str] | None = None) -> Entry:
@@ -205,17 +208,22 @@ def _flag_parameters(entries: Sequence[Entry]) -> list[inspect.Parameter]:
     return parameters
 
 
-def _aliases(interface: Interface) -> dict[str, tuple[str, ...]]:
-    """Other words for keywords of a class: each stands for one keyword, or for several that a tuple has."""
+def _aliases(interface: Interface) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, int]]]:
+    """Other words for keywords of a class, each for one or for several that a tuple has; and for the end of a tuple."""
     aliases: dict[str, tuple[str, ...]] = {}
+    ends: dict[str, tuple[str, int]] = {}
     for entry in interface.entries:
         for fields in _namesakes(entry.rule):
             for theirs, ours in fields.get("args", {}).items():
                 names = ours if isinstance(ours, list) else [ours]
-                keywords = tuple(dict.fromkeys(entry.place(name)[0] for name in names))
-                if theirs not in interface.signature.parameters:
-                    aliases[theirs] = keywords
-    return aliases
+                keyword, position = entry.place(names[0])
+                if theirs in interface.signature.parameters:
+                    continue
+                if len(names) == 1 and position is not None:
+                    ends[theirs] = keyword, position
+                else:
+                    aliases[theirs] = tuple(dict.fromkeys(entry.place(name)[0] for name in names))
+    return aliases, ends
 
 
 def _choices(rule: Rule) -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
