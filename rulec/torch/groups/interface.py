@@ -259,11 +259,11 @@ class Interface:
     def ends(self) -> Mapping[str, tuple[str, int]]:
         """Words for the last entry of a tuple: the rule's own where its default follows from others, and aliases."""
         entry = self.entries[0]
-        own = {
+        derived = {
             name: (keyword, position) for name, (keyword, position) in entry.places.items()
             if position is not None and name in entry.rule.hyper and isinstance(entry.rule.hyper[name].default, Node)
         }  # fmt: skip
-        return {**own, **self.aliased_ends}
+        return {**derived, **self.aliased_ends}
 
     @functools.cached_property
     def lists(self) -> set[str]:
