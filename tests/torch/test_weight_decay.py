@@ -113,6 +113,7 @@ COMPARED = [
 ELSEWHERE = {
     ("AdaSmooth", "decoupled"): "before the way since the last step is measured, and so in it",
     ("AdaSmooth", "fixed"): "before the way since the last step is measured, and so in it",
+    ("Conda", "plain"): "after the move",
     ("LaProp", "decoupled"): "after the move",
     ("LaProp", "fixed"): "after the move",
     ("LaProp", "coupled"): "in the gradient after its last use",
@@ -150,13 +151,17 @@ def difference(name: str, keywords: Mapping[str, Any]) -> float:
     return float((actual - expected).abs().max() / expected.abs().max())
 
 
+def _keywords(kind: Any) -> set[str]:
+    return {*inspect.signature(kind).parameters}
+
+
 CASES = [
     (name, flags)
     for name in COMPARED
+    for theirs in [_keywords(getattr(pytorch_optimizer, _CLASSES[name.casefold()]))]
     for flags, keywords in FLAGS.items()
-    if {*keywords} <= {*inspect.signature(getattr(pytorch_optimizer, _CLASSES[name.casefold()])).parameters}
-    and {*keywords} <= {*inspect.signature(getattr(rulec.torch, name)).parameters}
-    and (flags != "plain" or "weight_decouple" not in inspect.signature(getattr(rulec.torch, name)).parameters)
+    if {*keywords} <= theirs & _keywords(getattr(rulec.torch, name))
+    and (flags != "plain" or not {"weight_decouple", "decoupled_weight_decay"} & theirs)
 ]
 
 
