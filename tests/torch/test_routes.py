@@ -228,3 +228,17 @@ def test_seeds() -> None:
     with pytest.raises(HyperError, match="seed is one for all groups, and they have"):
         optimizer.add_param_group(fresh)
     assert len(optimizer.param_groups) == 1
+
+
+@pytest.mark.parametrize("name", ["GaLore", "Fira", "Apollo", "Dion"])
+def test_a_narrow_matrix_has_the_rank_that_it_can_have(name: str) -> None:
+    params = parameters(shapes=[(6, 5), (2, 6), (4,)])
+    tags = {"tags": ()} if name == "Dion" else {}
+    groups = [{"params": [*params[:2]], "rank": 3, **tags}, {"params": [*params[2:]], **tags}]
+    optimizer = getattr(rulec.torch, name)(groups)
+    assert [route.rank for route in optimizer.routing()] == [None, 2, None]
+    assert f"{name} of rank 2\n" in str(optimizer.routing())
+    before = [p.detach().clone() for p in params]
+    advance(optimizer, params, range(3))
+    assert all(torch.isfinite(p).all() for p in params)
+    assert not any(torch.equal(p, q) for p, q in zip(params, before, strict=True))

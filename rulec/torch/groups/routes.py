@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from rulec.compiler.routing import Router, applies
+from rulec.compiler.view import matrix_view
 from rulec.errors import HyperError, RulecError, TensorError
 from rulec.language.rule import Rule
 from rulec.torch.groups.entries import GroupRule, sees_sections, sees_shapes
@@ -28,7 +29,8 @@ class ComplexParameter(TensorError, RuntimeError):
 class Route:
     """A parameter, its group's index, and the rule it goes to; `routed` where that is not the class's own.
 
-    With a `section`, it is this section of a fused parameter. `place` is the parameter's index among all.
+    With a `section`, it is this section of a fused parameter. `place` is the parameter's index among all. `rank` is the
+    rank that the rule keeps where the shape allows less than the group's rank, else None.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Route:
     routed: bool
     place: int
     section: Section | None = None
+    rank: int | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -62,7 +65,10 @@ class Routes(list[Route]):
     """The routes of an optimizer's parameters; printed, a table."""
 
     def __str__(self) -> str:
-        rows = [(route.name, str(route.shape), route.rule.name) for route in self]
+        rows = [
+            (route.name, str(route.shape), route.rule.name + ("" if route.rank is None else f" of rank {route.rank}"))
+            for route in self
+        ]
         widths = [max((len(row[i]) for row in rows), default=0) for i in (0, 1)]
         return "\n".join(f"{name:{widths[0]}}  {shape:{widths[1]}}  {rule}" for name, shape, rule in rows)
 
@@ -85,7 +91,8 @@ def routes_of(
             place, name = next(names)
             check_flat(param, router.rules, name, together)
             whole = Route(name, param, index, tags, router.rules[0], False, place)
-            routes += _routed(interface, router, whole, _sections(group, param, name))
+            here = _routed(interface, router, whole, _sections(group, param, name))
+            routes += [replace(route, rank=_lower_rank(group_rule, group, route)) for route in here]
             if routes[-1].routed and interface.refuses and group.get("tags") is None:
                 raise TensorError(_refusal(interface, routes[-1]))
     return routes
@@ -121,6 +128,16 @@ def _route(interface: Interface, router: Router[Rule], route: Route) -> Route:
     rule = router.choose(shape, route.tags, name)
     check_dtensor(param, rule, name)
     return replace(route, rule=rule, routed=not applies(router.rules[0], shape, route.tags))
+
+
+def _lower_rank(group_rule: GroupRule, group: Mapping[str, Any], route: Route) -> int | None:
+    """The shorter side of a matrix whose rule has a `rank` above it; None where the rank is the group's."""
+    if "rank" not in route.rule.hyper:
+        return None
+    keyword, _ = group_rule.entry.place("rank")
+    facts = matrix_view(route.shape, route.rule.view).facts
+    side = int(min(facts["rows"], facts["cols"]))
+    return side if isinstance(group[keyword], int | float) and group[keyword] > side else None
 
 
 def _refusal(interface: Interface, route: Route) -> str:
