@@ -187,9 +187,10 @@ def test_a_tensor_that_no_rule_is_for_is_refused_at_once() -> None:
         kind([torch.zeros(2, 2), torch.zeros(3)], lr=0.1)
 
 
-def test_a_rank_larger_than_the_matrix_is_refused_before_anything_is_written() -> None:
+def test_a_count_larger_than_the_matrix_is_refused_before_anything_is_written() -> None:
     params = parameters(shapes=[(5,), (4, 6)])
-    optimizer = rulec.torch.Apollo(params, rank=5)
+    text = rulec.load("apollo").to_yaml().replace("minimum(rank, rows)", "rank")
+    optimizer = rulec.torch.optimizer(rulec.parse(text))(params, rank=5)
     kept = [p.detach().clone() for p in params]
     with pytest.raises(RuleError, match=r"from 1 to 4, not rank = 5 for a matrix of 4 by 6: choose"):
         advance(optimizer, params, range(1))
