@@ -75,6 +75,7 @@ class RuleOptimizer(Optimizer, Lockable):
     interface: ClassVar[Interface]
 
     def __init__(self, params: ParamsT, *args: Any, **keywords: Any) -> None:
+        functions = self.interface.take_functions(keywords)
         values = self.interface.bind(args, keywords)
         if any(entry.rule.sizes for entry in self.interface.entries):
             params = params if isinstance(params, torch.Tensor) else [*iterable(params)]
@@ -99,6 +100,10 @@ class RuleOptimizer(Optimizer, Lockable):
         plain = not self._options.weights
         self._lost = watch_of(self.interface.name, self.param_groups, names_of(self.param_groups)) if plain else None
         self._complete = True
+        for function in functions:
+            without_gradients = torch.no_grad()(function)
+            without_gradients()
+            self.register_step_post_hook(lambda *_, call=without_gradients: call())
         self.state = Store(self.state)
         if self.interface.full_at_once:
             self._build()

@@ -26,6 +26,7 @@ CASES: tuple[tuple[str, str, dict[str, Any], float], ...] = (
     ("AdaPNM", "AdaPNM", {"ams_bound": False, "betas": (0.8, 0.99, 0.7)}, 1e-6),
     ("AdaShift", "AdaShift", {"keep_num": 4, "lr": 0.1}, 1e-12),
     ("Adai", "Adai", {"betas": (0.2, 0.9), "lr": 0.1}, 1e-12),
+    ("Adai", "Adai", {"dampening": 0.9, "lr": 0.1, "use_gc": True}, 1e-12),
     ("AdamP", "AdamP", {"nesterov": True}, 1e-6),
     ("AdamS", "AdamS", {"ams_bound": True}, 1e-12),
     ("Adan", "Adan", {"max_grad_norm": 1.0, "lr": 0.1, "betas": (0.98, 0.92, 0.99)}, 1e-6),
@@ -42,9 +43,13 @@ CASES: tuple[tuple[str, str, dict[str, Any], float], ...] = (
     ("Prodigy", "Prodigy", {"safeguard_warmup": True, "beta3": 0.99}, 1e-8),
     ("Prodigy", "Prodigy", {"bias_correction": True, "d_coef": 10.0}, 1e-8),
     ("ROSE", "ROSE", {"stabilize": False, "compute_dtype": torch.float64}, 1e-6),
+    ("SGDP", "SGDP", {"dampening": 0.3, "momentum": 0.8, "lr": 0.1}, 1e-12),
+    ("SGDP", "SGDP", {"nesterov": True, "dampening": 0.3, "momentum": 0.8, "lr": 0.1, "weight_decay": 0.1}, 1e-12),
     ("SGDW", "SGDW", {"nesterov": True, "momentum": 0.9, "lr": 0.01, "weight_decay": 0.0}, 1e-12),
     ("ScheduleFreeAdamW", "ScheduleFreeAdamW", {"decoupling_c": 200, "lr": 0.1}, 1e-12),
     ("diffGrad", "DiffGrad", {"ams_bound": True}, 1e-6),
+    ("diffGrad", "DiffGrad", {"rectify": True, "lr": 0.1}, 1e-12),
+    ("diffGrad", "DiffGrad", {"rectify": True, "degenerated_to_sgd": False, "n_sma_threshold": 7, "lr": 0.1}, 1e-12),
 )
 
 
@@ -104,3 +109,39 @@ def test_other_rules_of_a_class_leave_its_defaults() -> None:
     param = torch.nn.Parameter(torch.ones(2))
     assert rulec.load("cautious_laprop").hyper["weight_decay"].default != 0
     assert rulec.torch.LaProp([param]).param_groups[0]["weight_decay"] == 0
+
+
+@pytest.mark.parametrize("adjusted", [False, True])
+def test_a_function_of_the_user_runs_at_first_and_after_each_step(adjusted: bool) -> None:
+    """AliG's projection and momentum, for gradients that are large beside the numbers under the quotient."""
+    params = [torch.nn.Parameter(torch.full((5, 3), 2.0, dtype=torch.float64)) for _ in range(2)]
+    for param, kind in zip(params, (rulec.torch.AliG, pytorch_optimizer.AliG), strict=True):
+
+        def bounded(param: torch.nn.Parameter = param) -> None:
+            with torch.no_grad():
+                param.div_(param.norm())
+
+        numbers = torch.Generator().manual_seed(0)
+        optimizer = kind([param], max_lr=0.5, momentum=0.9, adjusted_momentum=adjusted, projection_fn=bounded)
+        for _ in range(5):
+            param.grad = 100 * torch.randn(5, 3, dtype=torch.float64, generator=numbers)
+            optimizer.step(lambda: 300.0)
+        assert abs(float(param.detach().norm()) - 1) < 1e-12
+    assert torch.allclose(*params, rtol=1e-6)  # theirs sums squares in float32
+
+
+def test_a_function_that_is_none_is_refused() -> None:
+    param = torch.nn.Parameter(torch.ones(2))
+    rulec.torch.AliG([param], projection_fn=None)
+    with pytest.raises(HyperError, match="projection_fn of AliG must be a function without arguments, not 3"):
+        rulec.torch.AliG([param], projection_fn=3)
+
+
+def test_a_decay_after_the_moments_is_taken_where_it_is_decoupled() -> None:
+    keywords = {"weight_decay": 0.1, "stable_weight_decay": True, "lr": 0.1}
+    mine, other = (
+        stepped(kind, {**keywords, "weight_decouple": True}) for kind in (rulec.torch.Adai, pytorch_optimizer.Adai)
+    )
+    assert torch.allclose(mine, other, rtol=1e-12)
+    with pytest.raises(HyperError, match="Adai has no rule for dampening=1, stable_weight_decay=True"):
+        rulec.torch.Adai([torch.nn.Parameter(torch.ones(2))], **keywords)

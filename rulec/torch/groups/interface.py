@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -93,7 +93,7 @@ class Interface:
     `capturable` is of the whole optimizer, for torch's class has no such keyword. `aliases` are other words for
     keywords, each for one of them or for several that a tuple has, `aliased_ends` words for the last entry of a tuple,
     and `ignored` words that change nothing. `choices` has keyword of a namesake -> word given for it -> the keywords
-    here and their values.
+    here and their values. `functions` are keywords of namesakes for functions that run at first and after each step.
     """
 
     name: str
@@ -108,6 +108,7 @@ class Interface:
     aliased_ends: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     ignored: frozenset[str] = frozenset()
     choices: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
+    functions: tuple[str, ...] = ()
 
     def sized(self, values: Mapping[str, Any]) -> Interface:
         """The interface for the lengths in a group's keywords."""
@@ -205,6 +206,14 @@ class Interface:
                 bound.arguments[key] = tuple(value)
         self._check_unnamed(bound.arguments)
         return dict(bound.arguments)
+
+    def take_functions(self, keywords: dict[str, Any]) -> list[Callable[[], Any]]:
+        """Takes the functions out of the keywords; HyperError for what is no function."""
+        given = {key: keywords.pop(key) for key in self.functions if key in keywords}
+        for key, value in given.items():
+            if value is not None and not callable(value):
+                raise HyperError(f"{key} of {self.name} must be a function without arguments, not {value!r}")
+        return [value for value in given.values() if value is not None]
 
     def in_own_words(
         self, values: Mapping[str, Any], whose: str, defaults: Mapping[str, Any] | None = None

@@ -83,7 +83,8 @@ def rule_interface(rule: Rule, source: str = "") -> Interface:
     interface = Interface(rule.name, signature, entries, _fixed(entries), source=source, asks_once=True)
     aliases, ends = _aliases(interface)
     return replace(
-        interface, aliases=aliases, aliased_ends=ends, ignored=_ignored(rule), choices=_choices(rule)
+        interface, aliases=aliases, aliased_ends=ends, ignored=_listed(rule, "ignores"), choices=_choices(rule),
+        functions=tuple(sorted(_listed(rule, "functions"))),
     )  # fmt: skip
 
 
@@ -231,9 +232,9 @@ def _choices(rule: Rule) -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
     return {word: answers for fields in _namesakes(rule) for word, answers in fields.get("choices", {}).items()}
 
 
-def _ignored(rule: Rule) -> frozenset[str]:
-    """The words of namesakes without an effect on the numbers."""
-    return frozenset(word for fields in _namesakes(rule) for word in fields.get("ignores", ()))
+def _listed(rule: Rule, key: str) -> frozenset[str]:
+    """The words of namesakes under this key: `ignores`, without an effect on the numbers, or `functions`."""
+    return frozenset(word for fields in _namesakes(rule) for word in fields.get(key, ()))
 
 
 def _hint(name: str) -> inspect.Parameter:
