@@ -144,6 +144,7 @@ def _decay_text(interface: Interface) -> str:
         "l2": "adds weight_decay*p to the gradient g",
         "decay": "adds weight_decay*p to the direction",
         "fixed_decay": "takes weight_decay*p from p, whatever lr is,",
+        "corrected_decay": "takes lr**2/lr_at_start*weight_decay*p from p",
     }
     first = sorted(decays.items(), key=lambda item: item[0] != "default")
     lines = [f"weight_decay {words[transform]}{_where(flag)}." for flag, transform in first]

@@ -75,6 +75,7 @@ class RuleOptimizer(Optimizer, Lockable):
     interface: ClassVar[Interface]
 
     def __init__(self, params: ParamsT, *args: Any, **keywords: Any) -> None:
+        self._take_interface(self.interface.with_words(keywords))
         functions = self.interface.take_functions(keywords)
         values = self.interface.bind(args, keywords)
         if any(entry.rule.sizes for entry in self.interface.entries):
@@ -110,9 +111,16 @@ class RuleOptimizer(Optimizer, Lockable):
 
     def _size(self, values: Mapping[str, Any]) -> None:
         """Takes the lengths of lists from a group's keywords; those of all groups are the same."""
-        interface = self.interface.sized(values)
+        self._take_interface(self.interface.sized(values))
+
+    def _take_interface(self, interface: Interface) -> None:
+        """Makes this the interface of this optimizer alone."""
         if interface is not self.interface:
             self.interface = interface  # type: ignore[misc]
+            parameters = interface.signature.parameters
+            for key in interface.group_keywords if "defaults" in self.__dict__ else ():
+                if key in parameters:
+                    self.defaults.setdefault(key, parameters[key].default)
 
     @synchronized
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -608,6 +616,7 @@ class RuleOptimizer(Optimizer, Lockable):
             self._machine, self._complete, self._lost, self._passes = None, True, None, None
             self._compared, self._first, self._last_gradient = False, None, _NO_GRADIENT
             super().__setstate__(state)
+            self._take_interface(self.interface.with_words(self.defaults))
             self._size({**self.defaults, **_first_group(self.param_groups)})
             self.state = Store(self.state)
             self._rates = [group.get("lr") for group in self.param_groups]
@@ -618,9 +627,10 @@ class RuleOptimizer(Optimizer, Lockable):
             {key: group[key] for key in ("tags", "param_tags") if key in group} for group in self.param_groups
         ]
         groups: list[dict[str, Any]] = []
+        interface = self.interface.with_words({key for group in state["param_groups"] for key in group})
         for tags, packed, here in zip(kept, state["param_groups"], self.param_groups, strict=True):
             there = [saved.get(p, {}) for p in here["params"]]
-            group, states = arrived(packed, there, self.interface, self.defaults)
+            group, states = arrived(packed, there, interface, self.defaults)
             saved |= {p: state for p, state in zip(here["params"], states, strict=True) if state}
             groups.append({**self.defaults, **tags, **group})
         for group, before in zip(groups, self.param_groups, strict=True):  # what is joined, parameters say, not states
@@ -631,7 +641,8 @@ class RuleOptimizer(Optimizer, Lockable):
                 group[AT_START] = before.get(AT_START)
         plain_options(groups)
         tag_all(groups)
-        machine = OptimizerStep(self.interface, groups, saved, self._options, strict=True)
+        machine = OptimizerStep(interface, groups, saved, self._options, strict=True)
+        self._take_interface(interface)
         super().__setstate__({**state, "state": Store(), "param_groups": groups})
         self._rates = [group.get("lr") for group in groups]
         self._adopt(machine)

@@ -14,6 +14,7 @@ from typing import Any
 from rulec.errors import RuleError
 from rulec.language.compose.bind import with_maximum, without_term
 from rulec.language.expr.names import is_rule_text, short
+from rulec.language.hyper import AT_START
 from rulec.language.library.folder import library_folder
 from rulec.language.library.modules import installed, installed_rule, is_python_name, python_rule
 from rulec.language.library.remote import MAX_BYTES, is_address, read_address, text_at
@@ -129,18 +130,24 @@ def interop_entries(rule: Rule, package: str) -> list[Mapping[str, Any]]:
     return list(section) if isinstance(section, list) else [section]
 
 
+#: The transform of weight decay that falls with the square of the learning rate.
+CORRECTED = "corrected_decay"
+
+
 def decayed(rule: Rule, transform: str) -> Rule:
     """The rule with weight decay by a transform of the library, whose strength is the hyper-parameter `weight_decay`.
 
-    By `l2` the decay is in the gradient, by `fixed_decay` a share of the parameter whatever the learning rate is, else
-    in the direction. A decay that the rule has itself is taken away.
+    By `l2` the decay is in the gradient, by `fixed_decay` a share of the parameter whatever the learning rate is, by
+    `corrected_decay` it falls with the square of the learning rate, else it is in the direction. A decay that the rule
+    has itself is taken away.
     """
     bare = without_term(rule, "weight_decay")
     if transform == "l2":
         return load(transform) >> bare
-    if transform == "fixed_decay":
-        fixed: Rule = load(transform)(bare)
-        return fixed.bind(decay_rate="weight_decay")
+    if transform in ("fixed_decay", CORRECTED):
+        whole: Rule = load(transform)(bare)
+        largest = {"max_lr": AT_START} if transform == CORRECTED else {}
+        return whole.bind(decay_rate="weight_decay", **largest)
     return bare + load(transform)
 
 

@@ -15,8 +15,8 @@ from rulec.errors import HyperError
 from rulec.language import rule_data
 from rulec.language.compose.combine import substitute_hyper
 from rulec.language.expr.node import Kind, Node, Op, names_in, walk
-from rulec.language.hyper import Hyper
-from rulec.language.library.load import decayed, transformed
+from rulec.language.hyper import AT_START, Hyper
+from rulec.language.library.load import CORRECTED, decayed, transformed
 from rulec.language.rule import Rule
 from rulec.language.sizes import entries, lists_of, sized
 
@@ -130,6 +130,7 @@ class Entry:
         """Every keyword that means something to this rule."""
         names = {self.place(name)[0] for name in self.settings("")}
         decaying = {"weight_decay"} if self.decays else set()
+        decaying |= {AT_START} if CORRECTED in self.decays.values() else set()
         return names | {*self.when} | decaying | self.flags
 
     @functools.cached_property

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -94,6 +94,8 @@ class Interface:
     keywords, each for one of them or for several that a tuple has, `aliased_ends` words for the last entry of a tuple,
     and `ignored` words that change nothing. `choices` has keyword of a namesake -> word given for it -> the keywords
     here and their values. `functions` are keywords of namesakes for functions that run at first and after each step.
+    `wider` gives the interface of a class of torch's with the words of its namesakes, which are in the groups only where
+    one of them is given.
     """
 
     name: str
@@ -109,6 +111,7 @@ class Interface:
     ignored: frozenset[str] = frozenset()
     choices: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     functions: tuple[str, ...] = ()
+    wider: Callable[[], Interface] | None = None
 
     def sized(self, values: Mapping[str, Any]) -> Interface:
         """The interface for the lengths in a group's keywords."""
@@ -207,13 +210,19 @@ class Interface:
         self._check_unnamed(bound.arguments)
         return dict(bound.arguments)
 
+    def with_words(self, keywords: Iterable[str]) -> Interface:
+        """The interface for these keywords: the wider one where they have a word of a namesake."""
+        foreign = {*keywords} - self.signature.parameters.keys()
+        wider = self.wider() if foreign and self.wider is not None else self
+        return wider if foreign & wider.signature.parameters.keys() else self
+
     def take_functions(self, keywords: dict[str, Any]) -> list[Callable[[], Any]]:
         """Takes the functions out of the keywords; HyperError for what is no function."""
-        given = {key: keywords.pop(key) for key in self.functions if key in keywords}
-        for key, value in given.items():
+        values = {key: keywords.pop(key) for key in self.functions if key in keywords}
+        for key, value in values.items():
             if value is not None and not callable(value):
                 raise HyperError(f"{key} of {self.name} must be a function without arguments, not {value!r}")
-        return [value for value in given.values() if value is not None]
+        return [value for value in values.values() if value is not None]
 
     def in_own_words(
         self, values: Mapping[str, Any], whose: str, defaults: Mapping[str, Any] | None = None

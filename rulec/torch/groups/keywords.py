@@ -7,6 +7,7 @@ rule file, or a transform of the library.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Mapping, Sequence
@@ -22,8 +23,8 @@ from torch.optim.optimizer import ParamsT
 from rulec.errors import RuleError
 from rulec.language.compose.wrap import variant
 from rulec.language.expr.node import Node
-from rulec.language.hyper import Hyper
-from rulec.language.library.load import interop_entries, interop_index, load
+from rulec.language.hyper import AT_START, Hyper
+from rulec.language.library.load import CORRECTED, interop_entries, interop_index, load
 from rulec.language.rule import Rule
 from rulec.language.sizes import lists_of
 from rulec.torch.distributed.cross_process import reaches_across
@@ -37,24 +38,40 @@ def torch_classes() -> Mapping[str, Sequence[str]]:
     return interop_index("torch", "class")
 
 
-def torch_interface(kind: str) -> Interface:
-    """The interface of a class of torch.optim, as the torch installed has it."""
+def torch_interface(kind: str, wide: bool = False) -> Interface:
+    """The interface of a class of torch.optim, as the torch installed has it; if `wide`, with words of namesakes."""
     theirs = getattr(torch.optim, kind)
     entries = []
     for file in torch_classes()[kind]:
         rule = load(file)
         entries += [_entry(kind, rule, fields) for fields in interop_entries(rule, "torch") if fields["class"] == kind]
     entries.sort(key=lambda entry: entry.rule.name != kind)
+    entries = _with_namesakes(entries) if wide else entries
     parameters = [*list(inspect.signature(theirs).parameters.values())]
     known = {p.name for p in parameters}
     routed = [p for entry in entries for p in _routed_parameters(entry) if p.name not in known]
     asking = [] if "capturable" in known else [_flag("capturable")]
-    parameters = sorted([*parameters, *routed, *asking, *_own_parameters(entries)], key=lambda p: p.kind)
+    words = [*_decay_parameters(entries, of_torch=True), *_flag_parameters(entries)] if wide else []
+    words = [p for p in words if p.name not in known]
+    parameters = sorted([*parameters, *routed, *asking, *words, *_own_parameters(entries)], key=lambda p: p.kind)
     signature = inspect.Signature(parameters, return_annotation=None)
     example = _example(theirs)
     fixed = {k: v for k, v in example.defaults.items() if k not in signature.parameters} | _fixed(entries)
     full = bool(example.state)
-    return Interface(kind, signature, entries, fixed, full, refuses=bool(routed), asks_once=bool(asking))
+    return Interface(
+        kind, signature, entries, fixed, full, refuses=bool(routed), asks_once=bool(asking),
+        wider=None if wide else functools.partial(torch_interface, kind, wide=True),
+    )  # fmt: skip
+
+
+def _with_namesakes(entries: Sequence[Entry]) -> list[Entry]:
+    """The entries of a class of torch's, also with the words of its namesakes elsewhere."""
+    first = entries[0]
+    falling = _corrections(first.rule)
+    words = [replace(e, when={**e.when, **_own_when(e.rule)}, decays={**e.decays, **falling}) for e in entries]
+    words = [replace(e, decays=_DECAYS) if dict(e.decays) == {"default": "l2"} else e for e in words]
+    others = _variants(first.rule)
+    return _exclusive([*words, *others]) if others else words
 
 
 def _example(theirs: Any) -> Optimizer:
@@ -135,7 +152,10 @@ def _variants(rule: Rule) -> list[Entry]:
             for fields in interop_entries(other, package):
                 if fields["class"] in theirs and (other.name != rule.name or _changes(fields)):
                     meant = variant(other, *(fields.get(key, {}) for key in ("lines", "start", "defaults")))
-                    entries.append(_own_entry(meant, fields["when"], rule.name, _transforms(rule)))
+                    entry = _own_entry(meant, fields["when"], rule.name, _transforms(rule))
+                    decays = _decays(other) if other.name == rule.name else entry.decays
+                    states = fields.get("state", entry.states)
+                    entries.append(replace(entry, states=states, decays={**decays, **_corrections(rule)}))
     return entries
 
 
@@ -153,8 +173,10 @@ def _off(value: Any) -> Any:
 
 
 def _transforms(rule: Rule) -> dict[str, str]:
-    """Flag of pytorch_optimizer's class -> the transform that it puts before or around the rule."""
-    return {flag: name for fields in _namesakes(rule) for flag, name in fields.get("flags", {}).items()}
+    """Flag of a namesake -> the transform that it puts before or around the rule."""
+    return {
+        flag: name for fields in _namesakes(rule) for flag, name in fields.get("flags", {}).items() if name != CORRECTED
+    }
 
 
 #: The transforms that `weight_decay` stands for, by flags that classes with it have; the first flag that holds counts.
@@ -166,12 +188,19 @@ def _decays(rule: Rule) -> Mapping[str, str]:
 
     A rule with its own decay has the flags for another one where its file says which its own is.
     """
-    said = _author_decay(rule)
+    said, falling = _author_decay(rule), _corrections(rule)
     if isinstance(said, Mapping):
         return said
     if "weight_decay" in rule.all_hyper:
-        return {} if said is None else {flag: how for flag, how in _DECAYS.items() if flag != "default"}
-    return {} if said == "none" or (rule.assigns_parameter and said is None) else _DECAYS
+        flags = {} if said is None else {flag: how for flag, how in _DECAYS.items() if flag != "default"}
+        return flags | falling
+    return {} if said == "none" or (rule.assigns_parameter and said is None) else _DECAYS | falling
+
+
+def _corrections(rule: Rule) -> dict[str, str]:
+    """The flags of namesakes for a decay that falls with the square of the learning rate."""
+    flags = (fields.get("flags", {}) for fields in _namesakes(rule))
+    return {flag: name for each in flags for flag, name in each.items() if name == CORRECTED}
 
 
 def _author_decay(rule: Rule) -> Any:
@@ -182,17 +211,19 @@ def _author_decay(rule: Rule) -> Any:
     return next((each["weight_decay"] for each in interop_entries(rule, "authors") if "weight_decay" in each), None)
 
 
-def _decay_parameters(entries: Sequence[Entry]) -> list[inspect.Parameter]:
+def _decay_parameters(entries: Sequence[Entry], of_torch: bool = False) -> list[inspect.Parameter]:
     """Keywords for the weight decay of rules without their own; `weight_decouple` is False where authors couple it."""
     if not any(entry.decays for entry in entries):
         return []
-    decoupled = _author_decay(entries[0].rule) in (None, "decay")
+    decoupled = not of_torch and _author_decay(entries[0].rule) in (None, "decay")
     kind = inspect.Parameter.KEYWORD_ONLY
     keywords = [inspect.Parameter("weight_decay", kind, default=0.0, annotation=float)]
     flags = dict.fromkeys(flag.removeprefix("not ") for entry in entries for flag in entry.decays if flag != "default")
     for flag in flags:
         default = flag == "weight_decouple" and decoupled
         keywords.append(inspect.Parameter(flag, kind, default=default, annotation=bool))
+    if any(CORRECTED in entry.decays.values() for entry in entries):
+        keywords.append(inspect.Parameter(AT_START, kind, default=None, annotation=float | None))
     return keywords
 
 
