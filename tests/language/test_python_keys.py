@@ -158,7 +158,7 @@ def test_inputs() -> None:
 
 
 MUON_RANGES = {
-    "lr": {"min": 0}, "weight_decay": {"min": 0},
+    "lr": {"min": 0}, "momentum": {"min": 0}, "weight_decay": {"min": 0},
     "ns_steps": {"static": True, "whole": True, "min": 1, "below": 100},
 }  # fmt: skip
 
@@ -166,8 +166,9 @@ MUON_RANGES = {
 @pytest.mark.parametrize("otherwise", ["adamw(lr=adamw_lr, eps=adamw_eps)", ADAMW])
 def test_applies_to_and_otherwise(otherwise: Any) -> None:
     @rulec.rule(
-        name="Muon", state={"m": 0}, hyper=MUON_RANGES, otherwise=otherwise,
-        applies_to='ndim == 2 and not (tagged("embedding") or tagged("head") or tagged("vector"))',
+        name="Muon", state={"m": 0}, hyper=MUON_RANGES, otherwise=otherwise, view={"flatten": "rest"},
+        applies_to='(ndim == 2 or (ndim > 2 and tagged("kernel"))) and not (tagged("embedding") or tagged("head") or '
+        'tagged("vector"))',
     )  # fmt: skip
     def muon(g: Any, p: Any, s: Any, rows: Any, cols: Any, *, lr: Any = 1e-3, momentum: Any = 0.95,
              weight_decay: Any = 0.1, ns_steps: Any = 5) -> Any:  # fmt: skip

@@ -284,7 +284,7 @@ def test_strategies_are_updated_in_turns(make: Callable[[], Any], monkeypatch: p
     come: list[Meeting] = []
     come.append(Meeting(es, lambda: es.update(Fitness(come))))
     es.update(Fitness(come))
-    come[0].end()
+    come[0].check_end()
     assert es.step_count == 2
 
 

@@ -38,7 +38,7 @@ def test_prodigy_is_that_of_another_library() -> None:
     """Over two groups, of one distance."""
     other = pytest.importorskip("pytorch_optimizer")
     ours, theirs = parameters(torch.float64), parameters(torch.float64)
-    one = rulec.torch.Prodigy([{"params": ours[:2]}, {"params": ours[2:]}], d0=0.01)
+    one = rulec.torch.Prodigy([{"params": ours[:2]}, {"params": ours[2:]}], d0=0.01, bias_correction=True)
     two = other.Prodigy(
         [{"params": theirs[:2]}, {"params": theirs[2:]}], lr=1.0, d0=0.01, bias_correction=True, weight_decay=0.0
     )

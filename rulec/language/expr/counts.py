@@ -65,7 +65,8 @@ class Count:
             least, most = self._range(value, known)
             if number is not None and not is_count(number, least, most):
                 text = f"{number:g}" if value.op is Op.CONST else f"{expression_text(value)} = {number:g}"
-                advice = _advice(value) if most else ": leave a tensor without elements out"
+                empty = most == 0 or 0 in (known.get("rows"), known.get("cols"))
+                advice = ": leave a tensor without elements out" if empty else _advice(value)
                 return f"{count_problem(self.what, text, least, most)}{_matrix(known)}{advice}"
         if self.end is not None:
             return self._past_end(max((n for n in numbers if n is not None), default=0), known)

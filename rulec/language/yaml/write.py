@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -91,9 +92,12 @@ def _pass_entry(each: Pass) -> Any:
 
 def rule_to_yaml(rule: RuleData) -> str:
     """The rule as a rule file, composed rules written out in full."""
-    return yaml.dump(
-        _rule_data(rule), Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=110, allow_unicode=True
-    )
+    return dumped(_rule_data(rule))
+
+
+def dumped(data: Mapping[str, Any]) -> str:
+    """The text of a rule file with these keys."""
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=110, allow_unicode=True)
 
 
 def _rule_data(rule: RuleData) -> dict[str, Any]:

@@ -20,6 +20,9 @@ from rulec.language.library.load import CORRECTED, decayed, transformed
 from rulec.language.rule import Rule
 from rulec.language.sizes import entries, lists_of, sized
 
+#: Values of keywords that torch takes as their default, None.
+AS_NONE = {"adjust_lr_fn": "original"}
+
 #: Where a hyper-parameter's value is: a keyword, and the place in it where that is a tuple.
 Place = tuple[str, int | None]
 
@@ -90,11 +93,12 @@ class GroupRule:
 class Entry:
     """One rule that a class may mean.
 
-    `when` are the keywords' values that choose it (`nonzero` is any number but 0). `places` has hyper-parameter ->
-    keyword and position, `states` the rule's name of a state -> torch's. `decays` has flag -> the transform that
-    `weight_decay` stands for with it: `not FLAG` where the flag is off, `default` without a flag; the first that holds
-    counts. `transforms` has flag -> the transform of the library that it puts before or around the rule. `counted` says
-    whether torch's state has a step count, and `takes_rows` whether torch takes sparse gradients.
+    `when` are the keywords' values that choose it (`nonzero` is any number but 0, `given` any but None). `places`
+    has hyper-parameter -> keyword and position, `states` the rule's name of a state -> torch's. `decays` has flag
+    -> the transform that `weight_decay` stands for with it: `not FLAG` where the flag is off, `default` without a
+    flag; the first that holds counts. `transforms` has flag -> the transform of the library that it puts before or
+    around the rule. `counted` says whether torch's state has a step count, and `takes_rows` whether torch takes
+    sparse gradients.
     """
 
     owner: str
@@ -164,7 +168,8 @@ class Entry:
 
     def matches(self, values: Mapping[str, Any]) -> bool:
         """Whether these keywords mean this rule."""
-        return all(bool(values[k]) if v == "nonzero" else values[k] == v for k, v in self.when.items())
+        values = {key: None if value == AS_NONE.get(key, self) else value for key, value in values.items()}
+        return all(_fits(values[keyword], value) for keyword, value in self.when.items())
 
     def decay(self, values: Mapping[str, Any]) -> str:
         """The transform that `weight_decay` stands for; empty where the rule has its own."""
@@ -203,6 +208,13 @@ class Entry:
             whole = _with_defaults(whole, unset).standalone().renamed(self.owner, self.rule.summary)
             self._composed[key] = whole, whole.all_hyper
         return self._composed[key]
+
+
+def _fits(value: Any, wanted: Any) -> bool:
+    """Whether a keyword has the value that an entry is for."""
+    if wanted == "given":
+        return value is not None
+    return bool(value) if wanted == "nonzero" else bool(value == wanted)
 
 
 def list_places(rule: Rule) -> dict[str, Place]:

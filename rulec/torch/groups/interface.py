@@ -33,7 +33,7 @@ from rulec.runtime.evaluations import EvaluationNames
 from rulec.runtime.storage.options import Storage
 from rulec.torch.distributed.consensus import Consensus
 from rulec.torch.distributed.cross_process import Across
-from rulec.torch.groups.entries import Entry, GroupRule, draws, sees_sections, shared_states
+from rulec.torch.groups.entries import AS_NONE, Entry, GroupRule, draws, sees_sections, shared_states
 from rulec.torch.tensors.fake import ShapesBackend, is_fake, without_compiler
 
 #: Keywords of torch.optim that say how to run, not what to compute.
@@ -47,9 +47,6 @@ OWN = ("state_dtype", "weights", "backend", "reduce_over")
 
 #: Keywords of every class whose values belong to this process and cannot be saved.
 UNSAVED = ("backend", "reduce_over")
-
-#: Values of keywords that torch takes as their default, None.
-AS_NONE = {"adjust_lr_fn": "original"}
 
 #: Entries of a group that say what its parameters are joined of.
 SPLITTING = ("split", "split_dim")
@@ -94,8 +91,8 @@ class Interface:
     keywords, each for one of them or for several that a tuple has, `aliased_ends` words for the last entry of a tuple,
     and `ignored` words that change nothing. `choices` has keyword of a namesake -> word given for it -> the keywords
     here and their values. `functions` are keywords of namesakes for functions that run at first and after each step.
-    `wider` gives the interface of a class of torch's with the words of its namesakes, which are in the groups only where
-    one of them is given.
+    `wider` gives the interface of a class of torch's with the words of its namesakes, which are in the groups only
+    where one of them is given.
     """
 
     name: str
@@ -239,7 +236,7 @@ class Interface:
             if answer not in answers:
                 known = " or ".join(map(repr, answers))
                 raise HyperError(f"{whose}{self.name} does not support {word}={answer!r}: give {known}")
-            done = {**answers[answer], **done}
+            done = _answered(answers[answer], done)
         for alias, keywords in self.aliases.items():
             if alias not in done:
                 continue
@@ -350,6 +347,14 @@ class Interface:
         """Every name a state may be called by, ours and theirs."""
         names = {state for rule in self.rules for state in rule.state}
         return names | {entry.outside(state) for entry in self.entries for state in entry.rule.state}
+
+
+def _answered(answer: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values and the answer of a choice; `=eps` in an answer takes the value from the keyword eps."""
+    moves = {keyword: value[1:] for keyword, value in answer.items() if str(value).startswith("=")}
+    moved = {keyword: values[source] for keyword, source in moves.items() if source in values}
+    kept = {keyword: value for keyword, value in values.items() if keyword not in moves.values()}
+    return {keyword: value for keyword, value in answer.items() if keyword not in moves} | moved | kept
 
 
 def torch_words(class_name: str, keyword: str, value: Any) -> str:

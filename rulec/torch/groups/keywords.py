@@ -21,7 +21,6 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from rulec.errors import RuleError
-from rulec.language.compose.wrap import variant
 from rulec.language.expr.node import Node
 from rulec.language.hyper import AT_START, Hyper
 from rulec.language.library.load import CORRECTED, interop_entries, interop_index, load
@@ -30,6 +29,7 @@ from rulec.language.sizes import lists_of
 from rulec.torch.distributed.cross_process import reaches_across
 from rulec.torch.groups.entries import Entry, Place, list_places, reads_tags, shared_states
 from rulec.torch.groups.interface import OWN, TAKEN, Interface, StateDtype
+from rulec.torch.groups.variants import LIBRARIES, is_changed, meant_rule, namesakes, with_rests
 from rulec.torch.tensors.fake import without_compiler
 
 
@@ -44,24 +44,28 @@ def torch_interface(kind: str, wide: bool = False) -> Interface:
     entries = []
     for file in torch_classes()[kind]:
         rule = load(file)
-        entries += [_entry(kind, rule, fields) for fields in interop_entries(rule, "torch") if fields["class"] == kind]
+        sections = [fields for fields in interop_entries(rule, "torch") if fields["class"] == kind]
+        entries += with_rests(rule, [_entry(kind, meant_rule(rule, fields), fields) for fields in sections])
     entries.sort(key=lambda entry: entry.rule.name != kind)
     entries = _with_namesakes(entries) if wide else entries
     parameters = [*list(inspect.signature(theirs).parameters.values())]
     known = {p.name for p in parameters}
-    routed = [p for entry in entries for p in _routed_parameters(entry) if p.name not in known]
+    routed = {p.name: p for entry in entries for p in _routed_parameters(entry) if p.name not in known}
     asking = [] if "capturable" in known else [_flag("capturable")]
     words = [*_decay_parameters(entries, of_torch=True), *_flag_parameters(entries)] if wide else []
-    words = [p for p in words if p.name not in known]
-    parameters = sorted([*parameters, *routed, *asking, *words, *_own_parameters(entries)], key=lambda p: p.kind)
+    words = [p for p in words if p.name not in {*known, *routed}]
+    parameters = sorted(
+        [*parameters, *routed.values(), *asking, *words, *_own_parameters(entries)], key=lambda p: p.kind
+    )
     signature = inspect.Signature(parameters, return_annotation=None)
     example = _example(theirs)
     fixed = {k: v for k, v in example.defaults.items() if k not in signature.parameters} | _fixed(entries)
     full = bool(example.state)
-    return Interface(
+    interface = Interface(
         kind, signature, entries, fixed, full, refuses=bool(routed), asks_once=bool(asking),
         wider=None if wide else functools.partial(torch_interface, kind, wide=True),
     )  # fmt: skip
+    return _with_words(interface, entries[0].rule) if routed else interface
 
 
 def _with_namesakes(entries: Sequence[Entry]) -> list[Entry]:
@@ -83,7 +87,7 @@ def _example(theirs: Any) -> Optimizer:
 
 def rule_interface(rule: Rule, source: str = "") -> Interface:
     """The interface of a rule by itself: its hyper-parameters, betas in one tuple, weight decay, flags of namesakes."""
-    entries = _exclusive([_own_entry(rule, _own_when(rule)), *_variants(rule)])
+    entries = _exclusive(with_rests(rule, [_own_entry(rule, _own_when(rule)), *_variants(rule)]))
     for entry in entries:
         _check_free(entry, entry.rule.settings)
     parameters = [inspect.Parameter("params", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=ParamsT)]
@@ -97,7 +101,11 @@ def rule_interface(rule: Rule, source: str = "") -> Interface:
         if parameter.name not in {known.name for known in parameters}:
             parameters.append(parameter)
     signature = inspect.Signature(parameters)
-    interface = Interface(rule.name, signature, entries, _fixed(entries), source=source, asks_once=True)
+    return _with_words(Interface(rule.name, signature, entries, _fixed(entries), source=source, asks_once=True), rule)
+
+
+def _with_words(interface: Interface, rule: Rule) -> Interface:
+    """The interface with the words of the rule's namesakes elsewhere."""
     aliases, ends = _aliases(interface)
     return replace(
         interface, aliases=aliases, aliased_ends=ends, ignored=_listed(rule, "ignores"), choices=_choices(rule),
@@ -105,24 +113,17 @@ def rule_interface(rule: Rule, source: str = "") -> Interface:
     )  # fmt: skip
 
 
-def _own_entry(rule: Rule, when: Mapping[str, Any], owner: str = "", flags: Mapping[str, str] | None = None) -> Entry:
-    """The entry of a rule with its own words, for these values of flags."""
+def _own_entry(
+    rule: Rule, when: Mapping[str, Any], owner: str = "", flags: Mapping[str, str] | None = None, said: Any = None
+) -> Entry:
+    """The entry of a rule with its own words, for these values of flags, and the word `said` on weight decay."""
     fields = next(iter(interop_entries(rule, "torch")), {})
     args = fields.get("args") or _betas(rule.settings)
     return Entry(
         owner or rule.name, rule, when, places=_places(rule, rule.settings, args) | list_places(rule),
-        states=fields.get("state", {}), decays=_decays(rule), transforms=_transforms(rule) if flags is None else flags,
-        takes_rows=bool(fields.get("rows")),
+        states=fields.get("state", {}), decays=_decays(rule, _author_decay(rule) if said is None else said),
+        transforms=_transforms(rule) if flags is None else flags, takes_rows=bool(fields.get("rows")),
     )  # fmt: skip
-
-
-#: Libraries whose keywords a class takes beside its own.
-LIBRARIES = ("pytorch_optimizer", "timm")
-
-
-def _namesakes(rule: Rule) -> list[Mapping[str, Any]]:
-    """What the interop section says of the same optimizer elsewhere, of its authors' words first."""
-    return [fields for package in ("authors", *LIBRARIES) for fields in interop_entries(rule, package)]
 
 
 def _is_of(fields: Mapping[str, Any], rule: Rule) -> bool:
@@ -132,13 +133,8 @@ def _is_of(fields: Mapping[str, Any], rule: Rule) -> bool:
 
 def _own_when(rule: Rule) -> Mapping[str, Any]:
     """The keywords of the classes of this name elsewhere, with their values that mean this very rule."""
-    entries = [e for e in _namesakes(rule) if _is_of(e, rule) and not _changes(e)]
+    entries = [e for e in namesakes(rule) if _is_of(e, rule) and not is_changed(e)]
     return {flag: value for e in reversed(entries) for flag, value in e.get("when", {}).items()}
-
-
-def _changes(fields: Mapping[str, Any]) -> bool:
-    """Whether an entry is of another rule than its file's: with other lines."""
-    return "lines" in fields or "start" in fields
 
 
 def _variants(rule: Rule) -> list[Entry]:
@@ -150,12 +146,12 @@ def _variants(rule: Rule) -> list[Entry]:
         for file in dict.fromkeys(file for name in theirs for file in index[name]):
             other = load(file)
             for fields in interop_entries(other, package):
-                if fields["class"] in theirs and (other.name != rule.name or _changes(fields)):
-                    meant = variant(other, *(fields.get(key, {}) for key in ("lines", "start", "defaults")))
-                    entry = _own_entry(meant, fields["when"], rule.name, _transforms(rule))
-                    decays = _decays(other) if other.name == rule.name else entry.decays
-                    states = fields.get("state", entry.states)
-                    entries.append(replace(entry, states=states, decays={**decays, **_corrections(rule)}))
+                meant_elsewhere = other.name != rule.name or is_changed(fields)
+                if fields["class"] in theirs and "when" in fields and meant_elsewhere:
+                    said = _author_decay(other)
+                    entry = _own_entry(meant_rule(other, fields), fields["when"], rule.name, _transforms(rule), said)
+                    states, decays = fields.get("state", entry.states), {**entry.decays, **_corrections(rule)}
+                    entries.append(replace(entry, states=states, decays=decays))
     return entries
 
 
@@ -175,7 +171,7 @@ def _off(value: Any) -> Any:
 def _transforms(rule: Rule) -> dict[str, str]:
     """Flag of a namesake -> the transform that it puts before or around the rule."""
     return {
-        flag: name for fields in _namesakes(rule) for flag, name in fields.get("flags", {}).items() if name != CORRECTED
+        flag: name for fields in namesakes(rule) for flag, name in fields.get("flags", {}).items() if name != CORRECTED
     }
 
 
@@ -183,12 +179,12 @@ def _transforms(rule: Rule) -> dict[str, str]:
 _DECAYS = {"not weight_decouple": "l2", "fixed_decay": "fixed_decay", "default": "decay"}
 
 
-def _decays(rule: Rule) -> Mapping[str, str]:
+def _decays(rule: Rule, said: Any) -> Mapping[str, str]:
     """The transforms that `weight_decay` stands for; none where the rule has its own, or has no meaning for decay.
 
-    A rule with its own decay has the flags for another one where its file says which its own is.
+    A rule with its own decay has the flags for another one where its file has `said` which its own is.
     """
-    said, falling = _author_decay(rule), _corrections(rule)
+    falling = _corrections(rule)
     if isinstance(said, Mapping):
         return said
     if "weight_decay" in rule.all_hyper:
@@ -199,7 +195,7 @@ def _decays(rule: Rule) -> Mapping[str, str]:
 
 def _corrections(rule: Rule) -> dict[str, str]:
     """The flags of namesakes for a decay that falls with the square of the learning rate."""
-    flags = (fields.get("flags", {}) for fields in _namesakes(rule))
+    flags = (fields.get("flags", {}) for fields in namesakes(rule))
     return {flag: name for each in flags for flag, name in each.items() if name == CORRECTED}
 
 
@@ -245,7 +241,7 @@ def _aliases(interface: Interface) -> tuple[dict[str, tuple[str, ...]], dict[str
     aliases: dict[str, tuple[str, ...]] = {}
     ends: dict[str, tuple[str, int]] = {}
     for entry in interface.entries:
-        for fields in _namesakes(entry.rule):
+        for fields in namesakes(entry.rule):
             for theirs, ours in fields.get("args", {}).items():
                 names = ours if isinstance(ours, list) else [ours]
                 keyword, position = entry.place(names[0])
@@ -260,12 +256,17 @@ def _aliases(interface: Interface) -> tuple[dict[str, tuple[str, ...]], dict[str
 
 def _choices(rule: Rule) -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
     """The words of namesakes for a choice, each with the values of this class's keywords for every answer."""
-    return {word: answers for fields in _namesakes(rule) for word, answers in fields.get("choices", {}).items()}
+    named = {word: answers for fields in namesakes(rule) for word, answers in fields.get("choices", {}).items()}
+    return {word: {_FLAGS.get(key, key): value for key, value in answers.items()} for word, answers in named.items()}
+
+
+#: A flag as a key of a file -> the flag.
+_FLAGS: Mapping[str, Any] = {"true": True, "false": False}
 
 
 def _listed(rule: Rule, key: str) -> frozenset[str]:
     """The words of namesakes under this key: `ignores`, without an effect on the numbers, or `functions`."""
-    return frozenset(word for fields in _namesakes(rule) for word in fields.get(key, ()))
+    return frozenset(word for fields in namesakes(rule) for word in fields.get(key, ()))
 
 
 def _hint(name: str) -> inspect.Parameter:
@@ -315,7 +316,7 @@ def _keyword_parameters(entry: Entry, settings: Mapping[str, Hyper], kind: Any) 
     for name in sorted(settings, key=lambda name: name != "lr"):
         keyword, position = entry.place(name)
         default = settings[name].default
-        default = None if isinstance(default, Node) else default
+        default = None if isinstance(default, Node) or entry.when.get(keyword) == "given" else default
         keywords[keyword] = default if position is None else (*keywords.get(keyword, ()), default)
     lists = lists_of(entry.rule)
     types = {k: Sequence[float] if k in lists else _type(k, v) for k, v in keywords.items()}
