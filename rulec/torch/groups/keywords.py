@@ -94,7 +94,7 @@ def rule_interface(rule: Rule, source: str = "") -> Interface:
     parameters += _keyword_parameters(entries[0], rule.settings, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     variants = (_keyword_parameters(each, each.rule.settings, inspect.Parameter.KEYWORD_ONLY) for each in entries[1:])
     further = [
-        *_decay_parameters(entries), *chain.from_iterable(variants), *_flag_parameters(entries), _flag("maximize"),
+        *_decay_parameters(entries), *_flag_parameters(entries), *chain.from_iterable(variants), _flag("maximize"),
         *map(_hint, ("foreach", "fused")), _flag("capturable"), _flag("differentiable"), *_own_parameters(entries),
     ]  # fmt: skip
     for parameter in further:
@@ -230,8 +230,10 @@ def _flag_parameters(entries: Sequence[Entry]) -> list[inspect.Parameter]:
         inspect.Parameter(flag, kind, default=0.0, annotation=float) if f"={flag}" in transform else _flag(flag)
         for flag, transform in entries[0].transforms.items()
     ]
+    numbers = {entry.place(name)[0] for entry in entries for name in entry.rule.all_hyper}
     for flag, default in entries[0].when.items():
-        annotation = bool if isinstance(default, bool) else float if isinstance(default, int | float) else str | None
+        absent = float | None if flag in numbers else str | None
+        annotation = bool if isinstance(default, bool) else float if isinstance(default, int | float) else absent
         parameters.append(inspect.Parameter(flag, kind, default=default, annotation=annotation))
     return parameters
 
