@@ -4544,6 +4544,8 @@ class StableSPAM(RuleOptimizer):
         weight_decay: float = 0.0,
         weight_decouple: bool = True,
         fixed_decay: bool = False,
+        t_max: float | None = None,
+        eta_min: float = 0.5,
         maximize: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,

@@ -88,6 +88,7 @@ CASES: tuple[tuple[str, str, dict[str, Any], float], ...] = (
     ("ScalableShampoo", "ScalableShampoo", {**_SHAMPOO, "graft_type": 3, "diagonal_eps": 0.1}, 1e-12),
     ("ScalableShampoo", "ScalableShampoo", {**_SHAMPOO, "graft_type": 4}, 1e-12),
     ("ScalableShampoo", "ScalableShampoo", {**_SHAMPOO, "decoupled_weight_decay": True, "weight_decay": 0.1}, 1e-12),
+    ("StableSPAM", "StableSPAM", {"t_max": 7, "eta_min": 0.3, "update_proj_gap": 5}, 1e-12),
     ("diffGrad", "DiffGrad", {"ams_bound": True}, 1e-6),
     ("diffGrad", "DiffGrad", {"rectify": True, "lr": 0.1}, 1e-12),
     ("diffGrad", "DiffGrad", {"rectify": True, "degenerated_to_sgd": False, "n_sma_threshold": 7, "lr": 0.1}, 1e-12),
