@@ -53,7 +53,7 @@ class AdaGO(WithAdam):
         size = min(float(np.linalg.norm(g)), h["gamma"])
         self.sums[i] = self.sums.get(i, h["start"]) + size**2
         step = max(h["eps"], h["lr"] * size / math.sqrt(self.sums[i]))
-        return w - step * _orthogonal(momentum, int(h["ns_steps"]))
+        return w - step * _orthogonal(momentum, int(h["ns_steps"])) - h["lr"] * h["weight_decay"] * w
 
 
 def _orthogonal(x: Array, steps: int, name: str = "muon") -> Array:

@@ -76,6 +76,18 @@ def test_a_group_decays_in_every_class(name: str) -> None:
     assert not torch.allclose(zero, decayed, rtol=1e-9, atol=0)
 
 
+#: Classes that decay only the tensors that their own rule leaves out: it keeps the norms of matrices.
+OF_OTHERS = ("HyperballAdam", "Iso")
+
+
+@pytest.mark.parametrize("name", [name for name in class_names() if name not in WITHOUT])
+def test_every_rule_that_a_class_routes_tensors_to_decays(name: str) -> None:
+    for entry in getattr(rulec.torch, name).interface.entries:
+        routed = Router(entry.composed(entry.decays.get("default", ""))).rules
+        decaying = [bool({"weight_decay", "adamw_wd"} & {*rule.hyper}) for rule in routed]
+        assert all(decaying[name in OF_OTHERS :])
+
+
 @pytest.mark.parametrize("name", [name for name in class_names() if name not in WITHOUT])
 def test_decay_adds_no_stage_and_no_state(name: str) -> None:
     for entry in getattr(rulec.torch, name).interface.entries:
