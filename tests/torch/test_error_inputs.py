@@ -108,7 +108,7 @@ def test_the_error_inputs_of_every_class(database: list[Any]) -> None:
         ("Rprop", {"etas": (1.0, 0.5)}, "(Invalid eta values: 1.0, 0.5)"),
         ("Adafactor", {"eps": (0.0, -0.1)}, "(epsilon2 should be >= 0 but is: -0.1)"),
         ("Adafactor", {"d": 0.0}, "(Clipping threshold d should be >= 1 but is: 0.0)"),
-        ("Muon", {"adjust_lr_fn": "x"}, "leave it at None (Adjust learning rate function x is not supported)"),
+        ("Muon", {"adjust_lr_fn": "x"}, "(Adjust learning rate function x is not supported)"),
         ("Lion", {"lr": -1.0}, "lr=-1.0 of Lion must be at least 0"),
     ],
 )

@@ -341,7 +341,14 @@ class Interface:
             if entry.matches(values):
                 return entry.group_rule(values)
         flags = {k: values[k] for entry in self.entries for k in entry.when}
-        raise HyperError(f"{self.name} has no rule for {', '.join(f'{k}={v!r}' for k, v in flags.items())}")
+        said = ", ".join(f"{key}={value!r}" for key, value in flags.items())
+        unknown = [key for key, value in flags.items() if isinstance(value, str) and value not in self._choices_of(key)]
+        words = torch_words(self.name, unknown[0], flags[unknown[0]]) if unknown else ""
+        raise HyperError(f"{self.name} has no rule for {said}{words}")
+
+    def _choices_of(self, key: str) -> list[Any]:
+        """The values of a keyword that choose a rule."""
+        return [entry.when[key] for entry in self.entries if key in entry.when]
 
     def state_names(self) -> set[str]:
         """Every name a state may be called by, ours and theirs."""
