@@ -182,7 +182,9 @@ class JaxRun:
                 f"{', '.join(fields.every) or 'none'}: give the rule that it is of"
             )
         called = dict(zip(fields.every, names, strict=True))
-        return Fields({n: called[n] for n in fields.arrays}, {n: called[n] for n in fields.numbers})
+        leaves = {n: jax.tree.leaves(getattr(state, called[n])) for n in fields.arrays}
+        complexes = frozenset(n for n, arrays in leaves.items() if arrays and all(map(jnp.iscomplexobj, arrays)))
+        return Fields({n: called[n] for n in fields.arrays}, {n: called[n] for n in fields.numbers}, complexes)
 
 
 def run_of(

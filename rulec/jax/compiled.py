@@ -32,7 +32,7 @@ from rulec.jax.leaves import Tree, called, flat, leaf_name, like
 from rulec.jax.library import compiler_options, is_traced
 from rulec.jax.packing import Packed, packed
 from rulec.jax.recipe import Group, Recipe
-from rulec.jax.state import Fields, State, check_state, fields_of
+from rulec.jax.state import Fields, Shown, State, check_state, fields_of
 from rulec.jax.step import one_step
 from rulec.jax.tags import check_tags
 from rulec.language.rule import Rule
@@ -45,7 +45,7 @@ from rulec.runtime.storage.options import Storage
 _PLANS, _MACHINES = 64, 256
 
 #: Pairs of a state of the rule and its field in the optimizer's state.
-Renamed: TypeAlias = tuple[tuple[str, str], ...]
+Renamed: TypeAlias = tuple[tuple[str, Shown], ...]
 
 
 class CompiledRecipe:

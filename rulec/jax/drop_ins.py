@@ -16,6 +16,7 @@ from rulec.functional.plan import Options
 from rulec.jax.entries import MASKS, Entry, entries, index
 from rulec.jax.leaves import COMPLEX, flat
 from rulec.jax.recipe import Group, Recipe
+from rulec.jax.state import Shown
 from rulec.jax.transform import of_recipe, options
 
 
@@ -62,7 +63,9 @@ def _transformation(name: str, values: Mapping[str, Any]) -> optax.GradientTrans
     rule = entry.rule(values)
     hyper = entry.hyper(values, rule)
     mask = next((values[k] for k in MASKS if values.get(k) is not None), None)
-    maker = _Maker(Group(rule, hyper), mask if "weight_decay" in hyper else None, _options(entry, values), entry.state)
+    maker = _Maker(
+        Group(rule, hyper), mask if "weight_decay" in hyper else None, _options(entry, values), _shown(entry, values)
+    )
     return _with_inputs(maker.transformation(), entry) if entry.inputs else maker.transformation()
 
 
@@ -104,12 +107,25 @@ _SAID = {"nonzero": "not 0", "given": "given"}
 
 
 def _options(entry: Entry, values: Mapping[str, Any]) -> Options:
-    dtypes: dict[str, Any] = {}
-    for keyword, states in entry.dtypes.items():
-        if values.get(keyword) is not None:
-            dtype = _dtype(keyword, values[keyword])
-            dtypes |= dict.fromkeys([states] if isinstance(states, str) else states, dtype)
-    return options(dtypes, False, 0)
+    return options({state: _dtype(keyword, values[keyword]) for state, keyword in _kept(entry, values)}, False, 0)
+
+
+def _shown(entry: Entry, values: Mapping[str, Any]) -> dict[str, Shown]:
+    """The fields of states with other names than the rule's, or in a complex dtype that was asked for."""
+    complexes = [state for state, keyword in _kept(entry, values) if _is_complex(values[keyword])]
+    return {state: Shown(entry.state.get(state, state), state in complexes) for state in [*entry.state, *complexes]}
+
+
+def _kept(entry: Entry, values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The states whose dtype is asked for, and the keyword that does."""
+    given = [(keyword, states) for keyword, states in entry.dtypes.items() if values.get(keyword) is not None]
+    return [
+        (state, keyword) for keyword, states in given for state in ([states] if isinstance(states, str) else states)
+    ]
+
+
+def _is_complex(dtype: Any) -> bool:
+    return str(jax.dtypes.canonicalize_dtype(dtype)) in COMPLEX.values()
 
 
 def _dtype(keyword: str, value: Any) -> str:
@@ -138,7 +154,7 @@ class _Maker:
     group: Group
     mask: Any
     options: Options
-    renamed: Mapping[str, str]
+    renamed: Mapping[str, Shown]
 
     def __post_init__(self) -> None:
         self.group.check()

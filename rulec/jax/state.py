@@ -122,11 +122,23 @@ def delete_trees(state: Any) -> None:
 
 
 @dataclass(frozen=True)
+class Shown:
+    """A state as users see it: the name of its field, and whether it is complex for real leaves too."""
+
+    field: str
+    as_complex: bool = False
+
+
+@dataclass(frozen=True)
 class Fields:
-    """The fields of a state: `arrays` and `numbers` are state of the recipe's rules -> field."""
+    """The fields of a state: `arrays` and `numbers` are state of the recipe's rules -> field.
+
+    The states `complexes` are complex for real leaves too, where their imaginary parts are zero.
+    """
 
     arrays: Mapping[str, str]
     numbers: Mapping[str, str]
+    complexes: frozenset[str] = frozenset()
 
     @property
     def every(self) -> dict[str, str]:
@@ -142,7 +154,9 @@ class Fields:
             if isinstance(arrays, Pieces):
                 fields[field] = arrays.packed()
             else:
-                fields[field] = tree.of([arrays.get(place) for place in places])
+                real = {*places} - tree.paired if name in self.complexes else ()
+                shown = [arrays.get(place) for place in places]
+                fields[field] = tree.of([_as_complex(x) if place in real else x for place, x in enumerate(shown)])
         # Of no leaves, as optax asks where parameters stand in a state, numbers still stand where they do.
         none = None if tree.arrays else jnp.zeros(())
         fields |= {field: values.numbers.get(name, none) for name, field in self.numbers.items()}
@@ -158,7 +172,7 @@ class Fields:
                 )
         values = Values(state.count)
         for name, field in self.arrays.items():
-            values.arrays[name] = _by_place(getattr(state, field), field, tree, title)
+            values.arrays[name] = _by_place(getattr(state, field), field, tree, title, name in self.complexes)
         for name, field in self.numbers.items():
             if getattr(state, field) is not None:
                 values.numbers[name] = getattr(state, field)
@@ -174,7 +188,12 @@ def _field_of(part: str) -> str:
 _PARTS = {_field_of(part.name): (part.dtype,) for part in PARTS.values()}
 
 
-def _by_place(value: Any, field: str, tree: Tree, title: str) -> dict[int, Any]:
+def _as_complex(array: Any) -> Any:
+    """A real array with imaginary parts of zero."""
+    return None if array is None else jax.lax.complex(array, jnp.zeros_like(array))
+
+
+def _by_place(value: Any, field: str, tree: Tree, title: str, as_complex: bool = False) -> dict[int, Any]:
     if isinstance(value, Packed):
         return Pieces(_by_place(value.pieces(), field, tree, title), value)
     try:
@@ -184,8 +203,9 @@ def _by_place(value: Any, field: str, tree: Tree, title: str) -> dict[int, Any]:
             f"{field} of the state of {title} does not have the structure of the parameters, which may have changed "
             f"since init: {error}"
         ) from error
+    plain = jnp.real if as_complex else lambda array: array
     by_place = {
-        place: paired(array) if place in tree.paired else array
+        place: paired(array) if place in tree.paired else plain(array)
         for place, array in enumerate(arrays)
         if array is not None
     }
@@ -210,17 +230,18 @@ def check_state(plan: StepPlan, values: Values, fields: Fields, title: str) -> N
         )
 
 
-def fields_of(rules: Sequence[Rule], renamed: Mapping[str, str], parts: Sequence[str] = ()) -> Fields:
-    """The fields for the states of these rules: `renamed` of the state's name, else the name as an identifier.
+def fields_of(rules: Sequence[Rule], shown: Mapping[str, Shown], parts: Sequence[str] = ()) -> Fields:
+    """The fields for the states of these rules: those `shown` by the state's name, else the name as an identifier.
 
     `parts` are the names of what lies beside parameters.
     """
     taken = {"count", "index"}
     numbers = number_states(rules)
-    renamed = {**renamed, **{part: _field_of(part) for part in parts}}
+    renamed = {name: each.field for name, each in shown.items()} | {part: _field_of(part) for part in parts}
     names = dict.fromkeys([*(name for rule in rules for name in rule.state), *parts])
     fields = {name: unique_name(renamed.get(name, name), taken) for name in names}
     return Fields(
         {name: field for name, field in fields.items() if name not in numbers},
         {name: field for name, field in fields.items() if name in numbers},
+        frozenset(name for name, each in shown.items() if each.as_complex),
     )

@@ -24,6 +24,7 @@ from rulec.jax.compiled import CompiledRecipe, call, is_wide, machine, numbered
 from rulec.jax.evaluations import passed
 from rulec.jax.library import is_traced
 from rulec.jax.recipe import Given, Group, Recipe, Rules, recipe, rules_of
+from rulec.jax.state import Shown
 from rulec.language.hyper import checked_seed
 from rulec.runtime.storage.options import Storage
 
@@ -144,10 +145,10 @@ def _dtype(value: Any) -> str:
 
 
 def of_recipe(
-    recipe: Recipe, options: Options, renamed: Mapping[str, str] | None = None
+    recipe: Recipe, options: Options, renamed: Mapping[str, Shown] | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    """The transformation of a recipe; `renamed` is state of the rule -> field, where the field's name differs."""
-    names = tuple(sorted((renamed or {}).items()))
+    """The transformation of a recipe; `renamed` is state of the rule -> field, where the field is shown otherwise."""
+    names = tuple(sorted((renamed or {}).items(), key=lambda pair: pair[0]))
 
     def functions_of(recipe: Recipe) -> CompiledRecipe:
         return machine(recipe, options, names)

@@ -67,12 +67,14 @@ CASES: tuple[tuple[str, str, dict[str, Any], float], ...] = (
     ("SM3", "SM3", {"beta": 0.9, "momentum": 0.9}, 1e-12),
     ("Lion", "Lion", {"use_gc": True}, 1e-12),
     ("PID", "PID", {"dampening": 0.5, "momentum": 0.9}, 1e-12),
+    ("PID", "PID", {"dampening": 0.5, "momentum": 0.0, "integral": 2.0, "derivative": 3.0, "lr": 0.1}, 1e-12),
     ("PNM", "PNM", {"betas": (0.8, 0.7), "lr": 0.1}, 1e-12),
     ("Prodigy", "Prodigy", {"safeguard_warmup": True, "beta3": 0.99}, 1e-8),
     ("Prodigy", "Prodigy", {"bias_correction": True, "d_coef": 10.0}, 1e-8),
     ("ROSE", "ROSE", {"stabilize": False, "compute_dtype": torch.float64}, 1e-6),
     ("SGDP", "SGDP", {"dampening": 0.3, "momentum": 0.8, "lr": 0.1}, 1e-12),
     ("SGDP", "SGDP", {"nesterov": True, "dampening": 0.3, "momentum": 0.8, "lr": 0.1, "weight_decay": 0.1}, 1e-12),
+    ("SGDW", "SGDW", {"momentum": 0.0, "dampening": 0.3, "lr": 0.1, "weight_decay": 0.0}, 1e-12),
     ("SGDW", "SGDW", {"nesterov": True, "momentum": 0.9, "lr": 0.01, "weight_decay": 0.0}, 1e-12),
     ("Scion", "SCION", {"constraint": True, "lr": 0.1}, 2e-3),
     ("Shampoo", "Shampoo", {"momentum": 0.3, "preconditioning_compute_steps": 1, "matrix_eps": 1e-3, "lr": 0.1}, 1e-12),
@@ -144,6 +146,16 @@ def test_their_keywords_mean_the_same(ours: str, theirs: str, keywords: dict[str
     kept = {"lr", "weight_decay"} | (_SHAMPOO.keys() if ours == "ScalableShampoo" else set())
     plain = stepped(getattr(rulec.torch, ours), {k: v for k, v in keywords.items() if k in kept and v})
     assert not keywords or not torch.equal(mine, plain)
+
+
+@pytest.mark.parametrize("name", ["Amos", "DAdaptSGD", "PID", "SGD", "SGDP", "SGDSaI", "SGDW", "SM3", "TAM"])
+def test_without_momentum_other_keywords_mean_what_they_mean_there(name: str) -> None:
+    """Some classes of theirs leave the whole line of the momentum out, with the keywords in it."""
+    kinds = getattr(rulec.torch, name), getattr(pytorch_optimizer, name)
+    more = {"dampening": 0.3, "weight_decay": 0.1} if name in ("PID", "SGD", "SGDP", "SGDW") else {}
+    for momentum in (0.9, 0.0):
+        mine, other = (stepped(kind, {"lr": 0.05, "momentum": momentum, **more}) for kind in kinds)
+        assert torch.linalg.norm(mine - other) <= 1e-8 * torch.linalg.norm(other)
 
 
 @pytest.mark.parametrize("shape", [(5, 3), (3, 5), (4, 3, 2)])
@@ -286,87 +298,6 @@ def test_a_decay_after_the_moments_is_taken_where_it_is_decoupled() -> None:
     assert torch.allclose(mine, other, rtol=1e-12)
     with pytest.raises(HyperError, match="Adai has no rule for dampening=1, stable_weight_decay=True"):
         rulec.torch.Adai([torch.nn.Parameter(torch.ones(2))], **keywords)
-
-
-#: Classes with timm's corrected weight decay, and the keywords that decouple it.
-CORRECTED: dict[str, dict[str, Any]] = {
-    "ADOPT": {"decoupled": True},
-    "AdamW": {"caution": True},
-    "Lion": {"caution": True},
-    "NAdamW": {},
-    "LaProp": {},
-    "RMSpropTF": {"decoupled_decay": True},
-    "SGDW": {"nesterov": True, "caution": True},
-}
-
-
-@pytest.mark.parametrize("name", CORRECTED)
-def test_a_corrected_decay_falls_with_the_square_of_the_rate(name: str) -> None:
-    def second(decay: float) -> tuple[torch.Tensor, torch.Tensor]:
-        numbers = torch.Generator().manual_seed(0)
-        param = torch.nn.Parameter(torch.randn(5, 3, dtype=torch.float64, generator=numbers))
-        keywords = {"weight_decay": 0.0, "corrected_weight_decay": True, **CORRECTED[name]}
-        optimizer = getattr(rulec.torch, name)([param], lr=0.5, **keywords)
-        for rate, part in ((0.5, 0.0), (0.2, decay)):
-            before = param.detach().clone()
-            optimizer.param_groups[0].update(lr=rate, weight_decay=part)
-            param.grad = torch.randn(5, 3, dtype=torch.float64, generator=numbers)
-            optimizer.step()
-        return before, param.detach()
-
-    before, without = second(0.0)
-    _, after = second(0.1)
-    assert torch.allclose(without - after, 0.2**2 / 0.5 * 0.1 * before, rtol=1e-9)
-
-
-def test_adamw_with_a_corrected_decay_is_adamc() -> None:
-    params = [torch.nn.Parameter(torch.full((5, 3), 2.0, dtype=torch.float64)) for _ in range(2)]
-    pair = (
-        rulec.torch.AdamW([params[0]], lr=0.1, weight_decay=0.1, corrected_weight_decay=True),
-        pytorch_optimizer.AdamC([{"params": params[1:], "normalized": True}], lr=0.1, weight_decay=0.1),
-    )
-    for step in range(5):
-        for param, optimizer in zip(params, pair, strict=True):
-            param.grad = torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
-            optimizer.param_groups[0]["lr"] = 0.1 / (step + 1)
-            optimizer.step()
-    assert torch.allclose(*params, rtol=1e-6)  # theirs adds eps before the correction of the bias
-
-
-@pytest.mark.parametrize("flag", ["", "trust_clip", "caution"])
-def test_lamb_with_a_decoupled_decay_measures_what_it_has_decayed(flag: str) -> None:
-    """timm's: the parameter decays first, and the ratio is of that one's norm and of the update without decay."""
-    numbers = torch.Generator().manual_seed(0)
-    start, grad = (torch.randn(5, 3, dtype=torch.float64, generator=numbers) for _ in range(2))
-    param = torch.nn.Parameter(start.clone())
-    param.grad = grad
-    chosen = {flag: True} if flag else {}
-    rulec.torch.LAMB([param], lr=0.1, eps=0.5, weight_decay=0.2, decoupled_decay=True, **chosen).step()
-    update = grad / (grad.abs() + 0.5)  # all elements of the first update agree with the gradient
-    bare = (1 - 0.1 * 0.2) * start
-    ratio = bare.norm() / update.norm()
-    ratio = ratio.clamp(max=1) if flag == "trust_clip" else ratio
-    assert torch.allclose(param.detach(), bare - 0.1 * ratio * update, rtol=1e-9)
-
-
-@pytest.mark.parametrize("name", ["RMSpropTF", "SGDW"])
-def test_caution_leaves_out_the_elements_that_disagree(name: str) -> None:
-    """The elements that move are those of the same class without caution whose step agrees with the gradient."""
-    keywords = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.0} | ({"nesterov": True} if name == "SGDW" else {})
-    moves, grad = [], torch.ones(0)
-    for caution in (False, True):
-        numbers = torch.Generator().manual_seed(1)
-        param = torch.nn.Parameter(torch.zeros(50, dtype=torch.float64))
-        optimizer = getattr(rulec.torch, name)([param], caution=caution, **keywords)
-        for _ in range(3):
-            before = param.detach().clone()
-            grad = torch.randn(50, dtype=torch.float64, generator=numbers)
-            param.grad = grad
-            optimizer.step()
-        moves.append(before - param.detach())
-    keep = moves[0] * grad > 0
-    assert 0 < int(keep.sum()) < 50
-    assert torch.allclose(moves[1], torch.where(keep, moves[0], 0) / keep.double().mean(), rtol=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -261,12 +261,14 @@ class _Shape:
         return replace(moved, shape=(self.rows, self.cols)) if state.per == "element" else moved
 
 
-def variant(rule: AnyRule, lines: Mapping[str, str], start: Mapping[str, object], more: Mapping[str, float]) -> AnyRule:
+def variant(
+    rule: AnyRule, lines: Mapping[str, str], start: Mapping[str, object], more: Mapping[str, float | str]
+) -> AnyRule:
     """The rule with new lines and new initial values of states.
 
     `lines` maps a target to its new expression, `start` a state to its new initial value. A line for `p` replaces the
-    line for `direction` in a rule with one. `more` has defaults of further hyper-parameters; the rule gets those in
-    the new expressions. Raises RuleError for a target without a line.
+    line for `direction` in a rule with one. `more` has defaults of further hyper-parameters, numbers or names; the rule
+    gets those in the new expressions. Raises RuleError for a target without a line.
     """
     assigned = [line.target for line in assignments(rule.step)]
     known = {*BASE_NAMES, *rule.hyper, *rule.state, *rule.inputs, *assigned, *more}
@@ -275,7 +277,8 @@ def variant(rule: AnyRule, lines: Mapping[str, str], start: Mapping[str, object]
     for target in values.keys() - {*assigned, "p"}:
         raise RuleError(f"{rule.name} has no line that assigns {target}")
     read = names_in([*values.values(), *starts.values()])
-    hyper = {**rule.hyper, **{k: Hyper(v) for k, v in more.items() if k in read and k not in rule.hyper}}
+    added = {k: v for k, v in more.items() if k in read and k not in rule.hyper}
+    hyper = {**rule.hyper, **{k: Hyper(name(v) if isinstance(v, str) else v) for k, v in added.items()}}
     state = {k: replace(s, init=starts[k]) if k in starts else s for k, s in rule.state.items()}
     moves = "p" if "p" in values and "p" not in assigned else ""
     step = tuple(_changed(line, values, moves) for line in rule.step)

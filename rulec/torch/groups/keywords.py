@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -29,7 +29,7 @@ from rulec.language.sizes import lists_of
 from rulec.torch.distributed.cross_process import reaches_across
 from rulec.torch.groups.entries import Entry, Place, list_places, reads_tags, shared_states
 from rulec.torch.groups.interface import OWN, TAKEN, Interface, StateDtype
-from rulec.torch.groups.variants import LIBRARIES, is_changed, meant_rule, namesakes, with_rests
+from rulec.torch.groups.variants import LIBRARIES, each_of, is_changed, meant_rule, namesakes, with_rests
 from rulec.torch.tensors.fake import without_compiler
 
 
@@ -50,31 +50,39 @@ def torch_interface(kind: str, wide: bool = False) -> Interface:
     entries = _with_namesakes(entries) if wide else entries
     parameters = [*list(inspect.signature(theirs).parameters.values())]
     known = {p.name for p in parameters}
-    routed = {p.name: p for entry in entries for p in _routed_parameters(entry) if p.name not in known}
+    routed = _distinct(chain.from_iterable(map(_routed_parameters, entries)), known)
     asking = [] if "capturable" in known else [_flag("capturable")]
-    words = [*_decay_parameters(entries, of_torch=True), *_flag_parameters(entries)] if wide else []
-    words = [p for p in words if p.name not in {*known, *routed}]
-    parameters = sorted(
-        [*parameters, *routed.values(), *asking, *words, *_own_parameters(entries)], key=lambda p: p.kind
-    )
+    decay = _decay_parameters(entries, of_torch=True)
+    words = [*decay, *_flag_parameters(entries), *_variant_parameters(entries)] if wide else []
+    words = _distinct(words, {*known, *(p.name for p in routed)})
+    parameters = sorted([*parameters, *routed, *asking, *words, *_own_parameters(entries)], key=lambda p: p.kind)
     signature = inspect.Signature(parameters, return_annotation=None)
     example = _example(theirs)
     fixed = {k: v for k, v in example.defaults.items() if k not in signature.parameters} | _fixed(entries)
     full = bool(example.state)
     interface = Interface(
-        kind, signature, entries, fixed, full, refuses=bool(routed), asks_once=bool(asking),
+        kind, signature, entries, fixed, full, refuses=bool(routed) and not wide, asks_once=bool(asking),
         wider=None if wide else functools.partial(torch_interface, kind, wide=True),
     )  # fmt: skip
-    return _with_words(interface, entries[0].rule) if routed else interface
+    return _with_words(interface, entries[0].rule)
 
 
 def _with_namesakes(entries: Sequence[Entry]) -> list[Entry]:
-    """The entries of a class of torch's, also with the words of its namesakes elsewhere."""
+    """The entries of a class of torch's, also with the words of its namesakes elsewhere.
+
+    A rule of another file has only such flags for its own weight decay as torch's rule has.
+    """
     first = entries[0]
     falling = _corrections(first.rule)
     words = [replace(e, when={**e.when, **_own_when(e.rule)}, decays={**e.decays, **falling}) for e in entries]
     words = [replace(e, decays=_DECAYS) if dict(e.decays) == {"default": "l2"} else e for e in words]
-    others = _variants(first.rule)
+    flags = {flag for entry in words for flag in entry.decays}
+    others = [
+        replace(
+            e, decays={f: how for f, how in e.decays.items() if f in flags or "weight_decay" not in e.rule.all_hyper}
+        )
+        for e in _variants(first.rule)
+    ]
     return _exclusive([*words, *others]) if others else words
 
 
@@ -92,15 +100,11 @@ def rule_interface(rule: Rule, source: str = "") -> Interface:
         _check_free(entry, entry.rule.settings)
     parameters = [inspect.Parameter("params", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=ParamsT)]
     parameters += _keyword_parameters(entries[0], rule.settings, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    variants = (_keyword_parameters(each, each.rule.settings, inspect.Parameter.KEYWORD_ONLY) for each in entries[1:])
     further = [
-        *_decay_parameters(entries), *_flag_parameters(entries), *chain.from_iterable(variants), _flag("maximize"),
+        *_decay_parameters(entries), *_flag_parameters(entries), *_variant_parameters(entries), _flag("maximize"),
         *map(_hint, ("foreach", "fused")), _flag("capturable"), _flag("differentiable"), *_own_parameters(entries),
     ]  # fmt: skip
-    for parameter in further:
-        if parameter.name not in {known.name for known in parameters}:
-            parameters.append(parameter)
-    signature = inspect.Signature(parameters)
+    signature = inspect.Signature([*parameters, *_distinct(further, {p.name for p in parameters})])
     return _with_words(Interface(rule.name, signature, entries, _fixed(entries), source=source, asks_once=True), rule)
 
 
@@ -145,7 +149,7 @@ def _variants(rule: Rule) -> list[Entry]:
         theirs = [name for name in index if name.casefold() == rule.name.casefold()]
         for file in dict.fromkeys(file for name in theirs for file in index[name]):
             other = load(file)
-            for fields in interop_entries(other, package):
+            for fields in chain.from_iterable(map(each_of, interop_entries(other, package))):
                 meant_elsewhere = other.name != rule.name or is_changed(fields)
                 if fields["class"] in theirs and "when" in fields and meant_elsewhere:
                     said = _author_decay(other)
@@ -165,7 +169,9 @@ def _exclusive(entries: Sequence[Entry]) -> list[Entry]:
 
 def _off(value: Any) -> Any:
     """The value of a flag that does not choose the entry with this value."""
-    return not value if isinstance(value, bool) else 0 if value == "nonzero" else None
+    if isinstance(value, bool):
+        return not value
+    return {"nonzero": 0, 0: "nonzero"}.get(value)
 
 
 def _transforms(rule: Rule) -> dict[str, str]:
@@ -236,6 +242,21 @@ def _flag_parameters(entries: Sequence[Entry]) -> list[inspect.Parameter]:
         annotation = bool if isinstance(default, bool) else float if isinstance(default, int | float) else absent
         parameters.append(inspect.Parameter(flag, kind, default=default, annotation=annotation))
     return parameters
+
+
+def _distinct(parameters: Iterable[inspect.Parameter], known: Collection[str]) -> list[inspect.Parameter]:
+    """The parameters without those of known names; of several with one name, the first."""
+    first: dict[str, inspect.Parameter] = {}
+    for parameter in parameters:
+        if parameter.name not in known:
+            first.setdefault(parameter.name, parameter)
+    return [*first.values()]
+
+
+def _variant_parameters(entries: Sequence[Entry]) -> Iterator[inspect.Parameter]:
+    """Keywords for the hyper-parameters of all entries but the first."""
+    for entry in entries[1:]:
+        yield from _keyword_parameters(entry, entry.rule.settings, inspect.Parameter.KEYWORD_ONLY)
 
 
 def _aliases(interface: Interface) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, int]]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from rulec.errors import RuleError
@@ -17,6 +18,9 @@ from rulec.torch.groups.entries import Entry
 
 #: Libraries whose keywords a class takes beside its own.
 LIBRARIES = ("pytorch_optimizer", "timm")
+
+#: The prefix of a line of the rule under `otherwise`.
+REST = "otherwise."
 
 
 def namesakes(rule: Rule) -> list[Mapping[str, Any]]:
@@ -34,20 +38,34 @@ def meant_rule(rule: Rule, fields: Mapping[str, Any]) -> Rule:
     if not is_changed(fields):
         return rule
     whole = _revised(rule, fields.get("rule", {}))
-    return variant(whole, *(fields.get(key, {}) for key in ("lines", "start", "defaults")))
+    lines = fields.get("lines", {})
+    there = {target.removeprefix(REST): text for target, text in lines.items() if target.startswith(REST)}
+    here = {target: text for target, text in lines.items() if not target.startswith(REST)}
+    changed = variant(whole, here, fields.get("start", {}), fields.get("defaults", {}))
+    return replace(changed, otherwise=Routing(variant(_rest(rule, changed), there, {}, {}))) if there else changed
+
+
+def each_of(fields: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The entry for each value of a list under `when`; the entry itself where there is no list."""
+    when = fields.get("when", {})
+    choices = [value if isinstance(value, list) else [value] for value in when.values()]
+    return (
+        [{**fields, "when": dict(zip(when, values, strict=True))} for values in product(*choices)] if when else [fields]
+    )
 
 
 def _revised(rule: Rule, keys: Mapping[str, Any]) -> Rule:
     """The rule with other values for these keys of its file.
 
-    Hyper-parameters and states are added to its own, or taken away where they are null.
+    Hyper-parameters and states are added to its own, and what is null is taken away.
     """
     if not keys or rule.path is None:
         return rule
     name = f"the interop section of {rule.name}"
     data = {**read_document(rule.path.read_text(encoding="utf-8"), name).data, "interop": {}}
     for key, value in keys.items():
-        data[key] = _merged(data.get(key, {}), value) if key in ("hyper", "state") else value
+        data[key] = _merged(data.get(key, {}), value) if key in ("hyper", "state") and value else value
+    data = {key: value for key, value in data.items() if value is not None}
     return parse(dumped(data), name)
 
 
@@ -71,7 +89,12 @@ def with_rests(rule: Rule, entries: Sequence[Entry]) -> list[Entry]:
 
 def _with_rest(rule: Rule, bindings: Mapping[str, str]) -> Rule:
     """The rule with hyper-parameters of these names for its other tensors alone."""
-    rest = rule.otherwise
+    return replace(rule, otherwise=Routing(_rest(rule, rule).bind(**bindings)))
+
+
+def _rest(rule: Rule, changed: Rule) -> Rule:
+    """The rule under `otherwise`; RuleError where the interop section of a rule needs one and there is none."""
+    rest = changed.otherwise
     if rest is None or not isinstance(rest.rule, Rule):
-        raise RuleError(f"the interop section of {rule.name} has `rest`, and it names no rule under `otherwise`")
-    return replace(rule, otherwise=Routing(rest.rule.bind(**bindings)))
+        raise RuleError(f"the interop section of {rule.name} is of a rule under `otherwise`, and it names none")
+    return rest.rule
