@@ -357,11 +357,17 @@ def _place(interface: Interface, name: str) -> tuple[str, int | None] | None:
     return next((entry.places[name] for entry in interface.entries if name in entry.places), None)
 
 
+def _takes(interface: Interface, name: str, value: Any) -> bool:
+    """Whether a class has this keyword, or this word of a namesake."""
+    words = interface.in_own_words({name: value}, "")
+    return name in interface.ignored or any(_place(interface, word) is not None for word in words)
+
+
 def check_keywords(interfaces: Sequence[Interface], keywords: Mapping[str, Any]) -> None:
     """HyperError or TensorError for a keyword, or a state of `state_dtype`, that no class has."""
     known = {name: None for interface in interfaces for name in interface.signature.parameters}
-    for name in keywords:
-        if all(_place(interface, name) is None for interface in interfaces):
+    for name, value in keywords.items():
+        if not any(_takes(interface, name, value) for interface in interfaces):
             raise HyperError(f"no rule of the partition has a keyword {name!r}{did_you_mean(name, known)}")
     dtypes = keywords.get("state_dtype")
     states = {state for interface in interfaces for state in interface.state_names()}

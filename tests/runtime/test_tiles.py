@@ -57,6 +57,28 @@ def test_which_rules_have_one() -> None:
     assert found["apollo"].stored == {"m", "v"}
 
 
+@pytest.mark.parametrize(
+    "line", ["pr = pr", "pr = where(t > 1, pr, pr)", "if t % 2 == 0:\n    pr = 2*pr\n  else:\n    pr = pr"]
+)
+def test_a_factor_that_is_stored_has_no_tiles(line: str) -> None:
+    """The step is that of a rule that needs the factor as a whole, and so has no projection."""
+    rules = [
+        rulec.parse(
+            "name: X\nsummary: x\nhyper: {lr: 0.1}\nstate: {pr: {init: 1, shape: [rows, 3]}}\napplies_to: ndim == 2\n"
+            f"step: |\n  {line}\n  direction = g*norm(normal([2, rows]) @ pr){more}\n"
+        )
+        for more in ("", " + 0*mean(pr)")
+    ]
+    weights, grads = random_arrays(0, SHAPES), [random_arrays(step, SHAPES) for step in (1, 2, 3)]
+    runs = [Run(rule, [w.copy() for w in weights]) for rule in rules]
+    for run in runs:
+        for made in grads:
+            run.step(made)
+    for weight, mine, whole in zip(weights, *(run.params for run in runs), strict=True):
+        np.testing.assert_allclose(mine, whole, rtol=1e-6)
+        assert not np.array_equal(mine, weight)
+
+
 @pytest.mark.parametrize("backend", ["numpy", "cpu"])
 @pytest.mark.parametrize("mini", [False, True])
 @pytest.mark.usefixtures("narrow")

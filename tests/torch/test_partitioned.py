@@ -371,6 +371,19 @@ def test_a_step_that_fails_halfway_says_what_was_updated() -> None:
         optimizer.step()
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_keywords_have_the_words_of_namesakes(late: bool) -> None:
+    """A word of another library, for one keyword or for the end of a tuple, of a pattern or of all."""
+    words = {"galore": {"update_proj_gap": 7}, "prodigy": {"beta3": 0.5}}
+    patterns = {"0/*": "galore", "...": "prodigy"}
+    entries = {name: rulec.part(rule, **({} if late else words[rule])) for name, rule in patterns.items()}
+    keywords = {word: value for each in words.values() for word, value in each.items()} if late else {}
+    first, second = ours(model(), entries, **keywords).param_groups
+    assert first["gap"] == 7
+    assert second["betas"] == (0.9, 0.999, 0.5)
+    assert not {"update_proj_gap", "beta3"} & {*first, *second}
+
+
 def test_keywords_go_to_the_classes_that_have_them() -> None:
     made = model()
     entries = {"0/*": rulec.part("momentum", lr=0.5), "...": rulec.part("adamw", betas=(0.5, 0.6))}

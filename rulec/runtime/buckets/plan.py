@@ -239,14 +239,15 @@ class Search:
         reductions = [v for v in values if v.op.kind is Kind.REDUCE and v.args[0] in derived]
         late = _following(values, reductions)
         parts = {*left, *right, *derived}
+        stores = [s for s in self.program.finish if s.value in parts]
         if not (
             self._can_be_cut(product, left, right, derived)
-            and self._stay_inside(parts, {*parts, *reductions})
+            and self._stay_inside(parts, {*parts, *reductions}, stores)
+            and all(s.value in derived for s in stores)
             and all({"n"} <= set(self.axes[r].letters) and not self._is_matrix(r) for r in reductions)
             and not any(a in late for v in parts for a in v.args)
         ):
             return None
-        stores = [s for s in self.program.finish if s.value in parts]
         order = [v for v in values if (v in derived and v is not product) or v in reductions]
         others = [v for v in values if v not in parts and v not in reductions]
         return Projection(
@@ -263,6 +264,8 @@ class Search:
         alike = [v for v in derived if v is not product]
         return (
             not axes.elementwise
+            and product.args[0] in left
+            and product.args[1] in right
             and set(left).isdisjoint(right)
             and all(v.op.kind in _LEFT and self._of_numbers(v, left) for v in left)
             and all(v.op is Op.LOAD or v.op.kind in _OTHER for v in (*right, *alike))
@@ -274,9 +277,8 @@ class Search:
         """Whether all operands of a value are numbers or among `parts`."""
         return all(a in parts or self.axes[a].number for a in value.args)
 
-    def _stay_inside(self, parts: set[Node], inside: set[Node]) -> bool:
+    def _stay_inside(self, parts: set[Node], inside: set[Node], stores: Sequence[Store]) -> bool:
         """Whether only values `inside` use the parts, and the states stored from them are read nowhere else."""
-        stores = [s for s in self.program.finish if s.value in parts]
         loads = {str(v.arg) for v in self.users if v.op is Op.LOAD and v not in parts}
         return (
             all(u in inside for v in parts for u in self.users.get(v, ()))
