@@ -117,7 +117,7 @@ def _shown(entry: Entry, values: Mapping[str, Any]) -> dict[str, Shown]:
 
 
 def _kept(entry: Entry, values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The states whose dtype is asked for, and the keyword that does."""
+    """The states with a dtype of the user's, and its keyword."""
     given = [(keyword, states) for keyword, states in entry.dtypes.items() if values.get(keyword) is not None]
     return [
         (state, keyword) for keyword, states in given for state in ([states] if isinstance(states, str) else states)

@@ -231,7 +231,7 @@ def check_state(plan: StepPlan, values: Values, fields: Fields, title: str) -> N
 
 
 def fields_of(rules: Sequence[Rule], shown: Mapping[str, Shown], parts: Sequence[str] = ()) -> Fields:
-    """The fields for the states of these rules: those `shown` by the state's name, else the name as an identifier.
+    """The fields for the states of rules: `shown` has some by the state's name, and others have it as an identifier.
 
     `parts` are the names of what lies beside parameters.
     """

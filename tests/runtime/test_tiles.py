@@ -61,7 +61,7 @@ def test_which_rules_have_one() -> None:
     "line", ["pr = pr", "pr = where(t > 1, pr, pr)", "if t % 2 == 0:\n    pr = 2*pr\n  else:\n    pr = pr"]
 )
 def test_a_factor_that_is_stored_has_no_tiles(line: str) -> None:
-    """The step is that of a rule that needs the factor as a whole, and so has no projection."""
+    """The step is equal to the step of a rule with a whole factor, and so without a projection."""
     rules = [
         rulec.parse(
             "name: X\nsummary: x\nhyper: {lr: 0.1}\nstate: {pr: {init: 1, shape: [rows, 3]}}\napplies_to: ndim == 2\n"
