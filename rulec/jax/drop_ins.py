@@ -118,9 +118,9 @@ def _shown(entry: Entry, values: Mapping[str, Any]) -> dict[str, Shown]:
 
 def _kept(entry: Entry, values: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The states with a dtype of the user's, and its keyword."""
-    given = [(keyword, states) for keyword, states in entry.dtypes.items() if values.get(keyword) is not None]
+    named = [(keyword, states) for keyword, states in entry.dtypes.items() if values.get(keyword) is not None]
     return [
-        (state, keyword) for keyword, states in given for state in ([states] if isinstance(states, str) else states)
+        (state, keyword) for keyword, states in named for state in ([states] if isinstance(states, str) else states)
     ]
 
 
