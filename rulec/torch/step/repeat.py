@@ -21,7 +21,8 @@ from rulec.errors import PartialUpdate
 from rulec.kernel.multi_tensor.address import array_address
 from rulec.runtime.buckets.launch import Launch
 from rulec.runtime.buckets.scalar_table import Numbers, ScalarRows
-from rulec.torch.fastpath.survey import ANSWER, COUNTS, REPEAT, Contents, Survey, job_of
+from rulec.torch.fastpath.survey import ANSWER, REPEAT, Contents, Survey, job_of
+from rulec.torch.fastpath.survey_source import COUNTS
 from rulec.torch.groups.capture import CaptureMode
 from rulec.torch.groups.engine import GroupNumbers
 from rulec.torch.states.store import Store
