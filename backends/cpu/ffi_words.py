@@ -66,7 +66,8 @@ WORDS: Mapping[str, Callable[[], Any]] = {
     "put": _put, "real": WORDS_OF_KERNELS["number"], "allocate": partial(_of_c, "malloc", 1),
     "release": partial(_of_c, "free", 1),
     "invoke": partial(_c_call, "word", 1), "invoke_2": partial(_c_call, "word", 2),
-    "code_2": partial(_c_call, "code", 2), "code_4": partial(_c_call, "code", 4),
+    "code_2": partial(_c_call, "code", 2), "code_3": partial(_c_call, "code", 3),
+    "code_4": partial(_c_call, "code", 4),
     "truth": partial(_c_call, "truth", 1), "truth_3": partial(_c_call, "truth", 2, flag=True),
     "tell": partial(_c_call, "nothing", 1),
     "pause": partial(_of_c, "sched_yield", 0),  # it takes a word as all do, and passes none on

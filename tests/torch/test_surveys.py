@@ -562,7 +562,7 @@ def test_the_memory_that_a_look_reads_is_found() -> None:
     assert functions is not None
     (param,) = params = parameters(shapes=[(3, 4)])
     give_gradients(params, 0)
-    place, version, behind = torch_abi.reads_of(functions, param)
+    place, version, behind = torch_abi.reads_of(functions, param, param.grad)
     assert param.grad is not None
     assert torch_abi._word(place) == param.grad._cdata
     assert behind == param.grad.untyped_storage()._cdata

@@ -35,6 +35,10 @@ from rulec.runtime.stages.tiles import Tiles
 STACKED = frozenset({Op.NEWTON_SCHULZ, Op.QR, Op.EIGH, Op.SINGULAR_VECTORS, Op.INVERSE_ROOT, Op.CHOLESKY})
 
 
+#: Indices of tensors.
+Places = np.ndarray[Any, np.dtype[Any]]
+
+
 def shapes_of(arguments: Sequence[Any]) -> tuple[Any, ...]:
     """The shapes of the arrays among arguments; arrays of one number, and numbers, stand for themselves."""
     return tuple(tuple(x.shape) or id(x) if hasattr(x, "shape") else x for x in arguments)
@@ -272,22 +276,34 @@ class GapEvaluator(LaunchValues):
         if not ways:
             return [*values]
         library = self.library
-        parts = [[*x] if isinstance(x, list | Pieces) else [x[k : k + 1] for k in range(self.count)] for x in values]
-        sent = [
-            PartialReduction(
-                ops[i], library.join([library.cast(parts[i][k], "float64").reshape(-1) for k in places], 0), peers
-            )
-            for i, peers, places in ways
-        ]
+        whole = [[*x] if isinstance(x, list | Pieces) else library.cast(x, "float64") for x in values]
+        sent = [PartialReduction(ops[i], self._elements(whole[i], places), peers) for i, peers, places in ways]
         for (i, _, places), numbers in zip(ways, (yield Partials(sent, library)), strict=True):
-            begin = 0
-            for k in places:
-                shape = tuple(parts[i][k].shape)
-                parts[i][k] = numbers[begin : (begin := begin + math.prod(shape))].reshape(shape)
-        return [
-            each if isinstance(x, list | Pieces) else library.join([library.cast(part, "float64") for part in each], 0)
-            for x, each in zip(values, parts, strict=True)
-        ]
+            whole[i] = self._with_elements(whole[i], places, numbers)
+        return whole
+
+    def _elements(self, values: Any, places: Places) -> Any:
+        """The elements of the values of some tensors, as one vector in float64."""
+        library = self.library
+        if isinstance(values, list):
+            return library.join([library.cast(values[k], "float64").reshape(-1) for k in places], 0)
+        return values if len(places) == self.count else library.take(values, places)
+
+    def _with_elements(self, values: Any, places: Places, elements: Any) -> Any:
+        """Values of all tensors, with these elements for some of them: the inverse of `_elements`."""
+        if not isinstance(values, list):
+            return elements if len(places) == self.count else self._with_numbers(values, places, elements)
+        begin = 0
+        for k in places:
+            shape = tuple(values[k].shape)
+            values[k] = elements[begin : (begin := begin + math.prod(shape))].reshape(shape)
+        return values
+
+    def _with_numbers(self, numbers: Any, places: Places, others: Any) -> Any:
+        """Numbers of all tensors, with others for some of them."""
+        order = np.arange(self.count)
+        order[places] = self.count + np.arange(len(places))
+        return self.library.take(self.library.join([numbers, others], 0), order)
 
     def _reduction(self, value: Node) -> Generator[Waits, Any, Any]:
         values = yield from self.within(value)

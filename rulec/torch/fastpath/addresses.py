@@ -21,15 +21,18 @@ from rulec.torch.tensors.tensors import Guard, guard_for, never, real_view
 
 
 class Addresses:
-    """The addresses, shapes, memory orders, dtypes and devices of plain tensors at the time of this object.
+    """The addresses, shapes, memory orders, dtypes and devices of tensors at the time of this object.
 
-    The first look asks torch about each tensor, later ones compare words in memory where that can be: see `look_of`.
+    Of a DTensor they are those of its local tensor, which stays the same object. The first look asks torch about each
+    tensor, later ones compare words in memory where that can be: see `look_of`.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.tensors = [*tensors]
-        self._addresses = [*map(_address, self.tensors)]
-        self._facts = [*map(facts_of, self.tensors)]
+        self._local = [*map(local_tensor, self.tensors)]
+        self._dtensors = [(t, here) for t, here in zip(self.tensors, self._local, strict=True) if here is not t]
+        self._addresses = [*map(_address, self._local)]
+        self._facts = [*map(facts_of, self._local)]
         self._guard: Guard = never
         self._look = _never
         #: The number of further functions for all tensors at once that may be made.
@@ -41,17 +44,19 @@ class Addresses:
 
     def _asked(self) -> bool:
         """The same, by torch; the next look may compare words."""
+        if any(local_tensor(tensor) is not here for tensor, here in self._dtensors):
+            return False
         try:
-            if [*map(_address, self.tensors)] != self._addresses:
+            if [*map(_address, self._local)] != self._addresses:
                 return False
         except RuntimeError:  # a sparse tensor has no address
             return False
-        if not self._guard(*self.tensors):
-            if [*map(facts_of, self.tensors)] != self._facts:
+        if not self._guard(*self._local):
+            if [*map(facts_of, self._local)] != self._facts:
                 return False
             if self._left:
                 self._left -= 1
-                self._guard, self._look = guard_for(self.tensors), look_of(self.tensors) or _never
+                self._guard, self._look = guard_for(self._local), look_of(self.tensors) or _never
         return True
 
 
@@ -90,12 +95,11 @@ class StateAddresses:
         self.states = [state for state in states if not has_no_memory(state.array)]
         self.facts = [facts_of(state.array) for state in self.states]
         self.all = Addresses(self._tensors(self.states))
-        self._dtensors = [state for state in self.states if state.part is not state.shown]
         self._of_params: dict[tuple[int, ...], Addresses] = {}
 
     @staticmethod
     def _tensors(states: Sequence[ShownState]) -> list[Tensor]:
-        tensors = [tensor for state in states for tensor in (state.array, state.part)]
+        tensors = [tensor for state in states for tensor in (state.array, state.shown)]
         return [*{id(tensor): tensor for tensor in tensors}.values()]
 
     def has(self, states: Sequence[ShownState]) -> bool:
@@ -105,8 +109,6 @@ class StateAddresses:
 
     def same(self, params: tuple[int, ...] | None = None) -> bool:
         """Whether no state of the parameters `params`, or of all, was moved or given another shape or dtype."""
-        if any(local_tensor(state.shown) is not state.part for state in self._dtensors):
-            return False
         if params is None:
             return self.all.same()
         addresses = self._of_params.get(params)

@@ -21,7 +21,7 @@ from torch.nn import Parameter
 
 from rulec.backend import registry
 from rulec.kernel.multi_tensor.address import Located, array_address
-from rulec.torch.fastpath.survey_source import JOB, RECORD, TENSOR, survey_source
+from rulec.torch.fastpath.survey_source import DTENSOR, JOB, RECORD, TENSOR, survey_source
 from rulec.torch.fastpath.torch_abi import (
     MOST_DIMS,
     Handles,
@@ -33,7 +33,9 @@ from rulec.torch.fastpath.torch_abi import (
     number,
     reads_of,
     words_of,
+    words_of_dtensors,
 )
+from rulec.torch.tensors.dtensor import is_dtensor, local_tensor, spec_of
 
 #: What a job asks for: a look; a look and the note that parameters are written, for a step that repeats the last one;
 #: the end of what handles hold.
@@ -59,7 +61,8 @@ class Survey:
         self._chosen, self._params = [*chosen], [*params]
         self.tensors = Tensors([*params, *states])
         self._owners: Sequence[Any] = ()
-        self.grads = Located(np.zeros(len(written), np.int64), lambda i: written[i].grad)
+        read = (lambda i: local_tensor(written[i].grad)) if self.tensors.has_dtensors else (lambda i: written[i].grad)
+        self.grads = Located(np.zeros(len(written), np.int64), read)
         self._handles = Handles(functions, 1 + len(params))
         self._kinds: dict[Any, Numbers] = {}
         self._numbers: dict[Any, list[int]] = {}
@@ -93,9 +96,13 @@ class Survey:
     def _record(self, place: int, param: Tensor, out: int | None) -> tuple[int, ...]:
         """The words of `RECORD`; what no kernel reads has its addresses written nowhere."""
         handle, nowhere = int(self._handles.all[1 + place]), array_address(self._ignored)
-        kind = self._kind(None if out is None else param.grad)
+        kind, spec = self._kind(None if out is None else local_tensor(param.grad)), spec_of(param)
         out = nowhere if out is None else out
-        return param._cdata, kind, handle, out, nowhere, *reads_of(self.functions, param), 0
+        return param._cdata, kind, handle, 0 if spec is None else id(spec), out, nowhere, *self._hints(param), 0
+
+    def _hints(self, param: Tensor) -> tuple[int, int, int]:
+        """Addresses that a look at a parameter's gradient reads besides the tensors themselves."""
+        return reads_of(self.functions, param, local_tensor(param.grad))
 
     def _kind(self, tensor: Tensor | None) -> int:
         """The address of what a tensor is, from `survey_source.KIND` on. Tensors of one kind share it."""
@@ -104,7 +111,8 @@ class Survey:
             self._numbers[like] = self._numbers_of(tensor)
         dtype, *device = self._numbers[like]
         rest = () if tensor is None else (*_implementation(tensor), *tensor.shape, *tensor.stride())
-        words = (dtype, -1 if tensor is None else tensor.dim(), *device, *rest)
+        empty = tensor is not None and not tensor.numel()
+        words = (dtype, -1 if tensor is None else tensor.dim(), *device, int(empty), *rest)
         if words not in self._kinds:
             self._kinds[words] = np.array(words, np.int64)
         return array_address(self._kinds[words])
@@ -155,14 +163,23 @@ class Contents:
 
 
 class Tensors:
-    """Plain tensors as they are at the time of this object, which keeps them; of at most `MOST_DIMS` dimensions."""
+    """Tensors as they are at the time of this object, which keeps them; of at most `MOST_DIMS` dimensions.
+
+    Of a DTensor it has the local tensor and the spec.
+    """
 
     def __init__(self, tensors: Iterable[Tensor] = ()) -> None:
         self._kept, where = [*tensors], layout()
         assert where is not None
         self._kinds: dict[tuple[int, ...], Numbers] = {}
-        rows = [self._row(words_of(where, tensor), where.impl_words) for tensor in self._kept]
+        local = {id(tensor): tensor for tensor in map(local_tensor, self._kept)}
+        rows = [self._row(words_of(where, tensor), where.impl_words) for tensor in local.values()]
         self.table = np.array(rows, np.int64).reshape(-1, len(TENSOR) + where.data_words)
+        dtensors = [tensor for tensor in self._kept if is_dtensor(tensor)]
+        self._places = [(local_tensor(tensor), spec_of(tensor)) for tensor in dtensors]
+        held = [(id(t), t._cdata, *map(id, place)) for t, place in zip(dtensors, self._places, strict=True)]
+        self.dtensors = np.array(held, np.int64).reshape(-1, len(DTENSOR))
+        self.placed, self.has_dtensors = np.array(words_of_dtensors(dtensors), np.int64), bool(dtensors)
 
     def _row(self, words: Sequence[int], of_impl: int) -> list[int]:
         """The words of `TENSOR`, and those of the storage; `of_impl` words of the implementation lie elsewhere."""
@@ -184,11 +201,12 @@ class Job:
         counts: Numbers,
     ) -> None:  # fmt: skip
         self._kept = functions, contents, tensors, np.zeros(3, np.int64)
-        self._tables = [*contents.tables(), tensors.table, records, counts]
+        self._tables = [*contents.tables(), tensors.table, tensors.dtensors, records, counts]
         pairs = [number for table in self._tables for number in (len(table), array_address(table))]
         self.words = (ctypes.c_int64 * len(JOB))(
-            asked, *pairs, array_address(functions), nothing, array_address(self._kept[3]), 0
-        )
+            asked, *pairs, array_address(functions), array_address(tensors.placed), nothing,
+            array_address(self._kept[3]), 0,
+        )  # fmt: skip
         self._at, self._run = ctypes.addressof(self.words), _machine()
 
     def done(self) -> bool:
@@ -224,8 +242,12 @@ def look_of(tensors: Sequence[Tensor]) -> Callable[[], bool] | None:
 
 
 def _can_look(tensors: Iterable[Tensor]) -> bool:
-    """Whether machine code can look at these plain tensors."""
-    if not is_locked() or layout() is None or any(t.dim() > MOST_DIMS for t in tensors):
+    """Whether machine code can look at these tensors: plain ones, and DTensors with plain local tensors."""
+    where = layout() if is_locked() else None
+    if where is None or any(t.dim() > MOST_DIMS for t in tensors):
+        return False
+    dtensors = [tensor for tensor in tensors if is_dtensor(tensor)]
+    if dtensors and (where.impl_object < 0 or words_of_dtensors(dtensors) is None):
         return False
     return registry.get("cpu").unavailable_reason() is None
 
@@ -239,16 +261,17 @@ def survey_of(
     There is none of other classes than torch's own, none of tensors on other devices than processors and GPUs of NVIDIA
     and AMD, and none where torch does not export what a look asks.
     """
-    if not {Tensor, Parameter}.issuperset(map(type, params)) or not all(p.is_cpu or p.is_cuda for p in params):
+    here = [*map(local_tensor, params)]
+    if not {Tensor, Parameter}.issuperset(map(type, here)) or not all(p.is_cpu or p.is_cuda for p in here):
         return None
-    grads = [p.grad for p in written]
-    if any(g is None or not g.numel() for g in grads):
+    grads = [local_tensor(p.grad) for p in written]
+    if any(g is None for g in grads):
         return None
     functions = exports() if _can_look([*params, *states]) else None
     if functions is None:
         return None
     survey = Survey(params, chosen, written, lists, states, functions)
-    right = survey.look(lists) and survey.grads.addresses.tolist() == [g.data_ptr() for g in grads if g is not None]
+    right = survey.look(lists) and survey.grads.addresses.tolist() == [g.data_ptr() for g in grads]
     survey.release()
     return survey if right else None
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from rulec.torch.fastpath.torch_abi import NAMES, TensorLayout
+from rulec.torch.fastpath.torch_abi import EQUAL, NAMES, OBJECT_CLASS, TensorLayout
 
-#: The words of a job: what is asked for, tables with their lengths, the functions, a handle of no tensor, memory for
-#: answers, and whether everything is as it was.
+#: The words of a job: what is asked for, tables with their lengths, the functions, the words of DTensors, a handle of
+#: no tensor, memory for answers, and whether everything is as it was.
 JOB = (
-    "asked", "lists", "lists_at", "dicts", "dicts_at", "tensors", "tensors_at", "records", "records_at", "counts",
-    "counts_at", "functions", "nothing", "answers", "same",
+    "asked", "lists", "lists_at", "dicts", "dicts_at", "tensors", "tensors_at", "dtensors", "dtensors_at", "records",
+    "records_at", "counts", "counts_at", "functions", "placed", "nothing", "answers", "same",
 )  # fmt: skip
 
 #: The words of a list or a dict: the object, its length, and its entries (keys and values in turn).
@@ -23,14 +23,24 @@ CONTENTS = ("object", "length", "entries")
 #: words of its implementation, of which tensors alike have the same.
 TENSOR = ("object", "impl", "storage", "kind")
 
+#: The words of a DTensor that must be as it was: the object, its implementation, its local tensor and its spec, which
+#: has the mesh and the placements. The local tensor has words of `TENSOR`.
+DTENSOR = ("object", "impl", "local", "spec")
+
+#: The words about all DTensors: their class, the class of local tensors, the places of a local tensor and a spec among
+#: the words of an object, and the names of a spec's mesh and placements.
+PLACED = ("class", "local_class", "local", "spec", "mesh", "placements")
+
 #: The words of a record, for a parameter's gradient. `impl` is the parameter's implementation, `kind` the address of
-#: what the gradient is, and `grad` a handle for it. `out` and `row` take the gradient's address. What follows are only
-#: hints of memory that is read: `exports.reads_of` the parameter, and the last gradient.
-RECORD = ("impl", "kind", "grad", "out", "row", "place", "version", "behind", "last")
+#: what the gradient is, and `grad` a handle for it. `spec` is a DTensor's own, which its gradient must equal, and 0 of
+#: any other parameter; `kind`, `grad` and the address are then those of the local gradient. `out` and `row` take the
+#: gradient's address. What follows are only hints of memory that is read: `exports.reads_of` the parameter, and the
+#: last gradient.
+RECORD = ("impl", "kind", "grad", "spec", "out", "row", "place", "version", "behind", "last")
 
 #: The words of what a gradient is. The words of its implementation, as `torch_abi` has them, follow, and then its
-#: sizes and strides. Of no gradient `dim` is -1.
-KIND = ("dtype", "dim", "device", "index")
+#: sizes and strides. Of no gradient `dim` is -1. One without elements is `empty`, and has no address.
+KIND = ("dtype", "dim", "device", "index", "empty")
 
 #: The words of a bucket's step counts, for steps that repeat each other: see `Repeat`.
 COUNTS = ("at", "length", "t", "table", "stride", "next")
@@ -44,7 +54,10 @@ _AHEAD = 8
 
 def survey_source(where: TensorLayout) -> str:
     """The text, for the cpu backend's compiler, where tensors have their words at these places."""
-    tables = {"job": JOB, "contents": CONTENTS, "tensor": TENSOR, "record": RECORD, "kind": KIND, "count": COUNTS}
+    tables = {
+        "job": JOB, "contents": CONTENTS, "tensor": TENSOR, "dtensor": DTENSOR, "placed": PLACED, "record": RECORD,
+        "kind": KIND, "count": COUNTS,
+    }  # fmt: skip
     words = {f"{of}_{name}": f"word({of}, {i})" for of, names in tables.items() for i, name in enumerate(names)}
     functions = {f"f_{name}": f"word(functions, {i})" for i, name in enumerate(NAMES)}
     sizes = {f"{of}_bytes": 8 * len(names) for of, names in tables.items()}
@@ -55,8 +68,8 @@ def survey_source(where: TensorLayout) -> str:
     return _TEXT.format(
         fetch_impl=of_impl, fetch_storage=of_storage, object_at=8 * where.object_impl,
         **words, **functions, **sizes, **asdict(where), ahead=_AHEAD, t_at=COUNTS.index("t"), same=JOB.index("same"),
-        implemented=8 * len(KIND), first=len(KIND) + where.impl_words, known=len(TENSOR), dim=KIND.index("dim"),
-        last_at=RECORD.index("last"), impl_at=8 * RECORD.index("impl"),
+        equal=EQUAL, object_class=OBJECT_CLASS, implemented=8 * len(KIND), first=len(KIND) + where.impl_words,
+        known=len(TENSOR), dim=KIND.index("dim"), last_at=RECORD.index("last"), impl_at=8 * RECORD.index("impl"),
     )  # fmt: skip
 
 
@@ -68,7 +81,7 @@ def _fetched(what: str, first: int, end: int) -> str:
 
 _TEXT = '''"""A survey of tensors and gradients, by functions that torch and CPython export. Printed by rulec."""
 
-from rulec_backends.cpu.ffi_words import code_2, code_4, invoke, invoke_2, put, tell, truth, truth_3
+from rulec_backends.cpu.ffi_words import code_2, code_3, code_4, invoke, invoke_2, put, tell, truth
 from rulec_backends.cpu.words import (
     compiled, fetch_add, fetch_line, float32, load_float32, number, store_bits_float64, store_float32, store_float64,
     word,
@@ -160,22 +173,72 @@ def unmoved(tensor):
 
 
 @compiled
-def read(functions, record, answers):
+def same_dtensor(dtensor, placed):
+    """Whether a DTensor has its implementation, its local tensor and its spec."""
+    object = {dtensor_object}
+    changed = word(object, {object_impl}) ^ {dtensor_impl}
+    changed |= word(object, {placed_local}) ^ {dtensor_local}
+    return (changed | word(object, {placed_spec}) ^ {dtensor_spec}) == 0
+
+
+@compiled
+def same_part(functions, name, spec, other):
+    """Whether two specs have an equal mesh, or equal placements, by the attribute's name."""
+    one, two, same = invoke_2({f_attribute}, spec, name), invoke_2({f_attribute}, other, name), -1
+    if one != 0 and two != 0:
+        same = code_3({f_compare}, one, two, {equal})
+    if one != 0:
+        tell({f_drop}, one)
+    if two != 0:
+        tell({f_drop}, two)
+    if same == -1:
+        tell({f_forgive}, 0)
+    return same == 1
+
+
+@compiled
+def object_of(tensor):
+    """The object of a tensor by its handle; 0 where it has none."""
+    return word(word(tensor, 0), {impl_object}) & -2  # an older torch marks in the last bit whose the object is
+
+
+@compiled
+def local_of(placed, object):
+    """The handle of a DTensor's local tensor; 0 where the object is none, or its local tensor of another class."""
+    if object == 0 or word(object, {object_class}) != {placed_class}:
+        return 0
+    local = word(object, {placed_local})
+    return local + {object_at} if local != 0 and word(local, {object_class}) == {placed_local_class} else 0
+
+
+@compiled
+def read(functions, placed, record, answers):
     """Whether the gradient is as it was; its handle is taken, and its address kept."""
-    grad, kind = invoke({f_grad}, {record_impl}), {record_kind}
+    grad, kind, spec = invoke({f_grad}, {record_impl}), {record_kind}, {record_spec}
+    other = spec
+    if spec != 0 and {kind_dim} >= 0:
+        object = object_of(grad)
+        grad = local_of(placed, object)
+        if grad == 0:
+            return False
+        other = word(object, {placed_spec})
     if not alike(functions, kind, grad, answers):
         return False
     if {kind_dim} < 0:
         return True
     data = answer({f_data_ptr}, grad, answers)
-    if data == 0 or data == -1:
+    if data == -1 or (data == 0 and {kind_empty} == 0):
         return False
     put({record_out}, 0, data)
     put({record_row}, 0, data)
     if code_2({f_assign}, grad, {record_grad}) != 0:
         return False
     put(record, {last_at}, word({record_grad}, 0))
-    return True
+    if other == spec:
+        return True
+    if other == 0 or not same_part(functions, {placed_mesh}, other, spec):
+        return False
+    return same_part(functions, {placed_placements}, other, spec)
 
 
 @compiled
@@ -231,11 +294,14 @@ def looked(job):
             fetch_tensor(tensor + {ahead} * {tensor_bytes})
         if not unmoved(tensor):
             return False
+    for i in range({job_dtensors}):
+        if not same_dtensor({job_dtensors_at} + {dtensor_bytes} * i, {job_placed}):
+            return False
     for i in range({job_records}):
         record = {job_records_at} + {record_bytes} * i
         if i + {ahead} < {job_records}:
             fetch(record + {ahead} * {record_bytes})
-        if not read(functions, record, answers):
+        if not read(functions, {job_placed}, record, answers):
             return False
     for b in range({job_counts}):
         count = {job_counts_at} + {count_bytes} * b

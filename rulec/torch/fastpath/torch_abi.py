@@ -22,6 +22,7 @@ import functools
 import os
 import sys
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +37,12 @@ Numbers = np.ndarray[Any, np.dtype[Any]]
 #: CPython's functions, by our names.
 _OF_PYTHON = {
     "list_size": "PyList_Size", "list_item": "PyList_GetItem", "dict_size": "PyDict_Size", "dict_next": "PyDict_Next",
+    "attribute": "PyObject_GetAttr", "compare": "PyObject_RichCompareBool", "drop": "Py_DecRef",
+    "forgive": "PyErr_Clear",
 }  # fmt: skip
+
+#: What `PyObject_RichCompareBool` takes for `==`, and the place of the class among the words of an object.
+EQUAL, OBJECT_CLASS = 2, 1
 
 #: torch's functions, by our names. `aoti_torch_get_data_ptr` refuses tensors of other layouts than torch.strided.
 _OF_TORCH = {
@@ -128,12 +134,13 @@ def number(table: Numbers, name: str, handle: int) -> int:
     return value.value
 
 
-def reads_of(table: Numbers, param: torch.Tensor) -> tuple[int, int, int]:
+def reads_of(table: Numbers, param: torch.Tensor, grad: torch.Tensor | None) -> tuple[int, int, int]:
     """Addresses that looks at a gradient read besides the tensors themselves: hints of memory to fetch, or zero.
 
-    They are the place of a parameter's gradient, the parameter's count of versions, and the gradient's storage.
+    They are the place of a parameter's gradient, the parameter's count of versions, and the storage of the local
+    gradient `grad`.
     """
-    handles, grad = Handles(table, 1), param.grad
+    handles = Handles(table, 1)
     version = _function(table, "version", ctypes.c_size_t, ctypes.c_size_t)(handles.take(0, param))
     place = _function(table, "grad", ctypes.c_size_t, ctypes.c_size_t)(param._cdata)
     behind = 0 if grad is None else grad.untyped_storage()._cdata
@@ -172,7 +179,8 @@ _IMPL_WORDS, _STORAGE_WORDS = 23, 8
 class TensorLayout:
     """The indices of words, counted from the beginning of what has them.
 
-    A tensor's object has its implementation at `object_impl`. The implementation has its storage at `impl_storage`;
+    A tensor's object has its implementation at `object_impl`. The implementation has its storage at `impl_storage`, and
+    its object at `impl_object`, which is -1 where it was not found;
     from `impl_first` on, `impl_words` words have its number of dimensions, sizes, strides, offset, number of elements,
     dtype, device and dispatch keys. The storage has its address and the owner of that memory in `data_words` words
     from `storage_data` on.
@@ -180,6 +188,7 @@ class TensorLayout:
 
     object_impl: int
     impl_storage: int
+    impl_object: int
     impl_first: int
     impl_words: int
     storage_data: int
@@ -215,7 +224,12 @@ def _layout_of(tensor: Tensor) -> TensorLayout | None:
     if not wanted <= {*after} or storage.data_ptr() not in of_storage:
         return None
     at_object, at_storage = of_object.index(tensor._cdata), of_impl.index(storage._cdata)
-    return TensorLayout(at_object, at_storage, starts[0], after.index(keys) + 1, of_storage.index(storage.data_ptr()))
+    objects = [i for i, each in enumerate(of_impl[: starts[0]]) if each & -2 == id(tensor)]
+    impl_object = objects[0] if len(objects) == 1 else -1
+    words = after.index(keys) + 1
+    return TensorLayout(
+        at_object, at_storage, impl_object, starts[0], words, of_storage.index(storage.data_ptr())
+    )  # fmt: skip
 
 
 def _shows_differences(where: TensorLayout) -> bool:
@@ -238,6 +252,36 @@ def words_of(where: TensorLayout, tensor: Tensor) -> list[int]:
     storage = tensor.untyped_storage()._cdata
     of_storage = _words(storage + 8 * where.storage_data, where.data_words)
     return [id(tensor), tensor._cdata, storage, *impl_words_of(where, tensor), *of_storage]
+
+
+def words_of_dtensors(tensors: Sequence[Any]) -> list[int] | None:
+    """The words about all DTensors, as `survey_source.PLACED` has them, from some; zeros without one.
+
+    None where these differ, or a local tensor is of another class than torch's own.
+    """
+    if not tensors:
+        return [0] * 6
+    rows = {_words_of_dtensor(tensor) for tensor in tensors}
+    row = rows.pop() if len(rows) == 1 else None
+    return None if row is None else [*row, id(_MESH), id(_PLACEMENTS)]
+
+
+#: The names of attributes of a DTensor's spec.
+_MESH, _PLACEMENTS = map(sys.intern, ("mesh", "placements"))
+
+
+def _words_of_dtensor(tensor: Any) -> tuple[int, ...] | None:
+    """The classes of a DTensor and its local tensor, and the places of that and the spec; None where one is not once.
+
+    A subclass may have its local tensor elsewhere.
+    """
+    kind, local = type(tensor), tensor._local_tensor
+    words, of_local = (_words(id(x), type(x).__basicsize__ // 8) for x in (tensor, local))
+    wanted = id(local), id(tensor._spec)
+    known = kind.__base__ is Tensor and words[OBJECT_CLASS] == id(kind) and of_local[OBJECT_CLASS] == id(Tensor)
+    if not known or any(words.count(word) != 1 for word in wanted):
+        return None
+    return id(kind), id(Tensor), *map(words.index, wanted)
 
 
 def impl_words_of(where: TensorLayout, tensor: Tensor) -> list[int]:

@@ -262,11 +262,8 @@ class OptimizerStep:
         """
         if survey is None and self.interface.takes_rows and any(map(is_sparse, grads)):
             return self._write_sparse(plan, grads, scaling)
-        for place in plan.converted:
-            check_gradient(grads[place], plan.written[place], self.names[plan.chosen[place]])
-        if plan.converted:
-            converted = {*plan.converted}
-            grads = [real_view(grad) if place in converted else grad for place, grad in enumerate(grads)]
+        if plan.converted and survey is None:
+            grads = self._converted(plan, grads)
         if plan.copied:
             read_all(plan.copied)
         if plan.sections:
@@ -294,6 +291,15 @@ class OptimizerStep:
         if [1 for engine in self.engines if engine.published != engine.extensions]:
             self.buffers.show()
         return launches
+
+    def _converted(self, plan: StepPlan, grads: Sequence[Any]) -> list[Tensor]:
+        """The gradients as kernels read them: pairs for complex ones, and local tensors of DTensors."""
+        grads = [*grads]
+        for place in plan.converted:
+            check_gradient(grads[place], plan.written[place], self.names[plan.chosen[place]])
+            here = local_tensor(grads[place])
+            grads[place] = real_view(here) if here.is_complex() else here
+        return grads
 
     def _told(self, error: RulecError) -> Exception:
         """Reports an error of ranks with shards of the same tensors to the waiting ranks of `reduce_over`."""

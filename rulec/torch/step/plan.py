@@ -21,7 +21,7 @@ from rulec.torch.fastpath.survey import Survey, survey_of
 from rulec.torch.groups.engine import TensorRef, TorchEngine
 from rulec.torch.groups.inputs import Inputs
 from rulec.torch.groups.routes import Route
-from rulec.torch.tensors.dtensor import is_dtensor
+from rulec.torch.tensors.dtensor import is_dtensor, local_tensor
 from rulec.torch.tensors.fake import plain_memory
 from rulec.torch.tensors.sections import Section
 
@@ -111,8 +111,8 @@ class Plans:
         if plan is self._last:
             self.surveys_left -= 1
             read = {id(grad) for launch in launches for grad in launch.grads}
-            if read == {*map(id, grads)}:  # else kernels read copies of some
-                whole = not (plan.converted or plan.copied or plan.sections)
+            if read == {*map(id, map(local_tensor, grads))}:  # else kernels read copies of some
+                whole = not (plan.copied or plan.sections or any(p.is_complex() for p in plan.written))
                 self.survey = self._survey_of(plan, lists, addresses) if whole else None
                 self.surveyed, self.addresses = plan, addresses
         self._last = plan

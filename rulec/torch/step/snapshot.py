@@ -16,7 +16,8 @@ from rulec.torch.groups.capture import NEW_NUMBERS, NEW_TENSORS, CaptureMode, is
 from rulec.torch.groups.entries import GroupRule
 from rulec.torch.groups.interface import Interface, Options
 from rulec.torch.groups.values import Groups, GroupValues, group_rules_of, splits_of, words_of
-from rulec.torch.tensors.dtensor import address_of, local_tensor
+from rulec.torch.tensors.dtensor import is_dtensor, local_tensor, placement_of, spec_of
+from rulec.torch.tensors.fake import address_of
 from rulec.torch.tensors.tensors import Guard, check_apart, check_memory, check_parameters, guard_for, never
 
 
@@ -40,15 +41,17 @@ class Snapshot:
         self._interface, self._options, self._residence, self._names = interface, options, capture_mode, names
         self.params: list[Tensor] = [p for group in groups for p in group["params"]]
         self.sizes = [len(group["params"]) for group in groups]
-        self._address = address_of(self.params)
+        self._locals = any(map(is_dtensor, self.params))
+        self._address = address_of(self._here)
         self._values = GroupValues(interface.group_keywords, groups, self._live)
         self._flags = GroupValues(interface.flag_keywords, groups)
         self._words = words_of(groups)
         self._splits = splits_of(groups)
         check_parameters(self.params, names)
-        self._addresses = [*map(self._address, self.params)]
+        self._addresses = [*map(self._address, self._here)]
         self._facts = [_facts(p) for p in self.params]
-        self._plain = {Tensor, Parameter}.issuperset(map(type, self.params))
+        self._specs = [*map(spec_of, self.params)]
+        self._plain = {Tensor, Parameter}.issuperset(map(type, self._here))
         self._guard: Guard = never
         self._doubted = False
         self._guards_left = 4
@@ -63,18 +66,33 @@ class Snapshot:
         """The groups' lists of parameters, at the last look."""
         return self._values.lists
 
+    @property
+    def _here(self) -> list[Tensor]:
+        """The local tensors of DTensors, and the other parameters."""
+        return [*map(local_tensor, self.params)] if self._locals else self.params
+
     def changes(self, groups: Groups, survey: Survey | None = None) -> list[Change]:
         """The changes since the last look; after other parameters nothing else is looked at."""
         same, lists = self._values.same(groups) and not self._doubted, self._values.lists
-        if survey is not None and survey.look(lists) and not self._interface.sees_sections:
-            return [] if same else [Change.VALUES]
-        if [*map(len, lists)] != self.sizes or not all(map(is_, chain.from_iterable(lists), self.params)):
+        surveyed = survey is not None and survey.look(lists)
+        if not surveyed and self._has_others(lists):
             return [Change.PARAMETERS]
         if self._interface.sees_sections and splits_of(groups) != self._splits:
             return [Change.PARAMETERS]
-        moved = [*map(self._address, self.params)] != self._addresses
-        moved = moved or (self._plain and not (self._guard(*self.params) or self._unaltered()))
+        moved = not surveyed and self._has_moved()
         return [*((Change.MEMORY,) if moved else ()), *(() if same else (Change.VALUES,))]
+
+    def _has_others(self, lists: Sequence[list[Any]]) -> bool:
+        """Whether the groups have other parameters."""
+        return [*map(len, lists)] != self.sizes or not all(map(is_, chain.from_iterable(lists), self.params))
+
+    def _has_moved(self) -> bool:
+        """Whether a parameter has another address, or other facts; the next look may ask all at once."""
+        here = self._here
+        if [*map(self._address, here)] != self._addresses:
+            return True
+        placed = self._locals and not all(map(is_, map(spec_of, self.params), self._specs))
+        return self._plain and (placed or not self._guard(*here)) and not self._unaltered()
 
     def doubt(self) -> None:
         """Has the next look find other values: engines have taken some that this object does not know."""
@@ -86,13 +104,15 @@ class Snapshot:
             return False
         if self._guards_left:
             self._guards_left -= 1
-            self._guard = guard_for(self.params)
+            self._guard, self._specs = guard_for(self._here), [*map(spec_of, self.params)]
         return True
 
     def moved(self, places: Iterable[int]) -> bool:
         """Whether a parameter with one of these indices has another address, shape, memory order or dtype."""
         here = [(self.params[i], i) for i in places]
-        return any(self._address(p) != self._addresses[i] or _facts(p) != self._facts[i] for p, i in here)
+        return any(
+            self._address(local_tensor(p)) != self._addresses[i] or _facts(p) != self._facts[i] for p, i in here
+        )  # fmt: skip
 
     def altered(self) -> int | None:
         """The first index of a parameter with another shape, memory order, dtype or device; None for none."""
@@ -101,7 +121,7 @@ class Snapshot:
     def take_memory(self) -> list[int]:
         """Takes over the parameters' addresses, where no more has changed; the indices of the moved parameters."""
         self._residence.check_capture(NEW_TENSORS)
-        now = [*map(self._address, self.params)]
+        now = [*map(self._address, self._here)]
         moved = [place for place, pair in enumerate(zip(self._addresses, now, strict=True)) if pair[0] != pair[1]]
         for place in moved:
             check_memory(self.params[place], self._names[place])
@@ -125,4 +145,5 @@ class Snapshot:
 
 def _facts(param: Tensor) -> tuple[Any, ...]:
     here = local_tensor(param)
-    return here.shape, here.stride(), here.dtype, here.device, here.is_neg(), here.is_conj()
+    placed = (param.shape, *placement_of(param)) if here is not param else ()
+    return here.shape, here.stride(), here.dtype, here.device, here.is_neg(), here.is_conj(), *placed

@@ -23,7 +23,6 @@ from rulec.language.expr.node import Kind, Node, Op, walk
 from rulec.language.rule import Rule
 from rulec.language.rule_data import placed_level
 from rulec.runtime.distributed.all_to_all import longest
-from rulec.torch.tensors.fake import address_of as plain_address_of
 from rulec.torch.tensors.fake import real_memory
 from rulec.torch.tensors.sections import Section
 
@@ -43,6 +42,11 @@ def local_tensor(tensor: Any) -> Tensor:
     """The local tensor of a DTensor, not a copy; any other tensor as it is."""
     part: Tensor = tensor._local_tensor if is_dtensor(tensor) else tensor
     return part
+
+
+def spec_of(tensor: Any) -> Any:
+    """What torch holds a DTensor's mesh and placements in; None of any other tensor."""
+    return tensor._spec if is_dtensor(tensor) else None
 
 
 def is_split(tensor: Any) -> bool:
@@ -106,13 +110,6 @@ def _indices(param: Any, axis: int, coordinate: Sequence[int]) -> Sequence[int]:
 def _cuts(placement: Any, axis: int) -> bool:
     """Whether a placement, or torch's of FSDP within tensor parallelism, splits this dimension."""
     return getattr(placement, "dim", None) == axis
-
-
-def address_of(params: Sequence[Tensor]) -> Callable[[Tensor], int]:
-    """A function from one of these parameters to its local address."""
-    if any(map(is_dtensor, params)):
-        return lambda param: local_tensor(param).data_ptr()
-    return plain_address_of(params)
 
 
 def check_dtensor(param: Any, rule: Rule, name: str) -> None:
@@ -245,7 +242,7 @@ def check_gradient(grad: Any, param: Any, name: str) -> None:
     if is_dtensor(grad) is not is_dtensor(param):
         words = [f"{'a' if is_dtensor(x) else 'no'} DTensor" for x in (grad, param)]
         raise TensorError(f"the gradient of {name} is {words[0]} and its parameter {words[1]}: give both alike")
-    if is_dtensor(param) and _place(grad) != _place(param):
+    if is_dtensor(param) and placement_of(grad) != placement_of(param):
         raise TensorError(
             f"the gradient of {name} is placed as {grad.placements}, its parameter as {param.placements}: redistribute "
             f"it before the step"
@@ -329,7 +326,7 @@ def saved_part(value: Any, param: Any, name: str) -> Tensor:
         return local_tensor(value)
     if not is_dtensor(value):
         return _cut(value, param, name)
-    if _place(value) != _place(param):
+    if placement_of(value) != placement_of(param):
         raise StateMismatch(
             f"a saved state of {name} is placed as {value.placements}, where its parameter is as {param.placements}: "
             f"load it with torch.distributed.checkpoint"
@@ -365,5 +362,6 @@ def check_whole(params: Sequence[Tensor], verb: str) -> None:
         raise RulecError(f"{verb} needs whole tensors, and this process has parts: use torch.distributed.checkpoint")
 
 
-def _place(tensor: Any) -> tuple[Any, Any]:
+def placement_of(tensor: Any) -> tuple[Any, Any]:
+    """The mesh and the placements of a DTensor."""
     return tensor.device_mesh, tensor.placements
