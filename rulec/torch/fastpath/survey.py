@@ -35,7 +35,7 @@ from rulec.torch.fastpath.torch_abi import (
     words_of,
     words_of_dtensors,
 )
-from rulec.torch.tensors.dtensor import is_dtensor, local_tensor, spec_of
+from rulec.torch.tensors.dtensor import is_dtensor, local_tensor, placement_of, spec_of
 
 #: What a job asks for: a look; a look and the note that parameters are written, for a step that repeats the last one;
 #: the end of what handles hold.
@@ -67,6 +67,7 @@ class Survey:
         self._kinds: dict[Any, Numbers] = {}
         self._numbers: dict[Any, list[int]] = {}
         self._ignored = np.zeros(1, np.int64)
+        self._specs: list[Any] = []
         first = array_address(self.grads.addresses)
         outs = {place: first + 8 * i for i, place in enumerate(chosen)}
         self.records = np.array([self._record(i, p, outs.get(i)) for i, p in enumerate(params)], np.int64)
@@ -96,7 +97,9 @@ class Survey:
     def _record(self, place: int, param: Tensor, out: int | None) -> tuple[int, ...]:
         """The words of `RECORD`; what no kernel reads has its addresses written nowhere."""
         handle, nowhere = int(self._handles.all[1 + place]), array_address(self._ignored)
-        kind, spec = self._kind(None if out is None else local_tensor(param.grad)), spec_of(param)
+        grad = None if out is None else param.grad
+        kind, spec = self._kind(local_tensor(grad)), spec_of(grad)
+        self._specs.append(spec)
         out = nowhere if out is None else out
         return param._cdata, kind, handle, 0 if spec is None else id(spec), out, nowhere, *self._hints(param), 0
 
@@ -265,7 +268,7 @@ def survey_of(
     if not {Tensor, Parameter}.issuperset(map(type, here)) or not all(p.is_cpu or p.is_cuda for p in here):
         return None
     grads = [local_tensor(p.grad) for p in written]
-    if any(g is None for g in grads):
+    if any(g is None for g in grads) or any(is_dtensor(p) and placement_of(p.grad) != placement_of(p) for p in written):
         return None
     functions = exports() if _can_look([*params, *states]) else None
     if functions is None:

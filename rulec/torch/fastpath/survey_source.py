@@ -32,10 +32,10 @@ DTENSOR = ("object", "impl", "local", "spec")
 PLACED = ("class", "local_class", "local", "spec", "mesh", "placements")
 
 #: The words of a record, for a parameter's gradient. `impl` is the parameter's implementation, `kind` the address of
-#: what the gradient is, and `grad` a handle for it. `spec` is a DTensor's own, which its gradient must equal, and 0 of
-#: any other parameter; `kind`, `grad` and the address are then those of the local gradient. `out` and `row` take the
-#: gradient's address. What follows are only hints of memory that is read: `exports.reads_of` the parameter, and the
-#: last gradient.
+#: what the gradient is, and `grad` a handle for it. `spec` is that of a gradient that is a DTensor, with the mesh and
+#: the placements that the next ones must have; `kind`, `grad` and the address are then those of the local gradient. It
+#: is 0 of other gradients. `out` and `row` take the gradient's address. What follows are only hints of memory that is
+#: read: `exports.reads_of` the parameter, and the last gradient.
 RECORD = ("impl", "kind", "grad", "spec", "out", "row", "place", "version", "behind", "last")
 
 #: The words of what a gradient is. The words of its implementation, as `torch_abi` has them, follow, and then its
@@ -216,7 +216,7 @@ def read(functions, placed, record, answers):
     """Whether the gradient is as it was; its handle is taken, and its address kept."""
     grad, kind, spec = invoke({f_grad}, {record_impl}), {record_kind}, {record_spec}
     other = spec
-    if spec != 0 and {kind_dim} >= 0:
+    if spec != 0:
         object = object_of(grad)
         grad = local_of(placed, object)
         if grad == 0:
