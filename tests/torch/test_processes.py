@@ -248,7 +248,7 @@ class Between(Across):
         self.size, self._rank, self._meeting, self._said = COUNT, rank, meeting, said
         self.traffic, self._on_their_way = Traffic(), []
 
-    def _gathered(self, here: Any) -> list[Any]:
+    def _gathered(self, here: Any, device: Any) -> list[Any]:
         self._said[self._rank] = here.clone()
         self._meeting.wait(60)
         found = [*self._said]

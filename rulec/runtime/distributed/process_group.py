@@ -34,8 +34,11 @@ class RankGroup(Protocol):
     def rank(self) -> int: ...
     @property
     def size(self) -> int: ...
-    def reduce(self, op: Op, numbers: Any) -> Any:
-        """All-reduces a vector in float64, element by element, over these ranks; all get the same bits."""
+    def reduce(self, op: Op, numbers: Any, of_host: bool = False) -> Any:
+        """All-reduces a vector in float64, element by element, over these ranks; all get the same bits.
+
+        `of_host` says that in all ranks the host alone knows the numbers.
+        """
         ...
 
     def exchange(self, sent: Any, counts: Sequence[int], received: Sequence[int], dtype: str) -> Pending:

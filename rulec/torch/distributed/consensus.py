@@ -209,29 +209,31 @@ class Consensus:
         """Records the owner ranks of tensors, and their work."""
         self.traffic.assigned(peers, works, chosen)
 
-    def exchanged(self, peers: RankGroup, schedule: Schedule) -> None:
+    def exchanged(self, peers: Any, schedule: Schedule) -> None:
         """Records matrices that travel to their owner ranks and back."""
-        self.traffic.exchanged(peers, schedule)
+        self.traffic.exchanged(peers, schedule, peers.device().type)
 
-    def _send(self, op: Op, peers: Any, numbers: Any) -> Any:
-        self.traffic.reduced(peers, len(numbers))
+    def _send(self, op: Op, peers: Any, numbers: Any, of_host: bool = False) -> Any:
+        """All-reduces a message. `of_host` says that it has no values, but words: in all ranks alike."""
+        self.traffic.reduced(peers, len(numbers), peers.device(of_host).type)
         if not self._waits:
             self._on_their_way = [sent for sent in self._on_their_way if not sent[0].is_completed()]
-            self._on_their_way.append(peers.tell(op, numbers))
+            self._on_their_way.append(peers.tell(op, numbers, of_host))
             return numbers
         try:
-            return peers.reduce(op, numbers)
+            return peers.reduce(op, numbers, of_host)
         except Unreached:
             self._open = self._begun = False  # no message can reach another rank
             raise
 
     def _joint(self, peers: RankGroup, numbers: Any, words: Any) -> tuple[Any, Any]:
         """All-reduces a vector and words, in one message of sums."""
-        count = len(words)
+        count, of_host = len(words), not len(numbers)
         if isinstance(numbers, Tensor):
-            result = self._send(Op.SUM, peers, torch.cat([numbers, torch.as_tensor(words, device=numbers.device)]))
+            joint = torch.cat([numbers, torch.as_tensor(words, device=numbers.device)])
+            result = self._send(Op.SUM, peers, joint, of_host)
         else:
-            result = self._send(Op.SUM, peers, np.concatenate([numbers, _on_host(words)]))
+            result = self._send(Op.SUM, peers, np.concatenate([numbers, _on_host(words)]), of_host)
         return result[:-count], result[-count:]
 
     def _replay(self) -> None:
@@ -360,7 +362,7 @@ class Consensus:
     def _of_all(self, op: Op, numbers: Any) -> Any:
         """All-reduces numbers over all ranks, in a message of their own."""
         for peers in self.peers:
-            numbers = self._send(op, peers, numbers)
+            numbers = self._send(op, peers, numbers, of_host=True)
         self.traffic.end_round()
         return numbers
 

@@ -27,6 +27,7 @@ from rulec.language.rule_data import assignments
 from rulec.runtime.buckets.launch import Launch
 from rulec.runtime.distributed.process_group import DeferredError, RemoteError, Unreached
 from rulec.torch.distributed.consensus import behind, reaching
+from rulec.torch.distributed.devices import backends_of, device_of
 from rulec.torch.distributed.traffic import Traffic
 
 _OPS = (Op.SUM, Op.MIN, Op.MAX)
@@ -46,7 +47,7 @@ _REFUSED = -1
 _FORMULA = 3
 
 #: The largest number of words in a message.
-_LENGTH = _MOST + 4 + _FORMULA
+_LENGTH = _MOST + 5 + _FORMULA
 
 _OF_FORMULA, _OF_STEP = itemgetter(slice(-_FORMULA, None)), itemgetter(slice(None, -_FORMULA))
 
@@ -79,6 +80,8 @@ class Across:
     #: The words about the formula, and the objects from which they were computed.
     _formula: tuple[int, ...] = (0,) * _FORMULA
     _like: tuple[Any, Any, int] = (None, None, 0)
+    #: The devices that words of the host travel by, and values of this step.
+    _of_host = _of_values = torch.device("cpu")
 
     def __init__(self, group: Any) -> None:
         if not torch.distributed.is_available() or not torch.distributed.is_initialized():
@@ -88,8 +91,7 @@ class Across:
         self._group, self.size = group, torch.distributed.get_world_size(group)
         if self.size < 1:
             raise HyperError("reduce_over is a process group that this process does not belong to")
-        nccl = torch.distributed.get_backend(group) == "nccl"
-        self._device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
+        self._of_host = self._of_values = device_of(group, self.label)
         self.traffic = Traffic()
         #: Messages that this rank did not wait for.
         self._on_their_way: list[Any] = []
@@ -145,7 +147,7 @@ class Across:
         self.agreed = True
         sent = torch.zeros(_LENGTH, dtype=torch.int64)
         sent[0] = _REFUSED
-        sent = sent.to(self._device)
+        sent = sent.to(self._of_host)
         parts = [torch.empty_like(sent) for _ in range(self.size)]
         self._on_their_way = [each for each in self._on_their_way if not each[0].is_completed()]
         with reaching(self.label):
@@ -163,11 +165,14 @@ class Across:
         like = (launches[0].version, launches[0].common.hyper.table, len(launches)) if launches else (None, None, 0)
         if like[0] is not self._like[0] or like[1] is not self._like[1] or like[2] != self._like[2]:
             self._like, self._formula = like, formula(launches)
+        kind = _kind_of(launches)
         words = [groups, zlib.crc32(repr(fired).encode()), len(codes), *codes, overflowed, *self._formula]
-        every = self._exchange(words)
+        every = self._exchange([*words, kind != "cpu"])
         refused = [rank for rank, message in enumerate(every) if message[0] == _REFUSED]
         if refused:
             raise RulecError(f"process {refused[0]} of reduce_over takes no step, for an error of its own: see there")
+        self._of_values = self._device_of([bool(message[-1]) for message in every], kind)
+        every = [message[:-1] for message in every]
         formulas, every = [*map(_OF_FORMULA, every)], [*map(_OF_STEP, every)]
         if len({*formulas}) > 1:
             check_formulas(formulas)
@@ -197,8 +202,18 @@ class Across:
         self.agreed = True
         row = torch.zeros(_LENGTH, dtype=torch.int64)
         row[: len(words)] = torch.tensor([*words])
-        messages = [tuple(part.tolist()) for part in self._gathered(row)]
-        return [(part[:1] if part[0] == _REFUSED else part[: 4 + part[2] + _FORMULA]) for part in messages]
+        messages = [tuple(part.tolist()) for part in self._gathered(row, self._of_host)]
+        return [(part[:1] if part[0] == _REFUSED else part[: 5 + part[2] + _FORMULA]) for part in messages]
+
+    def _device_of(self, there: Sequence[bool], kind: str) -> torch.device:
+        """The device for values of this step: the CPU where they are in the host's memory in all ranks, by `there`.
+
+        A rank with values on the CPU sends them by the device of the others.
+        """
+        if not any(there):
+            return self._of_host
+        others = [each for each in sorted(backends_of(self._group)) if each != "cpu"]
+        return device_of(self._group, self.label, kind if kind != "cpu" else others[0] if others else "cpu")
 
     def total(self, op: Op, numbers: Any) -> Any:
         """All-reduces numbers element by element, as an array or a tensor, like `numbers`.
@@ -207,7 +222,7 @@ class Across:
         """
         here = numbers if isinstance(numbers, Tensor) else torch.from_numpy(np.array(numbers, np.float64))
         self._left = self._left[1:]
-        parts = self._gathered(torch.cat([here, here.new_zeros(1)]))
+        parts = self._gathered(torch.cat([here, here.new_zeros(1)]), self._of_values)
         if torch.stack([part[-1] for part in parts]).any():
             raise self._said("")
         first, *others = (part[:-1] for part in parts)
@@ -227,7 +242,7 @@ class Across:
         if not self._left:
             self._behind = str(failure) if self.size > 1 else ""
             return error
-        self._gathered(torch.tensor([0.0] * self._left[0] + [1.0], dtype=torch.float64))
+        self._gathered(torch.tensor([0.0] * self._left[0] + [1.0], dtype=torch.float64), self._of_values)
         told = self._said(failure.sentence(torch.distributed.get_rank()))
         told.__cause__ = error.__cause__ if isinstance(error, RemoteError) else error
         return told
@@ -238,17 +253,25 @@ class Across:
         row = torch.zeros(_TEXT, dtype=torch.uint8)
         sent = text.encode()[:_TEXT]
         row[: len(sent)] = torch.tensor([*sent], dtype=torch.uint8)
-        texts = [bytes(part.tolist()).rstrip(b"\0").decode(errors="ignore") for part in self._gathered(row)]
+        parts = self._gathered(row, self._of_host)
+        texts = [bytes(part.tolist()).rstrip(b"\0").decode(errors="ignore") for part in parts]
         return RemoteError(next(text for text in texts if text))
 
-    def _gathered(self, here: Tensor) -> list[Tensor]:
-        sent = here.contiguous().to(self._device)
+    def _gathered(self, here: Tensor, device: torch.device) -> list[Tensor]:
+        sent = here.contiguous().to(device)
         parts = [torch.empty_like(sent) for _ in range(self.size)]
-        self.traffic.reduced(self, sent.numel())
+        self.traffic.reduced(self, sent.numel(), device.type)
         self.traffic.end_round()
         with reaching(self.label):
             torch.distributed.all_gather(parts, sent, group=self._group)
         return parts
+
+
+def _kind_of(launches: Sequence[Launch]) -> str:
+    """The type of the devices with values of these launches."""
+    there = [launch.part.bucket for launch in launches if launch.part.bucket.capabilities.on_device]
+    kinds = [param.device.type for bucket in there for param in bucket.params[:1]]
+    return next((kind for kind in kinds if kind != "cpu"), "cpu")
 
 
 def _places(launch: Launch) -> list[int]:

@@ -27,6 +27,7 @@ from rulec.runtime.distributed.process_group import RankGroup
 from rulec.runtime.distributed.shards import GlobalTensor
 from rulec.torch.distributed.consensus import Consensus, reaching
 from rulec.torch.distributed.cross_process import Across
+from rulec.torch.distributed.devices import device_of
 from rulec.torch.tensors.dtensor import (  # fmt: skip
     flat_start,
     has_matrices,
@@ -73,25 +74,26 @@ class SentBytes:
 class MeshGroup:
     """The process group of this rank and the other ranks along dimensions of a device mesh.
 
-    `name` has the names of the dimensions.
+    `name` has the names of the dimensions, `kind` is the type of the mesh's devices.
     """
 
     group: Any
     name: str = field(default="", compare=False)
+    kind: str = "cpu"
 
-    def reduce(self, op: Op, numbers: Any) -> Any:
-        """All-reduces a vector in float64 over the ranks: a tensor on its device, or a NumPy array."""
+    def reduce(self, op: Op, numbers: Any, of_host: bool = False) -> Any:
+        """All-reduces a vector in float64 over the ranks: a tensor, or a NumPy array."""
         if is_fake(numbers):
             return numbers
         sent = numbers.clone() if isinstance(numbers, Tensor) else torch.from_numpy(np.array(numbers, np.float64))
-        here = sent.to(self._device)
+        here = sent.to(self.device(of_host))
         with reaching(self.label):
             torch.distributed.all_reduce(here, getattr(torch.distributed.ReduceOp, _OPS[op]), group=self.group)
         return here.to(sent.device) if isinstance(numbers, Tensor) else here.cpu().numpy()
 
-    def tell(self, op: Op, numbers: Any) -> Any:
+    def tell(self, op: Op, numbers: Any, of_host: bool = False) -> Any:
         """Begins to all-reduce a vector without waiting; the result keeps the message alive until it has arrived."""
-        here = torch.from_numpy(np.array(numbers, np.float64)).to(self._device)
+        here = torch.from_numpy(np.array(numbers, np.float64)).to(self.device(of_host))
         with reaching(self.label):
             work = torch.distributed.all_reduce(
                 here, getattr(torch.distributed.ReduceOp, _OPS[op]), group=self.group, async_op=True
@@ -122,7 +124,7 @@ class MeshGroup:
             return SentBytes(None, sent, sent.new_zeros(sum(received)), sent)
         tensor = sent if isinstance(sent, Tensor) else torch.from_numpy(np.ascontiguousarray(sent))
         # An empty NumPy array has no stride, and torch sees no bytes in it.
-        message = (tensor if len(tensor) else tensor.new_empty(0)).to(self._device, DTYPES[dtype])
+        message = (tensor if len(tensor) else tensor.new_empty(0)).to(self.device(), DTYPES[dtype])
         result, size = message.new_empty(sum(received)), message.element_size()
         # The message is bytes, for not every transport knows every dtype.
         with reaching(self.label):
@@ -132,10 +134,9 @@ class MeshGroup:
             )  # fmt: skip
         return SentBytes(work, message, result, sent[:0], self.label)
 
-    @property
-    def _device(self) -> torch.device:
-        nccl = torch.distributed.get_backend(self.group) == "nccl"
-        return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
+    def device(self, of_host: bool = False) -> torch.device:
+        """The device that messages travel by: of values, or of what the host alone knows."""
+        return device_of(self.group, self.label, "cpu" if of_host else self.kind)
 
 
 def whole_of(param: Any, spread: bool, section: Section | None = None) -> GlobalTensor | None:
@@ -150,7 +151,7 @@ def whole_of(param: Any, spread: bool, section: Section | None = None) -> Global
         return None
     mesh = param.device_mesh
     axes = [i for i, placed in enumerate(param.placements) if not placed.is_replicate() and mesh.size(i) > 1]
-    cuts = tuple((param.placements[axis].dim, MeshGroup(mesh.get_group(axis), _name(mesh, [axis]))) for axis in axes)
+    cuts = tuple((param.placements[axis].dim, _peers_along(mesh, (axis,))) for axis in axes)
     lies = _spread(param, section) if spread and axes else None
     shape = tuple(param.shape) if section is None else section.shape(param.shape)
     return GlobalTensor(shape, cuts, place_of(param, section) or Piece(), indices_here(param, section), lies)
@@ -193,7 +194,7 @@ def _all_peers(mesh: Any) -> MeshGroup:
 def _peers_along(mesh: Any, axes: tuple[int, ...]) -> MeshGroup:
     """The group of this rank and the other ranks along these dimensions of a mesh."""
     one = mesh.get_group(axes[0]) if len(axes) == 1 else _joint_group(torch.distributed.group.WORLD, mesh, axes)
-    return MeshGroup(one, _name(mesh, axes))
+    return MeshGroup(one, _name(mesh, axes), mesh.device_type)
 
 
 def _name(mesh: Any, axes: Sequence[int]) -> str:
@@ -225,6 +226,7 @@ def meeting_of(
         for mesh in {param.device_mesh for param, _ in routed if is_dtensor(param)}:
             _check_apart(mesh, across)
     peers = [peers for param, rule in routed if sees_more(rule) for peers in _meeting_peers(param, rule)]
+    _check_devices(peers)
     if before is None:
         return Consensus(_outermost(peers)) if peers else None
     before.peers = _outermost([*before.peers, *peers])
@@ -237,6 +239,12 @@ def _outermost(peers: Sequence[Any]) -> list[Any]:
     return [each for each in ranks if not any(ranks[each] < other for other in ranks.values())]
 
 
+def _check_devices(peers: Sequence[Any]) -> None:
+    """HyperError where a rank group serves no device of this process."""
+    for each in dict.fromkeys(peers):
+        each.device()
+
+
 def first_meeting_of(params: Sequence[Any]) -> Consensus | None:
     """The consensus of ranks with shards of the same DTensors, for a comparison before the first step.
 
@@ -247,6 +255,7 @@ def first_meeting_of(params: Sequence[Any]) -> Consensus | None:
     )
     here = [mesh for mesh in meshes if mesh.get_coordinate() is not None]
     peers = _outermost([_peers_along(mesh, (axis,)) for mesh in here for axis in _long_axes(mesh)])
+    _check_devices(peers)
     return Consensus(peers) if peers else None
 
 

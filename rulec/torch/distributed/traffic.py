@@ -31,13 +31,15 @@ class Reductions:
     """The reductions of a step over one process group.
 
     `rounds` wait for one another. `numbers` and `bytes` are the length of all messages of this rank together; the
-    algorithm of the process group decides how often a byte travels.
+    algorithm of the process group decides how often a byte travels. `device` names the types of devices that messages
+    travel by, as `cuda`.
     """
 
     processes: str
     rounds: int
     numbers: int
     bytes: int
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,8 @@ class Exchange:
     all-to-alls to owners, and of those back.
 
     `shared` of the matrices have several owners, all of them counted; `between` are the bytes that each rank sends to
-    other owners of the same matrices, in `rounds` all-to-alls.
+    other owners of the same matrices, in `rounds` all-to-alls. `device` is the type of the devices that matrices travel
+    by.
     """
 
     processes: str
@@ -66,6 +69,7 @@ class Exchange:
     shared: int = 0
     rounds: int = 0
     between: tuple[int, ...] = ()
+    device: str = "cpu"
 
     @property
     def here(self) -> int:
@@ -85,12 +89,13 @@ class Communication:
             return "a step sends nothing"
         tables = []
         if self.reductions:
-            rows = [(r.processes, r.rounds, r.numbers, r.bytes) for r in self.reductions]
-            tables.append(_table(("reductions over", "rounds", "numbers", "bytes"), rows))
+            rows = [(r.processes, r.device, r.rounds, r.numbers, r.bytes) for r in self.reductions]
+            tables.append(_table(("reductions over", "by", "rounds", "numbers", "bytes"), rows))
         for e in self.exchanges:
-            row = (e.processes, e.dtype, e.count, e.buckets, e.here, max(e.sent), sum(e.sent), e.least)
+            row = (e.processes, e.device, e.dtype, e.count, e.buckets, e.here, max(e.sent), sum(e.sent), e.least)
             header = (
                 "exchanges over",
+                "by",
                 "dtype",
                 "matrices",
                 "buckets",
@@ -116,17 +121,17 @@ class Traffic:
     def __init__(self) -> None:
         self._begun = False
         self._round = 0
-        self._reduced: list[tuple[NamedGroup, int, int]] = []
+        self._reduced: list[tuple[NamedGroup, int, int, str]] = []
         self._owners: list[tuple[NamedGroup, Sequence[Work], Assignment]] = []
-        self._moved: list[tuple[NamedGroup, Schedule]] = []
+        self._moved: list[tuple[NamedGroup, Schedule, str]] = []
 
     def begin(self) -> None:
         """Begins the record of another step."""
         self._begun, self._round, self._reduced, self._owners, self._moved = True, 0, [], [], []
 
-    def reduced(self, group: Any, numbers: int) -> None:
-        """Records a message of `numbers` numbers of 8 bytes."""
-        self._reduced.append((group, self._round, numbers))
+    def reduced(self, group: Any, numbers: int, device: str) -> None:
+        """Records a message of `numbers` numbers of 8 bytes, by a device of this type."""
+        self._reduced.append((group, self._round, numbers, device))
 
     def end_round(self) -> None:
         """Ends a round: later reductions wait for the results so far."""
@@ -136,26 +141,26 @@ class Traffic:
         """Records the owner ranks of tensors, and the work on each."""
         self._owners.append((group, works, chosen))
 
-    def exchanged(self, group: Any, schedule: Schedule) -> None:
-        """Records that arrays travel to their owner ranks, and results back."""
-        self._moved.append((group, schedule))
+    def exchanged(self, group: Any, schedule: Schedule, device: str) -> None:
+        """Records that arrays travel to their owner ranks, and results back, by a device of this type."""
+        self._moved.append((group, schedule, device))
 
     def record(self) -> Communication:
         """The messages so far. RulecError before the first step."""
         if not self._begun:
             raise RulecError("communication() tells what the last step sent to other processes: take a step before")
-        by_group: dict[NamedGroup, list[tuple[int, int]]] = {}
-        for group, place, numbers in self._reduced:
-            by_group.setdefault(group, []).append((place, numbers))
-        by_owners: dict[NamedGroup, list[Schedule]] = {}
-        for group, schedule in self._moved:
-            by_owners.setdefault(group, []).append(schedule)
+        by_group: dict[NamedGroup, list[tuple[int, int, str]]] = {}
+        for group, place, numbers, device in self._reduced:
+            by_group.setdefault(group, []).append((place, numbers, device))
+        by_owners: dict[tuple[NamedGroup, str], list[Schedule]] = {}
+        for group, schedule, device in self._moved:
+            by_owners.setdefault((group, device), []).append(schedule)
         return Communication(
             tuple(_reductions(group, messages) for group, messages in by_group.items()),
-            tuple(self._exchange(owners, moved) for owners, moved in by_owners.items()),
+            tuple(self._exchange(*owners, moved) for owners, moved in by_owners.items()),
         )
 
-    def _exchange(self, group: NamedGroup, schedules: Sequence[Schedule]) -> Exchange:
+    def _exchange(self, group: NamedGroup, device: str, schedules: Sequence[Schedule]) -> Exchange:
         size = group.size
         sent, between, work = np.zeros(size, np.int64), np.zeros(size, np.int64), np.zeros(size)
         teams: list[tuple[int, ...]] = []
@@ -172,13 +177,15 @@ class Traffic:
         return Exchange(
             group.label, ", ".join(dtypes), group.rank, len(teams), tuple(matrices.tolist()), tuple(shares.tolist()),
             tuple(sent.tolist()), least, buckets, sum(len(team) > 1 for team in teams),
-            sum(s.exchanges for s in schedules), tuple(between.tolist()),
+            sum(s.exchanges for s in schedules), tuple(between.tolist()), device,
         )  # fmt: skip
 
 
-def _reductions(group: NamedGroup, messages: Sequence[tuple[int, int]]) -> Reductions:
-    numbers = sum(count for _, count in messages)
-    return Reductions(group.label, len({place for place, _ in messages}), numbers, numbers * _NUMBER)
+def _reductions(group: NamedGroup, messages: Sequence[tuple[int, int, str]]) -> Reductions:
+    places, counts, devices = zip(*messages, strict=True)
+    numbers = sum(counts)
+    by = " and ".join(sorted({*devices}, key=lambda kind: (kind == "cpu", kind)))
+    return Reductions(group.label, len({*places}), numbers, numbers * _NUMBER, by)
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

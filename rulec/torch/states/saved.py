@@ -24,6 +24,7 @@ from rulec.errors import HyperError, StateMismatch
 from rulec.formats import UNBIASED, of_key
 from rulec.runtime.buckets.scalar_table import is_count
 from rulec.torch.distributed.cross_process import Across
+from rulec.torch.distributed.devices import device_of
 from rulec.torch.groups.values import Groups
 from rulec.torch.states.interop.load import flattened
 from rulec.torch.states.quantized import CODES
@@ -199,8 +200,7 @@ def _anywhere(truth: bool, placed: Sequence[Any], across: Across | None) -> bool
     groups = [group for mesh in meshes if mesh.get_coordinate() is not None for group in mesh.get_all_groups()]
     groups += [] if across is None else [across.group]
     for group in groups if len(groups) < 2 else [*groups, *groups]:  # two rounds: groups learn from one another
-        nccl = torch.distributed.get_backend(group) == "nccl"
-        word = torch.tensor([float(truth)], device="cuda" if nccl else "cpu")
+        word = torch.tensor([float(truth)], device=device_of(group, "the optimizer's tensors"))
         torch.distributed.all_reduce(word, torch.distributed.ReduceOp.MAX, group)
         truth = bool(word)
     return truth
