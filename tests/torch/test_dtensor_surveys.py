@@ -178,6 +178,15 @@ def _swap(run: Run) -> None:
     torch.utils.swap_tensors(run.params[2], run.params[5])
 
 
+def _swap_alias(run: Run) -> None:
+    """Another implementation with the same local tensor and spec; the one before is freed."""
+    param = run.params[2]
+    if isinstance(param, DTensor):
+        alias: Any = DTensor(param._local_tensor, param._spec, requires_grad=True)
+        alias.grad = param.grad
+        torch.utils.swap_tensors(param, alias)
+
+
 CHANGES: dict[str, Callable[[Run], None]] = {
     "nothing": lambda _: None,
     "no gradient": _leave_out,
@@ -196,6 +205,7 @@ CHANGES: dict[str, Callable[[Run], None]] = {
     "a state with another local tensor": _other_local_state,
     "a checkpoint": _reload,
     "parameters in each other's place": _swap,
+    "another implementation": _swap_alias,
 }
 
 #: Changes after which all tensors are where they were; the groups and the states notice theirs by themselves.
@@ -274,6 +284,10 @@ def _partial(run: Run) -> None:
     run.params[0]._spec = run.params[0].grad._spec = spec
 
 
+def _partial_alone(run: Run) -> None:
+    run.params[0]._spec = DTensor.from_local(local(run.params[0]).detach(), run.mesh, [Partial()])._spec
+
+
 def _freed(run: Run) -> None:
     local(run.params[0]).untyped_storage().resize_(0)
 
@@ -295,6 +309,7 @@ REFUSED: dict[str, tuple[Callable[[Run], None], type[RulecError], str]] = {
     "a gradient of summands": (_gradient_as(Partial()), TensorError, "is placed as"),
     "a gradient cut elsewhere": (_gradient_as(Shard(1)), TensorError, "is placed as"),
     "a parameter of summands": (_partial, TensorError, "summands that were not added"),
+    "a parameter of summands alone": (_partial_alone, TensorError, "summands that were not added"),
     "freed memory": (_freed, TensorError, "memory"),
     "the freed memory of a state": (_freed_state, StateMismatch, "exp_avg .* has .*memory of 0 bytes"),
     "other shards": (_other_shards, StateMismatch, "is placed as"),
