@@ -37,7 +37,7 @@ class RankGroup(Protocol):
     def reduce(self, op: Op, numbers: Any, of_host: bool = False) -> Any:
         """All-reduces a vector in float64, element by element, over these ranks; all get the same bits.
 
-        `of_host` says that in all ranks the host alone knows the numbers.
+        `of_host` marks words of the host, which are no values of a device in any rank.
         """
         ...
 

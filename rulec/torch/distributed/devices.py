@@ -1,9 +1,9 @@
 """The devices that messages of a process group travel by.
 
-A process group has a backend for each type of device that it serves: `cpu:gloo,cuda:nccl`, or one that a vendor has
-registered. A message of values on a device travels by that device where the group serves it. What the host alone knows,
-as counts and digests, travels by the CPU where the group serves that. All ranks choose alike: a choice depends on the
-group and the kind of message, and not on what a rank happens to hold, such as placeholder data after an error.
+A process group has a backend for each type of its devices, as in `cpu:gloo,cuda:nccl`; vendors register more of them.
+Values on a device travel by that device where the group serves it. Words of the host, such as counts and digests, travel
+by the CPU where the group serves the CPU. All ranks choose alike: a choice depends on the group and the kind of message,
+and not on the data of one rank, such as placeholder data after an error.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _is_here(kind: str) -> bool:
 
 
 def _current(group: Any, kind: str) -> torch.device:
-    """The device of a type that this process uses: that of the group, where it was made for one."""
+    """The device of a type in use by this process; the device of the group, where a group is bound to one."""
     if kind == "cpu":
         return torch.device("cpu")
     bound = getattr(group, "bound_device_id", None)

@@ -135,7 +135,7 @@ class MeshGroup:
         return SentBytes(work, message, result, sent[:0], self.label)
 
     def device(self, of_host: bool = False) -> torch.device:
-        """The device that messages travel by: of values, or of what the host alone knows."""
+        """The device for messages of values, or of words of the host."""
         return device_of(self.group, self.label, "cpu" if of_host else self.kind)
 
 

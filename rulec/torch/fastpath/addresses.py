@@ -23,8 +23,8 @@ from rulec.torch.tensors.tensors import Guard, guard_for, never, real_view
 class Addresses:
     """The addresses, shapes, memory orders, dtypes and devices of tensors at the time of this object.
 
-    Of a DTensor they are those of its local tensor, which stays the same object. The first look asks torch about each
-    tensor, later ones compare words in memory where that can be: see `look_of`.
+    A DTensor has the facts of its local tensor, and the same object must stay its local tensor. The first look asks
+    torch about each tensor, later ones compare words in memory where that can be: see `look_of`.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:

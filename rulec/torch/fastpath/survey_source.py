@@ -1,4 +1,4 @@
-"""The text of the function that surveys a step, and the tables of words that it reads.
+"""The text of the function for surveys of steps, and the words of its tables.
 
 `survey` fills the tables. The cpu backend's compiler takes the text; it asks the functions of `torch_abi`.
 """
