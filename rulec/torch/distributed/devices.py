@@ -1,9 +1,9 @@
 """The devices that messages of a process group travel by.
 
 A process group has a backend for each type of its devices, as in `cpu:gloo,cuda:nccl`; vendors register more of them.
-Values on a device travel by that device where the group serves it. Words of the host, such as counts and digests, travel
-by the CPU where the group serves the CPU. All ranks choose alike: a choice depends on the group and the kind of message,
-and not on the data of one rank, such as placeholder data after an error.
+Values on a device travel by that device where the group serves it. Words of the host, such as counts and digests,
+travel by the CPU where the group serves the CPU. All ranks choose alike: a choice depends on the group and the kind of
+message, and not on the data of one rank, such as placeholder data after an error.
 """
 
 from __future__ import annotations
