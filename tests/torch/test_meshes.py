@@ -136,9 +136,9 @@ def counted() -> Iterator[list[int]]:
     sent: list[int] = []
     reduce = MeshGroup.reduce
 
-    def counting(self: MeshGroup, op: Any, numbers: Any) -> Any:
+    def counting(self: MeshGroup, op: Any, numbers: Any, of_host: bool = False) -> Any:
         sent.append(len(numbers))
-        return reduce(self, op, numbers)
+        return reduce(self, op, numbers, of_host)
 
     MeshGroup.reduce = counting  # type: ignore[method-assign]
     try:
