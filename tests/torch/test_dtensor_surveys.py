@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -500,14 +500,19 @@ def _placed(tensor: Tensor, mesh: Any) -> Tensor:
     return tensor if mesh is None else DTensor.from_local(tensor.chunk(mesh.size())[mesh.get_rank()], mesh, [Shard(0)])
 
 
-def check_calls(mesh: Any, fresh: bool) -> None:
-    for name, most in MOST.items():
+def check_calls(mesh: Any, fresh: bool, names: Sequence[str] = RULES) -> None:
+    for name, most in ((name, MOST[name]) for name in names):
         plain, few, many = (calls_of(name, *how, fresh) for how in ((None, 20), (mesh, 20), (mesh, 60)))
         for event in ("call", "c_call"):
             assert few[event] <= most * plain[event], (name, event, few, plain)
             assert many[event] - few[event] <= 8, f"{event}: a step of {name} calls something for each tensor"
 
 
+def test_a_step_of_elements_calls_little_more_than_one_of_other_tensors(alone: Any) -> None:
+    check_calls(alone, fresh=True, names=RULES[:1])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("fresh", [False, True], ids=["shared specs", "equal specs"])
 def test_a_step_calls_little_more_than_one_of_other_tensors(fresh: bool, alone: Any) -> None:
     check_calls(alone, fresh)
