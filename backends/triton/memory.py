@@ -74,6 +74,9 @@ def uploads(device: Any, words: int, ring: Ring | None = None) -> Uploads:
     return Uploads(ring or Ring(TorchDevice(device)), words, SPARE if device.type == "cuda" else 0)
 
 
+_AS_IT_IS = contextlib.nullcontext()
+
+
 def current(device: Any, stream: Any) -> contextlib.AbstractContextManager[Any]:
     """A context with the device, and the stream unless None, as the current ones."""
     import torch
@@ -83,7 +86,7 @@ def current(device: Any, stream: Any) -> contextlib.AbstractContextManager[Any]:
     if stream is not None:
         return torch.cuda.stream(stream)
     if torch.cuda.current_device() == device.index:
-        return contextlib.nullcontext()
+        return _AS_IT_IS
     return torch.cuda.device(device)
 
 

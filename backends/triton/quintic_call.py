@@ -48,17 +48,18 @@ class QuinticProducts:
         """How many of `count` matrices go into a stack of `most` elements, to fill the device's processors."""
         return stack_size(rows, cols, count, most // (rows * cols), *self._machine(device, dtype))
 
-    def divided(self, y: Any, norms: Any) -> Any:
+    def divided(self, y: Any, norms: Any, out: Any = None) -> Any:
         """Each matrix over its norm, in one pass; `norms` are `(batch, 1, 1)`."""
-        out = y.new_empty(tuple(y.shape))
+        out = _room(out, y, y.shape)
         if not out.numel():
             return out
         y, size = y.contiguous(), out[0].numel()
-        launcher = self._dividers.get(out.device)
+        kind = out.device, y.dtype, norms.dtype
+        launcher = self._dividers.get(kind)
         if launcher is None:
             constants = {"BLOCK": _DIVIDED, "EMULATED": out.device.type == "cpu", "num_warps": _WARPS}
             launcher = Launcher(self._dividing, constants | {"enable_fp_fusion": False})
-            self._dividers[out.device] = launcher
+            self._dividers[kind] = launcher
         aligned = y.data_ptr() & 15, norms.data_ptr() & 15, out.data_ptr() & 15
         with current(out.device, None):
             launcher.run(len(out) * -(-size // _DIVIDED), (y, norms, out, size), (size, *aligned))
@@ -74,6 +75,10 @@ class QuinticProducts:
         """`b*x + c*x @ x` of symmetric matrices, exactly symmetric."""
         return self._launch(gram, gram, gram, _room(out, gram, gram.shape), polynomial_kind(gram.shape[-1]), b, c)
 
+    def multiplied(self, x: Any, polynomial: Any, a: float, out: Any = None) -> Any:
+        """`a*x + x @ p` of symmetric matrices that commute, exactly symmetric: the kernel of `polynomial`."""
+        return self._launch(x, polynomial, x, _room(out, x, x.shape), polynomial_kind(x.shape[-1]), a)
+
     def following(self, y: Any, polynomial: Any, a: float, out: Any = None) -> Any:
         """`a*y + x @ y`, or of tall matrices `a*y + y @ x`, of matrices and their symmetric polynomials."""
         _, rows, cols = y.shape
@@ -84,26 +89,25 @@ class QuinticProducts:
         tiles, processors = machine(device, dtype)
         return self._tiles or tiles, processors
 
-    def _work(self, kind: Kind, out: Any) -> Work:
+    def _new_work(self, kind: Kind, out: Any) -> Work:
         """What is known of all launches of a kind, found once."""
-        work = self._works.get((kind, out.device, out.dtype))
-        if work is None:
-            tile = kind.tile(*self._machine(out.device, str(out.dtype).removeprefix("torch.")))
-            work = Work(self._kernel, kind, tile, emulated=out.device.type == "cpu")
-            self._works[kind, out.device, out.dtype] = work
+        tile = kind.tile(*self._machine(out.device, str(out.dtype).removeprefix("torch.")))
+        work = Work(self._kernel, kind, tile, emulated=out.device.type == "cpu")
+        self._works[kind, out.device, out.dtype] = work
         return work
 
     def _launch(
         self, left: Any, right: Any, added: Any, out: Any, kind: Kind, share: float = 0.0, factor: float = 1.0
     ) -> Any:
         """Writes `share * added + factor * left @ right` to `out`, and returns it."""
-        if not out.numel():
+        if 0 in out.shape:
             return out
         left, right = left.contiguous(), right.contiguous()
         added = None if added is None else added.contiguous()
+        work = self._works.get((kind, out.device, out.dtype)) or self._new_work(kind, out)
         with current(out.device, None):
             try:
-                self._work(kind, out).run(left, right, added, out, share, factor)
+                work.run(left, right, added, out, share, factor)
             except compiler_errors() as error:
                 raise BackendUnavailable(refusal("newton_schulz", out.device, error)) from error
         return out
@@ -125,7 +129,7 @@ class Work:
 
     def __post_init__(self) -> None:
         kind, tile = self.kind, self.tile
-        self._count = kind.count(tile)
+        self._count, self._describes = kind.count(tile), tile.described and _describes()
         self._blocks = [
             (1, tile.deep, lines) if down else (1, lines, tile.deep)
             for lines, down in zip((tile.high, tile.wide), kind.down, strict=True)
@@ -140,20 +144,25 @@ class Work:
 
     def run(self, left: Any, right: Any, added: Any, out: Any, share: float, factor: float) -> None:
         """One launch."""
-        kind = self.kind
-        factors = self._described(left, right)
+        kind, first, second = self.kind, left.data_ptr(), right.data_ptr()
+        factors = self._described(left, first, right, second) if self._describes else None
         arguments = *(factors or (left, right)), added, out, kind.height, kind.width, kind.depth, share, factor
         added_at = 0 if added is None else added.data_ptr()
-        aligned = left.data_ptr() & 15, right.data_ptr() & 15, added_at & 15, out.data_ptr() & 15
-        self._launchers[factors is not None].run(len(out) * self._count, arguments, aligned)
+        aligned = first & 15, second & 15, added_at & 15, out.data_ptr() & 15
+        self._launchers[factors is not None].run(out.shape[0] * self._count, arguments, aligned)
 
-    def _described(self, left: Any, right: Any) -> tuple[Any, Any] | None:
-        """The factors as descriptors for the device's copies; None where either has none."""
-        if not self.tile.described or not _describes():
-            return None
+    def _described(self, left: Any, left_at: int, right: Any, right_at: int) -> tuple[Any, Any] | None:
+        """The factors at their addresses as descriptors for the device's copies; None where either has none.
+
+        The interpreter reads the tensors themselves.
+        """
         first, second = self._blocks
-        one = _descriptor(left, first, self.emulated)
-        other = one if right is left and first == second else _descriptor(right, second, self.emulated)
+        if self.emulated:
+            one, other = (_new_descriptor(x, x.data_ptr(), x.dtype, x.shape, b)
+                          for x, b in ((left, first), (right, second)))  # fmt: skip
+        else:
+            one = _remembered(left_at, left.dtype, left.shape, first)
+            other = _remembered(right_at, right.dtype, right.shape, second)
         return None if one is None or other is None else (one, other)
 
 
@@ -176,16 +185,6 @@ class Memory:
     def data_ptr(self) -> int:
         """The address."""
         return self._address
-
-
-def _descriptor(x: Any, block: tuple[int, int, int], emulated: bool) -> Any:
-    """A descriptor of a contiguous stack, for blocks of this shape; None for one that has none.
-
-    The interpreter reads the tensor itself.
-    """
-    if emulated:
-        return _new_descriptor(x, x.data_ptr(), x.dtype, x.shape, block)
-    return _remembered(x.data_ptr(), x.dtype, x.shape, block)
 
 
 @functools.lru_cache(maxsize=_DESCRIPTORS)
