@@ -28,13 +28,11 @@ def bench(
         list[str] | None,
         typer.Argument(
             metavar="[WHAT]",
-            help="rules, reductions, matrices, many, start, memory, mesh, states, es, race, jax, gpu; or all.",
+            help="rules, reductions, matrices, orthogonal, many, start, memory, mesh, states, es, race, jax, gpu, all.",
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Sizes too small to count: does it run?")] = False,
-    rule: Annotated[
-        list[str] | None, typer.Option(help="Restrict all but many, start, mesh and states to this one; repeatable.")
-    ] = None,
+    rule: Annotated[list[str] | None, typer.Option(help="Restrict those of rules to this one; repeatable.")] = None,
     json: Annotated[
         Path | None,
         typer.Option(metavar="PATH", help="Write results to a .json file, or into a folder; - prints them."),

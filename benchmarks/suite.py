@@ -15,6 +15,7 @@ MEASUREMENTS: dict[str, str] = {
     "rules": "every elementwise rule on one large tensor, against the memory's limit and torch",
     "reductions": "every rule that reduces on one large matrix, against its stages' limit and other libraries",
     "matrices": "Muon and other rules for matrices, against their products and torch, and what they keep",
+    "orthogonal": "how far Newton-Schulz in 16 bits is from its polynomials in float64, in both of its forms",
     "many": "many tensors at once, and many groups, with all that a step does around its kernel",
     "start": "what importing costs, the first step of a process, and compiling",
     "memory": "what a step allocates, and what training keeps, by kind, with eager updates and without",
@@ -71,6 +72,10 @@ def measurement(
 
         parts = matrices.parts(quick, only)
         return _restricted(name, parts, only, lambda advance: matrices.measure(quick, only, advance))
+    if name == "orthogonal":
+        from benchmarks import orthogonal
+
+        return Measurement(name, len(orthogonal.SCHEDULES), lambda advance: orthogonal.measure(quick, advance))
     if name == "many":
         from benchmarks import many
 

@@ -50,6 +50,17 @@ def letters(steps: int, state_dtype: Any = None, changed: float = 0.0) -> Array:
 
     Its first weights are `changed` by random numbers of this size, in units of each weight.
     """
+    return _vector(_trained(steps, state_dtype, changed))
+
+
+def gradients(steps: int) -> list[Array]:
+    """The last gradients of the transformer's matrices, its table and its end left out, after some steps."""
+    layers = _trained(steps).layers.parameters()
+    return [p.grad.numpy() for p in layers if p.ndim == 2]
+
+
+def _trained(steps: int, state_dtype: Any = None, changed: float = 0.0) -> Any:
+    """The transformer after some steps."""
     import torch
 
     import rulec.torch
@@ -71,7 +82,7 @@ def letters(steps: int, state_dtype: Any = None, changed: float = 0.0) -> Array:
         loss: Any = torch.nn.functional.cross_entropy(net(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
         loss.backward()
         optimizer.step()
-    return _vector(net)
+    return net
 
 
 def _transformer(alphabet: int, width: int = 64) -> Any:

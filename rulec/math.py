@@ -355,16 +355,17 @@ def topk(x: Any, k: Any) -> Any:
 
 
 def newton_schulz(
-    x: Any, steps: Any = 5, dtype: str | None = None, coefficients: Any = "muon", normalize: str | float = "norm"
-) -> Any:
+    x: Any, steps: Any = 5, dtype: str | None = None, coefficients: Any = "muon", normalize: str | float = "norm",
+    form: str = "direct",
+) -> Any:  # fmt: skip
     """The nearest orthogonal matrix, roughly, by Muon's iteration or another, in `dtype` or that of `x`."""
     if isinstance(x, Value) or isinstance(steps, Value):
         return record(
-            "newton_schulz", x, steps=steps, dtype=dtype, coefficients=coefficients, normalize=normalize
-        )  # fmt: skip
+            "newton_schulz", x, steps=steps, dtype=dtype, coefficients=coefficients, normalize=normalize, form=form
+        )
     rows = coefficients if isinstance(coefficients, str) else np.reshape(coefficients, (-1, 3)).tolist()
-    FUNCTIONS["newton_schulz"](as_node(0), coefficients=rows, normalize=normalize)
-    return _matrix(Op.NEWTON_SCHULZ, x, steps, coefficients=rows, normalize=normalize)
+    FUNCTIONS["newton_schulz"](as_node(0), coefficients=rows, normalize=normalize, form=form)
+    return _matrix(Op.NEWTON_SCHULZ, x, steps, coefficients=rows, normalize=normalize, form=form)
 
 
 def qr(x: Any) -> Any:

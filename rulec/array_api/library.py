@@ -17,6 +17,7 @@ from rulec.array_api.functions import Functions
 from rulec.array_api.reductions import REDUCTIONS
 from rulec.errors import InternalError
 from rulec.language.expr.node import Node, Op
+from rulec.language.expr.static import DIRECT
 
 Array = np.ndarray[Any, Any]
 
@@ -175,7 +176,7 @@ class Library:
         into += product
         return into
 
-    def quintic(self, dtype: str) -> Any:
+    def quintic(self, dtype: str, form: str = DIRECT) -> Any:
         """The parts of `newton_schulz` for pieces of a matrix. InternalError where matrices are never in pieces."""
         raise InternalError("matrices of this library are not orthogonalized in pieces")
 

@@ -10,26 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rulec.array_api.functions import Functions
-from rulec.errors import RuleError, TensorError
-from rulec.language.expr.counts import MAX_STEPS, count_problem, is_count
-from rulec.language.expr.newton_schulz import Coefficients, coefficients_of
+from rulec.array_api.newton_schulz import newton_schulz
+from rulec.errors import TensorError
+from rulec.language.expr.counts import is_count
 from rulec.language.expr.node import Op
-from rulec.language.expr.static import MUON, NORM, UNDIVIDED
-
-
-def iterations(steps: Any) -> int:
-    """The number of iterations of newton_schulz; RuleError where it is not a whole number from 0 to MAX_STEPS."""
-    if not is_count(steps, 0, MAX_STEPS):
-        raise RuleError(count_problem("the number of steps of newton_schulz", f"{float(steps):g}", 0, MAX_STEPS))
-    return int(steps)
-
-
-def times(norm: Any, normalize: str | float) -> Any:
-    """What a matrix is divided by: its norm, or a number times it."""
-    return norm if isinstance(normalize, str) else norm * normalize
 
 
 def leading(rank: Any, x: Any) -> int:
@@ -59,7 +47,7 @@ def matrix_functions(of: Functions) -> Mapping[Op, Callable[..., Any]]:
         Op.SOLVE: functions.solve,
         Op.CHOLESKY: functions.where_finite(functions.cholesky),
         Op.TOPK: functions.topk,
-        Op.NEWTON_SCHULZ: functions.newton_schulz,
+        Op.NEWTON_SCHULZ: partial(newton_schulz, of),
         Op.QR: functions.where_finite(functions.qr),
         Op.EIGH: functions.where_finite(functions.eigh),
         Op.SINGULAR_VECTORS: functions.where_finite(functions.singular_vectors),
@@ -156,30 +144,6 @@ class _MatrixFunctions:
         chosen = of.filled(before, ones, 0).sum(axis=-1, keepdims=True) < of.beside(k, x)
         marks = of.filled(mine == mine, of.filled(chosen, of.xp.ones_like(mine), 0), math.nan)
         return marks if x.shape[-1] == 1 else of.transposed(marks)
-
-    def newton_schulz(
-        self, x: Any, steps: Any, dtype: str | None = None, coefficients: str | Coefficients = MUON,
-        normalize: str | float = NORM,
-    ) -> Any:  # fmt: skip
-        """The quintic iteration towards the nearest orthogonal matrix, in `dtype` or else in the matrix's own.
-
-        A product and its addend are rounded together.
-        """
-        of, count = self.of, iterations(self.of.known(steps, "the number of steps of newton_schulz"))
-        made_in = None if dtype is None else of.product_dtype(x, dtype)
-
-        def rounded(y: Any, dtype: Any = made_in) -> Any:
-            return y if made_in is None else of.cast(y, dtype)
-
-        tall = x.shape[-2] > x.shape[-1]
-        y = of.transposed(rounded(x)) if tall else rounded(x)
-        if normalize != UNDIVIDED:
-            y = y / times(of.at_least(of.norm(y, x.dtype), 1e-7), normalize)
-        for a, b, c in coefficients_of(coefficients, count):
-            gram = of.matmul(y, of.transposed(y))
-            polynomial = rounded(b * of.wide(gram) + c * of.wide_matmul(gram, gram))
-            y = rounded(a * of.wide(y) + of.wide_matmul(polynomial, y))
-        return rounded(of.transposed(y) if tall else y, x.dtype)
 
     def signed(self, vectors: Any) -> Any:
         """The same columns, each with its largest component positive: algorithms choose signs at will."""

@@ -168,8 +168,11 @@ class QuinticProducts(Protocol):
         """How many of `count` matrices of this size go into one stack, of `most` elements or of one matrix."""
         ...
 
-    def divided(self, y: Any, norms: Any) -> Any:
-        """Matrices over their `norms`, of shape `(batch, 1, 1)` and the same dtype: IEEE quotients, rounded once."""
+    def divided(self, y: Any, norms: Any, out: Any = None) -> Any:
+        """Matrices over their `norms`, of shape `(batch, 1, 1)`: IEEE quotients, rounded once.
+
+        They have the dtype of the products. The norms may be in float32; a matrix in another dtype has an `out`.
+        """
         ...
 
     def gram(self, y: Any, out: Any = None) -> Any:
@@ -178,6 +181,10 @@ class QuinticProducts(Protocol):
 
     def polynomial(self, gram: Any, b: float, c: float, out: Any = None) -> Any:
         """`b*x + c*x @ x` of symmetric matrices."""
+        ...
+
+    def multiplied(self, x: Any, polynomial: Any, a: float, out: Any = None) -> Any:
+        """`a*x + x @ p` of symmetric matrices that commute."""
         ...
 
     def following(self, y: Any, polynomial: Any, a: float, out: Any = None) -> Any:

@@ -105,6 +105,16 @@ class Rule(RuleData):
 
         return bind(self, bindings)
 
+    def in_form(self, form: str) -> Rule:
+        """The rule with every `newton_schulz` in this form, "direct" or "gram".
+
+        The library's entries of peers are not the new rule's. Raises RuleError for another word, and where there is no
+        `newton_schulz`.
+        """
+        from rulec.language.compose.wrap import in_form
+
+        return in_form(self, form)
+
     def to_yaml(self) -> str:
         """The rule as a YAML rule file; `rulec.parse` of it gives an equal rule."""
         from rulec.language.yaml.write import rule_to_yaml

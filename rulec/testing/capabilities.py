@@ -251,17 +251,26 @@ def _products(
     lower = np.tril(random.integers(-3, 4, (shape[0], side, side))).astype(np.float64)
     square = lower + np.tril(lower, -1).transpose(0, 2, 1)
     norms = random.integers(1, 30, (shape[0], 1, 1)).astype(np.float64)
+    first, second = _commuting(random, side), _commuting(random, side)
     turned, tall = y.transpose(0, 2, 1), shape[1] > shape[2]
     a, b, c = 1.5, -0.5, 0.25
-    array, gram, over = (kind.make(x.astype(stored)) for x in (y, square, norms))
+    array, gram, over, one, other = (kind.make(x.astype(stored)) for x in (y, square, norms, first, second))
     pairs = {
         "gram": (products.gram(array), turned @ y if tall else y @ turned),
         "polynomial": (products.polynomial(gram, b, c), b * square + c * square @ square),
+        "product of two": (products.multiplied(one, other, a), a * first + first @ second),
         "following": (products.following(array, gram, a), a * y + (y @ square if tall else square @ y)),
         "divided": (products.divided(array, over), y / norms),
     }
     for name, (result, exact) in pairs.items():
         yield name, kind.read(result).tobytes() == (exact.astype(np.float32) + 0.0).astype(stored).tobytes()
+
+
+def _commuting(random: np.random.Generator, side: int) -> Array:
+    """Symmetric circulant matrices of whole numbers `(2, side, side)`, all of which commute."""
+    lines = random.integers(-3, 4, (2, side)).astype(np.float64)
+    distance = np.abs(np.subtract.outer(np.arange(side), np.arange(side)))
+    return lines[:, np.minimum(distance, side - distance)]
 
 
 def _segments(subject: Subject, capabilities: Capabilities) -> Iterator[str]:

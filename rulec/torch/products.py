@@ -22,9 +22,9 @@ class TorchProducts:
         """As many as there are, and fit."""
         return max(1, min(count, most // max(1, rows * cols)))
 
-    def divided(self, y: Tensor, norms: Tensor) -> Tensor:
+    def divided(self, y: Tensor, norms: Tensor, out: Tensor | None = None) -> Tensor:
         """Matrices over their norms."""
-        return y / norms
+        return y / norms if out is None else out.copy_(y / norms)
 
     def gram(self, y: Tensor, out: Tensor | None = None) -> Tensor:
         """The products of matrices and their transposes."""
@@ -34,6 +34,10 @@ class TorchProducts:
     def polynomial(self, gram: Tensor, b: float, c: float, out: Tensor | None = None) -> Tensor:
         """`b*x + c*x @ x`."""
         return torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+
+    def multiplied(self, x: Tensor, polynomial: Tensor, a: float, out: Tensor | None = None) -> Tensor:
+        """`a*x + x @ p`."""
+        return torch.baddbmm(x, x, polynomial, beta=a)
 
     def following(self, y: Tensor, polynomial: Tensor, a: float, out: Tensor | None = None) -> Tensor:
         """`a*y + x @ y`, of tall matrices in the memory order of their transposes."""
@@ -60,6 +64,10 @@ class ShapesProducts(TorchProducts):
     def polynomial(self, gram: Tensor, b: float, c: float, out: Tensor | None = None) -> Tensor:
         """Returns `out` unchanged, if there is one."""
         return super().polynomial(gram, b, c) if out is None else out
+
+    def multiplied(self, x: Tensor, polynomial: Tensor, a: float, out: Tensor | None = None) -> Tensor:
+        """Returns `out` unchanged, if there is one."""
+        return super().multiplied(x, polynomial, a) if out is None else out
 
     def following(self, y: Tensor, polynomial: Tensor, a: float, out: Tensor | None = None) -> Tensor:
         """Returns `out` unchanged, if there is one."""

@@ -43,6 +43,10 @@ CALLS: Mapping[str, tuple[Op, tuple[Any, ...], dict[str, Any]]] = {
        for name in SCHEDULES},
     "newton_schulz in its own dtype": (Op.NEWTON_SCHULZ, (X, 5), {"dtype": None}),
     "newton_schulz of more than the norm": (Op.NEWTON_SCHULZ, (X, 5), {"dtype": "float64", "normalize": 1.02}),
+    "newton_schulz by Gram matrices": (Op.NEWTON_SCHULZ, (B, 5), {"dtype": "float64", "form": "gram"}),
+    "newton_schulz undivided, by Gram matrices": (
+        Op.NEWTON_SCHULZ, (B/9, 4), {"dtype": None, "normalize": "none", "form": "gram"},
+    ),
     "newton_schulz undivided": (Op.NEWTON_SCHULZ, (X/9, 5), {"dtype": None, "normalize": "none"}),
 }  # fmt: skip
 

@@ -179,6 +179,7 @@ def test_names_of_measurements() -> None:
         "rules",
         "reductions",
         "matrices",
+        "orthogonal",
         "many",
         "start",
         "memory",

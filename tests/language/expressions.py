@@ -44,6 +44,7 @@ _schedules = st.sampled_from([*SCHEDULES, ((3.0, -1.5, 0.25), (1.5, -0.5, 0.0))]
 _iterations = st.tuples(st.sampled_from(_DTYPES), _schedules) | st.tuples(
     st.sampled_from(_DTYPES), _schedules, st.sampled_from(["none", 1.02, 3.0])
 )
+_iterations |= st.tuples(st.sampled_from(_DTYPES), _schedules, st.sampled_from(["norm", "none", 1.02]), st.just("gram"))
 
 
 def _built(op: Op, *args: Any) -> Node:

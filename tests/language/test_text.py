@@ -98,6 +98,10 @@ def power(a: Node, b: Node) -> Node:
         ('norm(a + b, per="row")', node(Op.NORM, plus(A, B), "row")),
         ('newton_schulz(a, steps=5, dtype="bfloat16")', node(Op.NEWTON_SCHULZ, A, const(5), ("bfloat16", "muon"))),
         (
+            'newton_schulz(a, steps=5, normalize="none", form="gram")',
+            node(Op.NEWTON_SCHULZ, A, const(5), (None, "muon", "none", "gram")),
+        ),
+        (
             'newton_schulz(a, steps=2, dtype="float32", coefficients=[[1.5, -0.5, 0], [2, -1.5, 0.5]])',
             node(Op.NEWTON_SCHULZ, A, const(2), ("float32", ((1.5, -0.5, 0.0), (2.0, -1.5, 0.5)))),
         ),
@@ -147,6 +151,8 @@ def test_precedence(text: str, value: Node | None) -> None:
         ("newton_schulz(a)", "newton_schulz(a, steps=5)"),
         ('newton_schulz(a, dtype="float32", normalize=1)', 'newton_schulz(a, steps=5, dtype="float32")'),
         ('newton_schulz(a, normalize="norm", coefficients="muon")', "newton_schulz(a, steps=5)"),
+        ('newton_schulz(a, form="direct")', "newton_schulz(a, steps=5)"),
+        ('newton_schulz(a, normalize="norm", form="gram")', 'newton_schulz(a, steps=5, form="gram")'),
         ("newton_schulz(a, normalize=51/50)", "newton_schulz(a, steps=5, normalize=1.02)"),
         ("((a))", "a"), ("a  +   b", "a + b"), ("(a +\n b)", "a + b"), ("a +\n b", "a + b"), ("not not a", "not not a"),
     ],

@@ -162,6 +162,18 @@ def test_what_owners_of_one_matrix_send_to_one_another() -> None:
     assert (Share(7, 2, "bfloat16").sent, Share(7, 2, "bfloat16").room, shares[0].exchanges) == (0, 0, 7)
 
 
+def test_by_gram_matrices_owners_send_less() -> None:
+    """Two iterations have the sums and the rows of one Gram matrix; a third alone sends its polynomial too."""
+    share = Share(7, 3, "bfloat16", 0, 3, form="gram")
+    assert [len(block) for block in share.blocks] == [2, 1]
+    assert share.exchanges == 1 + 2 + 3
+    assert share.sent == 2 * 8 + 7 * (5 * 4 + 2 * 2 * 2) + 7 * (5 * 4 + 2 * 2 * 2 * 2)
+    square = Share(7, 3, "bfloat16", 0, 3, form="gram", square=True)
+    assert (square.exchanges, square.sent) == (10, Share(7, 3, "bfloat16", 0, 3).sent)
+    kinds = {share.kind, square.kind, Share(7, 3, "bfloat16", 0, 3).kind, Share(9, 3, "bfloat16", 1, 3).kind}
+    assert len(kinds) == 3
+
+
 def test_pieces_of_a_matrix_are_in_one_bucket() -> None:
     parts = division((64, 32), 4)
     pieces = [Share(32, 5, "bfloat16", k, 2) for k in range(2)]

@@ -54,7 +54,7 @@ class Products:
     def stack_size(self, *_: Any) -> int:
         return 1
 
-    def divided(self, y: Array, norms: Array) -> Array:
+    def divided(self, y: Array, norms: Array, out: Any = None) -> Array:
         return self._rounded(_wide(y) / _wide(norms))
 
     def gram(self, y: Array, out: Any = None) -> Array:
@@ -63,6 +63,9 @@ class Products:
 
     def polynomial(self, gram: Array, b: float, c: float, out: Any = None) -> Array:
         return self._rounded(b * _wide(gram) + c * _wide(gram) @ _wide(gram))
+
+    def multiplied(self, x: Array, polynomial: Array, a: float, out: Any = None) -> Array:
+        return self._rounded(a * _wide(x) + _wide(x) @ _wide(polynomial))
 
     def following(self, y: Array, polynomial: Array, a: float, out: Any = None) -> Array:
         pair = (y, polynomial) if y.shape[1] > y.shape[2] else (polynomial, y)

@@ -224,8 +224,14 @@ view: {flatten: rest}
 state: {m: 0}
 step: |
   m = m/2 + g
-  direction = newton_schulz(m, steps=4, dtype="%s", coefficients="polar_express", normalize=1.5)
+  direction = newton_schulz(m, steps=5, dtype="%s", coefficients="polar_express", normalize=1.5, form="%s")
 """
+
+#: Name -> the dtype and the form of its iteration, and how far it may be from that of one process.
+ITERATIONS = {
+    "exact": ("float64", "direct", 0.0), "single": ("float32", "direct", 1e-5), "gram": ("float64", "gram", 0.0),
+    "gram in 16 bits": ("bfloat16", "gram", 2**-8),
+}  # fmt: skip
 
 #: One matrix with most of the work, wide or tall, that two owners cut unevenly, and three small ones.
 LARGE = {"wide": (72, 171), "a": (24, 40), "b": (9, 33), "c": (31, 12)}
@@ -243,15 +249,15 @@ def of_teams(rank: int, shape: tuple[int, ...], names: Sequence[str]) -> None:
         turned = {k: v[::-1] for k, v in LARGE.items()} if number % 2 else LARGE
         with shapes_of(turned), free_bytes(), pytest.MonkeyPatch.context() as patch:
             patch.setattr(test_meshes, "OF_MATRICES", tuple(names))
-            for title, dtype in (("exact", "float64"), ("single", "float32")):
-                patch.setitem(test_meshes.COMPOSED, title, partial(rulec.parse, PLAIN % dtype))
+            for title, (dtype, form, _) in ITERATIONS.items():
+                patch.setitem(test_meshes.COMPOSED, title, partial(rulec.parse, PLAIN % (dtype, form)))
             twins = Twins(name, mesh, placed)
             for seed in (1, 2, 3):
                 with sent() as counts:
                     twins.step(seed)
                 record = twins.optimizer.communication()
                 check_shared(record.exchanges[0], counts)
-            check_near(twins, 0.0 if name == "exact" else 1e-5 if name == "single" else 2**-8)
+            check_near(twins, ITERATIONS[name][2] if name in ITERATIONS else 2**-8)
             check_replicas(twins)
             of_columns(twins, seed=4)
 
@@ -328,7 +334,7 @@ def of_plans(rank: int) -> None:
 
 def all_of_two(rank: int) -> None:
     of_plans(rank)
-    of_teams(rank, (2,), ("muon", "exact"))
+    of_teams(rank, (2,), ("muon", "exact", "gram"))
 
 
 def test_two_processes_share_the_work_on_a_matrix() -> None:
@@ -337,7 +343,7 @@ def test_two_processes_share_the_work_on_a_matrix() -> None:
 
 def all_of_four(rank: int) -> None:
     of_teams(rank, (2, 2), ("muon", "normuon"))
-    of_teams(rank, (4,), ("muon", "normuon", "adamuon", "scion", "exact", "single"))
+    of_teams(rank, (4,), ("muon", "normuon", "adamuon", "scion", "exact", "single", "gram", "gram in 16 bits"))
     disagreements(rank)
     of_replicas(rank)
     of_buckets(rank)

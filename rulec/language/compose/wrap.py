@@ -16,9 +16,11 @@ from rulec.language.compose.bind import bind
 from rulec.language.compose.cases import composed, unify_inputs
 from rulec.language.compose.combine import map_nodes, substitute_hyper
 from rulec.language.evaluations import gradient_of
+from rulec.language.expr import functions
 from rulec.language.expr.counts import level_text
+from rulec.language.expr.functions import FUNCTIONS
 from rulec.language.expr.names import BASE_NAMES, RESERVED
-from rulec.language.expr.node import PLACED, Node, Op, const, name, names_in, node, rewrite
+from rulec.language.expr.node import PLACED, Node, Op, const, name, names_in, node, rewrite, walk
 from rulec.language.hyper import DEFAULT_LR, Hyper, well_known_range
 from rulec.language.parse.expression import parse_expression
 from rulec.language.parse.located import Text
@@ -283,6 +285,22 @@ def variant(
     moves = "p" if "p" in values and "p" not in assigned else ""
     step = tuple(_changed(line, values, moves) for line in rule.step)
     return check_rule(replace(rule, step=step, hyper=hyper, state=state, interop={}, path=None, function=None))
+
+
+def in_form(rule: AnyRule, form: str) -> AnyRule:
+    """The rule with every `newton_schulz` in a form; RuleError for another word, and for a rule without any."""
+    function = FUNCTIONS["newton_schulz"]
+    if form not in function.choices["form"]:
+        raise RuleError(f"form of newton_schulz is one of {function.allowed('form')}, not {form!r}")
+    if not iterates(rule):
+        raise RuleError(f"{rule.name} has no newton_schulz, which alone has forms")
+    step = map_nodes(rule.step, lambda value: rewrite([value], lambda part: functions.in_form(part, form))[0])
+    return check_rule(replace(rule, step=step, interop={}, path=None, function=None))
+
+
+def iterates(rule: RuleData) -> bool:
+    """Whether the step of a rule has a `newton_schulz`."""
+    return any(part.op is Op.NEWTON_SCHULZ for part in walk(line.value for line in assignments(rule.step)))
 
 
 def _parsed(text: str, known: Iterable[str]) -> Node:

@@ -17,7 +17,7 @@ from rulec.language.expr.newton_schulz import SCHEDULES, Coefficients
 from rulec.language.expr.node import LEVELS, Kind, Node, Op, const, name, node
 from rulec.language.expr.ops import FUNCTIONS as ELEMENTWISE
 from rulec.language.expr.ops import SPECS
-from rulec.language.expr.static import MUON, NORM, UNDIVIDED
+from rulec.language.expr.static import DIRECT, GRAM, MUON, NORM, UNDIVIDED, settings
 
 _ONE, _HALF = const(1), const(0.5)
 
@@ -206,10 +206,26 @@ def _random(op: Op) -> Function:
     return Function(op.symbol, build, ("[rows, cols]",), {"at": None, "draw": None})
 
 
-def _newton_schulz(x: Value, steps: Value, dtype: str | None, coefficients: Any, normalize: Any) -> Node:
+def _newton_schulz(x: Value, steps: Value, dtype: str | None, coefficients: Any, normalize: Any, form: str) -> Node:
     schedule = coefficients if isinstance(coefficients, str) else _schedule(coefficients)
-    divided = () if (by := _divisor(normalize)) == NORM else (by,)
-    return node(Op.NEWTON_SCHULZ, as_node(x), as_node(steps), (dtype, schedule, *divided))
+    return _iteration(as_node(x), as_node(steps), dtype, schedule, _divisor(normalize), form)
+
+
+def _iteration(
+    x: Node, steps: Node, dtype: str | None, coefficients: str | Coefficients, normalize: str | float = NORM,
+    form: str = DIRECT,
+) -> Node:  # fmt: skip
+    """The node, with constants up to the last that a rule need name."""
+    further = (normalize, form) if form != DIRECT else () if normalize == NORM else (normalize,)
+    return node(Op.NEWTON_SCHULZ, x, steps, (dtype, coefficients, *further))
+
+
+def in_form(value: Node, form: str) -> Node:
+    """A `newton_schulz` in another form; any other node as it is."""
+    if value.op is not Op.NEWTON_SCHULZ:
+        return value
+    x, steps = value.args
+    return _iteration(x, steps, **{**settings(value), "form": form})
 
 
 def _divisor(normalize: Any) -> str | float:
@@ -283,6 +299,11 @@ KINDS = ("full", "upper", "lower")
 
 _FLOATS = ("float32", "float64", "bfloat16", "float16")
 
+#: The words of `newton_schulz`.
+_ITERATION_WORDS: Mapping[str, tuple[str, ...]] = {
+    "dtype": _FLOATS, "coefficients": tuple(SCHEDULES), "normalize": (NORM, UNDIVIDED), "form": (DIRECT, GRAM),
+}  # fmt: skip
+
 #: Every function of the language by the name it is called by.
 FUNCTIONS: dict[str, Function] = {
     f.name: f
@@ -310,8 +331,8 @@ FUNCTIONS: dict[str, Function] = {
             "newton_schulz",
             _newton_schulz,
             ("x",),
-            {"steps": 5, "dtype": None, "coefficients": MUON, "normalize": NORM},
-            {"dtype": _FLOATS, "coefficients": tuple(SCHEDULES), "normalize": (NORM, UNDIVIDED)},
+            {"steps": 5, "dtype": None, "coefficients": MUON, "normalize": NORM, "form": DIRECT},
+            _ITERATION_WORDS,
             ("coefficients",),
             ("normalize",),
         ),

@@ -1,11 +1,18 @@
-"""The coefficients of `newton_schulz`: the odd polynomial a*x + b*x**3 + c*x**5 of each iteration.
+"""The coefficients of `newton_schulz`, the odd polynomial a*x + b*x**3 + c*x**5 of each iteration, and its two forms.
 
 An iteration after the last of a schedule has the last one's polynomial.
+
+The `direct` form multiplies the matrix in every iteration. The `gram` form multiplies it once in two: the polynomial of
+the next iteration is of the Gram matrix after it, `p*G*p` for the symmetric `p` of this one. Then the Gram matrix is
+formed anew, before its errors grow. In between, errors of small eigenvalues grow with the square of a polynomial's
+slope at 0, so two iterations in 16 bits need float16: bfloat16 has too few digits for the second.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+
+from rulec.language.expr.static import GRAM
 
 Polynomial = tuple[float, float, float]
 Coefficients = tuple[Polynomial, ...]
@@ -81,3 +88,22 @@ def coefficients_of(schedule: str | Coefficients, steps: int) -> Coefficients:
     """The coefficients of this many iterations of a schedule, by its name or its numbers."""
     rows = SCHEDULES[schedule] if isinstance(schedule, str) else schedule
     return tuple(rows[min(i, len(rows) - 1)] for i in range(steps))
+
+
+def in_blocks(coefficients: Coefficients, form: str, rows: int, cols: int) -> tuple[Coefficients, ...]:
+    """The iterations between two products with the matrix: of a square one each alone, for two save nothing there."""
+    size = 2 if form == GRAM and rows != cols else 1
+    return tuple(coefficients[k : k + size] for k in range(0, len(coefficients), size))
+
+
+def iterated_in(dtype: str | None, form: str) -> str | None:
+    """The dtype of the iteration, for the dtype of its operand and its result."""
+    return "float16" if form == GRAM and dtype == "bfloat16" else dtype
+
+
+def multiplications(rows: float, cols: float, steps: float, form: str) -> float:
+    """The multiplications of so many iterations, with whole symmetric products."""
+    short, long = sorted((rows, cols))
+    pairs = steps // 2 if form == GRAM and rows != cols else 0
+    alone, square, side = steps - 2 * pairs, short * short * long, short**3
+    return float(pairs * (2 * square + 5 * side) + alone * (2 * square + side))

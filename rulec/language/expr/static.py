@@ -13,7 +13,7 @@ from rulec.language.expr.node import Node, Op, node
 
 #: Operation -> the keywords that its constant has values for, in their order.
 SETTINGS: Mapping[Op, tuple[str, ...]] = {
-    Op.NEWTON_SCHULZ: ("dtype", "coefficients", "normalize"), Op.SOLVE: ("kind",), Op.CONCAT: ("axis",),
+    Op.NEWTON_SCHULZ: ("dtype", "coefficients", "normalize", "form"), Op.SOLVE: ("kind",), Op.CONCAT: ("axis",),
     Op.SLICE: ("axis",), Op.UNIFORM: ("draw",), Op.NORMAL: ("draw",),
 }  # fmt: skip
 
@@ -25,6 +25,9 @@ MUON = "muon"
 
 #: What `newton_schulz` divides its matrix by, where a rule does not say: its norm. The node has no constant for it.
 NORM, UNDIVIDED = "norm", "none"
+
+#: How `newton_schulz` is computed: by products with its matrix, which a rule need not name, or with its Gram matrix.
+DIRECT, GRAM = "direct", "gram"
 
 
 def settings(value: Node) -> dict[str, Any]:

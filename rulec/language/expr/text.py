@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from rulec.language.expr.node import PLACED, Kind, Node, Op, walk
-from rulec.language.expr.static import MUON, is_lowered, settings, statics
+from rulec.language.expr.static import MUON, NORM, is_lowered, settings, statics
 
 _PRECEDENCE = {
     Op.OR: 1, Op.AND: 2, Op.NOT: 3,
@@ -139,7 +139,7 @@ def _slice_text(value: Node, done: Mapping[Node, _Piece]) -> str:
 
 def _iteration_text(value: Node) -> str:
     """The keywords of `newton_schulz` after its steps, without defaults."""
-    keywords = {key: word for key, word in settings(value).items() if word not in (None, MUON)}
+    keywords = {key: word for key, word in settings(value).items() if word not in (None, MUON, NORM)}
     return "".join(f", {key}={_word(word)}" for key, word in keywords.items())
 
 

@@ -317,7 +317,8 @@ class _Bucket:
             MatrixPiece(share, e.transfer.task.owner - share.place, attempt(partial(self._piece, e)))
             for e in mine if (share := e.transfer.share) is not None
         ]  # fmt: skip
-        team = SplitNewtonSchulz(self.peers, self.library.quintic(like.dtype), pieces, self.library.empty(0), attempt)
+        quintic = self.library.quintic(like.dtype, like.form)
+        team = SplitNewtonSchulz(self.peers, quintic, pieces, self.library.empty(0), attempt)
         for e, result in zip(mine, team.orthogonalized(like) or (), strict=False):
             self.wholes[e.launch][e.place] = [_long(result, e.transfer.axis)]
 

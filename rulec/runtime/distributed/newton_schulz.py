@@ -2,8 +2,9 @@
 
 The Gram matrix of the rows is the sum of the Gram matrices of the pieces. Every owner adds up some of its rows and
 rounds them, and computes the same rows of the polynomial. It sends both to the other owners, so all have the same bits
-of them. The next matrix follows piece by piece. All matrices of a bucket share their messages. An owner that fails goes
-on to send messages with placeholder data, for the other owners wait for them.
+of them. The next matrix follows piece by piece. In the `gram` form only the Gram matrix is sent, from which every owner
+computes the matrix of two iterations. All matrices of a bucket share their messages. An owner that fails goes on to
+send messages with placeholder data, for the other owners wait for them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from rulec.language.expr.newton_schulz import coefficients_of
+from rulec.language.expr.newton_schulz import Coefficients
 from rulec.runtime.distributed.owners import Share
 from rulec.runtime.distributed.process_group import RankGroup
 
@@ -38,6 +39,7 @@ class Quintic(Protocol):
     def gram(self, y: Any) -> Any: ...
     def added(self, sums: Sequence[Any]) -> Any: ...
     def polynomial(self, rows: Any, gram: Any, b: float, c: float) -> Any: ...
+    def factor(self, gram: Any, block: Coefficients) -> tuple[Any, float]: ...
     def following(self, y: Any, polynomial: Any, a: float) -> Any: ...
 
 
@@ -72,16 +74,15 @@ class SplitNewtonSchulz:
 
     def orthogonalized(self, like: Share) -> list[Any] | None:
         """The results for the local pieces, or None after a failure; `like` is the share of any matrix."""
-        quintic, pieces, dtype = self.quintic, self.pieces, like.dtype
+        quintic, pieces, dtype = self.quintic, self.pieces, like.iterated
         ones = [[1] * p.share.count for p in pieces]
         each = self._attempt(lambda: [quintic.begin(piece.elements) for piece in pieces])
         squares = self._swapped(lambda: [[quintic.squares(y)] * p.share.count for p, y in self._with(each)],
                                 ones, ones, "float64")  # fmt: skip
         each = self._attempt(partial(self._divided, each, squares, like.normalize))
-        for a, b, c in coefficients_of(like.coefficients, like.steps):
+        for block in like.blocks:
             grams = self._grams(each, like.wide, dtype)
-            polynomials = self._gathered(partial(self._polynomials, grams, b, c), dtype)
-            each = self._attempt(partial(self._following, each, polynomials, a))
+            each = self._attempt(partial(self._following, each, self._factors(grams, block, dtype)))
         return self._attempt(partial(self._ended, each))
 
     def _with(self, values: Sequence[Any] | None) -> list[tuple[MatrixPiece, Any]]:
@@ -95,8 +96,19 @@ class SplitNewtonSchulz:
         """The rows of each polynomial that this rank computes."""
         return [self.quintic.polynomial(x[p.share.block(p.share.place)], x, b, c) for p, x in self._with(grams)]
 
-    def _following(self, each: Sequence[Any] | None, polynomials: Sequence[Any] | None, a: float) -> list[Any]:
-        return [self.quintic.following(y, x, a) for y, x in zip(each or (), polynomials or (), strict=True)]
+    def _factors(self, grams: Sequence[Any] | None, block: Coefficients, dtype: str) -> list[tuple[Any, float]] | None:
+        """The matrix of each piece's next iterations, and the share of the piece itself.
+
+        Of one iteration every owner computes some rows, and of several each computes all.
+        """
+        if len(block) > 1:
+            return self._attempt(lambda: [self.quintic.factor(x, block) for x in grams or ()])
+        ((a, b, c),) = block
+        polynomials = self._gathered(partial(self._polynomials, grams, b, c), dtype)
+        return None if polynomials is None else [(x, a) for x in polynomials]
+
+    def _following(self, each: Sequence[Any] | None, factors: Sequence[tuple[Any, float]] | None) -> list[Any]:
+        return [self.quintic.following(y, x, a) for y, (x, a) in zip(each or (), factors or (), strict=True)]
 
     def _ended(self, each: Sequence[Any] | None) -> list[Any]:
         return [self.quintic.end(y, p.elements) for p, y in self._with(each)]

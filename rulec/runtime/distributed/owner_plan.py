@@ -18,8 +18,9 @@ from rulec.compiler.ir import COLS, ROWS, Axes, Program
 from rulec.compiler.layout import ITEM_SIZE, Layout
 from rulec.compiler.scalars import evaluate_once
 from rulec.compiler.view import MatrixView
+from rulec.language.expr.newton_schulz import multiplications
 from rulec.language.expr.node import Kind, Node, Op, walk
-from rulec.language.expr.static import settings
+from rulec.language.expr.static import DIRECT, settings
 from rulec.runtime.distributed.owners import Share, Work
 
 
@@ -161,7 +162,7 @@ class OwnerPlan:
             return None
         keywords, steps = settings(self.shared), int(self._iterations(self.shared, hyper))
         dtype = keywords.pop("dtype") or layout.compute
-        return Share(min(view.rows, view.cols), steps, dtype, **keywords)
+        return Share(min(view.rows, view.cols), steps, dtype, square=view.rows == view.cols, **keywords)
 
     def moved(self, layout: Layout) -> tuple[int, int]:
         """The bytes of an element of a tensor on its way to the owner, and of an element of the result."""
@@ -239,7 +240,7 @@ def _work(value: Node, sides: Sequence[tuple[float, float]], iterations: float) 
         Op.SOLVE: rows * rows * (cols + 2 * rows),
         Op.CHOLESKY: 12 * rows**3,
         Op.MATMUL: rows * first[1] * cols,
-        Op.NEWTON_SCHULZ: iterations * (2 * short * short * long + short**3),
+        Op.NEWTON_SCHULZ: multiplications(short, long, iterations, str(settings(value).get("form", DIRECT))),
         Op.QR: 4 * short * short * long,
         Op.EIGH: 9 * rows**3,
         Op.SINGULAR_VECTORS: 4 * short * short * long + 8 * short**3,

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from rulec.compiler.layout import ITEM_SIZE
-from rulec.language.expr.newton_schulz import Coefficients
-from rulec.language.expr.static import MUON, NORM
+from rulec.language.expr.newton_schulz import Coefficients, coefficients_of, in_blocks, iterated_in
+from rulec.language.expr.static import DIRECT, MUON, NORM
 
 Rectangle = tuple[slice, ...]
 Counts = np.ndarray[Any, np.dtype[np.int64]]
@@ -331,7 +331,8 @@ def _assigned(works: Sequence[Work], size: int, parts: Sequence[Division], count
 class Share:
     """The share of one of several owners in `newton_schulz` of a matrix: its index `place` among `count` owners.
 
-    `rows` is the shorter side of the matrix. Each owner adds up some rows of the Gram matrix, and sends them to all.
+    `rows` is the shorter side of the matrix, which may be `square`. Each owner adds up some rows of the Gram matrix,
+    and sends them to all.
     """
 
     rows: int
@@ -341,11 +342,24 @@ class Share:
     count: int = 1
     coefficients: str | Coefficients = MUON
     normalize: str | float = NORM
+    form: str = DIRECT
+    square: bool = False
 
     @property
-    def kind(self) -> tuple[int, str, str | Coefficients, str | float]:
+    def kind(self) -> tuple[Any, ...]:
         """The properties in which matrices of one batch are equal."""
-        return self.steps, self.dtype, self.coefficients, self.normalize
+        blocks = tuple(len(block) for block in self.blocks)
+        return self.steps, self.dtype, self.coefficients, self.normalize, self.form, blocks
+
+    @property
+    def blocks(self) -> tuple[Coefficients, ...]:
+        """The iterations between two products with the matrix."""
+        return in_blocks(coefficients_of(self.coefficients, self.steps), self.form, 1, 1 if self.square else 2)
+
+    @property
+    def iterated(self) -> str:
+        """The dtype of the iteration, and of its messages."""
+        return str(iterated_in(self.dtype, self.form))
 
     @property
     def wide(self) -> str:
@@ -359,19 +373,22 @@ class Share:
     @property
     def room(self) -> int:
         """The bytes of the work beside the piece: sums of this owner and of others, the Gram matrix, its polynomial."""
-        item: int = ITEM_SIZE[self.wide] + ITEM_SIZE[self.dtype]
+        item: int = ITEM_SIZE[self.wide] + ITEM_SIZE[self.iterated]
         return 2 * self.rows * self.rows * item if self.count > 1 else 0
 
     @property
     def exchanges(self) -> int:
-        """The number of all-to-alls between owners: of squares, then in each step of sums, rows and polynomials."""
-        return 1 + 3 * self.steps if self.count > 1 else 0
+        """The number of all-to-alls between owners: of squares, then of sums, rows and polynomials.
+
+        Where a block has several steps, every owner computes all of its matrix from the Gram matrix.
+        """
+        return 1 + sum(3 if len(block) == 1 else 2 for block in self.blocks) if self.count > 1 else 0
 
     @property
     def sent(self) -> int:
         """The bytes that this owner sends to the others."""
         mine, others = self.block(self.place), self.count - 1
         sums = (self.rows - (mine.stop - mine.start)) * ITEM_SIZE[self.wide]
-        rows = 2 * (mine.stop - mine.start) * others * ITEM_SIZE[self.dtype]
-        products: int = self.steps * self.rows * (sums + rows)
+        rows = (mine.stop - mine.start) * others * ITEM_SIZE[self.iterated]
+        products: int = sum(self.rows * (sums + (2 if len(block) == 1 else 1) * rows) for block in self.blocks)
         return 8 * others + products

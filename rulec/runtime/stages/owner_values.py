@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rulec.array_api.matrix import iterations
+from rulec.array_api.newton_schulz import iterations
 from rulec.language.expr.node import Node
 from rulec.runtime.buckets.plan import Gap
 from rulec.runtime.buckets.reductions import Joining, Processes, Waits

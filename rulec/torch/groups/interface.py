@@ -343,8 +343,13 @@ class Interface:
         flags = {k: values[k] for entry in self.entries for k in entry.when}
         said = ", ".join(f"{key}={value!r}" for key, value in flags.items())
         unknown = [key for key, value in flags.items() if isinstance(value, str) and value not in self._choices_of(key)]
-        words = torch_words(self.name, unknown[0], flags[unknown[0]]) if unknown else ""
+        words = self._words_on(unknown[0], flags[unknown[0]]) if unknown else ""
         raise HyperError(f"{self.name} has no rule for {said}{words}")
+
+    def _words_on(self, key: str, value: Any) -> str:
+        """torch's words for a value of a keyword that no rule has, or else the values that there are."""
+        known = " or ".join(map(repr, dict.fromkeys(self._choices_of(key))))
+        return torch_words(self.name, key, value) or f": {key} is {known}"
 
     def _choices_of(self, key: str) -> list[Any]:
         """The values of a keyword that choose a rule."""
@@ -368,6 +373,8 @@ def torch_words(class_name: str, keyword: str, value: Any) -> str:
     """torch's own words for this value of a keyword, in brackets; empty where torch takes it, or has no such class."""
     theirs = getattr(torch.optim, class_name, None)
     if theirs is None or not theirs.__module__.startswith("torch."):  # a program may put another class there
+        return ""
+    if keyword not in inspect.signature(theirs).parameters:
         return ""
     body = {"add_param_group": without_compiler(Optimizer.add_param_group)}
     arguments = {"params": [torch.zeros(1, 1, device="cpu")], keyword: value}

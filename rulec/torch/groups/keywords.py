@@ -29,7 +29,7 @@ from rulec.language.sizes import lists_of
 from rulec.torch.distributed.cross_process import reaches_across
 from rulec.torch.groups.entries import Entry, Place, list_places, reads_tags, shared_states
 from rulec.torch.groups.interface import OWN, TAKEN, Interface, StateDtype
-from rulec.torch.groups.variants import LIBRARIES, each_of, is_changed, meant_rule, namesakes, with_rests
+from rulec.torch.groups.variants import LIBRARIES, each_of, is_changed, meant_rule, namesakes, with_forms, with_rests
 from rulec.torch.tensors.fake import without_compiler
 
 
@@ -83,7 +83,7 @@ def _with_namesakes(entries: Sequence[Entry]) -> list[Entry]:
         )
         for e in _variants(first.rule)
     ]
-    return _exclusive([*words, *others]) if others else words
+    return with_forms(_exclusive([*words, *others]) if others else words)
 
 
 def _example(theirs: Any) -> Optimizer:
@@ -95,7 +95,7 @@ def _example(theirs: Any) -> Optimizer:
 
 def rule_interface(rule: Rule, source: str = "") -> Interface:
     """The interface of a rule by itself: its hyper-parameters, betas in one tuple, weight decay, flags of namesakes."""
-    entries = _exclusive(with_rests(rule, [_own_entry(rule, _own_when(rule)), *_variants(rule)]))
+    entries = with_forms(_exclusive(with_rests(rule, [_own_entry(rule, _own_when(rule)), *_variants(rule)])))
     for entry in entries:
         _check_free(entry, entry.rule.settings)
     parameters = [inspect.Parameter("params", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=ParamsT)]

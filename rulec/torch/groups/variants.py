@@ -8,7 +8,8 @@ from itertools import product
 from typing import Any
 
 from rulec.errors import RuleError
-from rulec.language.compose.wrap import variant
+from rulec.language.compose.wrap import iterates, variant
+from rulec.language.expr.static import GRAM
 from rulec.language.library.load import interop_entries, parse
 from rulec.language.rule import Rule
 from rulec.language.rule_data import Routing
@@ -72,6 +73,17 @@ def _revised(rule: Rule, keys: Mapping[str, Any]) -> Rule:
 def _merged(entries: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """The entries with the changes to them, without the null ones."""
     return {name: value for name, value in {**entries, **changes}.items() if value is not None}
+
+
+def with_forms(entries: Sequence[Entry]) -> list[Entry]:
+    """The entries, and of rules with a `newton_schulz` each again in its `gram` form, by the keyword `ns_form`."""
+    if not any(iterates(entry.rule) for entry in entries):
+        return [*entries]
+    usual = [replace(entry, when={**entry.when, "ns_form": None}) for entry in entries]
+    return usual + [
+        replace(entry, rule=entry.rule.in_form(GRAM), when={**entry.when, "ns_form": GRAM})
+        for entry in entries if iterates(entry.rule)
+    ]  # fmt: skip
 
 
 def with_rests(rule: Rule, entries: Sequence[Entry]) -> list[Entry]:

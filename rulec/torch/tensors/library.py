@@ -22,9 +22,10 @@ from rulec.array_api.library import Library
 from rulec.array_api.matrix import matrix_functions
 from rulec.array_api.numpy import NumpyLibrary
 from rulec.array_api.reductions import REDUCTIONS
-from rulec.backend.capabilities import Capabilities, ReducesSegments
+from rulec.backend.capabilities import Capabilities, QuinticProducts, ReducesSegments
+from rulec.language.expr.newton_schulz import iterated_in
 from rulec.language.expr.node import Node, Op
-from rulec.language.expr.static import settings
+from rulec.language.expr.static import DIRECT, settings
 from rulec.torch.products import TORCH
 from rulec.torch.tensors.fake import has_no_memory, is_fake, plain_memory
 from rulec.torch.tensors.matrix import TORCH_MATRIX
@@ -171,8 +172,8 @@ class HostLibrary(NumpyLibrary):
             product = accumulated(_tensor(a), _tensor(b), None if into is None else torch.from_numpy(into))
             return product.numpy()
 
-    def quintic(self, dtype: str) -> TorchQuintic:
-        return TorchQuintic(dtype)
+    def quintic(self, dtype: str, form: str = DIRECT) -> TorchQuintic:
+        return TorchQuintic(dtype, form)
 
     def numbers(self, values: Any) -> np.ndarray[Any, Any]:
         """The same array; what is on a device is waited for, and of a fake one the numbers are not known: zeros."""
@@ -257,7 +258,7 @@ class DeviceLibrary(Library):
             return True
         rows, cols = operands[0].shape[-2:]
         dtype = settings(value)["dtype"] if value.op is Op.NEWTON_SCHULZ else None
-        return dtype is not None and self._products.of(dtype, rows, cols) is not TORCH
+        return dtype is not None and self._products_of(value, rows, cols) is not TORCH
 
     def stack_size(self, value: Node, shape: Sequence[int], count: int) -> int:
         """As many as fill the device, where the products are a backend's, and no more than a portion has."""
@@ -265,8 +266,13 @@ class DeviceLibrary(Library):
             return count
         batch, rows, cols = shape
         dtype = str(settings(value).get("dtype") or "")
-        by = self._products.of(dtype, rows, cols) if dtype else TORCH
+        by = self._products_of(value, rows, cols) if dtype else TORCH
         return max(1, by.stack_size(self.device, dtype, rows, cols, batch * count, self.most_stacked) // max(1, batch))
+
+    def _products_of(self, value: Node, rows: int, cols: int) -> QuinticProducts:
+        """The products in a `newton_schulz` with a dtype."""
+        keywords = settings(value)
+        return self._products.of(str(iterated_in(keywords["dtype"], keywords.get("form", DIRECT))), rows, cols)
 
     def stack(self, matrices: Sequence[Tensor], dtype: str | None = None) -> Tensor:
         """Copies the matrices in one pass, rounded too; matrices that are a stack in memory are not copied."""
@@ -278,8 +284,8 @@ class DeviceLibrary(Library):
         torch._foreach_copy_([*torch.split(stack, batches)], [*matrices])
         return stack
 
-    def quintic(self, dtype: str) -> TorchQuintic:
-        return TorchQuintic(dtype)
+    def quintic(self, dtype: str, form: str = DIRECT) -> TorchQuintic:
+        return TorchQuintic(dtype, form)
 
     def constant(self, value: float) -> Tensor:
         """A number on the CPU."""

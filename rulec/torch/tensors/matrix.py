@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rulec.array_api.matrix import iterations, matrix_functions, times
+from rulec.array_api.matrix import matrix_functions
+from rulec.array_api.newton_schulz import factor, iterations, times
 from rulec.array_api.numpy import NumpyFunctions
-from rulec.language.expr.newton_schulz import Coefficients, coefficients_of
+from rulec.language.expr.newton_schulz import Coefficients, coefficients_of, in_blocks, iterated_in
 from rulec.language.expr.node import Op
-from rulec.language.expr.static import MUON, NORM, UNDIVIDED
+from rulec.language.expr.static import DIRECT, GRAM, MUON, NORM, UNDIVIDED
 
 Array = np.ndarray[Any, Any]
 
@@ -58,29 +59,67 @@ def _tensor(x: Array) -> Tensor:
 
 
 def _newton_schulz(
-    x: Array, steps: float, dtype: str | None, coefficients: str | Coefficients = MUON, normalize: str | float = NORM
-) -> Array:
-    """The quintic iteration matrix by matrix, operation by operation as in torch.optim.Muon.
+    x: Array, steps: float, dtype: str | None, coefficients: str | Coefficients = MUON, normalize: str | float = NORM,
+    form: str = DIRECT,
+) -> Array:  # fmt: skip
+    """The quintic iteration matrix by matrix, in the direct form operation by operation as in torch.optim.Muon.
 
     It is in the dtype asked for, or else in that of the matrices.
     """
-    matrices, rows = _tensor(x), coefficients_of(coefficients, iterations(steps))
+    matrices = _tensor(x)
+    blocks = in_blocks(coefficients_of(coefficients, iterations(steps)), form, *x.shape[-2:])
     results = torch.empty_like(matrices)
     for matrix, into in zip(matrices, results, strict=True):
         y = matrix if dtype is None else matrix.to(getattr(torch, dtype))
-        into.copy_(_orthogonalized(y, rows, normalize))
+        inside = y.dtype if dtype is None else getattr(torch, str(iterated_in(dtype, form)))
+        into.copy_(_orthogonalized(y, blocks, normalize, inside, exact=form == GRAM).to(y.dtype))
     array: Array = results.numpy()
     return array
 
 
-def _orthogonalized(y: Tensor, coefficients: Coefficients, normalize: str | float) -> Tensor:
+def _orthogonalized(
+    y: Tensor, blocks: Sequence[Coefficients], normalize: str | float, dtype: torch.dtype, exact: bool
+) -> Tensor:
+    """The matrix after some blocks of iterations in a dtype.
+
+    An `exact` norm is summed in float64, in which the order of the elements in memory has no effect.
+    """
     tall = y.shape[0] > y.shape[1]
     y = y.T if tall else y
+    if exact:
+        y = y.to(torch.promote_types(y.dtype, torch.float32))
     if normalize != UNDIVIDED:
-        y = y / times(y.norm().clamp(min=1e-7), normalize)
-    for a, b, c in coefficients:
-        y = addmm(y, polynomial(gram(y), b, c), y, beta=a)
+        norm = y.double().norm().to(y.dtype) if exact else y.norm()
+        y = y / times(norm.clamp(min=1e-7), normalize)
+    y = y.to(dtype)
+    for block in blocks:
+        matrix, a, _ = factor(gram(y), block, HOST)
+        y = addmm(y, matrix, y, beta=a)
     return y.T if tall else y
+
+
+class HostProducts:
+    """Products of symmetric matrices on the CPU that commute."""
+
+    def polynomial(self, gram: Tensor, b: float, c: float, out: Any = None) -> Tensor:
+        """`b*x + c*x @ x`."""
+        return polynomial(gram, b, c)
+
+    def multiplied(self, x: Tensor, polynomial: Tensor, a: float, out: Any = None) -> Tensor:
+        """`a*x + x @ p`."""
+
+        def write(rows: slice, cols: slice, out: Tensor) -> Tensor:
+            return addmm(x[rows, cols], x[rows], polynomial[:, cols], beta=a, out=out)
+
+        return _symmetric(x.shape[0], x.dtype, write)
+
+    def shifted(self, x: Tensor, a: float) -> Tensor:
+        """`a + x` on the diagonal, in place."""
+        x.diagonal().add_(a)
+        return x
+
+
+HOST = HostProducts()
 
 
 def addmm(

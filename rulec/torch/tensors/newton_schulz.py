@@ -13,34 +13,36 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rulec.array_api.matrix import iterations, times
+from rulec.array_api.newton_schulz import factor, iterations, times
 from rulec.backend.capabilities import QuinticKernels, QuinticProducts
 from rulec.errors import BackendUnsupported
-from rulec.language.expr.newton_schulz import Coefficients, coefficients_of
-from rulec.language.expr.static import MUON, NORM, UNDIVIDED
+from rulec.language.expr.newton_schulz import Coefficients, coefficients_of, in_blocks, iterated_in
+from rulec.language.expr.static import DIRECT, GRAM, MUON, NORM, UNDIVIDED
 from rulec.torch.products import TORCH
 from rulec.torch.tensors.fake import has_no_memory
-from rulec.torch.tensors.matrix import addmm
+from rulec.torch.tensors.matrix import HOST, addmm
 
 
 class TorchQuintic:
     """The quintic iteration on pieces `(rows, cols)` with all rows of their matrices, as tensors of one dtype.
 
     Products over all columns of a matrix are sums over its pieces. These are computed and added in float32, and rounded
-    once, as the sums in one product are.
+    once, as the sums in one product are. In the `gram` form a piece is divided in float32, and then iterated.
     """
 
-    def __init__(self, dtype: str) -> None:
-        self._dtype = getattr(torch, dtype)
+    def __init__(self, dtype: str, form: str = DIRECT) -> None:
+        self._operand, self._dtype = getattr(torch, dtype), getattr(torch, str(iterated_in(dtype, form)))
         self._wide = torch.float64 if dtype == "float64" else torch.float32
+        self._norms = self._wide if form == GRAM else self._dtype
 
     def begin(self, x: Any) -> Tensor:
         """A piece from an array of the library."""
         tensor = x if isinstance(x, Tensor) else torch.from_numpy(np.ascontiguousarray(x))
-        return tensor.to(self._dtype)
+        return tensor.to(self._operand)
 
     def end(self, y: Tensor, like: Any) -> Any:
         """A piece as an array of the kind and dtype of another."""
+        y = y.to(self._operand)
         if isinstance(like, Tensor):
             return y.to(like.dtype)
         return y.to(torch.from_numpy(like[:0].copy()).dtype).numpy()
@@ -59,7 +61,9 @@ class TorchQuintic:
 
     def divided(self, y: Tensor, squares: Tensor, normalize: str | float = NORM) -> Tensor:
         """The piece over the norm of its matrix, which has this sum of squares, as `normalize` says."""
-        return y if normalize == UNDIVIDED else y / times(squares.sqrt().to(self._dtype).clamp(min=1e-7), normalize)
+        if normalize != UNDIVIDED:
+            y = y.to(self._norms) / times(squares.sqrt().to(self._norms).clamp(min=1e-7), normalize)
+        return y.to(self._dtype)
 
     def gram(self, y: Tensor) -> Tensor:
         """The products of the piece's rows, not rounded."""
@@ -78,8 +82,15 @@ class TorchQuintic:
         """Rows of the polynomial, from rows of the Gram matrix and the whole of it."""
         return addmm(rows, rows, gram, beta=b, alpha=c, piece=True)
 
+    def factor(self, gram: Tensor, block: Coefficients) -> tuple[Tensor, float]:
+        """The symmetric matrix of several steps and the share of a piece itself, from the Gram matrix before them."""
+        if gram.device.type == "cpu":
+            return factor(gram, block, HOST)[:2]
+        matrix, a, _ = factor(gram[None], block, Stacks(TORCH))
+        return matrix[0], a
+
     def following(self, y: Tensor, polynomial: Tensor, a: float) -> Tensor:
-        """The piece after one step."""
+        """The piece after one step, or after several."""
         return addmm(y, polynomial, y, beta=a, piece=True)
 
 
@@ -110,21 +121,38 @@ def _products(kernels: QuinticKernels | None, dtype: str) -> QuinticProducts:
         return TORCH
 
 
+class Stacks:
+    """Products of stacks of symmetric matrices that commute, by a backend's kernels or torch's."""
+
+    def __init__(self, by: QuinticProducts) -> None:
+        self.polynomial, self.multiplied = by.polynomial, by.multiplied
+
+    def shifted(self, x: Tensor, a: float) -> Tensor:
+        """`a + x` on the diagonals, in place."""
+        x.diagonal(dim1=-2, dim2=-1).add_(a)
+        return x
+
+
 def newton_schulz(
     x: Tensor, steps: float, dtype: str | None, coefficients: str | Coefficients = MUON, normalize: str | float = NORM,
-    products: Callable[[Tensor], QuinticProducts] = lambda y: TORCH,
+    form: str = DIRECT, products: Callable[[Tensor], QuinticProducts] = lambda y: TORCH,
 ) -> Tensor:  # fmt: skip
     """The quintic iteration in the dtype asked for or the stack's own, on all of it, by the `products` chosen for it.
 
     Iterations take turns in the memory of two stacks, and share that of the symmetric matrices.
     """
-    y = x if dtype is None else x.to(getattr(torch, dtype))
-    by, gram, polynomial, last = products(y), None, None, None
+    operand = x if dtype is None else x.to(getattr(torch, dtype))
+    inside = operand.dtype if dtype is None else getattr(torch, str(iterated_in(dtype, form)))
+    y = operand if form == DIRECT else operand.new_empty(operand.shape, dtype=inside)
+    by = products(y)
     if normalize != UNDIVIDED:
-        norm = torch.linalg.vector_norm(y, dim=(-2, -1), keepdim=True).clamp(min=1e-7)
-        y = by.divided(y, times(norm, normalize))
-    for a, b, c in coefficients_of(coefficients, iterations(steps)):
-        gram = by.gram(y, out=gram)
-        polynomial = by.polynomial(gram, b, c, out=polynomial)
-        y, last = by.following(y, polynomial, a, out=last), y
-    return y.to(x.dtype)
+        exact = None if form == DIRECT else torch.promote_types(operand.dtype, torch.float32)
+        norm = torch.linalg.vector_norm(operand, dim=(-2, -1), keepdim=True, dtype=exact).clamp(min=1e-7)
+        y = by.divided(operand, times(norm, normalize), out=None if y is operand else y)
+    elif y is not operand:
+        y.copy_(operand)
+    gram, last, rooms = None, None, (None, None)
+    for block in in_blocks(coefficients_of(coefficients, iterations(steps)), form, *x.shape[-2:]):
+        matrix, a, (gram, room) = factor(by.gram(y, out=gram), block, Stacks(by), rooms)
+        y, last, rooms = by.following(y, matrix, a, out=last), y, (matrix, room)
+    return y.to(operand.dtype).to(x.dtype)
