@@ -22,23 +22,22 @@ def _put() -> Any:
     return intrinsic(3, lambda at, index, value: types.void, generate)
 
 
-def _c_call(result: str, arity: int, flag: bool = False) -> Any:
+def _c_call(result: str, arity: int) -> Any:
     """A call of the C function at an address with so many words: `invoke(function, word)`.
 
-    `result` is what it returns: a word, a code (a C int), a truth (a C++ bool), or nothing. With a `flag` the function
-    has one more argument, a bool: false.
+    `result` is what it returns: a word, a code (a C int), a truth (a C++ bool), or nothing.
     """
     from llvmlite import ir
     from numba import types
 
     word, bits = ir.IntType(64), {"word": 64, "code": 32, "truth": 8, "nothing": 0}[result]
     returns = ir.IntType(bits) if bits else ir.VoidType()
-    kind = ir.FunctionType(returns, [word] * arity + [ir.IntType(1)] * flag)
+    kind = ir.FunctionType(returns, [word] * arity)
     numba_type = {"word": types.int64, "code": types.int64, "truth": types.boolean, "nothing": types.void}[result]
 
     def generate(builder: Any, _: Any, values: Any) -> Any:
         function = builder.inttoptr(values[0], kind.as_pointer())
-        value = builder.call(function, [*values[1:], *[ir.Constant(ir.IntType(1), 0)] * flag])
+        value = builder.call(function, [*values[1:]])
         if result == "truth":
             return builder.icmp_unsigned("!=", value, ir.Constant(returns, 0))
         return builder.sext(value, word) if result == "code" else value if bits else None
@@ -68,7 +67,7 @@ WORDS: Mapping[str, Callable[[], Any]] = {
     "invoke": partial(_c_call, "word", 1), "invoke_2": partial(_c_call, "word", 2),
     "code_2": partial(_c_call, "code", 2), "code_3": partial(_c_call, "code", 3),
     "code_4": partial(_c_call, "code", 4),
-    "truth": partial(_c_call, "truth", 1), "truth_3": partial(_c_call, "truth", 2, flag=True),
+    "truth": partial(_c_call, "truth", 1),
     "tell": partial(_c_call, "nothing", 1),
     "pause": partial(_of_c, "sched_yield", 0),  # it takes a word as all do, and passes none on
 }  # fmt: skip
