@@ -21,9 +21,6 @@ from rulec.language.expr.static import DIRECT
 
 Array = np.ndarray[Any, Any]
 
-#: Matrices of at most this many elements are worth stacking for every function.
-_SMALL = 1 << 14
-
 
 class Library:
     """Functions on arrays of one kind, on one device; here by an array library's functions `of`, with NumPy's names.
@@ -43,6 +40,9 @@ class Library:
     #: Matrices of so many elements in all go into one stack at most, where they are large; None is without bound.
     most_stacked: int | None = None
 
+    #: Matrices of at most so many elements are worth stacking for every function.
+    small = 1 << 14
+
     #: Whether vectors of several tensors are computed in one flat array; and whether `segments` reduces parts of one.
     flattens = False
     joins_segments = False
@@ -57,7 +57,7 @@ class Library:
 
     def stacks(self, value: Node, operands: Sequence[Any]) -> bool:
         """Whether matrices of such a shape are worth stacking for a matrix function: small ones."""
-        return all(math.prod(x.shape) <= _SMALL for x in operands if hasattr(x, "shape"))
+        return all(math.prod(x.shape) <= self.small for x in operands if hasattr(x, "shape"))
 
     def stack_size(self, value: Node, shape: Sequence[int], count: int) -> int:
         """How many of `count` tensors, with matrices `(batch, rows, cols)`, go into one stack: all of them."""
@@ -107,6 +107,10 @@ class Library:
         """The elements of a vector at places that are an array of this library."""
         return values[places]
 
+    def places(self, places: Array) -> Any:
+        """Whole numbers as an array of this library, which may be kept for the next time."""
+        return places
+
     def columns(self, table: Any) -> Sequence[Any]:
         """The columns of a table, as views."""
         return [table[:, index] for index in range(table.shape[1])]
@@ -135,6 +139,19 @@ class Library:
     def stack(self, matrices: Sequence[Any], dtype: str | None = None) -> Any:
         """Several stacks as one. A library may round them to `dtype`, where that is their first use."""
         return self.of.xp.concatenate([*matrices])
+
+    def in_one(self, arrays: Sequence[Any]) -> Any:
+        """Arrays of one shape as one array with an axis more, in new memory."""
+        return self.of.xp.stack([*arrays])
+
+    def cut(self, array: Any, sizes: Sequence[int]) -> Sequence[Any]:
+        """An array in parts of so many indices of its first axis."""
+        ends = [sum(sizes[: k + 1]) for k in range(len(sizes))]
+        return [array[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+
+    def moved(self, array: Any, axes: Sequence[int]) -> Any:
+        """The array with its axes in another order."""
+        return self.of.xp.transpose(array, axes)
 
     def split(self, matrices: Any, count: int) -> Sequence[Any]:
         """The inverse of `stack`, for stacks of equal length."""
@@ -183,23 +200,27 @@ class Library:
     def random(self, op: Op, count: int, position: Mapping[str, Any], block: int = 0) -> Any:
         """Uniform or normal numbers of the language's stream, in float64, from the first of block `block` on.
 
-        A block has four numbers. The `step` of the position may be an array of one number.
+        A block has four numbers. The `step` of the position may be an array of one number. With several tensors, whose
+        numbers are an array of NumPy's, the result has a line for each; then `step` may be a column.
         """
         xp, normal = self.of.xp, op is Op.NORMAL
         words = self._words(count + count % 2 if normal else count, block, **position)
         uniform = (self.cast(words >> 9, "float64") + 0.5) * 2.0**-23
         if not normal:
             return uniform
-        u = uniform.reshape(-1, 2)
-        radius, angle = xp.sqrt(-2.0 * xp.log(u[:, 0])), 2.0 * math.pi * u[:, 1]
-        return xp.stack([radius * xp.cos(angle), radius * xp.sin(angle)], axis=-1).reshape(-1)[:count]
+        lines = tuple(uniform.shape[:-1])
+        u = uniform.reshape(*lines, -1, 2)
+        radius, angle = xp.sqrt(-2.0 * xp.log(u[..., 0])), 2.0 * math.pi * u[..., 1]
+        return xp.stack([radius * xp.cos(angle), radius * xp.sin(angle)], axis=-1).reshape(*lines, -1)[..., :count]
 
-    def _words(self, count: int, first: int, *, seed: int, tensor: int, draw: int, step: Any) -> Any:
+    def _words(self, count: int, first: int, *, seed: int, tensor: Any, draw: int, step: Any) -> Any:
         block = self.counted(first, first + (count + 3) // 4)
         at = int(step) if isinstance(step, int | float) else self.cast(step, "int64")
         counter = (block & random.WORD, block >> 32, draw, at & random.WORD)
-        words = random.rounds(counter, (seed & random.WORD, tensor & random.WORD))
-        return self.of.xp.stack(words, axis=-1).reshape(-1)[:count]
+        several = isinstance(tensor, np.ndarray)
+        tensors = self.places(tensor & random.WORD).reshape(-1, 1) if several else tensor & random.WORD
+        words = self.of.xp.stack(random.rounds(counter, (seed & random.WORD, tensors)), axis=-1)
+        return words.reshape(*((len(tensor),) if several else ()), -1)[..., :count]
 
     def counted(self, first: int, stop: int) -> Any:
         """The integers from `first` up to `stop`, in 64 bits."""

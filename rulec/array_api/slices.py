@@ -181,6 +181,11 @@ class Stacks(Together):
         part = self._parts[place]
         return part.reshape(self._shapes[place]) if self._shapes else part
 
+    def stack_with(self, places: Sequence[int]) -> Any:
+        """The stack of the arrays at these places and no others; None where there is none."""
+        number = self._stack_of[places[0]]
+        return self.stacks[number] if self.places[number] == places else None
+
     @property
     def memory(self) -> Sequence[Any]:
         """The stacks."""

@@ -77,6 +77,8 @@ class BucketStep:
         self.states = {name: copy(step.old.arrays[name]) for name in step.plan.states_of(bucket, "array")}
         self._decode()
         self._numbers: dict[tuple[int, int], Any] = {}
+        #: Each leaf on its own.
+        self.sets = [[i] for i in range(len(bucket.places))]
 
     def __len__(self) -> int:
         return len(self.bucket.places)
@@ -168,6 +170,14 @@ class BucketStep:
         array = -array if buffer == "g" and self.bucket.layout.maximize else array
         array = view.matrices(array) if axes.elementwise else view.kept(array, axes.letters)
         return self.library.cast(array, self.compute if {"i", "j"} <= set(axes.letters) else "float64")
+
+    def stacked(self, buffer: str, places: Sequence[int]) -> Any:
+        """Raises: no leaves are in a stack."""
+        raise AssertionError(f"the leaves {places} of {buffer} are in no stack")
+
+    def write_stack(self, buffer: str, places: Sequence[int], stack: Any) -> None:
+        """Raises, as `stacked` does."""
+        self.stacked(buffer, places)
 
     def stored(self, buffer: str, i: int) -> Any:
         """A buffer of leaf i as it is stored."""

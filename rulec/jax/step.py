@@ -73,7 +73,7 @@ class GuardedGaps(Gaps):
         guard = self.source.bucket.guards.get(value)  # type: ignore[attr-defined]
         if guard is None or guard.condition not in self.values or not self.is_number(guard.condition):
             return (yield from super()._value(value))
-        operands = [self._operands(value, i) for i in range(self.count)]
+        operands = [self.operands(value, i) for i in range(self.count)]
         results: dict[int, Any] = {}
         for places in self._alike(value, operands):
             wanted = [self._wanted(guard, i) for i in places]

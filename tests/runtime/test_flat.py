@@ -28,6 +28,14 @@ SHAPES = [(8, 16), (16, 8), (8, 8), (4, 24)]
 MOST = {"adafactor": 40, "came": 60, "adamp": 40, "adam_mini": 20, "sm3": 12, "normuon": 150}
 
 
+#: Most calls of rules with values of matrices: products of each shape are calls of their own, 8 in SOAP, and with counts
+#: on the device both arms of a branch are computed. Random numbers are ten rounds of words.
+MATRICES = {
+    "soap": (150, 480), "apollo": (550, 600), "galore": (110, 220), "fira": (230, 370), "shampoo": (90, 290),
+    "splus": (140, 390), "kl_soap": (240, 610), "kron": (1000, 1100), "dash": (130, 320), "dion": (170, 360),
+}  # fmt: skip
+
+
 def four_shapes(count: int) -> list[tuple[int, ...]]:
     return [SHAPES[i % 4] for i in range(count)]
 
@@ -46,6 +54,14 @@ def calls(name: str, count: int, resident: bool) -> list[str]:
 def test_calls_do_not_grow_with_tensors(name: str, resident: bool) -> None:
     few, many = (calls(name, count, resident) for count in (8, 300))
     assert len(many) <= MOST[name], many
+    assert many == few
+
+
+@pytest.mark.parametrize("resident", [False, True])
+@pytest.mark.parametrize("name", MATRICES)
+def test_matrices_of_one_shape_are_computed_together(name: str, resident: bool) -> None:
+    few, many = (calls(name, count, resident) for count in (40, 300))
+    assert len(many) <= MATRICES[name][resident], many
     assert many == few
 
 

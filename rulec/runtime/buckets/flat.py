@@ -6,6 +6,7 @@ shapes of its tensors are. Its axes name its cuts: letters of "bij", in this ord
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
@@ -16,6 +17,7 @@ import numpy as np
 from rulec.array_api.library import Library
 from rulec.array_api.slices import Cuts, Pieces
 from rulec.compiler.ir import Axes, axes_of_letters
+from rulec.compiler.view import MatrixView
 from rulec.language.expr.node import Op
 
 Whole = np.ndarray[Any, np.dtype[np.int64]]
@@ -26,6 +28,21 @@ def axes_in_flat(axes: Axes) -> str | None:
     letters = "".join(letter for letter in "bij" if letter in axes.letters)
     plain = axes == axes_of_letters(axes.letters) and set(axes.letters) <= set("knbij")
     return letters if plain and letters not in ("bij", "ij") else None
+
+
+#: Most elements of one stack: with its temporaries it takes little beside the states of a model.
+MOST = 1 << 22
+
+
+def sets_of(views: Sequence[MatrixView], small: int) -> list[list[int]]:
+    """The indices of the tensors in each set; tensors of at most `small` elements share one with others of their view."""
+    alike: dict[Any, list[int]] = {}
+    for i, view in enumerate(views):
+        size = math.prod(view.shape)
+        stacked = 0 < size <= small and not (view.segments or view.letters or view.blocks)
+        alike.setdefault(view if stacked else i, []).append(i)
+    cut = ((places, max(1, MOST // max(1, math.prod(views[places[0]].shape)))) for places in alike.values())
+    return [places[k : k + most] for places, most in cut for k in range(0, len(places), most)]
 
 
 class Flats:

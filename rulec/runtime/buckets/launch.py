@@ -21,7 +21,7 @@ from rulec.language.expr.node import Op
 from rulec.runtime.arrays import Arrays
 from rulec.runtime.buckets.bucket import Bucket, Tensor, Version
 from rulec.runtime.buckets.context import EngineContext
-from rulec.runtime.buckets.flat import Remembered
+from rulec.runtime.buckets.flat import Remembered, sets_of
 from rulec.runtime.buckets.scalar_table import Numbers
 from rulec.runtime.distributed.owners import Work
 from rulec.runtime.distributed.process_group import RankGroup
@@ -86,6 +86,12 @@ class Portion:
 
     def _new_memory(self) -> Remembered:
         return Remembered([(t.view.batch, t.view.rows, t.view.cols) for t in self.tensors], self.bucket.library)
+
+    @cached_property
+    def sets(self) -> list[list[int]]:
+        """The indices of tensors whose matrices are one stack between stages: in main memory of one tensor each."""
+        library = self.bucket.library
+        return sets_of([tensor.view for tensor in self.tensors], library.small if library.flattens else 0)
 
     @property
     def states(self) -> list[dict[str, Any]]:

@@ -10,24 +10,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
 import numpy as np
 
 from rulec.array_api.reductions import reduced_to, segments_of, shape_of_letters, spread_from
-from rulec.array_api.slices import Pieces, Stacks
+from rulec.array_api.slices import Pieces, Stacks, Together
 from rulec.compiler.ir import COLS, PARTS, ROWS, Axes, Result
-from rulec.compiler.matrix import MATRIX
 from rulec.compiler.scalars import evaluate_once
 from rulec.language.expr.node import Kind, Node, Op
 from rulec.language.expr.static import settings, statics
 from rulec.runtime.buckets.flat import axes_in_flat
-from rulec.runtime.buckets.plan import Gap, Projection
+from rulec.runtime.buckets.plan import Gap, Projection, Step
 from rulec.runtime.buckets.reductions import Join, Joining, Waits
 from rulec.runtime.distributed.shards import PartialReduction, Partials
-from rulec.runtime.stages.sources import Array, LaunchValues
+from rulec.runtime.stages.sets import Loaded, SetValues
+from rulec.runtime.stages.sources import Array
 from rulec.runtime.stages.tiles import Tiles
 
 #: Functions with the same bits for a matrix in a stack as for the matrix alone. Products differ: BLAS has a special
@@ -45,7 +45,7 @@ def shapes_of(arguments: Sequence[Any]) -> tuple[Any, ...]:
 
 
 @dataclass
-class GapEvaluator(LaunchValues):
+class GapEvaluator(SetValues):
     """Computes the values of one launch, gap by gap.
 
     `reduced` has the results of its stages' reductions, by name. `spreads` has, by value and axes, flat arrays with
@@ -72,15 +72,39 @@ class GapEvaluator(LaunchValues):
         for value in values:
             self.values[value] = yield from self._value(value)
             for last in over.get(value, ()):
-                self.values.pop(last, None)
+                self.drop(last)
                 self.spreads.pop(last, None)
 
     def _project(self, projection: Projection) -> None:
         """Computes a projection's reductions, and writes its states."""
-        by_tensor = [Tiles(self, projection, i).work_out() for i in range(self.count)]
+        draws = {v: self.draws(v) for v in (s.value for s in projection.left) if v.op.kind is Kind.RANDOM}
+        by_set = [
+            Tiles(self, projection, places[0]).work_out()
+            if len(places) == 1
+            else self._project_set(projection, k, {v: drawn[k] for v, drawn in draws.items()})
+            for k, places in enumerate(self.sets)
+        ]
         for value in projection.reductions:
-            reduced = [each[value] for each in by_tensor]
-            self.values[value] = self.library.together(reduced) if self.is_number(value) else reduced
+            self.values[value] = self.gathered(value, [each[value] for each in by_set])
+
+    def _project_set(self, projection: Projection, k: int, local: dict[Node, Any]) -> dict[Node, Any]:
+        """Computes a projection of the small matrices of a set as a whole, and writes its states. Its reductions."""
+        operands = [replace(step, over=()) for step in (*projection.left, *projection.right)]
+        product = Step(projection.product, (), (*(step.value for step in operands),))
+        reduced: dict[Node, Any] = {}
+        for step in (*operands, product, *projection.steps):
+            value = step.value
+            if value.op.kind is Kind.REDUCE:
+                reduced[value] = self._reduced(value, value.args[0], k, local)
+            elif value.op is Op.LOAD:
+                local[value] = self.source.stacked(str(value.arg), self.sets[k])
+            elif value not in local:
+                local[value] = self.in_set(value, k, local)
+            for store in step.stores:
+                self.source.write_stack(store.buffer, self.sets[k], local[store.value])
+            for last in step.over:
+                local.pop(last, None)
+        return reduced
 
     # One value
 
@@ -91,19 +115,14 @@ class GapEvaluator(LaunchValues):
         if kind is Kind.LEAF:
             return self._leaf(value)
         if kind is Kind.MATRIX:
-            return self._matrices(value)
-        if kind is Kind.SHAPE:
-            return self._spread(value)
-        if kind is Kind.RANDOM:
-            return [self.random(value, i) for i in range(self.count)]
+            return self._by_shape(value) if value.op in STACKED else self._for_each(value)
+        if kind in (Kind.SHAPE, Kind.RANDOM):
+            return self._for_each(value)
         function = self.library.arithmetic[value.op]
         if self.is_number(value):
             with np.errstate(all="ignore"):
                 return function(*(self.values[a] for a in value.args))
-        if self._is_flat(value):
-            return self._in_flat(value, function)
-        with np.errstate(all="ignore"):
-            return self._for_each(value, function)
+        return self._in_flat(value, function) if self._is_flat(value) else self._for_each(value)
 
     def _leaf(self, value: Node) -> Any:
         if value.op is Op.CONST:
@@ -115,7 +134,11 @@ class GapEvaluator(LaunchValues):
         if self.is_number(value):
             return self.source.numbers(str(value.arg or self.source.compute))
         vectors = self.source.vectors_of(str(value.arg))
-        return [self.source.matrices(str(value.arg), i) for i in range(self.count)] if vectors is None else vectors
+        if vectors is not None:
+            return vectors
+        if self.alone:
+            return [self.source.matrices(str(value.arg), i) for i in range(self.count)]
+        return Loaded(self.source, str(value.arg))
 
     # Values in flat arrays
 
@@ -149,52 +172,48 @@ class GapEvaluator(LaunchValues):
             known[letters] = flats.spread(flat, self.plan.in_flat[value] or "", letters)
         return known[letters]
 
-    def _operands(self, value: Node, i: int) -> list[Any]:
-        """The operands of a value for tensor i: arrays and numbers. Settings of matrix functions are known numbers."""
-        matrices = MATRIX[value.op].matrices if value.op in MATRIX else len(value.args)
-        operands = [self._operand(a, i, known=place >= matrices) for place, a in enumerate(value.args)]
-        return [*operands, *self.statics(value, i)]
+    # Values of sets
 
-    def _operand(self, value: Node, i: int, known: bool) -> Any:
-        operand = self.values[value]
-        if not self.is_number(value):
-            return operand[i]
-        return self.source.known(value, operand, i) if known else self.library.at(operand, i)
+    def _for_each(self, value: Node) -> Sequence[Array]:
+        """A value of all tensors, set by set."""
+        if value.op.kind is Kind.RANDOM:
+            return self.collected(self.draws(value))
+        return self.collected([self.in_set(value, k) for k in range(len(self.sets))])
 
-    def _for_each(self, value: Node, function: Callable[..., Array]) -> list[Array]:
-        return [self.rounded(value, function(*self._operands(value, i))) for i in range(self.count)]
-
-    def _matrices(self, value: Node) -> Sequence[Array]:
-        """A matrix function of all tensors."""
+    def in_set(self, value: Node, k: int, local: Mapping[Node, Any] | None = None) -> Any:
+        """A value of set k, with its operands from `local` where they are there."""
+        places = self.sets[k]
         if value.op is Op.EYE:
-            return [self.identity(value, i) for i in range(self.count)]
-        function = self._matrix_function(value)
-        operands = [self._operands(value, i) for i in range(self.count)]
-        if value.op in STACKED:
-            return self._by_shape(value, function, operands)
-        return [self.rounded(value, function(*each)) for each in operands]
+            one = self.identity(value, places[0])
+            return one if len(places) == 1 else self.library.spread(one, (len(places), *one.shape[1:]))
+        if value.op.kind is Kind.SHAPE:
+            return self._spread(value, k)
+        function = self._matrix_function(value) if value.op.kind is Kind.MATRIX else self.library.arithmetic[value.op]
+        with np.errstate(all="ignore"):
+            return self.rounded(value, self.apply(function, self.operands(value, k, local)))
 
-    def _by_shape(
-        self, value: Node, function: Callable[..., Array], operands: Sequence[list[Any]]
-    ) -> Sequence[Array]:  # fmt: skip
-        """A matrix function of tensors: one call for each stack of small matrices of equal shape."""
-        places = self._alike(value, operands)
-        chosen = [[operands[i] for i in each] for each in places]
-        if self.source.flats is not None:
-            return Stacks([self._in_stack(value, function, x) for x in chosen], places, self.library.split)
-        results: dict[int, Array] = {}
-        for each, stack in zip(places, chosen, strict=True):
-            results |= zip(each, self._stacked(value, function, stack), strict=True)
-        return [results[i] for i in range(len(operands))]
+    def _by_shape(self, value: Node) -> Sequence[Array]:
+        """A matrix function of tensors: one call for each set, and for each stack of small matrices of equal shape."""
+        function = self._matrix_function(value)
+        operands = [self.operands(value, k) for k in range(len(self.sets))]
+        stacks = self._alike(value, operands)
+        chosen = [[operands[k] for k in each] for each in stacks]
+        if self.alone and self.source.flats is None:
+            results: dict[int, Array] = {}
+            for each, stack in zip(stacks, chosen, strict=True):
+                results |= zip(each, self._stacked(value, function, stack), strict=True)
+            return [results[i] for i in range(self.count)]
+        places = [self.sets[each[0]] if len(each) == 1 else [self.sets[k][0] for k in each] for each in stacks]
+        return Stacks([self._in_stack(value, function, x) for x in chosen], places, self.library.split)
 
     def _alike(self, value: Node, operands: Sequence[list[Any]]) -> list[list[int]]:
-        """The indices of tensors whose matrices go into one stack."""
+        """The sets whose matrices go into one stack: of one tensor each, but for a set that is a stack already."""
         alike: dict[Any, list[int]] = {}
-        for i, arguments in enumerate(operands):
-            kind = self._kind(value, arguments)
-            alike.setdefault(i if kind is None else kind, []).append(i)
-        cuts = [(places, self._stack_size(value, operands[places[0]][0], len(places))) for places in alike.values()]
-        return [places[k : k + count] for places, count in cuts for k in range(0, len(places), count)]
+        for k, arguments in enumerate(operands):
+            kind = self._kind(value, arguments) if len(self.sets[k]) == 1 else None
+            alike.setdefault(k if kind is None else kind, []).append(k)
+        cuts = [(each, self._stack_size(value, operands[each[0]][0], len(each))) for each in alike.values()]
+        return [each[k : k + count] for each, count in cuts for k in range(0, len(each), count)]
 
     def _stack_size(self, value: Node, operand: Any, count: int) -> int:
         """The number of tensors, of `count` with operands like this one, in one stack: all tensors with numbers."""
@@ -214,7 +233,7 @@ class GapEvaluator(LaunchValues):
         """The same, with the results in one stack."""
         first = operands[0]
         if len(operands) == 1:
-            return self.rounded(value, function(*first))
+            return self.rounded(value, self.apply(function, first))
         dtype = settings(value).get("dtype")
         stacked = [
             self.library.stack([each[k] for each in operands], dtype) if getattr(x, "shape", ()) else x
@@ -229,28 +248,28 @@ class GapEvaluator(LaunchValues):
 
     # Axes of the batch
 
-    def _spread(self, value: Node) -> list[Array]:
-        """Values of one axis of the batch, for each matrix; or of fewer axes, for each index of more."""
+    def _spread(self, value: Node, k: int) -> Array:
+        """A value of one axis of the batch, for each matrix; or of fewer axes, for each index of more."""
+        places = self.sets[k]
         if value.op is Op.WIDEN:
-            return [self._widened(value, i) for i in range(self.count)]
-        part, operands = int(str(value.arg)), self.values[value.args[0]]
-        facts = self.source.facts
-        return [spread_from(part, x, segments_of(facts(i)), self.library.spread) for i, x in enumerate(operands)]
+            return self._widened(value, k, places)
+        segments = segments_of(self.source.facts(places[0]))
+        part, operand = int(str(value.arg)), self.operand(value.args[0], k)
+        return cast(Array, spread_from(part, operand, segments, self.library.spread))
 
-    def _widened(self, value: Node, i: int) -> Array:
-        """A value of tensor i for each index of more axes."""
-        axes, facts, hyper = cast(Axes, value.arg), self.source.facts(i), self.source.hyper(i)
-        batch, rows, cols = self.source.extents(i)
+    def _widened(self, value: Node, k: int, places: Sequence[int]) -> Array:
+        """A value of set k for each index of more axes."""
+        first, count = places[0], len(places)
+        axes, facts, hyper = cast(Axes, value.arg), self.source.facts(first), self.source.hyper(first)
+        batch, rows, cols = self.source.extents(first)
         extents = {"b": batch, "i": rows, "j": cols, **{str(k): n for k, n in enumerate(segments_of(facts))}}
         for letter, extent, here in (("i", axes.rows, ROWS), ("j", axes.cols, COLS)):
             if extent is not None and extent is not here:
                 extents[letter] = int(evaluate_once(extent, hyper, facts, {}))
-        operand = self.library.numbers(self._operand(value.args[0], i, known=False))
-        return cast(Array, self.library.spread(operand, shape_of_letters(axes.letters, extents)))
-
-    def _for_batch(self, x: Array, i: int) -> Array:
-        """A value of tensor i that is kept once for all its matrices, for each of them."""
-        return self.library.spread(x, (self.source.extents(i)[0], *x.shape[1:]))  # type: ignore[no-any-return]
+        operand, shape = self.library.numbers(self.operand(value.args[0], k)), shape_of_letters(axes.letters, extents)
+        if getattr(operand, "ndim", 0):
+            operand = self.for_batch(operand, count, shape[0])
+        return cast(Array, self.library.spread(operand, (count * shape[0], *shape[1:])))
 
     def _reduced_to(self, part: int, op: Op, x: Array, i: int, axes: tuple[int, ...]) -> Array:
         """A reduction within tensor i to an axis of its batch."""
@@ -276,7 +295,7 @@ class GapEvaluator(LaunchValues):
         if not ways:
             return [*values]
         library = self.library
-        whole = [[*x] if isinstance(x, list | Pieces) else library.cast(x, "float64") for x in values]
+        whole = [[*x] if isinstance(x, list | Together) else library.cast(x, "float64") for x in values]
         sent = [PartialReduction(ops[i], self._elements(whole[i], places), peers) for i, peers, places in ways]
         for (i, _, places), numbers in zip(ways, (yield Partials(sent, library)), strict=True):
             whole[i] = self._with_elements(whole[i], places, numbers)
@@ -324,27 +343,33 @@ class GapEvaluator(LaunchValues):
         values = self.values[operand]
         if self.is_number(operand):
             return values
-        if value in self.plan.over_repeated:
-            values = [self._for_batch(x, i) for i, x in enumerate(values)]
         after = self.plan.in_flat[value]
-        if isinstance(values, Pieces) and after is not None:
-            return self._reduced_in_flat(value, values, after)
-        letters = set(self.axes(value).letters)
-        removed = frozenset(self.axes(operand).letters) - letters
-        axes = tuple(i for i, letter in enumerate("bij") if letter in removed or (letter == "b" and removed & {*PARTS}))
-        part = letters & {*PARTS} if "b" in removed else set()
-        if part:
-            reduced = [self._reduced_to(int(*part), value.op, x, i, axes) for i, x in enumerate(values)]
-        else:
-            reduced = [self.library.reduce(value.op, x, axes) for x in values]
-        values = self.library.together(reduced) if letters <= {"k", "n"} else reduced
+        if isinstance(values, Pieces) and after is not None and value not in self.plan.over_repeated:
+            return (yield from self._reduced_in_flat(value, values, after))
+        removed = frozenset(self.axes(operand).letters) - set(self.axes(value).letters)
+        values = self.gathered(value, [self._reduced(value, operand, k) for k in range(len(self.sets))])
         (values,) = yield from self._completed([value.op], [values], [removed])
         return values
 
-    def _reduced_in_flat(self, value: Node, values: Pieces, after: str) -> Any:
+    def _reduced(self, value: Node, operand: Node, k: int, local: Mapping[Node, Any] | None = None) -> Array:
+        """A reduction within each tensor of set k."""
+        places, x = self.sets[k], self.operand(operand, k, local=local)
+        if value in self.plan.over_repeated:
+            x = self.for_batch(x, len(places), self.source.extents(places[0])[0])
+        letters = set(self.axes(value).letters)
+        removed = frozenset(self.axes(operand).letters) - letters
+        part = letters & {*PARTS} if "b" in removed else set()
+        axes = tuple(i for i, letter in enumerate("bij") if letter in removed or (letter == "b" and removed & {*PARTS}))
+        if part:
+            return self._reduced_to(int(*part), value.op, x, places[0], axes)
+        return cast(Array, self.reduced_in(value.op, x, axes, len(places)))
+
+    def _reduced_in_flat(self, value: Node, values: Pieces, after: str) -> Generator[Waits, Any, Any]:
         """A reduction within each tensor of a vector in a flat array: numbers of tensors, or a shorter vector."""
         before = self.plan.in_flat[value.args[0]]
         assert before is not None
         assert self.source.flats is not None
         flat = self.source.flats.reduced(value.op, values, before, after)
-        return self._pieces(flat, after) if after else flat
+        removed = frozenset(self.axes(value.args[0]).letters) - set(self.axes(value).letters)
+        (reduced,) = yield from self._completed([value.op], [self._pieces(flat, after) if after else flat], [removed])
+        return reduced

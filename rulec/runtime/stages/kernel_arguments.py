@@ -157,6 +157,52 @@ class KernelArguments:
             return elements
         return self.library.cast(elements, self.compute if {"i", "j"} <= set(letters) else "float64")
 
+    @property
+    def sets(self) -> Sequence[Sequence[int]]:
+        """The tensors of each set: in main memory a set has one."""
+        return self.portion.sets
+
+    def stacked(self, buffer: str, places: Sequence[int]) -> Any:
+        """A buffer of the tensors of a set as one stack, in new memory. Narrow scratch may be a stack already."""
+        if self._is_narrow(buffer):
+            return self.library.stack([self.matrices(buffer, i) for i in places])
+        arrays = [self._stored(buffer, i) for i in places]
+        axes, view = self.program.buffer(buffer).axes, self.portion.tensors[places[0]].view
+        batch, rows, cols = (
+            (view.batch, view.rows, view.cols)
+            if axes.elementwise
+            else view.kept_extents(tuple(arrays[0].shape), axes.letters)
+        )
+        elements, count = self._read(buffer, self.library.in_one(arrays)), len(places) * batch
+        if axes.elementwise and view.transposed:
+            stack = elements.reshape(count, cols, rows).swapaxes(1, 2)
+        else:
+            stack = elements.reshape(count, rows, cols)
+        return self.library.cast(stack, self.compute if {"i", "j"} <= set(axes.letters) else "float64")
+
+    def write_stack(self, buffer: str, places: Sequence[int], stack: Any, stays: Any = None) -> None:
+        """Writes the new values of a state of the tensors of a set, but where `stays` is true."""
+        self.writes()
+        views = [self._view_to_write(buffer, i) for i in places]
+        stays = self.rows.stays if stays is None else stays
+        if stays is not None:
+            truth = self.library.take(stays, np.array(places, np.int64)).reshape(-1, 1, 1, 1)
+            whole = stack.reshape(len(places), -1, *stack.shape[1:])
+            stack = self.library.arithmetic[Op.WHERE](truth, self.stacked(buffer, places).reshape(whole.shape), whole)
+            stack = stack.reshape(-1, *stack.shape[2:])
+        self.library.copy_all(views, self.library.split(stack, len(places)))
+
+    def _view_to_write(self, buffer: str, i: int) -> Any:
+        """A state as `(batch, rows, cols)` in its own memory: for the same memory the view of the last step."""
+        array, views = self._stored(buffer, i), {} if self.remembered is None else self.remembered.views
+        known = views.get((buffer + " written", i))
+        if known is not None and known[0] is array and known[1] == self.library.address(array):
+            return known[2]
+        axes, view = self.program.buffer(buffer).axes, self.portion.tensors[i].view
+        matrices = view.matrices(array) if axes.elementwise else view.kept(array, axes.letters)
+        views[buffer + " written", i] = array, self.library.address(array), matrices
+        return matrices
+
     def _is_narrow(self, buffer: str) -> bool:
         """Whether a buffer is scratch of a narrower dtype than arithmetic's."""
         return buffer in self.launch.version.plan.scratch and self.layout.dtype(buffer) != self.compute

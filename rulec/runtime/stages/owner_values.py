@@ -13,6 +13,7 @@ import numpy as np
 
 from rulec.array_api.newton_schulz import iterations
 from rulec.language.expr.node import Node
+from rulec.runtime.buckets.flat import sets_of
 from rulec.runtime.buckets.plan import Gap
 from rulec.runtime.buckets.reductions import Joining, Processes, Waits
 from rulec.runtime.distributed.all_to_all import OwnerExchange, OwnerRequest, Payload, Task, Transfer
@@ -34,6 +35,8 @@ class OwnerSource:
         self.fill_noise, self.groups = parts.fill_noise, parts.groups[self._places]
         self.owner: Processes = parts.owner
         self.flats = None
+        small = parts.library.small if parts.library.flattens else 0
+        self.sets = sets_of([parts.shard_layout(i).whole for i in places], small)
 
     def __len__(self) -> int:
         return len(self._places)
@@ -53,6 +56,14 @@ class OwnerSource:
     def matrices(self, buffer: str, i: int) -> Array:
         """Raises: on the owner, arrays arrive by all-to-all."""
         raise AssertionError(f"{buffer} of tensor {i} was not sent to its owner")
+
+    def stacked(self, buffer: str, places: Sequence[int]) -> Array:
+        """Raises, as `matrices` does."""
+        return self.matrices(buffer, places[0])
+
+    def write_stack(self, buffer: str, places: Sequence[int], stack: Any) -> None:
+        """Raises: owners write no states."""
+        raise AssertionError(f"{buffer} of the tensors {places} is written by the ranks with its shards")
 
     def vectors_of(self, buffer: str) -> None:
         """Returns None: no vector lies in a flat array."""

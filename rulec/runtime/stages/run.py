@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rulec.array_api.slices import Pieces
+from rulec.array_api.slices import Pieces, Stacks
 from rulec.compiler.ir import Stage, Store
 from rulec.language.expr.node import Op
 from rulec.runtime.buckets.launch import LARGE, Launch, Portion
@@ -22,6 +22,7 @@ from rulec.runtime.buckets.reductions import Joining, Writing
 from rulec.runtime.stages.evaluate import GapEvaluator
 from rulec.runtime.stages.kernel_arguments import DeviceArguments, KernelArguments
 from rulec.runtime.stages.owner_values import OwnerEvaluator
+from rulec.runtime.stages.sets import Loaded
 
 Array = np.ndarray[Any, Any]
 
@@ -79,7 +80,7 @@ class StagedRun:
         if reduced:
             yield from between.take(reduced, stages[-1].reduces)
         yield from between.work_out(plan.gaps[-1])
-        self._write_narrow(portion, stays, narrow + self._narrow(between, before=False))
+        self._write_narrow(values, stays, narrow + self._narrow(between, before=False))
         self._keep_scalars(portion, stays)
         self._count(portion, stays)
 
@@ -112,7 +113,7 @@ class StagedRun:
             values.fill(column, between.values[self.program.columns[column].value])
         for name in stage.vectors:
             result = self.program.result(name)
-            values.scratch[name] = values.vectors(result, between.values[result.value])
+            values.scratch[name] = values.vectors(result, between.for_kernels(result.value))
 
     # New values
 
@@ -156,13 +157,18 @@ class StagedRun:
         return value
 
     def _copied(self, value: Any) -> Any:
-        copy = self.bucket.library.copy
+        copy, split = self.bucket.library.copy, self.bucket.library.split
+        if isinstance(value, Loaded):
+            return value.copied(copy, split)
+        if isinstance(value, Stacks):
+            return Stacks([copy(x) for x in value.stacks], value.places, split)
         if isinstance(value, Pieces):
             return Pieces(copy(value.flat), value.cuts)
         return [copy(x) for x in value] if isinstance(value, list) else copy(value)
 
-    def _write_narrow(self, portion: Portion, stays: Any, narrow: Sequence[tuple[str, Any]]) -> None:
+    def _write_narrow(self, values: KernelArguments, stays: Any, narrow: Sequence[tuple[str, Any]]) -> None:
         """Writes the new values of numbers and vectors: to states of each tensor, or to numbers of all."""
+        portion = values.portion
         library, states = self.bucket.library, self.bucket.states[portion.positions[0]]
         flat = self._write_flat(portion, stays, narrow) if library.flattens else ()
         left_out = stays is not None and not self.on_device
@@ -172,7 +178,7 @@ class StagedRun:
                 continue
             if buffer in states:
                 into, new = [], []
-                for i in kept:
+                for i in self._write_stacks(values, stays, buffer, value, kept):
                     state, stored = self._stored_as(portion, i, buffer, value[i], stays)
                     into.append(state)
                     new.append(stored)
@@ -181,6 +187,21 @@ class StagedRun:
                 self.launch.keep_number(buffer, portion.whole or portion.at, value, stays)
             elif kept:
                 self.launch.keep_number(buffer, portion.at[kept], np.broadcast_to(value, (len(portion),))[kept])
+
+    def _write_stacks(
+        self, values: KernelArguments, stays: Any, buffer: str, value: Any, kept: Sequence[int]
+    ) -> Sequence[int]:
+        """Writes the new values of sets of several tensors, a set at a time. The indices of the other tensors."""
+        if len(values.sets) == len(values) or not isinstance(value, Stacks):
+            return kept
+        alone: list[int] = []
+        for places in values.sets:
+            stack = value.stack_with(places) if len(places) > 1 else None
+            if stack is None:
+                alone += places
+            else:
+                values.write_stack(buffer, places, stack, stays)
+        return alone
 
     def _write_flat(self, portion: Portion, stays: Any, narrow: Sequence[tuple[str, Any]]) -> set[str]:
         """Writes the new values that are flat arrays, for all tensors at once, and returns the names of their states.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
@@ -61,7 +61,8 @@ class ValueSource(Protocol):
     has the rows and columns of a local shard of matrices. `extents` are the numbers of a tensor's local matrices, rows
     and columns. `room` gives the bytes allowed for intermediate values. `fill_noise` is the backend's, or None. `flats`
     are the cuts of vectors in flat arrays, or None where each tensor has an array; `vectors_of` gives a buffer's flat
-    array, or None in the same way.
+    array, or None in the same way. `sets` has the tensors whose matrices are one stack, `stacked` gives a buffer of
+    these tensors as a stack, and `write_stack` writes one to a state.
     """
 
     @property
@@ -78,11 +79,15 @@ class ValueSource(Protocol):
     def fill_noise(self) -> Any: ...
     @property
     def flats(self) -> Flats | None: ...
+    @property
+    def sets(self) -> Sequence[Sequence[int]]: ...
 
     def __len__(self) -> int: ...
     def column(self, index: int) -> Any: ...
     def numbers(self, buffer: str) -> Any: ...
     def matrices(self, buffer: str, i: int) -> Array: ...
+    def stacked(self, buffer: str, places: Sequence[int]) -> Array: ...
+    def write_stack(self, buffer: str, places: Sequence[int], stack: Any) -> None: ...
     def vectors_of(self, buffer: str) -> Pieces | None: ...
     def room(self, i: int) -> int: ...
     def facts(self, i: int) -> Mapping[str, float]: ...
@@ -152,19 +157,21 @@ class LaunchValues:
 
     def random(self, value: Node, i: int, rows: slice | None = None) -> Any:
         """Random numbers of tensor i: a matrix, or some rows of it."""
-        draw, (height, width) = settings(value)["draw"], map(int, self.statics(value, i))
+        height, width = map(int, self.statics(value, i))
         step = self.source.known(value.args[0], self.values[value.args[0]], i)
         step = random.draw_number(step) if isinstance(step, int | float) else step
-        position = {
-            "seed": self.source.seed, "tensor": self.source.tensor_number(i), "draw": int(draw), "step": step
-        }  # fmt: skip
-        source = self.source
+        source, position = self.source, self.position(value, i) | {"step": step}
         drawing = RandomMatrix(self.library, value.op, position, source.compute, source.room(i), source.fill_noise)
         lines = source.lines(i) if self.axes(value).elementwise else None
         if lines is not None:
             return drawing.matrix(*lines, width)
         first, last, _ = (rows or slice(None)).indices(height)
         return drawing.matrix(((first, last),), ((0, width),), width)
+
+    def position(self, value: Node, i: int) -> dict[str, Any]:
+        """The place of tensor i's draws in the random stream, but for the step."""
+        number = self.source.tensor_number(i)
+        return {"seed": self.source.seed, "tensor": number, "draw": int(settings(value)["draw"])}
 
 
 #: Numbers in a block of the generator.

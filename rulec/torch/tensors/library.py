@@ -221,6 +221,8 @@ class DeviceLibrary(Library):
 
     of = FUNCTIONS
     flattens = True
+    #: A product of two matrices of 512 by 512 takes as long as its launch.
+    small = 1 << 18
     arithmetic = ARITHMETIC
     matrix: Mapping[Op, Callable[..., Any]] = DEVICE_MATRIX
 
@@ -379,8 +381,21 @@ class DeviceLibrary(Library):
     def together(self, numbers: Sequence[Any]) -> Tensor:
         return torch.stack([self.spread(x.reshape(()), ()).double() for x in numbers])
 
+    def in_one(self, arrays: Sequence[Tensor]) -> Tensor:
+        """By `torch.stack`."""
+        with torch.no_grad():
+            return torch.stack([*arrays])
+
+    def cut(self, array: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
+        """Views."""
+        return torch.split(array, [*sizes])
+
+    def moved(self, array: Tensor, axes: Sequence[int]) -> Tensor:
+        """A view."""
+        return array.permute(*axes)
+
     def split(self, matrices: Tensor, count: int) -> Sequence[Tensor]:
-        return torch.tensor_split(matrices, count)
+        return torch.split(matrices, len(matrices) // count) if len(matrices) else [matrices] * count
 
     def reduce(self, op: Op, values: Tensor, axes: tuple[int, ...] | None = None) -> Tensor:
         """By torch, whose order of adding is the same in every run."""
