@@ -20,7 +20,7 @@ from .binary import CupyBinary
 from .binary import source as binary_source
 from .call import CudaCall
 from .coded import decodes
-from .memory import Modules, first_line, memory_of, modules_of, used
+from .memory import Functions, Modules, first_line, memory_of, modules_of, used
 from .noise import CudaNoiseCall, estimate_source, shared_ring
 from .plan import THREADS
 from .print import kernel_source
@@ -94,7 +94,14 @@ class CupyKernel:
         memory = memory_of(params, f"the parameters of {self.program.name}")
         with used(memory):
             functions = self.modules.functions(self.program.name, memory.device)
-        return CudaCall(self.program, self.layout, functions, self.threads, memory, params, states, views)
+
+        def narrow() -> Functions:
+            source = kernel_source(self.program, self.layout, narrow=True)
+            return modules_of(source).functions(self.program.name, memory.device)
+
+        return CudaCall(
+            self.program, self.layout, functions, self.threads, memory, params, states, views, narrow=narrow
+        )  # fmt: skip
 
 
 class CupyEstimate(CupyKernel):

@@ -5,7 +5,7 @@ Constant tables are copied to the device once. The table of a call is copied onl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,9 +42,12 @@ class CudaCall(AddressedCall[Work]):
     def __init__(
         self, program: Program, layout: Layout, functions: Functions, threads: int, memory: Memory,
         params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView],
-        ring: Ring | None = None,
+        ring: Ring | None = None, narrow: Callable[[], Functions] | None = None,
     ) -> None:  # fmt: skip
+        """`narrow` makes the kernels for gradients at any address beside aligned arrays."""
         super().__init__(params, states)
+        self._narrow = narrow
+        self._narrow_functions: Functions | None = None
         self._program, self._layout, self._functions = program, layout, functions
         self._threads, self._memory = threads, memory
         per_call = given_lines(program)
@@ -91,11 +94,13 @@ class CudaCall(AddressedCall[Work]):
             chunks, finish = self._whole[stage] if fired is None else self._part(stage, work, fired, current)
             if chunks.count:
                 self._point(work, moving, scratch, fired)
-                self._call_table.fill(work, self._low[stage], rows)
+                # A capture loads no kernels: what is not loaded yet is left to the common ones.
+                narrow = self._narrow is not None and not (self._narrow_functions is None and current.is_capturing())
+                odd = self._call_table.fill(work, self._low[stage], rows, fired, narrow)
                 at, table = self._call_table.send(rows, self._memory, current)
                 scale, stays = (0 if x is None else self._memory.address(x) for x in (rows.scale, rows.stays))
                 addresses = (chunks.at, self._bound.at, at, table, stays, scale)
-                self._launch(work.kernel, chunks.count, addresses)
+                self._launch(work.kernel, chunks.count, addresses, self._for_odd() if odd else None)
             if finish.count:
                 self._launch("finish", finish.count, (finish.at,))
         return work.slots.results(self._everything if fired is None else fired)
@@ -129,8 +134,16 @@ class CudaCall(AddressedCall[Work]):
             return moving.addresses(self._memory.address)
         return np.fromiter(map(self._memory.address, moving), np.int64, len(moving))
 
-    def _launch(self, kernel: str, blocks: int, arguments: tuple[int, ...]) -> None:
-        self._functions(kernel)((blocks,), (self._threads,), arguments)
+    def _for_odd(self) -> Functions:
+        """The kernels for gradients at any address, compiled at the first need."""
+        assert self._narrow is not None
+        self._narrow_functions = self._narrow_functions or self._narrow()
+        return self._narrow_functions
+
+    def _launch(
+        self, kernel: str, blocks: int, arguments: tuple[int, ...], functions: Functions | None = None
+    ) -> None:  # fmt: skip
+        (functions or self._functions)(kernel)((blocks,), (self._threads,), arguments)
 
     def scalars(self, known: Scalars) -> tuple[Any, dict[str, Any]]:
         """The scalar table, a row for each tensor of the bucket, and the new values of scalar states, in one launch."""
@@ -178,16 +191,24 @@ class GivenTable:
         """A row for each tensor."""
         return self._table.words
 
-    def fill(self, work: Work, low: Whole, rows: Rows) -> None:
+    def fill(self, work: Work, low: Whole, rows: Rows, fired: tuple[int, ...] | None, narrow: bool) -> bool:
         """Writes each tensor's row, and the truth that all its arrays in a stage begin at multiples of 16 bytes.
 
-        `low` has, for each tensor, the bitwise or of its fixed addresses.
+        `low` has, for each tensor, the bitwise or of its fixed addresses. Where there are `narrow` kernels, and a
+        gradient begins elsewhere, the truth is of the other arrays. Whether this is so.
         """
         words = self.words
         words[:, 0] = rows.index
-        addresses = words[:, [len(GIVEN) + column for column in work.per_call]]
-        bits = low | np.bitwise_or.reduce(addresses, axis=1)
+        odd = narrow and work.gradient is not None and self._is_odd(work.gradient, fired)
+        columns = [len(GIVEN) + column for column in work.per_call if not odd or column != work.gradient]
+        bits = low | np.bitwise_or.reduce(words[:, np.array(columns, np.int64)], axis=1)
         words[:, 1] = work.even & (bits % PACK == 0)
+        return odd
+
+    def _is_odd(self, gradient: int, fired: tuple[int, ...] | None) -> bool:
+        """Whether a gradient of these tensors begins at no multiple of 16 bytes."""
+        addresses = self.words[slice(None) if fired is None else list(fired), len(GIVEN) + gradient]
+        return bool(np.bitwise_or.reduce(addresses, initial=0) % PACK)
 
     def send(self, rows: Rows, memory: Memory, stream: Any) -> tuple[int, int]:
         """Copies the table to the device if changed. The addresses there of the table and of the scalar table."""

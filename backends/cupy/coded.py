@@ -122,7 +122,7 @@ class CodedKernel(StageKernel):
     def _loads(self) -> list[str]:
         loaded = {*self.writer.printer.loads(), *self.stage.reads}
         arrays = [p for p in self._arrays() if p.of in loaded and p.of not in self._coded]
-        packs = [f"{self._pack(p)} = pack<{self.wide}>({p.name} + i);" for p in arrays]
+        packs = [f"{self._pack(p)} = {self._pack_of(p, 'i')};" for p in arrays]
         lines = self._moved(packs, [f"{self._pack(p)}.at[e] = {p.name}[i + e];" for p in arrays])
         return lines + [self._called("decode", b) for b in self._coded.values() if b.loaded]
 

@@ -26,14 +26,19 @@ from .stage import StageKernel
 from .words import DIALECT, FINISH_KERNEL, parts_used, types_used
 
 
-def kernel_source(program: Program, layout: Layout) -> str:
-    """The source of all kernels of a program; BackendUnsupported for an operation without a spelling in CUDA C."""
+def kernel_source(program: Program, layout: Layout, narrow: bool = False) -> str:
+    """The source of all kernels of a program; BackendUnsupported for an operation without a spelling in CUDA C.
+
+    Where `narrow`, gradients may lie at any address while other arrays move 16 bytes at a time.
+    """
     kernels = []
     for index, stage in enumerate(program.stages):
         if stage.roots:
             element = "element" if len(program.stages) == 1 else f"element_{index}"
             kind = _kind(program, layout, stage)
-            kernels += kind(program, layout, stage, kernel_name(program, index), element).texts()
+            printed = kind(program, layout, stage, kernel_name(program, index), element)
+            printed.narrow_gradient = narrow
+            kernels += printed.texts()
     kernels = [*format_functions([form for _, form in layout.formats], "\n".join(kernels)), *kernels]
     if any(stage.reduces for stage in program.stages):
         kernels.append(FINISH_KERNEL)

@@ -34,10 +34,12 @@ _TABLES = ("const int64_t *bound", "const int64_t *given", "const double *table"
 class StageKernel:
     """The kernel `name` of a stage, and the function `element` that it calls for each element.
 
-    A thread takes `wide` neighbouring elements at a time: 16 bytes of the narrowest array.
+    A thread takes `wide` neighbouring elements at a time: 16 bytes of the narrowest array. With `narrow_gradient`, the
+    gradient may lie at any address, and the other arrays still move 16 bytes at a time.
     """
 
     dialect = DIALECT
+    narrow_gradient = False
 
     def __init__(self, program: Program, layout: Layout, stage: Stage, name: str, element: str) -> None:
         self.program, self.layout, self.stage, self.name = program, layout, stage, name
@@ -159,7 +161,12 @@ class StageKernel:
         name = self.writer.names[p.of]
         if p.kind == "buffer" and p.of not in self.writer.printer.loads():
             return [f"Pack<{p.type.removesuffix(' *')}, {self.wide}> {name};"]
-        return [f"auto {name} = pack<{self.wide}>({self.writer.at[p.of]} + {start});"]
+        return [f"auto {name} = {self._pack_of(p, start)};"]
+
+    def _pack_of(self, p: Parameter, start: str) -> str:
+        """A pack of an array's elements from `start` on."""
+        function = "loose" if p.of == "g" and self.narrow_gradient else "pack"
+        return f"{function}<{self.wide}>({self.writer.at[p.of]} + {start})"
 
     def _written(self, stores: list[str]) -> list[str]:
         """The stores; in a stage with reductions, only for a tensor that does not stay as it is."""

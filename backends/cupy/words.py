@@ -105,6 +105,18 @@ template <int count, typename T> __device__ inline const Pack<T, count> &pack(co
 }
 """
 
+_LOOSE = """\
+// Neighbouring elements at any address, moved one by one.
+template <int count, typename T> __device__ inline Pack<T, count> loose(const T *first)
+{
+    Pack<T, count> found;
+#pragma unroll
+    for (int e = 0; e < count; ++e)
+        found.at[e] = first[e];
+    return found;
+}
+"""
+
 _JOINED = """\
 // Joins two totals: sums, or the lower, or the higher of them.
 enum Kind { SUM, LOWEST, HIGHEST };
@@ -201,6 +213,7 @@ _PARTS: Mapping[str, str] = {
     ),
     r"\bat<": _ADDRESS,
     r"\b[pP]ack<": _PACK,
+    r"\bloose<": _LOOSE,
     r"\bjoined\(": _JOINED,
     r"\bover_lanes\(": _OVER_LANES,
     r"\bover_block\(": _OVER_BLOCK,
@@ -212,7 +225,7 @@ _LOCALS = (
     "place", "chunk", "chunks", "tile", "tiles", "bound", "given", "table", "stays", "scale", "row", "wide", "packed",
     "i", "j", "e", "line", "lanes", "lane", "top", "column", "tensors", "group", "groups", "group_count", "counts",
     "hyper", "narrow", "writes", "step", "finish", "scalars", "joined", "over_lanes", "over_block", "leave_columns",
-    "pack", "at",
+    "pack", "loose", "at",
 )  # fmt: skip
 
 #: Names that no value of a rule may have, beside the words of C.

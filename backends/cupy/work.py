@@ -28,7 +28,8 @@ class Work:
     """The work of a stage; `table` has a row for each block.
 
     `bound` and `per_call` are the columns, in the tables of fixed addresses and of a call, for its arrays of elements.
-    `even` is true for a tensor with all lines at multiples of a pack.
+    `gradient` is the column of the gradient among the latter; None where the stage does not read it. `even` is true for
+    a tensor with all lines at multiples of a pack.
     """
 
     kernel: str
@@ -38,6 +39,7 @@ class Work:
     slots: Slots
     bound: list[int]
     per_call: list[int]
+    gradient: int | None
     even: np.ndarray[Any, np.dtype[np.bool_]]
 
     def tables(self, fired: Sequence[int]) -> tuple[Whole, Whole]:
@@ -67,7 +69,8 @@ class Planner:
         bound = [self._bound.index(name) for name in nest.buffers if name in self._bound]
         per_call = [self._per_call.index(name) for name in [*nest.buffers, *wide] if name in self._per_call]
         moving = tensors.moving(stage, self._per_call)
-        return Work(kernel_name(program, index), cut, table, moving, slots, bound, per_call, even)
+        gradient = self._per_call.index("g") if "g" in nest.buffers and len(bound) + len(per_call) > 1 else None
+        return Work(kernel_name(program, index), cut, table, moving, slots, bound, per_call, gradient, even)
 
     def _cut(self, nest: Nest, pack: int) -> tuple[Cut, Whole]:
         """The cut of a stage into blocks, and the words of these; stages with the same cut share them."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rulec.backend.capabilities import Noise
@@ -66,7 +66,8 @@ class TritonBackend:
 
     def build(self, program: Program, layout: Layout, source: str) -> TritonKernel:
         """The kernel of a source text. Triton compiles it at the first call, and keeps it in its own cache."""
-        return TritonKernel(program, layout, _kernels(program.name, source))
+        kernels = _kernels(program.name, source)
+        return TritonKernel(program, layout, kernels, lambda: _narrow_kernels(program, layout))
 
     def emit_epilogue(self, program: Program, layout: Layout, factors: str) -> str:
         """The source of a kernel that computes a gradient tile by tile, a product of `factors`, and updates with it."""
@@ -143,11 +144,22 @@ def _kernels(name: str, source: str) -> Mapping[str, Any]:
     return run_source("triton", name, source)
 
 
-class TritonKernel:
-    """The kernels of one program and layout, by the name of the printed function."""
+def _narrow_kernels(program: Program, layout: Layout) -> Mapping[str, Any]:
+    """The kernels for gradients at any address, which few programs need: they are printed at the first need."""
+    return _kernels(program.name, program_source(program, layout, narrow=True))
 
-    def __init__(self, program: Program, layout: Layout, kernels: Mapping[str, Any]) -> None:
-        self.program, self.layout, self.kernels = program, layout, kernels
+
+class TritonKernel:
+    """The kernels of one program and layout, by the name of the printed function.
+
+    `narrow` prints those for gradients at any address; with None, such gradients take the common kernels.
+    """
+
+    def __init__(
+        self, program: Program, layout: Layout, kernels: Mapping[str, Any],
+        narrow: Callable[[], Mapping[str, Any]] | None = None,
+    ) -> None:  # fmt: skip
+        self.program, self.layout, self.kernels, self.narrow = program, layout, kernels, narrow
 
     def bind(
         self, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView] = ()
@@ -159,7 +171,7 @@ class TritonKernel:
         from .call import TritonCall
 
         self._check(params, states)
-        return TritonCall(self.program, self.layout, self.kernels, params, states, views)
+        return TritonCall(self.program, self.layout, self.kernels, params, states, views, self.narrow)
 
     def _check(self, params: Sequence[Any], states: Sequence[dict[str, Any]]) -> None:
         if any(not hasattr(p, "data_ptr") for p in params):

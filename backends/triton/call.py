@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,9 @@ class TritonCall(AddressedCall[StageWork]):
     def __init__(
         self, program: Program, layout: Layout, kernels: Mapping[str, Any], params: Sequence[Any],
         states: Sequence[dict[str, Any]], views: Sequence[MatrixView],
+        narrow: Callable[[], Mapping[str, Any]] | None = None,
     ) -> None:  # fmt: skip
+        """`narrow` makes the kernels for gradients at any address beside aligned arrays."""
         import torch
 
         super().__init__(params, states)
@@ -49,7 +51,7 @@ class TritonCall(AddressedCall[StageWork]):
         self._ring = Ring(TorchDevice(self._device))
         with current(self._device, None):
             self._works = [
-                self.work_kind(tensors, i, kernels, addresses, self._device, self._ring)
+                self.work_kind(tensors, i, kernels, addresses, self._device, self._ring, narrow)
                 if stage.roots and params
                 else None
                 for i, stage in enumerate(program.stages)
@@ -65,7 +67,9 @@ class TritonCall(AddressedCall[StageWork]):
             on_device = work.uploads.put(words, stream, stream, capturing)
             table = floats(on_device[work.call_table.count :]) if type(rows.table) is np.ndarray else rows.table
             launch = work.launch(fired, capturing)
-            work.run(launch, on_device, table, truth_bytes(rows.stays), rows.scale)
+            table_of_fired = work.call_table.words if fired is None else work.call_table.words[list(fired)]
+            odd = work.is_odd(table_of_fired, capturing)
+            work.run(launch, on_device, table, truth_bytes(rows.stays), rows.scale, odd)
         return launch.reduced
 
     def standing(self, rows: Rows) -> ReplayableCall:
@@ -124,7 +128,7 @@ class StandingCall:
         self._work, self._device = work, device
         words = np.zeros_like(work.call_table.words)
         words[:, 0] = rows.index
-        self._words = words.reshape(-1)
+        self._table, self._words = words, words.reshape(-1)
         self._row, self._next = ctypes.c_int64(), ctypes.c_int64()
         # A stage that reads no gradients has no column for their addresses: these go to memory that nobody reads.
         self._unread = np.zeros(0 if work.reads_gradients else len(rows.index), np.int64)
@@ -146,4 +150,11 @@ class StandingCall:
         row = (self._row.value - self._first) // (self._stride or 1)  # without numbers all rows are at one address
         with current(self._device, None):
             there = work.uploads.put(self._words, None, None, False)
-            work.run(work.everything, there, self._tables[row], None, None)
+            work.run(
+                work.everything,
+                there,
+                self._tables[row],
+                None,
+                None,
+                work.is_odd(self._table, is_capturing(self._device)),
+            )

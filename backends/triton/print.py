@@ -20,14 +20,19 @@ from .format_words import format_functions
 from .ops import functions as quotient_functions
 from .plan import SHAPED, wide_arrays
 from .scalars import ScalarSource
-from .stage import StageSource, call, indented
+from .stage import StageSource, call, has_narrow, indented
 from .words import file_text, words_used
 
 
-def program_source(program: Program, layout: Layout) -> str:
-    """The whole file; BackendUnsupported for an operation without a word in Triton, and codes with rows."""
+def program_source(program: Program, layout: Layout, narrow: bool = False) -> str:
+    """The whole file; BackendUnsupported for an operation without a word in Triton, and codes with rows.
+
+    Where `narrow`, gradients may lie at any address while other arrays move 16 bytes at a time.
+    """
     stages = [
-        "\n".join(lines) for index in range(len(program.stages)) for lines in _stage_functions(program, layout, index)
+        "\n".join(lines)
+        for index in range(len(program.stages))
+        for lines in _stage_functions(program, layout, index, narrow)
     ]
     scalars = ["\n".join(ScalarSource(program).function())] if has_scalars(program) else []
     first = words_used("\n".join(stages))
@@ -38,12 +43,14 @@ def program_source(program: Program, layout: Layout) -> str:
     return file_text(program, title, [*first, *formats, *stages, *(w for w in every if w not in first), *scalars])
 
 
-def _stage_functions(program: Program, layout: Layout, index: int) -> list[list[str]]:
+def _stage_functions(program: Program, layout: Layout, index: int, narrow: bool) -> list[list[str]]:
     """The functions of a stage; none for an empty stage."""
     stage = program.stages[index]
     if not stage.roots:
         return []
-    return _kind(program, layout, stage)(program, layout, index).functions()
+    printed = _kind(program, layout, stage)(program, layout, index)
+    printed.narrow_gradient = narrow and has_narrow(program, stage, layout)
+    return printed.functions()
 
 
 def _kind(program: Program, layout: Layout, stage: Stage) -> type[FlatStage | ShapedStage]:

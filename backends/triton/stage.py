@@ -47,11 +47,13 @@ class StageSource:
     `names` are the variables of buffers' old values, vectors and reductions; `at` of their addresses, or of slots. With
     `works_on`, all values of a tensor that stays as it is are computed, and only its stores left out. With
     `gradient_in_memory`, the gradient is read from its address; else `gradient` gives its expression. `local_names` are
-    further names in the functions of such a stage, and `printer_type` prints its values.
+    further names in the functions of such a stage, and `printer_type` prints its values. With `narrow_gradient`, the
+    gradient may lie at any address, and the other arrays still move 16 bytes at a time.
     """
 
     works_on = False
     gradient_in_memory = True
+    narrow_gradient = False
     local_names: frozenset[str] = frozenset()
     printer_type: type[StagePrinter] = StagePrinter
 
@@ -118,8 +120,11 @@ class StageSource:
         return f"{text}.to(tl.int32) != 0"
 
     def aligned(self, arrays: Sequence[str]) -> str:
-        """The expression for whether all these arrays lie at multiples of 16 bytes."""
-        return f"({' | '.join(self.at[a] for a in arrays)}) % 16 == 0"
+        """The expression for whether all these arrays lie at multiples of 16 bytes, a narrow gradient left out."""
+        return f"({' | '.join(self.at[a] for a in arrays if not self._is_narrow(a))}) % 16 == 0"
+
+    def _is_narrow(self, array: str) -> bool:
+        return array == "g" and self.narrow_gradient
 
     # The lines of a loop
 
@@ -128,6 +133,7 @@ class StageSource:
         wide = wide_arrays(self.program, self.stage, self.layout)
         arrays = [a for a in self.arrays if a != "g" or self.gradient_in_memory]
         casts = {a: f"{self.at[a]}.to(tl.pointer_type(tl.{self._storage(a)}))" for a in arrays}
+        wide = [a for a in wide if not self._is_narrow(a)]
         texts = {a: f"tl.multiple_of({cast}, 16 if ALL else 1)" if a in wide else cast for a, cast in casts.items()}
         return [f"{self.at[a]} = {text}" for a, text in texts.items()]
 
@@ -236,6 +242,12 @@ class StageSource:
         """A block or tile reduced along an axis, or to one number."""
         word = _WHOLE[reduction.value.op]
         return f"{word}({value})" if axis == "None" else f"{word}({value}, {axis}, True)"
+
+
+def has_narrow(program: Program, stage: Stage, layout: Layout) -> bool:
+    """Whether a stage has a kernel for gradients at any address beside aligned arrays: it needs both."""
+    wide = wide_arrays(program, stage, layout)
+    return "g" in wide and len(wide) > 1
 
 
 #: The suffixes of a stage's functions.

@@ -5,7 +5,7 @@ Chunks have sizes for the programs of a grid, and columns in the table `known`. 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ from .coded import most_registers as most_registers_of_codes
 from .memory import Launcher, uploads
 from .plan import FINISHED, moved, moving_columns, tile_shapes, vector_width
 from .registers import most_registers
+from .stage import has_narrow
 
 #: Remembered sets of tensors that fire without the others: so many at most, with so many times the chunks of all
 #: tensors. The portions of a large model are such sets, and have its chunks once.
@@ -50,9 +51,12 @@ class StageWork:
 
     def __init__(
         self, tensors: Tensors, index: int, kernels: Mapping[str, Any], addresses: Mapping[str, Any], device: Any,
-        ring: Ring,
+        ring: Ring, narrow: Callable[[], Mapping[str, Any]] | None = None,
     ) -> None:  # fmt: skip
-        """`addresses` has, by name, the address of each tensor's parameter or state."""
+        """`addresses` has, by name, the address of each tensor's parameter or state.
+
+        `narrow` makes the kernels for gradients at any address.
+        """
         program, layout, stage = tensors.program, tensors.layout, tensors.program.stages[index]
         self._program = program
         self.finish = kernels.get("finish", _NOTHING)
@@ -82,6 +86,8 @@ class StageWork:
         self._ahead = Uploads(ring, 0, spares=0)
         options = self._options(self.emulates(stage, layout)) | self._bounds(stage, layout)
         self.launcher = Launcher(kernels[f"stage_{index}"], options)
+        self._narrow = narrow if self.reads_gradients and has_narrow(program, stage, layout) else None
+        self._narrow_launcher: Launcher | None = None
         self._some: dict[tuple[int, ...], Launch] = {}
         self._captured: list[Launch] = []
         self.everything = self._launch(range(len(tensors.sizes)))
@@ -192,13 +198,33 @@ class StageWork:
 
     # The launch
 
-    def run(self, launch: Launch, moving: Any, table: Any, stays: Any, scale: Any) -> None:
-        """Runs the stage's kernel, and the kernel that finishes its reductions."""
+    def is_odd(self, words: Whole, capturing: bool = False) -> bool:
+        """Whether a gradient among these lines of `moving` lies at no multiple of 16 bytes, and has a kernel for it.
+
+        A capture loads no kernels: what is not loaded yet is left to the common ones.
+        """
+        if self._narrow is None or (capturing and self._narrow_launcher is None):
+            return False
+        return bool(np.bitwise_or.reduce(words[:, 1], initial=0) & 15)
+
+    def _launcher(self, odd: bool) -> Launcher:
+        if not odd or self._narrow is None:
+            return self.launcher
+        if self._narrow_launcher is None:
+            kernel = self._narrow()[self.launcher.kernel.__name__]
+            self._narrow_launcher = Launcher(kernel, self.launcher.constants)
+        return self._narrow_launcher
+
+    def run(self, launch: Launch, moving: Any, table: Any, stays: Any, scale: Any, odd: bool = False) -> None:
+        """Runs the stage's kernel, and the kernel that finishes its reductions.
+
+        Where a gradient is `odd`, all gradients of the launch are read at any address.
+        """
         reduces = [self.slots] * bool(self._places.regions)
         if len(launch.chunks):
             arguments = [launch.chunks, self.known, moving, table, stays, scale, *reduces]
             try:
-                self.launcher.run_on(len(launch.chunks), arguments)
+                self._launcher(odd).run_on(len(launch.chunks), arguments)
             except compiler_errors() as error:
                 raise BackendUnavailable(refusal(self._program.name, self.device, error)) from error
         if launch.jobs is not None and len(launch.jobs):

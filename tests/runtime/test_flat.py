@@ -28,8 +28,8 @@ SHAPES = [(8, 16), (16, 8), (8, 8), (4, 24)]
 MOST = {"adafactor": 40, "came": 60, "adamp": 40, "adam_mini": 20, "sm3": 12, "normuon": 150}
 
 
-#: Most calls of rules with values of matrices: products of each shape are calls of their own, 8 in SOAP, and with counts
-#: on the device both arms of a branch are computed. Random numbers are ten rounds of words.
+#: Most calls of rules with values of matrices: products of each shape are calls of their own, 8 in SOAP. With counts on
+#: the device both arms of a branch are computed. Random numbers are ten rounds of words.
 MATRICES = {
     "soap": (150, 480), "apollo": (550, 600), "galore": (110, 220), "fira": (230, 370), "shampoo": (90, 290),
     "splus": (140, 390), "kl_soap": (240, 610), "kron": (1000, 1100), "dash": (130, 320), "dion": (170, 360),

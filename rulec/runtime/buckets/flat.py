@@ -35,7 +35,7 @@ MOST = 1 << 22
 
 
 def sets_of(views: Sequence[MatrixView], small: int) -> list[list[int]]:
-    """The indices of the tensors in each set; tensors of at most `small` elements share one with others of their view."""
+    """The indices of the tensors in each set: those of one view, of at most `small` elements each, share one."""
     alike: dict[Any, list[int]] = {}
     for i, view in enumerate(views):
         size = math.prod(view.shape)

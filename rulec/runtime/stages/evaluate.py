@@ -207,7 +207,7 @@ class GapEvaluator(SetValues):
         return Stacks([self._in_stack(value, function, x) for x in chosen], places, self.library.split)
 
     def _alike(self, value: Node, operands: Sequence[list[Any]]) -> list[list[int]]:
-        """The sets whose matrices go into one stack: of one tensor each, but for a set that is a stack already."""
+        """The sets of each stack: sets of one tensor each, or one set that is a stack already."""
         alike: dict[Any, list[int]] = {}
         for k, arguments in enumerate(operands):
             kind = self._kind(value, arguments) if len(self.sets[k]) == 1 else None

@@ -88,13 +88,13 @@ class SetValues(LaunchValues):
         """The operands of a value for set k: arrays and numbers. Settings of matrix functions are known numbers."""
         matrices = MATRIX[value.op].matrices if value.op in MATRIX else len(value.args)
         narrow = self._numbers_are_narrow(value.args)
-        found = [
+        chosen = [
             self.operand(a, k, narrow, local) if place < matrices else self._known(a, k)
             for place, a in enumerate(value.args)
         ]
         places = self.sets[k]
         return [
-            *(found if len(places) == 1 else self._for_batches(found, len(places))),
+            *(chosen if len(places) == 1 else self._for_batches(chosen, len(places))),
             *self.statics(value, places[0]),
         ]
 
@@ -115,10 +115,10 @@ class SetValues(LaunchValues):
             return whole
         if isinstance(operand, Loaded):
             return operand.stack(k)
-        made = self.in_sets.setdefault(value, {})
-        if k not in made:
-            made[k] = self._stack_of(operand, places)
-        return made[k]
+        stacks = self.in_sets.setdefault(value, {})
+        if k not in stacks:
+            stacks[k] = self._stack_of(operand, places)
+        return stacks[k]
 
     def _stack_of(self, operand: Sequence[Any], places: Sequence[int]) -> Any:
         if not isinstance(operand, Pieces):
@@ -139,8 +139,8 @@ class SetValues(LaunchValues):
 
     def _numbers(self, value: Node, narrow: bool) -> Mapping[int, Any]:
         """The numbers of the sets of several tensors, `(tensors, 1, 1)`, by set."""
-        made = self.in_sets.setdefault(value, {})
-        if ("numbers", narrow) not in made:
+        stacks = self.in_sets.setdefault(value, {})
+        if ("numbers", narrow) not in stacks:
             several = [k for k, places in enumerate(self.sets) if len(places) > 1]
             order = [i for k in several for i in self.sets[k]]
             numbers = self.values[value]
@@ -148,8 +148,8 @@ class SetValues(LaunchValues):
                 numbers = self.library.take(numbers, np.array(order, np.int64))
             numbers = self.library.cast(numbers, self.source.compute) if narrow else numbers
             cut = self.library.cut(numbers.reshape(-1, 1, 1), [len(self.sets[k]) for k in several])
-            made["numbers", narrow] = dict(zip(several, cut, strict=True))
-        return cast(Mapping[int, Any], made["numbers", narrow])
+            stacks["numbers", narrow] = dict(zip(several, cut, strict=True))
+        return cast(Mapping[int, Any], stacks["numbers", narrow])
 
     def _known(self, value: Node, k: int) -> Any:
         """A number of a matrix function for set k: one for all, or a list where the tensors' numbers differ."""
@@ -269,10 +269,10 @@ class SetValues(LaunchValues):
             self.source.lines(i) is not None for k in several for i in self.sets[k]
         ):
             return [self.library.join([self.random(value, i) for i in places], 0) for places in self.sets]
-        found: dict[int, Any] = {}
+        by_set: dict[int, Any] = {}
         for chosen in self._passes(value, several):
-            found |= self._drawn(value, chosen)
-        return [found[k] if k in found else self.random(value, places[0]) for k, places in enumerate(self.sets)]
+            by_set |= self._drawn(value, chosen)
+        return [by_set[k] if k in by_set else self.random(value, places[0]) for k, places in enumerate(self.sets)]
 
     def _passes(self, value: Node, sets: Sequence[int]) -> list[list[int]]:
         """The sets to draw for in one pass, all of them where they have little to draw, with as many numbers each."""

@@ -61,8 +61,8 @@ class ValueSource(Protocol):
     has the rows and columns of a local shard of matrices. `extents` are the numbers of a tensor's local matrices, rows
     and columns. `room` gives the bytes allowed for intermediate values. `fill_noise` is the backend's, or None. `flats`
     are the cuts of vectors in flat arrays, or None where each tensor has an array; `vectors_of` gives a buffer's flat
-    array, or None in the same way. `sets` has the tensors whose matrices are one stack, `stacked` gives a buffer of
-    these tensors as a stack, and `write_stack` writes one to a state.
+    array, or None in the same way. `sets` has the tensors of each stack. `stacked` gives a buffer of a set as
+    a stack, and `write_stack` writes a stack to a state.
     """
 
     @property

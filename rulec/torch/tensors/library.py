@@ -382,16 +382,16 @@ class DeviceLibrary(Library):
         return torch.stack([self.spread(x.reshape(()), ()).double() for x in numbers])
 
     def in_one(self, arrays: Sequence[Tensor]) -> Tensor:
-        """By `torch.stack`."""
+        """`torch.stack` makes one copy of all arrays."""
         with torch.no_grad():
             return torch.stack([*arrays])
 
     def cut(self, array: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
-        """Views."""
+        """The parts are views."""
         return torch.split(array, [*sizes])
 
     def moved(self, array: Tensor, axes: Sequence[int]) -> Tensor:
-        """A view."""
+        """The result is a view."""
         return array.permute(*axes)
 
     def split(self, matrices: Tensor, count: int) -> Sequence[Tensor]:
