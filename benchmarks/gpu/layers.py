@@ -14,7 +14,7 @@ from benchmarks.gpu.time import Step, idle_times, timed
 from benchmarks.result import Row
 
 #: The rules, the one with a target first.
-RULES = ("adafactor", "came", "sm3", "adamp", "lamb", "adamw")
+RULES = ("adafactor", "came", "sm3", "adamp", "soap", "apollo", "lamb", "adamw")
 
 #: What each rule runs beside: a fused step of an elementwise rule, and a step of matrices by torch's own operations.
 ADAMW = replace(FUSED, name="torch's fused AdamW")

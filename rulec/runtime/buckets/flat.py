@@ -149,7 +149,7 @@ class FlatStates:
         self.names = {
             name
             for name, arrays in self._arrays.items()
-            if all(x.is_contiguous() for x in arrays)
+            if all(x.is_contiguous() and x.is_floating_point() for x in arrays)
             and [x.numel() for x in arrays] == flats.cuts(letters[name]).sizes.tolist()
         }
         self._memory = {

@@ -80,7 +80,7 @@ class Portion:
     def remembered(self) -> Remembered | None:
         """The memory of steps of these tensors; None where each tensor's vectors are computed on their own."""
         bucket = self.bucket
-        if not bucket.library.flattens or bucket.parted or bucket.layout.formats:
+        if not bucket.library.flattens:
             return None
         return bucket.sets.of(self.fired, len(bucket.tensors), self._new_memory)
 

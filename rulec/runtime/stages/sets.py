@@ -21,6 +21,9 @@ from rulec.language.expr.node import Node, Op, is_boolean
 from rulec.runtime.buckets.flat import MOST
 from rulec.runtime.stages.sources import Array, LaunchValues, ValueSource
 
+#: Functions that take a number for each matrix of a stack.
+_OF_STACKS = frozenset({Op.TOPK, Op.INVERSE_ROOT})
+
 
 class Loaded(Sequence[Any]):
     """A buffer of all tensors as matrices, read at the first use: of one tensor, or of a set as a stack."""
@@ -89,7 +92,7 @@ class SetValues(LaunchValues):
         matrices = MATRIX[value.op].matrices if value.op in MATRIX else len(value.args)
         narrow = self._numbers_are_narrow(value.args)
         chosen = [
-            self.operand(a, k, narrow, local) if place < matrices else self._known(a, k)
+            self.operand(a, k, narrow, local) if place < matrices else self._known(value.op, a, k)
             for place, a in enumerate(value.args)
         ]
         places = self.sets[k]
@@ -151,8 +154,8 @@ class SetValues(LaunchValues):
             stacks["numbers", narrow] = dict(zip(several, cut, strict=True))
         return cast(Mapping[int, Any], stacks["numbers", narrow])
 
-    def _known(self, value: Node, k: int) -> Any:
-        """A number of a matrix function for set k: one for all, or a list where the tensors' numbers differ."""
+    def _known(self, op: Op, value: Node, k: int) -> Any:
+        """A number of a matrix function for set k: one, or a list or stack where numbers of tensors differ."""
         places = self.sets[k]
         if not self.is_number(value):
             return self.operand(value, k)
@@ -162,6 +165,8 @@ class SetValues(LaunchValues):
         numbers, first = self.values[value], self.source.known(value, self.values[value], places[0])
         if len(places) == 1 or not getattr(numbers, "ndim", 0):
             return first
+        if op in _OF_STACKS:
+            return self._numbers(value, False)[k]
         return [self.source.known(value, numbers, i) for i in places]
 
     def numbers_known(self, value: Node, places: Sequence[int]) -> list[Any] | None:
