@@ -42,6 +42,8 @@ class Library:
 
     #: Matrices of at most so many elements are worth stacking for every function.
     small = 1 << 14
+    #: Matrices of at most so many elements are in stacks between the stages of a step; 0 for every tensor on its own.
+    most_in_set = 0
 
     #: Whether vectors of several tensors are computed in one flat array; and whether `segments` reduces parts of one.
     flattens = False

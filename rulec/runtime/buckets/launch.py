@@ -52,6 +52,7 @@ class Portion:
         self.whole = slice(None) if self.fired is None else None
         #: The owners' work on the global tensor of each shard, by the plan and the numbers that it follows from.
         self.works: dict[Any, Sequence[Work]] = {}
+        self._sets: dict[int, list[list[int]]] = {}
         self._parted: dict[frozenset[str], list[tuple[tuple[RankGroup, ...], Places]]] = {}
 
     def __len__(self) -> int:
@@ -87,11 +88,11 @@ class Portion:
     def _new_memory(self) -> Remembered:
         return Remembered([(t.view.batch, t.view.rows, t.view.cols) for t in self.tensors], self.bucket.library)
 
-    @cached_property
-    def sets(self) -> list[list[int]]:
-        """The indices of tensors whose matrices are one stack between stages: in main memory of one tensor each."""
-        library = self.bucket.library
-        return sets_of([tensor.view for tensor in self.tensors], library.small if library.flattens else 0)
+    def sets(self, small: int) -> list[list[int]]:
+        """The indices of tensors whose matrices, of at most `small` elements, are one stack between stages."""
+        if small not in self._sets:
+            self._sets[small] = sets_of([tensor.view for tensor in self.tensors], small)
+        return self._sets[small]
 
     @property
     def states(self) -> list[dict[str, Any]]:

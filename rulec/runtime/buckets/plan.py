@@ -78,6 +78,8 @@ class Plan:
             n.op.kind is Kind.REDUCE or n.op.kind is Kind.MATRIX for n in self.gaps[-1].values
         )
         self.alone = not program.joins
+        #: Whether `newton_schulz` is computed, whose stacks have a size of their own.
+        self.orthogonalizes = any(value.op is Op.NEWTON_SCHULZ for value in done)
         #: Whether anything is reduced.
         self.reduces = any(stage.reduces for stage in program.stages) or any(n.op.kind is Kind.REDUCE for n in done)
         #: Whether late columns are of groups and the model: then tensors that share a row still do.

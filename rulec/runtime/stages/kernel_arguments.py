@@ -158,9 +158,15 @@ class KernelArguments:
         return self.library.cast(elements, self.compute if {"i", "j"} <= set(letters) else "float64")
 
     @property
+    def small(self) -> int:
+        """The most elements of a tensor that is in one set with others; 0 in main memory."""
+        most = self.library.most_in_set
+        return min(most, self.library.small) if self.launch.version.plan.orthogonalizes else most
+
+    @property
     def sets(self) -> Sequence[Sequence[int]]:
         """The tensors of each set: in main memory a set has one."""
-        return self.portion.sets
+        return self.portion.sets(self.small)
 
     def stacked(self, buffer: str, places: Sequence[int]) -> Any:
         """A buffer of the tensors of a set as one stack, in new memory. Narrow scratch may be a stack already."""

@@ -35,8 +35,7 @@ class OwnerSource:
         self.fill_noise, self.groups = parts.fill_noise, parts.groups[self._places]
         self.owner: Processes = parts.owner
         self.flats = None
-        small = parts.library.small if parts.library.flattens else 0
-        self.sets = sets_of([parts.shard_layout(i).whole for i in places], small)
+        self.sets = sets_of([parts.shard_layout(i).whole for i in places], parts.small)
 
     def __len__(self) -> int:
         return len(self._places)

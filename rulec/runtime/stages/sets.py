@@ -253,7 +253,7 @@ class SetValues(LaunchValues):
         Of small matrices the order of adding depends on the number of terms alone, not on the number of tensors.
         """
         library = self.library
-        if not library.joins_segments or math.prod(x.shape) > count * library.small or not axes:
+        if not library.joins_segments or math.prod(x.shape) > count * library.most_in_set or not axes:
             return library.reduce(op, x, axes)
         extents = (count, len(x) // count, *x.shape[1:])
         last = tuple(axis + 1 for axis in axes)

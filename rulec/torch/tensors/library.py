@@ -222,7 +222,7 @@ class DeviceLibrary(Library):
     of = FUNCTIONS
     flattens = True
     #: A product of two matrices of 512 by 512 takes as long as its launch.
-    small = 1 << 18
+    most_in_set = 1 << 18
     arithmetic = ARITHMETIC
     matrix: Mapping[Op, Callable[..., Any]] = DEVICE_MATRIX
 
