@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -15,6 +16,7 @@ from rulec.array_api.slices import Cuts, Pieces
 from rulec.language.expr.node import Op
 from rulec.runtime.buckets.flat import Flats, Remembered, axes_in_flat
 from rulec.runtime.engine import Engine, default_hyper, run
+from rulec.runtime.stages.sets import SetValues
 from rulec.torch.tensors.library import DeviceLibrary
 from rulec.torch.tensors.tensors import TorchArrays
 from tests.runtime.counted import Steps, counted
@@ -244,3 +246,13 @@ def test_only_vectors_of_the_parameters_own_extents_lie_in_flat_arrays() -> None
     program = rulec.compile(rulec.load("came"))
     axes = {b.name: axes_in_flat(b.axes) for b in program.states}
     assert axes == {"m": None, "r": "bi", "c": "bj", "ur": "bi", "uc": "bj"}
+
+
+@pytest.mark.parametrize("axes", [(1, 2), (2,), (1,), (0, 1, 2)])
+def test_sums_of_small_matrices_do_not_depend_on_their_neighbours(axes: tuple[int, ...]) -> None:
+    values: Any = SimpleNamespace(library=DeviceLibrary("cpu"))
+    stack = torch.randn(6, 210, 300, generator=torch.Generator().manual_seed(1))
+    together = SetValues.reduced_in(values, Op.SUM, stack, axes, 3)
+    alone = [SetValues.reduced_in(values, Op.SUM, stack[k : k + 2], axes, 1) for k in (0, 2, 4)]
+    assert torch.equal(together, torch.cat(alone))
+    torch.testing.assert_close(alone[0], stack[:2].double().sum(axes, keepdim=True))
