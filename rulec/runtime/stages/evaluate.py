@@ -77,7 +77,7 @@ class GapEvaluator(SetValues):
 
     def _project(self, projection: Projection) -> None:
         """Computes a projection's reductions, and writes its states."""
-        draws = {v: self.draws(v) for v in (s.value for s in projection.left) if v.op.kind is Kind.RANDOM}
+        draws = {v: self.draws(v, False) for v in (s.value for s in projection.left) if v.op.kind is Kind.RANDOM}
         by_set = [
             Tiles(self, projection, places[0]).work_out()
             if len(places) == 1

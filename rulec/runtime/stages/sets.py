@@ -267,8 +267,11 @@ class SetValues(LaunchValues):
 
     # Random numbers
 
-    def draws(self, value: Node) -> list[Any]:
-        """Random numbers of all tensors, for each set: of sets of several tensors in one pass."""
+    def draws(self, value: Node, alone: bool = True) -> list[Any]:
+        """Random numbers of all tensors, for each set: of sets of several tensors in one pass.
+
+        Unless `alone`, None stands for those of a tensor on its own.
+        """
         several = [k for k, places in enumerate(self.sets) if len(places) > 1]
         if self.axes(value).elementwise and any(
             self.source.lines(i) is not None for k in several for i in self.sets[k]
@@ -277,7 +280,10 @@ class SetValues(LaunchValues):
         by_set: dict[int, Any] = {}
         for chosen in self._passes(value, several):
             by_set |= self._drawn(value, chosen)
-        return [by_set[k] if k in by_set else self.random(value, places[0]) for k, places in enumerate(self.sets)]
+        for k, places in enumerate(self.sets):
+            if k not in by_set:
+                by_set[k] = self.random(value, places[0]) if alone else None
+        return [by_set[k] for k in range(len(self.sets))]
 
     def _passes(self, value: Node, sets: Sequence[int]) -> list[list[int]]:
         """The sets to draw for in one pass, all of them where they have little to draw, with as many numbers each."""
