@@ -86,7 +86,7 @@ class TorchQuintic:
         """The symmetric matrix of several steps and the share of a piece itself, from the Gram matrix before them."""
         if gram.device.type == "cpu":
             return factor(gram, block, HOST)[:2]
-        matrix, a, _ = factor(gram[None], block, Stacks(TORCH))
+        matrix, a, _ = factor(gram[None], block, StackProducts(TORCH))
         return matrix[0], a
 
     def following(self, y: Tensor, polynomial: Tensor, a: float) -> Tensor:
@@ -121,7 +121,7 @@ def _products(kernels: QuinticKernels | None, dtype: str) -> QuinticProducts:
         return TORCH
 
 
-class Stacks:
+class StackProducts:
     """Products of stacks of symmetric matrices that commute, by a backend's kernels or torch's."""
 
     def __init__(self, by: QuinticProducts) -> None:
@@ -153,6 +153,6 @@ def newton_schulz(
         y.copy_(operand)
     gram, last, rooms = None, None, (None, None)
     for block in in_blocks(coefficients_of(coefficients, iterations(steps)), form, *x.shape[-2:]):
-        matrix, a, (gram, room) = factor(by.gram(y, out=gram), block, Stacks(by), rooms)
+        matrix, a, (gram, room) = factor(by.gram(y, out=gram), block, StackProducts(by), rooms)
         y, last, rooms = by.following(y, matrix, a, out=last), y, (matrix, room)
     return y.to(operand.dtype).to(x.dtype)
