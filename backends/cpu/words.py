@@ -14,6 +14,7 @@ from typing import Any
 from ..common.constants import DOUBLE, SINGLE
 from . import lanes as cpu_lanes
 from . import math as cpu_math
+from . import quotients as cpu_quotients
 from . import storage as cpu_storage
 from .lanes import Real, Truth, Unit
 
@@ -38,6 +39,7 @@ FUNCTIONS: dict[str, Callable[..., Real | Truth]] = {
     "inverse": cpu_math.inverse,
     "inverse_square": cpu_math.inverse_square,
     "root": cpu_math.root,
+    "reciprocal": cpu_quotients.reciprocal,
     "inverse_root": cpu_math.inverse_root,
     "power": cpu_math.power,
     "minimum": cpu_math.minimum,
@@ -363,7 +365,7 @@ def alias_scopes(module: Any, name: str, count: int) -> list[tuple[Any, Any]]:
 WORDS: Mapping[str, Callable[[], Any]] = {
     "compiled": _compiled, "inlined": partial(_compiled, True),
     "float32": partial(of_numba, "float32"), "float64": partial(of_numba, "float64"),
-    "where": _where, "chance": _chance, "in_range": partial(_place, cpu_storage.in_range, 3),
+    "where": _where, "quotient": lambda: cpu_quotients.quotient_word(intrinsic_word), "chance": _chance, "in_range": partial(_place, cpu_storage.in_range, 3),
     "in_rows": partial(_place, cpu_storage.in_rows, 7),
     "fetch_add": _fetch_add, "popcount": _popcount, "fetch_line": _fetch_line, "accumulate": _accumulate,
     "lower_bfloat16": partial(_half, False), "upper_bfloat16": partial(_half, True), "store_two_bfloat16": _store_two,

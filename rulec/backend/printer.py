@@ -59,6 +59,9 @@ class StagePrinter:
     `load` prints the value of a buffer before the stage, `vector` an element of a vector, `constant` a float64 literal,
     all in the compute dtype. Scalars of the table are printed by their column's name: the backend defines these names
     first. `known` gives the text of any other value computed already, and None for a value to print.
+
+    `quotient` is the form of a quotient by a column of the table, of its operands and of the column's inverse, for a
+    backend that defines inverses beside columns; empty for one that divides.
     """
 
     backend: str
@@ -70,19 +73,31 @@ class StagePrinter:
     reserved: frozenset[str] = frozenset()
     vector: Callable[[str], str] = identifier
     known: Callable[[Node], str | None] = lambda value: None
+    quotient: str = ""
     names: dict[Node, str] = field(default_factory=dict)
     _columns: list[str] = field(default_factory=list)
+    _inverses: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         taken = set(self.reserved) | {self.load(b.name) for b in kernel_buffers(self.program)}
         taken |= {self.vector(name) for name in self.stage.reads}
         self._columns = [unique_name(c.name, taken) for c in self.program.columns]
+        divisors = self.stage.divisors if self.quotient else []
+        self._inverses = {i: unique_name(f"{self._columns[i]}_inverse", taken) for i in divisors}
         named = named_values(self.program, self.stage.roots)
         self.names = {v: unique_name(n, taken) for v, n in named.items()}
 
     def column(self, index: int) -> str:
         """The name of a column of the scalar table."""
         return self._columns[index]
+
+    def inverses(self) -> dict[str, str]:
+        """The names of columns that divide, and of their inverses."""
+        return {self._columns[index]: name for index, name in self._inverses.items()}
+
+    def inverse(self, divisor: Node) -> str | None:
+        """The name of a divisor's inverse; None for a divisor without one."""
+        return self._inverses.get(int(divisor.arg)) if divisor.op is Op.SCALAR else None  # type: ignore[call-overload]
 
     def columns_used(self) -> list[int]:
         """The columns of the scalar table read by this stage, in order."""
@@ -118,6 +133,9 @@ class StagePrinter:
         there = self.there(value, defining)
         if there is not None:
             return there
+        inverse = self.inverse(value.args[1]) if value.op is Op.DIV else None
+        if inverse is not None:
+            return self.quotient.format(*map(self.text, value.args), inverse)
         form = self.ops.get(value.op)
         if form is None or value.op.kind is Kind.LEAF:
             raise BackendUnsupported(self.backend, f"{value.op.symbol!r}", self.program.name)

@@ -137,6 +137,12 @@ class Stage:
         """The expressions computed for each element."""
         return [*(s.value for s in self.stores), *(r.value.args[0] for r in self.reduces)]
 
+    @property
+    def divisors(self) -> list[int]:
+        """The columns of the scalar table that divide: each divides a value of every element of a tensor."""
+        divided = {n.args[1] for n in walk(self.roots) if n.op is Op.DIV and n.args[1].op is Op.SCALAR}
+        return sorted(int(n.arg) for n in divided)  # type: ignore[call-overload]
+
 
 @dataclass(frozen=True)
 class ScalarProgram:

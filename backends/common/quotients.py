@@ -1,0 +1,33 @@
+"""The bounds within which a quotient by a number that divides many elements is a product, rounded as IEEE's.
+
+With `r` the nearest number to 1/d, `q = x*r`, and `e = q*d - x` exact, `q - e*r` rounded once is the quotient: Markstein
+(1990); Brisebarre and Muller (2004). The rest `e` is exact where the exponents of `q` and `d` together are not near the
+smallest number's, and `q` is a normal number. So a number of the bounds of a divisor, and `q` of those of a quotient,
+need no further test. A zero keeps its sign, as the divisor is positive; NaN stays NaN.
+
+The exponents of the quotients are half of all, so that one addition moves them to the numbers with a set upper bit.
+"""
+
+from __future__ import annotations
+
+from .constants import DOUBLE, SINGLE, Format
+
+#: The least and the most of a divisor whose quotients are products.
+LEAST_DIVISOR = {SINGLE: 2.0**-22, DOUBLE: 2.0**-400}
+MOST_DIVISOR = {SINGLE: 2.0**125, DOUBLE: 2.0**1000}
+
+#: The exponent of the least quotient that is a product; those of half of all exponents are.
+LEAST_EXPONENT = {SINGLE: -80, DOUBLE: -512}
+
+
+def window(form: Format) -> tuple[int, int]:
+    """Two whole numbers: the bits of a number within the bounds of quotients plus the first have the second set."""
+    upper = form.bits - 2
+    field = form.bias + LEAST_EXPONENT[form]
+    return (1 << upper) - (field << form.fraction), 1 << upper
+
+
+def bounds(form: Format) -> tuple[float, float]:
+    """The least size of a quotient that is a product, and the size from which none is."""
+    least = LEAST_EXPONENT[form]
+    return 2.0**least, 2.0 ** (least + form.bias + 1)
