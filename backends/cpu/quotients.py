@@ -14,7 +14,8 @@ from typing import Any
 
 from ..common.constants import DOUBLE, SINGLE, Format
 from ..common.quotients import LEAST_DIVISOR, MOST_DIVISOR, bounds, window
-from .lanes import Real, where
+from .lanes import Real, Unit, where
+from .target import is_small
 
 #: The widths of vectors, in numbers.
 _LANES = (2, 4, 8, 16, 32, 64)
@@ -80,43 +81,33 @@ def is_fused() -> bool:
     return not llvm.get_process_triple().startswith(("x86", "i686")) or bool(llvm.get_host_cpu_features().get("fma"))
 
 
-def quotient_word(intrinsic_word: Callable[..., Any]) -> Any:
-    """`quotient(x, divisor, inverse)`, with `inverse` from `reciprocal(divisor)`."""
-    from numba import types
-
-    from .target import is_small
-
-    def signature(*kinds: Any) -> Any:
-        return kinds[0] if isinstance(kinds[0], types.Float) and len({*kinds}) == 1 else None
-
-    def generate(builder: Any, kinds: Any, values: Any) -> Any:
-        if not (is_small() and is_fused()):
-            return builder.fdiv(*values[:2])
-        form = SINGLE if kinds[0].bitwidth == 32 else DOUBLE
-        call = builder.call(_declared(builder.module, form), values)
-        variants = ",".join(f"_ZGV_LLVM_N{n}vvv_{_name(form)}({_name(form, n)})" for n in _LANES)
-        # LLVM's texts know more attributes than llvmlite does.
-        set.update(call.attributes, [*_PURE, f'"vector-function-abi-variant"="{variants}"'])
-        return call
-
-    return intrinsic_word(3, signature, generate)
+def quotient(x: Real, divisor: Real, inverse: Real) -> Real:
+    """x/divisor, with `inverse` from `reciprocal(divisor)`."""
+    if not (is_small() and is_fused()):
+        return x / divisor
+    builder, form = x.unit.builder, x.unit.form
+    call = builder.call(_declared(x.unit), [x.value, divisor.value, inverse.value])
+    variants = ",".join(f"_ZGV_LLVM_N{n}vvv_{_name(form)}({_name(form, n)})" for n in _LANES)
+    # LLVM's texts know more attributes than llvmlite does.
+    set.update(call.attributes, [*_PURE, f'"vector-function-abi-variant"="{variants}"'])
+    return Real(x.unit, call)
 
 
 def _name(form: Format, lanes: int = 1) -> str:
     return f"{_NAME}_{form.bits}" + f"_{lanes}" * (lanes > 1)
 
 
-def _declared(module: Any, form: Format) -> Any:
-    """The function for one number in a module, which has those of vectors too."""
+def _declared(unit: Unit) -> Any:
+    """The function for one number in the module of a loop, which then has those for vectors too."""
     from llvmlite import ir
 
+    module, form = unit.builder.module, unit.form
     known = module.globals.get(_name(form))
     if known is not None:
         return known
-    real = ir.FloatType() if form is SINGLE else ir.DoubleType()
 
     def function(lanes: int) -> Any:
-        kind = ir.VectorType(real, lanes) if lanes > 1 else real
+        kind = ir.VectorType(unit.real_type, lanes) if lanes > 1 else unit.real_type
         made = ir.Function(module, ir.FunctionType(kind, [kind] * 3), _name(form, lanes))
         set.update(made.attributes, _PURE)
         return made

@@ -148,6 +148,19 @@ def _place(formula: Callable[..., Any], arity: int) -> Any:
     return intrinsic_word(arity, signature, lambda builder, _, values: formula(builder, *values))
 
 
+def _quotient() -> Any:
+    """`quotient(x, divisor, inverse)`, with `inverse` from `reciprocal(divisor)`: x/divisor, as IEEE rounds it."""
+    from numba import types
+
+    def signature(*kinds: Any) -> Any:
+        return kinds[0] if isinstance(kinds[0], types.Float) and len({*kinds}) == 1 else None
+
+    def generate(builder: Any, kinds: Any, values: Any) -> Any:
+        return cpu_quotients.quotient(*(Real(_unit(builder, kinds[0]), value) for value in values)).value
+
+    return intrinsic_word(3, signature, generate)
+
+
 def _where() -> Any:
     from numba import types
 
@@ -365,7 +378,7 @@ def alias_scopes(module: Any, name: str, count: int) -> list[tuple[Any, Any]]:
 WORDS: Mapping[str, Callable[[], Any]] = {
     "compiled": _compiled, "inlined": partial(_compiled, True),
     "float32": partial(of_numba, "float32"), "float64": partial(of_numba, "float64"),
-    "where": _where, "quotient": lambda: cpu_quotients.quotient_word(intrinsic_word), "chance": _chance, "in_range": partial(_place, cpu_storage.in_range, 3),
+    "where": _where, "quotient": _quotient, "chance": _chance, "in_range": partial(_place, cpu_storage.in_range, 3),
     "in_rows": partial(_place, cpu_storage.in_rows, 7),
     "fetch_add": _fetch_add, "popcount": _popcount, "fetch_line": _fetch_line, "accumulate": _accumulate,
     "lower_bfloat16": partial(_half, False), "upper_bfloat16": partial(_half, True), "store_two_bfloat16": _store_two,
