@@ -1,9 +1,9 @@
 """The bounds within which a quotient by a number that divides many elements is a product, rounded as IEEE's.
 
-With `r` the nearest number to 1/d, `q = x*r`, and `e = q*d - x` exact, `q - e*r` rounded once is the quotient (Markstein
-1990, Brisebarre and Muller 2004). The rest `e` is exact where `q` is a normal number, and the exponents of `q` and `d`
-together are not near the smallest number's. Both hold within these bounds of `d` and of `q`. A zero keeps its sign,
-as the divisor is positive.
+With `r` the nearest number to 1/d, `q = x*r`, and `e = q*d - x` exact, `q - e*r` rounded once is the quotient
+(Markstein 1990, Brisebarre and Muller 2004). The rest `e` is exact where `q` is a normal number, and the exponents of
+`q` and `d` together are not near the smallest number's. Both hold within these bounds of `d` and of `q`. A zero keeps
+its sign, as the divisor is positive.
 
 The exponents of the quotients are half of all, so that one addition moves them to the numbers with a set upper bit.
 """

@@ -50,8 +50,8 @@ rare:
   %is_large = fcmp uge <real> %size, <most>
   %is_outside = or <truth> %is_small, %is_large
   %is_number = fcmp une <real> %x, zeroinitializer
-  %is_moved = fcmp une <real> %near, zeroinitializer
-  %is_other = or <truth> %is_number, %is_moved
+  %is_unsafe = fcmp uno <real> %inverse, %inverse
+  %is_other = or <truth> %is_number, %is_unsafe
   %is_left = and <truth> %is_outside, %is_other
   %all_left = bitcast <truth> %is_left to <mask>
   %any_left = icmp ne <mask> %all_left, 0

@@ -14,8 +14,9 @@ class Dialect:
     `backend` is the backend's name, for errors. `function` stands before every function that the compiler should
     inline. `words` has the dialect's spellings of some of `words.WORDS`, by name. No value of a rule gets a name in
     `reserved`. `memory` stands before the type of array elements. `simd` are lines before a loop with independent
-    passes; `table` stands before a table of constants. Source may use int64_t, uint32_t, uint16_t, bool, INFINITY,
-    NAN, and from C99's math.h `words.LIBRARY`.
+    passes; `table` stands before a table of constants. With `branches`, an element may take a rare branch alone: else a
+    branch costs more than a division, as compilers make no vectors of its loop. Source may use int64_t, uint32_t,
+    uint16_t, bool, INFINITY, NAN, and from C99's math.h `words.LIBRARY`.
     """
 
     backend: str
@@ -25,6 +26,7 @@ class Dialect:
     memory: str = ""
     simd: tuple[str, ...] = ()
     table: str = "static const"
+    branches: bool = False
 
 
 #: The width of a printed line, at most.

@@ -74,9 +74,9 @@ _Piece = tuple[str, int]
 class Parameter:
     """A parameter of an element's function.
 
-    `kind` is "index", "position", "buffer", "vector", "scalar", "scale" or "total". `of` names its buffer, vector,
-    column of the scalar table or reduction. `place` is for a vector: with a value for each element the parameter is an
-    address; with one for each row, column or matrix, as they lie in memory, it is a number.
+    `kind` is "index", "position", "buffer", "vector", "scalar", "inverse", "scale" or "total". `of` names its buffer,
+    vector, column of the scalar table, divisor or reduction. `place` is for a vector: with a value for each element the
+    parameter is an address; with one for each row, column or matrix, as they lie in memory, it is a number.
     """
 
     kind: str
@@ -116,7 +116,7 @@ class ElementWriter:
         self.taken = taken
         self.printer = ElementPrinter(
             dialect.backend, program, stage, {}, self.constant, self.names.__getitem__, frozenset(taken),
-            self.names.__getitem__,
+            self.names.__getitem__, quotient=f"quotient{self.suffix}({{}}, {{}}, {{}})" if dialect.branches else "",
         )  # fmt: skip
 
     # Parameters
@@ -128,6 +128,7 @@ class ElementWriter:
         parameters += [self._buffer(b) for b in self.nest.buffers]
         parameters += [self._vector(v) for v in self.nest.vectors]
         parameters += [self._scalar(i) for i in self.printer.columns_used()]
+        parameters += [Parameter("inverse", self.real, name, of) for of, name in self.printer.inverses().items()]
         parameters += [Parameter("scale", self.real, "unscale")] * (self.scaled and "g" in self.printer.loads())
         return parameters + [
             Parameter("total", self.total_pointer(r), self.names[r.name], r.name) for r in self.stage.reduces
@@ -253,6 +254,9 @@ class ElementPrinter(StagePrinter):
         text = self.there(value, defining)
         if text is not None:
             return text, _UNARY if text.startswith(("-", "(")) else _ATOM
+        inverse = self.inverse(value.args[1]) if value.op is Op.DIV else None
+        if inverse is not None:
+            return self.quotient.format(*map(self.text, value.args), inverse), _ATOM
         special = self._special(value)
         if special is not None:
             return special
@@ -341,12 +345,13 @@ def _stands(operator: int, operand: int, is_right: int) -> bool:
     return operand > operator and (operator, operand) not in ((_OR, _AND), (_EQUALITY, _ORDER))
 
 
+#: The group of a parameter where it is not named as its kind.
+_GROUPS = {"index": "buffer", "position": "buffer", "vector": "buffer", "inverse": "scalar", "scale": "scalar"}
+
+
 def _grouped(parameters: Sequence[Parameter], text: Callable[[Parameter], str]) -> list[list[str]]:
     """The texts of parameters in groups, each on a line of a long list: addresses, numbers, totals."""
     groups: dict[str, list[str]] = {}
     for parameter in parameters:
-        kind = {"index": "buffer", "position": "buffer", "vector": "buffer", "scale": "scalar"}.get(
-            parameter.kind, parameter.kind
-        )
-        groups.setdefault(kind, []).append(text(parameter))
+        groups.setdefault(_GROUPS.get(parameter.kind, parameter.kind), []).append(text(parameter))
     return list(groups.values())

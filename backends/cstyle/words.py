@@ -26,7 +26,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from ..common.text import used
+from ..common.constants import DOUBLE, SINGLE
+from ..common.quotients import LEAST_DIVISOR, MOST_DIVISOR, bounds
+from ..common.text import filled, used
 from .dialect import Dialect
 from .noise_words import NOISE_WORDS, typed
 
@@ -89,6 +91,37 @@ FUNCTION REAL rootF(REAL x)
 }
 """,
 }
+
+#: Quotients by a number that divides many elements: see `common.quotients`. Marks stand for the bounds of a type.
+_QUOTIENTS: Mapping[str, str] = {
+    "reciprocal": """\
+/* 1/divisor where quotients by it are products; else NaN, and they are divisions. */
+FUNCTION REAL reciprocalF(REAL divisor)
+{
+    return divisor >= <least divisor> && divisor <= <most divisor> ? ONE / divisor : NAN;
+}
+""",
+    "quotient": """\
+/* x/divisor as IEEE rounds it, with the inverse of the divisor from reciprocal. */
+FUNCTION REAL quotientF(REAL x, REAL divisor, REAL inverse)
+{
+    const REAL near = x * inverse;
+    const REAL size = fabsF(near);
+    if (size >= <least> && size < <most>)
+        return fmaF(-fmaF(near, divisor, -x), inverse, near);
+    return x / divisor;
+}
+""",
+}
+
+
+def _bounded(template: str, suffix: str) -> str:
+    form = SINGLE if suffix else DOUBLE
+    numbers = (LEAST_DIVISOR[form], MOST_DIVISOR[form], *bounds(form))
+    names = ("least divisor", "most divisor", "least", "most")
+    marks = {f"<{name}>": f"{number!r}{suffix}" for name, number in zip(names, numbers, strict=True)}
+    return typed(filled(template, marks), suffix)
+
 
 _PLAIN: Mapping[str, str] = {
     "float_of": """\
@@ -264,11 +297,12 @@ FUNCTION uint16_t to_float16(float x)
 #: The text of each function by its name, after the functions it calls.
 WORDS: Mapping[str, str] = {
     **{name + suffix: typed(text, suffix) for name, text in _TYPED.items() for suffix in ("f", "")},
+    **{name + suffix: _bounded(text, suffix) for name, text in _QUOTIENTS.items() for suffix in ("f", "")},
     **_PLAIN,
     **NOISE_WORDS,
 }
 
-_MATH_H = "sqrt cbrt hypot exp expm1 log log1p pow tanh erf sin cos floor fabs fmod copysign"
+_MATH_H = "sqrt cbrt hypot exp expm1 log log1p pow tanh erf sin cos floor fabs fma fmod copysign"
 
 #: Functions of math.h that a printed source calls, in both types.
 LIBRARY = frozenset(f"{name}{suffix}" for name in _MATH_H.split() for suffix in ("", "f"))

@@ -120,7 +120,7 @@ class StageKernel:
         return f"given[{len(GIVEN) + self.per_call.index(name)}]"
 
     def _scalars(self) -> list[str]:
-        """The variables for columns of the table, and for the factor of gradients."""
+        """The variables for columns of the table, for inverses, and for the factor of gradients."""
         lines = []
         columns = [p for p in self.parameters if p.kind == "scalar"]
         if columns:
@@ -129,6 +129,10 @@ class StageKernel:
             text = f"row[{p.of}]"
             text = f"{text} != 0" if p.type == "bool" else text if p.type == "double" else f"({p.type}){text}"
             lines.append(f"const {p.type} {p.name} = {text};")
+        reciprocal = f"reciprocal{self.writer.suffix}"
+        for p in self.parameters:
+            if p.kind == "inverse":
+                lines.append(f"const {p.type} {p.name} = {reciprocal}({p.of});")
         scales = [p for p in self.parameters if p.kind == "scale"]
         return lines + [f"const {p.type} {p.name} = scale ? 1.0f / *scale : 1.0f;" for p in scales]
 

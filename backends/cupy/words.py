@@ -237,7 +237,7 @@ _RESERVED = frozenset(
 )  # fmt: skip
 
 #: CUDA C as a dialect of the C family.
-DIALECT = Dialect("cupy", "__device__ inline", _WORDS, _RESERVED, table="__device__ const")
+DIALECT = Dialect("cupy", "__device__ inline", _WORDS, _RESERVED, table="__device__ const", branches=True)
 
 
 def parts_used(text: str) -> list[str]:

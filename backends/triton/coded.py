@@ -19,8 +19,8 @@ from rulec.kernel.quantized import CodedBuffer, coded_buffers
 
 from .blocks import Block
 from .flat import FlatStage
-from .format_words import divides, function_name, function_names, words
-from .ops import NAME, QuotientPrinter, is_bare
+from .format_words import function_name, function_names, words
+from .ops import is_bare
 from .plan import known_columns
 from .stage import call
 
@@ -28,9 +28,9 @@ from .stage import call
 _MOST = 16
 #: The least threads of a block. Threads that decode and encode wait for one another, and fewer wait less.
 _THREADS = 64
-#: The registers of a thread on GPUs of NVIDIA, in a stage without reductions: for up to two states, and for more work.
-#: Elements under a mask would take more, and then fewer threads would wait for the memory of all other elements.
-REGISTERS, MORE_REGISTERS = 88, 96
+#: The registers of a thread on GPUs of NVIDIA, in a stage without reductions. Elements under a mask would take more,
+#: and then fewer threads would wait for the memory of all other elements.
+REGISTERS = 96
 #: The blocks of a chunk of a large tensor. A program reads its scalars once.
 TOGETHER = 16
 
@@ -66,12 +66,6 @@ def halved(block: Block) -> Block:
     return Block(block.elements // 2, max(block.threads // 2, _THREADS))
 
 
-def most_registers(coded: Sequence[tuple[str, Format]]) -> int:
-    """The bound of a thread's registers in a stage with such states, which reduces nothing."""
-    is_light = len(coded) <= 2 and not any(divides(form) for _, form in coded)
-    return REGISTERS if is_light else MORE_REGISTERS
-
-
 class Tables:
     """The tables of formats on a device, one after the other in one array of float32."""
 
@@ -94,9 +88,7 @@ class CodedStage(FlatStage):
         self._scales = {name: f"scales_{i}" for i, (name, _) in enumerate(coded)}
         self._words = {name: f"words_{i}" for i, (name, _) in enumerate(coded)}
         forms = [form for _, form in coded]
-        self.local_names = frozenset({*self._scales.values(), *self._words.values(), *function_names(forms), NAME})
-        if layout.compute == "float32":
-            self.printer_type = QuotientPrinter
+        self.local_names = frozenset({*self._scales.values(), *self._words.values(), *function_names(forms)})
         super().__init__(program, layout, index)
         self.known = columns_of(program, self.stage, layout)
         buffers = coded_buffers(layout, self.printer.loads(), self.nest.stored)

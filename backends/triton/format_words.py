@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from rulec.formats import Format, lines, reach, steps, table, zero
-from rulec.formats.format import SPECS
 from rulec.formats.tables import FLOAT8, Floats
 
 from ..common.text import filled
@@ -159,11 +158,6 @@ def format_functions(formats: Iterable[Format], text: str) -> list[str]:
 _ROUNDED = {
     "number": "y", "root": "tl.sqrt_rn(y) * 255.0", "softsign": "tl.div_rn(y + y, 1.0 + tl.abs(y)) * 127.0"
 }  # fmt: skip
-
-
-def divides(form: Format) -> bool:
-    """Whether the code of each value takes a division, with a sign: registers are bound alike without one."""
-    return "div_rn" in _ROUNDED.get(SPECS[form.name].coding[0], "")
 
 
 def words(form: Format) -> Floats:

@@ -17,7 +17,6 @@ from ..common.scalars import has_scalars
 from .coded import CodedStage, coded_in
 from .flat import FlatStage, chunk_lines
 from .format_words import format_functions
-from .ops import functions as quotient_functions
 from .plan import SHAPED, wide_arrays
 from .scalars import ScalarSource
 from .stage import StageSource, call, has_narrow, indented
@@ -38,7 +37,6 @@ def program_source(program: Program, layout: Layout, narrow: bool = False) -> st
     first = words_used("\n".join(stages))
     every = words_used("\n".join([*stages, *["finish("] * _reduces(program), *scalars]))
     formats = format_functions([form for _, form in layout.formats], "\n".join(stages))
-    formats += quotient_functions("\n".join(stages))
     title = f"{program.name} by the triton backend: {layout.text()}. Printed by rulec."
     return file_text(program, title, [*first, *formats, *stages, *(w for w in every if w not in first), *scalars])
 

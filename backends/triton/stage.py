@@ -47,15 +47,14 @@ class StageSource:
     `names` are the variables of buffers' old values, vectors and reductions; `at` of their addresses, or of slots. With
     `works_on`, all values of a tensor that stays as it is are computed, and only its stores left out. With
     `gradient_in_memory`, the gradient is read from its address; else `gradient` gives its expression. `local_names` are
-    further names in the functions of such a stage, and `printer_type` prints its values. With `narrow_gradient`, the
-    gradient may lie at any address, and the other arrays still move 16 bytes at a time.
+    further names in the functions of such a stage. With `narrow_gradient`, the gradient may lie at any address, and the
+    other arrays still move 16 bytes at a time.
     """
 
     works_on = False
     gradient_in_memory = True
     narrow_gradient = False
     local_names: frozenset[str] = frozenset()
-    printer_type: type[StagePrinter] = StagePrinter
 
     def __init__(self, program: Program, layout: Layout, index: int) -> None:
         self.program, self.layout, self.index = program, layout, index
@@ -67,9 +66,10 @@ class StageSource:
         self.names = {name: unique_name(name, taken) for name in lines}
         self.at = {name: unique_name(f"{self.names[name]}_at", taken) for name in lines}
         self.rest = {r.name: unique_name(f"{self.names[r.name]}_rest", taken) for r in self.stage.reduces}
-        self.printer = self.printer_type(
+        self.printer = StagePrinter(
             "triton", program, self.stage, operations(self.compute), lambda v: constant(v, self.compute),
             self.names.__getitem__, frozenset(taken), self.names.__getitem__,
+            quotient="quotient({}, {}, {})" if self.compute == "float32" else "",
         )  # fmt: skip
         self.scalars = {self.printer.column(i): i for i in self.printer.columns_used()}
         self.known, self.moving = known_columns(program, self.stage, layout), moving_columns(program, self.stage)
@@ -141,8 +141,8 @@ class StageSource:
         return self.layout.result(name) if name in self.stage.reads else self.layout.dtype(name)
 
     def before_lines(self) -> list[str]:
-        """The values read once for all elements: the factor of gradients, and whether to store."""
-        lines = []
+        """The values of all elements: inverses of divisors, the factor of gradients, and whether to store."""
+        lines = [f"{inverse} = reciprocal({divisor})" for divisor, inverse in self.printer.inverses().items()]
         if self.scaled:
             lines += ["if scale is not None:", "    unscale = tl.div_rn(1.0, tl.load(scale))"]
         if self.guarded:

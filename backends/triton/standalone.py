@@ -18,7 +18,6 @@ from .blocks import Block
 from .coded import CodedStage, halved, lengthened
 from .flat import FlatStage
 from .format_words import format_functions, words
-from .ops import functions as quotient_functions
 from .words import words_used
 
 #: Functions on the host that torch lacks. The kernels' own functions have other names.
@@ -216,7 +215,6 @@ class TritonFile(OneFile):
         stage = (CodedStage if self.layout.formats else FlatStage)(self.program, self.layout, 0)
         kernels = ["\n".join(lines) for lines in stage.functions()]
         codes = format_functions([form for _, form in self.layout.formats], "\n".join(kernels))
-        codes += quotient_functions("\n".join(kernels))
         block = Block(1024, 128)
         block = lengthened(halved(block), self.layout.formats) if self.layout.formats else block
         tables = "\n".join(filled(_TABLES, {"block": str(block.elements), "warps": str(block.threads // 32)}))

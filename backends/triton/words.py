@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from rulec.compiler.ir import Program
 
-from ..common.text import about, used
+from ..common.constants import SINGLE
+from ..common.quotients import LEAST_DIVISOR, MOST_DIVISOR, window
+from ..common.text import about, filled, used
 from .functions import FUNCTIONS
 
 _TO_BFLOAT16 = '''\
@@ -140,11 +142,79 @@ def in_rows(place, start_low, start_high, width_low, width_high, gap_low, gap_hi
     return in_range(place, start_low, start_high) + place // width * gap
 '''
 
+_RECIPROCAL = f'''\
+@triton.jit
+def reciprocal(divisor):
+    """1/divisor where quotients by it are products; else NaN, and they are divisions."""
+    is_safe = (divisor >= {LEAST_DIVISOR[SINGLE]}) & (divisor <= {MOST_DIVISOR[SINGLE]})
+    return tl.where(is_safe, tl.div_rn(1.0, divisor), float("nan"))
+'''
+
+_IS_NVIDIA = '''\
+def is_nvidia(_semantic=None, _builder=None):
+    """Whether the kernel is compiled for a GPU of NVIDIA. The compiler gives one of the arguments."""
+    builder = _builder if _semantic is None else _semantic.builder
+    return tl.constexpr(builder is not None and builder.options.backend_name == "cuda")
+
+
+is_nvidia.__triton_builtin__ = True
+'''
+
+#: See `common.quotients`. Triton has no branch for a thread, so a text of PTX has one for two quotients; one for more
+#: takes more registers. Neither other GPUs nor the interpreter run it.
+_QUOTIENT = '''\
+@triton.jit
+def quotient(x, divisor, inverse):
+    """x/divisor as IEEE rounds it, with the inverse of the divisor from `reciprocal`."""
+    if is_nvidia():
+        return tl.inline_asm_elementwise(
+            """{
+                .reg .pred is_inside, is_unsafe, divides;
+                .reg .b32 bits_0, bits_1;
+                .reg .f32 near_0, near_1, rest_0, rest_1;
+                mul.rn.f32 near_0, $2, $6;
+                mul.rn.f32 near_1, $3, $7;
+                neg.f32 rest_0, $2;
+                neg.f32 rest_1, $3;
+                fma.rn.f32 rest_0, near_0, $4, rest_0;
+                fma.rn.f32 rest_1, near_1, $5, rest_1;
+                neg.f32 rest_0, rest_0;
+                neg.f32 rest_1, rest_1;
+                fma.rn.f32 $0, rest_0, $6, near_0;
+                fma.rn.f32 $1, rest_1, $7, near_1;
+                mov.b32 bits_0, near_0;
+                mov.b32 bits_1, near_1;
+                add.u32 bits_0, bits_0, <added>;
+                add.u32 bits_1, bits_1, <added>;
+                and.b32 bits_0, bits_0, bits_1;
+                and.b32 bits_0, bits_0, <tested>;
+                setp.ne.b32 is_inside, bits_0, 0;
+                @is_inside bra DONE;
+                setp.nan.f32 is_unsafe, $6, $7;
+                setp.neu.or.f32 divides, $2, 0f00000000, is_unsafe;
+                @divides div.rn.f32 $0, $2, $4;
+                setp.neu.or.f32 divides, $3, 0f00000000, is_unsafe;
+                @divides div.rn.f32 $1, $3, $5;
+                DONE:
+            }""",
+            "=&f,=&f,f,f,f,f,f,f", [x, divisor, inverse], dtype=tl.float32, is_pure=True, pack=2,
+        )
+    else:
+        return tl.div_rn(x, divisor)
+'''
+
+
+def _quotient() -> str:
+    added, tested = window(SINGLE)
+    return filled(_QUOTIENT, {"<added>": added, "<tested>": tested})
+
+
 #: The text of each function by name, after the functions it calls.
 WORDS: Mapping[str, str] = {
     "lowest": _LOWEST, "highest": _HIGHEST, "finish": _FINISH, "to_bfloat16": _TO_BFLOAT16, "sign": _SIGN,
     "away": _AWAY, "ulps": _ULPS, "coarse": _COARSE, "scrambled": _SCRAMBLED, "chance": _CHANCE,
-    "in_range": _IN_RANGE, "in_rows": _IN_ROWS, **FUNCTIONS,
+    "in_range": _IN_RANGE, "in_rows": _IN_ROWS, "reciprocal": _RECIPROCAL,
+    "is_nvidia": _IS_NVIDIA, "quotient": _quotient(), **FUNCTIONS,
 }  # fmt: skip
 
 

@@ -22,8 +22,7 @@ from rulec.kernel.place import COL, is_shaped, place
 from rulec.language.expr.node import Op, walk
 
 from .blocks import INTERPRETER, Block, block_for, reducing, tile_for
-from .coded import TOGETHER, Tables, coded_in, columns_of, halved, lengthened
-from .coded import most_registers as most_registers_of_codes
+from .coded import REGISTERS, TOGETHER, Tables, coded_in, columns_of, halved, lengthened
 from .memory import Launcher, uploads
 from .plan import FINISHED, moved, moving_columns, tile_shapes, vector_width
 from .registers import most_registers
@@ -135,7 +134,7 @@ class StageWork:
             return {}
         if not self._shaped:
             coded = coded_in(self._program, stage, layout)
-            return {"maxnreg": most_registers_of_codes(coded)} if coded and not stage.reduces else {}
+            return {"maxnreg": REGISTERS} if coded and not stage.reduces else {}
         count = sum(moved(self._program, stage, layout))
         return {"maxnreg": most_registers(count, self._vector, bool(stage.reduces), self._block.threads)}
 

@@ -17,6 +17,23 @@
 typedef long long int64_t;
 typedef unsigned long long uint64_t;
 typedef unsigned int uint32_t;
+#define NAN __int_as_float(0x7fc00000)
+
+/* 1/divisor where quotients by it are products; else NaN, and they are divisions. */
+__device__ inline float reciprocalf(float divisor)
+{
+    return divisor >= 2.384185791015625e-07f && divisor <= 4.253529586511731e+37f ? 1.0f / divisor : NAN;
+}
+
+/* x/divisor as IEEE rounds it, with the inverse of the divisor from reciprocal. */
+__device__ inline float quotientf(float x, float divisor, float inverse)
+{
+    const float near = x * inverse;
+    const float size = fabsf(near);
+    if (size >= 8.271806125530277e-25f && size < 281474976710656.0f)
+        return fmaf(-fmaf(near, divisor, -x), inverse, near);
+    return x / divisor;
+}
 
 // The float that has these bits.
 __device__ inline float float_of(uint32_t bits)
@@ -146,7 +163,8 @@ __device__ inline void element(
     int64_t i, float *p_at, const float *g_at, float *m_at, float *v_at,
     float beta1, float one_minus_beta1, float beta2, float one_minus_beta2,
     float one_minus_beta1_t, float sqrt_one_minus_beta2_t, float eps, float weight_decay,
-    float lr, float unscale)
+    float lr, float one_minus_beta1_t_inverse, float sqrt_one_minus_beta2_t_inverse,
+    float unscale)
 {
     const float p = p_at[i];
     const float g = g_at[i] * unscale;
@@ -154,8 +172,10 @@ __device__ inline void element(
     const float v = v_at[i];
     const float m_new = beta1 * m + one_minus_beta1 * g;  // beta1*m + (1 - beta1)*g
     const float v_new = beta2 * v + one_minus_beta2 * g * g;  // beta2*v + (1 - beta2)*g*g
-    const float m_hat = m_new / one_minus_beta1_t;  // m_new/(1 - beta1**t)
-    const float sigma = sqrtf(v_new) / sqrt_one_minus_beta2_t;  // sqrt(v_new)/sqrt(1 - beta2**t)
+    // m_new/(1 - beta1**t)
+    const float m_hat = quotientf(m_new, one_minus_beta1_t, one_minus_beta1_t_inverse);
+    // sqrt(v_new)/sqrt(1 - beta2**t)
+    const float sigma = quotientf(sqrtf(v_new), sqrt_one_minus_beta2_t, sqrt_one_minus_beta2_t_inverse);
     const float adam_direction = m_hat / (sigma + eps);
     const float decay_direction = weight_decay * p;
     const float direction = adam_direction + decay_direction;
@@ -192,6 +212,8 @@ extern "C" __global__ void __launch_bounds__(256, 2) step(
     const float eps = (float)row[6];
     const float weight_decay = (float)row[7];
     const float lr = (float)row[8];
+    const float one_minus_beta1_t_inverse = reciprocalf(one_minus_beta1_t);
+    const float sqrt_one_minus_beta2_t_inverse = reciprocalf(sqrt_one_minus_beta2_t);
     const float unscale = scale ? 1.0f / *scale : 1.0f;
     // A warp takes packs side by side, for its lanes share words: whole ones where addresses allow them.
 #pragma unroll 1
@@ -207,7 +229,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) step(
                 element(
                     e, p.at, g.at, m.at, v.at,
                     beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t, sqrt_one_minus_beta2_t,
-                    eps, weight_decay, lr, unscale);
+                    eps, weight_decay, lr, one_minus_beta1_t_inverse, sqrt_one_minus_beta2_t_inverse, unscale);
             }
             pack<4>(p_at + i) = p;
             pack<4>(m_at + i) = m;
@@ -219,7 +241,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) step(
                     element(
                         e, p_at + i, g.at, m_at + i, v_at + i,
                         beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t, sqrt_one_minus_beta2_t,
-                        eps, weight_decay, lr, unscale);
+                        eps, weight_decay, lr, one_minus_beta1_t_inverse, sqrt_one_minus_beta2_t_inverse, unscale);
                 }
             }
         }

@@ -19,6 +19,7 @@
 
 typedef long long int64_t;
 #define INFINITY __int_as_float(0x7f800000)
+#define NAN __int_as_float(0x7fc00000)
 
 /* The smaller; NaN where either is. */
 __device__ inline double minimum(double a, double b)
@@ -41,6 +42,22 @@ __device__ inline double modulo(double a, double b)
     if (rest == 0)
         return copysign(rest, b);
     return (rest < 0) != (b < 0) ? rest + b : rest;
+}
+
+/* 1/divisor where quotients by it are products; else NaN, and they are divisions. */
+__device__ inline float reciprocalf(float divisor)
+{
+    return divisor >= 2.384185791015625e-07f && divisor <= 4.253529586511731e+37f ? 1.0f / divisor : NAN;
+}
+
+/* x/divisor as IEEE rounds it, with the inverse of the divisor from reciprocal. */
+__device__ inline float quotientf(float x, float divisor, float inverse)
+{
+    const float near = x * inverse;
+    const float size = fabsf(near);
+    if (size >= 8.271806125530277e-25f && size < 281474976710656.0f)
+        return fmaf(-fmaf(near, divisor, -x), inverse, near);
+    return x / divisor;
 }
 
 // Elements start to stop of one tensor, and where its totals go.
@@ -150,7 +167,7 @@ __device__ inline void element_1(
     float beta1, float one_minus_beta1, float beta2, float one_minus_beta2,
     float one_minus_beta1_t, float sqrt_one_minus_beta2_t, float eps, float weight_decay,
     float lr, float alpha, bool t_mod_k_is_zero, float clip_by_global_norm_direction_factor,
-    float unscale)
+    float one_minus_beta1_t_inverse, float sqrt_one_minus_beta2_t_inverse, float unscale)
 {
     const float p = p_at[i];
     const float g = g_at[i] * unscale;
@@ -161,8 +178,10 @@ __device__ inline void element_1(
     // beta1*m + (1 - beta1)*clip_by_global_norm_direction
     const float m_new = beta1 * m + one_minus_beta1 * clip_by_global_norm_direction;
     const float v_new = beta2 * v + one_minus_beta2 * clip_by_global_norm_direction * clip_by_global_norm_direction;
-    const float m_hat = m_new / one_minus_beta1_t;  // m_new/(1 - beta1**t)
-    const float sigma = sqrtf(v_new) / sqrt_one_minus_beta2_t;  // sqrt(v_new)/sqrt(1 - beta2**t)
+    // m_new/(1 - beta1**t)
+    const float m_hat = quotientf(m_new, one_minus_beta1_t, one_minus_beta1_t_inverse);
+    // sqrt(v_new)/sqrt(1 - beta2**t)
+    const float sigma = quotientf(sqrtf(v_new), sqrt_one_minus_beta2_t, sqrt_one_minus_beta2_t_inverse);
     const float adam_direction = m_hat / (sigma + eps);
     const float decay_direction = weight_decay * p;
     const float adamw_direction = adam_direction + decay_direction;
@@ -204,6 +223,8 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_1(
     const float alpha = (float)row[10];
     const bool t_mod_k_is_zero = row[11] != 0;
     const float clip_by_global_norm_direction_factor = (float)row[12];
+    const float one_minus_beta1_t_inverse = reciprocalf(one_minus_beta1_t);
+    const float sqrt_one_minus_beta2_t_inverse = reciprocalf(sqrt_one_minus_beta2_t);
     const float unscale = scale ? 1.0f / *scale : 1.0f;
     // Packs where addresses allow them, then single elements.
     const int64_t packed = wide ? chunk.start + (chunk.stop - chunk.start) / 4 * 4 : chunk.start;
@@ -219,7 +240,8 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_1(
             element_1(
                 e, p.at, g.at, m.at, v.at, slow.at,
                 beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t, sqrt_one_minus_beta2_t,
-                eps, weight_decay, lr, alpha, t_mod_k_is_zero, clip_by_global_norm_direction_factor, unscale);
+                eps, weight_decay, lr, alpha, t_mod_k_is_zero, clip_by_global_norm_direction_factor,
+                one_minus_beta1_t_inverse, sqrt_one_minus_beta2_t_inverse, unscale);
         }
         pack<4>(p_at + i) = p;
         pack<4>(m_at + i) = m;
@@ -231,7 +253,8 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_1(
         element_1(
             i, p_at, g_at, m_at, v_at, slow_at,
             beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t, sqrt_one_minus_beta2_t,
-            eps, weight_decay, lr, alpha, t_mod_k_is_zero, clip_by_global_norm_direction_factor, unscale);
+            eps, weight_decay, lr, alpha, t_mod_k_is_zero, clip_by_global_norm_direction_factor,
+            one_minus_beta1_t_inverse, sqrt_one_minus_beta2_t_inverse, unscale);
     }
 }
 

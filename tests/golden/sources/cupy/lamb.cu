@@ -19,6 +19,7 @@
 
 typedef long long int64_t;
 #define INFINITY __int_as_float(0x7f800000)
+#define NAN __int_as_float(0x7fc00000)
 
 /* The smaller; NaN where either is. */
 __device__ inline double minimum(double a, double b)
@@ -32,6 +33,22 @@ __device__ inline double maximum(double a, double b)
 {
     const double more = a > b ? a : b;
     return a != a ? a : more;
+}
+
+/* 1/divisor where quotients by it are products; else NaN, and they are divisions. */
+__device__ inline float reciprocalf(float divisor)
+{
+    return divisor >= 2.384185791015625e-07f && divisor <= 4.253529586511731e+37f ? 1.0f / divisor : NAN;
+}
+
+/* x/divisor as IEEE rounds it, with the inverse of the divisor from reciprocal. */
+__device__ inline float quotientf(float x, float divisor, float inverse)
+{
+    const float near = x * inverse;
+    const float size = fabsf(near);
+    if (size >= 8.271806125530277e-25f && size < 281474976710656.0f)
+        return fmaf(-fmaf(near, divisor, -x), inverse, near);
+    return x / divisor;
 }
 
 // Elements start to stop of one tensor, and where its totals go.
@@ -99,7 +116,7 @@ __device__ inline void element_0(
     int64_t i, const float *p_at, const float *g_at, float *m_at, float *v_at,
     float beta1, float one_minus_beta1, float beta2, float one_minus_beta2,
     float one_minus_beta1_t, float sqrt_one_minus_beta2_t, float eps, float weight_decay,
-    float unscale,
+    float one_minus_beta1_t_inverse, float sqrt_one_minus_beta2_t_inverse, float unscale,
     double *sum_p_squared, double *sum_adamw_direction_squared)
 {
     const float p = p_at[i];
@@ -108,8 +125,10 @@ __device__ inline void element_0(
     const float v = v_at[i];
     const float m_new = beta1 * m + one_minus_beta1 * g;  // beta1*m + (1 - beta1)*g
     const float v_new = beta2 * v + one_minus_beta2 * g * g;  // beta2*v + (1 - beta2)*g*g
-    const float m_hat = m_new / one_minus_beta1_t;  // m_new/(1 - beta1**t)
-    const float sigma = sqrtf(v_new) / sqrt_one_minus_beta2_t;  // sqrt(v_new)/sqrt(1 - beta2**t)
+    // m_new/(1 - beta1**t)
+    const float m_hat = quotientf(m_new, one_minus_beta1_t, one_minus_beta1_t_inverse);
+    // sqrt(v_new)/sqrt(1 - beta2**t)
+    const float sigma = quotientf(sqrtf(v_new), sqrt_one_minus_beta2_t, sqrt_one_minus_beta2_t_inverse);
     const float adam_direction = m_hat / (sigma + eps);
     const float decay_direction = weight_decay * p;
     const float adamw_direction = adam_direction + decay_direction;
@@ -144,6 +163,8 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_0(
     const float sqrt_one_minus_beta2_t = (float)row[5];
     const float eps = (float)row[6];
     const float weight_decay = (float)row[7];
+    const float one_minus_beta1_t_inverse = reciprocalf(one_minus_beta1_t);
+    const float sqrt_one_minus_beta2_t_inverse = reciprocalf(sqrt_one_minus_beta2_t);
     const float unscale = scale ? 1.0f / *scale : 1.0f;
     double sum_p_squared = 0;
     double sum_adamw_direction_squared = 0;
@@ -160,7 +181,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_0(
                 element_0(
                     e, p.at, g.at, m.at, v.at,
                     beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t, sqrt_one_minus_beta2_t,
-                    eps, weight_decay, unscale,
+                    eps, weight_decay, one_minus_beta1_t_inverse, sqrt_one_minus_beta2_t_inverse, unscale,
                     &sum_p_squared, &sum_adamw_direction_squared);
             }
             if (writes) {
@@ -175,7 +196,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_0(
                 element_0(
                     0, p_at + e, g_at + e, &m, &v,
                     beta1, one_minus_beta1, beta2, one_minus_beta2, one_minus_beta1_t, sqrt_one_minus_beta2_t,
-                    eps, weight_decay, unscale,
+                    eps, weight_decay, one_minus_beta1_t_inverse, sqrt_one_minus_beta2_t_inverse, unscale,
                     &sum_p_squared, &sum_adamw_direction_squared);
                 if (writes) {
                     m_at[e] = m;
@@ -195,13 +216,15 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_0(
 __device__ inline void element_1(
     int64_t i, float *p_at, const float *m_at, const float *v_at,
     float one_minus_beta1_t, float sqrt_one_minus_beta2_t, float eps, float weight_decay,
-    float lr, float trust_ratio_direction_factor)
+    float lr, float trust_ratio_direction_factor, float one_minus_beta1_t_inverse,
+    float sqrt_one_minus_beta2_t_inverse)
 {
     const float p = p_at[i];
     const float m = m_at[i];
     const float v = v_at[i];
-    const float m_hat = m / one_minus_beta1_t;  // m/(1 - beta1**t)
-    const float sigma = sqrtf(v) / sqrt_one_minus_beta2_t;  // sqrt(v)/sqrt(1 - beta2**t)
+    const float m_hat = quotientf(m, one_minus_beta1_t, one_minus_beta1_t_inverse);  // m/(1 - beta1**t)
+    // sqrt(v)/sqrt(1 - beta2**t)
+    const float sigma = quotientf(sqrtf(v), sqrt_one_minus_beta2_t, sqrt_one_minus_beta2_t_inverse);
     const float adam_direction = m_hat / (sigma + eps);
     const float decay_direction = weight_decay * p;
     const float adamw_direction = adam_direction + decay_direction;
@@ -232,6 +255,8 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_1(
     const float weight_decay = (float)row[7];
     const float lr = (float)row[8];
     const float trust_ratio_direction_factor = (float)row[9];
+    const float one_minus_beta1_t_inverse = reciprocalf(one_minus_beta1_t);
+    const float sqrt_one_minus_beta2_t_inverse = reciprocalf(sqrt_one_minus_beta2_t);
     // Packs where addresses allow them, then single elements.
     const int64_t packed = wide ? chunk.start + (chunk.stop - chunk.start) / 4 * 4 : chunk.start;
 #pragma unroll 1
@@ -244,7 +269,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_1(
             element_1(
                 e, p.at, m.at, v.at,
                 one_minus_beta1_t, sqrt_one_minus_beta2_t, eps, weight_decay, lr,
-                trust_ratio_direction_factor);
+                trust_ratio_direction_factor, one_minus_beta1_t_inverse, sqrt_one_minus_beta2_t_inverse);
         }
         pack<4>(p_at + i) = p;
     }
@@ -253,7 +278,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) stage_1(
         element_1(
             i, p_at, m_at, v_at,
             one_minus_beta1_t, sqrt_one_minus_beta2_t, eps, weight_decay, lr,
-            trust_ratio_direction_factor);
+            trust_ratio_direction_factor, one_minus_beta1_t_inverse, sqrt_one_minus_beta2_t_inverse);
     }
 }
 

@@ -15,6 +15,23 @@
  *     p = p - lr*direction */
 
 typedef long long int64_t;
+#define NAN __int_as_float(0x7fc00000)
+
+/* 1/divisor where quotients by it are products; else NaN, and they are divisions. */
+__device__ inline double reciprocal(double divisor)
+{
+    return divisor >= 3.8725919148493183e-121 && divisor <= 1.0715086071862673e+301 ? 1.0 / divisor : NAN;
+}
+
+/* x/divisor as IEEE rounds it, with the inverse of the divisor from reciprocal. */
+__device__ inline double quotient(double x, double divisor, double inverse)
+{
+    const double near = x * inverse;
+    const double size = fabs(near);
+    if (size >= 7.458340731200207e-155 && size < 1.3407807929942597e+154)
+        return fma(-fma(near, divisor, -x), inverse, near);
+    return x / divisor;
+}
 
 // Elements start to stop of one tensor, and where its totals go.
 struct Chunk {
@@ -46,7 +63,7 @@ __device__ inline void element(
     int64_t i, double *p_at, const double *g_at, double *m_at, double *v_at,
     double beta1, double one_minus_beta1, double beta2, double one_minus_beta2,
     double m_bar_factor, double m_bar_factor_2, double sqrt_one_minus_beta2_t, double eps,
-    double lr, double unscale)
+    double lr, double sqrt_one_minus_beta2_t_inverse, double unscale)
 {
     const double p = p_at[i];
     const double g = g_at[i] * unscale;
@@ -55,7 +72,8 @@ __device__ inline void element(
     const double m_new = beta1 * m + one_minus_beta1 * g;  // beta1*m + (1 - beta1)*g
     const double v_new = beta2 * v + one_minus_beta2 * g * g;  // beta2*v + (1 - beta2)*g*g
     const double m_bar = m_bar_factor * g + m_bar_factor_2 * m_new;
-    const double sigma = sqrt(v_new) / sqrt_one_minus_beta2_t;  // sqrt(v_new)/sqrt(1 - beta2**t)
+    // sqrt(v_new)/sqrt(1 - beta2**t)
+    const double sigma = quotient(sqrt(v_new), sqrt_one_minus_beta2_t, sqrt_one_minus_beta2_t_inverse);
     const double direction = m_bar / (sigma + eps);
     const double p_new = p - lr * direction;
     m_at[i] = m_new;
@@ -89,6 +107,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) step(
     const double sqrt_one_minus_beta2_t = row[6];
     const double eps = row[7];
     const double lr = row[8];
+    const double sqrt_one_minus_beta2_t_inverse = reciprocal(sqrt_one_minus_beta2_t);
     const double unscale = scale ? 1.0f / *scale : 1.0f;
     // Packs where addresses allow them, then single elements.
     const int64_t packed = wide ? chunk.start + (chunk.stop - chunk.start) / 2 * 2 : chunk.start;
@@ -103,7 +122,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) step(
             element(
                 e, p.at, g.at, m.at, v.at,
                 beta1, one_minus_beta1, beta2, one_minus_beta2, m_bar_factor, m_bar_factor_2,
-                sqrt_one_minus_beta2_t, eps, lr, unscale);
+                sqrt_one_minus_beta2_t, eps, lr, sqrt_one_minus_beta2_t_inverse, unscale);
         }
         pack<2>(p_at + i) = p;
         pack<2>(m_at + i) = m;
@@ -114,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) step(
         element(
             i, p_at, g_at, m_at, v_at,
             beta1, one_minus_beta1, beta2, one_minus_beta2, m_bar_factor, m_bar_factor_2,
-            sqrt_one_minus_beta2_t, eps, lr, unscale);
+            sqrt_one_minus_beta2_t, eps, lr, sqrt_one_minus_beta2_t_inverse, unscale);
     }
 }
 

@@ -15,6 +15,7 @@
  *     z = z - gamma*d */
 
 typedef long long int64_t;
+#define NAN __int_as_float(0x7fc00000)
 
 /* The smaller; NaN where either is. */
 __device__ inline double minimum(double a, double b)
@@ -28,6 +29,22 @@ __device__ inline double maximum(double a, double b)
 {
     const double more = a > b ? a : b;
     return a != a ? a : more;
+}
+
+/* 1/divisor where quotients by it are products; else NaN, and they are divisions. */
+__device__ inline float reciprocalf(float divisor)
+{
+    return divisor >= 2.384185791015625e-07f && divisor <= 4.253529586511731e+37f ? 1.0f / divisor : NAN;
+}
+
+/* x/divisor as IEEE rounds it, with the inverse of the divisor from reciprocal. */
+__device__ inline float quotientf(float x, float divisor, float inverse)
+{
+    const float near = x * inverse;
+    const float size = fabsf(near);
+    if (size >= 8.271806125530277e-25f && size < 281474976710656.0f)
+        return fmaf(-fmaf(near, divisor, -x), inverse, near);
+    return x / divisor;
 }
 
 // Elements start to stop of one tensor, and where its totals go.
@@ -60,7 +77,7 @@ __device__ inline void element(
     int64_t i, float *p_at, const float *g_at, float *z_at, float *v_at,
     float beta2, float one_minus_beta2, float sqrt_one_minus_beta2_t, float eps,
     float weight_decay, float gamma, float one_minus_c, float c, float p_new_factor,
-    float unscale)
+    float sqrt_one_minus_beta2_t_inverse, float unscale)
 {
     const float p = p_at[i];
     const float g = g_at[i] * unscale;
@@ -68,7 +85,7 @@ __device__ inline void element(
     const float v = v_at[i];
     const float v_new = beta2 * v + one_minus_beta2 * g * g;  // beta2*v + (1 - beta2)*g*g
     // g/(sqrt(v_new)/sqrt(1 - beta2**t) + eps) + weight_decay*p
-    const float d = g / (sqrtf(v_new) / sqrt_one_minus_beta2_t + eps) + weight_decay * p;
+    const float d = g / (quotientf(sqrtf(v_new), sqrt_one_minus_beta2_t, sqrt_one_minus_beta2_t_inverse) + eps) + weight_decay * p;
     const float z_new = z - gamma * d;  // z - lr*minimum(1, t/maximum(warmup_steps, 1))*d
     const float p_new = one_minus_c * p + c * z + p_new_factor * d;
     z_at[i] = z_new;
@@ -102,6 +119,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) step(
     const float one_minus_c = (float)row[6];
     const float c = (float)row[7];
     const float p_new_factor = (float)row[8];
+    const float sqrt_one_minus_beta2_t_inverse = reciprocalf(sqrt_one_minus_beta2_t);
     const float unscale = scale ? 1.0f / *scale : 1.0f;
     // Packs where addresses allow them, then single elements.
     const int64_t packed = wide ? chunk.start + (chunk.stop - chunk.start) / 4 * 4 : chunk.start;
@@ -116,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) step(
             element(
                 e, p.at, g.at, z.at, v.at,
                 beta2, one_minus_beta2, sqrt_one_minus_beta2_t, eps, weight_decay, gamma, one_minus_c, c,
-                p_new_factor, unscale);
+                p_new_factor, sqrt_one_minus_beta2_t_inverse, unscale);
         }
         pack<4>(p_at + i) = p;
         pack<4>(z_at + i) = z;
@@ -127,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) step(
         element(
             i, p_at, g_at, z_at, v_at,
             beta2, one_minus_beta2, sqrt_one_minus_beta2_t, eps, weight_decay, gamma, one_minus_c, c,
-            p_new_factor, unscale);
+            p_new_factor, sqrt_one_minus_beta2_t_inverse, unscale);
     }
 }
 

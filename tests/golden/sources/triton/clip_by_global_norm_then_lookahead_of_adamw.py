@@ -23,6 +23,63 @@ import triton.language as tl
 
 
 @triton.jit
+def reciprocal(divisor):
+    """1/divisor where quotients by it are products, else NaN: then `quotient` divides."""
+    is_safe = (divisor >= 2.384185791015625e-07) & (divisor <= 4.253529586511731e+37)
+    return tl.where(is_safe, tl.div_rn(1.0, divisor), float("nan"))
+
+
+def is_nvidia(_semantic=None, _builder=None):
+    """Whether the kernel is compiled for a GPU of NVIDIA. The compiler gives one of the arguments."""
+    builder = _builder if _semantic is None else _semantic.builder
+    return tl.constexpr(builder is not None and builder.options.backend_name == "cuda")
+
+
+is_nvidia.__triton_builtin__ = True
+
+
+@triton.jit
+def quotient(x, divisor, inverse):
+    """x/divisor as IEEE rounds it, with `inverse` from `reciprocal`."""
+    if is_nvidia():
+        return tl.inline_asm_elementwise(
+            """{
+        .reg .pred inside, is_unsafe, divides;
+        .reg .b32 seen<2>, all;
+        .reg .f32 near<2>, rest<2>;
+        mov.b32 all, 1073741824;
+        mul.rn.f32 near0, $2, $6;
+        neg.f32 rest0, $2;
+        fma.rn.f32 rest0, near0, $4, rest0;
+        neg.f32 rest0, rest0;
+        fma.rn.f32 $0, rest0, $6, near0;
+        mov.b32 seen0, near0;
+        add.u32 seen0, seen0, 679477248;
+        mul.rn.f32 near1, $3, $7;
+        neg.f32 rest1, $3;
+        fma.rn.f32 rest1, near1, $5, rest1;
+        neg.f32 rest1, rest1;
+        fma.rn.f32 $1, rest1, $7, near1;
+        mov.b32 seen1, near1;
+        add.u32 seen1, seen1, 679477248;
+        and.b32 all, all, seen0;
+        and.b32 all, all, seen1;
+        setp.ne.b32 inside, all, 0;
+        @inside bra DONE;
+        setp.nan.f32 is_unsafe, $6, $6;
+        setp.neu.or.f32 divides, $2, 0f00000000, is_unsafe;
+        @divides div.rn.f32 $0, $2, $4;
+        setp.neu.or.f32 divides, $3, 0f00000000, is_unsafe;
+        @divides div.rn.f32 $1, $3, $5;
+        DONE:
+        }""",
+            "=&f,=&f,f,f,f,f,f,f", [x, divisor, inverse], dtype=tl.float32, is_pure=True, pack=2,
+        )
+    else:
+        return tl.div_rn(x, divisor)
+
+
+@triton.jit
 def stage_0_blocks(first, last, size, g_at, scale, ALL: tl.constexpr, BLOCK: tl.constexpr):
     """Blocks `first` to `last` of one tensor, in float32: ALL of each, 16 bytes at a time, or those
     of its elements that are below `size`, at any address.
@@ -80,6 +137,8 @@ def stage_1_blocks(
     m_at = tl.multiple_of(m_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
     v_at = tl.multiple_of(v_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
     slow_at = tl.multiple_of(slow_at.to(tl.pointer_type(tl.float32)), 16 if ALL else 1)
+    one_minus_beta1_t_inverse = reciprocal(one_minus_beta1_t)
+    sqrt_one_minus_beta2_t_inverse = reciprocal(sqrt_one_minus_beta2_t)
     if scale is not None:
         unscale = tl.div_rn(1.0, tl.load(scale))
     i = tl.arange(0, BLOCK)
@@ -96,8 +155,8 @@ def stage_1_blocks(
         clip_by_global_norm_direction = g * clip_by_global_norm_direction_factor
         m_new = beta1 * m + one_minus_beta1 * clip_by_global_norm_direction
         v_new = beta2 * v + one_minus_beta2 * clip_by_global_norm_direction * clip_by_global_norm_direction
-        m_hat = tl.div_rn(m_new, one_minus_beta1_t)
-        sigma = tl.div_rn(tl.sqrt_rn(v_new), sqrt_one_minus_beta2_t)
+        m_hat = quotient(m_new, one_minus_beta1_t, one_minus_beta1_t_inverse)
+        sigma = quotient(tl.sqrt_rn(v_new), sqrt_one_minus_beta2_t, sqrt_one_minus_beta2_t_inverse)
         adam_direction = tl.div_rn(m_hat, sigma + eps)
         decay_direction = weight_decay * p
         adamw_direction = adam_direction + decay_direction
