@@ -20,7 +20,7 @@ import triton.language as tl
 
 @triton.jit
 def reciprocal(divisor):
-    """1/divisor where quotients by it are products, else NaN: then `quotient` divides."""
+    """1/divisor where quotients by it are products; else NaN, and they are divisions."""
     is_safe = (divisor >= 2.384185791015625e-07) & (divisor <= 4.253529586511731e+37)
     return tl.where(is_safe, tl.div_rn(1.0, divisor), float("nan"))
 
@@ -36,39 +36,38 @@ is_nvidia.__triton_builtin__ = True
 
 @triton.jit
 def quotient(x, divisor, inverse):
-    """x/divisor as IEEE rounds it, with `inverse` from `reciprocal`."""
+    """x/divisor as IEEE rounds it, with the inverse of the divisor from `reciprocal`."""
     if is_nvidia():
         return tl.inline_asm_elementwise(
             """{
-        .reg .pred inside, is_unsafe, divides;
-        .reg .b32 seen<2>, all;
-        .reg .f32 near<2>, rest<2>;
-        mov.b32 all, 1073741824;
-        mul.rn.f32 near0, $2, $6;
-        neg.f32 rest0, $2;
-        fma.rn.f32 rest0, near0, $4, rest0;
-        neg.f32 rest0, rest0;
-        fma.rn.f32 $0, rest0, $6, near0;
-        mov.b32 seen0, near0;
-        add.u32 seen0, seen0, 679477248;
-        mul.rn.f32 near1, $3, $7;
-        neg.f32 rest1, $3;
-        fma.rn.f32 rest1, near1, $5, rest1;
-        neg.f32 rest1, rest1;
-        fma.rn.f32 $1, rest1, $7, near1;
-        mov.b32 seen1, near1;
-        add.u32 seen1, seen1, 679477248;
-        and.b32 all, all, seen0;
-        and.b32 all, all, seen1;
-        setp.ne.b32 inside, all, 0;
-        @inside bra DONE;
-        setp.nan.f32 is_unsafe, $6, $6;
-        setp.neu.or.f32 divides, $2, 0f00000000, is_unsafe;
-        @divides div.rn.f32 $0, $2, $4;
-        setp.neu.or.f32 divides, $3, 0f00000000, is_unsafe;
-        @divides div.rn.f32 $1, $3, $5;
-        DONE:
-        }""",
+                .reg .pred is_inside, is_unsafe, divides;
+                .reg .b32 bits_0, bits_1;
+                .reg .f32 near_0, near_1, rest_0, rest_1;
+                mul.rn.f32 near_0, $2, $6;
+                mul.rn.f32 near_1, $3, $7;
+                neg.f32 rest_0, $2;
+                neg.f32 rest_1, $3;
+                fma.rn.f32 rest_0, near_0, $4, rest_0;
+                fma.rn.f32 rest_1, near_1, $5, rest_1;
+                neg.f32 rest_0, rest_0;
+                neg.f32 rest_1, rest_1;
+                fma.rn.f32 $0, rest_0, $6, near_0;
+                fma.rn.f32 $1, rest_1, $7, near_1;
+                mov.b32 bits_0, near_0;
+                mov.b32 bits_1, near_1;
+                add.u32 bits_0, bits_0, 679477248;
+                add.u32 bits_1, bits_1, 679477248;
+                and.b32 bits_0, bits_0, bits_1;
+                and.b32 bits_0, bits_0, 1073741824;
+                setp.ne.b32 is_inside, bits_0, 0;
+                @is_inside bra DONE;
+                setp.nan.f32 is_unsafe, $6, $7;
+                setp.neu.or.f32 divides, $2, 0f00000000, is_unsafe;
+                @divides div.rn.f32 $0, $2, $4;
+                setp.neu.or.f32 divides, $3, 0f00000000, is_unsafe;
+                @divides div.rn.f32 $1, $3, $5;
+                DONE:
+            }""",
             "=&f,=&f,f,f,f,f,f,f", [x, divisor, inverse], dtype=tl.float32, is_pure=True, pack=2,
         )
     else:
