@@ -1,4 +1,4 @@
-"""The bounds within which a quotient by a number that divides many elements is a product, rounded as IEEE's.
+"""Quotients by a number that divides many elements, as products: the bounds of the divisor and of the quotient.
 
 With `r` the nearest number to 1/d, `q = x*r`, and `e = q*d - x` exact, `q - e*r` rounded once is the quotient
 (Markstein 1990, Brisebarre and Muller 2004). The rest `e` is exact where `q` is a normal number, and the exponents of
@@ -28,6 +28,6 @@ def window(form: Format) -> tuple[int, int]:
 
 
 def bounds(form: Format) -> tuple[float, float]:
-    """The least size of a quotient that is a product, and the size from which none is."""
+    """The sizes of quotients that are products: from the first number on, below the second."""
     least = LEAST_EXPONENT[form]
     return 2.0**least, 2.0 ** (least + form.bias + 1)

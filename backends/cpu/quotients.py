@@ -98,7 +98,7 @@ def _name(form: Format, lanes: int = 1) -> str:
 
 
 def _declared(unit: Unit) -> Any:
-    """The function for one number in the module of a loop, which then has those for vectors too."""
+    """The function for one number, declared in the module of a loop with those for vectors."""
     from llvmlite import ir
 
     module, form = unit.builder.module, unit.form
@@ -108,9 +108,9 @@ def _declared(unit: Unit) -> Any:
 
     def function(lanes: int) -> Any:
         kind = ir.VectorType(unit.real_type, lanes) if lanes > 1 else unit.real_type
-        made = ir.Function(module, ir.FunctionType(kind, [kind] * 3), _name(form, lanes))
-        set.update(made.attributes, _PURE)
-        return made
+        declared = ir.Function(module, ir.FunctionType(kind, [kind] * 3), _name(form, lanes))
+        set.update(declared.attributes, _PURE)
+        return declared
 
     scalar, *vectors = map(function, (1, *_LANES))
     _keep(module, vectors)

@@ -140,7 +140,7 @@ def update_function(write: StageWriter, name: str, vectors: Sequence[Result] = (
 
 
 def arguments(write: StageWriter, vectors: Sequence[Result] = ()) -> list[str]:
-    """The old values of an element, the values of vectors, the scalars, and the inverses of those that divide."""
+    """The old values of an element, the values of vectors, the scalars, and the inverses of divisors."""
     printer = write.printer
     columns = (printer.column(i) for i in printer.columns_used())
     named = [*(write.names[b] for b in printer.loads()), *(write.names[v.name] for v in vectors)]

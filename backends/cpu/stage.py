@@ -114,7 +114,7 @@ class StageWriter:
         return next((self.nest.place(r) for r in self.stage.reduces if r.name == name), "")
 
     def scalar_lines(self) -> list[str]:
-        """The variables for columns of the scalar table, and for the inverses of those that divide."""
+        """The variables for columns of the scalar table, and for the inverses of divisors."""
         return [
             *(f"{self.printer.column(i)} = {self._scalar(i)}" for i in self.printer.columns_used()),
             *(f"{inverse} = reciprocal({column})" for column, inverse in self.printer.inverses().items()),

@@ -60,8 +60,8 @@ class StagePrinter:
     all in the compute dtype. Scalars of the table are printed by their column's name: the backend defines these names
     first. `known` gives the text of any other value computed already, and None for a value to print.
 
-    `quotient` is the form of a quotient by a column of the table, of its operands and of the column's inverse, for a
-    backend that defines inverses beside columns; empty for one that divides.
+    `quotient` is the form of a quotient by a column of the table, of its operands and of the column's inverse. It is
+    empty for a backend that divides; others define inverses beside columns.
     """
 
     backend: str
