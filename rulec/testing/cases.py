@@ -133,8 +133,8 @@ def operation_rules() -> list[Rule]:
 def hostile_rules() -> list[Rule]:
     """Hard rules for printers.
 
-    One overwrites a value before its last use, one has names of printed sources, one stores in some steps only, and one
-    stores nothing.
+    One overwrites a value before its last use, one has names of printed sources, one stores in some steps only, one
+    stores nothing, and one divides by numbers of the scalar table, of every size.
     """
     exchange = "name: Exchange\nstate: {a: p, b: 2}\nstep: |\n  old = p\n  p = p - 0.1*g*a\n  a = b\n  b = old\n"
     names = (
@@ -145,7 +145,15 @@ def hostile_rules() -> list[Rule]:
     )
     sometimes = "name: Sometimes\nstate: {m: 0}\nstep: |\n  if t % 2 == 0:\n    m = 0.5*m + g\n    p = p - 0.1*m\n"
     nothing = "name: Nothing\nstep: |\n  p = p\n"
-    return [rulec.parse(text) for text in (exchange, names, sometimes, nothing)]
+    divisors = ("3", "0.0317", "1.9999998", "1e-5", "1e-9", "1e-37", "1e36", "3e37", "-0.7", "0")
+    states, lines = ("a{0}: 0", "a{0} = (g + 0.5*p)*scale**{1}/d{0}")
+    quotients = (
+        f"name: Quotients\nhyper: {{scale: 1e-9, {', '.join(f'd{i}: {d}' for i, d in enumerate(divisors))}}}\n"
+        f"state: {{{', '.join(states.format(i) for i in range(len(divisors)))}}}\nstep: |\n"
+        + "".join(f"  {lines.format(i, i % 5)}\n" for i in range(len(divisors)))
+        + "  p = sqrt(abs(p))/d0\n"
+    )
+    return [rulec.parse(text) for text in (exchange, names, sometimes, nothing, quotients)]
 
 
 #: Steps with reductions of every level and kind, also of stored values; vectors of numbers and of truth values; scratch
