@@ -15,7 +15,7 @@ from rulec.language.hyper import Hyper
 from rulec.language.rule import Rule
 from rulec.runtime.engine import EPS, default_hyper
 from rulec.runtime.storage.options import FEWEST_CODED, Storage
-from rulec.standalone.cases import CannotBuild, family, values
+from rulec.standalone.cases import CannotBuild, Family, family, values
 from rulec.standalone.prose import file_name, introduction, vendored
 
 from .array_print import Dialect, StageFunction, operations
@@ -47,15 +47,18 @@ class OneFile(ABC):
     locals: tuple[str, ...]
     #: Whether the file has a function of its name.
     makes_function = False
+    #: The matrix functions of this form, and whether it has reductions over several tensors.
+    matrix_functions: frozenset[Op] = frozenset()
+    shares = False
 
     def __init__(self, rule: Rule, name: str, dtype: str, storage: Storage) -> None:
         self.rule, self.name, self.dtype = rule, name, dtype
-        whole = family(rule, dtype, storage, self.form)
+        whole = family(rule, dtype, storage, self.form, self.matrix_functions, self.shares)
         #: Whether numbers are rounded at random, from a seed and the number of a tensor.
         self.seeded = whole.seeded
         self.static = whole.static
         self.program = whole.cases[0].program
-        self._refuse(len(whole.cases) > 1 or whole.applies is not None)
+        self.refuse(whole)
         states, formats = storage.of(self.program, dtype, FEWEST_CODED)
         self.layout: Layout = layout_for(self.program, dtype, states=states, formats=formats)
         #: The identifier of each state in codes, for its functions, with its format.
@@ -86,9 +89,10 @@ class OneFile(ABC):
         body = [line for part in parts for line in ("", "", *part)]
         return "\n".join([*told, '"""', "", *imports, *words, *body, ""])
 
-    def _refuse(self, by_shape: bool) -> None:
+    def refuse(self, whole: Family) -> None:
+        """CannotBuild for a rule without this form: by default, for all that are not elementwise."""
         program = self.program
-        if by_shape:
+        if len(whole.cases) > 1 or whole.applies is not None:
             self.cannot("its step depends on the shape of a tensor")
         if not program.elementwise or program.skip is not None:
             self.cannot("it reduces over a tensor, and only rules that update each element by itself are written so")

@@ -16,7 +16,8 @@ from .memory import current
 from .words import source_text, words_used
 from .work import compiler_errors, refusal
 
-_SEGMENTS = '''\
+#: The kernel.
+SEGMENTS = '''\
 @triton.jit(do_not_specialize=["values", "ends", "results"])
 def segments(values, ends, results, KIND: tl.constexpr, LANES: tl.constexpr):
     """The sum (KIND 0), minimum (1) or maximum (2) of each run; `ends` has the end of each, after a 0."""
@@ -46,7 +47,7 @@ def segments(values, ends, results, KIND: tl.constexpr, LANES: tl.constexpr):
 def segments_source() -> str:
     """The whole file: the kernel `segments`."""
     title = "The reduction of runs of a vector by the triton backend. Printed by rulec."
-    return source_text(title, [*words_used(_SEGMENTS), _SEGMENTS])
+    return source_text(title, [*words_used(SEGMENTS), SEGMENTS])
 
 
 #: The terms of a run that are read at once, and the warps for them. Bits depend on the first number.

@@ -71,10 +71,12 @@ class Family:
         return any(value.op is Op.CHANCE for program in programs for value in values(program))
 
 
-def family(rule: Rule, dtype: str, storage: Storage, form: str, written: frozenset[Op] = frozenset()) -> Family:
+def family(
+    rule: Rule, dtype: str, storage: Storage, form: str, written: frozenset[Op] = frozenset(), shares: bool = False
+) -> Family:  # fmt: skip
     """All programs of a rule for tensors of this dtype; CannotBuild where `form`, a kind of file, cannot have them.
 
-    `written` are the matrix functions of the form.
+    `written` are the matrix functions of the form. A form that `shares` has reductions over several tensors.
     """
     rule = rule.standalone()
     static = static_defaults(rule)
@@ -86,7 +88,9 @@ def family(rule: Rule, dtype: str, storage: Storage, form: str, written: frozens
         )  # fmt: skip
     storage.check([rule])
     storage.check_weights([dtype])
-    conditions, groups = _fewest(_conditions(rule, static), _by_truth(rule, static, storage, dtype, form, written))
+    conditions, groups = _fewest(
+        _conditions(rule, static), _by_truth(rule, static, storage, dtype, form, written, shares)
+    )
     cases = tuple(
         Case(tuple(truths), program, facts, tuple(versions(rule, program, facts, static, dtype, storage)))
         for program, facts, truths in groups
@@ -110,8 +114,9 @@ def _conditions(rule: Rule, static: Mapping[str, float]) -> list[Node]:
 
 
 def _by_truth(
-    rule: Rule, static: Mapping[str, float], storage: Storage, dtype: str, form: str, written: frozenset[Op]
-) -> dict[tuple[bool, ...], tuple[Program, Mapping[str, float]]]:
+    rule: Rule, static: Mapping[str, float], storage: Storage, dtype: str, form: str, written: frozenset[Op],
+    shares: bool,
+) -> dict[tuple[bool, ...], tuple[Program, Mapping[str, float]]]:  # fmt: skip
     """Values of the conditions -> the program for a shape with these values, and the facts of one such shape."""
     conditions = _conditions(rule, static)
     _refuse_locals(rule, conditions, form)
@@ -124,7 +129,8 @@ def _by_truth(
         truths = tuple(bool(decide(c, {**facts, **static})) for c in conditions)
         if truths not in programs:
             program = compile(rule, facts, memory=storage.memory_of(rule, dtype))
-            refuse_shared(program, form)
+            if not shares:
+                refuse_shared(program, form)
             refuse_unwritten(program, form, written)
             refuse_predicates(program, form, MOST_PREDICATES)
             programs[truths] = program, facts
@@ -184,11 +190,20 @@ def versions(
     for decided in itertools.product((True, False), repeat=len(program.predicates)):
         assumed = {place: truth for (place, _), truth in zip(program.predicates, decided, strict=True)}
         chosen = compile(rule, facts, static, assumed, memory=program.memory) if assumed else program
-        turnable = rule.view.get("short") == "first" and (is_shaped(chosen) or needs_matrix(chosen) is not None)
-        for turned in (False, True)[: 1 + turnable]:
-            states, formats = storage.of(chosen, dtype, FEWEST_CODED)
-            last, layout = scheduled(chosen, layout_for(chosen, dtype, None, states, False, turned, formats))
-            outcomes.append(Version(decided, turned, last, layout, Plan(last)))
+        outcomes += oriented(rule, chosen, decided, dtype, storage)
+    return outcomes
+
+
+def oriented(
+    rule: Rule, program: Program, decided: tuple[bool, ...], dtype: str, storage: Storage
+) -> list[Version]:  # fmt: skip
+    """A program as a version for each orientation: one, or two where the rule turns matrices."""
+    turnable = rule.view.get("short") == "first" and (is_shaped(program) or needs_matrix(program) is not None)
+    outcomes = []
+    for turned in (False, True)[: 1 + turnable]:
+        states, formats = storage.of(program, dtype, FEWEST_CODED)
+        last, layout = scheduled(program, layout_for(program, dtype, None, states, False, turned, formats))
+        outcomes.append(Version(decided, turned, last, layout, Plan(last)))
     return outcomes
 
 

@@ -64,7 +64,7 @@ TORCH = """
 import copy
 import torch
 import rule
-kind = next(v for v in vars(rule).values() if isinstance(v, type) and v.__module__ == "rule")
+kind = next(v for v in vars(rule).values() if isinstance(v, type) and issubclass(v, torch.optim.Optimizer))
 tensors = [torch.nn.Parameter(torch.from_numpy(p.copy())) for p in params]
 optimizer = kind([{"params": tensors[:2]}, {"params": tensors[2:]}])
 for number, grads in enumerate(steps):
@@ -236,6 +236,9 @@ def saved_of(kind, shape=(2, 3), **keywords):
     return optimizer.state_dict()
 
 tried(saved_of(torch.optim.AdamW))
+tried(saved_of(torch.optim.AdamW, amsgrad=True))
+tried(saved_of(torch.optim.AdamW, maximize=True))
+tried(saved_of(torch.optim.Adamax))
 foreign = saved_of(torch.optim.AdamW)
 foreign["param_groups"] = saved_of(rule.Rule)["param_groups"]
 tried(foreign)
@@ -250,7 +253,10 @@ def test_what_another_optimizer_saved_is_refused_as_it_is_loaded(tmp_path: Path)
     (tmp_path / "rule.py").write_text(text)
     done = subprocess.run([sys.executable, "-c", FOREIGN], cwd=tmp_path, check=True, capture_output=True, text=True)
     assert done.stdout.splitlines() == [
-        "a saved group has no beta1: load what this class saved",
+        "loaded",
+        "torch.optim.AdamW saved amsgrad=True, and this class has amsgrad=False alone",
+        "torch.optim.AdamW saved maximize=True, and this class has maximize=False alone",
+        "saved states are step, m, exp_inf, without v: load what this class saved",
         "saved states are step, exp_avg, exp_avg_sq, without m: load what this class saved",
         "m has 8 saved numbers for 6 here: load what this class saved",
         "loaded",
@@ -303,7 +309,7 @@ def test_gradients_that_lie_negated_are_read_rightly(tmp_path: Path) -> None:
 
 def test_torchs_class_takes_the_sign_of_a_gradient_to_memory() -> None:
     ((_, text),) = written(rulec.load("adamw"), "triton", name="rule").items()
-    assert "p.grad.resolve_neg().contiguous()" in text
+    assert "g.resolve_neg().contiguous()" in text
     assert "or p.is_neg()" in text
 
 
@@ -322,7 +328,7 @@ def test_adamw_is_torchs(tmp_path: Path) -> None:
         np.testing.assert_allclose(ours, theirs.detach().numpy(), rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("backend", PROGRAMS)
+@pytest.mark.parametrize("backend", [backend for backend in PROGRAMS if backend != "triton"])
 @pytest.mark.parametrize(
     ("rule", "why"),
     [
