@@ -143,7 +143,8 @@ class <class>(torch.optim.Optimizer):
 
     def _read(self, state_dict):
         """A checkpoint with the names of this class; ValueError for another class's."""
-        <reads?>if any(key in group for group in state_dict["param_groups"] for key in [<keys>]):
+        <reads?>theirs = {<keys>}
+        <reads?>if any([theirs & group.keys() for group in state_dict["param_groups"]]):
         <reads?>    state_dict = self._renamed(state_dict)
         for name in self.defaults:
             if any(name not in group for group in state_dict["param_groups"]):
