@@ -28,7 +28,9 @@ def build(
     rule: RuleArgument,
     backend: Annotated[
         str,
-        typer.Option("--backend", "-b", help="What to write: c (with Fortran and Julia), triton, cupy, jax or numpy."),
+        typer.Option(
+            "--backend", "-b", help="What to write: c (with Fortran and Julia), triton, cuda, cupy, jax or numpy."
+        ),
     ] = "c",
     out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="The folder to write to.")] = Path("."),
     name: Annotated[str, typer.Option(help="What files and functions are called; the rule's name by default.")] = "",
@@ -44,8 +46,9 @@ def build(
 ) -> None:
     """Write a rule as source files that need nothing of rulec, to copy into a project.
 
-    C99 with a header and declarations for Fortran and Julia, or one Python file: an optimizer for torch (a fused Triton
-    kernel), an optax-shaped one for JAX, or a plain class for CuPy or NumPy. Files may be copied under the MIT licence.
+    C99 with a header and declarations for Fortran and Julia, CUDA C, or one Python file: an optimizer for torch (with
+    Triton kernels), an optax-shaped one for JAX, or a plain class for CuPy or NumPy. Files may be copied under the MIT
+    licence.
     """
     from rulec.runtime.storage.options import Storage
     from rulec.standalone.prose import hub_files, written

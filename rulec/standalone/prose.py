@@ -94,8 +94,11 @@ def margin(lines: Sequence[str], mark: str) -> list[str]:
     return [f"{mark} {line}".rstrip() for line in lines]
 
 
-#: The backends with files of their own, each written by its module `<backend>.standalone`.
-WRITTEN = ("c", "triton", "cupy", "jax", "numpy")
+#: What has files of its own, and the module of a backend that writes them.
+WRITTEN = {
+    "c": "c.standalone", "triton": "triton.standalone", "cuda": "cupy.cuda_file", "cupy": "cupy.standalone",
+    "jax": "jax.standalone", "numpy": "numpy.standalone",
+}  # fmt: skip
 
 
 def written(
@@ -111,7 +114,7 @@ def written(
         known = ", ".join(WRITTEN)
         raise RulecError(f"rulec build writes nothing for {backend!r}{did_you_mean(backend, WRITTEN)}: choose {known}")
     check_single(rule, "what rulec build writes")
-    writer = importlib.import_module(f"rulec_backends.{backend}.standalone")
+    writer = importlib.import_module(f"rulec_backends.{WRITTEN[backend]}")
     return cast(Mapping[str, str], writer.files(rule, file_name(rule, name), dtype, storage or Storage()))
 
 

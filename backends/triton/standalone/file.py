@@ -111,11 +111,13 @@ class TritonFile(FormsFile):
         named = [*self.fields.values(), *["seed"] * self.seeded]
         moves = [f for f in self.forms if f.word]
         shared = dict.fromkeys(f'"{b.name}"' for f in self.steps for b in f.numbers if "n" not in b.axes.letters)
+        model = dict.fromkeys(f'"{b.name}"' for f in self.steps for b in f.numbers if not b.axes.letters)
         others = [f'"{name}": torch.{dtype}' for name, dtype in self._dtypes().items() if dtype != self.dtype]
         matrices = any(f.has_matrix_function for f in self.forms)
         parts: Parts = {
             "defaults": call_lines("defaults = dict", [f"{x}={x}" for x in named], ""), "others": ", ".join(others),
-            "shared": ", ".join(shared) + "," * (len(shared) == 1), "kinds": self._kinds(),
+            "shared": ", ".join(shared) + "," * (len(shared) == 1),
+            "model": ", ".join(model) + "," * (len(model) == 1), "kinds": self._kinds(),
             "moves": "y" * bool(moves), "to": moves[0].class_name if moves else "",
             "back": moves[-1].class_name if moves else "", "applies": self._applies(), "together": "y" * self.yields,
             "apart": "y" * (not self.yields), "steps": "y" * matrices, "plain": "y" * (not matrices),

@@ -131,9 +131,6 @@ def check(form: Form, refuse: Callable[[str], None]) -> None:
     for buffer in form.vectors:
         if axes_in_flat(buffer.axes) is None:
             refuse(f"its state {buffer.name} has a shape of its own")
-    shared = [b.name for b in form.numbers if "n" not in b.axes.letters and b.name not in form.host_numbers]
-    if shared:
-        refuse(f"its state {shared[0]} is a number of all tensors that follows from the gradients")
     for value in values(program):
         if value.op is Op.FACT and value.arg in ("start_low", "width_low"):
             refuse("it rounds parts of tensors at random")

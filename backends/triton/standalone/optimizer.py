@@ -77,7 +77,12 @@ class <class>(torch.optim.Optimizer):
     <shared?>    if not known:
     <shared?>        every = [(self.state[p], i) for i, x in enumerate(self.param_groups) for p in x["params"]]
     <shared?>        known = sorted([x for x in every if x[0]], key=lambda x: float(x[0]["step"]))
-    <shared?>    return {i: {name: torch.as_tensor(state[name]) for name in (<shared>)} for state, i in known}
+    <shared?>    latest = {i: {name: torch.as_tensor(state[name]) for name in (<shared>)} for state, i in known}
+    <model?>    for numbers in latest.values():  # of all groups, from a tensor of the last step
+    <model?>        numbers |= {name: torch.as_tensor(known[-1][0][name]) for name in (<model>)}
+    <model?>    for i in range(len(self.param_groups) if known else 0):
+    <model?>        latest.setdefault(i, {name: torch.as_tensor(known[-1][0][name]) for name in (<model>)})
+    <shared?>    return latest
     <shared?>
     @staticmethod
     def kind_of(p):

@@ -17,7 +17,7 @@ from rulec.language.expr.node import Node, Op
 from rulec.language.rule import Rule
 from rulec.runtime.buckets.flat import axes_in_flat
 from rulec.runtime.storage.options import Storage
-from rulec.standalone.cases import Family
+from rulec.standalone.cases import CannotBuild, Family
 
 from ...common.array_print import Dialect
 from ...common.python_standalone import OneFile, indented, number
@@ -96,6 +96,12 @@ class FormsFile(OneFile):
     def refuse(self, whole: Family) -> None:
         """Forms refuse on their own."""
         self.family = whole
+
+    def cannot(self, why: str) -> None:
+        """As of all files; C has no sums over tensors either."""
+        if any(case.program.joins for case in self.family.cases):
+            raise CannotBuild(self.rule.name, self.form, why)
+        super().cannot(why)
 
     @staticmethod
     def number_text(value: float) -> str:
