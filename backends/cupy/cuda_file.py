@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rulec.backend.printer import identifier, unique_name
-from rulec.language.expr.node import WORDS, Node, Op, is_boolean, walk
+from rulec.language.expr.node import WORDS, Node, Op, is_boolean
 from rulec.language.rule import Rule
 from rulec.runtime.engine import EPS
 from rulec.runtime.storage.options import Storage

@@ -27,6 +27,7 @@ MATRICES = ((33, 65), (40, 9), (9, 40), (33, 65), (1, 7))
 RULES = {
     "adamw": SHAPES, "lamb": SHAPES, "adafactor": SHAPES, "adam_mini": SHAPES, "sm3": SHAPES, "came": SHAPES,
     "schedule_free_adamw": SHAPES, "clip_by_global_norm >> adamw": SHAPES, "muon": MATRICES, "normuon": MATRICES,
+    "prodigy": SHAPES[1:], "adamc": SHAPES[1:],
 }  # fmt: skip
 
 #: Two groups; the rate of one changes, a gradient is missing in one step, and the states are saved and loaded.
@@ -277,7 +278,7 @@ def test_the_layout_of_the_hub_has_every_rule_for_triton() -> None:
 @pytest.mark.parametrize(
     ("rule", "why"),
     [
-        ("prodigy", "its state num is a number of all tensors that follows from the gradients"),
+        ("spel", "it iterates newton_schulz with other coefficients than Muon's"),
         ("shampoo", "it needs the matrix function transpose"),
         ("galore", "it needs the matrix function singular_vectors"),
         ("apollo", r"it draws random numbers \(normal\)"),

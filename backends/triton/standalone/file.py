@@ -118,11 +118,19 @@ class TritonFile(FormsFile):
             "defaults": call_lines("defaults = dict", [f"{x}={x}" for x in named], ""), "others": ", ".join(others),
             "shared": ", ".join(shared) + "," * (len(shared) == 1),
             "model": ", ".join(model) + "," * (len(model) == 1), "kinds": self._kinds(),
-            "moves": "y" * bool(moves), "to": moves[0].class_name if moves else "",
+            "derived": "y" * bool(self.derived),
+            "derivations": self._derivations(), "moves": "y" * bool(moves), "to": moves[0].class_name if moves else "",
             "back": moves[-1].class_name if moves else "", "applies": self._applies(), "together": "y" * self.yields,
             "apart": "y" * (not self.yields), "steps": "y" * matrices, "plain": "y" * (not matrices),
         }  # fmt: skip
-        return parts | foreign_parts(self.rule if self._is_plain else None, self.fields)
+        foreign = foreign_parts(self.rule if self._is_plain else None, self.fields)
+        return parts | foreign | {"derives": "y" * (bool(foreign["reads"]) and bool(self.derived))}
+
+    def _derivations(self) -> list[str]:
+        lines = []
+        for key, text in self.derived.items():
+            lines += [f'if group["{self.fields[key]}"] is None:', f'    group["{self.fields[key]}"] = {text}']
+        return lines
 
     @property
     def _is_plain(self) -> bool:

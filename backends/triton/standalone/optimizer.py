@@ -17,6 +17,16 @@ class <class>(torch.optim.Optimizer):
         super().__init__(params, defaults)
         self.forget()
 
+    <derived?>def add_param_group(self, param_group):
+    <derived?>    super().add_param_group(param_group)
+    <derived?>    group = self.param_groups[-1]
+    <derived?>    self._derive(group)
+    <derived?>
+    <derived?>@staticmethod
+    <derived?>def _derive(group):
+    <derived?>    """Hyper-parameters of a group that follow from others, where they are None."""
+        <derivations>
+    <derived?>
     def __setstate__(self, state):
         super().__setstate__(state)
         self.forget()
@@ -182,6 +192,7 @@ class <class>(torch.optim.Optimizer):
     <reads?>            value = saved.get(key)
     <reads?>            value = value[place] if isinstance(value, (tuple, list)) else value
     <reads?>            group[name] = group[name] if value is None else float(value)
+    <derives?>        self._derive(group)
     <reads?>        groups.append(group)
     <reads?>    names = {<names>}
     <reads?>    states = {

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from rulec.compiler.ir import Buffer, Stage
 from rulec.compiler.layout import scale_name
 from rulec.formats import encode
 from rulec.language.expr.node import WORDS as SEED_WORDS
-from rulec.language.expr.node import Node, Op
+from rulec.language.expr.node import Node, Op, names_in
 from rulec.language.rule import Rule
 from rulec.runtime.buckets.flat import axes_in_flat
 from rulec.runtime.storage.options import Storage
@@ -59,7 +60,7 @@ _CONDITIONS = {
     Op.ADD: "({} + {})", Op.SUB: "({} - {})", Op.MUL: "({} * {})", Op.DIV: "({} / {})", Op.NEG: "(-{})",
     Op.LT: "({} < {})", Op.LE: "({} <= {})", Op.GT: "({} > {})", Op.GE: "({} >= {})", Op.EQ: "({} == {})",
     Op.NE: "({} != {})", Op.AND: "({} and {})", Op.OR: "({} or {})", Op.NOT: "(not {})",
-    Op.MINIMUM: "min({}, {})", Op.MAXIMUM: "max({}, {})",
+    Op.POW: "({} ** {})", Op.SQRT: "({} ** 0.5)", Op.MINIMUM: "min({}, {})", Op.MAXIMUM: "max({}, {})",
     Op.MOD: "({} % {})", Op.FLOORDIV: "({} // {})",
 }  # fmt: skip
 
@@ -96,6 +97,29 @@ class FormsFile(OneFile):
     def refuse(self, whole: Family) -> None:
         """Forms refuse on their own."""
         self.family = whole
+
+    @property
+    def derived(self) -> dict[str, str]:
+        """The default of a hyper-parameter that follows from others, as an expression of a `group`."""
+
+        def leaf(n: Node) -> str | None:
+            return f'group["{self.fields[str(n.arg)]}"]' if n.op is Op.NAME else None
+
+        printer = StagePrinter(self.form, self.program, Stage(), _CONDITIONS, lambda x: f"{x!r}", known=leaf)
+        defaults = {key: h.default for key, h in self.hyper.items() if isinstance(h.default, Node)}
+        return {
+            key: bare(printer.text(value)).replace("'", '"') for key, value in defaults.items()
+            if names_in([value]) and set(names_in([value])) <= self.fields.keys()
+        }  # fmt: skip
+
+    def keywords(self) -> list[str]:
+        """As of all files; a default that follows from others is None."""
+        unset = {f"{self.fields[key]}={number(self.defaults[key])}": f"{self.fields[key]}=None" for key in self.derived}
+        return [unset.get(keyword, keyword) for keyword in super().keywords()]
+
+    def checks(self, conditions: Mapping[str, str] = MappingProxyType({})) -> list[str]:
+        """As of all files; None is a hyper-parameter that follows from others."""
+        return super().checks({key: f"{self.fields[key]} is not None and " for key in self.derived} | {**conditions})
 
     def cannot(self, why: str) -> None:
         """As of all files; C has no sums over tensors either."""
