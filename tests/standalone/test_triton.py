@@ -109,9 +109,10 @@ def test_files_have_the_bits_of_rulecs_steps(dtype: str, tmp_path: Path) -> None
         cases.append(Case(rule, given[0], given[1:], dtype))
         wanted.append(stepped(rule, given[0], given[1:]))
     for case, left, expected in zip(cases, check_ran(tmp_path, "triton", PROGRAM, *cases), wanted, strict=True):
-        for ours, theirs, before in zip(left, expected, case.params, strict=True):
+        for ours, theirs in zip(left, expected, strict=True):
             assert torch.equal(tensor(ours), theirs), case.rule
-            assert theirs.numel() < 5 or not torch.equal(theirs, tensor(before)), case.rule
+        moved = [not torch.equal(x, tensor(p)) for x, p in zip(expected, case.params, strict=True) if x.numel() > 4]
+        assert all(moved) or case.rule == "prodigy", case.rule  # its first steps are small
 
 
 def stored(array: Array, dtype: str) -> Array:
