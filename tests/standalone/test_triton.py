@@ -121,6 +121,22 @@ def stored(array: Array, dtype: str) -> Array:
     return np.asarray((x.view(torch.uint16) if dtype == "bfloat16" else x).numpy())
 
 
+#: A written file as a module.
+MODULE = """
+import linecache, sys, types
+import rulec
+from rulec.standalone.prose import written
+
+
+def module_of(rule):
+    ((_, text),) = written(rulec.load(rule), "triton", name="rule").items()
+    module = types.ModuleType("rule")
+    sys.modules["rule"] = module
+    linecache.cache["rule.py"] = len(text), None, text.splitlines(True), "rule.py"  # where Triton reads kernels
+    exec(compile(text, "rule.py", "exec"), module.__dict__)
+    return module
+"""
+
 #: Calls of a steady step of `count` tensors, of Python and C, with kernels that do nothing; and launches.
 COUNTED = """
 import collections, json, sys, types
@@ -154,12 +170,7 @@ class Kernel:
 
 
 def file_of(rule):
-    ((_, text),) = written(rulec.load(rule), "triton", name="rule").items()
-    module = types.ModuleType("rule")
-    sys.modules["rule"] = module
-    import linecache
-    linecache.cache["rule.py"] = len(text), None, text.splitlines(True), "rule.py"  # where Triton reads kernels
-    exec(compile(text, "rule.py", "exec"), module.__dict__)
+    module = module_of(rule)
     every = [y for x in vars(module).values() for y in (x if isinstance(x, list) else [x])]
     for launch in (x for x in every if isinstance(x, module.Launch)):
         launch.kernel = Kernel(launch.kernel.__name__, launch.kernel)
@@ -199,12 +210,50 @@ print(json.dumps(found))
 
 def test_a_step_makes_few_calls_whatever_the_number_of_tensors() -> None:
     rules = [*RULES, "nadam"]
-    found: dict[str, Any] = in_a_process(f"RULES = {json.dumps(rules)}\n{COUNTED}", TRITON_INTERPRET="1")
+    found: dict[str, Any] = in_a_process(f"RULES = {json.dumps(rules)}\n{MODULE}\n{COUNTED}", TRITON_INTERPRET="1")
     for rule, (few, many, theirs, launches, more) in found.items():
         assert few == many, rule
         assert few <= 2 * theirs, rule
         assert launches == more, rule
         assert all(count == 1 for name, count in launches.items() if "stage" in name), rule
+
+
+REFUSED = """
+import json
+import torch
+Rule, said = module_of("lamb").Rule, []
+one = torch.ones(3, 4)
+for p, grad in (
+    (torch.ones(4, 3).t(), one), (torch.ones(6, 4)[::2], one), (one.double(), one.double()),
+    (one, one.to_sparse()), (torch._neg_view(one.clone()), one),
+):
+    first = torch.nn.Parameter(torch.ones(5))
+    first.grad = torch.ones(5)
+    p = torch.nn.Parameter(p.detach())
+    p.grad = grad
+    optimizer = Rule([first, p])
+    try:
+        optimizer.step()
+    except (TypeError, ValueError) as error:
+        said.append(str(error))
+    assert (first == 1).all() and not optimizer.state, "written"
+results = []
+for grad in (torch.ones(4, 3).t(), torch.ones(3, 8)[:, ::2], torch._neg_view(-one), one):
+    p = torch.nn.Parameter(one.clone())
+    p.grad = grad
+    Rule([p]).step()
+    results.append(p.detach())
+assert all(torch.equal(x, results[-1]) for x in results) and (results[0] != 1).all()
+print(json.dumps(said))
+"""
+
+
+def test_tensors_with_gaps_are_refused_and_gradients_with_gaps_are_read() -> None:
+    contiguous = "parameters must be contiguous, and no negative views"
+    assert in_a_process(f"{MODULE}\n{REFUSED}", TRITON_INTERPRET="1") == [
+        contiguous, contiguous, "parameters must be float32, dense, and whole on one device",
+        "gradients must be float32, and dense", contiguous,
+    ]  # fmt: skip
 
 
 #: torch's own class, its keywords, and the shapes of tensors it takes; the file goes on where it left.
