@@ -238,10 +238,13 @@ for p, grad in (
         said.append(str(error))
     assert (first == 1).all() and not optimizer.state, "written"
 results = []
-for grad in (torch.ones(4, 3).t(), torch.ones(3, 8)[:, ::2], torch._neg_view(-one), one):
+whole = torch.arange(1.0, 13.0).view(3, 4)
+gaps = torch.stack([whole, torch.full_like(whole, -9.0)], dim=-1).flatten(1)[:, ::2]
+for grad in (whole.t().contiguous().t(), gaps, torch._neg_view(-whole), whole):
+    assert torch.equal(grad, whole)
     p = torch.nn.Parameter(one.clone())
     p.grad = grad
-    Rule([p]).step()
+    Rule([p], beta1=0.0, beta2=0.5, eps=1.0).step()
     results.append(p.detach())
 assert all(torch.equal(x, results[-1]) for x in results) and (results[0] != 1).all()
 print(json.dumps(said))
