@@ -16,7 +16,7 @@ from rulec.backend import registry
 from rulec.compiler.layout import kernel_for
 from rulec_backends.common.constants import DOUBLE, SINGLE, Format
 from rulec_backends.common.quotients import LEAST_DIVISOR, LEAST_EXPONENT, MOST_DIVISOR, bounds, window
-from rulec_backends.cpu import machine
+from rulec_backends.cpu import machine, quotients
 from rulec_backends.cpu.quotients import is_fused
 from tests.backends.cpu_functions import function
 
@@ -27,6 +27,12 @@ REALS = {SINGLE: np.float32, DOUBLE: np.float64}
 
 #: The numbers of a vector, at most: where all lie within the bounds, none is divided.
 LANES = 64
+
+
+@pytest.fixture(autouse=True)
+def _as_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Quotients are products also where the processor divides as quickly."""
+    monkeypatch.setattr(quotients, "is_quicker", is_fused)
 
 
 @functools.cache
@@ -203,6 +209,12 @@ def loops_of(rule: str) -> list[list[str]]:
     labels = {line[:-1]: at for at, line in enumerate(lines) if line.endswith(":")}
     jumps = [(at, re.match(r"\s+j\w+\s+(\.\w+)$", line)) for at, line in enumerate(lines)]
     return [lines[labels[m[1]] : at] for at, m in jumps if m and labels.get(m[1], at) < at]
+
+
+def test_processors_that_divide_quickly_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quotients, "is_quicker", lambda: False)
+    loops = loops_of("name: R\nhyper: {lr: 3, count: 7}\nstep: |\n  p = sqrt(g)/count/(lr + p)\n")
+    assert any(sum("div" in line for line in loop) == 2 * sum("sqrtps" in line for line in loop) > 0 for loop in loops)
 
 
 def test_kernels_divide_by_numbers_of_the_table_in_rare_branches_alone() -> None:
