@@ -292,6 +292,10 @@ def _freed(run: Run) -> None:
     local(run.params[0]).untyped_storage().resize_(0)
 
 
+def _freed_gradient(run: Run) -> None:
+    local(run.params[0].grad).untyped_storage().resize_(0)
+
+
 def _freed_state(run: Run) -> None:
     local(run.optimizer.state[run.params[0]]["exp_avg"]).untyped_storage().resize_(0)
 
@@ -311,6 +315,7 @@ REFUSED: dict[str, tuple[Callable[[Run], None], type[RulecError], str]] = {
     "a parameter of summands": (_partial, TensorError, "summands that were not added"),
     "a parameter of summands alone": (_partial_alone, TensorError, "summands that were not added"),
     "freed memory": (_freed, TensorError, "memory"),
+    "the freed memory of a gradient": (_freed_gradient, TensorError, "the gradient of .* memory of 0 bytes"),
     "the freed memory of a state": (_freed_state, StateMismatch, "exp_avg .* has .*memory of 0 bytes"),
     "other shards": (_other_shards, StateMismatch, "is placed as"),
 }

@@ -273,6 +273,24 @@ def test_inference_tensors_are_refused_and_inference_mode_is_not() -> None:
     assert not optimizer.state[usual]["exp_avg"].is_inference()
 
 
+@pytest.mark.parametrize("steps", [0, 1, 6])
+@pytest.mark.parametrize("name", ["AdamW", "LAMB", "Adafactor"])
+def test_gradients_whose_memory_was_freed_are_refused_before_anything_is_written(name: str, steps: int) -> None:
+    params = [torch.nn.Parameter(torch.ones(3, 4)), torch.nn.Parameter(torch.ones(4, 3).t().detach())]
+    optimizer = getattr(rulec.torch, name)(params, lr=0.1)
+    for number in range(steps):
+        give_gradients(params, number)
+        optimizer.step()
+    for place, param in enumerate(params):
+        give_gradients(params, steps)
+        before = [p.detach().clone() for p in params]
+        assert param.grad is not None
+        param.grad.untyped_storage().resize_(0)
+        with pytest.raises(TensorError, match=rf"the gradient of parameter {place} has .*memory of 0 bytes"):
+            optimizer.step()
+        assert all(map(torch.equal, params, before))
+
+
 def test_sparse_gradients_are_refused_before_anything_is_written() -> None:
     table = torch.nn.Embedding(5, 3, sparse=True)
     other = torch.nn.Parameter(torch.ones(2))

@@ -215,12 +215,16 @@ class _GradientCheck:
         self._guards_left = 4
 
     def __call__(self, grads: Sequence[Tensor]) -> Sequence[Tensor]:
-        if isinstance(grads, Located) or self._guard(*grads):
+        if isinstance(grads, Located):
             return grads
-        if not self._usual(grads):
+        known = self._guard(*grads)
+        if not known and not self._usual(grads):
             each = zip(grads, self._params, self._names, strict=True)
             return [_conforming(grad, param, self._dtype, name) for grad, param, name in each]
-        if self._guards_left:
+        if not all(map(_data_ptr, grads)):
+            for grad, name in zip(grads, self._names, strict=True):
+                _check_gradient_memory(grad, name)
+        if not known and self._guards_left:
             self._guards_left -= 1
             self._guard = guard_for(grads)
         return grads
@@ -239,6 +243,7 @@ class _GradientCheck:
         return all(same_order(grads[i], self._params[i]) for i in self._ordered)
 
 
+_data_ptr = Tensor.data_ptr
 _numel = Tensor.numel
 _is_contiguous = Tensor.is_contiguous
 _is_neg = Tensor.is_neg
@@ -258,10 +263,20 @@ def _conforming(grad: Tensor, param: Tensor, dtype: torch.dtype, name: str) -> T
         raise TensorError(
             f"the gradient of {name} is a {type(grad).__name__} without memory of its own: give the plain tensor in it"
         )
+    _check_gradient_memory(grad, name)
     if same_order(grad, param) and not grad.is_neg():
         return grad
     with plain_memory():
         return torch.empty_like(param, dtype=grad.dtype).copy_(grad)
+
+
+def _check_gradient_memory(grad: Tensor, name: str) -> None:
+    if not holds_all(grad):
+        raise TensorError(
+            f"the gradient of {name} has shape {tuple(grad.shape)} and memory of "
+            f"{grad.untyped_storage().nbytes()} bytes, too few for it: its storage was freed or resized; compute the "
+            f"gradient again, or set it to None"
+        )
 
 
 def _initial(
