@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from rulec.backend.printer import StagePrinter, bare, identifier, unique_name
-from rulec.compiler.ir import Buffer, Stage
+from rulec.compiler.ir import Buffer, Program, Stage
 from rulec.compiler.layout import Layout, layout_for
 from rulec.language.expr.node import WORDS, Node, Op, is_boolean
 from rulec.language.hyper import Hyper
@@ -50,6 +50,8 @@ class OneFile(ABC):
     #: The matrix functions of this form, and whether it has reductions over several tensors.
     matrix_functions: frozenset[Op] = frozenset()
     shares = False
+    #: The facts of a tensor that the file knows, beside those that are the same for all.
+    known_facts: frozenset[str] = frozenset()
 
     def __init__(self, rule: Rule, name: str, dtype: str, storage: Storage) -> None:
         self.rule, self.name, self.dtype = rule, name, dtype
@@ -94,17 +96,21 @@ class OneFile(ABC):
         program = self.program
         if len(whole.cases) > 1 or whole.applies is not None:
             self.cannot("its step depends on the shape of a tensor")
-        if not program.elementwise or program.skip is not None:
-            self.cannot("it reduces over a tensor, and only rules that update each element by itself are written so")
-        if not program.stages[0].stores:
+        self.refuse_stages(program)
+        if not any(stage.stores for stage in program.stages):
             self.cannot("its step changes no element of a tensor")
         if self.rule.inputs:
             self.cannot(f"it needs the input {next(iter(self.rule.inputs))}")
         if self.rule.evaluate is not None:
             self.cannot("it is evaluated at another point than it is trained")
         for value in values(program):
-            if value.op is Op.FACT and value.arg not in ("machine_eps", *WORDS):
+            if value.op is Op.FACT and value.arg not in ("machine_eps", *WORDS, *self.known_facts):
                 self.cannot(f"its step looks at {value.arg}")
+
+    def refuse_stages(self, program: Program) -> None:
+        """CannotBuild for a program with stages or values between them that this form lacks."""
+        if not program.elementwise or program.skip is not None:
+            self.cannot("it reduces over a tensor, and only rules that update each element by itself are written so")
 
     def cannot(self, why: str) -> None:
         """Raises CannotBuild with this reason."""

@@ -2,172 +2,278 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Mapping
+from typing import NamedTuple
 
+from rulec.array_api.reductions import REDUCTIONS
 from rulec.backend.printer import identifier, unique_name
-from rulec.language.expr.node import WORDS, Node, Op, is_boolean
+from rulec.compiler.ir import Program
+from rulec.language.expr.node import WORDS, Node, Op, is_boolean, walk
 from rulec.language.rule import Rule
 from rulec.runtime.engine import EPS
 from rulec.runtime.storage.options import Storage
+from rulec.standalone.cases import values
 from rulec.standalone.prose import introduction, vendored
 
-from ..common.python_standalone import OneFile
+from ..common.python_standalone import OneFile, Parts
 from ..common.scalars import scalar_stage, without_table
-from ..cstyle.dialect import Dialect, comment
+from ..cstyle.dialect import Dialect, call_lines, comment, indented
 from ..cstyle.element import STORAGE, ElementPrinter, literal
 from ..cstyle.words import LIBRARY, RESERVED, words_used
 from ..numpy.standalone import DIALECT as ARRAYS
-from .coded import CodedKernel, bound_in, decodes
+from .coded import CodedKernel, bound_in, coded_in, decodes
+from .cuda_host import ELEMENTS, HOST, JOINS, SCRATCH, filled_c
+from .cuda_numbers import Lines, NumbersKernel, is_shared
 from .format_words import format_functions
-from .plan import CHUNK, GIVEN, THREADS
+from .plan import CHUNK, FINISH, GIVEN, THREADS, bound_lines, given_lines
 from .print import with_words
 from .stage import StageKernel
-from .words import DIALECT
+from .words import DIALECT, finish_kernel
 
-#: Elements that a block of threads takes.
-_ELEMENTS = 8192
+#: The line for a tensor's row of the table, and its name: a kernel without columns does not read it.
+_ROW, _ROW_USED = re.compile(r"    const int64_t place = .*\n"), re.compile(r"\bplace\b")
 
-_HOST = """\
-#ifndef __CUDACC_RTC__ /* what follows is for the host */
 
-#include <cuda_runtime.h>
+class Launch(NamedTuple):
+    """A launch of a kernel: its number of blocks, its arguments, and the first reduction that it finishes."""
 
-<words>
-/* Hyper-parameters, which may change from step to step; and their defaults. */
-typedef struct {
-    <hyper>
-} <name>_hyper;
-
-#define <upper>_DEFAULTS {<defaults>}
-
-/* One tensor: the addresses of its arrays in the memory of a GPU, its elements, and its numbers. */
-typedef struct {
-    <tensor>
-} <name>_tensor;
-
-/* The 64-bit words that <name>_fill writes for these tensors. */
-extern "C" long long <name>_words(long long count, const <name>_tensor *tensors)
-{
-    long long blocks = 0;
-    for (long long i = 0; i < count; ++i)
-        blocks += (tensors[i].size + <elements> - 1) / <elements>;
-    return <chunk> * blocks + <line> * count;
-}
-
-/* Writes the tables of a step into memory of the host, best pinned, and counts the step: copy them to the GPU with
-   cudaMemcpyAsync, once, and call <name>_step there. Returns the number of blocks. */
-extern "C" long long <name>_fill(long long count, <name>_tensor *tensors, const <name>_hyper *hyper, long long *words)
-{
-    const long long blocks = (<name>_words(count, tensors) - <line> * count) / <chunk>;
-    long long *chunk = words, *bound = words + <chunk> * blocks, *given = bound + <bounds> * count;
-    double *row = (double *)(given + <givens> * count);
-    for (long long i = 0; i < count; ++i, bound += <bounds>, given += <givens>, row += <columns>) {
-        <name>_tensor *const tensor = tensors + i;
-        for (long long start = 0; start < tensor->size; start += <elements>, chunk += <chunk>) {
-            chunk[0] = i;
-            chunk[1] = start;
-            chunk[2] = start + <elements> < tensor->size ? start + <elements> : tensor->size;
-            chunk[3] = 0;
-        }
-        <addresses>
-        given[0] = i;
-        given[1] = ((<every>) & 15) == 0;
-        <scalars>
-        <stores>
-        tensor->step += 1;
-    }
-    return blocks;
-}
-
-/* One step, in a stream: `words` are those of <name>_fill on the GPU, and <count_of> are its tensors and blocks. */
-extern "C" cudaError_t <name>_step(const long long *words, long long count, long long blocks, cudaStream_t stream)
-{
-    const long long *bound = words + <chunk> * blocks, *given = bound + <bounds> * count;
-    const double *table = (const double *)(given + <givens> * count);
-    const bool *stays = 0;
-    const float *scale = 0;
-    void *arguments[] = {&words, &bound, &given, &table, &stays, &scale};
-    if (blocks == 0)
-        return cudaSuccess;
-    return cudaLaunchKernel((const void *)<name>_kernel, dim3((unsigned)blocks), dim3(<threads>), arguments, 0, stream);
-}
-
-#endif
-"""
+    kernel: str
+    blocks: str
+    arguments: str
+    first: int = 0
 
 
 class CudaFile(OneFile):
-    """The text of the file."""
+    """The text of the file.
+
+    Between the launches of stages, kernels of one block compute the numbers of tensors and of the model. The tensors of
+    a call are the model, and one group.
+    """
 
     form = "CUDA C"
     dialect, words = ARRAYS, {}
+    shares, known_facts = True, frozenset({"numel"})
     locals = (
         "count", "tensors", "tensor", "hyper", "words", "chunk", "bound", "given", "row", "i", "start", "blocks",
-        "table", "stays", "scale", "arguments", "stream", "size", "step", *RESERVED, *DIALECT.reserved, *LIBRARY,
+        "table", "stays", "scale", "arguments", "stream", "size", "step", "shared", "scratch", "finish", "first",
+        "line", "kinds", "r", *RESERVED, *DIALECT.reserved, *LIBRARY,
     )  # fmt: skip
 
     def __init__(self, rule: Rule, name: str, dtype: str, storage: Storage) -> None:
         super().__init__(rule, name, dtype, storage)
+        program = self.program
+        self.reduced = [r for stage in program.stages for r in stage.reduces]
+        #: The states on the GPU that are one number, of a tensor or of the model.
+        self.singles = [s.buffer for s in program.finish]
+        counts = {n.arg for n in walk(program.between) if n.op is Op.STEP}
+        #: What a tensor has in each call: the address of its gradient, and the counts that kernels read.
+        self.per_call = [*given_lines(program), *["t"] * (None in counts), *["shared_t"] * bool(counts - {None})]
+        #: Whether the steps of the model are counted: a tensor may have fewer.
+        steps = [n for n in values(program) if n.op is Op.STEP and n.arg]
+        self.counts_model = bool(steps) and not program.elementwise
         taken = {"step", "size", "param", "grad", "seed", "number"}
         #: The field of each array of a tensor, and of each of its numbers.
-        self.members = {b: unique_name(identifier(b), taken) for b in self.bound if b != "p"}
+        self.members = {b: unique_name(identifier(b), taken) for b in self.addressed if b != "p"}
         self.members = {"p": "param", "g": "grad"} | self.members
-        self.counted = {b.name: unique_name(b.name, taken) for b in self.numbers}
+        hosted = [b.name for b in self.numbers if b.name not in self.singles]
+        self.counted = {b: unique_name(b, taken) for b in hosted}
 
     @classmethod
     def files(cls, rule: Rule, name: str, dtype: str, storage: Storage) -> Mapping[str, str]:
         """The file, by its name."""
         return {f"{name}.cu": cls(rule, name, dtype, storage).text()}
 
+    def refuse_stages(self, program: Program) -> None:
+        """CannotBuild for a program with values of rows, columns or matrices, or one that may skip a step."""
+        axes = [r.axes for stage in program.stages for r in stage.reduces]
+        axes += [b.axes for b in program.states if not b.axes.elementwise]
+        if program.vectors or not all(a.number for a in axes):
+            self.cannot("it has values of rows, columns or matrices, and only numbers of tensors are written so")
+        if program.skip is not None:
+            self.cannot("it skips steps, and what is written always takes them")
+        if any(b.role == "scratch" for b in program.buffers):
+            self.cannot("its stages share an array beside its states")
+
     @property
     def bound(self) -> list[str]:
-        """The arrays of a tensor with the same address at every step."""
-        return bound_in(self.program, self.layout)
+        """The lines of a tensor with the same address at every step."""
+        return [*bound_in(self.program, self.layout), *self.singles]
+
+    @property
+    def addressed(self) -> list[str]:
+        """The lines of `bound` whose addresses a program gives; the others lie in the scratch memory."""
+        slots = {r.name for r in self.reduced}
+        return [b for b in self.bound if b not in slots]
+
+    @property
+    def shared(self) -> list[str]:
+        """The states on the GPU that are one number of the model."""
+        return [b for b in self.singles if is_shared(self.program, b)]
 
     def text(self) -> str:
         """The whole file."""
         head = comment([*introduction(self.rule), "", *vendored()])
         kernels = self._kernels().rstrip("\n")
         space = f"namespace {self.name}_device {{\n\n{kernels}\n\n}}  // namespace {self.name}_device"
-        return "\n".join([*head, "", space, f"using {self.name}_device::{self.name}_kernel;", "", *self._host(), ""])
+        names = dict.fromkeys(launch.kernel for launch in self._launches())
+        uses = [f"using {self.name}_device::{name};" for name in names]
+        return "\n".join([*head, "", space, *uses, "", *self._host(), ""])
+
+    # Kernels
 
     def _kernels(self) -> str:
-        """The kernel, after the types and functions that it uses."""
+        """The kernels, after the types and functions that they use."""
         formats = [form for _, form in self.layout.formats]
         if not decodes(self.program, self.layout, THREADS):
             short = min(formats, key=lambda form: form.block)
             self.cannot(f"a thread takes more neighbouring elements than a block of {short.text} has")
-        kind = CodedKernel if formats else StageKernel
-        texts = kind(self.program, self.layout, self.program.stages[0], f"{self.name}_kernel", "element").texts()
+        texts = [text for i, stage in enumerate(self.program.stages) if stage.roots for text in self._stage(i)]
+        texts += [finish_kernel(f"{self.name}_join")] * bool(self.reduced)
+        texts += [between.text() for between in self._between().values()]
         return with_words([*format_functions(formats, "\n".join(texts)), *texts])
+
+    def _stage(self, index: int) -> list[str]:
+        """The function of an element of a stage, and the stage's kernel."""
+        program, stage, only = self.program, self.program.stages[index], len(self.program.stages) == 1
+        kind = CodedKernel if coded_in(program, stage, self.layout) else StageKernel
+        element = "element" if only else f"element_{index}"
+        kernel = kind(program, self.layout, stage, self._name(index), element)
+        kernel.bound, kernel.per_call = self.bound, self.per_call
+        return [text if len(_ROW_USED.findall(text)) > 1 else _ROW.sub("", text) for text in kernel.texts()]
+
+    def _name(self, index: int) -> str:
+        return f"{self.name}_kernel" if len(self.program.stages) == 1 else f"{self.name}_stage_{index}"
+
+    def _between(self) -> dict[int, NumbersKernel]:
+        """The kernels for numbers, by the stage that they come before: one more than the last comes after it."""
+        program, lines = self.program, Lines(self.bound, self.per_call, [r.name for r in self.reduced])
+        kernels = {}
+        for i, stage in enumerate(program.stages):
+            late = [c for c in stage.columns if c >= len(program.scalars.columns)]
+            about = f"Before stage {i}: the numbers that it reads."
+            if late:
+                kernels[i] = NumbersKernel(program, lines, f"{self.name}_before_{i}", about, late, ())
+        if program.finish:
+            about = "After the last stage: the new states that are numbers."
+            kernels[len(program.stages)] = NumbersKernel(
+                program, lines, f"{self.name}_after", about, (), program.finish
+            )
+        return kernels
+
+    def _launches(self) -> list[Launch]:
+        """The launches of a step, in their order."""
+        between, done = self._between(), 0
+        launches: list[Launch] = []
+        for i, stage in enumerate([*self.program.stages, None]):
+            if i in between:
+                launches.append(Launch(between[i].name, "count > 0", "numbers"))
+            if stage is not None and stage.roots:
+                launches.append(Launch(self._name(i), "blocks", "arguments"))
+            if stage is not None and stage.reduces:
+                launches.append(Launch(f"{self.name}_join", f"{len(stage.reduces)} * count", f"joins_{i}", done))
+                done += len(stage.reduces)
+        return launches
 
     # The host's part
 
     def _host(self) -> list[str]:
         lines, columns = self._scalars()
-        arrays = ["g", *self.bound]
+        bounds, givens, results = len(self.bound), len(GIVEN) + len(self.per_call), len(self.reduced)
+        written = "long long" if self._between() else "const long long"
         known = {
-            "name": self.name, "upper": self.name.upper(), "elements": str(_ELEMENTS), "chunk": str(len(CHUNK)),
-            "bounds": str(len(self.bound)), "givens": str(len(GIVEN) + 1), "columns": str(columns),
-            "line": str(len(self.bound) + len(GIVEN) + 1 + columns), "threads": str(THREADS),
+            "name": self.name, "upper": self.name.upper(), "elements": str(ELEMENTS), "chunk": str(len(CHUNK)),
+            "bounds": str(bounds), "givens": str(givens), "columns": str(columns),
+            "line": str(bounds + givens + columns + len(FINISH) * results), "threads": str(THREADS),
             "defaults": ", ".join(literal(x) for x in self.defaults.values()), "count_of": "`count` and `blocks`",
-            "every": " | ".join(["given[2]", *(f"bound[{i}]" for i in range(len(self.bound)))]),
+            "every": " | ".join(["given[2]", *(f"bound[{self.bound.index(b)}]" for b in self._wide())]),
+            "slot": f"(chunk - words) / {len(CHUNK)}" if results else "0", "words_type": written,
+            "results": str(results), "finish_line": str(len(FINISH)),
+            "slots": str(len(bound_lines(self.program)) - results),
         }  # fmt: skip
-        parts = {
+        parts = self._structs() | self._filled() | {"scalars": lines[0], "stores": lines[1]}
+        parts["tables"] = self._tables(written, givens, columns)
+        parts["launches"] = self._launched()
+        words = [line for text in self.host_words for line in (*text.rstrip("\n").split("\n"), "")]
+        return filled_c(HOST, known, parts | {"words": words})
+
+    def _wide(self) -> list[str]:
+        """The lines of arrays that move 16 bytes at a time."""
+        return [b for b in self.addressed if b not in self.singles]
+
+    def _structs(self) -> Parts:
+        arrays = [b for b in ["g", *self.addressed] if b not in self.shared]
+        numbers = [f"double *{self.members[b]};" for b in self.shared]
+        numbers += ["long long step;"] * self.counts_model
+        about = "/* The model: the addresses of its numbers in the memory of a GPU; and its steps, where they count. */"
+        shared = [about, "typedef struct {", *indented(numbers), f"}} {self.name}_shared;", ""]
+        return {
             "hyper": [f"double {x};" for x in self.fields.values()] + ["unsigned seed;"] * self.seeded,
             "tensor": [*(f"{self._type(b)}{self.members[b]};" for b in arrays), "long long size, step;", *(
                 f"double {x};" for x in self.counted.values()
             ), *["unsigned number;"] * self.seeded],
-            "addresses": [*(f"bound[{i}] = (long long)tensor->{self.members[b]};" for i, b in enumerate(self.bound)),
-                          f"given[2] = (long long)tensor->{self.members['g']};"],
-            "scalars": lines[0], "stores": lines[1],
+            "shared": shared if numbers else [],
+            "scratch": [*SCRATCH.splitlines(), ""] if self.reduced else [],
         }  # fmt: skip
-        words = [line for text in self.host_words for line in (*text.rstrip("\n").split("\n"), "")]
-        return filled_c(_HOST, known, parts | {"words": words})
+
+    def _filled(self) -> Parts:
+        """The parts of the function that writes the tables."""
+        results = len(self.reduced)
+        addresses = {b: ("shared" if b in self.shared else "tensor", self.members[b]) for b in self.addressed}
+        at = [(self.bound.index(b), *where) for b, where in addresses.items()]
+        counts = {"t": "tensor->step + 1", "shared_t": "shared->step + 1"}
+        head = f'extern "C" long long {self.name}_fill'
+        groups = [["long long count", f"{self.name}_tensor *tensors", f"const {self.name}_hyper *hyper"],
+                  [f"{self.name}_shared *shared"] * (bool(self.shared) or self.counts_model),
+                  ["double *scratch"] * bool(results), ["long long *words"]]  # fmt: skip
+        codes = ", ".join(str(REDUCTIONS[r.value.op].code) for r in self.reduced)
+        return {
+            "fill": call_lines(head, [[*itertools.chain(*groups)]], ""),
+            "addresses": [*(f"bound[{i}] = (long long){owner}->{member};" for i, owner, member in at),
+                          f"given[2] = (long long)tensor->{self.members['g']};",
+                          *(f"given[{len(GIVEN) + self.per_call.index(x)}] = {text};"
+                            for x, text in counts.items() if x in self.per_call)],
+            "finish": [f"long long *const finish = (long long *)(row + {len(self.program.columns)} * count);",
+                       f"static const int kinds[] = {{{codes}}};"] if results else [],
+            "first": ["const long long *const first = chunk;"] * bool(results),
+            "joins": JOINS.splitlines() if results else [],
+            "counts": ["shared->step += 1;"] * self.counts_model,
+        }  # fmt: skip
+
+    def _tables(self, kind: str, givens: int, columns: int) -> list[str]:
+        """The declarations of the scalar table and of the words of reductions."""
+        table = kind.replace("long long", "double")
+        lines = [f"{table} *table = ({table} *)(given + {givens} * count);"]
+        if self.reduced:
+            lines.append(f"const long long *finish = (const long long *)(table + {columns} * count);")
+        return lines
+
+    def _launched(self) -> list[str]:
+        """The statements of the launches: after an error there is none."""
+        launches, size = self._launches(), len(FINISH)
+        calls = [f"{self.name}_launch({x.kernel}, {x.blocks}, {x.arguments}, stream)" for x in launches]
+        if len(calls) == 1:
+            return [f"return {calls[0]};"]
+        lines = []
+        for x in launches:
+            if x.arguments.startswith("joins"):
+                stage = x.arguments.removeprefix("joins_")
+                lines.append(f"const long long *first_{stage} = finish + {size * x.first} * count;")
+                lines.append(f"void *{x.arguments}[] = {{&first_{stage}}};")
+        if self._between():
+            last = ", &finish" if self.reduced else ""
+            lines.append(f"void *numbers[] = {{&count, &bound, &given, &table{last}}};")
+        lines.append(f"cudaError_t error = {calls[0]};")
+        for call in calls[1:]:
+            lines += ["if (error == cudaSuccess)", f"    error = {call};"]
+        return [*lines, "return error;"]
 
     def _type(self, name: str) -> str:
         dtype = self.layout.dtype(name) if name in dict(self.layout.dtypes) else "float32"
         form = self.layout.format(name)
+        if name in self.singles:
+            return "double *"
         kind = "void" if form else {"uint16_t": "unsigned short", "int16_t": "short", "int8_t": "signed char"}.get(
             STORAGE[dtype], STORAGE[dtype]
         )  # fmt: skip
@@ -182,7 +288,9 @@ class CudaFile(OneFile):
             "number": "tensor->number & 0xffffff",
         }
         if value.op is Op.STEP:
-            return "t"
+            return "(double)(shared->step + 1)" if value.arg and self.counts_model else "t"
+        if value.op is Op.FACT and name == "numel":
+            return "(double)tensor->size"
         if value.op is Op.FACT:
             return f"(double)({words[name]})" if name in WORDS else literal(EPS[self.dtype])
         if value.op is Op.LOAD:
@@ -206,22 +314,7 @@ class CudaFile(OneFile):
         lines += [f"row[{i}] = {printer.text(c.value)};" for i, c in enumerate(program.scalars.columns)]
         values = [(self.counted[s.buffer], printer.text(s.value)) for s in program.scalars.stores]
         news = [f"const double new_{name} = {text};" for name, text in values]
-        return (lines + news, [f"tensor->{name} = new_{name};" for name, _ in values]), len(program.scalars.columns)
-
-
-def filled_c(template: str, known: Mapping[str, str], parts: Mapping[str, list[str]]) -> list[str]:
-    """The lines of a template: `<part>` alone in a line stands for lines, and elsewhere for a text."""
-    lines: list[str] = []
-    for line in template.rstrip("\n").split("\n"):
-        part = line.strip()[1:-1]
-        if line.strip() == f"<{part}>" and part in parts:
-            margin = line[: len(line) - len(line.lstrip())]
-            lines += [f"{margin}{x}" for x in parts[part]]
-            continue
-        for name, text in known.items():
-            line = line.replace(f"<{name}>", text)
-        lines.append(line)
-    return lines
+        return (lines + news, [f"tensor->{name} = new_{name};" for name, _ in values]), len(program.columns)
 
 
 files = CudaFile.files

@@ -15,8 +15,9 @@ from ..cstyle.element import ElementWriter, Parameter
 from .plan import GIVEN, THREADS, bound_lines, given_lines, pack_width
 from .words import DIALECT
 
-_KIND = {Op.SUM: "SUM", Op.MIN: "LOWEST", Op.MAX: "HIGHEST"}
-_NOTHING = {Op.SUM: "0", Op.MIN: "INFINITY", Op.MAX: "-INFINITY"}
+#: The word of a reduction in CUDA C, and the reduction of no elements.
+KIND = {Op.SUM: "SUM", Op.MIN: "LOWEST", Op.MAX: "HIGHEST"}
+NOTHING = {Op.SUM: "0", Op.MIN: "INFINITY", Op.MAX: "-INFINITY"}
 
 #: Blocks that a multiprocessor must have room for: two, so that a thread has 128 registers. Without this number, the
 #: compiler may move values to local memory to make room for more blocks.
@@ -139,7 +140,7 @@ class StageKernel:
     def _totals(self, *places: str) -> list[str]:
         """The variables of reductions, with their first values."""
         return [
-            f"double {self.writer.names[r.name]} = {_NOTHING[r.value.op]};" for r in self.nest.totals(*places)
+            f"double {self.writer.names[r.name]} = {NOTHING[r.value.op]};" for r in self.nest.totals(*places)
         ]  # fmt: skip
 
     # Elements
@@ -253,7 +254,7 @@ class StageKernel:
         for r in self.nest.totals(TENSOR):
             name = self.writer.names[r.name]
             lines += [
-                f"{name} = over_block({_KIND[r.value.op]}, {name});",
+                f"{name} = over_block({KIND[r.value.op]}, {name});",
                 *block("if (threadIdx.x == 0)", [f"{self._slots(r)}[{part}.slot] = {name};"]),
             ]
         return lines
@@ -268,7 +269,7 @@ class StageKernel:
         """
         wide = self.wide
         columns = [f"double {self.writer.names[r.name]}[{wide}];" for r in self.nest.totals(COL)]
-        clear = [f"{self.writer.names[r.name]}[e] = {_NOTHING[r.value.op]};" for r in self.nest.totals(COL)]
+        clear = [f"{self.writer.names[r.name]}[e] = {NOTHING[r.value.op]};" for r in self.nest.totals(COL)]
         begin = ["#pragma unroll", *block(f"for (int e = 0; e < {wide}; ++e)", clear)] if clear else []
         return [
             *self._begin(),
@@ -316,7 +317,7 @@ class StageKernel:
         for r in self.nest.totals(ROW):
             name = self.writer.names[r.name]
             lines += [
-                f"{name} = over_lanes({_KIND[r.value.op]}, {name}, lanes);",
+                f"{name} = over_lanes({KIND[r.value.op]}, {name}, lanes);",
                 *block(
                     "if (lane == 0 && line < tile.bottom)",
                     [f"{self._slots(r)}[tile.row_slots + line] = {name};"],
@@ -330,6 +331,6 @@ class StageKernel:
             name = self.writer.names[r.name]
             first = f"tile.left + {self.wide} * lane"
             target = f"{self._slots(r)} + tile.col_slots + tile.matrix * tile.width + {first}"
-            arguments: Sequence[Sequence[str]] = [[_KIND[r.value.op], name, "lanes", target, f"tile.right - ({first})"]]
+            arguments: Sequence[Sequence[str]] = [[KIND[r.value.op], name, "lanes", target, f"tile.right - ({first})"]]
             lines += call_lines("leave_columns", arguments, ";")
         return lines

@@ -153,6 +153,21 @@ __device__ inline double over_block(int kind, double total)
 }}
 """
 
+_OVER_ALL = """\
+// What the threads of a block have, joined in an order that never changes; all of them have it.
+__device__ inline double over_all(int kind, double total)
+{
+    __shared__ double all;
+    total = over_block(kind, total);
+    if (threadIdx.x == 0)
+        all = total;
+    __syncthreads();
+    total = all;
+    __syncthreads();
+    return total;
+}
+"""
+
 _LEAVE_COLUMNS = f"""\
 // Leaves the totals of columns: the threads of the first line join what those below them have of the same columns.
 template <int width> __device__ inline void leave_columns(
@@ -200,6 +215,12 @@ extern "C" __global__ void __launch_bounds__({THREADS}) finish(const Finish *res
 }}
 """
 
+
+def finish_kernel(name: str) -> str:
+    """The kernel that finishes reductions, under a name of its own."""
+    return FINISH_KERNEL.replace(" finish(", f" {name}(")
+
+
 #: The fixed parts by the pattern of their use, each before its use.
 _PARTS: Mapping[str, str] = {
     r"\bChunk\b": _struct("Chunk", CHUNK, "Elements start to stop of one tensor, and where its totals go."),
@@ -217,6 +238,7 @@ _PARTS: Mapping[str, str] = {
     r"\bjoined\(": _JOINED,
     r"\bover_lanes\(": _OVER_LANES,
     r"\bover_block\(": _OVER_BLOCK,
+    r"\bover_all\(": _OVER_ALL,
     r"\bleave_columns\(": _LEAVE_COLUMNS,
 }
 

@@ -1,7 +1,7 @@
 // What the host part of a printed file takes of CUDA's runtime, on a CPU: a launch runs its blocks.
 #pragma once
 
-enum cudaError_t { cudaSuccess = 0 };
+enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidConfiguration = 9, cudaErrorLaunchFailure = 719 };
 typedef void *cudaStream_t;
 
 struct dim3 {
@@ -11,17 +11,21 @@ struct dim3 {
 
 extern "C" void cuda_launch(void (*kernel)(void **), void **arguments, unsigned grid, unsigned block, int backwards);
 
-inline const void *cuda_kernel;
-
-inline void cuda_call(void **a)
-{
-    typedef void (*Kernel)(void *, void *, void *, void *, void *, void *);
-    ((Kernel)cuda_kernel)(*(void **)a[0], *(void **)a[1], *(void **)a[2], *(void **)a[3], *(void **)a[4], *(void **)a[5]);
+// The launches before one that fails.
+extern "C" {
+int cuda_launches_left = 1 << 30;
 }
 
-inline cudaError_t cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **arguments, unsigned long, cudaStream_t)
+template <typename... A>
+inline cudaError_t cudaLaunchKernel(
+    void (*kernel)(A...), dim3 grid, dim3 block, void **arguments, unsigned long, cudaStream_t)
 {
-    cuda_kernel = kernel;
-    cuda_launch(cuda_call, arguments, grid.x, block.x, 0);
+    static void (*chosen)(A...);
+    if (cuda_launches_left-- <= 0)
+        return cudaErrorLaunchFailure;
+    if (grid.x == 0)
+        return cudaErrorInvalidConfiguration;
+    chosen = kernel;
+    cuda_launch([](void **given) { cuda_call(chosen, given); }, arguments, grid.x, block.x, 0);
     return cudaSuccess;
 }
