@@ -122,8 +122,10 @@ class ShapedStage(StageSource):
 
     def _tile(self) -> list[str]:
         """The statements for a tile."""
+        # No tile begins below the height. The minimum keeps LLVM from a running address in registers for each element
+        # under a mask: it computes addresses where they are used.
         return [
-            "line = matrix * height + first",
+            "line = matrix * height + (first if ALL else tl.minimum(first, height))",
             "start = line * width + left",
             "below = None if ALL else (plane < batch - matrix) & (down < bottom - first)",
             "inside = None if ALL else beside & below",

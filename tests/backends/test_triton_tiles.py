@@ -23,17 +23,20 @@ from tests.backends.triton_tiles import JUDGES, TileFacts, compiled, executed
 #: Reductions to rows, to columns and to numbers, few arrays and many.
 SPOT = ("adafactor", "came", "sm3", "adamp", "adam_mini")
 
+#: The accesses of local memory by a thread for a whole tile, in the rules that have any.
+LOCAL = {"apollo": 1, "ranger21": 2}
+
 #: 10,240 by 10,240.
 ELEMENTS = 10240**2
 
 
 def check(facts: TileFacts) -> None:
-    """Programs hardly wait longer than memory or arithmetic take, and keep hardly anything of whole tiles elsewhere."""
+    """Programs hardly wait longer than memory or arithmetic take, and keep whole tiles in registers."""
     limits = facts.seconds(ELEMENTS)
     waiting = limits.pop("waiting")
     assert facts.programs >= 2, facts
     assert waiting <= 1.4 * max(limits.values()), (facts, waiting, limits)
-    assert facts.local <= sum(facts.instructions.values()) / 50, facts
+    assert facts.local <= LOCAL.get(facts.kernel.split(" ")[0], 0), facts
 
 
 def check_rules(rules: Sequence[str]) -> None:
@@ -97,7 +100,7 @@ def test_a_kernel_waits_for_memory_where_few_programs_share_a_multiprocessor() -
     with pytest.raises(AssertionError):
         check(few)
     with pytest.raises(AssertionError):
-        check(replace(facts, local=3))
+        check(replace(facts, local=1))
 
 
 @pytest.mark.parametrize(("backend", "stage", "bound"), [("cuda", 0, 64), ("cuda", 1, 48), ("hip", 0, None)])

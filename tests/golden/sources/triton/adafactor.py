@@ -49,7 +49,7 @@ def stage_0_tiles(
     sum_g_squared_col = tl.full((MATRICES, ROWS, COLUMNS), 0.0, tl.float64)
     sum_p_squared = tl.full((MATRICES, ROWS, 1), 0.0, tl.float64)
     for first in range(top, bottom, ROWS):
-        line = matrix * height + first
+        line = matrix * height + (first if ALL else tl.minimum(first, height))
         start = line * width + left
         below = None if ALL else (plane < batch - matrix) & (down < bottom - first)
         inside = None if ALL else beside & below
@@ -163,7 +163,7 @@ def stage_1_tiles(
     b = tl.load(b_at + matrix * width + left + columns, mask=beside)
     sum_u_squared = tl.full((MATRICES, ROWS, 1), 0.0, tl.float64)
     for first in range(top, bottom, ROWS):
-        line = matrix * height + first
+        line = matrix * height + (first if ALL else tl.minimum(first, height))
         start = line * width + left
         below = None if ALL else (plane < batch - matrix) & (down < bottom - first)
         inside = None if ALL else beside & below
@@ -273,7 +273,7 @@ def stage_2_tiles(
     i = rows * width.to(tl.int32) + along
     b = tl.load(b_at + matrix * width + left + columns, mask=beside)
     for first in range(top, bottom, ROWS):
-        line = matrix * height + first
+        line = matrix * height + (first if ALL else tl.minimum(first, height))
         start = line * width + left
         below = None if ALL else (plane < batch - matrix) & (down < bottom - first)
         inside = None if ALL else beside & below
