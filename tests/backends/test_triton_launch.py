@@ -47,7 +47,7 @@ def launched(kind: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Block, dict[st
 def test_blocks_and_registers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert launched("floats", monkeypatch) == (Block(1024, 128), {})
     assert launched("random", monkeypatch) == (Block(512, 128), {})
-    assert launched("codes", monkeypatch) == (Block(512, 64), {"maxnreg": 88})
+    assert launched("codes", monkeypatch) == (Block(512, 64), {"maxnreg": 96})
     assert launched("softsign", monkeypatch) == (Block(512, 64), {"maxnreg": 96})
     assert launched("reductions", monkeypatch) == (Block(1024, 128), {})
 
