@@ -111,7 +111,8 @@ def _few(count: int, condition: float) -> Array:
 
 
 def _deficient(count: int, condition: float) -> Array:
-    return np.where(np.arange(count) < count // 2, np.geomspace(1, 1 / condition, count), 0.0)
+    half = count // 2
+    return np.concatenate([np.geomspace(1, 1 / condition, half), np.zeros(count - half)])
 
 
 #: Name -> the singular values, from their count and the largest over the smallest.

@@ -23,6 +23,7 @@ from rulec.errors import RulecError, StateMismatch, TensorError
 from rulec.functional.plan import Options
 from rulec.jax.packing import Packed, packed
 from rulec.jax.recipe import recipe
+from rulec.jax.state import Shown
 from rulec.jax.transform import of_recipe
 from tests.checkpoint.runs import ROOT, JaxRun, first_parameters, gradients
 
@@ -102,7 +103,7 @@ def test_states_inside_of_optax_are_found(file: Path) -> None:
 
 
 def test_fields_may_have_optaxs_names(adamw: JaxRun, file: Path) -> None:
-    tx = of_recipe(recipe("adamw", ADAMW, None), Options(), {"m": "mu", "v": "nu"})
+    tx = of_recipe(recipe("adamw", ADAMW, None), Options(), {"m": Shown("mu"), "v": Shown("nu")})
     params, state = trained(tx, tree(), tx.init(tree()), range(3))
     rulec.jax.save(file, "adamw", params, state)
     loaded = rulec.jax.load(file, "adamw", params, like=tx.init(tree()))

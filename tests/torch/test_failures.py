@@ -37,7 +37,7 @@ ON_THE_WAY = (
 )
 
 #: Matrices exchanged once, and all else by a rule that reduces: in one step.
-MIXED = PLAIN % "float32" + "applies_to: ndim == 2\notherwise: lamb\n"
+MIXED = PLAIN % ("float32", "direct") + "applies_to: ndim == 2\notherwise: lamb\n"
 
 
 @contextmanager
