@@ -15,6 +15,7 @@ from rulec.language.expr.node import Kind, Node, Op, node, walk
 from rulec.language.hyper import Hyper
 from rulec.language.rule_data import RuleData
 from rulec.language.source import Span
+from rulec.language.statistics import Watched
 
 AXES = "knbij"
 
@@ -82,8 +83,9 @@ def axes_of_letters(letters: str) -> Axes:
 class Buffer:
     """Memory that stages load from and store to. Its dtype is in the layout.
 
-    `role` is `param`, `grad`, `state`, `input`, or `scratch`; one stage stores scratch and later stages load it. `init`
-    is a state's first value, as an expression of hyper-parameters, shape facts and the parameter `p`.
+    `role` is `param`, `grad`, `state`, `input`, `scratch` or `statistic`; one stage stores scratch and later stages load
+    it. A statistic has no memory: the runtime takes its value after the last stage. `init` is a state's first value, as
+    an expression of hyper-parameters, shape facts and the parameter `p`.
     """
 
     name: str
@@ -197,7 +199,7 @@ class Program:
     in the rule, in its order. Programs of one rule for different shapes match their joins by site.
     `counts` are the values that must be whole numbers. `memory` says how the parameter and states are stored, beyond
     their dtypes. `static` are the values of static hyper-parameters.
-    `written` has the author's line and expression of each value, for errors.
+    `written` has the author's line and expression of each value, for errors. `watch` are the statistics it measures.
 
     Two compilations of one rule for one set of decisions are the same object.
     """
@@ -226,6 +228,7 @@ class Program:
     meant: Mapping[int, Mapping[str, Axes]] = field(default_factory=dict)
     static: Mapping[str, float] = field(default_factory=dict)
     written: Mapping[Node, Written] = field(default_factory=dict)
+    watch: Watched = ()
 
     def buffer(self, buffer_name: str) -> Buffer:
         """The buffer of this name."""
@@ -235,6 +238,11 @@ class Program:
     def states(self) -> tuple[Buffer, ...]:
         """The buffers of the rule's states."""
         return tuple(b for b in self.buffers if b.role == "state")
+
+    @property
+    def statistics(self) -> tuple[Buffer, ...]:
+        """The statistics that a step measures, as buffers without memory."""
+        return tuple(b for b in self.buffers if b.role == "statistic")
 
     @property
     def columns(self) -> tuple[Column, ...]:

@@ -165,12 +165,12 @@ def array_buffers(program: Program) -> list[Buffer]:
 
     The other buffers are single numbers for a tensor, a group or the model.
     """
-    return [b for b in program.buffers if not b.axes.number]
+    return [b for b in program.buffers if not b.axes.number and b.role != "statistic"]
 
 
 def is_viewed(program: Program) -> bool:
     """Whether a program sees tensors as matrices, or the places of elements: then they must be contiguous in memory."""
-    kept = any(not b.axes.number and not b.axes.elementwise for b in program.buffers)
+    kept = any(not b.axes.elementwise for b in array_buffers(program))
     scratch = any(b.role == "scratch" for b in program.buffers)
     return bool(kept or scratch or program.vectors) or is_shaped(program) or has_chance(program)
 

@@ -26,7 +26,7 @@ from rulec.compiler.ir import (
 )
 from rulec.compiler.simplify import fold_node, of_operations
 from rulec.compiler.view import grouping, placed_as
-from rulec.compiler.weights import part_axes, stored, unbiased, weight, with_memory
+from rulec.compiler.weights import in_memory, part_axes, stored, unbiased, weight, with_memory
 from rulec.compiler.widen import widened
 from rulec.language.evaluations import standalone
 from rulec.language.expr.arithmetic import NUMPY, number_known
@@ -50,6 +50,7 @@ from rulec.language.expr.static import lowered
 from rulec.language.expr.text import expression_text
 from rulec.language.rule_data import Assign, Branch, RuleData, Statement, conditions, differs_by_shape
 from rulec.language.source import Span, rule_error
+from rulec.language.statistics import STORED, UPDATE, Watched
 
 _ELEMENT = axes_of_letters("knbij")
 
@@ -73,6 +74,7 @@ class _Lowering:
     axes: AxisInference
     assumed: Mapping[int, bool] = field(default_factory=dict)
     meant: Mapping[int, Mapping[str, Axes]] = field(default_factory=dict)
+    watch: Watched = ()
     over: dict[int, dict[str, Axes]] = field(default_factory=dict)
     predicates: dict[int, Node] = field(default_factory=dict)
     sites: dict[Node, Site] = field(default_factory=dict)
@@ -88,7 +90,8 @@ class _Lowering:
 
     def __post_init__(self) -> None:
         self._places = {id(branch): place for place, branch in enumerate(conditions(self.rule.step))}
-        self._joins = any(map(is_wide, walk(self.rule.expressions)))
+        measured = [each.value for _, each in self.watch]
+        self._joins = any(map(is_wide, walk([*self.rule.expressions, *measured])))
         self._differs = self._joins and differs_by_shape(self.rule)
 
     def expression(self, value: Node) -> Node:
@@ -302,13 +305,13 @@ def is_made_of(value: Node, leaves: Container[Op]) -> bool:
 
 def lower(
     rule: RuleData, facts: Mapping[str, float], static: Mapping[str, float], assumed: Mapping[int, bool] | None = None,
-    memory: Memory = PLAIN, meant: Mapping[int, Mapping[str, Axes]] | None = None,
+    memory: Memory = PLAIN, meant: Mapping[int, Mapping[str, Axes]] | None = None, watch: Watched = (),
 ) -> Program:  # fmt: skip
     """The program of a rule for tensors with these shape facts, in a single stage: later passes cut it.
 
     `static` are the values of static hyper-parameters. `assumed` maps the place of a branch to a truth value: the
     program has only this arm of it, and `meant` is `Program.meant` of the program with both. `memory` says how values
-    are stored. Raises RuleError at the line of a mistake.
+    are stored, and `watch` has the statistics to measure. Raises RuleError at the line of a mistake.
     """
     rule = standalone(rule)
     known = {**facts, **static}
@@ -322,7 +325,7 @@ def lower(
     resolve = _Lowering(rule, known, {**names, "p": node(Op.LOAD, "p"), **{k: node(Op.LOAD, k) for k in states}}, axes)
     extents = {k: tuple(resolve.expression(x) for x in s.shape) for k, s in states.items() if s.shape is not None}
     axes.buffers |= {key: _state_axes(rule, key, extents.get(key), known) for key in states}
-    lowering = _Lowering(rule, known, _leaves(rule, states, memory.weights), axes, assumed or {}, meant or {})
+    lowering = _Lowering(rule, known, _leaves(rule, states, memory.weights), axes, assumed or {}, meant or {}, watch)
     before = dict(lowering.values)
     lowering.statements(rule.step)
     skip = None if rule.skip is None else _truth(lowering.expression(rule.skip))
@@ -333,6 +336,8 @@ def lower(
         value, old = _numeric(lowering.values[key]), before[key]
         if value is not old:
             stores += stored(memory, value) if key == "p" else [_state_store(rule, memory, key, value)]
+    measured = _statistics(lowering, watch, before["p"], memory)
+    stores += [Store(buffer.name, value) for buffer, value in measured]
     buffers = [Buffer("p", "param", _ELEMENT), Buffer("g", "grad", _ELEMENT)]
     counts = [*lowering.counts.values()]
     for key, state in states.items():
@@ -342,6 +347,7 @@ def lower(
     read = {str(n.arg) for n in walk([s.value for s in stores] + ([] if skip is None else [skip])) if n.op is Op.LOAD}
     for key in (key for key in rule.inputs if key in read):
         buffers.append(Buffer(key, "input", axes.buffers[key]))
+    buffers += [buffer for buffer, _ in measured]
     grouped = grouping(rule, known)
     parts = 0 if grouped is None else grouped.parts
     evaluate = resolve.expression(rule.evaluate) if rule.evaluate is not None else None
@@ -349,9 +355,28 @@ def lower(
         rule.name, rule, tuple(buffers), rule.hyper, (Stage(tuple(stores)),), labels=lowering.labels,
         skip=skip, evaluate=evaluate, places=lowering.places, predicates=tuple(lowering.predicates.items()),
         sites=lowering.sites, counts=tuple(_foreseen(count, rule) for count in counts), parts=parts,
-        meant=lowering.over, static=static, written=lowering.written,
+        meant=lowering.over, static=static, written=lowering.written, watch=watch,
     )  # fmt: skip
     return with_memory(program, memory)
+
+
+def _statistics(lowering: _Lowering, watch: Watched, old: Node, memory: Memory) -> list[tuple[Buffer, Node]]:
+    """The statistics to measure, as buffers with their values; RuleError for one that differs between elements."""
+    new = lowering.values["p"]
+    lowering.values |= {"p": old, UPDATE: node(Op.SUB, new, old), STORED: in_memory(memory, new)}
+    done = []
+    for key, statistic in watch:
+        lowering.span = statistic.span
+        value = _numeric(lowering.expression(statistic.value))
+        lowering.note_sites(value, f"statistics.{key}")
+        axes = lowering.axes.axes(value)
+        if {"i", "j"} <= set(axes.letters):
+            raise rule_error(
+                f"the statistic {key} differs from element to element: reduce it, as in mean({key}) or rms({key})",
+                statistic.span,
+            )
+        done.append((Buffer(f"statistics.{key}", "statistic", axes), value))
+    return done
 
 
 def _state_store(rule: RuleData, memory: Memory, key: str, value: Node) -> Store:

@@ -17,6 +17,7 @@ from rulec.compiler.view import grouping, plain_facts, static_defaults
 from rulec.environment import debug_level
 from rulec.language.expr.node import Node, names_in
 from rulec.language.rule_data import RuleData, assignments, conditions, counts_dimensions
+from rulec.language.statistics import Watched
 
 Pass = Callable[[Program], Program]
 
@@ -37,14 +38,15 @@ def shape_conditions(rule: RuleData) -> list[Node]:
 
 def compile(
     rule: RuleData, facts: Mapping[str, float] | None = None, static: Mapping[str, float] | None = None,
-    assumed: Mapping[int, bool] | None = None, whole: bool = False, memory: Memory = PLAIN,
+    assumed: Mapping[int, bool] | None = None, whole: bool = False, memory: Memory = PLAIN, watch: Watched = (),
 ) -> Program:  # fmt: skip
     """The program of `rule` for tensors with these shape facts (by default of a 64 by 64 matrix).
 
     `static` gives static hyper-parameters; other hyper-parameters are read when a step runs and never recompile
     anything. `assumed` maps places in `Program.predicates` to truth values: their branches are decided. `whole` leaves
-    out the last pass. `memory` says how values are stored, beyond their dtypes. Programs are
-    shared: facts that decide every condition alike give the same object.
+    out the last pass. `memory` says how values are stored, beyond their dtypes. `watch` are the statistics to measure,
+    from `rulec.language.statistics.watched`. Programs are shared: facts that decide every condition alike give the same
+    object.
 
     Raises RuleError for a mistake in the rule as a whole, such as shapes that do not fit. Without facts, counts that
     depend on no shape are checked too; with facts, call `check_counts`.
@@ -59,8 +61,8 @@ def compile(
         # A local may stand for a shape fact: conditions on it are decided only when the lines are walked.
         decisions += tuple(sorted(facts.items()))
     decisions += _rank(rule, known)
-    key = id(rule), decisions, tuple(sorted(static.items())), tuple(sorted((assumed or {}).items())), whole, memory
-    program = _compile(_Request(key, rule, facts, static, assumed, whole, memory))
+    key = id(rule), decisions, tuple(sorted(static.items())), tuple(sorted((assumed or {}).items())), whole
+    program = _compile(_Request((*key, memory, watch), rule, facts, static, assumed, whole, memory, watch))
     return check_counts(program, static) if shapeless else program
 
 
@@ -87,14 +89,16 @@ class _Request:
     assumed: Mapping[int, bool] | None = field(compare=False)
     whole: bool = field(compare=False)
     memory: Memory = field(compare=False)
+    watch: Watched = field(compare=False)
 
 
 @functools.lru_cache(maxsize=512)
 def _compile(request: _Request) -> Program:
     program = None
     for name, program in passes(
-        request.rule, request.facts, request.static, request.assumed, request.whole, memory=request.memory
-    ):
+        request.rule, request.facts, request.static, request.assumed, request.whole, memory=request.memory,
+        watch=request.watch,
+    ):  # fmt: skip
         if debug_level() >= 3:
             from rulec.compiler.text import program_text
 
@@ -106,13 +110,14 @@ def _compile(request: _Request) -> Program:
 def passes(
     rule: RuleData, facts: Mapping[str, float], static: Mapping[str, float], assumed: Mapping[int, bool] | None = None,
     whole: bool = False, layout: Callable[[Program], Layout] | None = None, memory: Memory = PLAIN,
+    watch: Watched = (),
 ) -> Iterator[tuple[str, Program]]:  # fmt: skip
     """The name of each pass and the program after it, as printed by `rulec show --passes`.
 
     `layout` chooses the layout of a program; without it, the pass that depends on the layout is left out.
     """
-    undecided = lower(rule, facts, static, memory=memory)
-    program = lower(rule, facts, static, assumed, memory, undecided.meant) if assumed else undecided
+    undecided = lower(rule, facts, static, memory=memory, watch=watch)
+    program = lower(rule, facts, static, assumed, memory, undecided.meant, watch) if assumed else undecided
     program = verify(program, "lower")
     if assumed:
         program = replace(program, reduced=reduced_states(infer_axes(undecided)))

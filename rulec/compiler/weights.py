@@ -122,6 +122,18 @@ def stored(memory: Memory, new: Node) -> list[Store]:
     return [Store("p", high), Store(PARTS[kind].name, part_value(kind, new, high))]
 
 
+def in_memory(memory: Memory, new: Node) -> Node:
+    """A new parameter as its memory keeps it: rounded to the parameter's dtype, or the weight of 32 bits itself."""
+    if memory.weights == "stochastic":
+        return stored(memory, new)[0].value
+    if memory.weights:
+        return new
+    # Veltkamp's splitting: `machine_eps` is 2**-23 in float32, where the number stays as it is.
+    factor = node(Op.ADD, const(1), node(Op.MUL, node(Op.FACT, "machine_eps"), const(2.0**23)))
+    scaled = node(Op.MUL, factor, new)
+    return node(Op.SUB, scaled, node(Op.SUB, scaled, new))
+
+
 def chance(buffer: str, draw: int, piece: tuple[str, ...] = ()) -> Node:
     """A random whole number below 2**16 for each element of a buffer.
 

@@ -359,7 +359,8 @@ def _warning(what: str, span: Span | None) -> RuleError:
 def _read_beside_step(rule: RuleData) -> set[str]:
     """The names that a rule reads outside of its step. The rate of a rule that assigns `p` itself is not read."""
     rate = const(0) if rule.assigns_parameter and not rule.wraps else rule.rate
-    return set(names_in(replace(rule, step=(), rate=rate).expressions))
+    measured = [each.value for each in rule.statistics.values()]
+    return set(names_in([*replace(rule, step=(), rate=rate).expressions, *measured]))
 
 
 def _walk_back(

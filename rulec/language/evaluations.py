@@ -61,8 +61,9 @@ def lowered(rule: AnyRule) -> AnyRule:
         moves.append(Move(_seen_from(rule, title, step, place), at.when, gradient_of(points[place])))
     end = _seen_from(rule, rule.name, rule.step, len(rule.passes))
     skip, values = rule.skip, _values(rule, len(rule.passes))
+    statistics = {key: replace(s, value=_replaced(s.value, values)) for key, s in rule.statistics.items()}
     return replace(
-        rule, step=end.step, inputs=end.inputs, passes={}, moves=tuple(moves),
+        rule, step=end.step, inputs=end.inputs, passes={}, moves=tuple(moves), statistics=statistics,
         skip=None if skip is None else _replaced(skip, values),
     )  # fmt: skip
 

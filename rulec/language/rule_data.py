@@ -103,6 +103,18 @@ class Pass:
 
 
 @dataclass(frozen=True)
+class Statistic:
+    """A value of a step that is measured and not kept: one number for a tensor, group or model, or one a row or column.
+
+    `value` is an expression of the names of a step, as they are at its end, but for `p`, the parameter before it, and
+    `update`, its change.
+    """
+
+    value: Node
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
 class Routing:
     """The rule for tensors outside a rule's `applies_to`.
 
@@ -176,6 +188,7 @@ class RuleData:
     wraps_shape: tuple[Node, ...] | None = None
     passes: Mapping[str, Pass] = field(default_factory=dict)
     moves: tuple[Move, ...] = ()
+    statistics: Mapping[str, Statistic] = field(default_factory=dict)
     interop: Mapping[str, Any] = field(default_factory=dict)
     path: Path | None = field(default=None, compare=False, repr=False)
     function: Any = field(default=None, compare=False, repr=False)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, cast
 
@@ -23,7 +24,18 @@ from rulec.language.expr.names import CONSTANTS, RESERVED
 from rulec.language.expr.node import FACTS, Kind, Node, Op, const, name, names_in, node, rewrite, walk
 from rulec.language.expr.text import expression_text
 from rulec.language.hyper import Hyper
-from rulec.language.rule_data import RATE, AnyRule, Assign, Branch, Pass, RuleData, State, Statement, assignments
+from rulec.language.rule_data import (
+    RATE,
+    AnyRule,
+    Assign,
+    Branch,
+    Pass,
+    RuleData,
+    State,
+    Statement,
+    Statistic,
+    assignments,
+)
 from rulec.language.sizes import with_sizes
 
 #: Attributes of a rule as a whole: of several composed rules at most one may have each.
@@ -66,7 +78,10 @@ def rename_all(rule: AnyRule, rename: Mapping[str, str]) -> AnyRule:
     state = {rename.get(k, k): v for k, v in rule.state.items()}
     evaluate, skip = (None if x is None else replace_names(x, values) for x in (rule.evaluate, rule.skip))
     passes = map_passes(rule.passes, lambda n: replace_names(n, values))
-    return replace(rule, step=step, state=state, evaluate=evaluate, skip=skip, passes=passes)
+    statistics = map_statistics(rule.statistics, lambda n: replace_names(n, values))
+    return replace(
+        rule, step=step, state=state, evaluate=evaluate, skip=skip, passes=passes, statistics=statistics
+    )
 
 
 def map_passes(passes: Mapping[str, Pass], change: Callable[[Node], Node]) -> dict[str, Pass]:
@@ -75,6 +90,14 @@ def map_passes(passes: Mapping[str, Pass], change: Callable[[Node], Node]) -> di
         key: replace(each, point=change(each.point), when=None if each.when is None else change(each.when))
         for key, each in passes.items()
     }
+
+
+def map_statistics(
+    statistics: Mapping[str, Statistic], change: Callable[[Node], Node], prefix: str = ""
+) -> dict[str, Statistic]:  # fmt: skip
+    """The statistics with every expression passed through `change`, named `prefix.…` where there is a prefix."""
+    start = f"{prefix}." if prefix else ""
+    return {f"{start}{key}": replace(each, value=change(each.value)) for key, each in statistics.items()}
 
 
 def own_names(rule: RuleData) -> list[str]:
@@ -100,6 +123,11 @@ def inline(rule: RuleData, prefix: str, value: Node, draws: int = 0) -> list[Sta
     Its random draws are numbered from `draws` on.
     """
     return _with_input(prefixed(shifted_draws(check_callable(rule), draws), prefix), prefix, value)
+
+
+def statistics_inside(rule: RuleData, prefix: str, value: Node) -> dict[str, Statistic]:
+    """The statistics of a rule that `inline` puts into the lines of another, named `prefix.…`."""
+    return map_statistics(prefixed(rule, prefix).statistics, partial(replace_names, values={"g": value}), prefix)
 
 
 def count_draws(rule: RuleData) -> int:
@@ -311,11 +339,13 @@ def _join(
         parts.append(prefixed(shifted_draws(rule, draws), key))
         draws += count_draws(rule)
     step: list[Statement] = []
+    statistics: dict[str, Statistic] = {}
     for index, (key, value) in enumerate(zip(keys, inputs, strict=True)):
         step.extend(_with_input(parts[index], key, value))
         skip = parts[index].skip
         if skip is not None:
             parts[index] = replace(parts[index], skip=replace_names(skip, {"g": value}))
+        statistics |= map_statistics(parts[index].statistics, partial(replace_names, values={"g": value}), key)
     joined = type(rules[0])(
         name=rule_name,
         step=(*step, *last),
@@ -323,6 +353,7 @@ def _join(
         state={key: state for part in parts for key, state in part.state.items()},
         inputs=unify_inputs(rules),
         rate=RATE if any(rule.assigns_parameter for rule in rules) else common_rate(rules),
+        statistics=statistics,
         **single_attributes(parts),
     )
     taken = {*joined.hyper, *joined.inputs, *RESERVED, *(f"{key}.g" for key in keys), *map(gradient_of, joined.passes)}
@@ -401,8 +432,10 @@ def substitute_hyper(rule: AnyRule, values: Mapping[str, Node]) -> AnyRule:
     optional: dict[str, Any] = {
         k: change(v) for k in (*kept, "evaluate", "skip", "applies_to") if (v := getattr(rule, k))
     }
-    passes = map_passes(rule.passes, change)
-    return replace(rule, state=state, step=map_nodes(rule.step, change), passes=passes, **optional)
+    passes, statistics = map_passes(rule.passes, change), map_statistics(rule.statistics, change)
+    return replace(
+        rule, state=state, step=map_nodes(rule.step, change), passes=passes, statistics=statistics, **optional
+    )
 
 
 _OF_LINES = (Kind.MATRIX, Kind.RANDOM, Kind.REDUCE)

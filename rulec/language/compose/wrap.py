@@ -24,7 +24,18 @@ from rulec.language.expr.node import PLACED, Node, Op, const, name, names_in, no
 from rulec.language.hyper import DEFAULT_LR, Hyper, well_known_range
 from rulec.language.parse.expression import parse_expression
 from rulec.language.parse.located import Text
-from rulec.language.rule_data import RATE, AnyRule, Assign, Branch, RuleData, State, Statement, assignments, conditions
+from rulec.language.rule_data import (
+    RATE,
+    AnyRule,
+    Assign,
+    Branch,
+    RuleData,
+    State,
+    Statement,
+    Statistic,
+    assignments,
+    conditions,
+)
 from rulec.language.sizes import with_sizes
 from rulec.language.source import Source, Span, rule_error
 
@@ -96,6 +107,7 @@ def _wrapped(wrapper: AnyRule, rules: Sequence[AnyRule]) -> AnyRule:
         state={key: state for rule in (*inner, called.wrapper) for key, state in rule.state.items()},
         inputs=unify_inputs([*rules, wrapper]),
         rate=RATE if wrapper.assigns_parameter else rate,
+        statistics={**called.wrapper.statistics, **called.statistics()},
         **combine.single_attributes([called.wrapper, *(each.rule for each in called.inner)]),
     )
     kept = {f"{each.key}.{n}" for each in called.inner for n in ("g", "t", "p", "point")}
@@ -127,6 +139,10 @@ class _Called:
         lines = self._lines(self.wrapper.step, top=True)
         return [*lines, Assign("direction", name(f"{self.keys[0]}.direction"))] if self.bound else lines
 
+    def statistics(self) -> dict[str, Statistic]:
+        """The statistics of the wrapped rules, each named by its rule's key. Call `lines` before."""
+        return {key: each for inner in self.inner for key, each in inner.statistics.items()}
+
     def _lines(self, step: Sequence[Statement], top: bool) -> list[Statement]:
         lines: list[Statement] = []
         for line in step:
@@ -155,6 +171,8 @@ class _Inner:
         self.rule = combine.prefixed(combine.shifted_draws(rule, draws), key)
         if wrapper.wraps_shape is not None:
             self.rule = _Shape(wrapper, wrapper.wraps_shape).fitted(self.rule, rule.name)
+        #: The statistics, by the names of the whole rule, once its lines are known.
+        self.statistics: dict[str, Statistic] = {}
         self.hyper = dict(rule.hyper)
         if self.reads_parameter and rule.multiplies_lr:
             self.hyper.setdefault("lr", Hyper(DEFAULT_LR, **well_known_range("lr")))
@@ -181,6 +199,10 @@ class _Inner:
             values["p"] = name(parameter)
             body = combine.map_targets(body, {"p": parameter})
         lines += combine.map_nodes(body, lambda value: combine.replace_names(value, values))
+        measured = {argument: value for argument, value in values.items() if argument != "p"}
+        self.statistics = combine.map_statistics(
+            self.rule.statistics, lambda value: combine.replace_names(value, measured), self.key
+        )
         if self.reads_parameter and not self.original.assigns_parameter:
             step = node(Op.MUL, self.original.rate, name(f"{self.key}.direction"))
             lines.append(Assign(parameter, node(Op.SUB, point, step)))

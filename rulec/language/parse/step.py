@@ -18,7 +18,7 @@ from rulec.language.expr.node import Node, Op, name, names_in, node
 from rulec.language.expr.text import expression_text
 from rulec.language.parse.expression import ExpressionParser, dotted
 from rulec.language.parse.located import Text
-from rulec.language.rule_data import Assign, Branch, RuleData, Statement
+from rulec.language.rule_data import Assign, Branch, RuleData, Statement, Statistic
 from rulec.language.sizes import entries
 from rulec.language.source import Mistakes, Span, did_you_mean, rule_error
 
@@ -41,6 +41,8 @@ class Scope:
     histories: Container[str] = ()
     counts: Mapping[str, float] = field(default_factory=dict)
     called: dict[str, Span] = field(default_factory=dict)
+    #: The statistics of the rules called so far, by their names in the step.
+    statistics: dict[str, Statistic] = field(default_factory=dict)
 
 
 class StepParser:
@@ -268,7 +270,7 @@ class StepParser:
                 f"{called} is called a second time, and both calls would share its states: "
                 f"name it twice under uses, as {{first: {called}, second: {called}}}", span,
             )  # fmt: skip
-        from rulec.language.compose.combine import count_draws, inline
+        from rulec.language.compose.combine import count_draws, inline, statistics_inside
 
         self.scope.called[called] = span
         if rule is None:
@@ -281,6 +283,7 @@ class StepParser:
             self.known |= {f"{called}.direction"} | ({f"{called}.p"} if self.scope.rule.wraps_shape is None else set())
             return name(f"{called}.direction")
         self.blocks[-1].extend(inline(rule, called, args[0], self.expressions.next_draw))
+        self.scope.statistics |= statistics_inside(rule, called, args[0])
         self.expressions.next_draw += count_draws(rule)
         return name(f"{called}.direction")
 

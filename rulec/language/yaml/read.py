@@ -44,9 +44,10 @@ from rulec.language.parse.expression import parse_expression, parse_level, tagge
 from rulec.language.parse.located import Text
 from rulec.language.parse.step import Scope, StepParser
 from rulec.language.rule import Rule
-from rulec.language.rule_data import AnyRule, Make, Pass, Routing, Sizes, State
+from rulec.language.rule_data import AnyRule, Make, Pass, Routing, Sizes, State, Statistic
 from rulec.language.sizes import entries, resized
 from rulec.language.source import Mistakes, Span, did_you_mean, of_kind, rule_error
+from rulec.language.statistics import parsed as parsed_statistic
 from rulec.language.yaml.document import Document, read_document
 from rulec.language.yaml.document import Path as Place
 from rulec.language.yaml.lengths import Lengths
@@ -130,7 +131,7 @@ class _RuleReader:
         """RuleError at the first key that cannot be a name."""
         if problem := title_problem(self.file.name):
             raise rule_error(problem, self.document.span(("name",)))
-        for section in ("hyper", "state", "inputs", "passes"):
+        for section in ("hyper", "state", "inputs", "passes", "statistics"):
             for key in getattr(self.file, section):
                 problem = declared_problem(key)
                 if problem:
@@ -239,7 +240,9 @@ class _RuleReader:
         if unused:
             message = f"{unused[0]} is named under uses but never called: write {unused[0]}(g) in the step"
             raise rule_error(message, self.document.span(("uses",), key=True))
-        return check_direction_free_of_lr(check_rule(with_beginnings(replace(declared, step=step))))
+        return check_direction_free_of_lr(
+            check_rule(with_beginnings(replace(declared, step=step, statistics=scope.statistics)))
+        )
 
     @of_kind("expression")
     def _step(self, scope: Scope) -> Any:
@@ -398,9 +401,16 @@ class _RuleReader:
             expressions["skip"] = self._expression(("skip",), known)
         if self.file.applies_to is not None:
             expressions["applies_to"] = self._expression(("applies_to",), _SHAPE, "a condition", tags=True)
+        if self.file.statistics:
+            expressions["statistics"] = {**body.statistics, **self._statistics(body)}
         if self.file.otherwise is not None:
             expressions["otherwise"] = self._routing()
         return expressions
+
+    @of_kind("expression")
+    def _statistics(self, body: Rule) -> dict[str, Statistic]:
+        texts = {key: self.document.text(("statistics", key)) for key in self.file.statistics}
+        return {key: parsed_statistic(body, key, text) for key, text in texts.items()}
 
     def _rate(self, body: Rule) -> Node:
         """The learning rate of a rule with a direction."""

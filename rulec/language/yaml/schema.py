@@ -132,6 +132,9 @@ class RuleFile(_Strict):
     chain: Components | None = Field(None, description="Rules fed one into the next")
     evaluate: Expression | None = Field(None, description="The point to evaluate the model at")
     skip: Expression | None = Field(None, description="Where true, the step leaves everything as it is")
+    statistics: dict[str, Expression] = Field(
+        default_factory=dict, description="Values to watch in a step, one number for a tensor, group or model"
+    )
     applies_to: Expression | None = Field(None, description="A condition on tensors: their shape facts and tags")
     otherwise: Written | None = Field(None, description="The rule for the other tensors")
     view: ViewEntry | None = None
@@ -184,6 +187,8 @@ WANTED: dict[tuple[str, ...], str] = {
     ("passes", "*"): "an expression, or a mapping with point and when",
     ("passes", "*", "point"): "an expression",
     ("passes", "*", "when"): "an expression",
+    ("statistics",): "a mapping of names to expressions",
+    ("statistics", "*"): "an expression, such as norm(update)",
     ("uses",): f"a list of at most {MAX_COMPONENTS} rules, or a mapping of names to rules",
     ("wraps",): f"a name, such as inner, or a list of 1 to {MAX_WRAPPED} names",
     ("wraps", "*"): "a name, or a mapping with shape",
@@ -231,7 +236,7 @@ def json_schema() -> dict[str, Any]:
         for key, value in model["properties"].items():
             # A key that is left out is left out: of all values only a default may be written as null.
             _tidy(value, null=(name, key) == ("HyperEntry", "default"))
-    for key in ("hyper", "state", "storage", "inputs", "passes"):
+    for key in ("hyper", "state", "storage", "inputs", "passes", "statistics"):
         schema["properties"][key]["propertyNames"] = {"pattern": _NAME_PATTERN}
     schema["oneOf"] = [{"required": [key]} for key in ("step", "plus", "chain")]
     composed = {"anyOf": [{"required": ["plus"]}, {"required": ["chain"]}]}

@@ -113,6 +113,7 @@ def _rule_data(rule: RuleData) -> dict[str, Any]:
     data["passes"] = {key: _pass_entry(each) for key, each in rule.passes.items()}
     data["step"] = step_text(rule.step) + "\n"
     data["rate"] = None if rule.rate is RATE else _plain(rule.rate)
+    data["statistics"] = {key: expression_text(each.value) for key, each in rule.statistics.items()}
     for key in ("evaluate", "skip", "applies_to"):
         value = getattr(rule, key)
         data[key] = None if value is None else expression_text(value)
