@@ -50,7 +50,7 @@ from rulec.language.expr.static import lowered
 from rulec.language.expr.text import expression_text
 from rulec.language.rule_data import Assign, Branch, RuleData, Statement, conditions, differs_by_shape
 from rulec.language.source import Span, rule_error
-from rulec.language.statistics import STORED, UPDATE, Watched
+from rulec.language.statistics import PREFIX, STORED, UPDATE, Watched
 
 _ELEMENT = axes_of_letters("knbij")
 
@@ -368,14 +368,14 @@ def _statistics(lowering: _Lowering, watch: Watched, old: Node, memory: Memory) 
     for key, statistic in watch:
         lowering.span = statistic.span
         value = _numeric(lowering.expression(statistic.value))
-        lowering.note_sites(value, f"statistics.{key}")
+        lowering.note_sites(value, PREFIX + key)
         axes = lowering.axes.axes(value)
         if {"i", "j"} <= set(axes.letters):
             raise rule_error(
                 f"the statistic {key} differs from element to element: reduce it, as in mean({key}) or rms({key})",
                 statistic.span,
             )
-        done.append((Buffer(f"statistics.{key}", "statistic", axes), value))
+        done.append((Buffer(PREFIX + key, "statistic", axes), value))
     return done
 
 

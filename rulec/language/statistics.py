@@ -21,6 +21,9 @@ from rulec.language.source import Source, Span, did_you_mean, rule_error
 #: The change of the parameter, and the new parameter as its memory keeps it: names of statistics alone.
 UPDATE, STORED = "update", "p.stored"
 
+#: The beginning of the names of statistics among the buffers of a program.
+PREFIX = "statistics."
+
 #: The set of statistics called `norms`, as expressions.
 NORMS: Mapping[str, str] = {
     "grad_norm": "norm(grad)",

@@ -25,6 +25,7 @@ from rulec.formats import UNBIASED, Format
 from rulec.language.hyper import checked_seed
 from rulec.language.rule import Rule
 from rulec.language.rule_data import RuleData, assignments, draws
+from rulec.language.statistics import Watch
 from rulec.runtime.arrays import Arrays
 from rulec.runtime.buckets.bucket import Bucket, Tensor
 from rulec.runtime.buckets.bucketing import Buckets
@@ -38,6 +39,7 @@ from rulec.runtime.buckets.scalar_table_device import Scaling
 from rulec.runtime.distributed.shards import GlobalTensor
 from rulec.runtime.evaluations import EvaluationNames, wants
 from rulec.runtime.stages.step import run, was_interrupted
+from rulec.runtime.statistics import Statistics
 from rulec.runtime.storage.options import Storage
 
 __all__ = ["EPS", "Engine", "Launch", "default_hyper", "run", "was_interrupted"]
@@ -51,6 +53,9 @@ class Engine:
     rule's random numbers. `weights` is the kind of parameters of 16 bits in memory, of `rulec.compiler.weights`; empty
     for plain ones. `processes` take part in reductions over groups and the model.
 
+    `watch` are statistics to measure, as in `rulec.language.statistics.watched`; a step measures them where
+    `statistics.due`.
+
     Where `resident`, step counts and scalars of tensors on a device are on the device, and a step can be captured and
     run again. `live` then has arrays on the device by (name, group): hyper-parameters that every step reads anew.
     """
@@ -58,7 +63,7 @@ class Engine:
     def __init__(
         self, rule: Rule, arrays: Arrays, backend: str | Backend | None = None,
         state_dtype: Mapping[str, str] | None = None, maximize: bool = False, seed: int = 0, resident: bool = False,
-        processes: Processes | None = None, weights: str = "",
+        processes: Processes | None = None, weights: str = "", watch: Watch | None = None,
     ) -> None:  # fmt: skip
         self.rule = rule.standalone()
         self.arrays, self.backend_name, self.maximize, self.seed = arrays, backend, maximize, checked_seed(seed)
@@ -79,6 +84,7 @@ class Engine:
         self._ways: dict[Any, RuleData | None] = {}
         self._within: dict[Any, Bucket | None] = {}
         self.passes = EvaluationNames(router.rules)
+        self.statistics = Statistics(router.rules, watch)
         #: Whether an interrupt came into a step that had written.
         self.unfinished = False
         weakref.finalize(self, _forget_buckets, self.tensors).atexit = False
@@ -244,12 +250,17 @@ class Engine:
             self._last = (ids, parts)
         if inputs:
             self._launcher.check_inputs(inputs, len(ids))
+        if self.statistics.due:
+            parts = [part.measured(self.statistics.of(part)) for part in parts]
         launches, alike = self._launcher.launches, self._launcher.are_alike(parts)
-        return [
+        ready = [
             launch
             for part in parts
             for launch in launches(part, grads if part.pick is None else part.pick(grads), inputs or {}, scaling, alike)
         ]
+        if self.statistics.due:
+            self.statistics.take(ready)
+        return ready
 
     def _parts(self, ids: tuple[int, ...], grads: Sequence[Any]) -> list[Part]:
         parts = self._partitions.known.get(ids)

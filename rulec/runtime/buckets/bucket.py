@@ -24,6 +24,7 @@ from rulec.compiler.view import MatrixView
 from rulec.environment import LEVEL
 from rulec.language.expr.node import Node
 from rulec.language.rule import Rule
+from rulec.language.statistics import Watched
 from rulec.runtime.arrays import Vector
 from rulec.runtime.buckets.flat import Sets
 from rulec.runtime.buckets.plan import Plan
@@ -157,6 +158,8 @@ class Bucket:
     turning: bool = False
     turns: np.ndarray[Any, np.dtype[np.int64]] = field(default_factory=lambda: np.zeros(0, np.int64))
     ringed: Version | None = None
+    #: The same bucket under its program with the statistics that were asked for last.
+    measuring: Bucket | None = None
     at_turn: dict[int, Version] = field(default_factory=dict)
     #: The groups of the tensors, in order.
     groups: np.ndarray[Any, np.dtype[np.int64]] = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -193,7 +196,9 @@ class Bucket:
         if not decided:
             return program
         assumed = {place: truth for (place, _), truth in zip(program.predicates, decided, strict=True)}
-        return compile(program.rule, self.facts[0], self.static, assumed, memory=program.memory)
+        return compile(
+            program.rule, self.facts[0], self.static, assumed, memory=program.memory, watch=program.watch
+        )
 
     def _compiled(self, program: Program) -> Version:
         program, layout = scheduled(program, self.layout.of(program), early=not self.parted)
@@ -234,8 +239,9 @@ class Bucket:
             self.states[position].update(turned(self.states[position], self.rings, self.layout, 1))
         chosen = slice(None) if fired is None else fired
         self.turns[chosen] = (self.turns[chosen] + 1) % math.lcm(*map(len, self.rings))
-        for version in self.versions.values():
-            version.call = None
+        self._drop_calls()
+        if self.measuring is not None:
+            self.measuring._drop_calls()
 
     def stop_turning(self) -> None:
         """From now on a step copies the entries of histories: another kernel will know their arrays."""
@@ -267,8 +273,19 @@ class Bucket:
         """The same tensors and states under a program for one part of a step; the part advances `t` where `counts`."""
         held = self.counts if counts else self.counts.held()
         return replace(
-            self, program=program, layout=self.layout.of(program), counts=held, versions={}, sites={}, turning=False
-        )
+            self, program=program, layout=self.layout.of(program), counts=held, versions={}, sites={}, turning=False,
+            measuring=None,
+        )  # fmt: skip
+
+    def measured(self, watch: Watched) -> Bucket:
+        """The same tensors and states under a program that measures these statistics."""
+        known = self.measuring
+        if known is None or known.program.watch != watch:
+            program = compile(
+                self.program.rule, self.facts[0], self.static, memory=self.program.memory, watch=watch
+            )
+            known = self.measuring = self.within(program, counts=True)
+        return known
 
     def of_rows(self, position: int, param: Any, states: Mapping[str, Any]) -> Bucket:
         """The same tensors, where for one of them some rows of it and its states stand, copies of their own."""
@@ -282,5 +299,9 @@ class Bucket:
         """Drops the bound calls: tensors moved, or joined."""
         self.at_turn.clear()
         self.sets.clear()
+        self.measuring = None
+        self._drop_calls()
+
+    def _drop_calls(self) -> None:
         for version in self.versions.values():
             version.call = None

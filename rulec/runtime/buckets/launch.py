@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from rulec.array_api.library import Library
 from rulec.backend.protocol import Rows
 from rulec.compiler.ir import Program
 from rulec.errors import BackendUnsupported, TensorError
 from rulec.kernel.multi_tensor.address import chosen
 from rulec.language.expr.node import Op
+from rulec.language.statistics import Watched
 from rulec.runtime.arrays import Arrays
 from rulec.runtime.buckets.bucket import Bucket, Tensor, Version
 from rulec.runtime.buckets.context import EngineContext
@@ -121,6 +123,16 @@ class Part:
     pick: Callable[[Sequence[Any]], Sequence[Any]] | None
     check: Callable[[Sequence[Any]], Sequence[Any]]
     _portions: dict[Any, list[Portion]] = field(default_factory=dict, repr=False)
+    _measured: Part | None = field(default=None, repr=False)
+
+    def measured(self, watch: Watched) -> Part:
+        """The same tensors, in a bucket under a program that measures these statistics; itself where there are none."""
+        if not watch:
+            return self
+        bucket = self.bucket.measured(watch)
+        if self._measured is None or self._measured.bucket is not bucket:
+            self._measured = replace(self, bucket=bucket, _portions={}, _measured=None)
+        return self._measured
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -211,6 +223,20 @@ class Partitions:
         return Part(bucket, positions, np.array(positions), pick, check)
 
 
+@dataclass(frozen=True)
+class Measured:
+    """The statistics of the tensors of a portion, by name, of one step.
+
+    A value is a number for all tensors, an array with one for each, or a sequence of arrays, one for each tensor, as
+    the `library` of its device has them. `stays` is true for a tensor that skipped the step; None where none did.
+    """
+
+    tensors: Sequence[Tensor]
+    library: Library
+    values: Mapping[str, Any]
+    stays: Any
+
+
 @dataclass(slots=True)
 class Launch:
     """One bucket's share of a step: nothing of it has been written yet.
@@ -229,6 +255,8 @@ class Launch:
     inputs: Mapping[str, Any]
     wrote: bool = False
     skipped: list[str] = field(default_factory=list)
+    #: The statistics of the portions that have run.
+    statistics: list[Measured] = field(default_factory=list)
 
     def stop_turning(self) -> None:
         """Takes the version that copies the entries of histories, now and from now on."""

@@ -16,7 +16,8 @@ import numpy as np
 from rulec.array_api.slices import Pieces, Stacks
 from rulec.compiler.ir import Stage, Store
 from rulec.language.expr.node import Op
-from rulec.runtime.buckets.launch import LARGE, Launch, Portion
+from rulec.language.statistics import PREFIX
+from rulec.runtime.buckets.launch import LARGE, Launch, Measured, Portion
 from rulec.runtime.buckets.plan import VIEWS
 from rulec.runtime.buckets.reductions import Joining, Writing
 from rulec.runtime.stages.evaluate import GapEvaluator
@@ -80,7 +81,10 @@ class StagedRun:
         if reduced:
             yield from between.take(reduced, stages[-1].reduces)
         yield from between.work_out(plan.gaps[-1])
-        self._write_narrow(values, stays, narrow + self._narrow(between, before=False))
+        narrow += self._narrow(between, before=False)
+        if self.program.watch:
+            narrow = self._measured(values, stays, narrow)
+        self._write_narrow(values, stays, narrow)
         self._keep_scalars(portion, stays)
         self._count(portion, stays)
 
@@ -149,12 +153,24 @@ class StagedRun:
     def _new_value(self, store: Store, between: GapEvaluator) -> Any:
         """The value of a store: a number for each tensor where a state is an array of each and its value a number."""
         value = between.values[store.value]
-        if store.value.op in VIEWS:
-            # A new value in the memory of another state must be copied before that state is written.
+        if store.value.op in VIEWS or (store.value.op is Op.RESULT and store.buffer.startswith(PREFIX)):
+            # A new value in the memory of another state must be copied before that state is written. The memory of
+            # reductions is used again by the next portion.
             value = self._copied(value)
-        if between.is_number(store.value) and not self.program.buffer(store.buffer).axes.number:
+        buffer = self.program.buffer(store.buffer)
+        if between.is_number(store.value) and not buffer.axes.number:
             return [between.library.at(value, i) for i in range(between.count)]
         return value
+
+    def _measured(
+        self, values: KernelArguments, stays: Any, narrow: Sequence[tuple[str, Any]]
+    ) -> list[tuple[str, Any]]:  # fmt: skip
+        """Keeps the statistics for whoever asks, and returns the other values."""
+        names = {b.name for b in self.program.statistics}
+        measured = {name.removeprefix(PREFIX): value for name, value in narrow if name in names}
+        known = Measured(values.portion.tensors, self.bucket.library, measured, stays)
+        self.launch.statistics.append(known)
+        return [(name, value) for name, value in narrow if name not in names]
 
     def _copied(self, value: Any) -> Any:
         copy, split = self.bucket.library.copy, self.bucket.library.split
