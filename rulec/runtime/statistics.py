@@ -1,17 +1,23 @@
-"""The statistics of an engine's steps: the programs that measure them, and their values by tensor."""
+"""The statistics of an engine's steps: the programs that measure them, and their values by name and tensor."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from rulec.array_api.library import Library
 from rulec.errors import RuleError
+from rulec.language.expr.node import Op
 from rulec.language.rule import Rule
-from rulec.language.statistics import Watch, Watched, watched
+from rulec.language.statistics import PREFIX, Watch, Watched, watched
 from rulec.runtime.buckets.bucket import Tensor
 from rulec.runtime.buckets.launch import Launch, Measured, Part
+
+#: The place of a value of the whole model in the mapping of a statistic.
+MODEL = "model"
 
 
 class Statistics:
@@ -22,7 +28,7 @@ class Statistics:
     """
 
     def __init__(self, rules: Sequence[Rule], watch: Watch | None) -> None:
-        self.asked, self.due = bool(watch), False
+        self.due = False
         self._watched = _by_rule(rules, watch) if watch else {}
         self._launches: list[Launch] = []
 
@@ -40,38 +46,66 @@ class Statistics:
         """Takes the launches of a step, whose statistics are there once these have run."""
         self._launches += launches
 
-    def values(self) -> Iterator[tuple[Tensor, str, Any]]:
-        """The values of the last step that measured them: tensor, name and value.
+    def measured(self, group_of: Callable[[int], int]) -> list[Values]:
+        """The values of the last step that measured them; `group_of` has the number of a group for users."""
+        return [
+            each
+            for launch in self._launches
+            for measured in launch.statistics
+            for each in _values_of(measured, launch.part.bucket.program.buffer, group_of)
+        ]
 
-        A value is a float64 number, or an array of one number a row, column or matrix, on the tensor's device. It is
-        NaN for a tensor that skipped the step.
-        """
-        for launch in self._launches:
-            for measured in launch.statistics:
-                yield from _values(measured)
+
+@dataclass(frozen=True)
+class Values:
+    """The values of one statistic, one for each of some places: tensors, groups or the model.
+
+    `array` has float64 numbers on the device, of one dimension, in the order of `places`. Where the statistic is a
+    vector of rows, columns or matrices, `shapes` has the shape at each place, and `array` all numbers one after another.
+    """
+
+    name: str
+    places: Sequence[str]
+    array: Any
+    library: Library
+    shapes: Sequence[tuple[int, ...]] | None = None
 
 
-def _values(measured: Measured) -> Iterator[tuple[Tensor, str, Any]]:
-    """The values of the tensors of one portion."""
-    library, count = measured.library, len(measured.tensors)
+def _values_of(measured: Measured, buffer: Callable[[str], Any], group_of: Callable[[int], int]) -> Iterator[Values]:
+    """The values of the statistics of one portion of tensors."""
+    tensors, library = measured.tensors, measured.library
+    names = [tensor.name for tensor in tensors]
     for name, value in measured.values.items():
-        each = value
-        if hasattr(value, "dtype") or isinstance(value, float | int):
-            each = library.spread(library.cast(value, "float64"), (count,))
-        for i, tensor in enumerate(measured.tensors):
-            yield tensor, name, _unless_skipped(measured, i, each[i])
+        axes = buffer(PREFIX + name).axes
+        if not axes.number:
+            yield _vectors(name, tensors, measured, value, axes.letters)
+            continue
+        numbers = _unless_skipped(measured, library.spread(library.cast(value, "float64"), (len(names),)))
+        if "n" in axes.letters:
+            yield Values(name, names, numbers, library)
+        elif not axes.letters:
+            yield Values(name, [MODEL], numbers[:1], library)
+        else:
+            first = {tensor.group: i for i, tensor in reversed([*enumerate(tensors)])}
+            at = np.array([*first.values()], np.int64)
+            yield Values(name, [f"group {group_of(g)}" for g in first], library.take(numbers, at), library)
 
 
-def _unless_skipped(measured: Measured, i: int, value: Any) -> Any:
-    """The value of a tensor; NaN where it skipped the step."""
+def _vectors(name: str, tensors: Sequence[Tensor], measured: Measured, value: Any, letters: str) -> Values:
+    """The values of a statistic for each row, column or matrix."""
+    library, views = measured.library, [tensor.view for tensor in tensors]
+    sides = [(v.rows if "i" in letters else 1, v.cols if "j" in letters else 1) for v in views]
+    shapes = [view.kept_shape(*side, letters) for view, side in zip(views, sides, strict=True)]
+    flat = [library.cast(value[i], "float64").reshape(-1) for i in range(len(tensors))]
+    return Values(name, [t.name for t in tensors], library.join(flat, 0), library, shapes)
+
+
+def _unless_skipped(measured: Measured, numbers: Any) -> Any:
+    """The numbers of tensors; NaN where a tensor skipped the step."""
     stays, library = measured.stays, measured.library
     if stays is None:
-        return value
-    if isinstance(stays, np.ndarray):
-        return value * np.nan if stays[i] else value
-    from rulec.language.expr.node import Op
-
-    return library.arithmetic[Op.WHERE](library.at(stays, i), library.constant(float("nan")), value)
+        return numbers
+    return library.arithmetic[Op.WHERE](stays, library.constant(float("nan")), numbers)
 
 
 def _by_rule(rules: Sequence[Rule], watch: Watch) -> Mapping[int, Watched]:
@@ -79,13 +113,113 @@ def _by_rule(rules: Sequence[Rule], watch: Watch) -> Mapping[int, Watched]:
     words = [*watch.items()] if isinstance(watch, Mapping) else [watch] if isinstance(watch, str) else [*watch]
     done: dict[int, dict[str, Any]] = {id(rule): {} for rule in rules}
     for word in words:
-        mistake: RuleError | None = None
-        lacking = 0
+        mistakes: list[RuleError] = []
         for rule in rules:
             try:
-                done[id(rule)] |= dict(watched(rule, dict([word]) if isinstance(word, tuple) else [word]))
+                done[id(rule)] |= watched(rule, dict([word]) if isinstance(word, tuple) else [word])
             except RuleError as error:
-                mistake, lacking = mistake or error, lacking + 1
-        if mistake is not None and lacking == len(rules):
-            raise mistake
+                mistakes.append(error)
+        if len(mistakes) == len(rules):
+            raise mistakes[0]
     return {key: tuple(each.items()) for key, each in done.items()}
+
+
+@dataclass
+class Schedule:
+    """The steps that measure statistics: the first of every `every` steps. It counts the steps taken."""
+
+    every: int
+    steps: int = 0
+    #: The number of the last step that measured, from 1; 0 before there is one.
+    last: int = field(default=0)
+
+    @property
+    def due(self) -> bool:
+        """Whether the next step measures."""
+        return self.steps % self.every == 0
+
+    def advance(self) -> None:
+        """Counts a step that was taken."""
+        self.steps += 1
+        if (self.steps - 1) % self.every == 0:
+            self.last = self.steps
+
+
+class StepStatistics(Mapping[str, Mapping[str, Any]]):
+    """The statistics of one step: a name to a mapping of places to values, where the step has left them.
+
+    A place is a parameter's name, `group 0`, or `model`. A value is an array without dimensions, or with those of rows,
+    columns or matrices, in float64, on the device; nothing waits for it. `step` is the number of the step, from 1, and 0
+    before the first. `wrap` turns an array between stages into one of the framework, and `numbers_of` numbers on a
+    device into NumPy's.
+    """
+
+    def __init__(
+        self, step: int, measured: Sequence[Values], wrap: Callable[[Any], Any], numbers_of: Callable[[Any], Any]
+    ) -> None:  # fmt: skip
+        self.step = step
+        self._measured, self._wrap, self._numbers_of = measured, wrap, numbers_of
+        self._by_name: dict[str, dict[str, Any]] = {}
+
+    def __getitem__(self, name: str) -> Mapping[str, Any]:
+        if name not in self._by_name:
+            chosen = [values for values in self._measured if values.name == name]
+            if not chosen:
+                raise KeyError(name)
+            self._by_name[name] = {place: value for values in chosen for place, value in self._each(values)}
+        return self._by_name[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(values.name for values in self._measured))
+
+    def __len__(self) -> int:
+        return len(set(self))
+
+    def _each(self, values: Values) -> Iterator[tuple[str, Any]]:
+        array, begin = self._wrap(values.array), 0
+        for i, place in enumerate(values.places):
+            if values.shapes is None:
+                yield place, array[i]
+                continue
+            end = begin + int(np.prod(values.shapes[i], dtype=np.int64))
+            yield place, array[begin:end].reshape(values.shapes[i])
+            begin = end
+
+    def numbers(self) -> dict[str, float]:
+        """The statistics that are numbers, by flat names such as `update_norm/layers.0.weight`, as Python's floats.
+
+        A number of the whole model has the name of the statistic alone. All numbers of a device come in one transfer.
+        """
+        chosen = [values for values in self._measured if values.shapes is None]
+        by_library: dict[int, list[Values]] = {}
+        for values in chosen:
+            by_library.setdefault(id(values.library), []).append(values)
+        done: dict[str, float] = {}
+        for group in by_library.values():
+            numbers = self._numbers_of(group[0].library.join([values.array for values in group], 0)).tolist()
+            names = [_flat_name(values.name, place) for values in group for place in values.places]
+            done |= zip(names, numbers, strict=True)
+        order = dict.fromkeys(_flat_name(name, place) for name in self for place in self._places(name))
+        return {name: done[name] for name in order if name in done}
+
+    def _places(self, name: str) -> Iterator[str]:
+        return (place for values in self._measured if values.name == name for place in values.places)
+
+    def table(self) -> str:
+        """The statistics that are numbers as a table: one row a place, one column a statistic."""
+        numbers, names = self.numbers(), [*self]
+        places = dict.fromkeys(place for values in self._measured if values.shapes is None for place in values.places)
+        rows = [["", *names]]
+        for place in places:
+            cells = [numbers.get(_flat_name(name, place)) for name in names]
+            rows.append([place, *("" if cell is None else f"{cell:.4g}" for cell in cells)])
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [[row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in rows]
+        return "\n".join("  ".join(line).rstrip() for line in lines)
+
+    def __repr__(self) -> str:
+        return f"<statistics of step {self.step}: {', '.join(self)}>" if self.step else "<no statistics yet>"
+
+
+def _flat_name(name: str, place: str) -> str:
+    return name if place == MODEL else f"{name}/{place}"

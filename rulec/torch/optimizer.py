@@ -25,6 +25,7 @@ from rulec.language.rule_data import RuleData
 from rulec.locks import Lockable, synchronized
 from rulec.runtime.buckets.scalar_table_device import Scaling
 from rulec.runtime.distributed.process_group import Unreached
+from rulec.runtime.statistics import StepStatistics
 from rulec.runtime.storage.options import Storage
 from rulec.torch.distributed.comparison import OtherOrder
 from rulec.torch.distributed.consensus import Consensus
@@ -205,6 +206,20 @@ class RuleOptimizer(Optimizer, Lockable):
         reductions, exchanges = [r.reductions for r in records], [r.exchanges for r in records]
         return Communication(tuple(chain(*reductions)), tuple(chain(*exchanges)))
 
+    @synchronized
+    def statistics(self) -> StepStatistics:
+        """The statistics of the last step that measured them: name -> parameter's name -> value, on its device.
+
+        Nothing waits for the device; `.numbers()` copies all numbers to the host at once, and `.table()` is a table.
+        RulecError where the optimizer was made without `watch`.
+        """
+        if self._options.schedule is None:
+            raise RulecError(
+                f"{self.interface.name} measures no statistics: make it with watch='norms', or with expressions by name"
+            )
+        machine = self._machine if self._machine is not None else self._current()
+        return machine.statistics()
+
     # Steps
 
     @overload
@@ -228,7 +243,7 @@ class RuleOptimizer(Optimizer, Lockable):
             turn = self._lock
             turn.acquire()  # in half the time of a `with` block, which is more than 1 % of a small step
             try:
-                plain = self._lost is None and "found_inf" not in self.__dict__ and not self._is_watched()
+                plain = self._lost is None and self._options.schedule is None and "found_inf" not in self.__dict__ and not self._is_watched()
                 if plain and machine.repeat is not None and machine.repeat.done(self.param_groups, self.state):
                     return None
             finally:

@@ -28,8 +28,10 @@ from rulec.language.hyper import checked_seed
 from rulec.language.rule import Rule
 from rulec.language.sizes import lists_of
 from rulec.language.source import did_you_mean
+from rulec.language.statistics import Watch
 from rulec.runtime.buckets.launch_builder import inputs_of
 from rulec.runtime.evaluations import EvaluationNames
+from rulec.runtime.statistics import Schedule, Statistics
 from rulec.runtime.storage.options import Storage
 from rulec.torch.distributed.consensus import Consensus
 from rulec.torch.distributed.cross_process import Across
@@ -43,7 +45,7 @@ HINTS = ("foreach", "fused", "capturable", "differentiable")
 ASKING = ("capturable", "fused")
 
 #: Keywords of every class of this package: of the whole optimizer, not of a group.
-OWN = ("state_dtype", "weights", "backend", "reduce_over")
+OWN = ("state_dtype", "weights", "backend", "reduce_over", "watch", "watch_every")
 
 #: Keywords of every class whose values belong to this process and cannot be saved.
 UNSAVED = ("backend", "reduce_over")
@@ -76,6 +78,9 @@ _OF_OTHERS = frozenset((
 
 #: The classes and keys of groups that were warned of.
 _warned: set[tuple[str, str]] = set()
+
+#: The type of `watch`: the name of a set or a statistic, names, or expressions by name.
+WatchKeyword = str | Sequence[str] | Mapping[str, str] | None
 
 #: The type of `state_dtype`: for all states, or by name, ours or torch's.
 StateDtype = torch.dtype | str | Mapping[str, torch.dtype | str] | None
@@ -397,7 +402,7 @@ class Options:
     over which values of groups and the model are reduced, `coordinator` is the consensus of ranks with the same
     tensors, None where none are reduced. `order` has the indices of parameters in the first rank's order, or is empty.
     `weights` is the kind of parameters of 16 bits in memory, of `rulec.compiler.weights`, and `seed` that
-    of its random numbers where no rule draws any.
+    of its random numbers where no rule draws any. `watch` are statistics to measure, in the steps of `schedule`.
     """
 
     state_dtypes: Mapping[str, str] = field(default_factory=dict)
@@ -408,6 +413,8 @@ class Options:
     order: tuple[int, ...] = ()
     weights: str = ""
     seed: int = 0
+    watch: Watch | None = None
+    schedule: Schedule | None = None
 
     @property
     def processes(self) -> list[Across | Consensus]:
@@ -449,9 +456,24 @@ def options_of(interface: Interface, values: dict[str, Any]) -> Options:
     seed = 0 if interface.draws else checked_seed(values.pop("seed"))
     if seed and not Storage(state_dtypes, weights).random:
         raise HyperError(f"{interface.name} draws no random numbers for seed={seed}: leave it out")
+    watch = values.pop("watch")
+    every = checked_every(interface.name, watch, values.pop("watch_every"))
+    Statistics(interface.rules, watch)
     return Options(
-        state_dtypes, backend, capturable, None if across is None else Across(across), weights=weights, seed=seed
-    )
+        state_dtypes, backend, capturable, None if across is None else Across(across), weights=weights, seed=seed,
+        watch=watch, schedule=Schedule(every) if watch else None,
+    )  # fmt: skip
+
+
+def checked_every(title: str, watch: Any, every: Any) -> int:
+    """The number of steps from one that measures to the next; HyperError for no statistics, or no whole number from 1."""
+    if watch is not None and not isinstance(watch, str | Sequence | Mapping):
+        raise HyperError(
+            f"watch of {title} is a name such as 'norms', a list of names, or expressions by name, not {watch!r}"
+        )
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        raise HyperError(f"watch_every of {title} is a whole number of steps from 1, not {every!r}")
+    return every
 
 
 def _state_dtypes(interface: Interface, state_dtype: StateDtype) -> dict[str, str]:

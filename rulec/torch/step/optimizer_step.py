@@ -22,6 +22,7 @@ from rulec.errors import RulecError, TensorError, interrupted
 from rulec.language.rule_data import RuleData
 from rulec.runtime.buckets.launch import Launch
 from rulec.runtime.buckets.scalar_table_device import Scaling
+from rulec.runtime.statistics import StepStatistics
 from rulec.torch.distributed.mesh import meeting_of
 from rulec.torch.fastpath.survey import Survey
 from rulec.torch.groups.capture import NEW_NUMBERS, NEW_SCALING, NEW_TENSORS, residence_of
@@ -50,6 +51,7 @@ from rulec.torch.step.snapshot import Change, Snapshot
 from rulec.torch.step.sparse import SparseRows, check_takes_rows, is_sparse, sparse_rows
 from rulec.torch.tensors.dtensor import check_gradient, is_dtensor, local_tensor
 from rulec.torch.tensors.fake import plain_arithmetic, plain_memory
+from rulec.torch.tensors.library import numbers_on_host
 from rulec.torch.tensors.tensors import OtherDtype, dtype_name, is_dense, real_view
 
 _gradient = attrgetter("grad")
@@ -216,6 +218,29 @@ class OptimizerStep:
         return self._step(groups, inputs, scaling)
 
     def _step(self, groups: Sequence[dict[str, Any]], inputs: Inputs | None, scaling: Scaling | None) -> bool:
+        schedule = self.options.schedule
+        if schedule is None:
+            return self._step_plainly(groups, inputs, scaling)
+        self._measure(schedule.due)
+        done = self._step_plainly(groups, inputs, scaling)
+        if done:
+            schedule.advance()
+        return done
+
+    def _measure(self, due: bool) -> None:
+        """Begins a step that measures statistics where they are `due`."""
+        for engine in self.engines:
+            engine.statistics.begin(due)
+
+    def statistics(self) -> StepStatistics:
+        """The statistics of the last step that measured them."""
+        measured = [each for e in self.engines for each in e.statistics.measured(e.indices.__getitem__)]
+        schedule = self.options.schedule
+        return StepStatistics(0 if schedule is None else schedule.last, measured, torch.as_tensor, numbers_on_host)
+
+    def _step_plainly(
+        self, groups: Sequence[dict[str, Any]], inputs: Inputs | None, scaling: Scaling | None
+    ) -> bool:  # fmt: skip
         survey = self.plans.survey
         plan: StepPlan | None
         grads: Sequence[Any]
@@ -233,7 +258,9 @@ class OptimizerStep:
         launches = self._write(plan, grads, inputs, scaling, survey=survey)
         if launches is None:
             return False
-        if survey is None and self.plans.surveys_left:
+        if self.options.schedule is not None and self.options.schedule.due:
+            pass  # the launches are of programs that measure
+        elif survey is None and self.plans.surveys_left:
             self.plans.follow(plan, grads, launches, self._snapshot.lists, self.buffers.addresses)
         elif survey is not None and inputs is None and scaling is None and self._repeats:
             numbers = GroupNumbers(groups, self.interface, self.engines, self._snapshot.doubt)
@@ -438,11 +465,15 @@ class OptimizerStep:
             raise RulecError("updates inside the backward pass cannot be captured in a CUDA graph: use a plain step")
         if self._group_states is not None:
             self._group_states.read(groups)
+        if self.options.schedule is not None:
+            self._measure(self.options.schedule.due)
         self.writer.begin()
 
     def end(self, groups: Sequence[dict[str, Any]]) -> None:
         """Closes the step: values of groups and of the model take their new value."""
         self.writer.end()
+        if self.options.schedule is not None:
+            self.options.schedule.advance()
         if self._group_states is not None:
             self._group_states.publish(groups)
             self.writer.finish()

@@ -179,7 +179,12 @@ class HostLibrary(NumpyLibrary):
         """The same array; what is on a device is waited for, and of a fake one the numbers are not known: zeros."""
         if is_fake(values):
             return np.zeros(tuple(values.shape))
-        return np.asarray(values.cpu() if isinstance(values, Tensor) else values)
+        return numbers_on_host(values)
+
+
+def numbers_on_host(values: Any) -> np.ndarray[Any, Any]:
+    """Numbers as NumPy has them; those on a device are waited for."""
+    return np.asarray(values.cpu() if isinstance(values, Tensor) else values)
 
 
 #: Most elements of a stack of large matrices: enough for every processor several times. In 16 bits a stack takes up to
