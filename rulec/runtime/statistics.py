@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,8 @@ class Statistics:
     def __init__(self, rules: Sequence[Rule], watch: Watch | None) -> None:
         self.due = False
         self._watched = _by_rule(rules, watch) if watch else {}
+        #: The names of all statistics, in the order in which they were asked for.
+        self.names = [*dict.fromkeys(name for each in self._watched.values() for name, _ in each)]
         self._launches: list[Launch] = []
 
     def of(self, part: Part) -> Watched:
@@ -150,15 +152,19 @@ class StepStatistics(Mapping[str, Mapping[str, Any]]):
 
     A place is a parameter's name, `group 0`, or `model`. A value is an array without dimensions, or with those of rows,
     columns or matrices, in float64, on the device; nothing waits for it. `step` is the number of the step, from 1, and 0
-    before the first. `wrap` turns an array between stages into one of the framework, and `numbers_of` numbers on a
-    device into NumPy's.
+    before the first. Names and places have the order of `names` and `places`. `wrap` turns an array between stages into
+    one of the framework, and `numbers_of` numbers on a device into NumPy's.
     """
 
     def __init__(
-        self, step: int, measured: Sequence[Values], wrap: Callable[[Any], Any], numbers_of: Callable[[Any], Any]
+        self, step: int, measured: Sequence[Values], names: Sequence[str], places: Sequence[str],
+        wrap: Callable[[Any], Any], numbers_of: Callable[[Any], Any],
     ) -> None:  # fmt: skip
         self.step = step
         self._measured, self._wrap, self._numbers_of = measured, wrap, numbers_of
+        having = {values.name for values in measured}
+        self._names = [name for name in names if name in having]
+        self._order = {place: i for i, place in enumerate(places)}
         self._by_name: dict[str, dict[str, Any]] = {}
 
     def __getitem__(self, name: str) -> Mapping[str, Any]:
@@ -166,14 +172,19 @@ class StepStatistics(Mapping[str, Mapping[str, Any]]):
             chosen = [values for values in self._measured if values.name == name]
             if not chosen:
                 raise KeyError(name)
-            self._by_name[name] = {place: value for values in chosen for place, value in self._each(values)}
+            self._by_name[name] = self._ordered(pair for values in chosen for pair in self._each(values))
         return self._by_name[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys(values.name for values in self._measured))
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(set(self))
+        return len(self._names)
+
+    def _ordered(self, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+        """Values by place, in the order of the places; groups and the model come last."""
+        last = len(self._order)
+        return dict(sorted(pairs, key=lambda pair: self._order.get(pair[0], last)))
 
     def _each(self, values: Values) -> Iterator[tuple[str, Any]]:
         array, begin = self._wrap(values.array), 0
@@ -194,21 +205,18 @@ class StepStatistics(Mapping[str, Mapping[str, Any]]):
         by_library: dict[int, list[Values]] = {}
         for values in chosen:
             by_library.setdefault(id(values.library), []).append(values)
-        done: dict[str, float] = {}
+        done: dict[str, dict[str, float]] = {name: {} for name in self}
         for group in by_library.values():
-            numbers = self._numbers_of(group[0].library.join([values.array for values in group], 0)).tolist()
-            names = [_flat_name(values.name, place) for values in group for place in values.places]
-            done |= zip(names, numbers, strict=True)
-        order = dict.fromkeys(_flat_name(name, place) for name in self for place in self._places(name))
-        return {name: done[name] for name in order if name in done}
-
-    def _places(self, name: str) -> Iterator[str]:
-        return (place for values in self._measured if values.name == name for place in values.places)
+            numbers = iter(self._numbers_of(group[0].library.join([values.array for values in group], 0)).tolist())
+            for values in group:
+                done[values.name] |= zip(values.places, numbers, strict=False)
+        ordered = ((name, self._ordered(each.items())) for name, each in done.items())
+        return {_flat_name(name, place): number for name, each in ordered for place, number in each.items()}
 
     def table(self) -> str:
         """The statistics that are numbers as a table: one row a place, one column a statistic."""
         numbers, names = self.numbers(), [*self]
-        places = dict.fromkeys(place for values in self._measured if values.shapes is None for place in values.places)
+        places = self._ordered((place, None) for v in self._measured if v.shapes is None for place in v.places)
         rows = [["", *names]]
         for place in places:
             cells = [numbers.get(_flat_name(name, place)) for name in names]

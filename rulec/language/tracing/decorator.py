@@ -47,6 +47,7 @@ from rulec.language.tracing.options import (
     check_mappings,
     expression_of,
     extents_of,
+    with_statistics,
     with_whole,
     wrapped_names,
 )
@@ -57,7 +58,7 @@ __all__ = ["Value", "call_rule", "operation", "record", "rule"]
 
 _ARGUMENTS = ("g", "grad", "p", "t", "s")
 _OPTIONS = (
-    "state", "storage", "hyper", "name", "assigns", "wraps", "passes", "paper", "inputs", "view", "interop", *WHOLE,
+    "state", "storage", "hyper", "name", "assigns", "wraps", "passes", "paper", "inputs", "view", "interop", "statistics", *WHOLE,
 )  # fmt: skip
 
 
@@ -69,7 +70,8 @@ def rule(
     hyper: Mapping[str, Mapping[str, Any]] | None = None, name: str | None = None, assigns: str = "direction",
     wraps: str | Sequence[str] | Mapping[str, Any] = (), passes: Mapping[str, Any] | None = None,
     paper: Mapping[str, Any] | None = None, inputs: Mapping[str, str] | None = None,
-    view: Mapping[str, str] | None = None, interop: Mapping[str, Any] | None = None, rate: str | float | None = None,
+    view: Mapping[str, str] | None = None, interop: Mapping[str, Any] | None = None,
+    statistics: Mapping[str, str] | None = None, rate: str | float | None = None,
     evaluate: str | None = None, skip: str | None = None, applies_to: str | None = None,
     otherwise: Rule | str | None = None,
 ) -> Callable[[Callable[..., Any]], Rule]: ...  # fmt: skip
@@ -95,8 +97,8 @@ def rule(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
 
     `inputs` has the kind of each input of a step, "scalar" or "like p": `dict(loss="scalar")`. The function takes an
     argument of each name.
-    `view`, `rate`, `evaluate`, `skip`, `applies_to`, `otherwise` and `interop` are as in a rule file, with expressions
-    in quotes; `otherwise` may be a Rule.
+    `view`, `rate`, `evaluate`, `skip`, `applies_to`, `otherwise`, `statistics` and `interop` are as in a rule file, with
+    expressions in quotes; `otherwise` may be a Rule.
 
     The function itself stays at `.function` and runs on NumPy arrays. Raises RuleError at the line of a mistake.
     """
@@ -157,13 +159,14 @@ def _trace_rule(
     name: str | None = None, assigns: str = "direction", wraps: str | Sequence[str] | Mapping[str, Any] = (),
     passes: Mapping[str, Any] | None = None, paper: Mapping[str, Any] | None = None,
     inputs: Mapping[str, str] | None = None, view: Mapping[str, str] | None = None,
-    interop: Mapping[str, Any] | None = None, **whole: Any,
+    interop: Mapping[str, Any] | None = None, statistics: Mapping[str, str] | None = None, **whole: Any,
 ) -> Rule:  # fmt: skip
     rule_name = name or "".join(part[:1].upper() + part[1:] for part in function.__name__.split("_"))
     if assigns not in ("direction", "p"):
         raise RuleError(f"assigns is 'direction' or 'p', not {assigns!r}")
     check_mappings(rule_name, {"state": state, "storage": storage, "hyper": hyper, "passes": passes, "paper": paper,
-                               "inputs": inputs, "view": view, "interop": interop})  # fmt: skip
+                               "inputs": inputs, "view": view, "interop": interop,
+                               "statistics": statistics})  # fmt: skip
     calls, shape = wrapped_names(rule_name, wraps)
     arguments = (*_ARGUMENTS, *FACTS, *calls, *(passes or {}), *(inputs or {}))
     positional, hypers, lists = _signature(function, rule_name, hyper or {}, arguments, others)
@@ -205,6 +208,7 @@ def _trace_rule(
         sizes=read.sizes,
     )
     traced = with_whole(traced, {key: value for key, value in whole.items() if value is not None})
+    traced = with_statistics(traced, trace.measured, statistics or {})
     return _stored(check_direction_free_of_lr(check_rule(with_beginnings(traced))), storage or {}, read.states)
 
 

@@ -11,15 +11,17 @@ from rulec.errors import RuleError
 from rulec.language.check import check_elementwise
 from rulec.language.compose.cases import with_inputs_of_rest
 from rulec.language.eval_point import check_evaluation
-from rulec.language.expr.node import Node, const
+from rulec.language.expr.names import name_problem
+from rulec.language.expr.node import Node, const, names_in
 from rulec.language.library.load import load
 from rulec.language.parse.expression import parse_expression, tagged
 from rulec.language.parse.located import Text
 from rulec.language.rule import Rule
-from rulec.language.rule_data import Routing
+from rulec.language.rule_data import Routing, Statistic
 from rulec.language.source import Source, did_you_mean
+from rulec.language.statistics import names_of, parsed
 
-__all__ = ["FACTS_OF_SHAPE", "WHOLE", "check_mappings", "expression_of", "extents_of", "with_whole", "wrapped_names"]
+__all__ = ["FACTS_OF_SHAPE", "WHOLE", "check_mappings", "expression_of", "extents_of", "with_statistics", "with_whole", "wrapped_names"]
 
 #: The options about a rule as a whole.
 WHOLE = ("rate", "evaluate", "skip", "applies_to", "otherwise")
@@ -108,6 +110,22 @@ def with_whole(rule: Rule, options: Mapping[str, Any]) -> Rule:
     if "otherwise" in options:
         rule = with_inputs_of_rest(replace(rule, otherwise=_routing(rule, options["otherwise"])))
     return check_evaluation(rule, None)
+
+
+def with_statistics(rule: Rule, inside: Mapping[str, Statistic], own: Mapping[str, Any]) -> Rule:
+    """The rule with its own statistics, from texts, and with those of the rules it calls that its names can say."""
+    known = {*names_of(rule)}
+    kept = {key: each for key, each in inside.items() if known >= {*names_in([each.value])}}
+    for key, text in own.items():
+        if not isinstance(text, str):
+            raise RuleError(f"the statistic {key} of {rule.name} is an expression in quotes, not {text!r}")
+        if problem := name_problem(key):
+            raise RuleError(f"a statistic of {rule.name}: {problem}")
+        try:
+            kept[key] = parsed(rule, key, Text(text, Source("", text)))
+        except RuleError as error:
+            raise RuleError(f"the statistic {key} of {rule.name} is {text!r}: {error.message}") from None
+    return replace(rule, statistics=kept)
 
 
 def _rate(rule: Rule, value: Any) -> Node:

@@ -16,7 +16,7 @@ from rulec.language.compose.cases import unify_inputs
 from rulec.language.evaluations import gradient_of
 from rulec.language.expr.node import Kind, Node, Op, name, node
 from rulec.language.hyper import Hyper
-from rulec.language.rule_data import Assign, Pass, RuleData, Sizes, State, Statement
+from rulec.language.rule_data import Assign, Pass, RuleData, Sizes, State, Statement, Statistic
 from rulec.language.sizes import entries, entry
 from rulec.language.source import did_you_mean
 from rulec.language.tracing.author import author_error, running_frame
@@ -86,6 +86,8 @@ class Trace:
         self.newest: dict[str, int] = {}
         self.locals: dict[Node, str] = {}
         self.called: set[str] = set()
+        #: The statistics of the rules called so far.
+        self.measured: dict[str, Statistic] = {}
         self.draws = 0
         self.code = code
         self.frame: FrameType | None = None
@@ -193,6 +195,7 @@ class Trace:
         values: dict[str, Node] = {}
         self.draws, draws = self.draws + combine.count_draws(rule), self.draws
         self._inline(combine.inline(rule, prefix, value, draws), values)
+        self.measured |= combine.statistics_inside(rule, prefix, value)
         return Value(values[f"{prefix}.direction"])
 
     def _inline(self, lines: Sequence[Statement], values: dict[str, Node]) -> dict[str, Node]:

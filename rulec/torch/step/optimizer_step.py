@@ -51,7 +51,7 @@ from rulec.torch.step.snapshot import Change, Snapshot
 from rulec.torch.step.sparse import SparseRows, check_takes_rows, is_sparse, sparse_rows
 from rulec.torch.tensors.dtensor import check_gradient, is_dtensor, local_tensor
 from rulec.torch.tensors.fake import plain_arithmetic, plain_memory
-from rulec.torch.tensors.library import numbers_on_host
+from rulec.torch.tensors.library import as_tensor, numbers_on_host
 from rulec.torch.tensors.tensors import OtherDtype, dtype_name, is_dense, real_view
 
 _gradient = attrgetter("grad")
@@ -235,8 +235,10 @@ class OptimizerStep:
     def statistics(self) -> StepStatistics:
         """The statistics of the last step that measured them."""
         measured = [each for e in self.engines for each in e.statistics.measured(e.indices.__getitem__)]
-        schedule = self.options.schedule
-        return StepStatistics(0 if schedule is None else schedule.last, measured, torch.as_tensor, numbers_on_host)
+        names = dict.fromkeys(name for engine in self.engines for name in engine.statistics.names)
+        places, schedule = [route.name for route in self.routes], self.options.schedule
+        step = 0 if schedule is None else schedule.last
+        return StepStatistics(step, measured, [*names], places, as_tensor, numbers_on_host)
 
     def _step_plainly(
         self, groups: Sequence[dict[str, Any]], inputs: Inputs | None, scaling: Scaling | None

@@ -182,6 +182,11 @@ class HostLibrary(NumpyLibrary):
         return numbers_on_host(values)
 
 
+def as_tensor(values: Any) -> Tensor:
+    """An array between stages as a tensor: the tensor itself, or a copy of an array of NumPy."""
+    return values if isinstance(values, Tensor) else torch.tensor(values)
+
+
 def numbers_on_host(values: Any) -> np.ndarray[Any, Any]:
     """Numbers as NumPy has them; those on a device are waited for."""
     return np.asarray(values.cpu() if isinstance(values, Tensor) else values)
