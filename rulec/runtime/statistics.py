@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from rulec.array_api.library import Library
+from rulec.compiler.pipeline import compile
 from rulec.errors import RuleError
 from rulec.language.expr.node import Op
 from rulec.language.rule import Rule
@@ -118,7 +119,9 @@ def _by_rule(rules: Sequence[Rule], watch: Watch) -> Mapping[int, Watched]:
         mistakes: list[RuleError] = []
         for rule in rules:
             try:
-                done[id(rule)] |= watched(rule, dict([word]) if isinstance(word, tuple) else [word])
+                asked = watched(rule, dict([word]) if isinstance(word, tuple) else [word])
+                compile(rule, watch=asked)
+                done[id(rule)] |= asked
             except RuleError as error:
                 mistakes.append(error)
         if len(mistakes) == len(rules):

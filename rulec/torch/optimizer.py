@@ -243,7 +243,12 @@ class RuleOptimizer(Optimizer, Lockable):
             turn = self._lock
             turn.acquire()  # in half the time of a `with` block, which is more than 1 % of a small step
             try:
-                plain = self._lost is None and self._options.schedule is None and "found_inf" not in self.__dict__ and not self._is_watched()
+                plain = (
+                    self._lost is None
+                    and self._options.schedule is None
+                    and "found_inf" not in self.__dict__
+                    and not self._is_watched()
+                )
                 if plain and machine.repeat is not None and machine.repeat.done(self.param_groups, self.state):
                     return None
             finally:

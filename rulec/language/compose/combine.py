@@ -79,9 +79,7 @@ def rename_all(rule: AnyRule, rename: Mapping[str, str]) -> AnyRule:
     evaluate, skip = (None if x is None else replace_names(x, values) for x in (rule.evaluate, rule.skip))
     passes = map_passes(rule.passes, lambda n: replace_names(n, values))
     statistics = map_statistics(rule.statistics, lambda n: replace_names(n, values))
-    return replace(
-        rule, step=step, state=state, evaluate=evaluate, skip=skip, passes=passes, statistics=statistics
-    )
+    return replace(rule, step=step, state=state, evaluate=evaluate, skip=skip, passes=passes, statistics=statistics)
 
 
 def map_passes(passes: Mapping[str, Pass], change: Callable[[Node], Node]) -> dict[str, Pass]:

@@ -21,7 +21,16 @@ from rulec.language.rule_data import Routing, Statistic
 from rulec.language.source import Source, did_you_mean
 from rulec.language.statistics import names_of, parsed
 
-__all__ = ["FACTS_OF_SHAPE", "WHOLE", "check_mappings", "expression_of", "extents_of", "with_statistics", "with_whole", "wrapped_names"]
+__all__ = [
+    "FACTS_OF_SHAPE",
+    "WHOLE",
+    "check_mappings",
+    "expression_of",
+    "extents_of",
+    "with_statistics",
+    "with_whole",
+    "wrapped_names",
+]
 
 #: The options about a rule as a whole.
 WHOLE = ("rate", "evaluate", "skip", "applies_to", "otherwise")

@@ -196,9 +196,7 @@ class Bucket:
         if not decided:
             return program
         assumed = {place: truth for (place, _), truth in zip(program.predicates, decided, strict=True)}
-        return compile(
-            program.rule, self.facts[0], self.static, assumed, memory=program.memory, watch=program.watch
-        )
+        return compile(program.rule, self.facts[0], self.static, assumed, memory=program.memory, watch=program.watch)
 
     def _compiled(self, program: Program) -> Version:
         program, layout = scheduled(program, self.layout.of(program), early=not self.parted)
@@ -281,9 +279,7 @@ class Bucket:
         """The same tensors and states under a program that measures these statistics."""
         known = self.measuring
         if known is None or known.program.watch != watch:
-            program = compile(
-                self.program.rule, self.facts[0], self.static, memory=self.program.memory, watch=watch
-            )
+            program = compile(self.program.rule, self.facts[0], self.static, memory=self.program.memory, watch=watch)
             known = self.measuring = self.within(program, counts=True)
         return known
 

@@ -362,9 +362,7 @@ def _own_parameters(entries: Sequence[Entry]) -> list[inspect.Parameter]:
     kind, rules = inspect.Parameter.KEYWORD_ONLY, [rule for entry in entries for rule in entry.rules]
     names = [name for name in OWN if name != "reduce_over" or reaches_across(rules)]
     defaults = {"watch_every": 1}
-    parameters = [
-        inspect.Parameter(name, kind, default=defaults.get(name), annotation=types[name]) for name in names
-    ]
+    parameters = [inspect.Parameter(name, kind, default=defaults.get(name), annotation=types[name]) for name in names]
     auto = [_flag("auto")] if reads_tags(rules) else []
     return [*parameters, inspect.Parameter("seed", kind, default=0, annotation=int), *auto]
 

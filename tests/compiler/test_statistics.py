@@ -1,0 +1,60 @@
+"""Statistics in programs: reductions of the stages that have their values, without another pass over memory."""
+
+from __future__ import annotations
+
+import pytest
+
+import rulec
+from rulec.compiler.layout import layout_for, scheduled
+from rulec.compiler.pipeline import compile
+from rulec.language.statistics import watched
+from rulec.tools.display.kernels import traffic
+from tests.library import by_kind
+
+WHOLE_RULES = [name for name in rulec.rules() if not rulec.load(name).wraps]
+
+
+@pytest.mark.parametrize("name", by_kind(WHOLE_RULES))
+def test_the_norms_of_a_step_take_no_pass_over_memory_more(name: str) -> None:
+    rule = rulec.load(name).standalone()
+    plain, measuring = compile(rule), compile(rule, watch=watched(rule, "norms"))
+    layout = layout_for(plain, "float32")
+    moved = [traffic(*scheduled(program, layout.of(program))).total for program in (plain, measuring)]
+    # The cosine reads the gradient, and norms the parameter, in a last stage that may read neither.
+    assert moved[1] - moved[0] in ((0,) if plain.elementwise else (0, 4, 8))
+    assert len(plain.stages) == len(measuring.stages)
+    assert len(measuring.statistics) == 8
+
+
+def test_adamw_with_three_statistics_moves_28_bytes() -> None:
+    rule = rulec.load("adamw")
+    watch = {"ratio": "norm(update)/norm(p)", "agree": "mean(where(m*g > 0, 1, 0))", "top": "max(v)"}
+    program = compile(rule, watch=watched(rule, watch))
+    assert traffic(program, layout_for(program, "float32")).total == 28
+    assert len(program.stages) == 1
+
+
+def test_a_statistic_of_a_reduced_value_takes_a_stage_of_its_own_where_it_must() -> None:
+    rule = rulec.load("adamw")
+    program = compile(rule, watch=watched(rule, {"spread": "rms(update - mean(update))"}))
+    assert len(program.stages) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "letters"),
+    [
+        ("norm(g)", "kn"), ('norm(g, per="row")', "knbi"), ('max(g, per="col")', "knbj"), ('norm(g, per="group")', "k"),
+        ('norm(g, per="model")', ""), ("2*lr", "k"), ("1", ""), ("t", "kn"),
+    ],
+)  # fmt: skip
+def test_the_level_of_a_statistic_is_that_of_its_value(text: str, letters: str) -> None:
+    rule = rulec.load("adamw")
+    (buffer,) = compile(rule, watch=watched(rule, {"x": text})).statistics
+    assert buffer.axes.letters == letters
+
+
+def test_programs_with_other_statistics_are_other_programs() -> None:
+    rule = rulec.load("adamw")
+    first, second = (compile(rule, watch=watched(rule, {"x": text})) for text in ("norm(g)", "norm(p)"))
+    assert first is not second
+    assert compile(rule) is compile(rule, watch=())
