@@ -83,9 +83,9 @@ def axes_of_letters(letters: str) -> Axes:
 class Buffer:
     """Memory that stages load from and store to. Its dtype is in the layout.
 
-    `role` is `param`, `grad`, `state`, `input`, `scratch` or `statistic`; one stage stores scratch and later stages load
-    it. A statistic has no memory: the runtime takes its value after the last stage. `init` is a state's first value, as
-    an expression of hyper-parameters, shape facts and the parameter `p`.
+    `role` is `param`, `grad`, `state`, `input`, `scratch` or `statistic`; one stage stores scratch and later stages
+    load it. A statistic has no memory: the runtime takes its value after the last stage. `init` is a state's first
+    value, as an expression of hyper-parameters, shape facts and the parameter `p`.
     """
 
     name: str

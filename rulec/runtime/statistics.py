@@ -64,7 +64,7 @@ class Values:
     """The values of one statistic, one for each of some places: tensors, groups or the model.
 
     `array` has float64 numbers on the device, of one dimension, in the order of `places`. Where the statistic is a
-    vector of rows, columns or matrices, `shapes` has the shape at each place, and `array` all numbers one after another.
+    vector of rows, columns or matrices, `shapes` has the shape at each place, and `array` all numbers in a row.
     """
 
     name: str
@@ -154,9 +154,9 @@ class StepStatistics(Mapping[str, Mapping[str, Any]]):
     """The statistics of one step: a name to a mapping of places to values, where the step has left them.
 
     A place is a parameter's name, `group 0`, or `model`. A value is an array without dimensions, or with those of rows,
-    columns or matrices, in float64, on the device; nothing waits for it. `step` is the number of the step, from 1, and 0
-    before the first. Names and places have the order of `names` and `places`. `wrap` turns an array between stages into
-    one of the framework, and `numbers_of` numbers on a device into NumPy's.
+    columns or matrices, in float64, on the device; nothing waits for it. `step` is the number of the step, from 1, and
+    0 before the first. Names and places have the order of `names` and `places`. `wrap` turns an array between stages
+    into one of the framework, and `numbers_of` numbers on a device into NumPy's.
     """
 
     def __init__(

@@ -99,8 +99,8 @@ _MEANINGS = {
     "backend": "name of the backend to run on; by default the device's own",
     "reduce_over": "process group over which values of groups and of the model are taken, where every process has its "
     "own part of the parameters, or its own stage of a pipeline",
-    "watch": "statistics to measure in the pass that steps: 'norms', a name that the rule declares, names, or a mapping "
-    "of names to expressions such as {'ratio': 'norm(update)/norm(p)'}; `statistics()` has them",
+    "watch": "statistics to measure in the pass that steps: 'norms', a name that the rule declares, names, or "
+    "expressions by name such as {'ratio': 'norm(update)/norm(p)'}; `statistics()` has them",
     "watch_every": "steps from one that measures the statistics to the next",
     "lr_at_start": "learning rate at the start, which second learning rates and defaults follow: the group's first lr, "
     "or 0 for second rates that stay as they are",

@@ -132,7 +132,7 @@ def test_unchanged_weights_are_those_that_their_memory_keeps(dtype: torch.dtype)
 
 def test_copies_and_pickles_go_on_measuring() -> None:
     _, optimizer, _ = trained("AdamW", watch="norms")
-    for other in (pickle.loads(pickle.dumps(optimizer)), copy.deepcopy(optimizer)):
+    for other in (pickle.loads(pickle.dumps(optimizer)), copy.deepcopy(optimizer)):  # noqa: S301
         for group in other.param_groups:
             for param in group["params"]:
                 param.grad = torch.ones_like(param)

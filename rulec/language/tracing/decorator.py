@@ -58,7 +58,8 @@ __all__ = ["Value", "call_rule", "operation", "record", "rule"]
 
 _ARGUMENTS = ("g", "grad", "p", "t", "s")
 _OPTIONS = (
-    "state", "storage", "hyper", "name", "assigns", "wraps", "passes", "paper", "inputs", "view", "interop", "statistics", *WHOLE,
+    "state", "storage", "hyper", "name", "assigns", "wraps", "passes", "paper", "inputs", "view", "interop",
+    "statistics", *WHOLE,
 )  # fmt: skip
 
 
@@ -97,8 +98,8 @@ def rule(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
 
     `inputs` has the kind of each input of a step, "scalar" or "like p": `dict(loss="scalar")`. The function takes an
     argument of each name.
-    `view`, `rate`, `evaluate`, `skip`, `applies_to`, `otherwise`, `statistics` and `interop` are as in a rule file, with
-    expressions in quotes; `otherwise` may be a Rule.
+    `view`, `rate`, `evaluate`, `skip`, `applies_to`, `otherwise`, `statistics` and `interop` are as in a rule file,
+    with expressions in quotes; `otherwise` may be a Rule.
 
     The function itself stays at `.function` and runs on NumPy arrays. Raises RuleError at the line of a mistake.
     """

@@ -22,15 +22,9 @@ from rulec.language.source import Source, did_you_mean
 from rulec.language.statistics import names_of, parsed
 
 __all__ = [
-    "FACTS_OF_SHAPE",
-    "WHOLE",
-    "check_mappings",
-    "expression_of",
-    "extents_of",
-    "with_statistics",
-    "with_whole",
+    "FACTS_OF_SHAPE", "WHOLE", "check_mappings", "expression_of", "extents_of", "with_statistics", "with_whole",
     "wrapped_names",
-]
+]  # fmt: skip
 
 #: The options about a rule as a whole.
 WHOLE = ("rate", "evaluate", "skip", "applies_to", "otherwise")

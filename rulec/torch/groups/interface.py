@@ -466,7 +466,7 @@ def options_of(interface: Interface, values: dict[str, Any]) -> Options:
 
 
 def checked_every(title: str, watch: Any, every: Any) -> int:
-    """The number of steps from one that measures to the next; HyperError for no statistics, or no whole number from 1."""
+    """The number of steps from one that measures to the next; HyperError for another kind of `watch` or number."""
     if watch is not None and not isinstance(watch, str | Sequence | Mapping):
         raise HyperError(
             f"watch of {title} is a name such as 'norms', a list of names, or expressions by name, not {watch!r}"
