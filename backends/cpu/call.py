@@ -68,12 +68,7 @@ class ElementwiseCall:
 
     def standing(self, rows: Rows) -> ReplayableCall:
         """The call over all tensors, to be run again with other rows and gradients."""
-        job = self._job(rows, len(self._spans), self._tables[0])
-        at, first = ctypes.addressof(job), array_address(self._gradients)
-        run, renew = partial(self.launch, job), partial(_renew, job)
-        return ReplayableCall(
-            run, renew, at + 8 * cpu_threads.NEXT_SPAN, at + 8 * cpu_threads.ROWS, first, is_exact=True
-        )
+        return standing_job(self._machine, self._job(rows, len(self._spans), self._tables[0]), self._gradients)
 
     def _job(self, rows: Rows, spans: int, spans_at: int) -> ctypes.Array[ctypes.c_int64]:
         job = Job()
@@ -82,6 +77,13 @@ class ElementwiseCall:
             len(self._gradients), array_address(rows.index), array_address(rows.table), 0,
         ]  # fmt: skip
         return job
+
+
+def standing_job(machine: ObjectCode, job: ctypes.Array[ctypes.c_int64], gradients: Numbers) -> ReplayableCall:
+    """A job of a kernel to be run again; `gradients` are the addresses of gradients in its table."""
+    at, first = ctypes.addressof(job), array_address(gradients)
+    run, renew = partial(cpu_threads.run, machine.run, machine.address, job), partial(_renew, job)
+    return ReplayableCall(run, renew, at + 8 * cpu_threads.NEXT_SPAN, at + 8 * cpu_threads.ROWS, first, is_exact=True)
 
 
 def _renew(job: ctypes.Array[ctypes.c_int64], ahead: Numbers) -> None:
@@ -102,10 +104,20 @@ class StagedCall(PlannedCall):
         self._machine, self._pointers_at = machine, array_address(self._pointers)
 
     def _launch(self, work: Work, stage: int, rows: Rows, fired: tuple[int, ...] | None) -> None:
-        spans = work.spans_of(fired)
-        job = Job()
+        cpu_threads.run(self._machine.run, self._machine.address, self._job(work, stage, rows, fired))
+
+    def standing(self, rows: Rows) -> ReplayableCall:
+        """The call of the only stage over all tensors, to be run again with other rows and gradients."""
+        (work,) = self._works
+        assert work is not None
+        return standing_job(self._machine, self._job(work, 0, rows, None), self._gradients)
+
+    def _job(
+        self, work: Work, stage: int, rows: Rows, fired: tuple[int, ...] | None
+    ) -> ctypes.Array[ctypes.c_int64]:  # fmt: skip
+        spans, job = work.spans_of(fired), Job()
         job[cpu_threads.SPANS :] = [
             len(spans), array_address(spans), work.chunks.at, self._pointers_at,
             len(self._everything), array_address(rows.index), array_address(rows.table), stage,
         ]  # fmt: skip
-        cpu_threads.run(self._machine.run, self._machine.address, job)
+        return job

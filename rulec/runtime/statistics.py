@@ -16,6 +16,7 @@ from rulec.language.rule import Rule
 from rulec.language.statistics import PREFIX, Watch, Watched, watched
 from rulec.runtime.buckets.bucket import Tensor
 from rulec.runtime.buckets.launch import Launch, Measured, Part
+from rulec.runtime.stages.run import StagedRun
 
 #: The place of a value of the whole model in the mapping of a statistic.
 MODEL = "model"
@@ -51,6 +52,9 @@ class Statistics:
 
     def measured(self, group_of: Callable[[int], int]) -> list[Values]:
         """The values of the last step that measured them; `group_of` has the number of a group for users."""
+        for launch in self._launches:
+            if launch.version.plan.deferred and launch.wrote:
+                StagedRun(launch).measured()
         return [
             each
             for launch in self._launches

@@ -243,13 +243,13 @@ class RuleOptimizer(Optimizer, Lockable):
             turn = self._lock
             turn.acquire()  # in half the time of a `with` block, which is more than 1 % of a small step
             try:
-                plain = (
-                    self._lost is None
-                    and self._options.schedule is None
-                    and "found_inf" not in self.__dict__
-                    and not self._is_watched()
-                )
+                plain = self._lost is None and "found_inf" not in self.__dict__ and not self._is_watched()
+                schedule = self._options.schedule
+                if schedule is not None and schedule.every > 1 and schedule.due:
+                    plain = False
                 if plain and machine.repeat is not None and machine.repeat.done(self.param_groups, self.state):
+                    if schedule is not None:
+                        schedule.advance()
                     return None
             finally:
                 turn.release()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -190,11 +190,27 @@ class PlannedCall(AddressedCall[Work]):
             at = slice(None) if fired is None else list(fired)
             self._pointers[line.line, at] = [*map(address_of(arrays), arrays)]
         self._launch(work, stage, rows, fired)
-        return {name: slots.finished(fired) for name, slots in work.slots.items()}
+        return Finished(work.slots, fired)
 
     @abstractmethod
     def _launch(self, work: Work, stage: int, rows: Rows, fired: tuple[int, ...] | None) -> None:
         """Runs a stage over these tensors, or over all."""
+
+
+class Finished(Mapping[str, Any]):
+    """The reductions of these tensors by name, each finished when it is read, from slots in main memory."""
+
+    def __init__(self, slots: Mapping[str, Any], fired: tuple[int, ...] | None) -> None:
+        self._slots, self._fired = slots, fired
+
+    def __getitem__(self, name: str) -> Any:
+        return self._slots[name].finished(self._fired)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._slots)
+
+    def __len__(self) -> int:
+        return len(self._slots)
 
 
 def _nothing() -> None:

@@ -158,6 +158,8 @@ class Bucket:
     turning: bool = False
     turns: np.ndarray[Any, np.dtype[np.int64]] = field(default_factory=lambda: np.zeros(0, np.int64))
     ringed: Version | None = None
+    #: The bucket of the tensors themselves, where this is the same one under another program.
+    origin: Bucket | None = None
     #: The same bucket under its program with the statistics that were asked for last.
     measuring: Bucket | None = None
     at_turn: dict[int, Version] = field(default_factory=dict)
@@ -205,7 +207,7 @@ class Bucket:
         source, kernel = kernel_of(self.backend, program, layout, self.decoded, partial(self.library.join, axis=0))
         if LEVEL >= 4:
             print(source, file=sys.stderr)
-        plan = Plan(program, self.halved)
+        plan = Plan(program, self.halved, whole=not (self.parted or self.resident))
         exchanges = plan.owner_plan is not None and bool(plan.owner_plan.whole)
         waits = exchanges or not plan.alone or (self.parted and plan.reduces)
         return Version(program, layout, kernel, plan, waits, exchanges)
@@ -272,7 +274,7 @@ class Bucket:
         held = self.counts if counts else self.counts.held()
         return replace(
             self, program=program, layout=self.layout.of(program), counts=held, versions={}, sites={}, turning=False,
-            measuring=None,
+            measuring=None, origin=self,
         )  # fmt: skip
 
     def measured(self, watch: Watched) -> Bucket:

@@ -255,6 +255,8 @@ class Launch:
     inputs: Mapping[str, Any]
     wrote: bool = False
     skipped: list[str] = field(default_factory=list)
+    #: The reductions of a step whose statistics are computed once somebody asks.
+    reduced: Mapping[str, Any] = field(default_factory=dict)
     #: The statistics of the portions that have run.
     statistics: list[Measured] = field(default_factory=list)
 

@@ -43,10 +43,11 @@ class Plan:
     reductions and from operands computed before it. `held` are the operands that must be copied before the kernel runs.
 
     `alone` is True where no tensor's update needs another tensor's value; then a bucket can be updated part by part.
-    Where `halved`, matrices are sharded, and `owner_plan` is the owner plan; else it is None.
+    Where `halved`, matrices are sharded, and `owner_plan` is the owner plan; else it is None. Where `whole`, all values
+    of a tensor are here and known to the host, and statistics may be computed when somebody asks.
     """
 
-    def __init__(self, program: Program, halved: bool = False) -> None:
+    def __init__(self, program: Program, halved: bool = False, whole: bool = False) -> None:
         self.program = program
         inference = AxisInference(program)
         done: set[Node] = set()
@@ -91,10 +92,11 @@ class Plan:
         self.scratch = [b.name for b in program.buffers if b.role == "scratch"]
         #: Whether anything as large as a parameter is made that is gone after the step.
         self.large = bool(self.scratch) or any(v.axes.elementwise for v in program.vectors)
+        more = program.skip is not None or any(b.role == "input" for b in program.buffers)
+        #: Whether a step is one kernel call, whose reductions become statistics once somebody asks for these.
+        self.deferred = whole and not more and bool(program.watch) and _is_measured_later(program)
         #: Whether there is more to a step than one kernel call.
-        self.staged = not program.elementwise or program.skip is not None or any(
-            b.role == "input" for b in program.buffers
-        )  # fmt: skip
+        self.staged = (not program.elementwise and not self.deferred) or more
 
     def _followed(self) -> tuple[Gap, ...]:
         """The gaps, with the last uses of values and with projections; both need all gaps."""
@@ -125,6 +127,16 @@ class Plan:
         return tuple(
             replace(gap, owner_plan=tuple(cuts)) for gap, cuts in zip(self.gaps, self.owner_plan.gaps, strict=True)
         )
+
+
+def _is_measured_later(program: Program) -> bool:
+    """Whether a step is one stage, and all values after it are statistics of its reductions and the scalar table."""
+    measured = {b.name for b in program.statistics}
+    return (
+        len(program.stages) == 1 and not (program.vectors or program.late or program.joins)
+        and all(store.buffer in measured for store in program.finish)
+        and all(value.op is not Op.LOAD for value in walk(store.value for store in program.finish))
+    )  # fmt: skip
 
 
 def _vector_states(program: Program) -> dict[str, str]:

@@ -60,10 +60,13 @@ class ScalarRows:
         self.tensor_states = [b.name for b in program.states if b.axes.letters == "kn"]
         self.group_states = [b.name for b in program.states if b.axes.letters == "k"]
         self.model_states = [b.name for b in program.states if b.axes.letters == ""]
-        self.row_per_tensor = bool(self.table.facts or any(letters[b] == "kn" for b in self.table.loads))
+        #: The facts of the dtype, the same for all tensors of a bucket; the others are of each tensor.
+        self._constants = {f: facts[0][f] for f in self.table.facts & {"machine_eps"}} if facts else {}
+        of_tensors = self.table.facts - self._constants.keys()
+        self.row_per_tensor = bool(of_tensors or any(letters[b] == "kn" for b in self.table.loads))
         #: Whether states that are numbers take part in the scalar program.
         self.numbers = bool(self.table.loads or program.scalars.stores)
-        self.facts = {f: np.array([x[f] for x in facts]) for f in self.table.facts}
+        self.facts = {f: np.array([x[f] for x in facts]) for f in of_tensors}
         self.slots, self.index = np.unique(self.groups, return_inverse=True)
         self.index = np.ascontiguousarray(self.index, np.int64)
         self._ahead: Ahead | None = None
@@ -122,7 +125,7 @@ class ScalarRows:
     def _values(self, table: ScalarTable, t: int, steps: int, hyper: Mapping[str, Numbers]) -> Numbers:
         counts = np.arange(t, t + steps, dtype=np.float64)[:, None]
         chosen = {k: _narrow(hyper[k][self.slots])[None, :] for k in table.hyper}
-        return table.evaluate((steps, self.slots.size), chosen, counts, {}, {})[0]
+        return table.evaluate((steps, self.slots.size), chosen, counts, self._constants, {})[0]
 
     def separate(
         self, t: Numbers, fired: Numbers | None, hyper: Mapping[str, Numbers], states: Mapping[str, Numbers],
@@ -147,7 +150,7 @@ class ScalarRows:
         seen |= {k: states[k][of] for k in self.group_states if k in states}
         seen |= {k: states[k][0] for k in self.model_states if k in states}
         counts = {k: v[of] if k == "group" else v for k, v in levels.items()}
-        facts = {k: v[at] for k, v in self.facts.items()}
+        facts = {k: v[at] for k, v in self.facts.items()} | self._constants
         table, stored = self.table.evaluate((keep.size,), chosen, np.asarray(t, np.float64)[keep], facts, seen, counts)
         index = np.zeros(self.groups.size, np.int64)
         index[positions] = back.reshape(-1)

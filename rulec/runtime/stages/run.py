@@ -6,6 +6,7 @@ skipped tensors: every write reads the skip mask. In main memory the last stage 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -87,6 +88,19 @@ class StagedRun:
         self._write_narrow(values, stays, narrow)
         self._keep_scalars(portion, stays)
         self._count(portion, stays)
+
+    def measured(self) -> None:
+        """Computes the statistics of a launch that has run, of a program whose plan defers them."""
+        (portion,) = self.launch.part.portions(None)
+        values = (DeviceArguments if self.on_device else KernelArguments)(self.launch, portion)
+        between = GapEvaluator(self.plan, values, narrow=self.launch.version.narrow)
+        deque(between.begin(), 0)
+        deque(between.work_out(self.plan.gaps[0]), 0)
+        deque(between.take(self.launch.reduced, self.program.stages[0].reduces), 0)
+        deque(between.work_out(self.plan.gaps[-1]), 0)
+        narrow = self._narrow(between, before=True) + self._narrow(between, before=False)
+        self.launch.statistics.clear()
+        self._measured(values, None, narrow)
 
     def _kernel(self, stage: int, values: KernelArguments) -> Mapping[str, Any]:
         """Runs a stage over the portion. Its reductions, by name."""

@@ -84,7 +84,7 @@ def _written(launch: Launch) -> Joining:
         launch.wrote = True
         bucket.counts.advance(part.fired)
         try:
-            launch.kernel(0, launch.rows, part.positions, launch.grads, None)
+            launch.reduced = launch.kernel(0, launch.rows, part.positions, launch.grads, None)
         except Exception:
             bucket.counts.advance(part.fired, -1)
             launch.wrote = False

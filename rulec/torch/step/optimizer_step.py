@@ -260,8 +260,9 @@ class OptimizerStep:
         launches = self._write(plan, grads, inputs, scaling, survey=survey)
         if launches is None:
             return False
-        if self.options.schedule is not None and self.options.schedule.due:
-            pass  # the launches are of programs that measure
+        schedule = self.options.schedule
+        if schedule is not None and schedule.due and schedule.every > 1:
+            pass  # the launches are not those of the next step
         elif survey is None and self.plans.surveys_left:
             self.plans.follow(plan, grads, launches, self._snapshot.lists, self.buffers.addresses)
         elif survey is not None and inputs is None and scaling is None and self._repeats:

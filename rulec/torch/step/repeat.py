@@ -142,7 +142,8 @@ def repeat_of(
     if not {dict}.issuperset(map(type, groups)) or not numbers.are_steady():
         return None
     repeat = Repeat(survey, groups, numbers, store, launches, capture_mode)
-    call_of = {id(launch.part.bucket): call for launch, call in zip(launches, repeat.calls, strict=True)}
+    buckets = [launch.part.bucket.origin or launch.part.bucket for launch in launches]
+    call_of = {id(bucket): call for bucket, call in zip(buckets, repeat.calls, strict=True)}
     places: dict[int, int] = {}
     for share in plan.shares:
         tensors = [share.engine.tensors[i] for i in share.ids]
