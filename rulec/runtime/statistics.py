@@ -16,7 +16,6 @@ from rulec.language.rule import Rule
 from rulec.language.statistics import PREFIX, Watch, Watched, watched
 from rulec.runtime.buckets.bucket import Tensor
 from rulec.runtime.buckets.launch import Launch, Measured, Part
-from rulec.runtime.stages.run import StagedRun
 
 #: The place of a value of the whole model in the mapping of a statistic.
 MODEL = "model"
@@ -34,7 +33,7 @@ class Statistics:
         self._watched = _by_rule(rules, watch) if watch else {}
         #: The names of all statistics, in the order in which they were asked for.
         self.names = [*dict.fromkeys(name for each in self._watched.values() for name, _ in each)]
-        self._launches: list[Launch] = []
+        self._launches: list[list[Measured]] = []
 
     def of(self, part: Part) -> Watched:
         """The statistics of the tensors of a part."""
@@ -48,18 +47,15 @@ class Statistics:
 
     def take(self, launches: Sequence[Launch]) -> None:
         """Takes the launches of a step, whose statistics are there once these have run."""
-        self._launches += launches
+        self._launches += [launch.statistics for launch in launches]
 
     def measured(self, group_of: Callable[[int], int]) -> list[Values]:
         """The values of the last step that measured them; `group_of` has the number of a group for users."""
-        for launch in self._launches:
-            if launch.version.plan.deferred and launch.wrote:
-                StagedRun(launch).measured()
         return [
             each
             for launch in self._launches
-            for measured in launch.statistics
-            for each in _values_of(measured, launch.part.bucket.program.buffer, group_of)
+            for measured in launch
+            for each in _values_of(measured, measured.version.program.buffer, group_of)
         ]
 
 
@@ -82,7 +78,7 @@ def _values_of(measured: Measured, buffer: Callable[[str], Any], group_of: Calla
     """The values of the statistics of one portion of tensors."""
     tensors, library = measured.tensors, measured.library
     names = [tensor.name for tensor in tensors]
-    for name, value in measured.values.items():
+    for name, value in measured.all_values().items():
         axes = buffer(PREFIX + name).axes
         if not axes.number:
             yield _vectors(name, tensors, measured, value, axes.letters)

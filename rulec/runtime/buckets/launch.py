@@ -18,8 +18,8 @@ from rulec.backend.protocol import Rows
 from rulec.compiler.ir import Program
 from rulec.errors import BackendUnsupported, TensorError
 from rulec.kernel.multi_tensor.address import chosen
-from rulec.language.expr.node import Op
-from rulec.language.statistics import Watched
+from rulec.language.expr.node import Node, Op
+from rulec.language.statistics import PREFIX, Watched
 from rulec.runtime.arrays import Arrays
 from rulec.runtime.buckets.bucket import Bucket, Tensor, Version
 from rulec.runtime.buckets.context import EngineContext
@@ -225,16 +225,39 @@ class Partitions:
 
 @dataclass(frozen=True)
 class Measured:
-    """The statistics of the tensors of a portion, by name, of one step.
+    """The statistics of the tensors of a portion, by name, of one step of a program.
 
     A value is a number for all tensors, an array with one for each, or a sequence of arrays, one for each tensor, as
     the `library` of its device has them. `stays` is true for a tensor that skipped the step; None where none did.
+    `left` has the operands of statistics that nobody asked for so far, and `reduced` the reductions of the stages.
     """
 
+    version: Version
     tensors: Sequence[Tensor]
     library: Library
     values: Mapping[str, Any]
-    stays: Any
+    stays: Any = None
+    left: Mapping[Node, Any] = field(default_factory=dict)
+    reduced: Mapping[str, Any] = field(default_factory=dict)
+
+    def all_values(self) -> dict[str, Any]:
+        """All statistics, by name: those that nobody asked for are computed now."""
+        plan, known = self.version.plan, dict(self.left)
+        with np.errstate(all="ignore"):
+            for value in plan.later:
+                if value not in known:
+                    known[value] = self._computed(value, known)
+        asked = {s.buffer.removeprefix(PREFIX): known[s.value] for s in plan.asked}
+        order = [name for name, _ in self.version.program.watch]
+        found = {**self.values, **asked}
+        return {name: found[name] for name in order if name in found}
+
+    def _computed(self, value: Node, known: Mapping[Node, Any]) -> Any:
+        if value.op is Op.CONST:
+            return self.library.constant(float(value.arg))  # type: ignore[arg-type]
+        if value.op is Op.RESULT:
+            return self.reduced[str(value.arg)]
+        return self.library.arithmetic[value.op](*(known[a] for a in value.args))
 
 
 @dataclass(slots=True)
@@ -255,8 +278,6 @@ class Launch:
     inputs: Mapping[str, Any]
     wrote: bool = False
     skipped: list[str] = field(default_factory=list)
-    #: The reductions of a step whose statistics are computed once somebody asks.
-    reduced: Mapping[str, Any] = field(default_factory=dict)
     #: The statistics of the portions that have run.
     statistics: list[Measured] = field(default_factory=list)
 
@@ -270,6 +291,11 @@ class Launch:
     def name(self) -> str:
         """The rule's name."""
         return self.version.program.name
+
+    def leave(self, reduced: Mapping[str, Any]) -> None:
+        """Leaves the reductions of a step of one kernel call for its statistics."""
+        tensors, library = self.part.tensors, self.part.bucket.library
+        self.statistics.append(Measured(self.version, tensors, library, {}, reduced=reduced))
 
     def kernel(
         self, stage: int, rows: Rows, fired: Sequence[int] | None, grads: Sequence[Any], scratch: Any

@@ -8,7 +8,7 @@ in another dtype and the product are never in memory as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rulec.compiler.axes import AxisInference, over_repeated
@@ -51,18 +51,25 @@ class Plan:
         self.program = program
         inference = AxisInference(program)
         done: set[Node] = set()
+        #: The statistics that are computed once somebody asks, and the other stores after the last stage.
+        self.asked, self.finish = _asked_later(program, inference) if whole else ((), program.finish)
         gaps = []
         for index, stage in enumerate(program.stages):
             wanted = program.wanted_before(index)
             if index == len(program.stages) - 1:
                 waiting = _out_of_order(program, stage, wanted, done)
-                wanted += _before([s.value for s in program.finish], stage, waiting)
+                wanted += _before([s.value for s in self.finish], stage, waiting)
             gaps.append(_gap(program, wanted, done))
-        self.gaps = (*gaps, _gap(program, [s.value for s in program.finish], done))
+        self.gaps = (*gaps, _gap(program, [s.value for s in self.finish], done))
         #: The values computed after the last stage.
         self.after = frozenset(self.gaps[-1].values)
-        early = _before([s.value for s in program.finish], program.stages[-1], waiting)
+        early = _before([s.value for s in self.finish], program.stages[-1], waiting)
         self.held = [n for n in early if n.op in VIEWS]
+        #: The values of the statistics asked for later, and their operands that a step leaves for them.
+        self.later = tuple(walk((s.value for s in self.asked), set(done)))
+        self.left = _left_for(self.asked, self.later, done)
+        #: The reductions that nothing but such statistics needs, by name.
+        self.unread = _results(self.later) - _results(done)
         self.axes: dict[Node, Axes] = {value: inference.axes(value) for value in done}
         #: The values that are numbers of tensors, groups or the model.
         self.numbers = frozenset(value for value, axes in self.axes.items() if axes.number)
@@ -92,11 +99,13 @@ class Plan:
         self.scratch = [b.name for b in program.buffers if b.role == "scratch"]
         #: Whether anything as large as a parameter is made that is gone after the step.
         self.large = bool(self.scratch) or any(v.axes.elementwise for v in program.vectors)
-        more = program.skip is not None or any(b.role == "input" for b in program.buffers)
-        #: Whether a step is one kernel call, whose reductions become statistics once somebody asks for these.
-        self.deferred = whole and not more and bool(program.watch) and _is_measured_later(program)
+        elementwise = replace(program, finish=self.finish).elementwise or (
+            len(program.stages) == 1 and not (program.vectors or program.late or self.finish or self.left)
+        )
         #: Whether there is more to a step than one kernel call.
-        self.staged = (not program.elementwise and not self.deferred) or more
+        self.staged = not elementwise or program.skip is not None or any(
+            b.role == "input" for b in program.buffers
+        )  # fmt: skip
 
     def _followed(self) -> tuple[Gap, ...]:
         """The gaps, with the last uses of values and with projections; both need all gaps."""
@@ -106,7 +115,7 @@ class Plan:
             for operand in value.args:
                 users[operand].append(value)
         roots = self._roots() + self.held
-        kept = {*roots, *(s.value for s in program.finish)}
+        kept = {*roots, *self.left, *(s.value for s in self.finish)}
         last = {v: users[v][-1] for v in every if users[v] and v not in kept}
         over: dict[Node, tuple[Node, ...]] = {}
         for value, user in last.items():
@@ -122,21 +131,40 @@ class Plan:
 
     def _delegated(self) -> tuple[Gap, ...]:
         """The gaps with their owner tasks."""
-        kept = frozenset({*self._roots(), *(s.value for s in self.program.finish)})
+        kept = frozenset({*self._roots(), *(s.value for s in self.finish)})
         self.owner_plan = OwnerPlan(self.program, [gap.values for gap in self.gaps], self.axes, kept)
         return tuple(
             replace(gap, owner_plan=tuple(cuts)) for gap, cuts in zip(self.gaps, self.owner_plan.gaps, strict=True)
         )
 
 
-def _is_measured_later(program: Program) -> bool:
-    """Whether a step is one stage, and all values after it are statistics of its reductions and the scalar table."""
-    measured = {b.name for b in program.statistics}
-    return (
-        len(program.stages) == 1 and not (program.vectors or program.late or program.joins)
-        and all(store.buffer in measured for store in program.finish)
-        and all(value.op is not Op.LOAD for value in walk(store.value for store in program.finish))
-    )  # fmt: skip
+def _asked_later(
+    program: Program, inference: AxisInference
+) -> tuple[tuple[Store, ...], tuple[Store, ...]]:  # fmt: skip
+    """The statistics that are arithmetic on numbers of tensors, with no state among them; and the other stores."""
+    names = {b.name for b in program.statistics}
+
+    def is_later(store: Store) -> bool:
+        values = [*walk([store.value])]
+        return store.buffer in names and all(
+            inference.axes(v).number and v.op is not Op.LOAD and v.op.kind in _OF_NUMBERS for v in values
+        )
+
+    if program.skip is not None or program.joins:
+        return (), program.finish
+    asked = tuple(store for store in program.finish if is_later(store))
+    return asked, tuple(store for store in program.finish if store not in asked)
+
+
+def _left_for(asked: Sequence[Store], later: Sequence[Node], done: Container[Node]) -> tuple[Node, ...]:
+    """The values of a step that statistics asked for later read: computed in gaps, or columns of the scalar table."""
+    read = [*(s.value for s in asked), *(a for value in later for a in value.args)]
+    return tuple(dict.fromkeys(value for value in read if value in done or value.op is Op.SCALAR))
+
+
+def _results(values: Iterable[Node]) -> frozenset[str]:
+    """The names of the reductions among some values."""
+    return frozenset(str(value.arg) for value in values if value.op is Op.RESULT)
 
 
 def _vector_states(program: Program) -> dict[str, str]:
@@ -186,6 +214,9 @@ def needs_matrix(program: Program) -> str | None:
             return value.op.symbol
     return None
 
+
+#: The kinds of operations on numbers of tensors that statistics may wait for.
+_OF_NUMBERS = (Kind.LEAF, Kind.ARITHMETIC, Kind.COMPARE, Kind.LOGIC, Kind.FUNCTION)
 
 #: The kinds of values in tiles: of the left operand, and of all others.
 _LEFT = (Kind.RANDOM, Kind.ARITHMETIC, Kind.FUNCTION)

@@ -6,7 +6,7 @@ skipped tensors: every write reads the skip mask. In main memory the last stage 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -40,6 +40,8 @@ class StagedRun:
         self.launch, self.plan, self.program = launch, launch.version.plan, launch.version.program
         self.bucket = launch.part.bucket
         self.on_device = self.bucket.capabilities.on_device
+        #: The reductions of the stages of a portion, where statistics wait for some of them.
+        self._reduced: list[Mapping[str, Any]] = []
 
     def run(self) -> Joining:
         """Writes all new values and advances the step counts. Yields where it needs values of other launches."""
@@ -69,7 +71,7 @@ class StagedRun:
             self._give(stage, values, between)
             if index < last:
                 launch.wrote = launch.wrote or any(s.buffer not in plan.scratch for s in stage.stores)
-                yield from between.take(self._kernel(index, values), stage.reduces)
+                yield from self._take(between, self._kernel(index, values), stage)
         stays = self._stays(values, between)
         narrow = self._narrow(between, before=True)
         for value in plan.held:
@@ -80,27 +82,14 @@ class StagedRun:
             yield Writing()
         reduced = self._last(values, stays)
         if reduced:
-            yield from between.take(reduced, stages[-1].reduces)
+            yield from self._take(between, reduced, stages[-1])
         yield from between.work_out(plan.gaps[-1])
         narrow += self._narrow(between, before=False)
         if self.program.watch:
-            narrow = self._measured(values, stays, narrow)
+            narrow = self._measured(values, between, stays, narrow)
         self._write_narrow(values, stays, narrow)
         self._keep_scalars(portion, stays)
         self._count(portion, stays)
-
-    def measured(self) -> None:
-        """Computes the statistics of a launch that has run, of a program whose plan defers them."""
-        (portion,) = self.launch.part.portions(None)
-        values = (DeviceArguments if self.on_device else KernelArguments)(self.launch, portion)
-        between = GapEvaluator(self.plan, values, narrow=self.launch.version.narrow)
-        deque(between.begin(), 0)
-        deque(between.work_out(self.plan.gaps[0]), 0)
-        deque(between.take(self.launch.reduced, self.program.stages[0].reduces), 0)
-        deque(between.work_out(self.plan.gaps[-1]), 0)
-        narrow = self._narrow(between, before=True) + self._narrow(between, before=False)
-        self.launch.statistics.clear()
-        self._measured(values, None, narrow)
 
     def _kernel(self, stage: int, values: KernelArguments) -> Mapping[str, Any]:
         """Runs a stage over the portion. Its reductions, by name."""
@@ -161,7 +150,7 @@ class StagedRun:
         """The new values of numbers and vectors known before the last kernel, or the others, known after it."""
         after = self.plan.after
         early = self.plan.stored_early
-        wanted = [s for s in self.program.finish if (s.value not in after) == before and s.buffer not in early]
+        wanted = [s for s in self.plan.finish if (s.value not in after) == before and s.buffer not in early]
         return [(s.buffer, self._new_value(s, between)) for s in wanted]
 
     def _new_value(self, store: Store, between: GapEvaluator) -> Any:
@@ -176,14 +165,27 @@ class StagedRun:
             return [between.library.at(value, i) for i in range(between.count)]
         return value
 
+    def _take(self, between: GapEvaluator, reduced: Mapping[str, Any], stage: Stage) -> Joining:
+        """Takes the reductions of a stage, but for those that statistics alone read once somebody asks."""
+        unread = self.plan.unread
+        if unread:
+            self._reduced.append(reduced)
+        yield from between.take(reduced, [r for r in stage.reduces if r.name not in unread])
+
     def _measured(
-        self, values: KernelArguments, stays: Any, narrow: Sequence[tuple[str, Any]]
+        self, values: KernelArguments, between: GapEvaluator, stays: Any, narrow: Sequence[tuple[str, Any]]
     ) -> list[tuple[str, Any]]:  # fmt: skip
-        """Keeps the statistics for whoever asks, and returns the other values."""
+        """Keeps the statistics, and the operands of those to be asked for, and returns the other values."""
         names = {b.name for b in self.program.statistics}
         measured = {name.removeprefix(PREFIX): value for name, value in narrow if name in names}
-        known = Measured(values.portion.tensors, self.bucket.library, measured, stays)
+        left = {v: between.values[v] if v in between.values else values.column(v.arg) for v in self.plan.left}  # type: ignore[arg-type]
+        version, tensors = self.launch.version, values.portion.tensors
+        reduced = {**between.reduced} if self.plan.later else {}
+        known = Measured(
+            version, tensors, self.bucket.library, measured, stays, left, ChainMap(reduced, *self._reduced)
+        )  # fmt: skip
         self.launch.statistics.append(known)
+        self._reduced = []
         return [(name, value) for name, value in narrow if name not in names]
 
     def _copied(self, value: Any) -> Any:

@@ -84,7 +84,9 @@ def _written(launch: Launch) -> Joining:
         launch.wrote = True
         bucket.counts.advance(part.fired)
         try:
-            launch.reduced = launch.kernel(0, launch.rows, part.positions, launch.grads, None)
+            reduced = launch.kernel(0, launch.rows, part.positions, launch.grads, None)
+            if launch.version.program.watch:
+                launch.leave(reduced)
         except Exception:
             bucket.counts.advance(part.fired, -1)
             launch.wrote = False
