@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -111,9 +111,27 @@ def _unless_skipped(measured: Measured, numbers: Any) -> Any:
     return library.arithmetic[Op.WHERE](stays, library.constant(float("nan")), numbers)
 
 
+def words_of(watch: Watch) -> list[Any]:
+    """The statistics asked for, one by one: names, or pairs of a name and an expression."""
+    return [*watch.items()] if isinstance(watch, Mapping) else [watch] if isinstance(watch, str) else [*watch]
+
+
+def known_of(rules: Sequence[Rule], watch: Watch) -> Watch:
+    """The part of a watch that some of these rules have, in the form of the watch."""
+
+    def has(word: Any) -> bool:
+        try:
+            return bool(_by_rule(rules, dict([word]) if isinstance(word, tuple) else [word]))
+        except RuleError:
+            return False
+
+    known = [word for word in words_of(watch) if has(word)]
+    return dict(known) if isinstance(watch, Mapping) else known
+
+
 def _by_rule(rules: Sequence[Rule], watch: Watch) -> Mapping[int, Watched]:
     """The statistics of each rule, by its identity; what a rule lacks is left out where another has it."""
-    words = [*watch.items()] if isinstance(watch, Mapping) else [watch] if isinstance(watch, str) else [*watch]
+    words = words_of(watch)
     done: dict[int, dict[str, Any]] = {id(rule): {} for rule in rules}
     for word in words:
         mistakes: list[RuleError] = []
@@ -169,6 +187,21 @@ class StepStatistics(Mapping[str, Mapping[str, Any]]):
         self._names = [name for name in names if name in having]
         self._order = {place: i for i, place in enumerate(places)}
         self._by_name: dict[str, dict[str, Any]] = {}
+
+    @classmethod
+    def joined(cls, parts: Sequence[StepStatistics]) -> StepStatistics:
+        """The statistics of several optimizers of one step."""
+        measured = [values for part in parts for values in part._measured]
+        names = dict.fromkeys(name for part in parts for name in part)
+        places = dict.fromkeys(place for part in parts for place in part._order)
+        first = parts[0]
+        return cls(max(p.step for p in parts), measured, [*names], [*places], first._wrap, first._numbers_of)
+
+    def renamed(self, names: Mapping[str, str]) -> StepStatistics:
+        """The same statistics with other names of places, where `names` has one."""
+        measured = [replace(v, places=[names.get(place, place) for place in v.places]) for v in self._measured]
+        places = [names.get(place, place) for place in self._order]
+        return StepStatistics(self.step, measured, self._names, places, self._wrap, self._numbers_of)
 
     def __getitem__(self, name: str) -> Mapping[str, Any]:
         if name not in self._by_name:

@@ -206,6 +206,11 @@ class RuleOptimizer(Optimizer, Lockable):
         reductions, exchanges = [r.reductions for r in records], [r.exchanges for r in records]
         return Communication(tuple(chain(*reductions)), tuple(chain(*exchanges)))
 
+    @property
+    def measures(self) -> bool:
+        """Whether steps measure statistics."""
+        return self._options.schedule is not None
+
     @synchronized
     def statistics(self) -> StepStatistics:
         """The statistics of the last step that measured them: name -> parameter's name -> value, on its device.
@@ -213,7 +218,7 @@ class RuleOptimizer(Optimizer, Lockable):
         Nothing waits for the device; `.numbers()` copies all numbers to the host at once, and `.table()` is a table.
         RulecError where the optimizer was made without `watch`.
         """
-        if self._options.schedule is None:
+        if not self.measures:
             raise RulecError(
                 f"{self.interface.name} measures no statistics: make it with watch='norms', or with expressions by name"
             )

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from rulec.errors import HyperError, PartialUpdate, RuleError, TensorError
+from rulec.errors import HyperError, PartialUpdate, RuleError, RulecError, TensorError
 from rulec.language.evaluations import check_single
 from rulec.language.partition import Part, Partition
 from rulec.language.source import did_you_mean
 from rulec.locks import Lockable, synchronized
+from rulec.runtime.statistics import Statistics, StepStatistics, known_of
 from rulec.torch.classes import optimizer
 from rulec.torch.groups.inputs import by_parameter
 from rulec.torch.groups.interface import OWN, Interface
@@ -125,6 +126,15 @@ class Partitioned(Optimizer, Lockable):
             for route in each.routing()
         ]
         return Routes(sorted(routes, key=lambda route: route.group))
+
+    def statistics(self) -> StepStatistics:
+        """The statistics of the last step, of all rules that have them: see `RuleOptimizer.statistics`."""
+        parts = [each.statistics() for each in self.optimizers if each.measures]
+        if not parts:
+            raise RulecError(
+                "Partitioned measures no statistics: make it with watch='norms', or with expressions by name"
+            )
+        return StepStatistics.joined(parts)
 
     # Steps
 
@@ -328,6 +338,8 @@ def keywords_of(interface: Interface, keywords: Mapping[str, Any]) -> dict[str, 
     if isinstance(dtypes, Mapping):
         known = interface.state_names()
         known_keywords["state_dtype"] = {name: dtype for name, dtype in dtypes.items() if not name or name in known}
+    if known_keywords.get("watch"):
+        known_keywords["watch"] = known_of(interface.rules, known_keywords["watch"]) or None
     return _translated(interface, known_keywords, {})
 
 
@@ -369,6 +381,8 @@ def check_keywords(interfaces: Sequence[Interface], keywords: Mapping[str, Any])
     for name, value in keywords.items():
         if not any(_takes(interface, name, value) for interface in interfaces):
             raise HyperError(f"no rule of the partition has a keyword {name!r}{did_you_mean(name, known)}")
+    if keywords.get("watch"):
+        Statistics([rule for interface in interfaces for rule in interface.rules], keywords["watch"])
     dtypes = keywords.get("state_dtype")
     states = {state for interface in interfaces for state in interface.state_names()}
     for state in dtypes if isinstance(dtypes, Mapping) else ():

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import sys
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -37,6 +41,22 @@ def trained(kind: str, steps: int = 3, **keywords: Any) -> tuple[nn.Module, Any,
         before = [[p.detach().double().clone(), p.grad.double()] for _, p in params]  # type: ignore[union-attr]
         optimizer.step()
     return model, optimizer, before
+
+
+def calls_of(function: Callable[[], Any]) -> int:
+    """The calls of functions, Python's and C's, in a call."""
+    count = 0
+
+    def note(_: Any, event: str, __: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return count
 
 
 def states_of(optimizer: Any) -> list[torch.Tensor]:
@@ -157,3 +177,95 @@ def test_a_mistake_is_named_when_the_optimizer_is_made(keywords: Any, kind: Any,
 def test_an_optimizer_that_measures_nothing_says_so() -> None:
     with pytest.raises(RulecError, match="AdamW measures no statistics: make it with watch='norms'"):
         rulec.torch.AdamW(layers().parameters()).statistics()
+
+
+def eager(rule: str, **keywords: Any) -> Any:
+    """An eager optimizer after three steps of the model."""
+    model = layers()
+    optimizer = rulec.torch.EagerUpdate(model, rule, **keywords)
+    for t in range(3):
+        torch.manual_seed(t)
+        with optimizer.backward():
+            model(torch.randn(8, 5)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    "keywords", [{}, {"contributions": 1}, {"contributions": 1, "epilogue": True}, {"only": "0.*", "contributions": 1}]
+)
+@pytest.mark.parametrize(("rule", "kind"), [("adamw", "AdamW"), ("lamb", "LAMB")])
+def test_eager_updates_measure_as_a_step_does(rule: str, kind: str, keywords: Any) -> None:
+    if rule == "lamb" and "epilogue" in keywords:
+        return
+    _, optimizer, _ = trained(kind, watch="norms")
+    assert eager(rule, watch="norms", **keywords).statistics().numbers() == optimizer.statistics().numbers()
+
+
+def test_a_partition_measures_with_all_its_rules() -> None:
+    model = layers()
+    partition = rulec.partition({"*/weight": "lamb", "...": "adamw"})
+    optimizer = rulec.torch.Partitioned(partition, model.named_parameters(), watch={"norm": "norm(update)", "e": "eps"})
+    model(torch.randn(8, 5)).square().mean().backward()
+    optimizer.step()
+    statistics = optimizer.statistics()
+    assert sorted(statistics["norm"]) == sorted(name for name, _ in model.named_parameters())
+    assert [*statistics] == ["norm", "e"]
+    with pytest.raises(RuleError, match="has no statistic 'normz'"):
+        rulec.torch.Partitioned(partition, model.named_parameters(), watch="normz")
+    plain = rulec.torch.Partitioned(partition, model.named_parameters())
+    with pytest.raises(RulecError, match="Partitioned measures no statistics"):
+        plain.statistics()
+
+
+@pytest.mark.parametrize("weights", ["split", "split24", "master", "kahan", "stochastic"])
+def test_weights_of_16_bits_are_measured_as_what_they_train(weights: str) -> None:
+    torch.manual_seed(0)
+    param = torch.randn(4000, dtype=torch.bfloat16).requires_grad_()
+    optimizer = rulec.torch.AdamW([param], lr=1e-3, weight_decay=0, weights=weights, watch="norms")
+    for _ in range(3):
+        param.grad = torch.randn_like(param)
+        old = param.detach().clone()
+        optimizer.step()
+    numbers = {name.partition("/")[0]: value for name, value in optimizer.statistics().numbers().items()}
+    assert 0.01 < numbers["update_norm"] < 0.1
+    kept = int((param.detach() == old).sum())
+    assert numbers["unchanged"] == (kept if weights == "stochastic" else 0)
+
+
+def test_states_in_codes_and_complex_parameters_are_measured() -> None:
+    torch.manual_seed(0)
+    param = torch.randn(8192).requires_grad_()
+    complex_one = torch.randn(50, dtype=torch.complex64).requires_grad_()
+    for each, keywords in ((param, {"state_dtype": "int8"}), (complex_one, {})):
+        each.grad = torch.randn_like(each)
+        old = each.detach().clone()
+        optimizer = rulec.torch.AdamW([each], watch="norms", **keywords)
+        optimizer.step()
+        statistics = optimizer.statistics()
+        (update,), (grad,) = statistics["update_norm"].values(), statistics["grad_norm"].values()
+        torch.testing.assert_close(update.float(), (each.detach() - old).norm(), rtol=1e-3, atol=0)
+        torch.testing.assert_close(grad.float(), each.grad.norm(), rtol=1e-5, atol=0)
+
+
+def test_steps_whose_statistics_nobody_reads_take_few_calls_more() -> None:
+    counts = []
+    for keywords in ({}, {"watch": "norms"}, {"watch": "norms", "watch_every": 1000}):
+        params = [torch.randn(50).requires_grad_() for _ in range(60)]
+        for param in params:
+            param.grad = torch.randn(50)
+        optimizer = rulec.torch.AdamW(params, **keywords)  # type: ignore[arg-type]
+        for _ in range(6):
+            optimizer.step()
+        counts.append(calls_of(optimizer.step))
+    assert max(counts[1:]) <= counts[0] + 5
+
+
+def test_a_step_keeps_no_gradient_for_its_statistics() -> None:
+    _, optimizer, _ = trained("LAMB", watch="norms")
+    gradients = [weakref.ref(p.grad) for group in optimizer.param_groups for p in group["params"]]
+    optimizer.zero_grad()
+    gc.collect()
+    assert [reference() for reference in gradients] == [None] * 4
+    assert len(optimizer.statistics().numbers()) == 32

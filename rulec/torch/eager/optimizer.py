@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from rulec.errors import HyperError, RulecError
 from rulec.locks import Lockable, synchronized
+from rulec.runtime.statistics import StepStatistics
 from rulec.torch.eager.backward import EagerOptions, Passes
 from rulec.torch.eager.epilogue import Epilogue
 from rulec.torch.eager.epilogue_tiles import Way
@@ -20,6 +21,7 @@ from rulec.torch.eager.open_step import check_folds
 from rulec.torch.eager.params import Report, parameters_of, patterns_of
 from rulec.torch.eager.scope import Scope
 from rulec.torch.eager.wrapped import Inner, Runs, inner_around, inner_of
+from rulec.torch.groups.routes import names_of
 from rulec.torch.optimizer import RuleOptimizer
 from rulec.torch.partitioned import Partitioned
 
@@ -116,6 +118,16 @@ class EagerUpdate(Optimizer, Lockable):
         self._passes.names.update(parameters_of([param_group])[1])
         self.inner.add_param_group(param_group)
         self._passes.refresh()
+
+    @synchronized
+    def statistics(self) -> StepStatistics:
+        """The statistics of the last step, by the names of the model: see `RuleOptimizer.statistics`."""
+        inner = self.inner
+        if not isinstance(inner, RuleOptimizer | Partitioned):
+            raise RulecError(f"{type(inner).__name__} is not of rulec, and measures no statistics")
+        params = [param for group in inner.param_groups for param in group["params"]]
+        pairs = zip(names_of(inner.param_groups), params, strict=True)
+        return inner.statistics().renamed({name: self._passes.names.get(id(param), name) for name, param in pairs})
 
     # Steps
 
