@@ -20,7 +20,8 @@ from rulec.torch.optimizer import check_groups_match, iterable, saved_groups
 from rulec.torch.states.saved import asks_for_states
 from rulec.torch.step.evaluations import Before
 from rulec.torch.tensors.dtensor import is_dtensor
-from rulec.torch.tensors.tensors import check_memory, check_parameters
+from rulec.torch.tensors.memory import check_gradient_memory, check_memory, check_state_memory
+from rulec.torch.tensors.tensors import check_parameters
 
 #: What torch calls the parts of a `Progress`.
 _NAMES = {
@@ -107,6 +108,9 @@ class LBFGS(Optimizer, Lockable):
             )
         settings = self._check()
         saved = self.state[self._params[0]]
+        for key, value in saved.items():
+            for vector in value if isinstance(value, list) else (value,):
+                check_state_memory(vector, f"{key} of LBFGS")
         known = {ours: saved[theirs] for ours, theirs in _NAMES.items() if theirs in saved}
         space = _Vectors(self._params, names_of(self.param_groups), closure, known.get("direction"))
         before = space.copies()
@@ -210,6 +214,8 @@ class _Vectors:
                     f"{name} was given another shape, dtype or device in the closure of LBFGS: change it between steps"
                 )
             check_memory(param, name)
+            if param.grad is not None:
+                check_gradient_memory(param.grad, name)
         if loss is None:
             raise RulecError("the closure of LBFGS returned None: let it return the loss")
         if all(p.grad is None for p in self._params):

@@ -47,6 +47,7 @@ from rulec.torch.step.evaluations import TorchEvaluations, check_evaluations
 from rulec.torch.step.optimizer_step import OptimizerStep
 from rulec.torch.tensors.dtensor import local_tensor
 from rulec.torch.tensors.fake import frame_callback, without_compiler
+from rulec.torch.tensors.memory import check_gradient_memory
 from rulec.torch.tensors.tensors import check_parameters, dtype_name
 
 #: The last gradient of a step, where there was none: nothing to refer to, and its version.
@@ -487,6 +488,17 @@ class RuleOptimizer(Optimizer, Lockable):
     @property
     def _params(self) -> list[torch.Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
+
+    @synchronized
+    def check_memory(self) -> None:
+        """An error where a step now would find parameters, gradients or states without some of their memory."""
+        machine = self._machine
+        if (machine is not None and machine.is_as_before()) or all(param.grad is None for param in self._params):
+            return
+        self._current()  # which looks at parameters and states
+        for param, name in zip(self._params, names_of(self.param_groups), strict=True):
+            if param.grad is not None:
+                check_gradient_memory(param.grad, name)
 
     def refuse(self, waits: bool = True) -> None:
         """Refuses a step, to all ranks of `reduce_over` and of its DTensors, and `waits` for them.

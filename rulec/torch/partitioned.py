@@ -158,11 +158,22 @@ class Partitioned(Optimizer, Lockable):
             key: self.__dict__[key] for key in ("grad_scale", "found_inf") if key in self.__dict__
         }
         with self._lock:
+            self._check_memory()
             for place, each in enumerate(self.optimizers):
                 self._step_of(
                     place, {name: arguments[name] for name in each.interface.inputs if name in arguments}, scaling
                 )
         return loss
+
+    def _check_memory(self) -> None:
+        """TensorError or StateMismatch, and nothing updated, where a later rule could not take its step."""
+        try:
+            for each in self.optimizers[1:]:
+                each.check_memory()
+        except BaseException:
+            for each in self.optimizers:
+                each.refuse()
+            raise
 
     def _arguments(self, inputs: Mapping[str, Any], loss: Any) -> dict[str, Any]:
         """The inputs of a step; tensors by their parameters."""

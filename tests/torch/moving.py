@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import rulec.torch
 from rulec.errors import RulecError
+from tests.torch.shrinking import shrink
 
 #: States of fewer elements than 4,096 are not kept in codes.
 SHAPES = ((64, 80), (7,), (6, 8))
@@ -85,6 +86,7 @@ MOVES: Mapping[str, Callable[[Tensor], Any]] = {
 BREAKS: Mapping[str, Callable[[Tensor], Any]] = {
     "another shape": lambda tensor: tensor.resize_(3, 5),
     "an emptied storage": lambda tensor: tensor.untyped_storage().resize_(0),
+    "a storage that shrank at its address": shrink,
     "a sparse tensor": lambda tensor: torch.utils.swap_tensors(tensor, tensor.detach().clone().to_sparse()),
 }
 

@@ -22,6 +22,7 @@ from rulec.errors import RulecError, StateMismatch, TensorError
 from rulec.torch.fastpath import addresses
 from rulec.torch.step import plan
 from tests.torch.eager.processes import check_in_processes
+from tests.torch.shrinking import shrink
 
 #: Uneven parts, an empty one, a vector.
 SHAPES = ((7, 5), (6,), (4, 4), (1, 3), (3, 4, 6), (4, 4))
@@ -300,6 +301,18 @@ def _freed_state(run: Run) -> None:
     local(run.optimizer.state[run.params[0]]["exp_avg"]).untyped_storage().resize_(0)
 
 
+def _shrunk(run: Run) -> None:
+    shrink(local(run.params[0]))
+
+
+def _shrunk_gradient(run: Run) -> None:
+    shrink(local(run.params[0].grad))
+
+
+def _shrunk_state(run: Run) -> None:
+    shrink(local(run.optimizer.state[run.params[0]]["exp_avg"]))
+
+
 def _other_shards(run: Run) -> None:
     """Other placements in the same object, as an operation of torch's in place."""
     other = run.params[2].detach().redistribute(placements=[Replicate()])
@@ -317,6 +330,9 @@ REFUSED: dict[str, tuple[Callable[[Run], None], type[RulecError], str]] = {
     "freed memory": (_freed, TensorError, "memory"),
     "the freed memory of a gradient": (_freed_gradient, TensorError, "the gradient of .* memory of 0 bytes"),
     "the freed memory of a state": (_freed_state, StateMismatch, "exp_avg .* has .*memory of 0 bytes"),
+    "shrunk memory": (_shrunk, TensorError, "memory of 8 bytes, where it needs"),
+    "the shrunk memory of a gradient": (_shrunk_gradient, TensorError, "the gradient of .* memory of 8 bytes"),
+    "the shrunk memory of a state": (_shrunk_state, StateMismatch, "exp_avg .* has .*memory of 8 bytes"),
     "other shards": (_other_shards, StateMismatch, "is placed as"),
 }
 

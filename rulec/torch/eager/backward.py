@@ -18,6 +18,7 @@ from rulec.torch.eager.on_gradient import Accumulating, BackwardHandler, Countin
 from rulec.torch.eager.open_step import OpenStep
 from rulec.torch.eager.params import ParameterIndex, Report
 from rulec.torch.eager.wrapped import Inner
+from rulec.torch.tensors.memory import check_gradient_memory
 
 
 @dataclass(frozen=True)
@@ -286,6 +287,7 @@ class Measuring(Counting):
     def _complete(self, place: int) -> None:
         param = self._index.params[place]
         if param.grad is not None:
+            check_gradient_memory(param.grad, self._index.names[place])
             with torch.no_grad():
                 self._factor.take(place, param.grad)
             param.grad = None

@@ -30,6 +30,7 @@ from rulec.torch.eager.on_gradient import BackwardHandler, Firing
 from rulec.torch.eager.wrapped import ForeignInner, Inner, PartitionedInner
 from rulec.torch.step.optimizer_step import OptimizerStep
 from rulec.torch.tensors.fake import is_fake, resolved
+from rulec.torch.tensors.memory import check_holds
 from rulec.torch.tensors.tensors import dtype_name
 
 
@@ -72,9 +73,12 @@ class Epilogue:
         products = self._kept.take(param)
         if not products:
             return False
+        name = handler.step.parameter_index.names[place]
+        for product in products:
+            _check_factors(product, name)
         if not hears_alone(param):
             raise RulecError(
-                f"a hook was registered on {handler.step.parameter_index.names[place]} "
+                f"a hook was registered on {name} "
                 "after a part of its gradient had come: "
                 f"register it before the backward pass"
             )
@@ -101,6 +105,12 @@ class Epilogue:
     def close(self) -> None:
         """Gives the layers their own forward back."""
         self._kept.close()
+
+
+def _check_factors(product: Product, name: str) -> None:
+    """TensorError where a factor of the gradient of a parameter of this name lacks memory."""
+    for factor in (product.outputs, product.inputs):
+        check_holds(factor, f"a factor of the gradient of {name}", "free it after the backward pass")
 
 
 def _keeps(owner: Owner, weight: Tensor) -> bool:

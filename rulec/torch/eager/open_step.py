@@ -22,6 +22,7 @@ from rulec.torch.eager.params import GradientBytes, ParameterIndex, Report
 from rulec.torch.eager.scope import rules_of
 from rulec.torch.eager.wrapped import ForeignInner, Frozen, Inner, PartitionedInner, RuleInner
 from rulec.torch.tensors.fake import plain_memory
+from rulec.torch.tensors.memory import check_gradient_memory, check_memory, check_state_memory
 
 #: The result of an update.
 Written = TypeVar("Written")
@@ -39,7 +40,7 @@ class OpenStep:
         self.inner, self.parameter_index = inner, parameter_index
         self.factor: Factor | None = None
         self.gradient_bytes = GradientBytes(parameter_index.sizes)
-        self.journal = Journal(inner, parameter_index.params) if journal else None
+        self.journal = Journal(inner, parameter_index) if journal else None
         self.fired: dict[int, None] = {}
         self.folded: dict[int, None] = {}
         self.dropped: dict[int, None] = {}
@@ -84,6 +85,12 @@ class OpenStep:
         update = self.inner.fire if inside else self.inner.fire_last
         params = [self.parameter_index.params[i] for i in places]
         grads = [p.grad for p in params if p.grad is not None]
+        try:
+            self._check_memory(places)
+        except RulecError:
+            if not inside:
+                self.inner.refuse()
+            raise
         if self.factor is not None and not self.factor.apply(grads):
             self.dropped.update(dict.fromkeys(places))
         else:
@@ -93,6 +100,18 @@ class OpenStep:
             param.grad = None
         self.gradient_bytes.leave(places, inside)
         self._inside += len(places) if inside else 0
+
+    def _check_memory(self, places: Sequence[int]) -> None:
+        """TensorError or StateMismatch where memory lacks that is read or written before an update looks at it."""
+        if self.factor is None and self.journal is None and not isinstance(self.inner, PartitionedInner):
+            return
+        for place in places:
+            param, name = self.parameter_index.params[place], self.parameter_index.names[place]
+            check_memory(param, name)
+            if param.grad is not None:
+                check_gradient_memory(param.grad, name)
+            if self.journal is not None:
+                self.journal.check_memory(place)
 
     def fold(self, place: int, inside: bool = True) -> None:
         """Adds the gradient that a parameter has to its states, and frees it."""
@@ -198,23 +217,39 @@ class _Entry:
 class Journal:
     """Copies of parameters and of what an optimizer remembers of them, taken before they fire."""
 
-    def __init__(self, inner: Inner, params: Sequence[Tensor]) -> None:
-        self._inner, self._params = inner, params
+    def __init__(self, inner: Inner, parameter_index: ParameterIndex) -> None:
+        self._inner, self._params, self._names = inner, parameter_index.params, parameter_index.names
         self._entries: dict[int, _Entry] = {}
         self.bytes = 0
 
     def keep(self, places: Iterable[int]) -> None:
-        """Copies these parameters and their states before an update writes them."""
+        """Copies these parameters and their states before an update writes them.
+
+        TensorError or StateMismatch where one lacks memory.
+        """
         with plain_memory():
             for place in places:
                 if place in self._entries:
                     continue
+                self.check_memory(place)
                 held = {key: _copy(value) for key, value in self._inner.buffers(place).items()}
                 entry = self._entries[place] = _Entry(self._params[place].detach().clone(), held)
                 self.bytes += sum(x.nbytes for x in (entry.param, *held.values()) if isinstance(x, Tensor))
 
+    def check_memory(self, place: int) -> None:
+        """TensorError or StateMismatch where a parameter or a state of it lacks memory."""
+        name = self._names[place]
+        check_memory(self._params[place], name)
+        for key, value in self._inner.buffers(place).items():
+            check_state_memory(value, f"{key} of {name}")
+
     def restore(self) -> None:
-        """Writes everything back; what had no state before has none."""
+        """Writes everything back; what had no state before has none.
+
+        TensorError or StateMismatch, and nothing written, where a parameter or a state lacks memory.
+        """
+        for place in self._entries:
+            self.check_memory(place)
         with plain_memory():
             for place, entry in self._entries.items():
                 self._params[place].copy_(entry.param)

@@ -24,6 +24,7 @@ from rulec.torch.eager.wrapped import ForeignInner, Inner, PartitionedInner, Rul
 from rulec.torch.optimizer import RuleOptimizer
 from rulec.torch.partitioned import Partitioned
 from rulec.torch.tensors.fake import is_fake, plain_memory
+from rulec.torch.tensors.memory import check_holds, memory_of
 
 Gradients = Mapping[Tensor, Any] | Iterable[tuple[Tensor, Any]]
 
@@ -284,3 +285,5 @@ def _check_fits(tensor: Any, grad: Any, dtype: torch.dtype | None = None) -> Non
         if wanted != actual:
             shown = [tuple(x) if fact == "shape" else x for x in (actual, wanted)]
             raise TensorError(f"a gradient has {fact} {shown[0]}, and its tensor {shown[1]}")
+    for part in memory_of(grad):
+        check_holds(part, "a gradient", "compute it again")

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rulec.errors import StateMismatch
 from rulec.torch.fastpath.survey import look_of
 from rulec.torch.tensors.dtensor import local_tensor
 from rulec.torch.tensors.fake import has_no_memory
+from rulec.torch.tensors.memory import Spans, holds_all
 from rulec.torch.tensors.tensors import Guard, guard_for, never, real_view
 
 
@@ -33,13 +33,14 @@ class Addresses:
         self._dtensors = [(t, here) for t, here in zip(self.tensors, self._local, strict=True) if here is not t]
         self._addresses = [*map(_address, self._local)]
         self._facts = [*map(facts_of, self._local)]
+        self._spans = Spans(self._local)
         self._guard: Guard = never
         self._look = _never
         #: The number of further functions for all tensors at once that may be made.
         self._left = 4
 
     def same(self) -> bool:
-        """Whether every tensor is where it was, and what it was."""
+        """Whether every tensor is where it was, and what it was, with the memory that it needs."""
         return self._look() or self._asked()
 
     def _asked(self) -> bool:
@@ -50,6 +51,8 @@ class Addresses:
             if [*map(_address, self._local)] != self._addresses:
                 return False
         except RuntimeError:  # a sparse tensor has no address
+            return False
+        if not (self._spans.are_held(self._local) or all(map(holds_all, self._local))):
             return False
         if not self._guard(*self._local):
             if [*map(facts_of, self._local)] != self._facts:
@@ -126,19 +129,3 @@ def facts_of(tensor: Tensor) -> tuple[Any, ...]:
     if tensor.layout is not torch.strided:
         return (tensor.layout,)
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.is_neg(), tensor.is_conj()
-
-
-def check_memory(tensor: Any, state: str) -> None:
-    """StateMismatch where a state of this name is a tensor without an element's memory, or is sparse."""
-    if not isinstance(tensor, Tensor) or has_no_memory(tensor):
-        return
-    here = local_tensor(tensor)
-    if here.layout is not torch.strided:
-        raise StateMismatch(f"{state} is sparse ({here.layout}): give it as a dense tensor")
-    last = sum((size - 1) * stride for size, stride in zip(here.shape, here.stride(), strict=True))
-    reached = (here.storage_offset() + last + 1) * here.element_size() if here.numel() else 0
-    if here.untyped_storage().nbytes() < reached:
-        raise StateMismatch(
-            f"{state} has shape {tuple(here.shape)} and memory of {here.untyped_storage().nbytes()} bytes, where it "
-            f"needs {reached}: its storage was resized; give it the memory again, or load a checkpoint"
-        )

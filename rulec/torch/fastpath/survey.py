@@ -36,6 +36,7 @@ from rulec.torch.fastpath.torch_abi import (
     words_of_dtensors,
 )
 from rulec.torch.tensors.dtensor import is_dtensor, local_tensor, placement_of, spec_of
+from rulec.torch.tensors.memory import span_of
 
 #: What a job asks for: a look; a look and the note that parameters are written, for a step that repeats the last one;
 #: the end of what handles hold.
@@ -114,8 +115,8 @@ class Survey:
             self._numbers[like] = self._numbers_of(tensor)
         dtype, *device = self._numbers[like]
         rest = () if tensor is None else (*_implementation(tensor), *tensor.shape, *tensor.stride())
-        empty = tensor is not None and not tensor.numel()
-        words = (dtype, -1 if tensor is None else tensor.dim(), *device, int(empty), *rest)
+        span = 0 if tensor is None else span_of(tensor) * tensor.element_size()
+        words = (dtype, -1 if tensor is None else tensor.dim(), *device, span, *rest)
         if words not in self._kinds:
             self._kinds[words] = np.array(words, np.int64)
         return array_address(self._kinds[words])
@@ -177,7 +178,7 @@ class Tensors:
         self._kinds: dict[tuple[int, ...], Numbers] = {}
         local = {id(tensor): tensor for tensor in map(local_tensor, self._kept)}
         rows = [self._row(words_of(where, tensor), where.impl_words) for tensor in local.values()]
-        self.table = np.array(rows, np.int64).reshape(-1, len(TENSOR) + where.data_words)
+        self.table = np.array(rows, np.int64).reshape(-1, len(TENSOR) + where.data_words + 1)
         dtensors = [tensor for tensor in self._kept if is_dtensor(tensor)]
         self._places = [(local_tensor(tensor), spec_of(tensor)) for tensor in dtensors]
         held = [(id(t), t._cdata, *map(id, place)) for t, place in zip(dtensors, self._places, strict=True)]

@@ -19,8 +19,8 @@ JOB = (
 #: The words of a list or a dict: the object, its length, and its entries (keys and values in turn).
 CONTENTS = ("object", "length", "entries")
 
-#: The first words of a tensor that must be as it was; the words of its storage follow. `kind` is the address of the
-#: words of its implementation, of which tensors alike have the same.
+#: The first words of a tensor that must be as it was; the words of its storage follow, with its number of bytes last.
+#: `kind` is the address of the words of its implementation, of which tensors alike have the same.
 TENSOR = ("object", "impl", "storage", "kind")
 
 #: The words of a DTensor that must be as it was: the object, its implementation, its local tensor and its spec, which
@@ -39,8 +39,9 @@ PLACED = ("class", "local_class", "local", "spec", "mesh", "placements")
 RECORD = ("impl", "kind", "grad", "spec", "out", "row", "place", "version", "behind", "last")
 
 #: The words of what a gradient is. The words of its implementation, as `torch_abi` has them, follow, and then its
-#: sizes and strides. Of no gradient `dim` is -1. One without elements is `empty`, and has no address.
-KIND = ("dtype", "dim", "device", "index", "empty")
+#: sizes and strides. Of no gradient `dim` is -1. From its first element to the last are `span` bytes, of one without
+#: elements 0; such a gradient has no address.
+KIND = ("dtype", "dim", "device", "index", "span")
 
 #: The words of a bucket's step counts, for steps that repeat each other: see `Repeat`.
 COUNTS = ("at", "length", "t", "table", "stride", "next")
@@ -61,10 +62,11 @@ def survey_source(where: TensorLayout) -> str:
     words = {f"{of}_{name}": f"word({of}, {i})" for of, names in tables.items() for i, name in enumerate(names)}
     functions = {f"f_{name}": f"word(functions, {i})" for i, name in enumerate(NAMES)}
     sizes = {f"{of}_bytes": 8 * len(names) for of, names in tables.items()}
-    sizes["tensor_bytes"] += 8 * where.data_words
+    sizes["tensor_bytes"] += 8 * (where.data_words + 1)
     of_impl = _fetched("impl", min(where.impl_storage, where.impl_first), where.impl_first + where.impl_words)
     storage = words["tensor_storage"]
-    of_storage = _fetched(storage, where.storage_data, where.storage_data + where.data_words)
+    of_data = where.storage_data, where.storage_data + where.data_words
+    of_storage = _fetched(storage, min(*of_data, where.storage_size), max(*of_data, where.storage_size + 1))
     return _TEXT.format(
         fetch_impl=of_impl, fetch_storage=of_storage, object_at=8 * where.object_impl,
         **words, **functions, **sizes, **asdict(where), ahead=_AHEAD, t_at=COUNTS.index("t"), same=JOB.index("same"),
@@ -166,7 +168,7 @@ def unmoved(tensor):
     impl, storage = {tensor_impl}, {tensor_storage}
     if word({tensor_object}, {object_impl}) != impl or word(impl, {impl_storage}) != storage:
         return False
-    changed = 0
+    changed = word(storage, {storage_size}) ^ word(tensor, {known} + {data_words})
     for i in range({data_words}):
         changed |= word(storage, {storage_data} + i) ^ word(tensor, {known} + i)
     return changed == 0 and same_words(impl, {tensor_kind})
@@ -212,6 +214,17 @@ def local_of(placed, object):
 
 
 @compiled
+def holds(tensor, first, span):
+    """Whether a tensor's storage has memory, and that reaches over these bytes from the address of the first element.
+
+    The storage may be another than before, in which the tensor has another place.
+    """
+    storage = word(word(tensor, 0), {impl_storage})
+    begin = word(storage, {storage_data})
+    return begin != 0 and first + span <= begin + word(storage, {storage_size})
+
+
+@compiled
 def read(functions, placed, record, answers):
     """Whether the gradient is as it was; its handle is taken, and its address kept."""
     grad, kind, spec = invoke({f_grad}, {record_impl}), {record_kind}, {record_spec}
@@ -227,7 +240,7 @@ def read(functions, placed, record, answers):
     if {kind_dim} < 0:
         return True
     data = answer({f_data_ptr}, grad, answers)
-    if data == -1 or (data == 0 and {kind_empty} == 0):
+    if data == -1 or ({kind_span} != 0 and not holds(grad, data, {kind_span})):
         return False
     put({record_out}, 0, data)
     put({record_row}, 0, data)

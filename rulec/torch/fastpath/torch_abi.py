@@ -183,7 +183,7 @@ class TensorLayout:
     its object at `impl_object`, which is -1 where it was not found;
     from `impl_first` on, `impl_words` words have its number of dimensions, sizes, strides, offset, number of elements,
     dtype, device and dispatch keys. The storage has its address and the owner of that memory in `data_words` words
-    from `storage_data` on.
+    from `storage_data` on, and its bytes at `storage_size`.
     """
 
     object_impl: int
@@ -192,6 +192,7 @@ class TensorLayout:
     impl_first: int
     impl_words: int
     storage_data: int
+    storage_size: int
     data_words: int = 3
 
 
@@ -221,15 +222,14 @@ def _layout_of(tensor: Tensor) -> TensorLayout | None:
         return None
     after = of_impl[starts[0] :]
     wanted = {*tensor.stride(), tensor.storage_offset(), tensor.numel(), keys}
-    if not wanted <= {*after} or storage.data_ptr() not in of_storage:
+    if not wanted <= {*after} or storage.data_ptr() not in of_storage or of_storage.count(storage.nbytes()) != 1:
         return None
     at_object, at_storage = of_object.index(tensor._cdata), of_impl.index(storage._cdata)
     objects = [i for i, each in enumerate(of_impl[: starts[0]]) if each & -2 == id(tensor)]
     impl_object = objects[0] if len(objects) == 1 else -1
     words = after.index(keys) + 1
-    return TensorLayout(
-        at_object, at_storage, impl_object, starts[0], words, of_storage.index(storage.data_ptr())
-    )  # fmt: skip
+    places = [of_storage.index(number) for number in (storage.data_ptr(), storage.nbytes())]
+    return TensorLayout(at_object, at_storage, impl_object, starts[0], words, *places)
 
 
 def _shows_differences(where: TensorLayout) -> bool:
@@ -244,14 +244,17 @@ def _shows_differences(where: TensorLayout) -> bool:
     of_impl = {tuple(words_of(where, t)[3 : 3 + where.impl_words]) for t in alike}
     before = words_of(where, plain)
     shared = torch._lazy_clone(plain)
-    return len(of_impl) == len(alike) and shared is not None and tuple(before) != tuple(words_of(where, plain))
+    differ = shared is not None and before != words_of(where, plain)
+    inferred.untyped_storage().resize_(8)
+    return len(of_impl) == len(alike) and differ and words_of(where, inferred)[-1] == 8
 
 
 def words_of(where: TensorLayout, tensor: Tensor) -> list[int]:
     """A tensor's object, its implementation and its storage, and the words of the last two that may change."""
     storage = tensor.untyped_storage()._cdata
     of_storage = _words(storage + 8 * where.storage_data, where.data_words)
-    return [id(tensor), tensor._cdata, storage, *impl_words_of(where, tensor), *of_storage]
+    size = _word(storage + 8 * where.storage_size)
+    return [id(tensor), tensor._cdata, storage, *impl_words_of(where, tensor), *of_storage, size]
 
 
 def words_of_dtensors(tensors: Sequence[Any]) -> list[int] | None:

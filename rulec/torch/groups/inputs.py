@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rulec.errors import TensorError
 from rulec.torch.tensors.fake import plain_memory
+from rulec.torch.tensors.memory import check_input_memory
 from rulec.torch.tensors.sections import Section
 from rulec.torch.tensors.tensors import real_view
 
@@ -48,6 +49,8 @@ class Inputs:
 
 def _number(name: str, value: Any) -> Any:
     """A number, or where it is on a device a tensor of one: who needs it reads it there."""
+    if isinstance(value, Tensor):
+        check_input_memory(value, name)
     try:
         if isinstance(value, Tensor) and value.device.type != "cpu":
             return value.detach().reshape(())
@@ -74,6 +77,7 @@ def _like(name: str, value: Any, param: Tensor, section: Section | None) -> Tens
         raise TensorError(
             f"the input {name!r} has no tensor for a parameter of shape {tuple(param.shape)} that has a gradient"
         )
+    check_input_memory(value, name)
     with plain_memory():
         like = real_view(value.to(param.dtype if param.is_complex() or not value.is_complex() else value.dtype))
         return like if section is None else section.of(like)

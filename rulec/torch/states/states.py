@@ -20,7 +20,7 @@ from rulec.errors import StateMismatch
 from rulec.formats import UNBIASED, Format
 from rulec.runtime.buckets.scalar_table import is_count
 from rulec.runtime.storage.allocator import formats_of, recoded
-from rulec.torch.fastpath.addresses import ShownState, StateAddresses, check_memory, facts_of
+from rulec.torch.fastpath.addresses import ShownState, StateAddresses, facts_of
 from rulec.torch.groups.engine import TensorRef, TorchEngine
 from rulec.torch.groups.routes import Route
 from rulec.torch.groups.values import Groups
@@ -31,6 +31,7 @@ from rulec.torch.states.sections import SectionState, loaded_of_sections, of_sec
 from rulec.torch.states.store import Store, parts_of
 from rulec.torch.tensors.dtensor import as_dtensor, fill, is_flat, local_tensor
 from rulec.torch.tensors.fake import is_fake, plain_memory, real_memory
+from rulec.torch.tensors.memory import check_state_memory
 from rulec.torch.tensors.sections import Section
 from rulec.torch.tensors.tensors import check_apart, dtype_name, real_view
 
@@ -74,7 +75,7 @@ class Buffers:
         }
         for place, values in held.items():
             for name, value in values.items():
-                check_memory(value, f"{name} of {self._routes[place].name}")
+                check_state_memory(value, f"{name} of {self._routes[place].name}")
         chosen = [place for place, values in held.items() if values or full]
         self._allocate(chosen)
         held |= self._of_sections({place: held[place] for place in chosen})
@@ -277,7 +278,7 @@ class Buffers:
         states = self.addresses.states
         names = [f"{state.name} of {self._routes[state.place].name}" for state in states]
         for state, name in zip(states, names, strict=True):
-            check_memory(state.shown, name)
+            check_state_memory(state.shown, name)
         arrays = [state.now() for state in states]
         if [*map(facts_of, arrays)] != self.addresses.facts:
             return False

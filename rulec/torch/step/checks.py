@@ -19,6 +19,7 @@ from rulec.torch.groups.interface import Options
 from rulec.torch.groups.routes import Route
 from rulec.torch.tensors.dtensor import flat_start, is_flat, is_split, place_of
 from rulec.torch.tensors.fake import is_fake
+from rulec.torch.tensors.memory import holds_all
 from rulec.torch.tensors.tensors import is_dense, real_view
 
 
@@ -106,7 +107,8 @@ class LostUpdates:
 def _is_seen(param: Tensor) -> bool:
     grad = param.grad
     whole = grad is not None and not is_split(param) and not is_fake(param) and grad.layout is torch.strided
-    return bool(whole and param.numel() and is_dense(param) and grad.stride() == param.stride())  # type: ignore[union-attr]
+    held = whole and holds_all(param) and holds_all(grad)  # type: ignore[arg-type]
+    return bool(held and param.numel() and is_dense(param) and grad.stride() == param.stride())  # type: ignore[union-attr]
 
 
 def _sample(tensor: Any) -> Tensor:

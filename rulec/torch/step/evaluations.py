@@ -21,7 +21,8 @@ from rulec.torch.step.optimizer_step import OptimizerStep
 from rulec.torch.step.sparse import is_sparse
 from rulec.torch.tensors.dtensor import is_dtensor
 from rulec.torch.tensors.fake import plain_memory
-from rulec.torch.tensors.tensors import OtherDtype, holds_all
+from rulec.torch.tensors.memory import holds_all
+from rulec.torch.tensors.tensors import OtherDtype
 
 #: Makes the inputs of a move, from the gradients of earlier points by parameter.
 MakeInputs = Callable[[Mapping[str, Mapping[Tensor, Any]]], Inputs]

@@ -52,7 +52,7 @@ from rulec.torch.step.sparse import SparseRows, check_takes_rows, is_sparse, spa
 from rulec.torch.tensors.dtensor import check_gradient, is_dtensor, local_tensor
 from rulec.torch.tensors.fake import plain_arithmetic, plain_memory
 from rulec.torch.tensors.library import as_tensor, numbers_on_host
-from rulec.torch.tensors.tensors import OtherDtype, dtype_name, is_dense, real_view
+from rulec.torch.tensors.tensors import OtherDtype, dtype_name, is_dense, real_gradient
 
 _gradient = attrgetter("grad")
 
@@ -152,6 +152,14 @@ class OptimizerStep:
         if not (surveyed or addresses.same() or self._follow_states()):
             return True
         return bool(changes) and not self._follow(changes, groups)
+
+    def is_as_before(self) -> bool:
+        """Whether parameters, states and gradients are as at the last survey, but for gradients at new addresses."""
+        survey = self.plans.survey
+        same = survey is not None and survey.look(survey.lists)
+        if survey is not None:
+            survey.release()
+        return same
 
     def check_whole(self) -> None:
         """PartialUpdate, once, where the last step was interrupted while it wrote."""
@@ -326,10 +334,15 @@ class OptimizerStep:
         """The gradients as kernels read them: pairs for complex ones, and local tensors of DTensors."""
         grads = [*grads]
         for place in plan.converted:
-            check_gradient(grads[place], plan.written[place], self.names[plan.chosen[place]])
+            name = self.names[plan.chosen[place]]
+            check_gradient(grads[place], plan.written[place], name)
             here = local_tensor(grads[place])
-            grads[place] = real_view(here) if here.is_complex() else here
+            grads[place] = real_gradient(here, name) if here.is_complex() else here
         return grads
+
+    def _real_gradients(self, plan: StepPlan, grads: Sequence[Tensor]) -> list[Tensor]:
+        """The gradients of a plan's parameters as kernels read them, where all may be converted."""
+        return [real_gradient(grad, self.names[i]) for grad, i in zip(grads, plan.chosen, strict=True)]
 
     def _told(self, error: RulecError) -> Exception:
         """Reports an error of ranks with shards of the same tensors to the waiting ranks of `reduce_over`."""
@@ -441,7 +454,7 @@ class OptimizerStep:
                 check_gradient(grads[place], plan.written[place], self.names[plan.chosen[place]])
             self._check_shapes(plan, grads)
             read_all(plan.copied)
-            seen = plan.seen([real_view(grad) for grad in grads])
+            seen = plan.seen(self._real_gradients(plan, grads))
             launches = part_launches_of(plan, seen, way, False, inputs)
             self.buffers.show()
             ready(self.buffers.store)
@@ -498,9 +511,9 @@ class OptimizerStep:
         self.check_undisturbed(places)
         with plain_arithmetic([*filter(torch.is_autocast_enabled, self.capture_mode.types)]):
             plan = self.plans.of(places, grads)
-            seen = [real_view(grad) for grad in grads]
+            seen = plan.seen(self._real_gradients(plan, grads))
             read_all(plan.copied)
-            self.writer.write(part_launches_of(plan, plan.seen(seen), way, counts), plan.written)
+            self.writer.write(part_launches_of(plan, seen, way, counts), plan.written)
             write_all(plan.copied)
         self.buffers.show()
 

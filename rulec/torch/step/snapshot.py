@@ -18,7 +18,8 @@ from rulec.torch.groups.interface import Interface, Options
 from rulec.torch.groups.values import Groups, GroupValues, group_rules_of, splits_of, words_of
 from rulec.torch.tensors.dtensor import is_dtensor, local_tensor, placement_of, spec_of
 from rulec.torch.tensors.fake import address_of
-from rulec.torch.tensors.tensors import Guard, check_apart, check_memory, check_parameters, guard_for, never
+from rulec.torch.tensors.memory import Spans, check_memory, holds_all
+from rulec.torch.tensors.tensors import Guard, check_apart, check_parameters, guard_for, never
 
 
 class Change(Enum):
@@ -50,6 +51,7 @@ class Snapshot:
         check_parameters(self.params, names)
         self._addresses = [*map(self._address, self._here)]
         self._facts = [_facts(p) for p in self.params]
+        self._spans = Spans(self._here)
         self._specs = [*map(spec_of, self.params)]
         self._plain = {Tensor, Parameter}.issuperset(map(type, self._here))
         self._guard: Guard = never
@@ -87,9 +89,14 @@ class Snapshot:
         return [*map(len, lists)] != self.sizes or not all(map(is_, chain.from_iterable(lists), self.params))
 
     def _has_moved(self) -> bool:
-        """Whether a parameter has another address, or other facts; the next look may ask all at once."""
+        """Whether a parameter has another address, too little memory, or other facts.
+
+        The next look may ask all at once.
+        """
         here = self._here
         if [*map(self._address, here)] != self._addresses:
+            return True
+        if not (self._spans.are_held(here) or all(map(holds_all, here))):
             return True
         placed = self._locals and not all(map(is_, map(spec_of, self.params), self._specs))
         return self._plain and (placed or not self._guard(*here)) and not self._unaltered()
@@ -108,10 +115,15 @@ class Snapshot:
         return True
 
     def moved(self, places: Iterable[int]) -> bool:
-        """Whether a parameter with one of these indices has another address, shape, memory order or dtype."""
+        """Whether a parameter with one of these indices has another address, shape, memory order or dtype.
+
+        Also where its storage lost some of the memory that it needs.
+        """
         here = [(self.params[i], i) for i in places]
         return any(
-            self._address(local_tensor(p)) != self._addresses[i] or _facts(p) != self._facts[i] for p, i in here
+            self._address(local_tensor(p)) != self._addresses[i] or _facts(p) != self._facts[i]
+            or not holds_all(local_tensor(p))
+            for p, i in here
         )  # fmt: skip
 
     def altered(self) -> int | None:
@@ -119,12 +131,15 @@ class Snapshot:
         return next((place for place, facts in enumerate(self._facts) if _facts(self.params[place]) != facts), None)
 
     def take_memory(self) -> list[int]:
-        """Takes over the parameters' addresses, where no more has changed; the indices of the moved parameters."""
+        """Takes over the parameters' addresses, where no more has changed; the indices of the moved parameters.
+
+        TensorError where a storage lacks memory.
+        """
         self._residence.check_capture(NEW_TENSORS)
         now = [*map(self._address, self._here)]
         moved = [place for place, pair in enumerate(zip(self._addresses, now, strict=True)) if pair[0] != pair[1]]
-        for place in moved:
-            check_memory(self.params[place], self._names[place])
+        for param, name in zip(self.params, self._names, strict=True):
+            check_memory(param, name)
         check_apart(self.params, self._names)
         self._addresses = now
         return moved

@@ -14,6 +14,7 @@ from rulec.runtime.buckets.launch import Launch
 from rulec.torch.groups.engine import TensorRef
 from rulec.torch.groups.entries import GroupRule
 from rulec.torch.tensors.fake import plain_memory
+from rulec.torch.tensors.memory import check_gradient_memory
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ def sparse_rows(tensor_ref: TensorRef, param: Tensor, grad: Tensor, name: str) -
     engine.check_rows(tensor_id)
     if grad.shape != param.shape:
         raise TensorError(f"the gradient of {name} has shape {tuple(grad.shape)}, its parameter {tuple(param.shape)}")
+    check_gradient_memory(grad, name)
     if not param.is_contiguous():
         raise TensorError(f"the gradient of {name} is sparse, and {name} is not contiguous: pass it contiguous")
     tensor = engine.tensors[tensor_id]

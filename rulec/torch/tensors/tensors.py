@@ -23,6 +23,7 @@ from rulec.runtime.storage.allocator import STATE_SIZE, StateSpec
 from rulec.torch.tensors.dtensor import local_tensor
 from rulec.torch.tensors.fake import is_fake, plain_memory, real_memory, resolved
 from rulec.torch.tensors.library import DeviceLibrary, HostLibrary
+from rulec.torch.tensors.memory import Spans, check_gradient_memory, check_memory, span_of
 
 #: The dtypes that kernels store, by our names.
 DTYPES: Mapping[str, torch.dtype] = {
@@ -51,6 +52,14 @@ def real_view(tensor: Tensor) -> Tensor:
     return torch.view_as_real(resolved(tensor))
 
 
+def real_gradient(grad: Tensor, name: str) -> Tensor:
+    """The same of the gradient of a parameter of this name; TensorError where it lacks memory, which may be read."""
+    here = local_tensor(grad)
+    if here.is_complex():
+        check_gradient_memory(here, name)
+    return real_view(here)
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """Our name for a dtype, or for the parts of a complex one; TensorError for a dtype that no kernel stores."""
     name = _NAMES.get(dtype.to_real() if dtype.is_complex else dtype)
@@ -77,11 +86,6 @@ def is_dense(tensor: Tensor) -> bool:
     return True
 
 
-def span_of(tensor: Tensor) -> int:
-    """The number of element positions from a tensor's first element to its last, both included."""
-    return 1 + sum((n - 1) * s for n, s in memory_order(tensor)) if tensor.numel() else 0
-
-
 def overlaps_itself(tensor: Tensor) -> bool:
     """Whether elements may share memory: a dimension does not step over all that the faster ones reach."""
     reached = 0
@@ -98,14 +102,6 @@ def same_order(a: Tensor, b: Tensor) -> bool:
         return True
     extents = a.shape
     return all(n == 1 or s == t for n, s, t in zip(extents, a.stride(), b.stride(), strict=True))
-
-
-def holds_all(tensor: Tensor) -> bool:
-    """Whether a tensor's storage reaches to its last element; a fake tensor's does."""
-    if not tensor.numel() or is_fake(tensor):
-        return True
-    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.untyped_storage().nbytes() >= (tensor.storage_offset() + last + 1) * tensor.element_size()
 
 
 class TorchArrays(Arrays):
@@ -211,6 +207,7 @@ class _GradientCheck:
         self._counts = [p.numel() for p in params]
         self._contiguous = [p.is_contiguous() for p in params]
         self._ordered = [i for i, plain in enumerate(self._contiguous) if not plain]
+        self._spans = Spans(params, dtype)
         self._guard: Guard = never
         self._guards_left = 4
 
@@ -221,9 +218,9 @@ class _GradientCheck:
         if not known and not self._usual(grads):
             each = zip(grads, self._params, self._names, strict=True)
             return [_conforming(grad, param, self._dtype, name) for grad, param, name in each]
-        if not all(map(_data_ptr, grads)):
+        if not self._spans.are_held(grads):
             for grad, name in zip(grads, self._names, strict=True):
-                _check_gradient_memory(grad, name)
+                check_gradient_memory(grad, name)
         if not known and self._guards_left:
             self._guards_left -= 1
             self._guard = guard_for(grads)
@@ -243,7 +240,11 @@ class _GradientCheck:
         return all(same_order(grads[i], self._params[i]) for i in self._ordered)
 
 
-_data_ptr = Tensor.data_ptr
+def _address(tensor: Tensor) -> int:
+    """The address where a tensor's storage begins: 0 where it has no memory."""
+    return tensor.data_ptr() - tensor.storage_offset() * tensor.element_size()
+
+
 _numel = Tensor.numel
 _is_contiguous = Tensor.is_contiguous
 _is_neg = Tensor.is_neg
@@ -259,24 +260,15 @@ def _conforming(grad: Tensor, param: Tensor, dtype: torch.dtype, name: str) -> T
         raise TensorError(f"the gradient of {name} has shape {tuple(grad.shape)}, its parameter {tuple(param.shape)}")
     if grad.dtype != dtype:
         raise OtherDtype(f"the gradient of {name} is of {grad.dtype}, where {dtype} is expected")
-    if type(grad).__torch_dispatch__ is not Tensor.__torch_dispatch__ and not is_fake(grad) and not grad.data_ptr():
+    if type(grad).__torch_dispatch__ is not Tensor.__torch_dispatch__ and not is_fake(grad) and _address(grad) <= 0:
         raise TensorError(
             f"the gradient of {name} is a {type(grad).__name__} without memory of its own: give the plain tensor in it"
         )
-    _check_gradient_memory(grad, name)
+    check_gradient_memory(grad, name)
     if same_order(grad, param) and not grad.is_neg():
         return grad
     with plain_memory():
         return torch.empty_like(param, dtype=grad.dtype).copy_(grad)
-
-
-def _check_gradient_memory(grad: Tensor, name: str) -> None:
-    if not holds_all(grad):
-        raise TensorError(
-            f"the gradient of {name} has shape {tuple(grad.shape)} and memory of "
-            f"{grad.untyped_storage().nbytes()} bytes, too few for it: its storage was freed or resized; compute the "
-            f"gradient again, or set it to None"
-        )
 
 
 def _initial(
@@ -323,16 +315,6 @@ def _check_parameter(param: Tensor, name: str) -> None:
     dtype_name(param.dtype)
     TorchArrays().backend(str(param.device))
     check_memory(param, name)
-
-
-def check_memory(param: Tensor, name: str) -> None:
-    """TensorError where the memory of a parameter was resized, and lacks some of its elements."""
-    if not holds_all(local_tensor(param)):
-        raise TensorError(
-            f"{name} has shape {tuple(param.shape)} and memory of "
-            f"{local_tensor(param).untyped_storage().nbytes()} bytes, "
-            f"too few for it: give its storage the memory again, as with param.untyped_storage().resize_(bytes)"
-        )
 
 
 def check_apart(params: Sequence[Tensor], names: Sequence[str]) -> None:
