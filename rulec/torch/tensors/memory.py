@@ -49,14 +49,21 @@ class Spans:
     def __init__(self, tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> None:
         self._item_sizes = [t.element_size() if dtype is None else dtype.itemsize for t in tensors]
         self._bytes = [span_of(t) * size for t, size in zip(tensors, self._item_sizes, strict=True)]
+        #: The offsets and the storages' bytes of the last tensors that had all of theirs.
+        self._last: tuple[list[int], list[int]] | None = None
 
     def are_held(self, tensors: Sequence[Tensor]) -> bool:
         """Whether each storage has these bytes behind the tensor's first element.
 
         False may mean a tensor without elements; `holds_all` then says True. No Python runs for each tensor.
         """
-        starts = map(mul, map(_offset, tensors), self._item_sizes)
-        return all(map(le, map(add, starts, self._bytes), map(_nbytes, map(_storage, tensors))))
+        now = [*map(_offset, tensors)], [*map(_nbytes, map(_storage, tensors))]
+        if now == self._last:
+            return True
+        offsets, sizes = now
+        held = all(map(le, map(add, map(mul, offsets, self._item_sizes), self._bytes), sizes))
+        self._last = now if held else self._last
+        return held
 
 
 _offset, _storage, _nbytes = Tensor.storage_offset, Tensor.untyped_storage, torch.UntypedStorage.nbytes
