@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from rulec.errors import HyperError, PartialUpdate, RuleError, RulecError, TensorError
+from rulec.errors import HyperError, PartialUpdate, RulecError, RuleError, TensorError
 from rulec.language.evaluations import check_single
 from rulec.language.partition import Part, Partition
 from rulec.language.source import did_you_mean
