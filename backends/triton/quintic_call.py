@@ -12,6 +12,8 @@ from typing import Any
 
 from rulec.backend.capabilities import WORTH_HALVING as _WORTH_HALVING
 from rulec.errors import BackendUnavailable
+from rulec.language.expr.newton_schulz import product_counts
+from rulec.language.expr.static import DIRECT
 
 from .memory import Launcher, current
 from .product import Tile, machine
@@ -44,9 +46,11 @@ class QuinticProducts:
         """Whether matrices are large enough."""
         return min(rows, cols) >= _WORTH_HALVING
 
-    def stack_size(self, device: Any, dtype: str, rows: int, cols: int, count: int, most: int) -> int:
+    def stack_size(
+        self, device: Any, dtype: str, rows: int, cols: int, count: int, most: int, form: str = DIRECT
+    ) -> int:  # fmt: skip
         """How many of `count` matrices go into a stack of `most` elements, to fill the device's processors."""
-        return stack_size(rows, cols, count, most // (rows * cols), *self._machine(device, dtype))
+        return stack_size(rows, cols, count, most // (rows * cols), *self._machine(device, dtype), form)
 
     def divided(self, y: Any, norms: Any, out: Any = None) -> Any:
         """Each matrix over its norm, in one pass; `norms` are `(batch, 1, 1)`."""
@@ -202,6 +206,9 @@ def _new_descriptor(base: Any, address: int, dtype: Any, shape: Sequence[int], b
     return TensorDescriptor(base, [batch, rows, cols], [rows * cols, cols, 1], [*block])
 
 
+#: The iterations that are most usual.
+_ITERATIONS = 5
+
 #: So many processors need one tile of a matrix among them: a stack has several matrices.
 _SHARED = 4
 
@@ -267,7 +274,7 @@ def following_kind(rows: int, cols: int) -> Kind:
 
 
 def kinds(rows: int, cols: int) -> tuple[Kind, Kind, Kind]:
-    """The products of an iteration."""
+    """The products of an iteration: of Gram matrices, of other symmetric matrices, and of the matrix itself."""
     return gram_kind(rows, cols), polynomial_kind(min(rows, cols)), following_kind(rows, cols)
 
 
@@ -277,13 +284,20 @@ def fill(kind: Kind, tile: Tile, processors: int, stack: int) -> float:
     return count / (_waves(count, processors) * processors)
 
 
-def stack_size(rows: int, cols: int, count: int, most: int, tiles: Sequence[Tile], processors: int) -> int:
+def stack_size(
+    rows: int, cols: int, count: int, most: int, tiles: Sequence[Tile], processors: int, form: str = DIRECT
+) -> int:  # fmt: skip
     """How many of `count` matrices go into a stack, `most` or fewer: as many as take the least time in all.
 
-    In a wave each processor computes one tile, so a stack takes as long as a whole number of waves.
+    In a wave each processor computes one tile, so a stack takes as long as a whole number of waves. The products are
+    those of five iterations in this form, for only a step knows their number.
     """
     chosen = [(kind, kind.tile(tiles, processors)) for kind in kinds(rows, cols)]
-    works = [(kind.count(tile), tile.high * tile.wide * kind.depth) for kind, tile in chosen]
+    numbers = product_counts(rows, cols, _ITERATIONS, form)
+    works = [
+        (kind.count(tile), number * tile.high * tile.wide * kind.depth)
+        for number, (kind, tile) in zip(numbers, chosen, strict=True)
+    ]
 
     def time(stack: int) -> int:
         return sum(_waves(stack * tiles_of_one, processors) * terms for tiles_of_one, terms in works)

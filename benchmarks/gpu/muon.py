@@ -16,6 +16,8 @@ from benchmarks.gpu.tensors import Shape, Size, gpt2_xl, make, parameters
 from benchmarks.gpu.time import Step, timed
 from benchmarks.result import Row
 from rulec.errors import RulecError
+from rulec.language.expr.newton_schulz import multiplications
+from rulec.language.expr.static import DIRECT, GRAM
 from rulec.tools.compare.measure import Times
 
 ROUNDS = 15
@@ -36,6 +38,10 @@ _SAID = (
     "by torch.bmm and torch.baddbmm in bfloat16, matrices of one shape in one batch"
 )
 
+#: The forms of `newton_schulz`, and what a subject says of them.
+FORMS = {DIRECT: "", GRAM: " by Gram matrices"}
+MULTIPLICATIONS, LAUNCHES = "multiplications of a step, half of symmetric products", "launches of products in a step"
+
 #: Muon of each library, with Nesterov's momentum and, where they have one, its own kernel for symmetric products.
 PEERS = (
     Peer("torch.optim.Muon", "torch.optim", "Muon", {"nesterov": True}),
@@ -49,13 +55,14 @@ PEERS = (
 
 
 def parts(only: Sequence[str]) -> list[Part]:
-    """The products, each library that is installed, and other stacks."""
+    """The products, each library that is installed, the other form, and other stacks."""
     if only and "muon" not in only:
         return []
     there = [peer for peer in PEERS if not peer.missing]
     return [
         Part("muon on GPT-2 XL against its products", products),
         *(Part(f"muon on GPT-2 XL against {p.name}", against, (p.name,), 150.0, 20.0) for p in there),
+        Part("muon on GPT-2 XL by Gram matrices", forms),
         Part("muon on GPT-2 XL with larger stacks", stacks),
     ]
 
@@ -93,6 +100,52 @@ def with_products(times: Times) -> Times:
     return replace(times, seconds={"step": times.seconds["step"], "products": counted})
 
 
+def forms(bench: Bench) -> Iterator[Finding]:
+    """The step in both forms of `newton_schulz`: its time, its counted multiplications and its launches of products."""
+    size = matrices(bench)
+    params = parameters(bench, size)
+    steps = {form: step_in(form, params) for form in FORMS}
+    launches = {form: launches_of(step) for form, step in steps.items()}
+    times = timed(bench.device, {form: [step] for form, step in steps.items()}, _rounds(bench), 8.0)
+    for form, way in FORMS.items():
+        subject, seconds = f"muon{way}, {size.name}", times.median(form)
+        work = multiplied(size.shapes, form)
+        detail = {**times.detail(DIRECT, GRAM), "multiplications a second": work / seconds}
+        yield Row(subject, "step", 1e3 * seconds, unit="ms", detail=detail)
+        yield Row(subject, MULTIPLICATIONS, 1e-12 * work, unit="10^12")
+        yield Row(subject, LAUNCHES, launches[form])
+    detail = times.detail(DIRECT, GRAM)
+    yield Row(
+        f"muon by Gram matrices, {size.name}", f"{AS_FAST} the direct form", times.ratio(DIRECT, GRAM), detail=detail
+    )
+
+
+def step_in(form: str, params: list[Any]) -> Step:
+    """The step in a form of `newton_schulz`."""
+    return step_of("muon", params, ns_form=None if form == DIRECT else form)
+
+
+def multiplied(shapes: Sequence[Shape], form: str) -> float:
+    """The multiplications of a step, of symmetric products half."""
+    return sum(multiplications(*shape, ITERATIONS, form, symmetric_share=0.5) for shape in shapes)
+
+
+def launches_of(step: Step) -> int:
+    """The kernels of products that a step launches: none where the matrices are torch's."""
+    from rulec_backends.triton.quintic_call import Work
+
+    launched, run = 0, Work.run
+
+    def counting(work: Any, *arguments: Any) -> None:
+        nonlocal launched
+        launched += 1
+        run(work, *arguments)
+
+    with mock.patch.object(Work, "run", counting):
+        step()
+    return launched
+
+
 def stacks(bench: Bench) -> Iterator[Finding]:
     """The step with larger stacks of matrices, beside the step as it is."""
     size = matrices(bench)
@@ -119,7 +172,7 @@ class Products:
 
     def __init__(self, bench: Bench, shapes: Sequence[Shape]) -> None:
         counts = Counter((min(shape), max(shape)) for shape in shapes)
-        self.flops = sum(ITERATIONS * n * (m * m * k + m**3 + 2 * m * m * k) for (m, k), n in counts.items())
+        self.flops = 2 * multiplied(shapes, DIRECT)
         self._sets = [self._batch(bench, n, m, k) for (m, k), n in counts.items()]
 
     @staticmethod

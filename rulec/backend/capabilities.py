@@ -164,8 +164,13 @@ class QuinticProducts(Protocol):
         """Whether they are for matrices of this size. The library's own products are for all others."""
         ...
 
-    def stack_size(self, device: Any, dtype: str, rows: int, cols: int, count: int, most: int) -> int:
-        """How many of `count` matrices of this size go into one stack, of `most` elements or of one matrix."""
+    def stack_size(
+        self, device: Any, dtype: str, rows: int, cols: int, count: int, most: int, form: str = "direct"
+    ) -> int:  # fmt: skip
+        """How many of `count` matrices of this size go into one stack, of `most` elements or of one matrix.
+
+        `form` is that of `newton_schulz`, and decides which products run how often.
+        """
         ...
 
     def divided(self, y: Any, norms: Any, out: Any = None) -> Any:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from rulec.backend.capabilities import WORTH_HALVING
+from rulec.language.expr.static import DIRECT
 
 
 class TorchProducts:
@@ -18,7 +19,9 @@ class TorchProducts:
         """Always True: torch takes every size."""
         return True
 
-    def stack_size(self, device: torch.device, dtype: str, rows: int, cols: int, count: int, most: int) -> int:
+    def stack_size(
+        self, device: torch.device, dtype: str, rows: int, cols: int, count: int, most: int, form: str = DIRECT
+    ) -> int:  # fmt: skip
         """As many as there are, and fit."""
         return max(1, min(count, most // max(1, rows * cols)))
 

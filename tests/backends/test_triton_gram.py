@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 
+import rulec
 from rulec.kernel.multi_tensor.uploads import Ring, Uploads
-from rulec.language.expr.newton_schulz import multiplications
+from rulec.language.expr.newton_schulz import multiplications, product_counts
+from rulec.language.expr.node import Op
+from rulec.torch.tensors.library import DeviceLibrary
 from rulec.torch.tensors.newton_schulz import newton_schulz
 from rulec_backends.triton.memory import Slot, TorchDevice
-from rulec_backends.triton.quintic_call import QuinticProducts, fill, following_kind, gram_kind, polynomial_kind
+from rulec_backends.triton.quintic_call import QuinticProducts, fill, kinds
 from tests.backends.test_triton_stacks import MODELS, PROCESSORS, TILES, Dividing, Made, hopper, size, stack
 from tests.backends.triton_process import check_in_interpreter as in_the_interpreter
 
@@ -182,14 +187,15 @@ def test_every_product_is_few_calls(name: str) -> None:
 # Waves and operations
 
 
-def by_waves(shape: tuple[int, int], count: int, form: str) -> tuple[float, float]:
-    """The tiles of all matrices of a shape, and those of full waves, weighed by the terms of their sums."""
-    side, unequal = min(shape), form == "gram" and shape[0] != shape[1]
-    numbers = (3, 10, 3) if unequal else (5, 5, 5)
-    used = room = 0.0
-    for number, kind in zip(numbers, (gram_kind(*shape), polynomial_kind(side), following_kind(*shape)), strict=True):
+def by_waves(shape: tuple[int, int], count: int, form: str, stack: int = 0) -> tuple[float, float]:
+    """The tiles of all matrices of a shape, and those of full waves, weighed by the terms of their sums.
+
+    The matrices are in stacks of this many, or of as many as the form has.
+    """
+    stack, used, room = stack or size(shape, count, form), 0.0, 0.0
+    for number, kind in zip(product_counts(*shape, 5, form), kinds(*shape), strict=True):
         tile = kind.tile(TILES, PROCESSORS)
-        for together, times in ((size(shape, count), count // size(shape, count)), (count % size(shape, count), 1)):
+        for together, times in ((stack, count // stack), (count % stack, 1)):
             if together:
                 work = number * times * together * kind.count(tile) * tile.high * tile.wide * kind.depth
                 used, room = used + work, room + work / fill(kind, tile, PROCESSORS, together)
@@ -199,13 +205,55 @@ def by_waves(shape: tuple[int, int], count: int, form: str) -> tuple[float, floa
 @pytest.mark.parametrize("form", ["direct", "gram"])
 @pytest.mark.parametrize("model", MODELS)
 def test_stacks_of_a_model_fill_the_processors(model: str, form: str) -> None:
-    """Over all products of a step, the last and smaller stacks among them."""
-    parts = [by_waves(shape, count, form) for shape, count in MODELS[model].items()]
-    assert sum(used for used, _ in parts) / sum(room for _, room in parts) >= 0.85
+    """Over all products of a step, the last and smaller stacks among them: of each shape, and of the model."""
+    assert all(filled_by({shape: count}, form) >= 0.85 for shape, count in MODELS[model].items())
+    assert filled_by(MODELS[model], form) >= 0.9
+
+
+def filled_by(matrices: Mapping[tuple[int, int], int], form: str) -> float:
+    """The part of the processors' turns with a tile, over all products of a step."""
+    parts = [by_waves(shape, count, form) for shape, count in matrices.items()]
+    return sum(used for used, _ in parts) / sum(room for _, room in parts)
+
+
+def test_stacks_are_chosen_for_the_products_of_the_form() -> None:
+    """Three long products in place of five, and eleven symmetric ones in place of five: other stacks are best."""
+    shape, count = (2048, 5632), 36
+    assert (size(shape, count), size(shape, count, "gram")) == (4, 5)
+    best = min(range(1, 6), key=lambda stack: time_of(shape, count, stack, "gram"))
+    assert best == 5
+    assert min(range(1, 6), key=lambda stack: time_of(shape, count, stack, "direct")) == 4
+
+
+def time_of(shape: tuple[int, int], count: int, stack: int, form: str) -> float:
+    """The turns of all processors for all products of some matrices, weighed by the terms of their sums."""
+    return by_waves(shape, count, form, stack)[1]
+
+
+def test_the_library_asks_for_the_stacks_of_the_form() -> None:
+    """Where a step takes its stacks: of the dtype that the form iterates in."""
+    asked: list[tuple[Any, ...]] = []
+
+    class Asked(QuinticProducts):
+        def stack_size(self, *arguments: Any) -> int:
+            asked.append(arguments)
+            return 1
+
+    library = DeviceLibrary("cpu")
+    library.most_stacked, library._products = 1 << 26, mock.Mock(of=lambda dtype, *_: Asked(dtype))
+    for form in ("direct", "gram"):
+        rule = rulec.load("muon").in_form(form)
+        value = next(v.value for v in rulec.compile(rule).vectors if v.value.op is Op.NEWTON_SCHULZ)
+        assert library.stack_size(value, (1, 2048, 5632), 36) == 1
+    shape = (library.device, 2048, 5632, 36, 1 << 26)
+    assert asked == [(shape[0], "bfloat16", *shape[1:], "direct"), (shape[0], "float16", *shape[1:], "gram")]
 
 
 def test_operations_of_models() -> None:
-    """In the table of docs/gpu.md: 1e12 multiplications with halves of symmetric products, and launches of products."""
+    """In the table of docs/gpu.md: 1e12 multiplications with halves of symmetric products, and launches of products.
+
+    The last two columns are of waves.
+    """
     assert {model: operations(model) for model in MODELS} == {
         "GPT-2 XL": {"direct": (19.661, 480), "gram": (14.942, 540)},
         "Llama 1B": {"direct": (16.289, 225), "gram": (12.539, 251)},
@@ -214,7 +262,8 @@ def test_operations_of_models() -> None:
     page = (Path(__file__).parents[2] / "docs/gpu.md").read_text()
     for model in MODELS:
         (direct, before), (gram, after) = operations(model).values()
-        assert f"| {model} | {direct:.1f} | {gram:.1f} | {gram / direct:.2f} | {before} | {after} |" in page
+        waves = " | ".join(f"{filled_by(MODELS[model], form):.2f}" for form in ("direct", "gram"))
+        assert f"| {model} | {direct:.1f} | {gram:.1f} | {gram / direct:.2f} | {before} | {after} | {waves} |" in page
 
 
 def operations(model: str) -> dict[str, tuple[float, int]]:
@@ -223,12 +272,8 @@ def operations(model: str) -> dict[str, tuple[float, int]]:
     for form in ("direct", "gram"):
         work = launches = 0.0
         for shape, count in MODELS[model].items():
-            side, long = min(shape), max(shape)
-            whole = multiplications(*shape, 5, form)
-            pairs = 2 if form == "gram" and side != long else 0
-            symmetric = (5 - pairs) * side * side * long + (5 + 4 * pairs - pairs) * side**3
-            work += count * (whole - symmetric / 2)
-            launches += -(-count // size(shape, count)) * (15 + (2 if pairs else 0))
+            work += count * multiplications(*shape, 5, form, symmetric_share=0.5)
+            launches += -(-count // size(shape, count, form)) * sum(product_counts(*shape, 5, form))
         result[form] = round(work / 1e12, 3), int(launches)
     return result
 

@@ -31,9 +31,9 @@ MODELS = {
 }
 
 
-def size(shape: tuple[int, int], count: int) -> int:
+def size(shape: tuple[int, int], count: int, form: str = "direct") -> int:
     """The stack of some matrices."""
-    return int(stack_size(*shape, count, _STACKED // (shape[0] * shape[1]), TILES, PROCESSORS))
+    return int(stack_size(*shape, count, _STACKED // (shape[0] * shape[1]), TILES, PROCESSORS, form))
 
 
 def filled(shape: tuple[int, int], stack: int) -> list[float]:
@@ -41,11 +41,12 @@ def filled(shape: tuple[int, int], stack: int) -> list[float]:
     return [fill(kind, kind.tile(TILES, PROCESSORS), PROCESSORS, stack) for kind in kinds(*shape)]
 
 
+@pytest.mark.parametrize("form", ["direct", "gram"])
 @pytest.mark.parametrize("model", MODELS)
-def test_stacks_of_models_fill_the_processors(model: str) -> None:
+def test_stacks_of_models_fill_the_processors(model: str, form: str) -> None:
     """All products to 0.91; only of 4 matrices of (8192, 2048), 64 Mi elements, two of the three to 0.82."""
     for shape, count in MODELS[model].items():
-        stack = size(shape, count)
+        stack = size(shape, count, form)
         least = 0.82 if sorted(shape) == [2048, 8192] else 0.91
         assert min(filled(shape, stack)) >= least, (shape, stack)
         assert stack * shape[0] * shape[1] <= 1 << 26

@@ -17,6 +17,9 @@ from benchmarks.gpu.time import StepTimes
 from benchmarks.result import Row
 from rulec.errors import RulecError
 from rulec.torch.tensors import library
+from rulec.torch.tensors.newton_schulz import newton_schulz
+from rulec_backends.triton.quintic_call import QuinticProducts
+from tests.backends.test_triton_stacks import Dividing, Made, hopper, stack
 from tests.benchmarks.gpu_fakes import HostDevice
 
 
@@ -94,10 +97,61 @@ def test_larger_stacks_are_tried_beside_those_of_the_adapter(bench: Bench, monke
     assert set(seen[1:]) == {library._STACKED}
 
 
+def test_both_forms_have_rows(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time, multiplications and launches; a stub compiles the kernels, for a GPU of 132 processors."""
+    kernels: list[Made] = []
+
+    def step_of(rule: str, params: list[Any], ns_form: str | None) -> Any:
+        kernels.append(Made())
+        by = QuinticProducts(kernels[-1], dividing=Dividing())
+        form = ns_form or "direct"
+        return lambda: [
+            newton_schulz(stack(2, *p.shape), 5, "bfloat16", form=form, products=lambda y: by) for p in params
+        ]
+
+    monkeypatch.setattr(gpu_muon, "step_of", step_of)
+    scripted(monkeypatch, direct=4.0, gram=3.0)
+    with hopper():
+        rows = [row for row in gpu_muon.forms(bench) if isinstance(row, Row)]
+    assert [(row.subject, row.measure, row.unit) for row in rows] == [
+        *((subject, measure, unit) for subject in ("muon, 8 matrices", "muon by Gram matrices, 8 matrices")
+          for measure, unit in (("step", "ms"), (gpu_muon.MULTIPLICATIONS, "10^12"), (gpu_muon.LAUNCHES, ""))),
+        ("muon by Gram matrices, 8 matrices", "step, times as fast as the direct form", ""),
+    ]  # fmt: skip
+    values = [row.value for row in rows]
+    side, wide, other = 16**3, 2 * 16 * 16 * 48, 4 * 16 * 16 * 64
+    direct = 5 * (8 * side + 2 * side + wide + other) / 2 + 5 * (2 * side + wide + other)
+    gram = (2 * 5 * 2 + 6 * 11) * side / 2 + 3 * (wide + other) / 2 + 2 * 5 * side + 3 * (wide + other)
+    assert values == [
+        4000.0,
+        pytest.approx(1e-12 * direct),
+        8 * 15,
+        3000.0,
+        pytest.approx(1e-12 * gram),
+        6 * 17 + 2 * 15,
+        4 / 3,
+    ]
+    assert rows[0].detail["multiplications a second"] == pytest.approx(direct / 4.0)
+    assert [len(kernel.first + kernel.again) for kernel in kernels] == [2 * 8 * 15, 2 * (6 * 17 + 2 * 15)]
+
+
+def test_a_form_is_a_keyword_of_the_step(bench: Bench) -> None:
+    """The steps of both forms, on the processor: they differ, and have no launches."""
+    results = []
+    for form in gpu_muon.FORMS:
+        param = torch.linspace(-1, 1, 12 * 16).reshape(12, 16).sin().requires_grad_()
+        param.grad = param.detach().cos()
+        assert gpu_muon.launches_of(gpu_muon.step_in(form, [param])) == 0
+        results.append(param.detach())
+    direct, gram = results
+    assert 0 < (direct - gram).abs().max() < 1e-4
+
+
 def test_libraries_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Peer, "missing", property(lambda self: f"{self.package} is missing"))
     assert [part.name for part in gpu_muon.parts(())] == [
-        "muon on GPT-2 XL against its products", "muon on GPT-2 XL with larger stacks",
+        "muon on GPT-2 XL against its products", "muon on GPT-2 XL by Gram matrices",
+        "muon on GPT-2 XL with larger stacks",
     ]  # fmt: skip
     assert gpu_muon.missing(("muon",))[0] == "torch is missing"
     assert gpu_matrices.parts(()) == []

@@ -11,6 +11,7 @@ slope at 0, so two iterations in 16 bits need float16: bfloat16 has too few digi
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from rulec.language.expr.static import GRAM
 
@@ -101,9 +102,27 @@ def iterated_in(dtype: str | None, form: str) -> str | None:
     return "float16" if form == GRAM and dtype == "bfloat16" else dtype
 
 
-def multiplications(rows: float, cols: float, steps: float, form: str) -> float:
-    """The multiplications of so many iterations, with whole symmetric products."""
+class ProductCounts(NamedTuple):
+    """The numbers of products in some iterations: Gram matrices, other products of symmetric matrices, and long ones.
+
+    A Gram matrix is symmetric too. The long ones multiply the matrix itself.
+    """
+
+    gram: int
+    symmetric: int
+    long: int
+
+
+def product_counts(rows: float, cols: float, steps: float, form: str) -> ProductCounts:
+    """The products of so many iterations of a matrix."""
+    pairs = int(steps // 2) if form == GRAM and rows != cols else 0
+    alone = int(steps) - 2 * pairs
+    return ProductCounts(pairs + alone, 5 * pairs + alone, pairs + alone)
+
+
+def multiplications(rows: float, cols: float, steps: float, form: str, symmetric_share: float = 1.0) -> float:
+    """The multiplications of so many iterations, with a share of those of whole symmetric products."""
     short, long = sorted((rows, cols))
-    pairs = steps // 2 if form == GRAM and rows != cols else 0
-    alone, square, side = steps - 2 * pairs, short * short * long, short**3
-    return float(pairs * (2 * square + 5 * side) + alone * (2 * square + side))
+    counts = product_counts(rows, cols, steps, form)
+    symmetric = counts.gram * short * short * long + counts.symmetric * short**3
+    return float(symmetric_share * symmetric + counts.long * short * short * long)

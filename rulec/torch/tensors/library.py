@@ -22,7 +22,7 @@ from rulec.array_api.library import Library
 from rulec.array_api.matrix import matrix_functions
 from rulec.array_api.numpy import NumpyLibrary
 from rulec.array_api.reductions import REDUCTIONS
-from rulec.backend.capabilities import Capabilities, QuinticProducts, ReducesSegments
+from rulec.backend.capabilities import Capabilities, ReducesSegments
 from rulec.language.expr.newton_schulz import iterated_in
 from rulec.language.expr.node import Node, Op
 from rulec.language.expr.static import DIRECT, settings
@@ -269,22 +269,25 @@ class DeviceLibrary(Library):
         if super().stacks(value, operands):
             return True
         rows, cols = operands[0].shape[-2:]
-        dtype = settings(value)["dtype"] if value.op is Op.NEWTON_SCHULZ else None
-        return dtype is not None and self._products_of(value, rows, cols) is not TORCH
+        dtype, _ = self._iterated(value)
+        return dtype is not None and self._products.of(dtype, rows, cols) is not TORCH
 
     def stack_size(self, value: Node, shape: Sequence[int], count: int) -> int:
         """As many as fill the device, where the products are a backend's, and no more than a portion has."""
         if self.most_stacked is None:
             return count
         batch, rows, cols = shape
-        dtype = str(settings(value).get("dtype") or "")
-        by = self._products_of(value, rows, cols) if dtype else TORCH
-        return max(1, by.stack_size(self.device, dtype, rows, cols, batch * count, self.most_stacked) // max(1, batch))
+        dtype, form = self._iterated(value)
+        by = TORCH if dtype is None else self._products.of(dtype, rows, cols)
+        size = by.stack_size(self.device, dtype or "", rows, cols, batch * count, self.most_stacked, form)
+        return max(1, size // max(1, batch))
 
-    def _products_of(self, value: Node, rows: int, cols: int) -> QuinticProducts:
-        """The products in a `newton_schulz` with a dtype."""
-        keywords = settings(value)
-        return self._products.of(str(iterated_in(keywords["dtype"], keywords.get("form", DIRECT))), rows, cols)
+    @staticmethod
+    def _iterated(value: Node) -> tuple[str | None, str]:
+        """The dtype of a `newton_schulz`, None where it has the matrix's own, and its form. Others have no dtype."""
+        keywords = settings(value) if value.op is Op.NEWTON_SCHULZ else {}
+        form = str(keywords.get("form", DIRECT))
+        return iterated_in(keywords.get("dtype"), form), form
 
     def stack(self, matrices: Sequence[Tensor], dtype: str | None = None) -> Tensor:
         """Copies the matrices in one pass, rounded too; matrices that are a stack in memory are not copied."""
