@@ -15,7 +15,7 @@ from rulec.compiler.simplify import fold_node
 from rulec.compiler.view import static_defaults, view_of
 from rulec.errors import RulecError
 from rulec.language.expr.node import FACTS, WORDS, Kind, Node, Op, const, names_in, rewrite, walk
-from rulec.language.expr.static import GRAM, MUON, NORM, settings
+from rulec.language.expr.static import MUON, NORM, settings
 from rulec.language.expr.text import expression_text
 from rulec.language.rule import Rule
 from rulec.language.rule_data import counts_dimensions, placed_level
@@ -261,8 +261,6 @@ def refuse_unwritten(program: Program, form: str, written: frozenset[Op] = froze
             raise CannotBuild(program.name, form, "it iterates newton_schulz with other coefficients than Muon's")
         if value.op is Op.NEWTON_SCHULZ and settings(value).get("normalize", NORM) != NORM:
             raise CannotBuild(program.name, form, "its newton_schulz divides by something else than the norm")
-        if value.op is Op.NEWTON_SCHULZ and "form" in settings(value):
-            raise CannotBuild(program.name, form, f"its newton_schulz has the form {GRAM!r}: leave that out")
         if value.op.kind is Kind.RANDOM:
             raise CannotBuild(program.name, form, f"it draws random numbers ({value.op.symbol})")
 

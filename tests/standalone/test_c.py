@@ -119,11 +119,30 @@ step: |
 """
 
 
-@pytest.mark.parametrize("name", ["muon", "normuon", "orthogonalize >> momentum", TURNED])
+def loaded(name: str) -> rulec.Rule:
+    """A rule by its text or its name, which may say that it is by Gram matrices."""
+    if "\n" in name:
+        return rulec.parse(name)
+    known, _, form = name.partition(", ")
+    return rulec.load(known).in_form(form) if form else rulec.load(known)
+
+
+BOTH = """
+name: Both
+hyper: {lr: 0.1}
+step: |
+  direction = newton_schulz(g, steps=4, form="gram") + newton_schulz(g, steps=2)
+"""
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["muon", "muon, gram", "normuon", "orthogonalize >> momentum", "orthogonalize >> momentum, gram", TURNED, BOTH],
+)
 def test_newton_schulz(name: str, tmp_path: Path) -> None:
-    rule = rulec.parse(name) if "\n" in name else rulec.load(name)
+    rule = loaded(name)
     shapes = ((7, 3), (3, 7), (5, 5), (1, 4), (90, 33), (0, 3))
-    params, steps = drawn(14, shapes if name == "muon" else (*shapes, (2, 3, 4)), 4)
+    params, steps = drawn(14, shapes if name.startswith("muon") else (*shapes, (2, 3, 4)), 4)
     reference = alone(rule, params)
     run = CRun(CRule(rule, tmp_path, "float64", "", "-fopenmp"), params)
     for grads in steps:
@@ -131,6 +150,35 @@ def test_newton_schulz(name: str, tmp_path: Path) -> None:
         run.step(grads)
         for ours, theirs in zip(run.arrays, reference.params, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-11)
+
+
+COUNTED = (
+    'name: Counted\nhyper: {{n: {}}}\nstep: |\n  direction = newton_schulz(g, steps=n, dtype="float32", form="{}")\n'
+)
+
+
+def test_iterations_by_gram_matrices_are_in_pairs(tmp_path: Path) -> None:
+    """They have other bits than the direct form from two iterations on, unless the matrix is square."""
+    shapes = ((5, 5), (3, 7), (70, 9))
+    grads = drawn(3, shapes, 1)[1][0]
+
+    def stepped(form: str) -> dict[tuple[int, int], list[bytes]]:
+        rule = CRule(rulec.parse(COUNTED.format(5, form)), kept_in(tmp_path / form))
+        results = {}
+        for steps in (0, 1, 2, 3, 5):
+            run = CRun(rule, [np.zeros(shape) for shape in shapes], {"n": steps})
+            run.step(grads, {"n": steps})
+            results |= {(steps, k): x.tobytes() for k, x in enumerate(run.arrays)}
+        return results
+
+    direct, gram = stepped("direct"), stepped("gram")
+    assert {key for key in direct if direct[key] != gram[key]} == {(n, k) for n in (2, 3, 5) for k in (1, 2)}
+
+
+def kept_in(folder: Path) -> Path:
+    """A new folder."""
+    folder.mkdir()
+    return folder
 
 
 def test_a_matrix_with_a_nan_leaves_its_neighbours(tmp_path: Path) -> None:

@@ -328,6 +328,13 @@ def test_the_layout_of_the_hub_has_every_rule_for_triton() -> None:
     assert "kernel.Muon(model.parameters(), lr=1e-3)" in files["README.md"]
 
 
+def test_the_other_form_of_newton_schulz_is_refused() -> None:
+    with pytest.raises(
+        CannotBuild, match="as a file for Triton: its newton_schulz has the form 'gram': leave that out"
+    ):
+        written(rulec.load("muon").in_form("gram"), "triton")
+
+
 @pytest.mark.parametrize(
     ("rule", "why"),
     [

@@ -84,7 +84,8 @@ def extents(view: str, lines: Sequence[str]) -> list[str]:
 TYPES: Mapping[str, str] = STORAGE
 
 _NAMES = """
-    malloc calloc free t fold_sum fold_min fold_max newton_schulz dot room
+    malloc calloc free t fold_sum fold_min fold_max room
+    newton_schulz newton_schulz_by_gram dot gram_matrix symmetric_product long_product
     i j k line column matrix chunk chunks tile tiles start stop top bottom left right height width batch rows cols
     count ndim shape param grad state head found view hyper work status bytes blocks parts at base end block aside
     below tall down across values element grad_scale first position origin

@@ -8,7 +8,7 @@ from rulec.backend.printer import bare as unparsed
 from rulec.backend.printer import is_number, unique_name
 from rulec.compiler.ir import Buffer
 from rulec.language.expr.node import Kind, Node, Op, is_boolean
-from rulec.language.expr.static import settings
+from rulec.language.expr.static import GRAM, settings
 from rulec.runtime.buckets.flat import axes_in_flat
 
 from ...common.array_print import Dialect, operations
@@ -132,6 +132,8 @@ class GapText:
         if value.op is Op.NEWTON_SCHULZ:
             if not any(v.value is value for v in self.program.vectors):
                 self.refuse("it computes with the matrices of newton_schulz between its kernels")
+            if "form" in settings(value):
+                self.refuse(f"its newton_schulz has the form {GRAM!r}: leave that out")
             return
         if value.op is Op.CHANCE:
             self.refuse("it rounds rows or columns at random")
