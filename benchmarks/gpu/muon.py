@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -127,21 +128,20 @@ def step_in(form: str, params: list[Any]) -> Step:
 
 def multiplied(shapes: Sequence[Shape], form: str) -> float:
     """The multiplications of a step, of symmetric products half."""
-    return sum(multiplications(*shape, ITERATIONS, form, symmetric_share=0.5) for shape in shapes)
+    return sum(multiplications(rows, cols, ITERATIONS, form, symmetric_share=0.5) for rows, cols in shapes)
 
 
 def launches_of(step: Step) -> int:
     """The kernels of products that a step launches: none where the matrices are torch's."""
-    from rulec_backends.triton.quintic_call import Work
-
-    launched, run = 0, Work.run
+    kind = importlib.import_module("rulec_backends.triton.quintic_call").Work
+    launched, run = 0, kind.run
 
     def counting(work: Any, *arguments: Any) -> None:
         nonlocal launched
         launched += 1
         run(work, *arguments)
 
-    with mock.patch.object(Work, "run", counting):
+    with mock.patch.object(kind, "run", counting):
         step()
     return launched
 
