@@ -10,7 +10,7 @@ import numpy as np
 
 from rulec.array_api.library import Library
 from rulec.compiler.pipeline import compile
-from rulec.errors import RuleError
+from rulec.errors import RuleError, TensorError
 from rulec.language.expr.node import Op
 from rulec.language.rule import Rule
 from rulec.language.statistics import PREFIX, Watch, Watched, watched
@@ -36,8 +36,17 @@ class Statistics:
         self._launches: list[list[Measured]] = []
 
     def of(self, part: Part) -> Watched:
-        """The statistics of the tensors of a part."""
-        return self._watched[id(part.bucket.program.rule)]
+        """The statistics of the tensors of a part; TensorError for one of rows or columns of sharded tensors."""
+        watched = self._watched[id(part.bucket.program.rule)]
+        if part.bucket.parted and watched:
+            for buffer in part.bucket.measured(watched).program.statistics:
+                if not buffer.axes.number:
+                    name, tensor = buffer.name.removeprefix(PREFIX), part.tensors[0].name
+                    raise TensorError(
+                        f"the statistic {name} has a number for each row, column or matrix, and {tensor} is sharded: "
+                        f"ask for one number of the tensor, as in max({name})"
+                    )
+        return watched
 
     def begin(self, due: bool) -> None:
         """Begins a step, which measures the statistics where they are `due`; values of earlier ones are gone then."""

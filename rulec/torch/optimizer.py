@@ -165,7 +165,7 @@ class RuleOptimizer(Optimizer, Lockable):
         routes = routes_of(self.interface, group_rules, self.param_groups, self._options.across is not None)
         self._warn_of_no_matrix(routes)
         routed = [(route.param, route.rule) for route in routes]
-        coordinator = meeting_of(routed, self._options.coordinator, self._options.across)
+        coordinator = meeting_of(routed, self._options.coordinator, self._options.across, self.measures)
         self._options = replace(self._options, coordinator=coordinator)
 
     def _warn_of_no_matrix(self, routes: Routes) -> None:

@@ -215,9 +215,11 @@ def _joint_group(world: Any, mesh: Any, axes: tuple[int, ...]) -> Any:
 
 
 def meeting_of(
-    routed: Sequence[tuple[Any, Rule]], before: Consensus | None, across: Across | None
+    routed: Sequence[tuple[Any, Rule]], before: Consensus | None, across: Across | None, measures: bool = False
 ) -> Consensus | None:  # fmt: skip
     """The consensus for parameters with these rules: `before` with more ranks, or a new one; None where none is needed.
+
+    Where a step `measures` statistics, these are of whole tensors, and all ranks with shards of one need one another.
 
     `across` reduces values of groups and the model over ranks with other tensors. HyperError where it has ranks with
     the same tensors.
@@ -225,7 +227,7 @@ def meeting_of(
     if across is not None:
         for mesh in {param.device_mesh for param, _ in routed if is_dtensor(param)}:
             _check_apart(mesh, across)
-    peers = [peers for param, rule in routed if sees_more(rule) for peers in _meeting_peers(param, rule)]
+    peers = [peers for param, rule in routed if measures or sees_more(rule) for peers in _meeting_peers(param, rule)]
     _check_devices(peers)
     if before is None:
         return Consensus(_outermost(peers)) if peers else None

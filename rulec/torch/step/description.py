@@ -119,10 +119,16 @@ class Alike:
             "optimizer": {
                 "seed": max((engine.seed for engine, _ in self._tensor_refs), default=0), "weights": options.weights,
                 "state_dtype": dict(sorted(options.state_dtypes.items())),
+                "watch": None if options.schedule is None else [_words(options.watch), options.schedule.every],
             },
             "tensors": tensors, "facts": [json.loads(text) for text in facts], "hyper": [*hyper.values()],
             "ordered": self.ordered, "grouped": reaches_groups([*rules]), "across": options.across is not None,
         }  # fmt: skip
+
+
+def _words(watch: Any) -> Any:
+    """The statistics asked for, as a file has them."""
+    return dict(watch) if isinstance(watch, Mapping) else watch if isinstance(watch, str) else [*watch]
 
 
 def _facts(route: Route, equations: str, maximize: bool) -> Mapping[str, Any]:

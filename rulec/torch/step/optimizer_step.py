@@ -73,7 +73,9 @@ class OptimizerStep:
         options = fitting(options, self.params)
         self.routes = routes_of(interface, self.group_rules, groups, options.across is not None)
         routed = [(route.param, route.rule) for route in self.routes]
-        options = replace(options, coordinator=meeting_of(routed, options.coordinator, options.across))
+        options = replace(
+            options, coordinator=meeting_of(routed, options.coordinator, options.across, options.schedule is not None)
+        )
         self.options, self._together = options, options.processes
         self.names = names_of(groups)
         check_parts(options, self.routes)

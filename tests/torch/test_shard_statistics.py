@@ -1,0 +1,96 @@
+"""Statistics of sharded parameters: those of whole tensors, the same in every process."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+import rulec.torch
+from rulec.errors import TensorError
+from tests.torch.eager.processes import check_in_processes
+
+SHAPES = {"uneven": (7, 6), "even": (8, 4), "few": (1, 50), "line": (9,)}
+WATCH = {"norm": "norm(update)", "ratio": "norm(update)/norm(p)", "most": "max(abs(g))", "cosine": "sum(update*grad)"}
+
+
+def values(seed: int) -> dict[str, torch.Tensor]:
+    drawn = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=drawn) for name, shape in SHAPES.items()}
+
+
+def trained(kind: str, place: Any, watch: Any, steps: int = 3) -> Any:
+    """An optimizer after some steps of parameters that `place` distributes."""
+    params = {name: nn.Parameter(place(value)) for name, value in values(0).items() if kind != "Muon" or value.ndim > 1}
+    keywords = {} if watch is None else {"watch": watch}
+    optimizer = getattr(rulec.torch, kind)([*params.items()], **keywords)
+    for step in range(1, steps + 1):
+        for name, param in params.items():
+            param.grad = place(values(step)[name])
+        optimizer.step()
+    return optimizer
+
+
+def _check(kind: str) -> None:
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    plain = trained(kind, lambda value: value, WATCH).statistics().numbers()
+    for placement in (Shard(0), Shard(-1), Replicate()):
+        optimizer = trained(kind, lambda value, at=placement: distribute_tensor(value, mesh, [at]), WATCH)
+        numbers = optimizer.statistics().numbers()
+        assert numbers.keys() == plain.keys()
+        for name, number in numbers.items():
+            assert math.isclose(number, plain[name], rel_tol=2e-4, abs_tol=1e-9), (kind, placement, name)
+        without = trained(kind, lambda value, at=placement: distribute_tensor(value, mesh, [at]), None)
+        pairs = zip(optimizer.param_groups[0]["params"], without.param_groups[0]["params"], strict=True)
+        assert all(torch.equal(p.to_local(), q.to_local()) for p, q in pairs)
+        _check_messages(optimizer, without)
+
+
+def _check_messages(optimizer: Any, without: Any) -> None:
+    """All statistics together take one message more at most."""
+    measured, plain = (
+        sum(len(each) for each in (o.communication().reductions, o.communication().exchanges))
+        for o in (optimizer, without)
+    )
+    assert measured <= plain + 1, (measured, plain)
+
+
+def _check_all(_: int) -> None:
+    for kind in ("AdamW", "LAMB", "Adafactor", "Muon"):
+        _check(kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
+def test_statistics_of_shards_are_those_of_whole_tensors(count: int) -> None:
+    check_in_processes(_check_all, count)
+
+
+def _check_fsdp(_: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3))
+    fully_shard(model)
+    rows = {"rows": 'norm(update, per="row")', **WATCH}
+    refused = rulec.torch.AdamW(model.named_parameters(), watch=rows)
+    optimizer = rulec.torch.AdamW(model.named_parameters(), watch=WATCH, watch_every=2)
+    model(torch.randn(4, 5)).square().mean().backward()
+    before = [param.to_local().clone() for param in model.parameters()]
+    with pytest.raises(TensorError, match="the statistic rows has a number for each row, column or matrix, and"):
+        refused.step()
+    assert all(torch.equal(old, p.to_local()) for old, p in zip(before, model.parameters(), strict=True))
+    optimizer.step()
+    first = optimizer.statistics().numbers()
+    assert len(first) == 16
+    optimizer.step()
+    assert optimizer.statistics().numbers() == first
+
+
+@pytest.mark.slow
+def test_sharded_modules_measure_numbers_and_refuse_rows() -> None:
+    check_in_processes(_check_fsdp, 2)
