@@ -21,8 +21,7 @@ from rulec.backend import cache
 from rulec.backend.cache import Source
 from rulec.errors import InternalError
 
-from ..common import constants, quotients
-from .quotients import inlined
+from ..common import constants
 from .target import small_target
 
 #: The entry of an object file: the kernel, or the handler for XLA.
@@ -68,8 +67,7 @@ def _compiled(source: str, path: Path, entry: str) -> str:
         kernel.compile((int64,) * (1 if entry == ENTRY else 3))
     (signature,) = kernel.signatures
     native = kernel.overloads[signature].fndesc.mangled_name
-    text = f"{kernel.inspect_llvm(signature)}\n{_entry(native) if entry == ENTRY else _ffi_entry(native)}"
-    return inlined(text, _target_machine)
+    return f"{kernel.inspect_llvm(signature)}\n{_entry(native) if entry == ENTRY else _ffi_entry(native)}"
 
 
 @contextmanager
@@ -181,7 +179,7 @@ def loaded(name: str, source: str, entry: str = ENTRY) -> ObjectCode:
 #: The modules with the definitions of words and the calls of the compiler. Text of other modules is in the source.
 _WORDS = (
     "words", "math", "lanes", "storage", "machine", "target", "ffi_words", "noise_words",
-    "random", "format_words", "quotients",
+    "random", "format_words",
 )  # fmt: skip
 
 
@@ -192,7 +190,6 @@ def _facts() -> tuple[str, ...]:
         *(Path(__file__).with_name(f"{name}.py") for name in _WORDS),
         Path(random.__file__),
         Path(constants.__file__),
-        Path(quotients.__file__),
     ]
     files += sorted(Path(formats.__file__).parent.glob("*.py"))
     words = hashlib.sha256(b"".join(file.read_bytes() for file in files))

@@ -140,11 +140,11 @@ def update_function(write: StageWriter, name: str, vectors: Sequence[Result] = (
 
 
 def arguments(write: StageWriter, vectors: Sequence[Result] = ()) -> list[str]:
-    """The old values of an element, the values of vectors, the scalars, and the inverses of divisors."""
+    """The old values of an element, the values of vectors, and the scalars."""
     printer = write.printer
     columns = (printer.column(i) for i in printer.columns_used())
     named = [*(write.names[b] for b in printer.loads()), *(write.names[v.name] for v in vectors)]
-    return [*named, *columns, *printer.inverses().values()]
+    return [*named, *columns]
 
 
 def results(write: StageWriter) -> list[Node]:

@@ -73,14 +73,12 @@ class StageWriter:
             self.names.__getitem__,
             frozenset(taken),
             self.names.__getitem__,
-            quotient="quotient({}, {}, {})",
         )
 
     def unique(self, text: str) -> str:
         """A variable that nothing in the text of the stage has."""
         printer = self.printer
         self._taken |= {*printer.names.values(), *map(printer.column, printer.columns_used())}
-        self._taken |= {*printer.inverses().values()}
         return unique_name(text, self._taken)
 
     def _chance(self, _: str, *words: str) -> str:
@@ -114,11 +112,8 @@ class StageWriter:
         return next((self.nest.place(r) for r in self.stage.reduces if r.name == name), "")
 
     def scalar_lines(self) -> list[str]:
-        """The variables for columns of the scalar table, and for the inverses of divisors."""
-        return [
-            *(f"{self.printer.column(i)} = {self._scalar(i)}" for i in self.printer.columns_used()),
-            *(f"{inverse} = reciprocal({column})" for column, inverse in self.printer.inverses().items()),
-        ]
+        """The variables for columns of the scalar table."""
+        return [f"{self.printer.column(i)} = {self._scalar(i)}" for i in self.printer.columns_used()]
 
     def _scalar(self, column: int) -> str:
         """A column of the table, in the compute dtype, or as a truth where it has 1 and 0."""

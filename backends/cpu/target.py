@@ -45,11 +45,6 @@ def small_target() -> Iterator[bool]:
             _choice.small = before
 
 
-def is_small() -> bool:
-    """Whether functions are compiled for the small target in this thread."""
-    return _choice.small
-
-
 def compiled(options: dict[str, Any]) -> Callable[[Any], Any]:
     """The decorator of functions to compile, with options of Numba's."""
 

@@ -14,7 +14,6 @@ from typing import Any
 from ..common.constants import DOUBLE, SINGLE
 from . import lanes as cpu_lanes
 from . import math as cpu_math
-from . import quotients as cpu_quotients
 from . import storage as cpu_storage
 from .lanes import Real, Truth, Unit
 
@@ -39,7 +38,6 @@ FUNCTIONS: dict[str, Callable[..., Real | Truth]] = {
     "inverse": cpu_math.inverse,
     "inverse_square": cpu_math.inverse_square,
     "root": cpu_math.root,
-    "reciprocal": cpu_quotients.reciprocal,
     "inverse_root": cpu_math.inverse_root,
     "power": cpu_math.power,
     "minimum": cpu_math.minimum,
@@ -146,19 +144,6 @@ def _place(formula: Callable[..., Any], arity: int) -> Any:
         return place if place == types.int64 and len({*words}) == 1 else None
 
     return intrinsic_word(arity, signature, lambda builder, _, values: formula(builder, *values))
-
-
-def _quotient() -> Any:
-    """`quotient(x, divisor, inverse)`, with `inverse` from `reciprocal(divisor)`: x/divisor, as IEEE rounds it."""
-    from numba import types
-
-    def signature(*kinds: Any) -> Any:
-        return kinds[0] if isinstance(kinds[0], types.Float) and len({*kinds}) == 1 else None
-
-    def generate(builder: Any, kinds: Any, values: Any) -> Any:
-        return cpu_quotients.quotient(*(Real(_unit(builder, kinds[0]), value) for value in values)).value
-
-    return intrinsic_word(3, signature, generate)
 
 
 def _where() -> Any:
@@ -378,7 +363,7 @@ def alias_scopes(module: Any, name: str, count: int) -> list[tuple[Any, Any]]:
 WORDS: Mapping[str, Callable[[], Any]] = {
     "compiled": _compiled, "inlined": partial(_compiled, True),
     "float32": partial(of_numba, "float32"), "float64": partial(of_numba, "float64"),
-    "where": _where, "quotient": _quotient, "chance": _chance, "in_range": partial(_place, cpu_storage.in_range, 3),
+    "where": _where, "chance": _chance, "in_range": partial(_place, cpu_storage.in_range, 3),
     "in_rows": partial(_place, cpu_storage.in_rows, 7),
     "fetch_add": _fetch_add, "popcount": _popcount, "fetch_line": _fetch_line, "accumulate": _accumulate,
     "lower_bfloat16": partial(_half, False), "upper_bfloat16": partial(_half, True), "store_two_bfloat16": _store_two,

@@ -26,7 +26,6 @@ from rulec_backends.common.threads import POLICY
 from rulec_backends.cpu import CpuBackend, limit_kernel
 from rulec_backends.cpu import machine as cpu_machine
 from rulec_backends.cpu import print as cpu_limit
-from rulec_backends.cpu import quotients as cpu_quotients
 from rulec_backends.cpu import stage as cpu_stage
 from rulec_backends.cpu import target as cpu_target
 from tests.backends.cpu_programs import Bucket, bucket_of, interpret, kernel_of, program_of
@@ -353,12 +352,8 @@ def arithmetic(text: str) -> Counter[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam"])
-def test_the_small_target_computes_as_numbas_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numba optimises each function by itself, and then once more as a part of its callers.
-
-    Its own target divides where the small one multiplies by inverses.
-    """
-    monkeypatch.setattr(cpu_quotients, "is_fused", lambda: False)
+def test_the_small_target_computes_as_numbas_own(name: str) -> None:
+    """Numba optimises each function by itself, and then once more as a part of its callers."""
     source = CpuBackend().emit(program_of(name), layout_for(program_of(name), "float32"))
     path = Path("kernel.py")
     with cpu_target.small_target() as small:

@@ -1,48 +1,42 @@
-"""Quotients by a number that divides many elements, as products, against NumPy's divisions: bit for bit."""
+"""Quotients by a number that divides many elements, as products, against NumPy's divisions: bit for bit.
+
+The printed function of CUDA C is compiled for the processor. The text of PTX is run in test_triton_quotient.py.
+"""
 
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import rulec
-from rulec.backend import registry
-from rulec.compiler.layout import kernel_for
+from rulec_backends.c.compile import missing
 from rulec_backends.common.constants import DOUBLE, SINGLE, Format
 from rulec_backends.common.quotients import LEAST_DIVISOR, LEAST_EXPONENT, MOST_DIVISOR, bounds, window
-from rulec_backends.cpu import machine, quotients
-from rulec_backends.cpu.quotients import is_fused
-from tests.backends.cpu_functions import function
+from tests.backends.c_functions import function
 
 Array = np.ndarray[Any, Any]
 
 WORDS = {SINGLE: np.uint32, DOUBLE: np.uint64}
 REALS = {SINGLE: np.float32, DOUBLE: np.float64}
 
-#: The numbers of a vector, at most: where all lie within the bounds, none is divided.
-LANES = 64
-
-
-@pytest.fixture(autouse=True)
-def _as_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Quotients are products also where the processor divides as quickly."""
-    monkeypatch.setattr(quotients, "is_quicker", is_fused)
+#: The fractions that dividends and divisors have beside each pair of exponents.
+FRACTIONS = 64
 
 
 @functools.cache
 def quotient_of(form: Format) -> Callable[..., Array]:
-    """The kernel of quotients of two arrays."""
-    return function("quotient(x0, x1, reciprocal(x1))", ("quotient", "reciprocal"), form.name, inputs=2)
+    """The quotients of two arrays by the printed function."""
+    if missing():
+        pytest.skip(str(missing()))
+    suffix = "f" if form is SINGLE else ""
+    return function(f"quotient{suffix}(x0[i], x1[i], reciprocal{suffix}(x1[i]))", form.name, inputs=2)
 
 
 def check(form: Format, x: Array, divisors: Array) -> None:
-    """The kernel's quotients have the bits of NumPy's; a NaN is one of any bits."""
+    """The quotients have the bits of NumPy's; a NaN is one of any bits."""
     divisors = np.broadcast_to(divisors, x.shape).copy()
     with np.errstate(all="ignore"):
         wanted = x / divisors
@@ -161,10 +155,10 @@ def test_every_fraction_of_a_dividend_for_many_divisors() -> None:
 
 
 def test_every_pair_of_exponents() -> None:
-    """Zeros, subnormal numbers, infinities and NaN are among the numbers; a vector has one pair of exponents."""
+    """Zeros, subnormal numbers, infinities and NaN are among the numbers."""
     rng = np.random.default_rng(3)
-    several = fractions(SINGLE, LANES, rng)
-    dividends = np.repeat(np.arange(256), LANES)
+    several = fractions(SINGLE, FRACTIONS, rng)
+    dividends = np.repeat(np.arange(256), FRACTIONS)
     for exponent in range(256):
         x = made(SINGLE, dividends, np.tile(several, 256))
         d = made(SINGLE, np.full(x.size, exponent), np.tile(rng.permutation(several), 256))
@@ -174,54 +168,27 @@ def test_every_pair_of_exponents() -> None:
 
 def test_pairs_of_exponents_near_the_bounds_in_float64() -> None:
     rng = np.random.default_rng(4)
-    several = fractions(DOUBLE, LANES, rng)
+    several = fractions(DOUBLE, FRACTIONS, rng)
     edges = [0, 1, 2046, 2047, *(1023 + e + k for e in (-512, 512, -400, 1000, -912, 0) for k in range(-3, 4))]
     for exponent in edges:
         quotients = np.array([exponent + edge - 1023 for edge in edges])
         dividends = np.unique(np.concatenate([edges, quotients]))
-        dividends = np.repeat(dividends[(dividends >= 0) & (dividends < 2048)], LANES)
-        x = made(DOUBLE, dividends, np.tile(several, dividends.size // LANES))
-        d = made(DOUBLE, np.full(x.size, exponent), np.tile(rng.permutation(several), dividends.size // LANES))
+        dividends = np.repeat(dividends[(dividends >= 0) & (dividends < 2048)], FRACTIONS)
+        x = made(DOUBLE, dividends, np.tile(several, dividends.size // FRACTIONS))
+        d = made(DOUBLE, np.full(x.size, exponent), np.tile(rng.permutation(several), dividends.size // FRACTIONS))
         check(DOUBLE, x, d)
         check(DOUBLE, -x, d)
 
 
 @pytest.mark.parametrize("form", [SINGLE, DOUBLE])
-def test_special_numbers_among_ordinary_ones(form: Format) -> None:
+def test_special_numbers(form: Format) -> None:
     special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1, -1, 49, form.largest, form.smallest_normal])
     special = np.concatenate([special, [form.smallest_normal / 8, -form.smallest_normal * 2.0**-form.fraction]])
-    x = np.tile(special, 4 * LANES).astype(REALS[form])
-    for divisor in special:
-        check(form, x, REALS[form](divisor))
-        check(form, np.sort(x), REALS[form](divisor))
+    x = special.astype(REALS[form])
+    for divisor in x:
+        check(form, x, divisor)
 
 
 def test_zeros_keep_their_sign() -> None:
-    zeros = np.tile(np.float32([0.0, -0.0]), LANES)
+    zeros = np.float32([0.0, -0.0])
     assert (np.signbit(quotient_of(SINGLE)(zeros, np.full_like(zeros, 0.1))) == np.signbit(zeros)).all()
-
-
-def loops_of(rule: str) -> list[list[str]]:
-    """The instructions of the kernel of a rule between a label and a jump back to it, without rare branches."""
-    program = rulec.compile(rulec.parse(rule))
-    source = registry.get("cpu").emit(*kernel_for(program, "float32"))
-    lines = machine.emit_assembly(machine.compile_text(source, Path("kernel.py"))).splitlines()
-    labels = {line[:-1]: at for at, line in enumerate(lines) if line.endswith(":")}
-    jumps = [(at, re.match(r"\s+j\w+\s+(\.\w+)$", line)) for at, line in enumerate(lines)]
-    return [lines[labels[m[1]] : at] for at, m in jumps if m and labels.get(m[1], at) < at]
-
-
-def test_processors_that_divide_quickly_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quotients, "is_quicker", lambda: False)
-    loops = loops_of("name: R\nhyper: {lr: 3, count: 7}\nstep: |\n  p = sqrt(g)/count/(lr + p)\n")
-    assert any(sum("div" in line for line in loop) == 2 * sum("sqrtps" in line for line in loop) > 0 for loop in loops)
-
-
-def test_kernels_divide_by_numbers_of_the_table_in_rare_branches_alone() -> None:
-    if not is_fused():
-        pytest.skip("no fused multiply-adds on this processor")
-    rule = "name: R\nhyper: {lr: 3, count: 7}\nstep: |\n  p = sqrt(g)/count/(lr + p)\n"
-    wide = [loop for loop in loops_of(rule) if any("sqrtps" in line for line in loop)]
-    fused = [sum(bool(re.search(r"vfn?m(?:add|sub)\d+ps", line)) for line in loop) for loop in wide]
-    divided = [sum("div" in line for line in loop) for loop in wide]
-    assert any(count > 0 and 2 * divisions == count for count, divisions in zip(fused, divided, strict=True))

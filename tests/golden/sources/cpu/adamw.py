@@ -1,7 +1,7 @@
 """AdamW: the cpu kernel for p:f32 g:f32 m:f32 v:f32. Printed by rulec."""
 
 from rulec_backends.cpu.words import (
-    compiled, fetch_add, float32, load_float32, number, quotient, reciprocal, sqrt, store_float32, word,
+    compiled, fetch_add, float32, load_float32, number, sqrt, store_float32, word,
 )
 
 
@@ -21,8 +21,6 @@ def elements(pointers, tensors, tensor, row, start, stop):
     eps = float32(number(row, 6))
     weight_decay = float32(number(row, 7))
     lr = float32(number(row, 8))
-    one_minus_beta1_t_inverse = reciprocal(one_minus_beta1_t)
-    sqrt_one_minus_beta2_t_inverse = reciprocal(sqrt_one_minus_beta2_t)
     for i in range(start, stop):
         p = load_float32(p_at, i, 0)
         g = load_float32(g_at, i, 1)
@@ -30,8 +28,8 @@ def elements(pointers, tensors, tensor, row, start, stop):
         v = load_float32(v_at, i, 3)
         m_new = beta1 * m + one_minus_beta1 * g
         v_new = beta2 * v + one_minus_beta2 * g * g
-        m_hat = quotient(m_new, one_minus_beta1_t, one_minus_beta1_t_inverse)
-        sigma = quotient(sqrt(v_new), sqrt_one_minus_beta2_t, sqrt_one_minus_beta2_t_inverse)
+        m_hat = m_new / one_minus_beta1_t
+        sigma = sqrt(v_new) / sqrt_one_minus_beta2_t
         adam_direction = m_hat / (sigma + eps)
         decay_direction = weight_decay * p
         direction = adam_direction + decay_direction

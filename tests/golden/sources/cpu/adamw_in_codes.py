@@ -8,7 +8,7 @@ from rulec_backends.cpu.format_words import (
     unit_dynamic8_signed,
 )
 from rulec_backends.cpu.words import (
-    compiled, fetch_add, float32, inlined, load_float32, number, quotient, reciprocal, sqrt, store_float32, word,
+    compiled, fetch_add, float32, inlined, load_float32, number, sqrt, store_float32, word,
 )
 
 
@@ -94,8 +94,6 @@ def elements(pointers, tensors, tensor, row, start, stop):
     eps = float32(number(row, 6))
     weight_decay = float32(number(row, 7))
     lr = float32(number(row, 8))
-    one_minus_beta1_t_inverse = reciprocal(one_minus_beta1_t)
-    sqrt_one_minus_beta2_t_inverse = reciprocal(sqrt_one_minus_beta2_t)
     for part in range(start, stop, 1024):
         count = min(stop - part, 1024)
         p_at = word(pointers, tensor) + 4 * part
@@ -115,8 +113,8 @@ def elements(pointers, tensors, tensor, row, start, stop):
                 v = load_float32(v_at, i, 3)
                 m_new = beta1 * m + one_minus_beta1 * g
                 v_new = beta2 * v + one_minus_beta2 * g * g
-                m_hat = quotient(m_new, one_minus_beta1_t, one_minus_beta1_t_inverse)
-                sigma = quotient(sqrt(v_new), sqrt_one_minus_beta2_t, sqrt_one_minus_beta2_t_inverse)
+                m_hat = m_new / one_minus_beta1_t
+                sigma = sqrt(v_new) / sqrt_one_minus_beta2_t
                 adam_direction = m_hat / (sigma + eps)
                 decay_direction = weight_decay * p
                 direction = adam_direction + decay_direction

@@ -1,8 +1,8 @@
 """ClipByGlobalNormThenLookaheadAdamW: the cpu kernel for p:f32 g:f32 m:f32 v:f32 slow:f32, 2 stages. Printed by rulec."""
 
 from rulec_backends.cpu.words import (
-    accumulate, compiled, fetch_add, float32, load_float32, number, quotient, reciprocal, sqrt, store_float32,
-    store_float64, where, word,
+    accumulate, compiled, fetch_add, float32, load_float32, number, sqrt, store_float32, store_float64, where,
+    word,
 )
 
 
@@ -40,8 +40,6 @@ def stage_1(pointers, tensors, tensor, row, chunk, place):
     alpha = float32(number(row, 10))
     t_mod_k_is_zero = number(row, 11) != 0.0
     clip_by_global_norm_direction_factor = float32(number(row, 12))
-    one_minus_beta1_t_inverse = reciprocal(one_minus_beta1_t)
-    sqrt_one_minus_beta2_t_inverse = reciprocal(sqrt_one_minus_beta2_t)
     for i in range(start, stop):
         p = load_float32(p_at, i, 0)
         g = load_float32(g_at, i, 1)
@@ -51,8 +49,8 @@ def stage_1(pointers, tensors, tensor, row, chunk, place):
         clip_by_global_norm_direction = g * clip_by_global_norm_direction_factor
         m_new = beta1 * m + one_minus_beta1 * clip_by_global_norm_direction
         v_new = beta2 * v + one_minus_beta2 * clip_by_global_norm_direction * clip_by_global_norm_direction
-        m_hat = quotient(m_new, one_minus_beta1_t, one_minus_beta1_t_inverse)
-        sigma = quotient(sqrt(v_new), sqrt_one_minus_beta2_t, sqrt_one_minus_beta2_t_inverse)
+        m_hat = m_new / one_minus_beta1_t
+        sigma = sqrt(v_new) / sqrt_one_minus_beta2_t
         adam_direction = m_hat / (sigma + eps)
         decay_direction = weight_decay * p
         adamw_direction = adam_direction + decay_direction

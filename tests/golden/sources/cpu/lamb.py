@@ -1,8 +1,7 @@
 """LAMB: the cpu kernel for p:f32 g:f32 m:f32 v:f32, 2 stages. Printed by rulec."""
 
 from rulec_backends.cpu.words import (
-    accumulate, compiled, fetch_add, float32, load_float32, number, quotient, reciprocal, sqrt, store_float32,
-    store_float64, word,
+    accumulate, compiled, fetch_add, float32, load_float32, number, sqrt, store_float32, store_float64, word,
 )
 
 
@@ -26,8 +25,6 @@ def stage_0(pointers, tensors, tensor, row, chunk, place):
     sqrt_one_minus_beta2_t = float32(number(row, 5))
     eps = float32(number(row, 6))
     weight_decay = float32(number(row, 7))
-    one_minus_beta1_t_inverse = reciprocal(one_minus_beta1_t)
-    sqrt_one_minus_beta2_t_inverse = reciprocal(sqrt_one_minus_beta2_t)
     sum_p_squared = 0.0
     sum_adamw_direction_squared = 0.0
     for i in range(start, stop):
@@ -37,8 +34,8 @@ def stage_0(pointers, tensors, tensor, row, chunk, place):
         v = load_float32(v_at, i, 3)
         m_new = beta1 * m + one_minus_beta1 * g
         v_new = beta2 * v + one_minus_beta2 * g * g
-        m_hat = quotient(m_new, one_minus_beta1_t, one_minus_beta1_t_inverse)
-        sigma = quotient(sqrt(v_new), sqrt_one_minus_beta2_t, sqrt_one_minus_beta2_t_inverse)
+        m_hat = m_new / one_minus_beta1_t
+        sigma = sqrt(v_new) / sqrt_one_minus_beta2_t
         adam_direction = m_hat / (sigma + eps)
         decay_direction = weight_decay * p
         adamw_direction = adam_direction + decay_direction
@@ -63,14 +60,12 @@ def stage_1(pointers, tensors, tensor, row, chunk, place):
     weight_decay = float32(number(row, 7))
     lr = float32(number(row, 8))
     trust_ratio_direction_factor = float32(number(row, 9))
-    one_minus_beta1_t_inverse = reciprocal(one_minus_beta1_t)
-    sqrt_one_minus_beta2_t_inverse = reciprocal(sqrt_one_minus_beta2_t)
     for i in range(start, stop):
         p = load_float32(p_at, i, 0)
         m = load_float32(m_at, i, 2)
         v = load_float32(v_at, i, 3)
-        m_hat = quotient(m, one_minus_beta1_t, one_minus_beta1_t_inverse)
-        sigma = quotient(sqrt(v), sqrt_one_minus_beta2_t, sqrt_one_minus_beta2_t_inverse)
+        m_hat = m / one_minus_beta1_t
+        sigma = sqrt(v) / sqrt_one_minus_beta2_t
         adam_direction = m_hat / (sigma + eps)
         decay_direction = weight_decay * p
         adamw_direction = adam_direction + decay_direction

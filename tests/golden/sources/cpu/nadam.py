@@ -1,7 +1,7 @@
 """NAdam: the cpu kernel for p:f64 g:f64 m:f64 v:f64. Printed by rulec."""
 
 from rulec_backends.cpu.words import (
-    compiled, fetch_add, float64, load_float64, number, quotient, reciprocal, sqrt, store_float64, word,
+    compiled, fetch_add, float64, load_float64, number, sqrt, store_float64, word,
 )
 
 
@@ -21,7 +21,6 @@ def elements(pointers, tensors, tensor, row, start, stop):
     sqrt_one_minus_beta2_t = float64(number(row, 6))
     eps = float64(number(row, 7))
     lr = float64(number(row, 8))
-    sqrt_one_minus_beta2_t_inverse = reciprocal(sqrt_one_minus_beta2_t)
     for i in range(start, stop):
         p = load_float64(p_at, i, 0)
         g = load_float64(g_at, i, 1)
@@ -30,7 +29,7 @@ def elements(pointers, tensors, tensor, row, start, stop):
         m_new = beta1 * m + one_minus_beta1 * g
         v_new = beta2 * v + one_minus_beta2 * g * g
         m_bar = m_bar_factor * g + m_bar_factor_2 * m_new
-        sigma = quotient(sqrt(v_new), sqrt_one_minus_beta2_t, sqrt_one_minus_beta2_t_inverse)
+        sigma = sqrt(v_new) / sqrt_one_minus_beta2_t
         direction = m_bar / (sigma + eps)
         p_new = p - lr * direction
         store_float64(m_at, i, 2, m_new)

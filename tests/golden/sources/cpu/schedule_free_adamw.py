@@ -1,7 +1,7 @@
 """ScheduleFreeAdamW: the cpu kernel for p:f32 g:f32 z:f32 v:f32. Printed by rulec."""
 
 from rulec_backends.cpu.words import (
-    compiled, fetch_add, float32, load_float32, number, quotient, reciprocal, sqrt, store_float32, word,
+    compiled, fetch_add, float32, load_float32, number, sqrt, store_float32, word,
 )
 
 
@@ -21,14 +21,13 @@ def elements(pointers, tensors, tensor, row, start, stop):
     one_minus_c = float32(number(row, 6))
     c = float32(number(row, 7))
     p_new_factor = float32(number(row, 8))
-    sqrt_one_minus_beta2_t_inverse = reciprocal(sqrt_one_minus_beta2_t)
     for i in range(start, stop):
         p = load_float32(p_at, i, 0)
         g = load_float32(g_at, i, 1)
         z = load_float32(z_at, i, 2)
         v = load_float32(v_at, i, 3)
         v_new = beta2 * v + one_minus_beta2 * g * g
-        d = g / (quotient(sqrt(v_new), sqrt_one_minus_beta2_t, sqrt_one_minus_beta2_t_inverse) + eps) + weight_decay * p
+        d = g / (sqrt(v_new) / sqrt_one_minus_beta2_t + eps) + weight_decay * p
         z_new = z - gamma * d
         p_new = one_minus_c * p + c * z + p_new_factor * d
         store_float32(z_at, i, 2, z_new)
