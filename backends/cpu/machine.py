@@ -10,8 +10,8 @@ import ctypes
 import functools
 import hashlib
 import importlib.metadata
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from rulec.errors import InternalError
 
 from ..common import constants
 from .target import small_target
+from .words import INTERLEAVED
 
 #: The entry of an object file: the kernel, or the handler for XLA.
 ENTRY, FFI_ENTRY = "rulec_kernel", "rulec_ffi"
@@ -30,7 +31,15 @@ ENTRY, FFI_ENTRY = "rulec_kernel", "rulec_ffi"
 _NEWEST_LLVM = 22
 
 #: The words of reductions: with one of them, a loop has numbers twice as wide as all others.
-_DOUBLE = {"accumulate", "lowest", "highest"}
+_DOUBLE_WORDS = {"accumulate", "lowest", "highest"}
+
+#: Options of LLVM, each with its default. With the first, a loop's lanes are counted by its narrowest numbers instead
+#: of its widest: the sums of a kernel are float64, and all other values would have vectors of half the width.
+_DOUBLE = {"vectorizer-maximize-bandwidth": ("true", "false")}
+
+#: Four vectors side by side fill the 32 registers of AVX-512. The machine scheduler would order them one behind the
+#: other again, to need fewer registers.
+_INTERLEAVED, _IN_ORDER = {"force-vector-interleave": ("4", "0")}, {"enable-misched": ("false", "true")}
 
 
 def architecture() -> str:
@@ -63,33 +72,51 @@ def _compiled(source: str, path: Path, entry: str) -> str:
     namespace: dict[str, Any] = {"__name__": f"_rulec_kernel_{path.stem}", "__file__": str(path)}
     exec(compile(source, str(path), "exec"), namespace)  # noqa: S102 - printed by rulec
     kernel = namespace["kernel" if entry == ENTRY else "enter"]
-    with _wide_vectors() if namespace.keys() & _DOUBLE else nullcontext():
+    with _options(_tuning(namespace)):
         kernel.compile((int64,) * (1 if entry == ENTRY else 3))
     (signature,) = kernel.signatures
     native = kernel.overloads[signature].fndesc.mangled_name
     return f"{kernel.inspect_llvm(signature)}\n{_entry(native) if entry == ENTRY else _ffi_entry(native)}"
 
 
-@contextmanager
-def _wide_vectors() -> Iterator[None]:
-    """Inside, LLVM counts a loop's lanes by its narrowest numbers instead of its widest.
+def _tuning(words: Collection[str]) -> Mapping[str, tuple[str, str]]:
+    """LLVM's options for the loops of a kernel with these words."""
+    double = _DOUBLE if _DOUBLE_WORDS & {*words} else {}
+    return {**double, **(_INTERLEAVED if "interleaved" in words and _has_many_registers() else {})}
 
-    The sums of a kernel are float64; without this, all other values would have vectors of half the width. The option
-    is global to the process, so Numba's compilers wait; only Numba uses llvmlite's LLVM. An LLVM ends the process at an
-    unknown option, so untested newer versions do not get it.
+
+@functools.cache
+def _has_many_registers() -> bool:
+    """Whether the registers hold the vectors of interleaved loops."""
+    import llvmlite.binding as llvm
+
+    return bool(llvm.get_host_cpu_features().get("avx512f"))
+
+
+@contextmanager
+def _options(chosen: Mapping[str, tuple[str, str]]) -> Iterator[None]:
+    """Inside, LLVM has the first value of each option, and afterwards the second, its default.
+
+    Options are global to the process, so Numba's compilers wait; only Numba uses llvmlite's LLVM. An LLVM ends the
+    process at an unknown option, so untested newer versions do not get them.
     """
     import llvmlite.binding as llvm
     from numba.core.compiler_lock import global_compiler_lock
 
-    if llvm.llvm_version_info[0] > _NEWEST_LLVM:
+    if not chosen or llvm.llvm_version_info[0] > _NEWEST_LLVM:
         yield
         return
+
+    def choose(place: int) -> None:
+        for name, values in chosen.items():
+            llvm.set_option("rulec", f"-{name}={values[place]}")
+
     with global_compiler_lock:
-        llvm.set_option("rulec", "-vectorizer-maximize-bandwidth=true")
+        choose(0)
         try:
             yield
         finally:
-            llvm.set_option("rulec", "-vectorizer-maximize-bandwidth=false")
+            choose(1)
 
 
 def _entry(native: str) -> str:
@@ -116,7 +143,8 @@ def emit_object(text: str) -> bytes:
     import llvmlite.binding as llvm
 
     module = _checked(llvm, text)
-    emitted: bytes = _target_machine(llvm).emit_object(module)
+    with _options(_order(text)):
+        emitted: bytes = _target_machine(llvm).emit_object(module)
     return emitted
 
 
@@ -124,8 +152,15 @@ def emit_assembly(text: str) -> str:
     """The assembly of LLVM assembly for this processor, to read."""
     import llvmlite.binding as llvm
 
-    emitted: str = _target_machine(llvm).emit_assembly(_checked(llvm, text))
+    module = _checked(llvm, text)
+    with _options(_order(text)):
+        emitted: str = _target_machine(llvm).emit_assembly(module)
     return emitted
+
+
+def _order(text: str) -> Mapping[str, tuple[str, str]]:
+    """LLVM's options for machine code of LLVM assembly: functions with interleaved loops keep their order."""
+    return _IN_ORDER if f'"{INTERLEAVED}"' in text and _has_many_registers() else {}
 
 
 def _checked(llvm: Any, text: str) -> Any:

@@ -30,6 +30,7 @@ from .rows import LOCALS as ROW_LOCALS
 from .rows import RowGroup, arguments, call, in_groups, update_function, vectors_of
 from .source import chunks_source, elements_source, indented, loop, stages_source
 from .stage import StageWriter
+from .work import vector_lines
 
 #: Reductions in one function, at most: Numba searches all lines of a function for each changed variable.
 MOST_REDUCED = 32
@@ -50,10 +51,12 @@ def kernel_source(program: Program, layout: Layout) -> str:
     if program.elementwise:
         write = StageWriter(program, layout, program.stages[0], PAIR_LOCALS)
         if in_pairs(write):
-            return chunks_source(title, [update_function(write, "update")], pair_lines(write), row_bytes)
+            lines = [*vector_lines(write.arithmetic_lines()), *pair_lines(write)]
+            return chunks_source(title, [update_function(write, "update")], lines, row_bytes)
         parts = CodedParts(write)
-        body = [*write.load_lines(), *write.value_lines(), *write.store_lines()]
-        lines = [*parts.address_lines(), *write.scalar_lines(), *parts.loop(body)]
+        body = [*write.load_lines(), *write.arithmetic_lines()]
+        before = [*vector_lines(write.arithmetic_lines()), *parts.address_lines(), *write.scalar_lines()]
+        lines = [*before, *parts.loop(body)]
         return chunks_source(title, functions, lines, row_bytes)
     stages = []
     for index, stage in enumerate(program.stages):
@@ -78,7 +81,8 @@ def _parts(stage: Stage) -> list[Stage]:
 def _stage_lines(write: StageWriter, shaped: bool, group: RowGroup | None) -> list[str]:
     """The body of the function of a stage, or of a part of a stage, on one chunk."""
     parts = CodedParts(write)
-    before = [*(_SHAPE if shaped else [ELEMENTS]), *parts.address_lines(), *write.scalar_lines()]
+    ranges = _SHAPE if shaped else [ELEMENTS]
+    before = [*vector_lines(write.arithmetic_lines()), *ranges, *parts.address_lines(), *write.scalar_lines()]
     lines = written(write.nest.levels(shaped), _Loops(write, shaped, parts, group))
     return [*docstring(f"One chunk: {left_by(write.stage)}. Buffers do not overlap."), *before, *lines]
 
@@ -121,7 +125,7 @@ class _Loops:
         write = self.write
         return [
             *["j = i - back"] * self.has_columns, *write.load_lines(), *write.vector_lines(ELEMENT, COL),
-            *write.value_lines(), *write.store_lines(), *write.reduce_lines(),
+            *write.arithmetic_lines(),
         ]  # fmt: skip
 
 

@@ -152,6 +152,10 @@ class StageWriter:
             for s in self.stage.stores
         ]
 
+    def arithmetic_lines(self) -> list[str]:
+        """The statements for one element after its loads: its values, its stores, and what reductions take in."""
+        return [*self.value_lines(), *self.store_lines(), *self.reduce_lines()]
+
     def element(self, name: str, index: str = "i", copy: int = 0) -> str:
         """Address, index and number of an array: LLVM knows that arrays of different numbers do not overlap.
 

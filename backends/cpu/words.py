@@ -98,6 +98,7 @@ def intrinsic_word(arity: int, signature: _Signature, generate: _Generate) -> An
 
     # Numba reads the number of arguments from the signature of the function.
     shapes: dict[int, Callable[..., Any]] = {
+        0: lambda context: define(),
         1: lambda context, a: define(a),
         2: lambda context, a, b: define(a, b),
         3: lambda context, a, b, c: define(a, b, c),
@@ -237,6 +238,26 @@ def _fetch_line() -> Any:
     return intrinsic_word(2, lambda at, offset: types.void, generate)
 
 
+#: The attribute of a function whose loops are interleaved: of no meaning to LLVM, which keeps it in its assembly.
+INTERLEAVED = "rulec-interleaved"
+
+
+def _attribute(name: str, arity: int = 0) -> Any:
+    """A word that gives the function in which it stands an attribute, with a number or without.
+
+    `vector_bits(n)`: the vectors of its loops have so many bits, where the processor has such registers.
+    `interleaved()`: its loops compute several vectors side by side: see `cpu.machine`.
+    """
+    from numba import types
+
+    def generate(builder: Any, kinds: Any, _: Any) -> None:
+        text = f'"{name}"' + "".join(f'="{kind.literal_value}"' for kind in kinds)
+        # Inside of a caller, loops would have the caller's attributes. LLVM's texts know more than llvmlite does.
+        set.update(builder.function.attributes, ["noinline", text])
+
+    return intrinsic_word(arity, lambda *_: types.void, generate)
+
+
 def _popcount() -> Any:
     """`popcount(word)`: the number of set bits of an int64; one instruction, also of vectors, on newer processors."""
     from llvmlite import ir
@@ -365,6 +386,7 @@ WORDS: Mapping[str, Callable[[], Any]] = {
     "float32": partial(of_numba, "float32"), "float64": partial(of_numba, "float64"),
     "where": _where, "chance": _chance, "in_range": partial(_place, cpu_storage.in_range, 3),
     "in_rows": partial(_place, cpu_storage.in_rows, 7),
+    "vector_bits": partial(_attribute, "prefer-vector-width", 1), "interleaved": partial(_attribute, INTERLEAVED),
     "fetch_add": _fetch_add, "popcount": _popcount, "fetch_line": _fetch_line, "accumulate": _accumulate,
     "lower_bfloat16": partial(_half, False), "upper_bfloat16": partial(_half, True), "store_two_bfloat16": _store_two,
     "word": partial(_peek, "int64"), "number": partial(_peek, "float64"),

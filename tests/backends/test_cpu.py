@@ -351,7 +351,7 @@ def arithmetic(text: str) -> Counter[tuple[str, str]]:
     return Counter(re.findall(r"= (f\w+|call|tail call)\b[^=\n]*?(<\d+ x (?:float|double)>|float|double)\b", text))
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam"])
+@pytest.mark.parametrize("name", ["sgd", "adam", "padam"])
 def test_the_small_target_computes_as_numbas_own(name: str) -> None:
     """Numba optimises each function by itself, and then once more as a part of its callers."""
     source = CpuBackend().emit(program_of(name), layout_for(program_of(name), "float32"))
