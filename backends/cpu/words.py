@@ -243,7 +243,7 @@ INTERLEAVED = "rulec-interleaved"
 
 
 def _attribute(name: str, arity: int = 0) -> Any:
-    """A word that gives the function in which it stands an attribute, with a number or without.
+    """A word for an attribute of the function around it, with a number or without.
 
     `vector_bits(n)`: the vectors of its loops have so many bits, where the processor has such registers.
     `interleaved()`: its loops compute several vectors side by side: see `cpu.machine`.

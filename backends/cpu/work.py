@@ -31,7 +31,7 @@ DEEP = 40
 
 
 def vector_lines(statements: Sequence[str]) -> list[str]:
-    """The statements that ask for vectors of a function whose loop has these statements for one number.
+    """The requests for vectors of a function, from its loop's statements for one number.
 
     No statement for a loop whose vectors LLVM chooses.
     """
@@ -42,7 +42,7 @@ def vector_lines(statements: Sequence[str]) -> list[str]:
 
 
 def arithmetic(statements: Sequence[str]) -> tuple[int, int]:
-    """The operations of these statements, and the most of them that wait for one another.
+    """The number of operations in these statements, and the length of the longest chain of them.
 
     Functions of words count as the instructions that they have, and as one operation of a chain.
     """
