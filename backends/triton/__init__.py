@@ -22,6 +22,7 @@ from rulec.kernel.quantized import is_flat
 
 from ..common.noise import fill
 from ..common.text import run_source
+from .draws import draws_source
 from .epilogue import epilogue_source
 from .noise import estimate_source
 from .print import program_source
@@ -30,6 +31,7 @@ from .segments import segments_source
 
 if TYPE_CHECKING:
     from .call import TritonCall
+    from .draws import Draws
     from .noise import TritonNoiseCall
     from .product import ProductKernel
     from .quintic_call import QuinticProducts
@@ -107,6 +109,16 @@ class TritonBackend:
         from .segments import Segments
 
         return Segments(_kernels("segments", source)["segments"])
+
+    def emit_draws(self) -> str:
+        """The source of a kernel that writes random numbers of rules."""
+        return draws_source()
+
+    def build_draws(self, source: str) -> Draws:
+        """The random numbers by the kernel of a source text of `emit_draws`."""
+        from .draws import Draws
+
+        return Draws(_kernels("draws", source)["draws"])
 
     def emit_estimate(self, program: Program, layout: Layout, values: str) -> str:
         """The source of a kernel with a sum of noise of the kind `values` for its gradient."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -214,6 +215,21 @@ class Library:
         u = uniform.reshape(*lines, -1, 2)
         radius, angle = xp.sqrt(-2.0 * xp.log(u[..., 0])), 2.0 * math.pi * u[..., 1]
         return xp.stack([radius * xp.cos(angle), radius * xp.sin(angle)], axis=-1).reshape(*lines, -1)[..., :count]
+
+    #: Whether `draws` are by a backend's kernel, which writes them as they are returned.
+    draws_by_kernel = False
+
+    def draws(self, op: Op, counts: Sequence[int], position: Mapping[str, Any], dtype: str, first: int = 0) -> Any:
+        """Random numbers of several tensors in one vector of a dtype: `counts[i]` of tensor i, from number `first` on.
+
+        The `tensor` of the position is an array of NumPy's, and its `step` one number or an array as for `random`.
+        """
+        block, before = divmod(first, random.BLOCK)
+        lines = self.cast(self.random(op, max(counts) + before, position, block), dtype)
+        runs = [(count, len([*alike])) for count, alike in groupby(counts)]
+        parts = self.cut(lines, [times for _, times in runs])
+        each = [x[:, before : before + count].reshape(-1) for x, (count, _) in zip(parts, runs, strict=True)]
+        return each[0] if len(each) == 1 else self.join(each, 0)
 
     def _words(self, count: int, first: int, *, seed: int, tensor: Any, draw: int, step: Any) -> Any:
         block = self.counted(first, first + (count + 3) // 4)

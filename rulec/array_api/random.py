@@ -23,6 +23,9 @@ WEYL = (0x9E3779B9, 0xBB67AE85)
 #: The number of rounds.
 ROUNDS = 10
 
+#: The words, and so the numbers, of a block.
+BLOCK = 4
+
 #: All bits of a word.
 WORD = 0xFFFFFFFF
 

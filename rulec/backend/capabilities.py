@@ -6,6 +6,7 @@ A backend offers a capability by attributes and methods of its class, and the re
 - a gradient as a product: kernels take a `Product` in place of the gradient;
 - the products of `newton_schulz` by the backend's own kernels, for stacks of matrices on its device;
 - the reduction of runs of a vector by its own kernel, between the stages of a step on its device;
+- the random numbers of rules for several tensors by one kernel, there too;
 - products and convolutions of packed bits, and draws of bits, for binary layers. Bits lie in words of 64, the first in
   the lowest bit of the first word; bits behind the last one are zero.
 
@@ -330,6 +331,37 @@ class SegmentKernels(Protocol):
         ...
 
 
+class DrawsNumbers(Protocol):
+    """Writes random numbers of rules for several tensors: those of the stream in `rulec.array_api.random`.
+
+    `out` is a contiguous vector of float32 or float64, in which the numbers of tensors lie one after the other. `ends`
+    has the end of each after a 0, `most` is the greatest count, and `tensors` has the tensors' numbers in the stream,
+    all on the device, in int64. The counts begin at element `first` of each draw. `op` is NORMAL or UNIFORM. `steps` is
+    a whole number, or an array of float64 on the device with one number for all tensors or one for each: the numbers
+    that draws are named by, which the kernel rounds towards zero.
+    """
+
+    def __call__(
+        self, op: Op, out: Any, ends: Any, tensors: Any, steps: Any, *, most: int, seed: int, draw: int, first: int = 0
+    ) -> None: ...
+
+
+class DrawKernels(Protocol):
+    """The random numbers of rules by a kernel of the backend.
+
+    Uniform numbers are exact. A normal number is computed in float64 and rounded once, and has the bits of noise that
+    `fill_noise` writes in float64.
+    """
+
+    def emit_draws(self) -> str:
+        """The source of the kernel; pure."""
+        ...
+
+    def build_draws(self, source: str) -> DrawsNumbers:
+        """The kernel of the source."""
+        ...
+
+
 def no_codes(program: Program, layout: Layout) -> bool:
     """The answer of a backend without `decodes`: its kernels read and write floats alone."""
     return False
@@ -353,6 +385,7 @@ class Capabilities:
     epilogue: EpilogueKernels | None = None
     quintic: QuinticKernels | None = None
     segments: SegmentKernels | None = None
+    draws: DrawKernels | None = None
     binary: Callable[[], BinaryKernels] | None = None
 
     @property
@@ -372,6 +405,7 @@ MEMBERS: Mapping[str, tuple[str, ...]] = {
     "epilogue": ("emit_epilogue", "build_epilogue"),
     "quintic": ("has_quintic", "emit_quintic", "build_quintic"),
     "segments": ("emit_segments", "build_segments"),
+    "draws": ("emit_draws", "build_draws"),
     "binary": ("binary",),
 }
 
@@ -400,6 +434,7 @@ def capabilities_of(backend: Backend) -> Capabilities:
         epilogue=whole("epilogue"),
         quintic=whole("quintic"),
         segments=whole("segments"),
+        draws=whole("draws"),
         binary=getattr(backend, "binary", None),
     )
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any, get_args
 
 import numpy as np
 
 import rulec
 from rulec.array.arrays import numpy_dtype
+from rulec.array_api import random as streams
 from rulec.backend.capabilities import (
     DTYPES,
     MEMBERS,
@@ -293,6 +294,41 @@ def _segments(subject: Subject, capabilities: Capabilities) -> Iterator[str]:
                 yield f"{op.name.lower()} of {len(run)} numbers is {number}, and exactly {wanted}"
 
 
+#: The counts of draws of several tensors: none, a part of a block, and more than one program may write.
+_COUNTS = (0, 1, 300, 2049, 5)
+
+
+def _draws(subject: Subject, capabilities: Capabilities) -> Iterator[str]:
+    kernels, kind = capabilities.draws, subject.kind
+    assert kernels is not None
+    by, ends = kernels.build_draws(kernels.emit_draws()), kind.make(np.cumsum([0, *_COUNTS]))
+    tensors = np.array([3, 2**31 + 5, -1, 0, 9])
+    each: list[Any] = [2**32 - 1, np.array([5.75]), np.array([1.0, 2.5, 2.0**33 + 7, -4.5, 0.0])]
+    for op, dtype, first, steps in product(
+        (Op.NORMAL, Op.UNIFORM), ("float32", "float64"), (*OFFSETS[:2], 2**34 - 6), each
+    ):  # fmt: skip
+        out = kind.make(np.full(sum(_COUNTS), np.nan, dtype))
+        known = steps if isinstance(steps, int) else kind.make(steps)
+        by(op, out, ends, kind.make(tensors), known, most=max(_COUNTS), seed=-5, draw=2, first=first)
+        result = np.split(kind.read(out), np.cumsum(_COUNTS)[:-1])
+        at = np.broadcast_to(steps, (len(_COUNTS),))
+        for numbers, tensor, step in zip(result, tensors, at, strict=True):
+            if not _is_draw(op, numbers, first, {"seed": -5, "tensor": int(tensor), "draw": 2, "step": int(step)}):
+                sort = op.name.lower()
+                yield f"{len(numbers)} {sort} numbers in {dtype} from number {first} on are not those of the stream"
+
+
+def _is_draw(op: Op, numbers: Array, first: int, position: Mapping[str, int]) -> bool:
+    """Whether these are numbers of the stream: every bit of uniform ones, and normal ones to 16 ulps of 1."""
+    block, before = divmod(first, streams.BLOCK)
+    count = before + len(numbers)
+    if op is Op.UNIFORM:
+        wanted = streams.uniform(streams.stream(count, block=block, **position))[before:]
+        return numbers.tobytes() == wanted.astype(numbers.dtype).tobytes()
+    error = np.abs(numbers - streams.normal(count, block=block, **position)[before:])
+    return bool(error.max(initial=0.0) <= 16 * EPS[numbers.dtype.name])
+
+
 def _binary(subject: Subject, capabilities: Capabilities) -> Iterator[str]:
     assert capabilities.binary is not None
     kernels, reference = capabilities.binary(), ReferenceKernels()
@@ -369,5 +405,6 @@ CHECKS: Mapping[str, Check] = {
     "epilogue": _epilogue,
     "quintic": _quintic,
     "segments": _segments,
+    "draws": _draws,
     "binary": _binary,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,6 +33,13 @@ class Still:
 
     def build(self, program: Program, layout: Layout, source: str) -> StillKernel:
         return StillKernel(program)
+
+    def emit_draws(self) -> str:
+        return ""
+
+    def build_draws(self, source: str) -> Callable[..., None]:
+        """Draws are ones, and one call of torch's, as they are one launch of a kernel."""
+        return lambda op, out, *arguments, **position: out.fill_(1.0)
 
 
 class StillKernel:

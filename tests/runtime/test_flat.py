@@ -31,11 +31,11 @@ MOST = {"adafactor": 40, "came": 60, "adamp": 40, "adam_mini": 20, "sm3": 12, "n
 
 
 #: Most calls of rules with values of matrices: products of each shape are calls of their own, 8 in SOAP. With counts on
-#: the device both arms of a branch are computed. Random numbers are ten rounds of words.
+#: the device both arms of a branch are computed. Random numbers are one launch.
 MATRICES = {
-    "soap": (144, 471), "apollo": (543, 593), "galore": (107, 214), "fira": (229, 353), "shampoo": (88, 260),
-    "splus": (136, 383), "kl_soap": (235, 589), "kron": (991, 1095), "dash": (120, 300), "dion": (170, 360),
-    "nordion2": (290, 440),
+    "soap": (144, 471), "apollo": (219, 267), "galore": (107, 214), "fira": (229, 353), "shampoo": (88, 260),
+    "splus": (136, 383), "kl_soap": (235, 589), "kron": (827, 930), "dash": (118, 298), "dion": (164, 186),
+    "nordion2": (283, 298),
 }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from rulec.array.arrays import numpy_dtype
+from rulec.array_api import random as streams
 from rulec.backend.capabilities import Noise, Product
 from rulec.backend.protocol import Rows
 from rulec.compiler.ir import Program
@@ -139,6 +140,26 @@ class Complete(OnTheDevice):
         runs = itertools.pairwise(ends)
         return np.array([functions[op](values[first:last]) for first, last in runs])
 
+    def emit_draws(self) -> str:
+        return ""
+
+    def build_draws(self, source: str) -> Any:
+        return self.drawn
+
+    def drawn(
+        self, op: Op, out: Array, ends: Array, tensors: Array, steps: Any, *, most: int, seed: int, draw: int,
+        first: int = 0,
+    ) -> None:  # fmt: skip
+        block, before = divmod(first, 4)
+        for tensor, step, (start, stop) in zip(
+            tensors, np.broadcast_to(steps, tensors.shape), itertools.pairwise(ends), strict=True
+        ):
+            count, where = before + int(stop - start), {"seed": seed, "draw": draw, "block": block}
+            where |= {"tensor": int(tensor), "step": int(step)}
+            words = streams.stream(count, **where)
+            numbers = streams.uniform(words) if op is Op.UNIFORM else streams.normal(count, **where)
+            out[start:stop] = numbers[before:]
+
     def binary(self) -> ReferenceKernels:
         return ReferenceKernels()
 
@@ -212,6 +233,15 @@ class OtherRuns(Complete):
         return super().reduced(op, values if op is Op.SUM else np.nan_to_num(values), ends)
 
 
+class OtherDraws(Complete):
+    """Begins each draw with a whole block."""
+
+    name = "draws"
+
+    def drawn(self, *arguments: Any, first: int = 0, **position: Any) -> None:
+        super().drawn(*arguments, first=first // 4 * 4, **position)
+
+
 class OtherBits(Complete):
     """Gives the second sign the bits of the first."""
 
@@ -264,5 +294,6 @@ class NotNarrow(Complete):
 
 
 FAULTY = (
-    OtherNoise, OtherLines, OtherEstimate, OtherProduct, OtherPolynomial, OtherRuns, OtherBits, OtherCodes, NotNarrow,
+    OtherNoise, OtherLines, OtherEstimate, OtherProduct, OtherPolynomial, OtherRuns, OtherDraws, OtherBits,
+    OtherCodes, NotNarrow,
 )  # fmt: skip

@@ -299,10 +299,10 @@ class SetValues(LaunchValues):
         sides = {k: tuple(map(int, self.statics(value, self.sets[k][0]))) for k in sets}
         position = self.position(value, places[0]) | {"step": self._steps(value, places)}
         position["tensor"] = np.array([self.source.tensor_number(i) for i in places], np.int64)
-        most = max(map(math.prod, sides.values()))
-        numbers = self.library.cast(self.library.random(value.op, most, position), self.source.compute)
-        cut = self.library.cut(numbers, [len(self.sets[k]) for k in sets])
-        return {k: x[:, : math.prod(sides[k])].reshape(len(x), *sides[k]) for k, x in zip(sets, cut, strict=True)}
+        counts = [math.prod(sides[k]) for k in sets for _ in self.sets[k]]
+        numbers = self.library.draws(value.op, counts, position, self.source.compute)
+        cut = self.library.cut(numbers, [math.prod(sides[k]) * len(self.sets[k]) for k in sets])
+        return {k: x.reshape(len(self.sets[k]), *sides[k]) for k, x in zip(sets, cut, strict=True)}
 
     def _steps(self, value: Node, places: Sequence[int]) -> Any:
         """The numbers of a draw of these tensors, one for all or `(tensors, 1)`."""

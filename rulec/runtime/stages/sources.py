@@ -10,6 +10,7 @@ import numpy as np
 
 from rulec.array_api import random
 from rulec.array_api.library import Library
+from rulec.array_api.random import BLOCK
 from rulec.array_api.slices import Pieces, Runs
 from rulec.backend.capabilities import Noise
 from rulec.compiler.ir import Axes
@@ -174,9 +175,6 @@ class LaunchValues:
         return {"seed": self.source.seed, "tensor": number, "draw": int(settings(value)["draw"])}
 
 
-#: Numbers in a block of the generator.
-_BLOCK = 4
-
 #: Bytes of room for each number during the work: of a backend's kernel, in float64 and then in another dtype; and of a
 #: library, with more values on the way.
 _BY_KERNEL, _BY_LIBRARY = 14, 64
@@ -201,7 +199,8 @@ class Draw(Noise):
 class RandomMatrix:
     """One draw of a tensor at a step.
 
-    `room` is the bytes allowed on the way. `fill` is the backend's `fill_noise`, or None.
+    `room` is the bytes allowed on the way. `fill` is the backend's `fill_noise`, or None: a library without a kernel for
+    draws has its normal numbers from there.
     """
 
     library: Library
@@ -214,8 +213,8 @@ class RandomMatrix:
     def numbers(self, first: int, count: int) -> Any:
         """`count` numbers of the draw from the position `first` on, computed in float64, piece by piece."""
         draw = self._draw()
-        each = _BY_LIBRARY if draw is None else _BY_KERNEL
-        size = max(self.room // each, _LEAST) // _BLOCK * _BLOCK
+        each = _BY_LIBRARY if draw is None and not self.library.draws_by_kernel else _BY_KERNEL
+        size = max(self.room // each, _LEAST) // BLOCK * BLOCK
         stop = first + count
         parts = [self._part(draw, at, min(at + size, stop)) for at in range(first, max(stop, first + 1), size)]
         return parts[0] if len(parts) == 1 else self.library.join(parts, 0)
@@ -248,6 +247,8 @@ class RandomMatrix:
         step = self.position["step"]
         if self.fill is None or self.op is not Op.NORMAL or not isinstance(step, int | float):
             return None
+        if self.library.draws_by_kernel:
+            return None
         seed, tensor, number = (self.position[key] for key in ("seed", "tensor", "draw"))
         return Draw("normal", seed, tensor, int(step), _ONE, first=number)
 
@@ -256,6 +257,9 @@ class RandomMatrix:
             numbers = self.library.empty(stop - first)
             self.fill(numbers, draw, first)
             return self.library.cast(numbers, self.dtype)
-        block, before = divmod(first, _BLOCK)
+        if self.library.draws_by_kernel:
+            position = {**self.position, "tensor": np.array([self.position["tensor"]], np.int64)}
+            return self.library.draws(self.op, [stop - first], position, self.dtype, first)
+        block, before = divmod(first, BLOCK)
         numbers = self.library.random(self.op, stop - first + before, self.position, block)
         return self.library.cast(numbers[before:], self.dtype)

@@ -95,6 +95,14 @@ class ShapesBackend:
         """A function without results: fake numbers are never reduced."""
         return lambda op, values, ends: None
 
+    def emit_draws(self) -> str:
+        """No source."""
+        return ""
+
+    def build_draws(self, source: str) -> Callable[..., None]:
+        """A function that does nothing: a kernel writes random numbers in place."""
+        return lambda *arguments, **position: None
+
     def fill_noise(self, out: Any, noise: Any, offset: int = 0) -> None:
         """Does nothing: a kernel writes noise in place."""
 

@@ -22,7 +22,7 @@ from rulec.array_api.library import Library
 from rulec.array_api.matrix import matrix_functions
 from rulec.array_api.numpy import NumpyLibrary
 from rulec.array_api.reductions import REDUCTIONS
-from rulec.backend.capabilities import Capabilities, ReducesSegments
+from rulec.backend.capabilities import Capabilities, DrawsNumbers, ReducesSegments
 from rulec.language.expr.newton_schulz import iterated_in
 from rulec.language.expr.node import Node, Op
 from rulec.language.expr.static import DIRECT, settings
@@ -256,6 +256,16 @@ class DeviceLibrary(Library):
         kernels = self._capabilities.segments
         return None if kernels is None else kernels.build_segments(kernels.emit_segments())
 
+    @property
+    def draws_by_kernel(self) -> bool:  # type: ignore[override]
+        """Whether the backend has a kernel for random numbers."""
+        return self._capabilities.draws is not None
+
+    @cached_property
+    def _drawing(self) -> DrawsNumbers | None:
+        kernels = self._capabilities.draws
+        return None if kernels is None else kernels.build_draws(kernels.emit_draws())
+
     def adopt(self, capabilities: Capabilities) -> None:
         self._capabilities = capabilities
         kernels = capabilities.quintic
@@ -428,6 +438,20 @@ class DeviceLibrary(Library):
             return cast(Tensor, self._segments(op, values.double(), ends))
         wide = values.double()
         return torch.segment_reduce(wide, self._SEGMENTS[op], offsets=ends, initial=REDUCTIONS[op].nothing)
+
+    def draws(self, op: Op, counts: Sequence[int], position: Mapping[str, Any], dtype: str, first: int = 0) -> Tensor:
+        """By a backend's kernel where it has one. The ends of tensors and their numbers are remembered."""
+        if self._drawing is None:
+            return cast(Tensor, super().draws(op, counts, position, dtype, first))
+        out = torch.empty(sum(counts), dtype=getattr(torch, dtype), device=self.device)
+        ends, tensors = self.places(np.cumsum([0, *counts])), self.places(position["tensor"])
+        step, seed, draw = (position[key] for key in ("step", "seed", "draw"))
+        steps = step if isinstance(step, int) else self._steps(step)
+        self._drawing(op, out, ends, tensors, steps, most=max(counts), seed=seed, draw=draw, first=first)
+        return out
+
+    def _steps(self, steps: Tensor) -> Tensor:
+        return self.spread(steps.reshape(-1), (steps.numel(),)).double()
 
     def blank(self, like: Any, shape: tuple[int, ...]) -> Tensor:
         return torch.empty(shape, dtype=like.dtype, device=self.device)
