@@ -16,6 +16,7 @@ from rulec.array_api.slices import Cuts, Pieces
 from rulec.language.expr.node import Op
 from rulec.runtime.buckets.flat import Flats, Remembered, axes_in_flat
 from rulec.runtime.engine import Engine, default_hyper, run
+from rulec.runtime.stages.projected import groups_of
 from rulec.runtime.stages.sets import SetValues
 from rulec.torch.tensors.library import DeviceLibrary
 from rulec.torch.tensors.tensors import TorchArrays
@@ -33,9 +34,9 @@ MOST = {"adafactor": 40, "came": 60, "adamp": 40, "adam_mini": 20, "sm3": 12, "n
 #: Most calls of rules with values of matrices: products of each shape are calls of their own, 8 in SOAP. With counts on
 #: the device both arms of a branch are computed. Random numbers are one launch.
 MATRICES = {
-    "soap": (144, 471), "apollo": (219, 267), "galore": (107, 214), "fira": (229, 353), "shampoo": (88, 260),
-    "splus": (136, 383), "kl_soap": (235, 589), "kron": (827, 930), "dash": (118, 298), "dion": (164, 186),
-    "nordion2": (283, 298),
+    "soap": (144, 471), "apollo": (128, 164), "apollo_mini": (73, 91), "galore": (107, 214), "fira": (229, 353),
+    "shampoo": (88, 260), "splus": (136, 383), "kl_soap": (235, 589), "kron": (827, 930), "dash": (118, 298),
+    "dion": (164, 186), "nordion2": (283, 298),
 }  # fmt: skip
 
 
@@ -84,10 +85,13 @@ def test_calls_do_not_grow_where_some_tensors_fire() -> None:
 class Training:
     """Steps of a rule by kernels of the backend `elsewhere`, on the tensors of these numbers."""
 
-    def __init__(self, name: str, shapes: Sequence[tuple[int, ...]], numbers: Sequence[int], **options: Any) -> None:
+    def __init__(
+        self, rule: str | rulec.Rule, shapes: Sequence[tuple[int, ...]], numbers: Sequence[int], **options: Any
+    ) -> None:  # fmt: skip
         self.shapes, self.numbers = shapes, numbers
         self.params = [self._drawn(shapes[i], 1000 + i) for i in numbers]
-        self.engine = Engine(rulec.load(name), TorchArrays(), Elsewhere(), **options)
+        rule = rulec.load(rule) if isinstance(rule, str) else rule
+        self.engine = Engine(rule, TorchArrays(), Elsewhere(), **options)
         self.ids = [self.engine.add(p, 0, f"tensor {i}", number=i) for i, p in zip(numbers, self.params, strict=True)]
         self.table = self.engine.hyper_table([default_hyper(self.engine.rule, {}, "float32")])
 
@@ -110,9 +114,11 @@ class Training:
         return states | {"p": self.params[place].numpy().copy()}
 
 
-def trained(name: str, shapes: Sequence[tuple[int, ...]], numbers: Sequence[int], **options: Any) -> Training:
+def trained(
+    rule: str | rulec.Rule, shapes: Sequence[tuple[int, ...]], numbers: Sequence[int], **options: Any
+) -> Training:  # fmt: skip
     """All tensors, some, and all again."""
-    training = Training(name, shapes, numbers, **options)
+    training = Training(rule, shapes, numbers, **options)
     for step, fired in enumerate(([*numbers], [i for i in numbers if i % 3 != 1], [*numbers])):
         training.step(step, fired)
     return training
@@ -124,7 +130,8 @@ MIXED = [(6, 5), (2, 3, 4), (6, 5), (5, 6), (300, 7), (6, 5), (1, 9), (2, 6, 5),
 
 @pytest.mark.parametrize("resident", [False, True])
 @pytest.mark.parametrize(
-    "name", ["adafactor", "came", "adamp", "adam_mini", "normuon", "sm3", "soap", "fira", "shampoo"]
+    "name",
+    ["adafactor", "came", "adamp", "adam_mini", "normuon", "sm3", "soap", "fira", "shampoo", "apollo", "apollo_mini"],
 )
 def test_a_tensor_has_the_same_bits_alone_and_among_others(name: str, resident: bool) -> None:
     together = trained(name, MIXED, [*range(len(MIXED))], resident=resident)
@@ -132,6 +139,51 @@ def test_a_tensor_has_the_same_bits_alone_and_among_others(name: str, resident: 
         alone = trained(name, MIXED, [number], resident=resident)
         wanted = alone.everything(number)
         for key, value in together.everything(number).items():
+            np.testing.assert_array_equal(value, wanted[key], err_msg=f"{key} of tensor {number}")
+
+
+#: A projection beside a vector of columns and numbers of tensors, which is reduced to columns and to numbers.
+BESIDE = """
+name: Beside
+summary: A projection with vectors beside it.
+hyper: {lr: 0.1, keep: 0.9}
+view: {flatten: rest}
+applies_to: ndim >= 2
+otherwise: sgd
+state:
+  m: {init: 0, shape: [2, cols]}
+  c: {init: 1, per: col}
+  n: {init: 1, per: tensor}
+step: |
+  R = normal([2, rows], at=t)/sqrt(rows) @ (g*c)
+  m = keep*m*c + R/n
+  s = sum(m, per="col")
+  n = max(abs(m)) + 1
+  c = 1/(1 + s*s)
+  direction = g*s
+"""
+
+
+@pytest.mark.parametrize("resident", [False, True])
+@pytest.mark.parametrize("state_dtype", [{}, {"": "bfloat16"}])
+@pytest.mark.parametrize("name", ["apollo", "apollo_mini", "beside"])
+def test_projections_in_flat_arrays_have_the_bits_of_stacks(name: str, resident: bool, state_dtype: Any) -> None:
+    shapes, numbers = [*MIXED, *MIXED], [*range(2 * len(MIXED))]
+    rule = rulec.parse(BESIDE) if name == "beside" else rulec.load(name)
+    groups: list[list[list[int]]] = []
+
+    def noted(*arguments: Any) -> list[list[int]]:
+        groups.append(groups_of(*arguments))
+        return groups[-1]
+
+    with mock.patch("rulec.runtime.stages.evaluate.groups_of", noted):
+        flat = trained(rule, shapes, numbers, resident=resident, state_dtype=state_dtype)
+    with mock.patch("rulec.runtime.stages.evaluate.groups_of", return_value=[]):
+        stacks = trained(rule, shapes, numbers, resident=resident, state_dtype=state_dtype)
+    assert [len(each) for each in groups] == [1] * len(groups) != []
+    for number in numbers:
+        wanted = stacks.everything(number)
+        for key, value in flat.everything(number).items():
             np.testing.assert_array_equal(value, wanted[key], err_msg=f"{key} of tensor {number}")
 
 
@@ -148,9 +200,9 @@ def test_without_sums_between_stages_bits_are_those_of_tensors_on_their_own(name
             np.testing.assert_array_equal(value, wanted[key], err_msg=f"{key} of tensor {number}")
 
 
-@pytest.mark.parametrize("name", ["adafactor", "came", "soap"])
-@pytest.mark.parametrize("same_object", [False, True])
-def test_states_in_new_memory_are_read_and_written_there(name: str, same_object: bool) -> None:
+@pytest.mark.parametrize("name", ["adafactor", "came", "soap", "apollo"])
+@pytest.mark.parametrize("new", ["object", "data", "turned"])
+def test_states_in_new_memory_are_read_and_written_there(name: str, new: str) -> None:
     """As after a checkpoint was loaded, or with `data` replaced: the flat arrays and the views know the old memory."""
     shapes = [(6, 5), (5, 6)]
     steady, moved = (Training(name, shapes, [0, 1]) for _ in range(2))
@@ -160,10 +212,12 @@ def test_states_in_new_memory_are_read_and_written_there(name: str, same_object:
         for state, x in [*states.items()]:
             if x.shape in shapes:  # kernels know the addresses of states like the parameter
                 continue
-            if same_object:
+            if new == "data":
                 x.data = x.clone()
-            else:
+            elif new == "object" or x.dim() < 2:
                 states[state] = x.clone()
+            else:
+                states[state] = x.mT.contiguous().mT
     for training in (steady, moved):
         training.step(1, [0, 1])
     for number in (0, 1):
@@ -224,6 +278,18 @@ def test_runs_are_reduced_with_neighbours_that_are_not_numbers(op: Op) -> None:
     whole = made.reduced(op, Pieces(terms, made.cuts("bi")), "bi", "").tolist()
     assert np.isnan(whole[1])
     assert whole[0] == found[0]
+
+
+@pytest.mark.parametrize(("after", "wanted"), [("bj", [4, 6, 8]), ("bi", [6, 12]), ("j", [4, 6, 8]), ("", [18])])
+def test_matrices_are_reduced_each_to_its_rows_columns_and_numbers(after: str, wanted: list[float]) -> None:
+    made = flats([(1, 2, 3), (2, 3, 2)])
+    terms = Pieces(
+        torch.cat([torch.tensor([1, 2, 3, 3, 4, 5]).double(), torch.full((12,), torch.nan).double()]), made.cuts("bij")
+    )
+    found = made.reduced(Op.SUM, terms, "bij", after)
+    assert found[: len(wanted)].tolist() == wanted
+    assert found[len(wanted) :].isnan().all()
+    assert len(found) - len(wanted) == {"bj": 4, "bi": 6, "j": 2, "": 1}[after]
 
 
 def test_results_of_some_tensors_are_taken_without_gaps() -> None:

@@ -98,7 +98,7 @@ def test_every_rule_does_in_a_graph_what_it_does_on_the_host(name: str) -> None:
     check_close(ours, theirs, tolerance(rule))
 
 
-@pytest.mark.parametrize("name", ["adamw", "prodigy", "nadam", "lamb", "skip_not_finite >> adam"])
+@pytest.mark.parametrize("name", ["adamw", "prodigy", "nadam", "lamb", "apollo", "skip_not_finite >> adam"])
 def test_a_graph_leaves_everything_where_a_gradient_was_infinite(name: str) -> None:
     rule = rulec.load(name)
     ours, theirs = Run(rule, Elsewhere(), resident=True), Run(rule, Here())

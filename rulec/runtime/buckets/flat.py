@@ -56,6 +56,7 @@ class Flats:
         self._cuts: dict[str, Cuts] = {}
         self._spreads: dict[tuple[str, str], Any] = {}
         self._ends: dict[tuple[str, str], Any] = {}
+        self._runs: dict[tuple[str, str], Any] = {}
         self._dense: dict[tuple[str, bytes], Any] = {}
 
     def cuts(self, letters: str) -> Cuts:
@@ -101,13 +102,32 @@ class Flats:
         The order of adding depends on the number of terms alone: the result for a tensor has the same bits whatever
         its neighbours are.
         """
-        if before.startswith(after) and self._library.joins_segments:
+        if self._library.joins_segments:
             ends = self._segment_ends(before, after)
             self._library.hold(ends)
-            return self._library.segments(op, values.flat, ends)
+            return self._library.segments(op, self._in_runs(values.flat, before, after), ends)
         axes = tuple(i for i, letter in enumerate("bij") if letter in before and letter not in after)
         reduced = [self._library.reduce(op, x, axes).reshape(-1) for x in values]
         return reduced[0] if len(reduced) == 1 else self._library.join(reduced, 0)
+
+    def _in_runs(self, values: Any, before: str, after: str) -> Any:
+        """A flat array in the order in which the elements that are reduced to one are neighbours."""
+        if before.startswith(after):
+            return values
+        if (before, after) not in self._runs:
+            self._runs[before, after] = self._library.numbers(self._order(before, after).astype(np.int32))
+        self._library.hold(self._runs[before, after])
+        return self._library.picked(values, self._runs[before, after])
+
+    def _order(self, before: str, after: str) -> Whole:
+        """The indices of elements, those of one reduction behind one another."""
+        last = tuple(axis for axis, letter in enumerate("bij") if letter not in after)
+        kept = tuple(axis for axis, letter in enumerate("bij") if letter in after)
+        parts = [np.zeros(0, np.int64)]
+        cuts = self.cuts(before)
+        for shape, start, size in zip(cuts.shapes, cuts.starts.tolist(), cuts.sizes.tolist(), strict=True):
+            parts.append(np.arange(start, start + size).reshape(shape).transpose(*kept, *last).reshape(-1))
+        return np.concatenate(parts)
 
     def _segment_ends(self, before: str, after: str) -> Any:
         """The ends of the runs of elements that are reduced to one, after a 0, on the device."""
@@ -207,6 +227,14 @@ class Remembered:
         self.flats, self._library = Flats(extents, library), library
         self.views: dict[tuple[str, int], tuple[Any, int, Any]] = {}
         self._states: dict[tuple[tuple[str, str], ...], FlatStates] = {}
+        self._flats: dict[tuple[tuple[int, int, int], ...], Flats] = {}
+
+    def flats_of(self, extents: Sequence[tuple[int, int, int]]) -> Flats:
+        """The cuts of matrices of these extents, which are not the parameters' own."""
+        key = tuple(extents)
+        if key not in self._flats:
+            self._flats[key] = Flats(extents, self._library)
+        return self._flats[key]
 
     def states(self, states: Sequence[Mapping[str, Any]], letters: Mapping[str, str]) -> FlatStates:
         """The memory of each tensor's `states` in flat arrays: `letters` has their axes, by name."""

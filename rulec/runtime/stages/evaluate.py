@@ -26,6 +26,7 @@ from rulec.runtime.buckets.flat import axes_in_flat
 from rulec.runtime.buckets.plan import Gap, Projection, Step
 from rulec.runtime.buckets.reductions import Join, Joining, Waits
 from rulec.runtime.distributed.shards import PartialReduction, Partials
+from rulec.runtime.stages.projected import FlatProjection, InFlat, groups_of
 from rulec.runtime.stages.sets import Loaded, SetValues
 from rulec.runtime.stages.sources import Array
 from rulec.runtime.stages.tiles import Tiles
@@ -77,15 +78,27 @@ class GapEvaluator(SetValues):
 
     def _project(self, projection: Projection) -> None:
         """Computes a projection's reductions, and writes its states."""
-        draws = {v: self.draws(v, False) for v in (s.value for s in projection.left) if v.op.kind is Kind.RANDOM}
-        by_set = [
-            Tiles(self, projection, places[0]).work_out()
-            if len(places) == 1
-            else self._project_set(projection, k, {v: drawn[k] for v, drawn in draws.items()})
-            for k, places in enumerate(self.sets)
-        ]
+        source = cast(InFlat, self.source)
+        groups = groups_of(self, source, projection)
+        together = {k for group in groups for k in group}
+        rest = [k for k in range(len(self.sets)) if k not in together]
+        results = [FlatProjection(self, source, projection, group, self.in_set).work_out() for group in groups]
+        results += self._each_projected(projection, rest)
+        parts = [*([i for k in group for i in self.sets[k]] for group in groups), *(self.sets[k] for k in rest)]
         for value in projection.reductions:
-            self.values[value] = self.gathered(value, [each[value] for each in by_set])
+            each = [reduced[value] for reduced in results]
+            self.values[value] = self.gathered(value, each, parts if groups else None)
+
+    def _each_projected(self, projection: Projection, sets: Sequence[int]) -> list[dict[Node, Any]]:
+        """Computes a projection set by set. The reductions of each."""
+        drawn = [s.value for s in projection.left if s.value.op.kind is Kind.RANDOM] if sets else []
+        draws = {value: self.draws(value, False) for value in drawn}
+        return [
+            Tiles(self, projection, self.sets[k][0]).work_out()
+            if len(self.sets[k]) == 1
+            else self._project_set(projection, k, {v: by_set[k] for v, by_set in draws.items()})
+            for k in sets
+        ]
 
     def _project_set(self, projection: Projection, k: int, local: dict[Node, Any]) -> dict[Node, Any]:
         """Computes a projection of the small matrices of a set as a whole, and writes its states. Its reductions."""

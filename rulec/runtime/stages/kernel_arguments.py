@@ -198,6 +198,43 @@ class KernelArguments:
             stack = stack.reshape(-1, *stack.shape[2:])
         self.library.copy_all(views, self.library.split(stack, len(places)))
 
+    def flats_of(self, extents: Sequence[tuple[int, int, int]]) -> Flats:
+        """The cuts of matrices of these extents, kept for the next step."""
+        assert self.remembered is not None
+        return self.remembered.flats_of(extents)
+
+    def lies_in_order(self, buffers: Sequence[str], places: Sequence[int]) -> bool:
+        """Whether the elements of these states lie in memory in their order."""
+        return all(self._line(buffer, i) is not None for buffer in buffers for i in places)
+
+    def joined(self, buffer: str, places: Sequence[int]) -> Any:
+        """A state of some tensors as one new vector in the compute dtype."""
+        joined = self.library.join([self._line(buffer, i) for i in places], 0)
+        return self.library.cast(self._read(buffer, joined), self.compute)
+
+    def write_joined(self, buffer: str, places: Sequence[int], flat: Any, flats: Flats) -> None:
+        """Writes the new values of a state of some tensors, one after the other, but where the tensor stays."""
+        self.writes()
+        stays = self.rows.stays
+        if stays is not None:
+            truth = flats.spread(self.library.take(stays, np.array(places, np.int64)), "", "bij")
+            flat = self.library.arithmetic[Op.WHERE](truth, self.joined(buffer, places), flat)
+        parts = self.library.cut(flat, flats.cuts("bij").sizes.tolist())
+        self.library.copy_all([self._line(buffer, i) for i in places], parts)
+
+    def _line(self, buffer: str, i: int) -> Any:
+        """A state as a vector in its own memory, None where its elements do not lie there in their order.
+
+        For the same memory it is the view of the last step.
+        """
+        array, views = self._stored(buffer, i), {} if self.remembered is None else self.remembered.views
+        known = views.get((buffer + " line", i))
+        if known is not None and known[0] is array and known[1] == self.library.address(array):
+            return known[2]
+        line = array.reshape(-1) if array.is_contiguous() else None
+        views[buffer + " line", i] = array, self.library.address(array), line
+        return line
+
     def _view_to_write(self, buffer: str, i: int) -> Any:
         """A state as `(batch, rows, cols)` in its own memory: for the same memory the view of the last step."""
         array, views = self._stored(buffer, i), {} if self.remembered is None else self.remembered.views

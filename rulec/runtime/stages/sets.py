@@ -80,6 +80,11 @@ class SetValues(LaunchValues):
         """Whether each tensor is a set of its own."""
         return len(self.sets) == self.count
 
+    @property
+    def joins_flat(self) -> bool:
+        """Whether matrices of several shapes may lie in one flat array, and be reduced there."""
+        return self.source.flats is not None and self.library.joins_segments
+
     def drop(self, value: Node) -> None:
         """Forgets a value."""
         self.values.pop(value, None)
@@ -90,7 +95,7 @@ class SetValues(LaunchValues):
     def operands(self, value: Node, k: int, local: Mapping[Node, Any] | None = None) -> list[Any]:
         """The operands of a value for set k: arrays and numbers. Settings of matrix functions are known numbers."""
         matrices = MATRIX[value.op].matrices if value.op in MATRIX else len(value.args)
-        narrow = self._numbers_are_narrow(value.args)
+        narrow = self.numbers_are_narrow(value.args)
         chosen = [
             self.operand(a, k, narrow, local) if place < matrices else self._known(value.op, a, k)
             for place, a in enumerate(value.args)
@@ -134,7 +139,7 @@ class SetValues(LaunchValues):
             flat = self.library.take(operand.flat, (starts[:, None] + np.arange(size)).reshape(-1))
         return flat.reshape(len(places) * shape[0], *shape[1:])
 
-    def _numbers_are_narrow(self, operands: Sequence[Node]) -> bool:
+    def numbers_are_narrow(self, operands: Sequence[Node]) -> bool:
         """Whether numbers beside these operands take the compute dtype, as one number beside a matrix does."""
         others = [a for a in operands if not self.is_number(a)]
         floats = [a for a in others if not is_boolean(a)]
@@ -213,16 +218,21 @@ class SetValues(LaunchValues):
         """The results of all sets as one value."""
         return [*results] if self.alone else Stacks(results, self.sets, self.library.split)
 
-    def gathered(self, value: Node, results: Sequence[Any]) -> Any:
-        """The reductions of all sets as one value: numbers of tensors, vectors in a flat array, or arrays."""
+    def gathered(self, value: Node, results: Sequence[Any], parts: Sequence[Sequence[int]] | None = None) -> Any:
+        """The reductions of all sets as one value: numbers of tensors, vectors in a flat array, or arrays.
+
+        `parts` are the tensors of each result, where they are not those of the sets.
+        """
         letters = self.plan.in_flat[value]
         flats = self.source.flats
         if self.is_number(value) or set(self.axes(value).letters) <= {"k", "n"}:
-            return self.library.together(results) if self.alone else self._ordered(results, None)
+            if self.alone and parts is None:
+                return self.library.together(results)
+            return self._ordered(results, None, parts or self.sets)
         if flats is None or letters is None:
             return self.collected(results)
         cuts = flats.cuts(letters)
-        return Pieces(self._ordered(results, cuts), cuts)
+        return Pieces(self._ordered(results, cuts, parts or self.sets), cuts)
 
     def for_kernels(self, value: Node) -> Any:
         """A value as kernels take it: a vector of sets in one flat array."""
@@ -231,11 +241,11 @@ class SetValues(LaunchValues):
             return known
         return self.gathered(value, known.stacks)
 
-    def _ordered(self, results: Sequence[Any], cuts: Cuts | None) -> Any:
-        """Results of sets in a flat array of float64 in the order of tensors; without `cuts`, of numbers."""
+    def _ordered(self, results: Sequence[Any], cuts: Cuts | None, parts: Sequence[Sequence[int]]) -> Any:
+        """Results of `parts` in a flat array of float64 in the order of tensors; without `cuts`, of numbers."""
         flat = [self.library.cast(x, "float64").reshape(-1) for x in results]
         joined = flat[0] if len(flat) == 1 else self.library.join(flat, 0)
-        order = np.fromiter(chain.from_iterable(self.sets), np.int64)
+        order = np.fromiter(chain.from_iterable(parts), np.int64)
         if (order == np.arange(len(order))).all():
             return joined
         sizes = np.ones(self.count, np.int64) if cuts is None else cuts.sizes
@@ -297,12 +307,16 @@ class SetValues(LaunchValues):
         """Random numbers of some sets, by set."""
         places = [i for k in sets for i in self.sets[k]]
         sides = {k: tuple(map(int, self.statics(value, self.sets[k][0]))) for k in sets}
-        position = self.position(value, places[0]) | {"step": self._steps(value, places)}
-        position["tensor"] = np.array([self.source.tensor_number(i) for i in places], np.int64)
         counts = [math.prod(sides[k]) for k in sets for _ in self.sets[k]]
-        numbers = self.library.draws(value.op, counts, position, self.source.compute)
+        numbers = self.drawn(value, places, counts)
         cut = self.library.cut(numbers, [math.prod(sides[k]) * len(self.sets[k]) for k in sets])
         return {k: x.reshape(len(self.sets[k]), *sides[k]) for k, x in zip(sets, cut, strict=True)}
+
+    def drawn(self, value: Node, places: Sequence[int], counts: Sequence[int]) -> Any:
+        """Random numbers of these tensors in one vector, so many of each."""
+        position = self.position(value, places[0]) | {"step": self._steps(value, places)}
+        position["tensor"] = np.array([self.source.tensor_number(i) for i in places], np.int64)
+        return self.library.draws(value.op, counts, position, self.source.compute)
 
     def _steps(self, value: Node, places: Sequence[int]) -> Any:
         """The numbers of a draw of these tensors, one for all or `(tensors, 1)`."""

@@ -199,8 +199,8 @@ class Draw(Noise):
 class RandomMatrix:
     """One draw of a tensor at a step.
 
-    `room` is the bytes allowed on the way. `fill` is the backend's `fill_noise`, or None: a library without a kernel for
-    draws has its normal numbers from there.
+    `room` is the bytes allowed on the way. `fill` is the backend's `fill_noise`, or None. A library with a kernel for
+    draws does not need it.
     """
 
     library: Library
