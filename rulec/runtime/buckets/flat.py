@@ -111,7 +111,7 @@ class Flats:
         return reduced[0] if len(reduced) == 1 else self._library.join(reduced, 0)
 
     def _in_runs(self, values: Any, before: str, after: str) -> Any:
-        """A flat array in the order in which the elements that are reduced to one are neighbours."""
+        """A flat array in the order of its runs: the elements of one reduction are neighbours."""
         if before.startswith(after):
             return values
         if (before, after) not in self._runs:
@@ -230,7 +230,7 @@ class Remembered:
         self._flats: dict[tuple[tuple[int, int, int], ...], Flats] = {}
 
     def flats_of(self, extents: Sequence[tuple[int, int, int]]) -> Flats:
-        """The cuts of matrices of these extents, which are not the parameters' own."""
+        """The cuts of matrices with other extents than the parameters."""
         key = tuple(extents)
         if key not in self._flats:
             self._flats[key] = Flats(extents, self._library)

@@ -77,9 +77,9 @@ def _is_small(source: InFlat, places: Sequence[int]) -> bool:
 
 def _is_plain(known: SetValues, projection: Projection) -> bool:
     """Whether all values of a projection but its right operand can be flat arrays."""
-    own = {projection.product} | {step.value for step in (*projection.left, *projection.steps)}
+    inside = {projection.product} | {step.value for step in (*projection.left, *projection.steps)}
     computed = [step.value for step in (*projection.left, *projection.steps) if step.value.op.kind is not Kind.RANDOM]
-    beside = {a for v in computed for a in v.args if a not in own and not known.is_number(a)}
+    beside = {a for v in computed for a in v.args if a not in inside and not known.is_number(a)}
     reduced = [v for v in projection.reductions if not known.is_number(v)]
     return (
         sum(step.value.op.kind is Kind.RANDOM for step in projection.left) == 1
