@@ -3072,6 +3072,7 @@ class Muon(RuleOptimizer):
         lr_at_start: float | None = None,
         adamw_wd: float | None = None,
         capturable: bool = False,
+        ns_form: str | None = None,
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,

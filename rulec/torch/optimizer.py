@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import chain
 from typing import Any, ClassVar, overload
@@ -77,7 +77,8 @@ class RuleOptimizer(Optimizer, Lockable):
     interface: ClassVar[Interface]
 
     def __init__(self, params: ParamsT, *args: Any, **keywords: Any) -> None:
-        self._take_interface(self.interface.with_words(keywords))
+        params = [*params] if isinstance(params, Iterator) else params
+        self._take_interface(self.interface.with_words({*keywords, *_group_words(params)}))
         functions = self.interface.take_functions(keywords)
         values = self.interface.bind(args, keywords)
         if any(entry.rule.sizes for entry in self.interface.entries):
@@ -119,15 +120,33 @@ class RuleOptimizer(Optimizer, Lockable):
         """Makes this the interface of this optimizer alone."""
         if interface is not self.interface:
             self.interface = interface  # type: ignore[misc]
-            parameters = interface.signature.parameters
-            for key in interface.group_keywords if "defaults" in self.__dict__ else ():
-                if key in parameters:
-                    self.defaults.setdefault(key, parameters[key].default)
+            if "defaults" in self.__dict__:
+                self.defaults.update(interface.completed(self.defaults))
+                for group in self.param_groups:
+                    group.update(interface.completed(group))
 
     @synchronized
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a parameter group, with hyper-parameters of its own; without them it has the optimizer's."""
         self._check_closed("add_param_group()")
+        with self._in_words_of(param_group):
+            self._add_group(param_group)
+
+    @contextmanager
+    def _in_words_of(self, group: Any) -> Iterator[None]:
+        """Takes the interface with the words of a new group; the one before, where the group is refused."""
+        interface, defaults = self.interface, {**self.defaults}
+        try:
+            self._take_interface(interface.with_words(group if isinstance(group, dict) else ()))
+            yield
+        except BaseException:
+            self.interface = interface  # type: ignore[misc]
+            for key in self.defaults.keys() - defaults.keys():
+                for values in (self.defaults, *self.param_groups):
+                    values.pop(key, None)
+            raise
+
+    def _add_group(self, param_group: dict[str, Any]) -> None:
         if isinstance(param_group, dict):
             self.interface.take_group(param_group, self.defaults)
         try:
@@ -669,7 +688,7 @@ class RuleOptimizer(Optimizer, Lockable):
             there = [saved.get(p, {}) for p in here["params"]]
             group, states = arrived(packed, there, interface, self.defaults)
             saved |= {p: state for p, state in zip(here["params"], states, strict=True) if state}
-            groups.append({**self.defaults, **tags, **group})
+            groups.append(interface.completed({**self.defaults, **tags, **group}))
         for group, before in zip(groups, self.param_groups, strict=True):  # what is joined, parameters say, not states
             for key in SPLITTING:
                 group.pop(key, None)
@@ -718,6 +737,12 @@ def iterable(params: Any) -> Any:
         return params
     hint = "give it model.parameters()" if isinstance(params, torch.nn.Module) else "give tensors or groups of them"
     raise TensorError(f"an optimizer cannot be made of {type(params).__name__} {params!r:.40}: {hint}")
+
+
+def _group_words(params: Any) -> set[str]:
+    """The keys of all groups that an optimizer is to be made of."""
+    groups = () if isinstance(params, torch.Tensor) or not isinstance(params, Iterable) else params
+    return {key for group in groups if isinstance(group, Mapping) for key in group}
 
 
 def _first_group(params: Any) -> Mapping[str, Any]:

@@ -55,16 +55,23 @@ class Partitioned(Optimizer, Lockable):
         for part, _ in taken:
             check_single(part.rule, "Partitioned")
         kinds = list(dict.fromkeys(optimizer(part.origin) for part, _ in taken))
-        check_keywords([kind.interface for kind in kinds], keywords)
+        hypers: list[dict[str, Any]] = [{} for _ in kinds]
+        for part, _ in taken:
+            hypers[kinds.index(optimizer(part.origin))] |= part.hyper
+        interfaces = [
+            kind.interface.with_words({**keywords, **hyper}) for kind, hyper in zip(kinds, hypers, strict=True)
+        ]
+        check_keywords(interfaces, keywords)
         groups: list[list[dict[str, Any]]] = [[] for _ in kinds]
         #: For each group the index of its optimizer, and its index among the groups of this optimizer.
         self._homes: list[tuple[int, int]] = []
         for part, params in taken:
             place = kinds.index(optimizer(part.origin))
             self._homes.append((place, len(groups[place])))
-            groups[place].append(group_of(kinds[place].interface, part, params, keywords))
+            groups[place].append(group_of(interfaces[place], part, params, keywords))
         self.optimizers: list[RuleOptimizer] = [
-            kind(members, **keywords_of(kind.interface, keywords)) for kind, members in zip(kinds, groups, strict=True)
+            kind(members, **keywords_of(interface, keywords))
+            for kind, interface, members in zip(kinds, interfaces, groups, strict=True)
         ]
         common = set.intersection(*({*each.defaults} for each in self.optimizers))
         param_groups = [self.optimizers[place].param_groups[index] for place, index in self._homes]
@@ -94,12 +101,13 @@ class Partitioned(Optimizer, Lockable):
         kind = optimizer(part.origin)
         rest = {key: value for key, value in param_group.items() if key not in ("params", "param_names")}
         part = replace(part, hyper={**part.hyper, **rest})
-        group = group_of(kind.interface, part, named, self._keywords)
+        interface = kind.interface.with_words({**self._keywords, **part.hyper})
+        group = group_of(interface, part, named, self._keywords)
         place = next((i for i, each in enumerate(self.optimizers) if type(each) is kind), None)
         self._check_new([param for _, param in named])
         if place is None:
             place = len(self.optimizers)
-            self.optimizers.append(kind([group], **keywords_of(kind.interface, self._keywords)))
+            self.optimizers.append(kind([group], **keywords_of(interface, self._keywords)))
         else:
             self.optimizers[place].add_param_group(group)
         self._homes.append((place, len(self.optimizers[place].param_groups) - 1))
@@ -305,7 +313,10 @@ def partitioned_groups(partition: Partition, named_parameters: Named) -> list[di
             f"one optimizer has one rule, and the partition has {', '.join(kinds.values())}: use "
             f"rulec.torch.Partitioned(partition, model.named_parameters())"
         )
-    return [group_of(optimizer(part.origin).interface, part, params, {}) for part, params in taken]
+    interfaces = [optimizer(part.origin).interface.with_words(part.hyper) for part, _ in taken]
+    return [
+        group_of(interface, part, params, {}) for interface, (part, params) in zip(interfaces, taken, strict=True)
+    ]
 
 
 def named_pairs(parameters: Any) -> list[tuple[str, Tensor]]:

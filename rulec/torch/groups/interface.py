@@ -218,6 +218,12 @@ class Interface:
         wider = self.wider() if foreign and self.wider is not None else self
         return wider if foreign & wider.signature.parameters.keys() else self
 
+    def completed(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of a group, with the defaults of the keywords that matter to it and that it lacks."""
+        parameters = self.signature.parameters
+        lacking = [key for key in self.group_keywords if key in parameters and key not in values]
+        return {**values, **{key: parameters[key].default for key in lacking}}
+
     def take_functions(self, keywords: dict[str, Any]) -> list[Callable[[], Any]]:
         """Takes the functions out of the keywords; HyperError for what is no function."""
         values = {key: keywords.pop(key) for key in self.functions if key in keywords}

@@ -47,13 +47,14 @@ def torch_interface(kind: str, wide: bool = False) -> Interface:
         sections = [fields for fields in interop_entries(rule, "torch") if fields["class"] == kind]
         entries += with_rests(rule, [_entry(kind, meant_rule(rule, fields), fields) for fields in sections])
     entries.sort(key=lambda entry: entry.rule.name != kind)
-    entries = _with_namesakes(entries) if wide else entries
+    entries = with_forms(_with_namesakes(entries) if wide else entries)
     parameters = [*list(inspect.signature(theirs).parameters.values())]
     known = {p.name for p in parameters}
     routed = _distinct(chain.from_iterable(map(_routed_parameters, entries)), known)
     asking = [] if "capturable" in known else [_flag("capturable")]
     decay = _decay_parameters(entries, of_torch=True)
-    words = [*decay, *_flag_parameters(entries), *_variant_parameters(entries)] if wide else []
+    words = _flag_parameters(entries)
+    words = [*decay, *words, *_variant_parameters(entries)] if wide else words
     words = _distinct(words, {*known, *(p.name for p in routed)})
     parameters = sorted([*parameters, *routed, *asking, *words, *_own_parameters(entries)], key=lambda p: p.kind)
     signature = inspect.Signature(parameters, return_annotation=None)
@@ -83,7 +84,7 @@ def _with_namesakes(entries: Sequence[Entry]) -> list[Entry]:
         )
         for e in _variants(first.rule)
     ]
-    return with_forms(_exclusive([*words, *others]) if others else words)
+    return _exclusive([*words, *others]) if others else words
 
 
 def _example(theirs: Any) -> Optimizer:
