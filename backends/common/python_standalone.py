@@ -269,15 +269,15 @@ def filled(template: str, parts: Parts) -> list[str]:
     """The lines of a template.
 
     `<part>` in a line stands for a text. Alone in a line it stands for a list of lines. A line with `<part?>` is left
-    out where the part is empty.
+    out where the part is empty; with several of them, where any is.
     """
     lines: list[str] = []
     for line in template.strip("\n").split("\n"):
-        needed = re.search(r"<(\w+)\?>", line)
+        needed = re.findall(r"<(\w+)\?>", line)
         alone = re.fullmatch(r"( *)<(\w+)>", line)
         if alone and not isinstance(parts[alone[2]], str):
             lines += indented(parts[alone[2]], len(alone[1]) // 4)
-        elif not needed or parts[needed[1]]:
+        elif all(parts[name] for name in needed):
             lines.append(re.sub(r"<(\w+)>", lambda m: str(parts[m[1]]), re.sub(r"<\w+\?>", "", line)).rstrip())
     return lines
 

@@ -314,9 +314,7 @@ def partitioned_groups(partition: Partition, named_parameters: Named) -> list[di
             f"rulec.torch.Partitioned(partition, model.named_parameters())"
         )
     interfaces = [optimizer(part.origin).interface.with_words(part.hyper) for part, _ in taken]
-    return [
-        group_of(interface, part, params, {}) for interface, (part, params) in zip(interfaces, taken, strict=True)
-    ]
+    return [group_of(interface, part, params, {}) for interface, (part, params) in zip(interfaces, taken, strict=True)]
 
 
 def named_pairs(parameters: Any) -> list[tuple[str, Tensor]]:

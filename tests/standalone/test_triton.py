@@ -218,6 +218,70 @@ def test_a_step_makes_few_calls_whatever_the_number_of_tensors() -> None:
         assert all(count == 1 for name, count in launches.items() if "stage" in name), rule
 
 
+MISSING = """
+import copy, json
+import torch
+import rulec.torch
+
+Rule, shapes = module_of("schedule_free_adamw").Rule, [(9, 7), (5,), (4,)]
+
+
+def drawn(seed):
+    source = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=source) for shape in shapes]
+
+
+def loaded(optimizer, groups):
+    saved, again = optimizer.state_dict(), Rule(groups)
+    again.load_state_dict(copy.deepcopy(saved))
+    return again
+
+
+def copied(optimizer, groups):
+    return copy.copy(optimizer)
+
+
+def moved(optimizer, groups):
+    optimizer.eval()
+    optimizer.train()
+    return optimizer
+
+
+def trained(kind, missing, change, **options):
+    params = [torch.nn.Parameter(x) for x in drawn(0)]
+    groups = [{"params": params[:2]}, {"params": params[2:], "lr": 0.003}]
+    optimizer = kind(groups, **options)
+    for number, absent in enumerate(missing):
+        for i, (p, grad) in enumerate(zip(params, drawn(1 + number))):
+            p.grad = None if i in absent else grad
+        optimizer.step()
+        if number == 2:
+            optimizer = change(optimizer, groups)
+    return params
+
+
+def differing(change, missing):
+    same = change if change is moved else lambda optimizer, groups: optimizer
+    theirs = trained(rulec.torch.optimizer("schedule_free_adamw"), missing, same, backend="cpu")
+    return not all(map(torch.equal, trained(Rule, missing, change), theirs))
+
+
+WITHOUT = [[(0,), (2,), (1,), (0,), (2,)], [(), (1,), (0, 1), (0,), ()], [(1,), (0,), (0,), (1,), ()]]
+wrong = [[f.__name__, x] for f in (lambda o, g: o, loaded, copied, moved) for x in WITHOUT if differing(f, x)]
+averaged = torch.nn.Parameter(torch.ones(5))
+averaged.grad = torch.ones(5)
+plain = module_of("ema(adam)").Rule([averaged])
+plain.step()
+moved(plain, [])  # without numbers of groups
+print(json.dumps(wrong))
+"""
+
+
+def test_numbers_of_groups_go_on_from_the_last_step_of_any_tensor() -> None:
+    """A tensor without a gradient in the last step has them as well: in a checkpoint, a copy, and later steps."""
+    assert in_a_process(f"{MODULE}\n{MISSING}", TRITON_INTERPRET="1") == []
+
+
 REFUSED = """
 import json
 import torch

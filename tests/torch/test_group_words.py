@@ -19,7 +19,8 @@ from tests.torch.twins import give_gradients, parameters
 #: A class of torch's -> the words of one group.
 WORDS: list[tuple[str, dict[str, Any]]] = [
     ("Muon", {"ns_form": "gram"}), ("Muon", {"algo": "adamuon"}), ("AdamW", {"caution": True}),
-    ("AdamW", {"corrected_weight_decay": True, "weight_decay": 0.3}), ("Adamax", {"weight_decay": 0.1, "weight_decouple": True}),
+    ("AdamW", {"corrected_weight_decay": True, "weight_decay": 0.3}),
+    ("Adamax", {"weight_decay": 0.1, "weight_decouple": True}),
     ("SGD", {"weight_decay": 0.1, "weight_decouple": True}), ("RMSprop", {"weight_decay": 0.1, "fixed_decay": True}),
 ]  # fmt: skip
 

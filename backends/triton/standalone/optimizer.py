@@ -62,7 +62,7 @@ class <class>(torch.optim.Optimizer):
         for p in params:
             self._check(p)
         groups = {p: i for i, group in enumerate(self.param_groups) for p in group["params"]}
-        <shared?>latest = self._latest()
+        <shared?>latest = self._share()
         numbers = {p: number for number, p in enumerate(groups)}
         alike = {}
         for p in params:
@@ -93,6 +93,25 @@ class <class>(torch.optim.Optimizer):
     <model?>    for i in range(len(self.param_groups) if known else 0):
     <model?>        latest.setdefault(i, {name: torch.as_tensor(known[-1][0][name]) for name in (<model>)})
     <shared?>    return latest
+    <shared?>
+    <shared?>def _share(self):
+    <shared?>    """Gives these numbers to the tensors that had no gradient in the last step, and returns them."""
+    <shared?>    latest = self._latest()
+    <shared?>    fired = {id(state) for batch in self.batches for state in batch.states}
+    <shared?>    for i, group in enumerate(self.param_groups):
+    <shared?>        for state in [self.state[p] for p in group["params"] if self.state.get(p)]:
+    <shared?>            if id(state) not in fired:
+    <shared?>                state |= {name: value.clone() for name, value in latest.get(i, {}).items()}
+    <shared?>    return latest
+    <shared?>
+    <shared?>def __getstate__(self):
+    <shared?>    self._share()
+    <shared?>    return super().__getstate__()
+    <shared?>
+    <shared?>def state_dict(self):
+    <shared?>    """The states as torch lays them out; every tensor has the numbers of its group."""
+    <shared?>    self._share()
+    <shared?>    return super().state_dict()
     <shared?>
     @staticmethod
     def kind_of(p):
@@ -126,6 +145,7 @@ class <class>(torch.optim.Optimizer):
     <moves?>def _move(self, kind, evaluating):
     <moves?>    if all([group["evaluating"] == evaluating for group in self.param_groups]):
     <moves?>        return
+    <moves?>    <shared?>self._share()
     <moves?>    alike = {}
     <moves?>    for i, group in enumerate(self.param_groups):
     <moves?>        for p in group["params"]:
