@@ -35,7 +35,7 @@ def loaded(
     seed = checked_seed(saved.get("seed", before.seed))
     engine = ArrayEngine(
         rule, before.params, before.tags, before.backend_name, before.state_dtype, before.maximize, seed,
-        before.weights,
+        before.weights, before.watch, before.schedule,
     )  # fmt: skip
     table = engine.hyper_table([hyper])
     engine.check_hyper(table)
@@ -111,7 +111,15 @@ def contents(engine: ArrayEngine) -> dict[str, Any]:
     return {
         "params": engine.params,
         "tags": engine.tags,
-        "engine": (engine.backend_name, engine.state_dtype, engine.maximize, engine.seed, engine.weights),
+        "engine": (
+            engine.backend_name,
+            engine.state_dtype,
+            engine.maximize,
+            engine.seed,
+            engine.weights,
+            engine.watch,
+            engine.schedule,
+        ),
         # As the arrays joined, in their order.
         "buckets": [([t.name for t in b.tensors], b.layout.dtype("g"), dict(b.static)) for b in buckets],
         "state": {name: engine.states(name) for name in engine.params},

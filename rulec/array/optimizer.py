@@ -18,9 +18,11 @@ from rulec.language.library.load import load
 from rulec.language.rule import Rule
 from rulec.language.rule_data import RuleData
 from rulec.language.sizes import sized
+from rulec.language.statistics import Watch
 from rulec.locks import Lockable, synchronized
 from rulec.runtime.buckets.scalar_table import Numbers
 from rulec.runtime.engine import EPS, default_hyper, run
+from rulec.runtime.statistics import Schedule, StepStatistics
 from rulec.runtime.storage.options import Storage
 
 #: Types that hyper-parameters nearly always have.
@@ -35,7 +37,8 @@ class Optimizer(Lockable):
     gives the storage of states by name, or of all: a dtype, a format, or `bfloat16_sr`. `weights` is the kind of arrays
     of 16 bits in memory: `split`, `split24`, `master`, `kahan`, `stochastic`, or empty for plain ones. `tags` has words
     for arrays by name, for rules with `tagged(...)`, as in `tags={"embed/weight": {"embedding"}}`; `seed` is that of
-    the rule's random numbers and of rounding.
+    the rule's random numbers and of rounding. `watch` are statistics to measure in the first of every `watch_every`
+    steps: 'norms', a name that the rule declares, names, or expressions by name; `statistics()` has them.
     Further keywords are hyper-parameters; `opt.hyper["lr"] = 0.1` changes one.
 
     Each array has states of its own and counts its own updates. Raises TensorError, HyperError or BackendUnavailable
@@ -45,14 +48,18 @@ class Optimizer(Lockable):
     def __init__(
         self, rule: Rule | str | Path, params: Any, backend: str | None = None, *,
         state_dtype: str | Mapping[str, str] | None = None, weights: str = "", maximize: bool = False, seed: int = 0,
-        tags: Mapping[str, Collection[str]] | None = None, **hyper: float,
+        tags: Mapping[str, Collection[str]] | None = None, watch: Watch | None = None, watch_every: int = 1,
+        **hyper: float,
     ) -> None:  # fmt: skip
         self.rule, hyper = sized(rule if isinstance(rule, Rule) else load(rule), hyper)
         default_hyper(self.rule, hyper)
         leaves = flatten(params)
         dtypes = {"": state_dtype} if isinstance(state_dtype, str) else state_dtype
         words = checked_tags(tags or {}, [*leaves])
-        engine = ArrayEngine(self.rule, leaves, words, backend, dtypes, maximize, seed, weights)
+        schedule = Schedule.of(f"rulec.array.Optimizer of {self.rule.name}", watch, watch_every)
+        engine = ArrayEngine(
+            self.rule, leaves, words, backend, dtypes, maximize, seed, weights, watch if schedule else None, schedule
+        )
         Storage(engine.state_dtype, weights).check_weights(map(engine.arrays.dtype, leaves.values()))
         self._begin(engine)
         # Where a default is the machine epsilon, that of the coarsest dtype: there is one value for all arrays.
@@ -163,6 +170,19 @@ class Optimizer(Lockable):
             arguments[key] = turned.in_order({name: arrays[name] for name in leaves})
         return arguments
 
+    @synchronized
+    def statistics(self) -> StepStatistics:
+        """The statistics of the last step that measured them: name -> array's name -> value.
+
+        RulecError where the optimizer was made without `watch`.
+        """
+        if self._engine.schedule is None:
+            raise RulecError(
+                f"{self.rule.name} measures no statistics: make it with watch='norms', or with expressions by name"
+            )
+        with self._engine.arrays.here():
+            return self._engine.step_statistics()
+
     @property
     def arrays(self) -> dict[str, Any]:
         """The arrays that a step updates, by name."""
@@ -197,6 +217,7 @@ class Optimizer(Lockable):
                 self._open = None
                 if self._broken is None:
                     self._engine.end()
+                    self._engine.count_step()
 
     @synchronized
     def _open_partial(self, journal: bool, uses: Mapping[str | int, int]) -> PartialStep:
@@ -206,6 +227,7 @@ class Optimizer(Lockable):
             raise RulecError(
                 f"{self.rule.name} has a value of all arrays together, so no layer can be updated alone: use step()"
             )
+        self._engine.statistics.check_apart("an update layer by layer")
         self._check_training()
         self._open = step = PartialStep(self.names, self._hyper_table(), journal, uses)
         self._engine.begin()
@@ -324,6 +346,7 @@ class Optimizer(Lockable):
         turned = self._engine.copies_for(table)
         with self._engine.arrays.here(), turned.stepping(leaves):
             self._engine.step(ids, turned.in_order(leaves), table, inputs)
+        self._engine.count_step()
 
     def _hyper_table(self) -> Numbers:
         """The hyper-parameters as the engine takes them; HyperError where `hyper` is not all of them as numbers."""

@@ -18,9 +18,11 @@ from rulec.backend.protocol import Backend
 from rulec.errors import HyperError, PartialUpdate, RulecError, TensorError
 from rulec.formats import UNBIASED
 from rulec.language.rule import Rule
+from rulec.language.statistics import Watch
 from rulec.runtime.buckets.scalar_table import Numbers
 from rulec.runtime.engine import Engine, run
 from rulec.runtime.evaluations import Evaluations, move_at, written
+from rulec.runtime.statistics import Schedule, StepStatistics
 
 
 class PartialStep:
@@ -208,9 +210,11 @@ class ArrayEngine(Engine):
     def __init__(
         self, rule: Rule, params: dict[str, Any], tags: dict[str, frozenset[str]], backend: str | Backend | None,
         state_dtype: Mapping[str, str] | None, maximize: bool, seed: int, weights: str = "",
+        watch: Watch | None = None, schedule: Schedule | None = None,
     ) -> None:  # fmt: skip
         arrays = arrays_for(params)
-        super().__init__(rule, arrays, backend, state_dtype, maximize, seed, weights=weights)
+        super().__init__(rule, arrays, backend, state_dtype, maximize, seed, weights=weights, watch=watch)
+        self.watch, self.schedule = watch, schedule
         self.params, self.tags = params, tags
         for name, array in params.items():
             arrays.check_parameter(array, name)
@@ -219,6 +223,25 @@ class ArrayEngine(Engine):
         self._in_place = [weakref.ref(array) for array in params.values()]
         self.ids = {n: self.add(array, 0, n, tags.get(n, frozenset())) for n, array in params.items()}
         self._turned: Turned | None = None
+
+    def begin(self) -> None:
+        """Opens a step, which measures statistics where these are due."""
+        super().begin()
+        if self.schedule is not None:
+            self.statistics.begin(self.schedule.due)
+
+    def count_step(self) -> None:
+        """Counts a step that was taken."""
+        if self.schedule is not None:
+            self.schedule.advance()
+
+    def step_statistics(self) -> StepStatistics:
+        """The statistics of the last step that measured them."""
+        assert self.schedule is not None
+        measured = self.statistics.measured(int)
+        return StepStatistics(
+            self.schedule.last, measured, self.statistics.names, [*self.params], lambda array: array, self.host.numbers
+        )
 
     def copies_for(self, table: Numbers) -> Turned:
         """Copies in C order of the arrays whose rules need them, made when they are first asked for."""

@@ -10,9 +10,10 @@ import numpy as np
 
 from rulec.array_api.library import Library
 from rulec.compiler.pipeline import compile
-from rulec.errors import RuleError, TensorError
-from rulec.language.expr.node import Op
+from rulec.errors import HyperError, RulecError, RuleError, TensorError
+from rulec.language.expr.node import Kind, Op, walk
 from rulec.language.rule import Rule
+from rulec.language.rule_data import Statistic
 from rulec.language.statistics import PREFIX, Watch, Watched, watched
 from rulec.runtime.buckets.bucket import Tensor
 from rulec.runtime.buckets.launch import Launch, Measured, Part
@@ -34,6 +35,8 @@ class Statistics:
         #: The names of all statistics, in the order in which they were asked for.
         self.names = [*dict.fromkeys(name for each in self._watched.values() for name, _ in each)]
         self._launches: list[list[Measured]] = []
+        #: The statistics that are of several tensors.
+        self._joint = [*dict.fromkeys(name for each in self._watched.values() for name, s in each if _is_joint(s))]
 
     def of(self, part: Part) -> Watched:
         """The statistics of the tensors of a part; TensorError for one of rows or columns of sharded tensors."""
@@ -47,6 +50,14 @@ class Statistics:
                         f"ask for one number of the tensor, as in max({name})"
                     )
         return watched
+
+    def check_apart(self, what: str) -> None:
+        """RulecError where a statistic is of several tensors, and `what`, a way to step, has one after the other."""
+        if self._joint:
+            raise RulecError(
+                f"the statistic {self._joint[0]} is of a group or of the model, and {what} has one tensor after the "
+                f"other: ask for a number of each tensor"
+            )
 
     def begin(self, due: bool) -> None:
         """Begins a step, which measures the statistics where they are `due`; values of earlier ones are gone then."""
@@ -120,6 +131,11 @@ def _unless_skipped(measured: Measured, numbers: Any) -> Any:
     return library.arithmetic[Op.WHERE](stays, library.constant(float("nan")), numbers)
 
 
+def _is_joint(statistic: Statistic) -> bool:
+    """Whether a statistic reduces over several tensors."""
+    return any(part.op.kind is Kind.REDUCE and part.arg in ("group", "model") for part in walk([statistic.value]))
+
+
 def words_of(watch: Watch) -> list[Any]:
     """The statistics asked for, one by one: names, or pairs of a name and an expression."""
     return [*watch.items()] if isinstance(watch, Mapping) else [watch] if isinstance(watch, str) else [*watch]
@@ -164,6 +180,17 @@ class Schedule:
     steps: int = 0
     #: The number of the last step that measured, from 1; 0 before there is one.
     last: int = field(default=0)
+
+    @classmethod
+    def of(cls, title: str, watch: Any, every: Any) -> Schedule | None:
+        """The schedule for keywords of an optimizer; None where it measures nothing. HyperError for another kind."""
+        if watch is not None and not isinstance(watch, str | Sequence | Mapping):
+            raise HyperError(
+                f"watch of {title} is a name such as 'norms', a list of names, or expressions by name, not {watch!r}"
+            )
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise HyperError(f"watch_every of {title} is a whole number of steps from 1, not {every!r}")
+        return cls(every) if watch else None
 
     @property
     def due(self) -> bool:

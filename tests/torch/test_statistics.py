@@ -269,3 +269,8 @@ def test_a_step_keeps_no_gradient_for_its_statistics() -> None:
     gc.collect()
     assert [reference() for reference in gradients] == [None] * 4
     assert len(optimizer.statistics().numbers()) == 32
+
+
+def test_eager_updates_refuse_statistics_of_the_model() -> None:
+    with pytest.raises(RulecError, match="the statistic all is of a group or of the model, and a backward pass that"):
+        eager("adamw", watch={"all": 'norm(update, per="model")'})

@@ -463,23 +463,12 @@ def options_of(interface: Interface, values: dict[str, Any]) -> Options:
     if seed and not Storage(state_dtypes, weights).random:
         raise HyperError(f"{interface.name} draws no random numbers for seed={seed}: leave it out")
     watch = values.pop("watch")
-    every = checked_every(interface.name, watch, values.pop("watch_every"))
+    schedule = Schedule.of(interface.name, watch, values.pop("watch_every"))
     Statistics(interface.rules, watch)
     return Options(
         state_dtypes, backend, capturable, None if across is None else Across(across), weights=weights, seed=seed,
-        watch=watch, schedule=Schedule(every) if watch else None,
+        watch=watch, schedule=schedule,
     )  # fmt: skip
-
-
-def checked_every(title: str, watch: Any, every: Any) -> int:
-    """The number of steps from one that measures to the next; HyperError for another kind of `watch` or number."""
-    if watch is not None and not isinstance(watch, str | Sequence | Mapping):
-        raise HyperError(
-            f"watch of {title} is a name such as 'norms', a list of names, or expressions by name, not {watch!r}"
-        )
-    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-        raise HyperError(f"watch_every of {title} is a whole number of steps from 1, not {every!r}")
-    return every
 
 
 def _state_dtypes(interface: Interface, state_dtype: StateDtype) -> dict[str, str]:

@@ -484,6 +484,8 @@ class OptimizerStep:
         if self._group_states is not None:
             self._group_states.read(groups)
         if self.options.schedule is not None:
+            for engine in self.engines:
+                engine.statistics.check_apart("a backward pass that updates")
             self._measure(self.options.schedule.due)
         self.writer.begin()
 
