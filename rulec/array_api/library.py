@@ -52,6 +52,10 @@ class Library:
 
     _REDUCE: Mapping[Op, str] = {Op.SUM: "sum", Op.MIN: "min", Op.MAX: "max"}
 
+    def several(self, op: Op, operands: Sequence[Sequence[Any]]) -> list[Any]:
+        """An elementwise operation on several lists of operands, with a result for each. A device takes one call."""
+        return [self.arithmetic[op](*each) for each in operands]
+
     def adopt(self, capabilities: Any) -> None:
         """Has matrix functions computed by a backend's own kernels, where it has some for this library.
 

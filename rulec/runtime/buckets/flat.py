@@ -18,7 +18,7 @@ from rulec.array_api.library import Library
 from rulec.array_api.slices import Cuts, Pieces
 from rulec.compiler.ir import Axes, axes_of_letters
 from rulec.compiler.view import MatrixView
-from rulec.language.expr.node import Op
+from rulec.language.expr.node import Node, Op
 
 Whole = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -29,6 +29,12 @@ def axes_in_flat(axes: Axes) -> str | None:
     plain = axes == axes_of_letters(axes.letters) and set(axes.letters) <= set("knbij")
     return letters if plain and letters not in ("bij", "ij") else None
 
+
+#: Operations with rounds: one call computes several independent values of one of them.
+ROUNDS = frozenset({Op.ADD, Op.SUB, Op.MUL, Op.DIV, Op.SQRT, Op.RSQRT})
+
+#: Those of them that also have rounds of arrays and one number.
+WITH_NUMBERS = frozenset({Op.ADD, Op.MUL})
 
 #: Most elements of one stack: with its temporaries it takes little beside the states of a model.
 MOST = 1 << 22
@@ -58,6 +64,7 @@ class Flats:
         self._ends: dict[tuple[str, str], Any] = {}
         self._runs: dict[tuple[str, str], Any] = {}
         self._dense: dict[tuple[str, bytes], Any] = {}
+        self._lasting: dict[tuple[Any, Node], dict[str, Any]] = {}
 
     def cuts(self, letters: str) -> Cuts:
         """The cuts of values with these axes."""
@@ -66,6 +73,12 @@ class Flats:
         return self._cuts[letters]
 
     # Values with more axes
+
+    def lasting(self, plan: Any, value: Node) -> dict[str, Any]:
+        """The flat arrays, by their axes, of a number that a plan has the same of at every step."""
+        known = self._lasting.setdefault((plan, value), {})
+        self._library.hold(known)
+        return known
 
     def spread(self, values: Any, before: str, after: str) -> Any:
         """A flat array with the axes `before`, each element for all its elements with the axes `after`."""

@@ -8,13 +8,14 @@ in another dtype and the product are never in memory as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rulec.compiler.axes import AxisInference, over_repeated
 from rulec.compiler.ir import Axes, Program, Stage, Store
 from rulec.language.expr.node import Kind, Node, Op, walk
 from rulec.runtime.buckets.flat import axes_in_flat
+from rulec.runtime.buckets.rounds import in_rounds, rounds
 from rulec.runtime.distributed.owner_plan import OwnerPlan, OwnerTask
 
 #: Operations with a result in their operand's memory: it must be copied before the operand is written.
@@ -60,9 +61,9 @@ class Plan:
                 waiting = _out_of_order(program, stage, wanted, done)
                 wanted += _before([s.value for s in self.finish], stage, waiting)
             gaps.append(_gap(program, wanted, done))
-        self.gaps = (*gaps, _gap(program, [s.value for s in self.finish], done))
+        gaps.append(_gap(program, [s.value for s in self.finish], done))
         #: The values computed after the last stage.
-        self.after = frozenset(self.gaps[-1].values)
+        self.after = frozenset(gaps[-1].values)
         early = _before([s.value for s in self.finish], program.stages[-1], waiting)
         self.held = [n for n in early if n.op in VIEWS]
         #: The values of the statistics asked for later, and their operands that a step leaves for them.
@@ -75,6 +76,8 @@ class Plan:
         self.numbers = frozenset(value for value, axes in self.axes.items() if axes.number)
         #: The axes of values in flat arrays; None for values that are never in one.
         self.in_flat = {value: axes_in_flat(axes) for value, axes in self.axes.items()}
+        self.gaps = tuple(replace(gap, values=in_rounds(gap.values, self.in_flat, {*program.joins})) for gap in gaps)
+        self._rounds: dict[tuple[Node, ...], list[tuple[Node, ...]]] = {}
         #: The reductions of values kept once for all matrices of a batch.
         self.over_repeated = over_repeated((value for gap in self.gaps for value in gap.values), self.axes)
         self.owner_plan: OwnerPlan | None = None
@@ -92,6 +95,9 @@ class Plan:
         self.reduces = any(stage.reduces for stage in program.stages) or any(n.op.kind is Kind.REDUCE for n in done)
         #: Whether late columns are of groups and the model: then tensors that share a row still do.
         self.late_alike = all(set(self.axes[c.value].letters) <= {"k"} for c in program.late)
+        #: The columns of the table with one number for each group, and those of the tensors' shapes alone.
+        self.columns_of_groups = _columns_of(program, _of_group)
+        self.columns_of_facts = _columns_of(program, lambda leaf, program: leaf.op in (Op.CONST, Op.FACT))
         #: The states that gaps read or write as vectors, with their axes; and those of them that gaps read.
         self.vector_states = _vector_states(program)
         self.vectors_read = [str(n.arg) for g in self.gaps for n in g.values if n.op is Op.LOAD]
@@ -104,6 +110,12 @@ class Plan:
         self.staged = not in_one or program.skip is not None or any(
             b.role == "input" for b in program.buffers
         )  # fmt: skip
+
+    def rounds(self, values: tuple[Node, ...]) -> list[tuple[Node, ...]]:
+        """The values, those that are computed in one call together."""
+        if values not in self._rounds:
+            self._rounds[values] = rounds(values, self.in_flat)
+        return self._rounds[values]
 
     def _followed(self) -> tuple[Gap, ...]:
         """The gaps, with the last uses of values and with projections; both need all gaps."""
@@ -163,6 +175,19 @@ def _left_for(asked: Sequence[Store], later: Sequence[Node], done: Container[Nod
 def _results(values: Iterable[Node]) -> frozenset[str]:
     """The names of the reductions among some values."""
     return frozenset(str(value.arg) for value in values if value.op is Op.RESULT)
+
+
+def _columns_of(program: Program, chosen: Callable[[Node, Program], bool]) -> list[int]:
+    """The columns known before a step whose leaves are all chosen."""
+    columns = enumerate(column.value for column in program.scalars.columns)
+    return [index for index, value in columns if all(chosen(n, program) for n in walk([value]) if not n.args)]
+
+
+def _of_group(leaf: Node, program: Program) -> bool:
+    """Whether a leaf has one number for each group."""
+    if leaf.op is Op.LOAD:
+        return "n" not in program.buffer(str(leaf.arg)).axes.letters
+    return leaf.op in (Op.CONST, Op.HYPER, Op.MODEL_HYPER) or (leaf.op is Op.STEP and leaf.arg is not None)
 
 
 def _vector_states(program: Program) -> dict[str, str]:

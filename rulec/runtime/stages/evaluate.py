@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Any, cast
 
 import numpy as np
@@ -22,7 +23,7 @@ from rulec.compiler.ir import COLS, PARTS, ROWS, Axes, Result
 from rulec.compiler.scalars import evaluate_once
 from rulec.language.expr.node import Kind, Node, Op
 from rulec.language.expr.static import settings, statics
-from rulec.runtime.buckets.flat import axes_in_flat
+from rulec.runtime.buckets.flat import ROUNDS, axes_in_flat
 from rulec.runtime.buckets.plan import Gap, Projection, Step
 from rulec.runtime.buckets.reductions import Join, Joining, Waits
 from rulec.runtime.distributed.shards import PartialReduction, Partials
@@ -70,9 +71,13 @@ class GapEvaluator(SetValues):
 
     def each(self, values: Sequence[Node], over: Mapping[Node, Sequence[Node]]) -> Joining:
         """Computes values one after the other; `over` has the values to drop after each."""
-        for value in values:
-            self.values[value] = yield from self._value(value)
-            for last in over.get(value, ()):
+        for each in self.plan.rounds(tuple(values)):
+            if len(each) > 1 and all(map(self._is_flat, each)):
+                self._round_in_flat(each)
+            else:
+                for value in each:
+                    self.values[value] = yield from self._value(value)
+            for last in chain.from_iterable(over.get(value, ()) for value in each):
                 self.drop(last)
                 self.spreads.pop(last, None)
 
@@ -169,6 +174,13 @@ class GapEvaluator(SetValues):
         flat = function(*(self.flat(a, letters) for a in value.args))
         return self._pieces(flat, letters)
 
+    def _round_in_flat(self, values: Sequence[Node]) -> None:
+        """Computes independent values of one operation in one call."""
+        letters = [self.plan.in_flat[value] or "" for value in values]
+        operands = [[self.flat(a, axes) for a in value.args] for value, axes in zip(values, letters, strict=True)]
+        for value, flat, axes in zip(values, self.library.several(values[0].op, operands), letters, strict=True):
+            self.values[value] = self._pieces(flat, axes)
+
     def _pieces(self, flat: Any, letters: str) -> Pieces:
         assert self.source.flats is not None
         return Pieces(flat, self.source.flats.cuts(letters))
@@ -179,7 +191,8 @@ class GapEvaluator(SetValues):
         assert flats is not None
         if self.is_number(value) and not getattr(operand, "ndim", 0):
             return operand
-        known = self.spreads.setdefault(value, {})
+        lasts = value.op is Op.SCALAR and value.arg in self.plan.columns_of_facts
+        known = flats.lasting(self.plan, value) if lasts else self.spreads.setdefault(value, {})
         if letters not in known:
             flat = operand.flat if isinstance(operand, Pieces) else operand
             known[letters] = flats.spread(flat, self.plan.in_flat[value] or "", letters)
@@ -191,7 +204,15 @@ class GapEvaluator(SetValues):
         """A value of all tensors, set by set."""
         if value.op.kind is Kind.RANDOM:
             return self.collected(self.draws(value))
+        if value.op in ROUNDS and not self.alone:
+            return self.collected(self._of_all_sets(value))
         return self.collected([self.in_set(value, k) for k in range(len(self.sets))])
+
+    def _of_all_sets(self, value: Node) -> list[Array]:
+        """An elementwise value of all sets, in one call where the library has it."""
+        shared = {a: self.narrowed(a) for a in value.args if self._numbers_are_narrow(value.args) and self.is_one(a)}
+        operands = [self.operands(value, k, shared) for k in range(len(self.sets))]
+        return [self.rounded(value, x) for x in self.library.several(value.op, operands)]
 
     def in_set(self, value: Node, k: int, local: Mapping[Node, Any] | None = None) -> Any:
         """A value of set k, with its operands from `local` where they are there."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -180,23 +180,26 @@ class KernelArguments:
             else view.kept_extents(tuple(arrays[0].shape), axes.letters)
         )
         elements, count = self._read(buffer, self.library.in_one(arrays)), len(places) * batch
-        if axes.elementwise and view.transposed:
-            stack = elements.reshape(count, cols, rows).swapaxes(1, 2)
-        else:
-            stack = elements.reshape(count, rows, cols)
+        turned = axes.elementwise and view.transposed
+        shape = (count, cols, rows) if turned else (count, rows, cols)
+        stack = elements if tuple(elements.shape) == shape else elements.reshape(shape)
+        stack = stack.swapaxes(1, 2) if turned else stack
         return self.library.cast(stack, self.compute if {"i", "j"} <= set(axes.letters) else "float64")
 
-    def write_stack(self, buffer: str, places: Sequence[int], stack: Any, stays: Any = None) -> None:
-        """Writes the new values of a state of the tensors of a set, but where `stays` is true."""
+    def write_stack(self, buffer: str, places: Sequence[int], stack: Any) -> None:
+        """Writes the new values of a state of the tensors of a set, but of skipped tensors."""
         self.writes()
+        self.library.copy_all(*self.parts_of_stack(buffer, places, stack, self.rows.stays))
+
+    def parts_of_stack(self, buffer: str, places: Sequence[int], stack: Any, stays: Any) -> tuple[list[Any], list[Any]]:
+        """The states of the tensors of a set and their new values: where `stays` is true, the old ones."""
         views = [self._view_to_write(buffer, i) for i in places]
-        stays = self.rows.stays if stays is None else stays
         if stays is not None:
             truth = self.library.take(stays, np.array(places, np.int64)).reshape(-1, 1, 1, 1)
             whole = stack.reshape(len(places), -1, *stack.shape[1:])
             stack = self.library.arithmetic[Op.WHERE](truth, self.stacked(buffer, places).reshape(whole.shape), whole)
             stack = stack.reshape(-1, *stack.shape[2:])
-        self.library.copy_all(views, self.library.split(stack, len(places)))
+        return views, [*self.library.split(stack, len(places))]
 
     def flats_of(self, extents: Sequence[tuple[int, int, int]]) -> Flats:
         """The cuts of matrices of these extents, kept for the next step."""
@@ -367,19 +370,26 @@ class DeviceArguments(KernelArguments):
     def __init__(self, launch: Launch, portion: Portion) -> None:
         self._host: Rows | None = None
         super().__init__(launch, portion)
-        self._columns = self._cut_table()
+        self._columns = self.library.columns(self.rows.table)
+        self._alike = self._columns_alike()
 
-    def _cut_table(self) -> tuple[Sequence[Any], Sequence[Any], np.ndarray[Any, Any]]:
-        """The columns of the table, its first row, and whether each column is known to have one number for all."""
-        table, known = self.rows.table, self._host
+    @cached_property
+    def _first_row(self) -> Sequence[Any]:
+        return self.library.first_row(self.rows.table)
+
+    def _columns_alike(self) -> np.ndarray[Any, Any]:
+        """Whether each column is known to have one number for all tensors."""
+        table, known, plan = self.rows.table, self._host, self.launch.version.plan
         alike = np.zeros(table.shape[1], np.bool_)
         if known is not None:
             rows = known.table[known.index[self.portion.at]]
             alike = (rows == rows[:1]).all(axis=0)
             alike[len(self.program.scalars.columns) :] = False
+        elif (self.groups == self.groups[0]).all():
+            alike[plan.columns_of_groups] = True
         if len(table) == 1:
             alike[:] = True
-        return self.library.columns(table), self.library.first_row(table) if alike.any() else (), alike
+        return alike
 
     def _rows(self) -> Rows:
         rows, library, portion = self.launch.rows, self.portion.bucket.library, self.portion
@@ -393,9 +403,9 @@ class DeviceArguments(KernelArguments):
 
     def column(self, index: int) -> Any:
         """A column of the table, for each tensor or one for all."""
-        columns, first, alike = self._columns
-        if alike[index]:
-            return first[index]
+        if self._alike[index]:
+            return self._first_row[index]
+        columns = self._columns
         places = self.rows.index[self.portion.at]
         if len(places) == len(self.rows.table) and (places == np.arange(len(places))).all():
             return columns[index]
@@ -405,7 +415,7 @@ class DeviceArguments(KernelArguments):
         """Writes a late column into the table."""
         count = len(self.rows.table)
         first = count == 1 and len(numbers.shape) > 0
-        self.library.write(self._columns[0][index], self.library.spread(numbers[0] if first else numbers, (count,)))
+        self.library.write(self._columns[index], self.library.spread(numbers[0] if first else numbers, (count,)))
 
     def known(self, value: Node, numbers: Any, i: int) -> Any:
         """The number of tensor i: a Python number where the host knows it."""

@@ -205,35 +205,40 @@ class StagedRun:
         flat = self._write_flat(portion, stays, narrow) if library.flattens else ()
         left_out = stays is not None and not self.on_device
         kept = np.flatnonzero(~stays).tolist() if left_out else range(len(portion))
+        writes: dict[Any, tuple[list[Any], list[Any]]] = {}
         for buffer, value in narrow:
             if buffer in flat:
                 continue
             if buffer in states:
-                into, new = [], []
-                for i in self._write_stacks(values, stays, buffer, value, kept):
-                    state, stored = self._stored_as(portion, i, buffer, value[i], stays)
+                for state, new in zip(*self._stored(values, stays, buffer, value, kept), strict=True):
+                    into, arrays = writes.setdefault((state.dtype, new.dtype), ([], []))
                     into.append(state)
-                    new.append(stored)
-                library.copy_all(into, new)
+                    arrays.append(new)
             elif not left_out:
                 self.launch.keep_number(buffer, portion.whole or portion.at, value, stays)
             elif kept:
                 self.launch.keep_number(buffer, portion.at[kept], np.broadcast_to(value, (len(portion),))[kept])
+        for into, arrays in writes.values():
+            library.copy_all(into, arrays)
 
-    def _write_stacks(
+    def _stored(
         self, values: KernelArguments, stays: Any, buffer: str, value: Any, kept: Sequence[int]
-    ) -> Sequence[int]:
-        """Writes the new values of sets of several tensors, a set at a time. The indices of the other tensors."""
-        if len(values.sets) == len(values) or not isinstance(value, Stacks):
-            return kept
-        alone: list[int] = []
-        for places in values.sets:
+    ) -> tuple[list[Any], list[Any]]:
+        """The states of the tensors `kept` and their new values: of sets of several tensors, a set at a time."""
+        states: list[Any] = []
+        new: list[Any] = []
+        written: set[int] = set()
+        stacked = len(values.sets) < len(values) and isinstance(value, Stacks)
+        for places in values.sets if stacked else ():
             stack = value.stack_with(places) if len(places) > 1 else None
             if stack is None:
-                alone += places
-            else:
-                values.write_stack(buffer, places, stack, stays)
-        return alone
+                continue
+            views, parts = values.parts_of_stack(buffer, places, stack, stays)
+            states += views
+            new += parts
+            written |= {*places}
+        alone = [self._stored_as(values.portion, i, buffer, value[i], stays) for i in kept if i not in written]
+        return states + [state for state, _ in alone], new + [x for _, x in alone]
 
     def _write_flat(self, portion: Portion, stays: Any, narrow: Sequence[tuple[str, Any]]) -> set[str]:
         """Writes the new values that are flat arrays, for all tensors at once, and returns the names of their states.

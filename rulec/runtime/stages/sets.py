@@ -159,6 +159,17 @@ class SetValues(LaunchValues):
             stacks["numbers", narrow] = dict(zip(several, cut, strict=True))
         return cast(Mapping[int, Any], stacks["numbers", narrow])
 
+    def is_one(self, value: Node) -> bool:
+        """Whether a value is one number, which all tensors share."""
+        return self.is_number(value) and not getattr(self.values[value], "ndim", 0)
+
+    def narrowed(self, value: Node) -> Any:
+        """One number of all tensors in the compute dtype, as it is beside matrices."""
+        known = self.in_sets.setdefault(value, {})
+        if "one" not in known:
+            known["one"] = self.library.cast(self.values[value], self.source.compute)
+        return known["one"]
+
     def _known(self, op: Op, value: Node, k: int) -> Any:
         """A number of a matrix function for set k: one, or a list or stack where numbers of tensors differ."""
         places = self.sets[k]

@@ -27,6 +27,7 @@ from rulec.language.expr.newton_schulz import iterated_in
 from rulec.language.expr.node import Node, Op
 from rulec.language.expr.static import DIRECT, settings
 from rulec.torch.products import TORCH
+from rulec.torch.tensors import foreach
 from rulec.torch.tensors.fake import has_no_memory, is_fake, plain_memory
 from rulec.torch.tensors.matrix import TORCH_MATRIX
 from rulec.torch.tensors.newton_schulz import ProductsChoice, TorchQuintic, newton_schulz
@@ -265,6 +266,10 @@ class DeviceLibrary(Library):
     def _drawing(self) -> DrawsNumbers | None:
         kernels = self._capabilities.draws
         return None if kernels is None else kernels.build_draws(kernels.emit_draws())
+
+    def several(self, op: Op, operands: Sequence[Sequence[Any]]) -> list[Any]:
+        results = foreach.together(op, operands)
+        return super().several(op, operands) if results is None else [*results]
 
     def adopt(self, capabilities: Capabilities) -> None:
         self._capabilities = capabilities

@@ -139,7 +139,8 @@ def newton_schulz(
 ) -> Tensor:  # fmt: skip
     """The quintic iteration in the dtype asked for or the stack's own, on all of it, by the `products` chosen for it.
 
-    Iterations take turns in the memory of two stacks, and share that of the symmetric matrices.
+    Iterations take turns in the memory of two stacks, and share that of the symmetric matrices. torch's products of
+    tall matrices are of their transposes, which are views.
     """
     operand = x if dtype is None else x.to(getattr(torch, dtype))
     inside = operand.dtype if dtype is None else getattr(torch, str(iterated_in(dtype, form)))
@@ -151,8 +152,10 @@ def newton_schulz(
         y = by.divided(operand, times(norm, normalize), out=None if y is operand else y)
     elif y is not operand:
         y.copy_(operand)
+    turned = by is TORCH and x.shape[-2] > x.shape[-1]
+    y = y.mT if turned else y
     gram, last, rooms = None, None, (None, None)
     for block in in_blocks(coefficients_of(coefficients, iterations(steps)), form, *x.shape[-2:]):
         matrix, a, (gram, room) = factor(by.gram(y, out=gram), block, StackProducts(by), rooms)
         y, last, rooms = by.following(y, matrix, a, out=last), y, (matrix, room)
-    return y.to(operand.dtype).to(x.dtype)
+    return (y.mT if turned else y).to(operand.dtype).to(x.dtype)
