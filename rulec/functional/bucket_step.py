@@ -171,6 +171,9 @@ class BucketStep:
         array = view.matrices(array) if axes.elementwise else view.kept(array, axes.letters)
         return self.library.cast(array, self.compute if {"i", "j"} <= set(axes.letters) else "float64")
 
+    def stacks_of(self, buffer: str, dtype: str | None = None) -> None:
+        """Returns None: no leaves are in a stack."""
+
     def stacked(self, buffer: str, places: Sequence[int]) -> Any:
         """Raises: no leaves are in a stack."""
         raise AssertionError(f"the leaves {places} of {buffer} are in no stack")

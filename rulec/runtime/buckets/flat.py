@@ -233,12 +233,14 @@ class FlatStates:
 class Remembered:
     """The memory of steps of the same tensors: the cuts of their vectors, states in flat arrays, and views.
 
-    `views` has states and scratch as matrices, by name and index: each array, its address and its view.
+    `views` has states and scratch as matrices, by name and index: each array, its address and its view. `stacks` has
+    memory for the matrices of a buffer, by its name and dtype and the size of its sets.
     """
 
     def __init__(self, extents: Sequence[tuple[int, int, int]], library: Library) -> None:
         self.flats, self._library = Flats(extents, library), library
         self.views: dict[tuple[str, int], tuple[Any, int, Any]] = {}
+        self.stacks: dict[tuple[str, str, int], Any] = {}
         self._states: dict[tuple[tuple[str, str], ...], FlatStates] = {}
         self._flats: dict[tuple[tuple[int, int, int], ...], Flats] = {}
 

@@ -205,14 +205,8 @@ class GapEvaluator(SetValues):
         if value.op.kind is Kind.RANDOM:
             return self.collected(self.draws(value))
         if value.op in ROUNDS and not self.alone:
-            return self.collected(self._of_all_sets(value))
+            return self.collected(self.of_all_sets(value))
         return self.collected([self.in_set(value, k) for k in range(len(self.sets))])
-
-    def _of_all_sets(self, value: Node) -> list[Array]:
-        """An elementwise value of all sets, in one call where the library has it."""
-        shared = {a: self.narrowed(a) for a in value.args if self._numbers_are_narrow(value.args) and self.is_one(a)}
-        operands = [self.operands(value, k, shared) for k in range(len(self.sets))]
-        return [self.rounded(value, x) for x in self.library.several(value.op, operands)]
 
     def in_set(self, value: Node, k: int, local: Mapping[Node, Any] | None = None) -> Any:
         """A value of set k, with its operands from `local` where they are there."""
@@ -222,14 +216,20 @@ class GapEvaluator(SetValues):
             return one if len(places) == 1 else self.library.spread(one, (len(places), *one.shape[1:]))
         if value.op.kind is Kind.SHAPE:
             return self._spread(value, k)
+        if value.op is Op.TRANSPOSE and len(places) > 1 and local is None:
+            kept = self.kept(value.args[0])
+            if kept is not None:
+                return kept.transposed[k]
         function = self._matrix_function(value) if value.op.kind is Kind.MATRIX else self.library.arithmetic[value.op]
         with np.errstate(all="ignore"):
             return self.rounded(value, self.apply(function, self.operands(value, k, local)))
 
     def _by_shape(self, value: Node) -> Sequence[Array]:
         """A matrix function of tensors: one call for each set, and for each stack of small matrices of equal shape."""
-        function = self._matrix_function(value)
-        operands = [self.operands(value, k) for k in range(len(self.sets))]
+        function, kept = self._matrix_function(value), self.rounded_operand(value)
+        stacks_of = {} if kept is None else kept.stacks
+        local = [{value.args[0]: stacks_of[k]} if k in stacks_of else None for k in range(len(self.sets))]
+        operands = [self.operands(value, k, local[k]) for k in range(len(self.sets))]
         stacks = self._alike(value, operands)
         chosen = [[operands[k] for k in each] for each in stacks]
         if self.alone and self.source.flats is None:

@@ -56,6 +56,9 @@ class OwnerSource:
         """Raises: on the owner, arrays arrive by all-to-all."""
         raise AssertionError(f"{buffer} of tensor {i} was not sent to its owner")
 
+    def stacks_of(self, buffer: str, dtype: str | None = None) -> None:
+        """Returns None: arrays arrive by all-to-all."""
+
     def stacked(self, buffer: str, places: Sequence[int]) -> Array:
         """Raises, as `matrices` does."""
         return self.matrices(buffer, places[0])

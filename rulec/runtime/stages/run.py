@@ -21,8 +21,9 @@ from rulec.language.statistics import PREFIX
 from rulec.runtime.buckets.launch import LARGE, Launch, Measured, Portion
 from rulec.runtime.buckets.plan import VIEWS
 from rulec.runtime.buckets.reductions import Joining, Writing
+from rulec.runtime.stages.device_arguments import DeviceArguments
 from rulec.runtime.stages.evaluate import GapEvaluator
-from rulec.runtime.stages.kernel_arguments import DeviceArguments, KernelArguments
+from rulec.runtime.stages.kernel_arguments import KernelArguments
 from rulec.runtime.stages.owner_values import OwnerEvaluator
 from rulec.runtime.stages.sets import Loaded
 

@@ -18,7 +18,9 @@ from rulec.array_api import random
 from rulec.array_api.slices import Cuts, Pieces, Stacks
 from rulec.compiler.matrix import MATRIX
 from rulec.language.expr.node import Node, Op, is_boolean
+from rulec.language.expr.static import UNDIVIDED, settings
 from rulec.runtime.buckets.flat import MOST
+from rulec.runtime.stages.kept_stacks import KeptStacks
 from rulec.runtime.stages.sources import Array, LaunchValues, ValueSource
 
 #: Functions that take a number for each matrix of a stack.
@@ -32,6 +34,7 @@ class Loaded(Sequence[Any]):
         self._source, self._buffer = source, buffer
         self._alone: dict[int, Any] = {}
         self._stacks: dict[int, Any] = {}
+        self._kept: dict[str | None, KeptStacks | None] = {}
 
     def __len__(self) -> int:
         return len(self._source)
@@ -46,13 +49,22 @@ class Loaded(Sequence[Any]):
         return self._alone[i]
 
     def stack(self, k: int) -> Any:
-        """The matrices of set k, in new memory where there are several tensors."""
+        """The matrices of set k: where there are several tensors, in memory that nobody writes in this step."""
         places = self._source.sets[k]
         if len(places) == 1:
             return self[places[0]]
+        kept = self.kept()
+        if kept is not None:
+            return kept.stacks[k]
         if k not in self._stacks:
             self._stacks[k] = self._source.stacked(self._buffer, places)
         return self._stacks[k]
+
+    def kept(self, dtype: str | None = None) -> KeptStacks | None:
+        """The stacks of all sets in the compute dtype or another, where they are in memory that stays."""
+        if dtype not in self._kept:
+            self._kept[dtype] = self._source.stacks_of(self._buffer, dtype)
+        return self._kept[dtype]
 
     def copied(self, copy: Callable[[Any], Any], split: Callable[[Any, int], Sequence[Any]]) -> Stacks:
         """The present values, in memory that nobody writes."""
@@ -212,7 +224,26 @@ class SetValues(LaunchValues):
             return x
         return cast(Array, self.library.spread(x.reshape(count, 1, *sides), (count, batch, *sides)).reshape(-1, *sides))
 
+    def kept(self, value: Node, dtype: str | None = None) -> KeptStacks | None:
+        """The stacks of a buffer, where they are in memory that stays."""
+        operand = self.values.get(value)
+        return operand.kept(dtype) if isinstance(operand, Loaded) else None
+
+    def rounded_operand(self, value: Node) -> KeptStacks | None:
+        """The stacks of `newton_schulz`, where they are read in the dtype that it rounds them to."""
+        keywords = settings(value)
+        if value.op is not Op.NEWTON_SCHULZ or self.alone or keywords.get("normalize") == UNDIVIDED:
+            return None
+        dtype = keywords.get("dtype")
+        return None if dtype is None else self.kept(value.args[0], str(dtype))
+
     # Results
+
+    def of_all_sets(self, value: Node) -> list[Array]:
+        """An elementwise value of all sets, in one call where the library has it."""
+        shared = {a: self.narrowed(a) for a in value.args if self._numbers_are_narrow(value.args) and self.is_one(a)}
+        operands = [self.operands(value, k, shared) for k in range(len(self.sets))]
+        return [self.rounded(value, x) for x in self.library.several(value.op, operands)]
 
     def apply(self, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
         """A function of a set's operands; tensor by tensor where a known number differs between them."""

@@ -21,6 +21,7 @@ from rulec.runtime.buckets.flat import Flats
 from rulec.runtime.buckets.plan import Plan
 from rulec.runtime.buckets.reductions import Processes
 from rulec.runtime.distributed.process_group import RankGroup
+from rulec.runtime.stages.kept_stacks import KeptStacks
 
 Array = np.ndarray[Any, Any]
 
@@ -62,8 +63,9 @@ class ValueSource(Protocol):
     has the rows and columns of a local shard of matrices. `extents` are the numbers of a tensor's local matrices, rows
     and columns. `room` gives the bytes allowed for intermediate values. `fill_noise` is the backend's, or None. `flats`
     are the cuts of vectors in flat arrays, or None where each tensor has an array; `vectors_of` gives a buffer's flat
-    array, or None in the same way. `sets` has the tensors of each stack. `stacked` gives a buffer of a set as
-    a stack, and `write_stack` writes a stack to a state.
+    array, or None in the same way. `sets` has the tensors of each stack. `stacks_of` gives a buffer of all
+    sets in memory that stays, or None; `stacked` gives a buffer of a set as a stack in new memory, and `write_stack`
+    writes a stack to a state.
     """
 
     @property
@@ -87,6 +89,7 @@ class ValueSource(Protocol):
     def column(self, index: int) -> Any: ...
     def numbers(self, buffer: str) -> Any: ...
     def matrices(self, buffer: str, i: int) -> Array: ...
+    def stacks_of(self, buffer: str, dtype: str | None = None) -> KeptStacks | None: ...
     def stacked(self, buffer: str, places: Sequence[int]) -> Array: ...
     def write_stack(self, buffer: str, places: Sequence[int], stack: Any) -> None: ...
     def vectors_of(self, buffer: str) -> Pieces | None: ...

@@ -27,8 +27,10 @@ _ARRAYS: Mapping[Op, Callable[..., Sequence[Tensor]]] = {
     Op.SQRT: torch._foreach_sqrt, Op.RSQRT: _rsqrt,
 }  # fmt: skip
 
-#: Operations of a list of arrays and a number, on either side.
-_NUMBER = frozenset({Op.ADD, Op.MUL})
+#: Operations of a list of arrays and a number, on either side. `torch._foreach_add` would wait for the number.
+_NUMBER: Mapping[Op, Callable[..., Sequence[Tensor]]] = {
+    Op.ADD: torch.ops.aten._foreach_add.Tensor, Op.MUL: torch.ops.aten._foreach_mul.Tensor,
+}  # fmt: skip
 
 
 def together(op: Op, operands: Sequence[Sequence[Any]]) -> Sequence[Tensor] | None:
@@ -44,7 +46,7 @@ def together(op: Op, operands: Sequence[Sequence[Any]]) -> Sequence[Tensor] | No
         return _ARRAYS[op](*map(list, arrays))
     if op not in _NUMBER or len(numbers) > 1:
         return None
-    return _ARRAYS[op]([*arrays[0]], numbers[0].to(arrays[0][0].dtype))
+    return _NUMBER[op]([*arrays[0]], numbers[0].to(arrays[0][0].dtype))
 
 
 def _in_one_launch(columns: Sequence[Sequence[Tensor]]) -> bool:

@@ -378,7 +378,8 @@ class DeviceLibrary(Library):
     def copy_all(self, into: Sequence[Tensor], arrays: Sequence[Tensor]) -> None:
         """Copies all arrays in one pass."""
         if into:
-            torch._foreach_copy_([*into], [*arrays])
+            with torch.no_grad():
+                torch._foreach_copy_([*into], [*arrays])
 
     def put(self, into: Any, places: np.ndarray[Any, Any] | slice, values: Any) -> None:
         cast = values.to(into.dtype)
