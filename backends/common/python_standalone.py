@@ -50,6 +50,8 @@ class OneFile(ABC):
     #: The matrix functions of this form, and whether it has reductions over several tensors.
     matrix_functions: frozenset[Op] = frozenset()
     shares = False
+    #: Whether the form moves parameters to where a model is evaluated, and back.
+    evaluates = False
     #: The facts of a tensor that the file knows, beside those that are the same for all.
     known_facts: frozenset[str] = frozenset()
 
@@ -101,7 +103,7 @@ class OneFile(ABC):
             self.cannot("its step changes no element of a tensor")
         if self.rule.inputs:
             self.cannot(f"it needs the input {next(iter(self.rule.inputs))}")
-        if self.rule.evaluate is not None:
+        if self.rule.evaluate is not None and not self.evaluates:
             self.cannot("it is evaluated at another point than it is trained")
         for value in values(program):
             if value.op is Op.FACT and value.arg not in ("machine_eps", *WORDS, *self.known_facts):

@@ -10,11 +10,12 @@ from typing import NamedTuple
 from rulec.array_api.reductions import REDUCTIONS
 from rulec.backend.printer import identifier, unique_name
 from rulec.compiler.ir import Program
+from rulec.language.eval_point import to_evaluation, to_training
 from rulec.language.expr.node import WORDS, Node, Op, is_boolean, walk
 from rulec.language.rule import Rule
 from rulec.runtime.engine import EPS
 from rulec.runtime.storage.options import Storage
-from rulec.standalone.cases import values
+from rulec.standalone.cases import CheckedStorage, values
 from rulec.standalone.prose import introduction, vendored
 
 from ..common.python_standalone import OneFile, Parts
@@ -24,13 +25,20 @@ from ..cstyle.element import STORAGE, ElementPrinter, literal
 from ..cstyle.words import LIBRARY, RESERVED, words_used
 from ..numpy.standalone import DIALECT as ARRAYS
 from .coded import CodedKernel, bound_in, coded_in, decodes
-from .cuda_host import ELEMENTS, HOST, JOINS, SCRATCH, filled_c
+from .cuda_host import ELEMENTS, HOST, JOINS, SCRATCH, STEP, WORK, filled_c
+from .cuda_host import MOVES as MOVES_TOLD
 from .cuda_numbers import Lines, NumbersKernel, is_shared
 from .format_words import format_functions
 from .plan import CHUNK, FINISH, GIVEN, THREADS, bound_lines, given_lines
 from .print import with_words
 from .stage import StageKernel
 from .words import DIALECT, finish_kernel
+
+#: What moves parameters between steps.
+MOVES = {"to_evaluation": to_evaluation, "to_training": to_training}
+
+#: The language of the host's functions.
+HOST_C = Dialect("CUDA C", "static inline")
 
 #: The line for a tensor's row of the table, and its name: a kernel without columns does not read it.
 _ROW, _ROW_USED = re.compile(r"    const int64_t place = .*\n"), re.compile(r"\bplace\b")
@@ -54,7 +62,9 @@ class CudaFile(OneFile):
 
     form = "CUDA C"
     dialect, words = ARRAYS, {}
-    shares, known_facts = True, frozenset({"numel"})
+    shares, evaluates, known_facts = True, True, frozenset({"numel"})
+    #: What moves parameters between steps, for a file of such a move; empty for a step.
+    word = ""
     locals = (
         "count", "tensors", "tensor", "hyper", "words", "chunk", "bound", "given", "row", "i", "start", "blocks",
         "table", "stays", "scale", "arguments", "stream", "size", "step", "shared", "scratch", "finish", "first",
@@ -79,6 +89,7 @@ class CudaFile(OneFile):
         self.members = {"p": "param", "g": "grad"} | self.members
         hosted = [b.name for b in self.numbers if b.name not in self.singles]
         self.counted = {b: unique_name(b, taken) for b in hosted}
+        self.moves = [CudaMove(self, word, move(rule)) for word, move in MOVES.items() if rule.evaluate]
 
     @classmethod
     def files(cls, rule: Rule, name: str, dtype: str, storage: Storage) -> Mapping[str, str]:
@@ -117,7 +128,7 @@ class CudaFile(OneFile):
         head = comment([*introduction(self.rule), "", *vendored()])
         kernels = self._kernels().rstrip("\n")
         space = f"namespace {self.name}_device {{\n\n{kernels}\n\n}}  // namespace {self.name}_device"
-        names = dict.fromkeys(launch.kernel for launch in self._launches())
+        names = dict.fromkeys(launch.kernel for each in (self, *self.moves) for launch in each._launches())
         uses = [f"using {self.name}_device::{name};" for name in names]
         return "\n".join([*head, "", space, *uses, "", *self._host(), ""])
 
@@ -129,22 +140,26 @@ class CudaFile(OneFile):
         if not decodes(self.program, self.layout, THREADS):
             short = min(formats, key=lambda form: form.block)
             self.cannot(f"a thread takes more neighbouring elements than a block of {short.text} has")
-        texts = [text for i, stage in enumerate(self.program.stages) if stage.roots for text in self._stage(i)]
+        texts = [text for each in (self, *self.moves) for text in each._stages()]
         texts += [finish_kernel(f"{self.name}_join")] * bool(self.reduced)
         texts += [between.text() for between in self._between().values()]
         return with_words([*format_functions(formats, "\n".join(texts)), *texts])
+
+    def _stages(self) -> list[str]:
+        return [text for i, stage in enumerate(self.program.stages) if stage.roots for text in self._stage(i)]
 
     def _stage(self, index: int) -> list[str]:
         """The function of an element of a stage, and the stage's kernel."""
         program, stage, only = self.program, self.program.stages[index], len(self.program.stages) == 1
         kind = CodedKernel if coded_in(program, stage, self.layout) else StageKernel
-        element = "element" if only else f"element_{index}"
+        element = f"{self.word}_element".lstrip("_") if only else f"element_{index}"
         kernel = kind(program, self.layout, stage, self._name(index), element)
         kernel.bound, kernel.per_call = self.bound, self.per_call
         return [text if len(_ROW_USED.findall(text)) > 1 else _ROW.sub("", text) for text in kernel.texts()]
 
     def _name(self, index: int) -> str:
-        return f"{self.name}_kernel" if len(self.program.stages) == 1 else f"{self.name}_stage_{index}"
+        kernel = f"{self.word}_kernel".lstrip("_") if len(self.program.stages) == 1 else f"stage_{index}"
+        return f"{self.name}_{kernel}"
 
     def _between(self) -> dict[int, NumbersKernel]:
         """The kernels for numbers, by the stage that they come before: one more than the last comes after it."""
@@ -179,24 +194,55 @@ class CudaFile(OneFile):
     # The host's part
 
     def _host(self) -> list[str]:
-        lines, columns = self._scalars()
-        bounds, givens, results = len(self.bound), len(GIVEN) + len(self.per_call), len(self.reduced)
-        written = "long long" if self._between() else "const long long"
-        known = {
+        """The lines of the host: the structs, and the functions of a step and of moves."""
+        works = [each.work_lines(self.line) for each in (self, *self.moves)]
+        words = words_used("\n".join(text for each in (self, *self.moves) for text in each.texts), HOST_C)
+        known = self._known(self.line) | {"defaults": ", ".join(literal(x) for x in self.defaults.values())}
+        parts = self._structs() | {"work": [line for work in works for line in (*work, "")]}
+        parts["words"] = [line for text in words for line in (*text.rstrip("\n").split("\n"), "")]
+        return filled_c(HOST, known, parts)
+
+    @property
+    def line(self) -> int:
+        """The words of a tensor beside its chunks: enough for a step and for the moves."""
+        lines = [
+            len(each.bound) + len(GIVEN) + len(each.per_call) + len(each.program.columns) + len(FINISH) * len(each.reduced)
+            for each in (self, *self.moves)
+        ]
+        return max(lines)
+
+    def _known(self, line: int) -> dict[str, str]:
+        """The texts that templates name."""
+        results = len(self.reduced)
+        return {
             "name": self.name, "upper": self.name.upper(), "elements": str(ELEMENTS), "chunk": str(len(CHUNK)),
-            "bounds": str(bounds), "givens": str(givens), "columns": str(columns),
-            "line": str(bounds + givens + columns + len(FINISH) * results), "threads": str(THREADS),
-            "defaults": ", ".join(literal(x) for x in self.defaults.values()), "count_of": "`count` and `blocks`",
-            "every": " | ".join(["given[2]", *(f"bound[{self.bound.index(b)}]" for b in self._wide())]),
-            "slot": f"(chunk - words) / {len(CHUNK)}" if results else "0", "words_type": written,
+            "bounds": str(len(self.bound)), "givens": str(len(GIVEN) + len(self.per_call)), "line": str(line),
+            "columns": str(len(self.program.columns)), "threads": str(THREADS), "count_of": "`count` and `blocks`",
+            "every": " | ".join([*["given[2]"] * self._reads_gradients, *(
+                f"bound[{self.bound.index(b)}]" for b in self._wide()
+            )]),
+            "slot": f"(chunk - words) / {len(CHUNK)}" if results else "0",
+            "words_type": "long long" if self._between() else "const long long", "const": "const " * bool(self.word),
             "results": str(results), "finish_line": str(len(FINISH)),
             "slots": str(len(bound_lines(self.program)) - results),
+            "function": f"{self.name}_{self.word or 'step'}",
         }  # fmt: skip
-        parts = self._structs() | self._filled() | {"scalars": lines[0], "stores": lines[1]}
-        parts["tables"] = self._tables(written, givens, columns)
-        parts["launches"] = self._launched()
-        words = [line for text in self.host_words for line in (*text.rstrip("\n").split("\n"), "")]
-        return filled_c(HOST, known, parts | {"words": words})
+
+    @property
+    def _reads_gradients(self) -> bool:
+        return "g" in self.per_call
+
+    def work_lines(self, line: int) -> list[str]:
+        """The functions that write the tables of a step or a move, and that launch its kernels."""
+        scalars, stores = self._scalars()
+        told, about = MOVES_TOLD.get(self.word, STEP)
+        parts: dict[str, list[str]] = {key: [*lines] for key, lines in self._filled().items()}
+        parts |= {
+            "scalars": scalars, "stores": stores, "tables": self._tables(), "launches": self._launched(),
+            "told": told.rstrip("\n").split("\n"), "about": about.rstrip("\n").split("\n"),
+            "counted": ["tensor->step += 1;"] * (not self.word),
+        }  # fmt: skip
+        return filled_c(WORK, self._known(line), parts)
 
     def _wide(self) -> list[str]:
         """The lines of arrays that move 16 bytes at a time."""
@@ -222,28 +268,30 @@ class CudaFile(OneFile):
         results = len(self.reduced)
         addresses = {b: ("shared" if b in self.shared else "tensor", self.members[b]) for b in self.addressed}
         at = [(self.bound.index(b), *where) for b, where in addresses.items()]
-        counts = {"t": "tensor->step + 1", "shared_t": "shared->step + 1"}
-        head = f'extern "C" long long {self.name}_fill'
-        groups = [["long long count", f"{self.name}_tensor *tensors", f"const {self.name}_hyper *hyper"],
+        more = " + 1" * (not self.word)
+        counts = {"t": f"tensor->step{more}", "shared_t": f"shared->step{more}"}
+        head = f'extern "C" long long {self.name}_{f"{self.word}_fill".lstrip("_")}'
+        groups = [["long long count", f"{'const ' * bool(self.word)}{self.name}_tensor *tensors", f"const {self.name}_hyper *hyper"],
                   [f"{self.name}_shared *shared"] * (bool(self.shared) or self.counts_model),
                   ["double *scratch"] * bool(results), ["long long *words"]]  # fmt: skip
         codes = ", ".join(str(REDUCTIONS[r.value.op].code) for r in self.reduced)
         return {
             "fill": call_lines(head, [[*itertools.chain(*groups)]], ""),
             "addresses": [*(f"bound[{i}] = (long long){owner}->{member};" for i, owner, member in at),
-                          f"given[2] = (long long)tensor->{self.members['g']};",
+                          *[f"given[2] = (long long)tensor->{self.members['g']};"] * self._reads_gradients,
                           *(f"given[{len(GIVEN) + self.per_call.index(x)}] = {text};"
                             for x, text in counts.items() if x in self.per_call)],
             "finish": [f"long long *const finish = (long long *)(row + {len(self.program.columns)} * count);",
                        f"static const int kinds[] = {{{codes}}};"] if results else [],
             "first": ["const long long *const first = chunk;"] * bool(results),
             "joins": JOINS.splitlines() if results else [],
-            "counts": ["shared->step += 1;"] * self.counts_model,
+            "counts": ["shared->step += 1;"] * (self.counts_model and not self.word),
         }  # fmt: skip
 
-    def _tables(self, kind: str, givens: int, columns: int) -> list[str]:
+    def _tables(self) -> list[str]:
         """The declarations of the scalar table and of the words of reductions."""
-        table = kind.replace("long long", "double")
+        givens, columns = len(GIVEN) + len(self.per_call), len(self.program.columns)
+        table = "double" if self._between() else "const double"
         lines = [f"{table} *table = ({table} *)(given + {givens} * count);"]
         if self.reduced:
             lines.append(f"const long long *finish = (const long long *)(table + {columns} * count);")
@@ -299,8 +347,8 @@ class CudaFile(OneFile):
             return None
         return literal(self.static[name]) if name in self.static else f"hyper->{self.fields[name]}"
 
-    def _scalars(self) -> tuple[tuple[list[str], list[str]], int]:
-        """The statements for the row of a tensor, those for its new numbers, and the number of columns."""
+    def _scalars(self) -> tuple[list[str], list[str]]:
+        """The statements for the row of a tensor, and those for its new numbers."""
         program, stage = self.program, scalar_stage(self.program)
         printer = ElementPrinter(
             self.form, without_table(program), stage, {}, literal, reserved=frozenset(self.reserved),
@@ -308,13 +356,30 @@ class CudaFile(OneFile):
         )  # fmt: skip
         kinds = {name: "int" if is_boolean(v) else "double" for v, name in printer.names.items()}
         texts = [text for _, text in printer.lines()] + [printer.text(s.value) for s in stage.stores]
-        count = ["const double t = (double)(tensor->step + 1);"] * self.named("t", texts)
-        self.host_words = words_used("\n".join(texts), Dialect(self.form, "static inline"))
-        lines = count + [f"const {kinds[name]} {name} = {text};" for name, text in printer.lines()]
+        count = [f"const double t = (double){'tensor->step' if self.word else '(tensor->step + 1)'};"]
+        self.texts = texts
+        lines = count * self.named("t", texts)
+        lines += [f"const {kinds[name]} {name} = {text};" for name, text in printer.lines()]
         lines += [f"row[{i}] = {printer.text(c.value)};" for i, c in enumerate(program.scalars.columns)]
         values = [(self.counted[s.buffer], printer.text(s.value)) for s in program.scalars.stores]
         news = [f"const double new_{name} = {text};" for name, text in values]
-        return (lines + news, [f"tensor->{name} = new_{name};" for name, _ in values]), len(program.columns)
+        return lines + news, [f"tensor->{name} = new_{name};" for name, _ in values]
+
+
+class CudaMove(CudaFile):
+    """The move of parameters to where the model is evaluated, or back: a kernel and functions in a step's file."""
+
+    def __init__(self, step: CudaFile, word: str, rule: Rule | None) -> None:
+        assert rule is not None
+        storage = CheckedStorage.of_layout(step.program, step.layout, step.program.memory.weights)
+        super().__init__(rule, step.name, step.dtype, storage)
+        if not self.program.elementwise:
+            step.cannot("its point of evaluation is found by more than one kernel")
+        if any(n.op is Op.LOAD and n.arg in step.singles for n in values(self.program)):
+            step.cannot("its point of evaluation follows from a number on the GPU")
+        self.word, self.members, self.counted = word, step.members, step.counted
+        self.counts_model = step.counts_model
+        self.per_call = [line for line in self.per_call if line != "g"]
 
 
 files = CudaFile.files

@@ -37,8 +37,21 @@ extern "C" long long <name>_words(long long count, const <name>_tensor *tensors)
 }
 
 <scratch>
-/* Writes the tables of a step into memory of the host, best pinned, and counts the step: copy them to the GPU with
-   cudaMemcpyAsync, once, and call <name>_step there. Returns the number of blocks. */
+template <typename Kernel>
+static cudaError_t <name>_launch(Kernel *kernel, long long blocks, void **arguments, cudaStream_t stream)
+{
+    if (blocks == 0)
+        return cudaSuccess;
+    return cudaLaunchKernel(kernel, dim3((unsigned)blocks), dim3(<threads>), arguments, 0, stream);
+}
+
+<work>
+#endif
+"""
+
+#: The function that writes the tables of a step, or of a move of the parameters, and the one that launches its kernels.
+WORK = """\
+<told>
 <fill>
 {
     const long long blocks = (<name>_words(count, tensors) - <line> * count) / <chunk>;
@@ -46,7 +59,7 @@ extern "C" long long <name>_words(long long count, const <name>_tensor *tensors)
     double *row = (double *)(given + <givens> * count);
     <finish>
     for (long long i = 0; i < count; ++i, bound += <bounds>, given += <givens>, row += <columns>) {
-        <name>_tensor *const tensor = tensors + i;
+        <const><name>_tensor *const tensor = tensors + i;
         <first>
         for (long long start = 0; start < tensor->size; start += <elements>, chunk += <chunk>) {
             chunk[0] = i;
@@ -60,23 +73,14 @@ extern "C" long long <name>_words(long long count, const <name>_tensor *tensors)
         <joins>
         <scalars>
         <stores>
-        tensor->step += 1;
+        <counted>
     }
     <counts>
     return blocks;
 }
 
-template <typename Kernel>
-static cudaError_t <name>_launch(Kernel *kernel, long long blocks, void **arguments, cudaStream_t stream)
-{
-    if (blocks == 0)
-        return cudaSuccess;
-    return cudaLaunchKernel(kernel, dim3((unsigned)blocks), dim3(<threads>), arguments, 0, stream);
-}
-
-/* One step, in a stream: `words` are those of <name>_fill on the GPU, and <count_of> are its tensors and blocks.
-   Returns the first error of a launch. */
-extern "C" cudaError_t <name>_step(<words_type> *words, long long count, long long blocks, cudaStream_t stream)
+<about>
+extern "C" cudaError_t <function>(<words_type> *words, long long count, long long blocks, cudaStream_t stream)
 {
     <words_type> *bound = words + <chunk> * blocks, *given = bound + <bounds> * count;
     <tables>
@@ -85,10 +89,30 @@ extern "C" cudaError_t <name>_step(<words_type> *words, long long count, long lo
     void *arguments[] = {&words, &bound, &given, &table, &stays, &scale};
     <launches>
 }
-
-#endif
 """
 
+#: The comments on the two functions of a step.
+STEP = """\
+/* Writes the tables of a step into memory of the host, best pinned, and counts the step: copy them to the GPU with
+   cudaMemcpyAsync, once, and call <function> there. Returns the number of blocks. */
+""", """\
+/* One step, in a stream: `words` are those of <name>_fill on the GPU, and <count_of> are its tensors and blocks.
+   Returns the first error of a launch. */
+"""
+
+#: The comments on the two functions of a move, by its word.
+MOVES = {
+    "to_evaluation": ("""\
+/* Writes the tables of <function>, as <name>_fill writes those of a step; no step is counted. */
+""", """\
+/* Moves the parameters from where the model is trained to where it is evaluated, before evaluation and checkpoints. */
+"""),
+    "to_training": ("""\
+/* Writes the tables of <function>, as <name>_fill writes those of a step; no step is counted. */
+""", """\
+/* Moves the parameters back to where the model is trained, before the next step. */
+"""),
+}  # fmt: skip
 
 #: The function for the size of the memory for reductions.
 SCRATCH = """\

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,11 +14,12 @@ from rulec.compiler.pipeline import compile, shape_conditions
 from rulec.compiler.simplify import fold_node
 from rulec.compiler.view import static_defaults, view_of
 from rulec.errors import RulecError
+from rulec.formats import UNBIASED
 from rulec.language.expr.node import FACTS, WORDS, Kind, Node, Op, const, names_in, rewrite, walk
 from rulec.language.expr.static import MUON, NORM, settings
 from rulec.language.expr.text import expression_text
 from rulec.language.rule import Rule
-from rulec.language.rule_data import counts_dimensions, placed_level
+from rulec.language.rule_data import RuleData, counts_dimensions, placed_level
 from rulec.runtime.buckets.plan import Plan, needs_matrix
 from rulec.runtime.storage.options import FEWEST_CODED, Storage
 
@@ -69,6 +70,24 @@ class Family:
         """Whether parameters or states are rounded at random, from a seed and the number of a tensor."""
         programs = [v.program for case in self.cases for v in case.versions]
         return any(value.op is Op.CHANCE for program in programs for value in values(program))
+
+
+@dataclass(frozen=True)
+class CheckedStorage(Storage):
+    """The storage of a rule that was checked, for another rule with the same states: it refuses nothing."""
+
+    def check(self, rules: Iterable[RuleData]) -> None:
+        """Does nothing."""
+
+    @staticmethod
+    def of_layout(program: Program, layout: Layout, weights: str) -> CheckedStorage:
+        """The words of all states of the parameter's shape, as they lie in a layout."""
+        words = {}
+        for b in program.states:
+            form = layout.format(b.name)
+            plain = UNBIASED if b.name in program.memory.unbiased else layout.dtype(b.name) if b.axes.elementwise else ""
+            words[b.name] = form.text if form else plain
+        return CheckedStorage({name: word for name, word in words.items() if word}, weights)
 
 
 def family(

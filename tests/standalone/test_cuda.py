@@ -83,7 +83,7 @@ class Run:
             self._begin(self.shared, np.zeros(0))
         (defaults,) = re.findall(r"#define RULE_DEFAULTS \{(.*)\}", text)
         self.hyper = Hyper(*map(float, filter(None, defaults.split(", "))))
-        for name in ("rule_words", "rule_fill", "rule_scratch"):
+        for name in ("rule_words", "rule_scratch"):
             if f" {name}(" in text:
                 getattr(self.library, name).restype = ctypes.c_int64
 
@@ -104,15 +104,21 @@ class Run:
         """One step, as a program takes it: one table, and its launches. The error that it returns."""
         for tensor, grad in zip(self.tensors, grads, strict=True):
             tensor.grad = grad.ctypes.data
+        return self.launched("rule_fill", "rule_step")
+
+    def launched(self, fill: str, launch: str) -> int:
+        """Writes the tables by a function of the file, and launches kernels by another. The error of the latter."""
         count = ctypes.c_int64(len(self.params))
         words = np.full(self.library.rule_words(count, self.tensors), -1, np.int64)
         at = words.ctypes.data_as(ctypes.c_void_p)
         more: list[Any] = [] if self.shared is None else [ctypes.byref(self.shared)]
-        if " rule_scratch(" in self.text:
+        if " rule_scratch(" in self.text and fill == "rule_fill":
             self.scratch = np.full(self.library.rule_scratch(count, self.tensors) // 8, np.nan)
             more.append(self.scratch.ctypes.data_as(ctypes.c_void_p))
-        blocks = self.library.rule_fill(count, self.tensors, ctypes.byref(self.hyper), *more, at)
-        return int(self.library.rule_step(at, count, ctypes.c_int64(blocks), None))
+        function = getattr(self.library, fill)
+        function.restype = ctypes.c_int64
+        blocks = function(count, self.tensors, ctypes.byref(self.hyper), *more, at)
+        return int(getattr(self.library, launch)(at, count, ctypes.c_int64(blocks), None))
 
 
 def compiled(text: str, folder: Path) -> Any:
@@ -181,6 +187,40 @@ def test_numbers_between_stages_are_those_of_the_reference(
     rule: str, dtype: str, words: dict[str, str], tmp_path: Path
 ) -> None:
     check_steps(rule, dtype, words, tmp_path)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("rule", "dtype", "words"),
+    [
+        ("schedule_free_adamw", "float64", {}), ("schedule_free_adamw", "float32", {"v": "dynamic8"}),
+        ("schedule_free(lamb)", "float64", {}), ("ema(adam)", "float64", {}),
+    ],
+)  # fmt: skip
+def test_parameters_move_to_where_the_model_is_evaluated_and_back(
+    rule: str, dtype: str, words: dict[str, str], tmp_path: Path
+) -> None:
+    params, steps = drawn(23, ((8192 + 5,), (65, 127), (0,)), 4)
+    arrays = [p.astype(dtype) for p in params]
+    ours, relative = [p.copy() for p in arrays], 1e-12 if dtype == "float64" else 1e-6
+    optimizer = rulec.array.Optimizer(rulec.load(rule), arrays, backend="numpy", state_dtype=words or None)
+    run = Run(text_of(rule, dtype, Storage(words)), tmp_path, ours, begun(rule, dtype))
+    for number, grads in enumerate(steps):
+        given = [g.astype(dtype) for g in grads]
+        assert run.step(given) == 0
+        optimizer.step(given)
+        if number == 1:
+            before = [p.copy() for p in ours]
+            assert run.launched("rule_to_evaluation_fill", "rule_to_evaluation") == 0
+            optimizer.eval()
+            for x, y in zip(ours, arrays, strict=True):
+                np.testing.assert_allclose(x, y, rtol=relative, atol=relative / 10)
+            assert not np.allclose(ours[0], before[0], rtol=1e-5, atol=0)
+            assert run.launched("rule_to_training_fill", "rule_to_training") == 0
+            optimizer.train()
+    for x, y in zip(ours, arrays, strict=True):
+        np.testing.assert_allclose(x, y, rtol=relative, atol=relative / 10)
+    assert [t.step for t in run.tensors] == [4] * len(params)
 
 
 @cache
