@@ -56,7 +56,7 @@ class OneFile(ABC):
     known_facts: frozenset[str] = frozenset()
 
     def __init__(self, rule: Rule, name: str, dtype: str, storage: Storage) -> None:
-        self.rule, self.name, self.dtype = rule, name, dtype
+        self.rule, self.name, self.dtype, self.storage = rule, name, dtype, storage
         whole = family(rule, dtype, storage, self.form, self.matrix_functions, self.shares)
         #: Whether numbers are rounded at random, from a seed and the number of a tensor.
         self.seeded = whole.seeded

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from rulec.array_api.reductions import REDUCTIONS
@@ -73,6 +72,10 @@ class CudaFile(OneFile):
 
     def __init__(self, rule: Rule, name: str, dtype: str, storage: Storage) -> None:
         super().__init__(rule, name, dtype, storage)
+        self.begin()
+
+    def begin(self) -> None:
+        """Finds the names of the file."""
         program = self.program
         self.reduced = [r for stage in program.stages for r in stage.reduces]
         #: The states on the GPU that are one number, of a tensor or of the model.
@@ -89,19 +92,10 @@ class CudaFile(OneFile):
         self.members = {"p": "param", "g": "grad"} | self.members
         hosted = [b.name for b in self.numbers if b.name not in self.singles]
         self.counted = {b: unique_name(b, taken) for b in hosted}
-        self.moves = [CudaMove(self, word, move(rule)) for word, move in MOVES.items() if rule.evaluate]
-
-    @classmethod
-    def files(cls, rule: Rule, name: str, dtype: str, storage: Storage) -> Mapping[str, str]:
-        """The file, by its name."""
-        return {f"{name}.cu": cls(rule, name, dtype, storage).text()}
+        self.moves = [CudaMove(self, word, move(self.rule)) for word, move in MOVES.items() if self.rule.evaluate]
 
     def refuse_stages(self, program: Program) -> None:
-        """CannotBuild for a program with values of rows, columns or matrices, or one that may skip a step."""
-        axes = [r.axes for stage in program.stages for r in stage.reduces]
-        axes += [b.axes for b in program.states if not b.axes.elementwise]
-        if program.vectors or not all(a.number for a in axes):
-            self.cannot("it has values of rows, columns or matrices, and only numbers of tensors are written so")
+        """CannotBuild for a program that may skip a step, or shares arrays."""
         if program.skip is not None:
             self.cannot("it skips steps, and what is written always takes them")
         if any(b.role == "scratch" for b in program.buffers):
@@ -234,7 +228,7 @@ class CudaFile(OneFile):
 
     def work_lines(self, line: int) -> list[str]:
         """The functions that write the tables of a step or a move, and that launch its kernels."""
-        scalars, stores = self._scalars()
+        scalars, stores = self.scalar_lines()
         told, about = MOVES_TOLD.get(self.word, STEP)
         parts: dict[str, list[str]] = {key: [*lines] for key, lines in self._filled().items()}
         parts |= {
@@ -347,7 +341,7 @@ class CudaFile(OneFile):
             return None
         return literal(self.static[name]) if name in self.static else f"hyper->{self.fields[name]}"
 
-    def _scalars(self) -> tuple[list[str], list[str]]:
+    def scalar_lines(self) -> tuple[list[str], list[str]]:
         """The statements for the row of a tensor, and those for its new numbers."""
         program, stage = self.program, scalar_stage(self.program)
         printer = ElementPrinter(
@@ -380,6 +374,3 @@ class CudaMove(CudaFile):
         self.word, self.members, self.counted = word, step.members, step.counted
         self.counts_model = step.counts_model
         self.per_call = [line for line in self.per_call if line != "g"]
-
-
-files = CudaFile.files

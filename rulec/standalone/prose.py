@@ -96,7 +96,7 @@ def margin(lines: Sequence[str], mark: str) -> list[str]:
 
 #: What has files of its own, and the module of a backend that writes them.
 WRITTEN = {
-    "c": "c.standalone", "triton": "triton.standalone", "cuda": "cupy.cuda_file", "cupy": "cupy.standalone",
+    "c": "c.standalone", "triton": "triton.standalone", "cuda": "cupy.cuda_files", "cupy": "cupy.standalone",
     "jax": "jax.standalone", "numpy": "numpy.standalone",
 }  # fmt: skip
 

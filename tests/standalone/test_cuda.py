@@ -57,7 +57,9 @@ def structure(text: str, name: str) -> type[ctypes.Structure]:
             match = re.fullmatch(r"(double|long long|unsigned) (.*)", names)
             assert match is not None, line
             kind, names = match[1], match[2]
-        fields += [(x.strip(), _KINDS.get(kind, ctypes.c_void_p)) for x in names.split(",")]
+        for name, extent in re.findall(r"(\w+)(?:\[(\d+)\])?", names):
+            one = _KINDS.get(kind, ctypes.c_void_p)
+            fields.append((name, one * int(extent) if extent else one))
         kinds |= {x.strip(): kind.strip() for x in names.split(",")}
     return type(name, (ctypes.Structure,), {"_fields_": fields, "kinds": kinds})
 
@@ -96,7 +98,7 @@ class Run:
             if kind is not ctypes.c_void_p or name in ("param", "grad"):
                 continue
             dtype = np.float32 if type(owner).kinds[name] == "float" else np.float64  # type: ignore[attr-defined]
-            array = np.full(p.size + 1, first, dtype) if first is not None else np.append(p.ravel(), p.dtype.type(0))
+            array = np.full(p.size + sum(p.shape) + 1, first, dtype) if first is not None else np.append(p.ravel(), p.dtype.type(0))
             self.kept.append(array)
             setattr(owner, name, array.ctypes.data)
 

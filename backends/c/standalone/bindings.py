@@ -6,8 +6,8 @@ import textwrap
 
 from rulec.standalone.prose import margin, title
 
+from ...cstyle.numbers import used
 from .model import FUNCTIONS, CFile, Parameter
-from .numbers import used
 
 
 def _told(file: CFile) -> list[str]:

@@ -18,8 +18,8 @@ from rulec.runtime.storage.options import Storage
 from rulec.standalone.cases import CannotBuild, Case, Family, Version, family
 
 from ...cstyle.element import literal
+from ...cstyle.numbers import LOOPS
 from .matrix import WRITTEN
-from .numbers import LOOPS
 from .stage import RESERVED, TYPES
 
 #: Elements of a tensor for one call of a stage's function, where no states are in codes.

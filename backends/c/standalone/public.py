@@ -11,8 +11,8 @@ from rulec.standalone.cases import Case
 
 from ...cstyle.dialect import indented
 from ...cstyle.format_words import function_name
+from ...cstyle.numbers import used
 from .model import STATUSES, CFile, is_vector
-from .numbers import used
 from .stage import TYPES, block, branch, expression, extents, loop, narrowed, signature, widened
 
 

@@ -15,9 +15,10 @@ from rulec.standalone.cases import Version
 
 from ...cstyle.element import Parameter
 from ...cstyle.format_words import CodedNames, function_name
+from ...cstyle.numbers import LOOPS, placed, used
 from .matrix import WRITTEN, MatrixFunctions
 from .model import CFile
-from .numbers import LOOPS, Numbers, placed, used
+from .numbers import CNumbers
 from .stage import RESERVED, TYPES, StageText, block, branch, extents, loop, narrowed, signature, widened
 
 
@@ -47,7 +48,7 @@ class StepText:
         self.wholes = {name: unique_name(f"{name}_floats", self.taken) for name in sorted(tiled)}
         self.taken |= {"some"} if self.layout.formats else set()
         self.matrices = MatrixFunctions(version, self.taken)
-        self.numbers = Numbers(self.program, self._roots(), self._leaf, self.taken)
+        self.numbers = CNumbers(self.program, self._roots(), self._leaf, self.taken)
         #: Arrays of double for one step: name and size.
         self.work: list[tuple[str, str]] = []
         self.reduced: dict[str, str] = {}
