@@ -199,11 +199,13 @@ class CudaFile(OneFile):
     @property
     def line(self) -> int:
         """The words of a tensor beside its chunks: enough for a step and for the moves."""
-        lines = [
-            len(each.bound) + len(GIVEN) + len(each.per_call) + len(each.program.columns) + len(FINISH) * len(each.reduced)
-            for each in (self, *self.moves)
-        ]
-        return max(lines)
+        return max(each.own_line for each in (self, *self.moves))
+
+    @property
+    def own_line(self) -> int:
+        """The words of a tensor for this program alone."""
+        reductions = len(FINISH) * len(self.reduced)
+        return len(self.bound) + len(GIVEN) + len(self.per_call) + len(self.program.columns) + reductions
 
     def _known(self, line: int) -> dict[str, str]:
         """The texts that templates name."""
@@ -265,7 +267,8 @@ class CudaFile(OneFile):
         more = " + 1" * (not self.word)
         counts = {"t": f"tensor->step{more}", "shared_t": f"shared->step{more}"}
         head = f'extern "C" long long {self.name}_{f"{self.word}_fill".lstrip("_")}'
-        groups = [["long long count", f"{'const ' * bool(self.word)}{self.name}_tensor *tensors", f"const {self.name}_hyper *hyper"],
+        const = "const " * bool(self.word)
+        groups = [["long long count", f"{const}{self.name}_tensor *tensors", f"const {self.name}_hyper *hyper"],
                   [f"{self.name}_shared *shared"] * (bool(self.shared) or self.counts_model),
                   ["double *scratch"] * bool(results), ["long long *words"]]  # fmt: skip
         codes = ", ".join(str(REDUCTIONS[r.value.op].code) for r in self.reduced)

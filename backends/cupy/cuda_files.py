@@ -26,6 +26,6 @@ def sees_matrices(program: Program) -> bool:
     """Whether a program has values of rows, columns or matrices."""
     axes = [r.axes for stage in program.stages for r in stage.reduces]
     axes += [b.axes for b in program.states if not b.axes.elementwise]
-    facts = {str(n.arg) for n in values(program) if n.op is Op.FACT}
-    narrow = bool(program.vectors) or not all(a.number for a in axes) or any(b.role == "scratch" for b in program.buffers)
-    return narrow or bool(facts - {"machine_eps", "numel", *WORDS})
+    facts = {str(n.arg) for n in values(program) if n.op is Op.FACT} - {"machine_eps", "numel", *WORDS}
+    shares = any(b.role == "scratch" for b in program.buffers)
+    return bool(program.vectors or facts) or shares or not all(a.number for a in axes)

@@ -27,7 +27,9 @@ from .words import DIALECT
 #: The extents of a tensor as matrices: words of a call.
 EXTENTS = ("batch", "rows", "cols")
 
-_LOCALS = frozenset({"own", "call", "row", "k", "work", "totals", "line", "column", "matrix", "size", "index", *EXTENTS})
+_LOCALS = frozenset(
+    {"own", "call", "row", "k", "work", "totals", "line", "column", "matrix", "size", "index", *EXTENTS}
+)  # fmt: skip
 _TAKEN = RESERVED | DIALECT.reserved | frozenset(LIBRARY) | _LOCALS
 
 
@@ -223,10 +225,10 @@ class GapKernel:
         """The variables of the block: what of its tensor its lines name."""
         arrays = [f"double *const {name} = work{self._before(i)};" for i, (name, _) in enumerate(self._numbers.work)]
         stored = {s.buffer for s in self._targets.stores} | {*self._targets.vectors}
+        kinds = {name: f"{'const ' * (name not in stored)}{kind}" for name, (_, kind, _) in self._pointers.items()}
         pointers = [
-            f"{'const ' * (name not in stored)}{kind} *const {at} = at<{'const ' * (name not in stored)}{kind}>({word});"
-            for name, (at, kind, word) in self._pointers.items()
-        ]
+            f"{kinds[name]} *const {at} = at<{kinds[name]}>({word});" for name, (at, _, word) in self._pointers.items()
+        ]  # fmt: skip
         work = [f"double *const work = at<double>({self._word('work')});"] * bool(arrays)
         later = [*pointers, *work, *arrays, *self.lines]
         extents = [f"const int64_t {x} = {self._call(x)};" for x in EXTENTS if used(later, x)]

@@ -92,13 +92,16 @@ extern "C" cudaError_t <function>(<words_type> *words, long long count, long lon
 """
 
 #: The comments on the two functions of a step.
-STEP = """\
+STEP = (
+    """\
 /* Writes the tables of a step into memory of the host, best pinned, and counts the step: copy them to the GPU with
    cudaMemcpyAsync, once, and call <function> there. Returns the number of blocks. */
-""", """\
+""",
+    """\
 /* One step, in a stream: `words` are those of <name>_fill on the GPU, and <count_of> are its tensors and blocks.
    Returns the first error of a launch. */
-"""
+""",
+)
 
 #: The comments on the two functions of a move, by its word.
 MOVES = {

@@ -134,7 +134,7 @@ class Kind:
     @cached_property
     def gaps(self) -> dict[str, GapKernel]:
         """The kernels for values between stages, and for parts of totals, by name."""
-        kernels = {}
+        kernels: dict[str, GapKernel] = {}
         for i, stage in enumerate(self.program.stages):
             for total in self._totals_in(i):
                 kernels |= self._part(total)
@@ -264,13 +264,14 @@ class Kind:
     def _needed(lines: list[str]) -> list[str]:
         """The lines without extents that the function for places does not name."""
         (at,) = [i for i, line in enumerate(lines) if line.startswith("    const long long batch = view->batch")]
-        body = "\n".join(lines[at + 1 : lines.index("    return at;", at)])
+        rooms = lines[at + 1 : lines.index("    return at;", at)]
+        body = "\n".join(line.partition("/*")[0] for line in rooms)
         named = [x for x in EXTENTS if re.search(rf"(?<!>){x}\b", body)]
         texts = ["    const long long " + ", ".join(f"{x} = view->{x}" for x in named) + ";"] * bool(named)
         return [*lines[:at], *texts, *lines[at + 1 :]]
 
     def _about(self) -> str:
-        return f"Tensors of kind {self.number}: how stages cut them."
+        return f"{self.main.told(self.number)}: how stages cut them into blocks."
 
     def _wide(self) -> list[str]:
         narrow = {*self.vectors, *self.singles}

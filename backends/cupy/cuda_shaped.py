@@ -1,4 +1,4 @@
-"""A rule that sees matrices as one file of CUDA C: kernels for each kind of tensor, and functions of C that call them."""
+"""A rule that sees matrices as one file of CUDA C: kernels for each kind of tensor, and functions that call them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rulec.compiler.ir import Program, Stage
 from rulec.compiler.layout import Layout
 from rulec.kernel.place import is_shaped
 from rulec.language.expr.node import FACTS, WORDS, Node, Op
+from rulec.language.expr.text import expression_text
 from rulec.standalone.cases import Family, oriented, values
 from rulec.standalone.prose import introduction, vendored
 
@@ -24,7 +25,7 @@ from .coded import decodes
 from .cuda_file import HOST_C, CudaFile
 from .cuda_host import ELEMENTS, filled_c
 from .cuda_kind import Kind, Launch
-from .cuda_shaped_host import FILL_TILES, HOST, TILES
+from .cuda_shaped_host import FUNCTIONS, HOST
 from .format_words import format_functions
 from .plan import CHUNK, FINISH, THREADS, TILE
 from .print import with_words
@@ -86,7 +87,9 @@ class ShapedFile(CudaFile):
     def begin(self) -> None:
         """Finds the kinds of tensors, and the names of the file."""
         whole, rule = self.family, self.family.rule
-        versions = [(case, v) for case in whole.cases for v in oriented(rule, case.program, (), self.dtype, self.storage)]
+        versions = [
+            (case, v) for case in whole.cases for v in oriented(rule, case.program, (), self.dtype, self.storage)
+        ]  # fmt: skip
         self.totals: list[list[Node]] = [[*v.program.joins] for _, v in versions]
         self._check_totals([v.program for _, v in versions])
         for _, version in versions:
@@ -135,8 +138,8 @@ class ShapedFile(CudaFile):
         if self.totals[0] or any(kind.reduced for kind in self.kinds):
             texts.append(finish_kernel(f"{self.name}_join"))
         sources = {
-            (kind.layout.dtype(kind.source(name)), kind.layout.compute) for kind in self.kinds for name in kind.iterations
-        }
+            (k.layout.dtype(k.source(name)), k.layout.compute) for k in self.kinds for name in k.iterations
+        }  # fmt: skip
         if len(sources) > 1:
             self.cannot("its iterations begin with matrices of different dtypes")
         texts += [cuda_products.device_text(self.name, *source) for source in sources]
@@ -147,8 +150,8 @@ class ShapedFile(CudaFile):
 
     def _host(self) -> list[str]:
         each = [[*kind.host_lines(), ""] for kind in self.kinds]
-        tables = self._tables()
-        shown = "\n".join(line for lines in each for line in lines)
+        tables = self._table_words()
+        shown = "\n".join([*(line for lines in each for line in lines), *self._total_lines()])
         conditions = self._kind_lines()
         words = words_used("\n".join([*(t for k in self.kinds for t in k.texts_of_host), *conditions]), HOST_C)
         iterates = any(kind.iterations for kind in self.kinds)
@@ -165,8 +168,7 @@ class ShapedFile(CudaFile):
             "words": [line for text in words for line in (*text.rstrip("\n").split("\n"), "")],
             "viewed": _VIEWED["rest" if self.family.rule.view.get("flatten") == "rest" else ""],
             "oriented": self._oriented_lines(), "kinds": conditions,
-            "tiles": [*TILES.splitlines(), ""] * ("_tiles(view" in shown),
-            "fill_tiles": [*FILL_TILES.splitlines(), ""] * ("_fill_tiles(" in shown),
+            "cutters": self._functions(shown, filling=False), "writers": self._functions(shown, filling=True),
             "matrices": cuda_products.HOST.splitlines() * iterates,
             "each": [line for lines in each for line in lines], "totals": self._total_lines(),
             "totals_room": self._total_room(), "counted": self._cases(f"{self.name}_count_{{k}}(&view, plan);"),
@@ -177,7 +179,13 @@ class ShapedFile(CudaFile):
         }  # fmt: skip
         return filled_c(HOST, known, parts)
 
-    def _tables(self) -> dict[str, int]:
+    @staticmethod
+    def _functions(shown: str, filling: bool) -> list[str]:
+        """The functions for blocks and joins that a text calls: those that fill tables, or the others."""
+        called = [text for use, text in FUNCTIONS.items() if use in shown and ("_fill_" in use) == filling]
+        return [line for text in called for line in (*text.splitlines(), "")]
+
+    def _table_words(self) -> dict[str, int]:
         """The tables of a step, and the words of a line of each."""
         tables = {"TOTALS": len(FINISH)} if self.totals[0] else {}
         for kind in self.kinds:
@@ -227,23 +235,35 @@ class ShapedFile(CudaFile):
         return f"(double){texts.get(name) or f'tensor->shape[{name[3:]}]'}"
 
     def _kind_lines(self) -> list[str]:
-        """The statements that find the kind of a tensor; it stays -1 where the rule is not for its shape."""
+        """The statements that find the kind of a tensor: -1 where the rule is not for its shape, or needs a matrix."""
         tests = [self._condition(c) for c in self.family.conditions]
         lines = [f"if (tensor->ndim < 0 || tensor->ndim > {MOST_DIMENSIONS})", "    return view;"]
         if self.family.applies is not None:
             lines += [f"if (!({self._condition(self.family.applies)}))", "    return view;"]
-        if not tests and not self.turns:
-            return [*lines, "view.kind = 0;"]
+        iterate = [f"view.kind == {kind.number}" for kind in self.kinds if kind.iterations]
+        ends = [f"if (tensor->ndim < 2 && ({' || '.join(iterate)}))", "    view.kind = -1;"] * bool(iterate)
+        if len(self.conditions) == 1:
+            return [*lines, "view.kind = 0;", *ends]
         for i, (truths, turned) in enumerate(self.conditions):
-            ways = [
-                " && ".join(f"({t})" if truth else f"!({t})" for t, truth in zip(tests, each, strict=True)) or "1"
-                for each in truths
-            ]
-            shape = " || ".join(f"({way})" for way in ways)
-            turn = f"view.height {'>' if turned else '<='} view.width"
-            both = [f"({shape})", *[turn] * self._turned_beside(i)]
-            lines += [f"if ({' && '.join(both)})", f"    view.kind = {i};"]
-        return lines
+            shape = _either([_both(tests, each) for each in truths])
+            turn = [f"view.height {'>' if turned else '<='} view.width"] * self._turned_beside(i)
+            lines += [f"if ({' && '.join([*[shape] * bool(tests), *turn])})", f"    view.kind = {i};"]
+        return lines + ends
+
+    def told(self, kind: int) -> str:
+        """The shapes of a kind of tensors, in words."""
+        truths, turned = self.conditions[kind]
+        shapes = [
+            " and ".join(
+                expression_text(c) if truth else f"not ({expression_text(c)})"
+                for c, truth in zip(self.family.conditions, each, strict=True)
+            )
+            for each in truths
+        ]
+        turn = (" and more rows than columns" if turned else " and no more rows than columns") * self._turned_beside(
+            kind
+        )
+        return f"Tensors with {' or '.join(filter(None, shapes)) or 'any shape'}{turn}"
 
     def _turned_beside(self, place: int) -> bool:
         """Whether a kind has the same shapes as another, which sees them in the other orientation."""
@@ -296,7 +316,7 @@ class ShapedFile(CudaFile):
     def _argument_lines(self) -> list[str]:
         """The addresses of tables on the GPU."""
         upper = self.name.upper()
-        return [f"long long *{table.lower()} = words + plan->at[{upper}_{table}];" for table in self._tables()]
+        return [f"long long *{table.lower()} = words + plan->at[{upper}_{table}];" for table in self._table_words()]
 
     def _launch_lines(self) -> list[str]:
         """The launches of a step: those of all kinds up to a reduction over all tensors, and then this reduction."""
@@ -306,17 +326,17 @@ class ShapedFile(CudaFile):
             for queue in queues:
                 while True:
                     launch = queue.pop(0)
-                    lines += self._launched(launch)
+                    lines += self._launch(launch)
                     if launch.part == total:
                         break
             lines += self._joined(total)
-        return lines + [line for queue in queues for launch in queue for line in self._launched(launch)]
+        return lines + [line for queue in queues for launch in queue for line in self._launch(launch)]
 
     def _joined(self, total: int) -> list[str]:
         line = f"long long *total_{total} = totals + {len(FINISH) * total};"
         return [line, *self._call(f"{self.name}_join", "1", [f"total_{total}"])]
 
-    def _launched(self, launch: Launch) -> list[str]:
+    def _launch(self, launch: Launch) -> list[str]:
         upper = self.name.upper()
         if not launch.repeats:
             return self._call(launch.kernel, f"plan->lines[{upper}_{launch.table}]", launch.arguments)
@@ -324,7 +344,8 @@ class ShapedFile(CudaFile):
         return [
             f"for (int round = 0; round < plan->rounds[{upper}_ROUNDS_{launch.repeats}]; ++round) {{",
             "    for (int step = 0, turn = round % 2; step < 3; ++step) {",
-            f"        void *arguments[] = {{&{matrices.lower()}, step < 2 ? &{square.lower()} : &{wide.lower()}, &turn, &step}};",
+            f"        long long **parts = step < 2 ? &{square.lower()} : &{wide.lower()};",
+            f"        void *arguments[] = {{&{matrices.lower()}, parts, &turn, &step}};",
             f"        const long long blocks = plan->lines[step < 2 ? {upper}_{square} : {upper}_{wide}];",
             f"        error = {self.name}_launch(error, {launch.kernel}, blocks, arguments, stream);",
             "    }", "}",
@@ -338,6 +359,18 @@ class ShapedFile(CudaFile):
                 f"error = {self.name}_launch(error, {kernel}, {blocks}, arguments, stream);",
             ]), "}",
         ]  # fmt: skip
+
+
+def _both(tests: Sequence[str], truths: Sequence[bool]) -> str:
+    """The condition that each test has its truth."""
+    if len(tests) == 1:
+        return tests[0] if truths[0] else f"!({tests[0]})"
+    return " && ".join(f"({test})" if truth else f"!({test})" for test, truth in zip(tests, truths, strict=True))
+
+
+def _either(ways: Sequence[str]) -> str:
+    """The condition that one of several holds."""
+    return ways[0] if len(ways) == 1 else f"({' || '.join(f'({way})' for way in ways)})"
 
 
 def _wrapped(text: str) -> list[str]:

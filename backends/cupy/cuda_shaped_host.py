@@ -62,15 +62,7 @@ static long long <name>_parts(long long length, long long part)
     return (length + part - 1) / part;
 }
 
-/* Chunks of neighbouring elements. */
-static <name>_cut <name>_chunks(const <name>_view *view)
-{
-    const long long blocks = <name>_parts(view->size, <elements>);
-    const <name>_cut cut = {1, 1, view->size, <elements>, 1, blocks, 1, 1, blocks};
-    return cut;
-}
-
-<tiles>
+<cutters>
 /* The next `bytes` of the scratch memory. */
 static long long <name>_room(long long *at, long long bytes)
 {
@@ -79,34 +71,7 @@ static long long <name>_room(long long *at, long long bytes)
     return here;
 }
 
-static long long *<name>_fill_chunks(long long *words, const <name>_cut *cut, long long tensor)
-{
-    for (long long block = 0; block < cut->blocks; ++block, words += <chunk>) {
-        const long long start = cut->wide * block;
-        words[0] = tensor;
-        words[1] = start;
-        words[2] = start + cut->wide < cut->width ? start + cut->wide : cut->width;
-        words[3] = block;
-    }
-    return words;
-}
-
-<fill_tiles>
-/* The lines that join `terms` times `count` totals, side by side, to `count` results. */
-static long long *<name>_fill_joins(
-    long long *words, long long source, long long target, long long count, long long terms, int kind)
-{
-    for (long long done = 0; done < count; done += <threads>, words += <finish_line>) {
-        words[0] = source + 8 * done;
-        words[1] = target + 8 * done;
-        words[2] = count - done < <threads> ? count - done : <threads>;
-        words[3] = count;
-        words[4] = terms;
-        words[5] = kind;
-    }
-    return words;
-}
-
+<writers>
 <matrices>
 <each>
 /* Plans a step of tensors: call it again where a shape has changed. Returns 0, or 1 more than the place of the first
@@ -176,8 +141,19 @@ extern "C" cudaError_t <name>_step(const <name>_plan *plan, long long *words, cu
 #endif
 """
 
-#: The functions for tiles of matrices.
-TILES = """\
+#: The functions for chunks of neighbours and for tiles of matrices, that write them, and that join reductions: each by
+#: its use.
+FUNCTIONS = {
+    "_chunks(view": """\
+/* Chunks of neighbouring elements. */
+static <name>_cut <name>_chunks(const <name>_view *view)
+{
+    const long long blocks = <name>_parts(view->size, <elements>);
+    const <name>_cut cut = {1, 1, view->size, <elements>, 1, blocks, 1, 1, blocks};
+    return cut;
+}
+""",
+    "_tiles(view": """\
 /* Tiles of matrices, whose threads take `pack` neighbours at a time. Where `columns` are reduced, a tile is as wide as
    one pack for each of its lanes; it lies in one matrix where matrices are kept `apart`. */
 static <name>_cut <name>_tiles(const <name>_view *view, long long pack, bool columns, bool apart)
@@ -197,10 +173,21 @@ static <name>_cut <name>_tiles(const <name>_view *view, long long pack, bool col
     cut.blocks = cut.batch * cut.across * cut.deep;
     return cut;
 }
-"""
-
-#: The function that writes tiles.
-FILL_TILES = """\
+""",
+    "_fill_chunks(": """\
+static long long *<name>_fill_chunks(long long *words, const <name>_cut *cut, long long tensor)
+{
+    for (long long block = 0; block < cut->blocks; ++block, words += <chunk>) {
+        const long long start = cut->wide * block;
+        words[0] = tensor;
+        words[1] = start;
+        words[2] = start + cut->wide < cut->width ? start + cut->wide : cut->width;
+        words[3] = block;
+    }
+    return words;
+}
+""",
+    "_fill_tiles(": """\
 static long long *<name>_fill_tiles(long long *words, const <name>_cut *cut, long long tensor)
 {
     for (long long block = 0; block < cut->blocks; ++block, words += <tile>) {
@@ -221,7 +208,24 @@ static long long *<name>_fill_tiles(long long *words, const <name>_cut *cut, lon
     }
     return words;
 }
-"""
+""",
+    "_fill_joins(": """\
+/* The lines that join `terms` times `count` totals, side by side, to `count` results. */
+static long long *<name>_fill_joins(
+    long long *words, long long source, long long target, long long count, long long terms, int kind)
+{
+    for (long long done = 0; done < count; done += <threads>, words += <finish_line>) {
+        words[0] = source + 8 * done;
+        words[1] = target + 8 * done;
+        words[2] = count - done < <threads> ? count - done : <threads>;
+        words[3] = count;
+        words[4] = terms;
+        words[5] = kind;
+    }
+    return words;
+}
+""",
+}
 
 #: The functions of a kind of tensors.
 KIND = """\

@@ -84,9 +84,8 @@ class CheckedStorage(Storage):
         """The words of all states of the parameter's shape, as they lie in a layout."""
         words = {}
         for b in program.states:
-            form = layout.format(b.name)
-            plain = UNBIASED if b.name in program.memory.unbiased else layout.dtype(b.name) if b.axes.elementwise else ""
-            words[b.name] = form.text if form else plain
+            form, plain = layout.format(b.name), layout.dtype(b.name) if b.axes.elementwise else ""
+            words[b.name] = form.text if form else UNBIASED if b.name in program.memory.unbiased else plain
         return CheckedStorage({name: word for name, word in words.items() if word}, weights)
 
 

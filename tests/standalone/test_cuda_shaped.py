@@ -6,7 +6,7 @@ import ctypes
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -25,7 +25,8 @@ from rulec.standalone.prose import written
 from tests.backends import cuda_assembly
 from tests.standalone.c_library import drawn
 from tests.standalone.one_file import Array
-from tests.standalone.test_cuda import Run, begun, compiled, needs_compiler, structure, text_of
+from tests.standalone.test_c import ROWS_OF_TALL, TURNED, taken
+from tests.standalone.test_cuda import Run, begun, compiled, needs_compiler, rule_of, structure, text_of
 
 #: Tensors of one dimension and of more, with matrices of odd sides, of one line, of several blocks, and none.
 SHAPES = ((65, 127), (33,), (3, 9, 70), (0, 5), (1, 7), (9100,), (70, 8), (2, 300, 40))
@@ -34,7 +35,9 @@ SHAPES = ((65, 127), (33,), (3, 9, 70), (0, 5), (1, 7), (9100,), (70, 8), (2, 30
 class ShapedRun(Run):
     """The functions of a file for a rule that sees matrices, over some arrays."""
 
-    def __init__(self, text: str, folder: Path, params: Sequence[Array], begun: dict[str, float | None] = {}) -> None:
+    def __init__(
+        self, text: str, folder: Path, params: Sequence[Array], begun: Mapping[str, float | None] = {}
+    ) -> None:  # fmt: skip
         self.library, self.text = compiled(text, folder), text
         Tensor, Hyper = structure(text, "rule_tensor"), structure(text, "rule_hyper")
         self.params, self.tensors, self.begun = params, (Tensor * len(params))(), {"mu_product": 1.0, **begun}
@@ -74,26 +77,14 @@ def at(array: Array) -> Any:
     return array.ctypes.data_as(ctypes.c_void_p)
 
 
-def shapes_of(rule: str) -> Sequence[tuple[int, ...]]:
-    """Those of `SHAPES` that a rule is for."""
-    one = rulec.load(rule)
-
-    def takes(shape: tuple[int, ...]) -> bool:
-        with suppress(RulecError):
-            rulec.array.Optimizer(one, [np.zeros(shape)], backend="numpy")
-            return True
-        return False
-
-    return [shape for shape in SHAPES if takes(shape)]
-
-
-def check_steps(rule: str, dtype: str, folder: Path, count: int = 3, words: dict[str, str] = {}) -> None:
+def check_steps(rule: str, dtype: str, folder: Path, count: int = 3, words: Mapping[str, str] = {}) -> None:
     """The steps of a file are those of the reference, over tensors of all kinds."""
-    params, steps = drawn(31, tuple(shapes_of(rule)), count)
+    shapes = [s for s in taken(rule_of(rule), SHAPES) if len(s) > 1 or rule is not TURNED]
+    params, steps = drawn(31, tuple(shapes), count)
     arrays = [p.astype(numpy_dtype(dtype)) for p in params]
     given = [[g.astype(numpy_dtype(dtype)) for g in each] for each in steps]
     ours = [p.copy() for p in arrays]
-    optimizer = rulec.array.Optimizer(rulec.load(rule), arrays, backend="numpy", state_dtype=words or None)
+    optimizer = rulec.array.Optimizer(rule_of(rule), arrays, backend="numpy", state_dtype=dict(words) or None)
     run = ShapedRun(text_of(rule, dtype, Storage(words)), folder, ours, begun(rule, dtype))
     assert run.refused == 0
     for grads in given:
@@ -111,8 +102,156 @@ def check_steps(rule: str, dtype: str, folder: Path, count: int = 3, words: dict
     ("rule", "dtype"),
     [
         ("adafactor", "float64"), ("adam_mini", "float32"), ("sm3", "float64"), ("came", "float64"),
-        ("clip_by_global_norm >> adafactor", "float64"), ("adamp", "bfloat16"),
+        ("clip_by_global_norm >> adafactor", "float64"), ("adamp", "bfloat16"), (ROWS_OF_TALL, "float64"),
     ],
 )  # fmt: skip
 def test_rows_and_columns_are_those_of_the_reference(rule: str, dtype: str, tmp_path: Path) -> None:
     check_steps(rule, dtype, tmp_path)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("rule", "dtype"), [("muon", "float64"), ("normuon", "float64"), (TURNED, "float64")])
+def test_matrices_are_orthogonal_as_those_of_the_reference(rule: str, dtype: str, tmp_path: Path) -> None:
+    check_steps(rule, dtype, tmp_path)
+
+
+@needs_compiler
+def test_states_may_be_codes_where_no_stage_sees_rows(tmp_path: Path) -> None:
+    """The reference keeps no codes for tensors of a few elements."""
+    (rule, words), shapes = ("adafactor", {"v": "dynamic8"}), ((9100,), (70, 8), (8193,))
+    params, steps = drawn(5, shapes, 3)
+    arrays = [p.astype(np.float32) for p in params]
+    ours = [p.copy() for p in arrays]
+    optimizer = rulec.array.Optimizer(rulec.load(rule), arrays, backend="numpy", state_dtype=words)
+    run = ShapedRun(text_of(rule, "float32", Storage(words)), tmp_path, ours)
+    for grads in steps:
+        given = [g.astype(np.float32) for g in grads]
+        assert run.step(given) == 0
+        optimizer.step(given)
+    for x, y in zip(ours, arrays, strict=True):
+        np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-6)
+
+
+@cache
+def forms() -> tuple[Sequence[str], Sequence[str]]:
+    """The rules of the library that are written as CUDA C; and those of them that see matrices."""
+    texts = {}
+    for name in rulec.rules():
+        with suppress(RulecError):
+            texts[name] = text_of(name)
+    return [*texts], [name for name, text in texts.items() if "rule_prepare(" in text]
+
+
+@pytest.mark.slow
+def test_so_many_rules_of_the_library_are_written() -> None:
+    every, shaped = forms()
+    assert (len(every), len(shaped), len(rulec.rules())) == (180, 31, 241)
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(8))
+def test_every_rule_that_sees_matrices_takes_the_reference_steps(part: int, tmp_path: Path) -> None:
+    for name in forms()[1][part::8]:
+        (tmp_path / name).mkdir(parents=True)
+        check_steps(name, "float64", tmp_path / name)
+
+
+@needs_compiler
+def test_a_tensor_of_a_shape_that_the_rule_is_not_for_is_named(tmp_path: Path) -> None:
+    run = ShapedRun(text_of("muon"), tmp_path, [np.zeros(shape, np.float32) for shape in ((3, 4), (2, 2), (5,))])
+    assert run.refused == 3
+    run.tensors[2].ndim = 2
+    run.tensors[2].shape[:2] = 1, 5
+    assert run.prepare() == 0
+    run.tensors[0].ndim = 9
+    assert run.prepare() == 1
+    run = ShapedRun(text_of(TURNED, "float64"), tmp_path, [np.zeros(shape) for shape in ((3, 4), (5,))])
+    assert run.refused == 2
+
+
+@needs_compiler
+def test_launches_do_not_grow_with_tensors_and_bits_do_not_depend_on_neighbours(tmp_path: Path) -> None:
+    shapes = ((40, 30), (7,), (2, 9, 12))
+    params, steps = drawn(8, shapes, 2)
+    text = text_of("clip_by_norm >> came", "float64")
+
+    def stepped(arrays: Sequence[Array], gradients: Sequence[Sequence[Array]], folder: Path) -> tuple[int, list[Array]]:
+        folder.mkdir()
+        run, left = ShapedRun(text, folder, [p.copy() for p in arrays]), 1 << 20
+        for grads in gradients:
+            ctypes.c_int.in_dll(run.library, "cuda_launches_left").value = left
+            assert run.step(grads) == 0
+        return left - ctypes.c_int.in_dll(run.library, "cuda_launches_left").value, [*run.params]
+
+    few, alone = stepped(params, steps, tmp_path / "few")
+    five = [[g for g in each for _ in range(5)] for each in steps]
+    many, beside = stepped([p for p in params for _ in range(5)], five, tmp_path / "many")
+    assert few == many <= 24
+    for i, p in enumerate(beside):
+        np.testing.assert_array_equal(p, alone[i // 5])
+
+
+@needs_compiler
+def test_the_error_of_a_launch_is_returned_and_no_launch_follows(tmp_path: Path) -> None:
+    params, (grads,) = drawn(3, ((7, 9), (5,)), 1)
+    run = ShapedRun(text_of("adafactor", "float64"), tmp_path, params)
+    before, left = [p.copy() for p in params], ctypes.c_int.in_dll(run.library, "cuda_launches_left")
+    for launches in range(3):
+        left.value = launches
+        assert run.step(grads) == 719
+        assert left.value == -1
+    for p, q in zip(params, before, strict=True):
+        np.testing.assert_array_equal(p, q)
+
+
+@needs_compiler
+def test_a_step_of_no_tensors_or_of_empty_ones_launches_no_empty_grid(tmp_path: Path) -> None:
+    run = ShapedRun(text_of("came", "float64"), tmp_path, [np.zeros((0, 3)), np.zeros((3, 0)), np.zeros(0)])
+    assert run.step(run.params) == 0
+    run.params, run.tensors = [], (type(run.tensors[0]) * 0)()
+    assert run.prepare() == 0
+    assert run.step([]) == 0
+
+
+@pytest.mark.skipif(bool(cuda_assembly.missing()), reason=cuda_assembly.missing())
+@pytest.mark.parametrize(("rule", "dtype"), [("adafactor", "float32"), ("muon", "bfloat16"), ("came", "float64")])
+def test_the_kernels_are_compiled_by_nvrtc(rule: str, dtype: str) -> None:
+    assert len(cuda_assembly.compiled(text_of(rule, dtype), "sm_90")) > 1000
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the path")
+@pytest.mark.parametrize("rule", ["adafactor", "muon", "clip_by_global_norm >> came"])
+def test_the_file_is_compiled_by_nvcc(rule: str, tmp_path: Path) -> None:
+    (tmp_path / "rule.cu").write_text(text_of(rule))
+    command = ["nvcc", "-arch=sm_90", "-std=c++17", "-fmad=false", "-c", "rule.cu", "-o", "rule.o"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "rule.o").stat().st_size > 10_000
+
+
+def test_two_files_have_no_name_of_the_linker_in_common() -> None:
+    names = []
+    for name in ("one", "two"):
+        ((_, text),) = written(rulec.load("muon"), "cuda", name=name).items()
+        names.append(set(re.findall(r'extern "C" [^(]*?(\w+)\(', re.sub(r"__launch_bounds__\([^)]*\) ", "", text))))
+        assert text.count('extern "C"') == len(names[-1]) == 8
+    assert names[0].isdisjoint(names[1])
+
+
+@pytest.mark.parametrize(
+    ("rule", "storage", "why"),
+    [
+        (
+            "schedule_free(adafactor)",
+            {},
+            "it is evaluated at another point than it is trained, and sees rows or columns",
+        ),
+        ("adam_mini", {"m": "int8"}, "it sees rows and columns of states in codes"),
+        ("shampoo", {}, "it needs the matrix function transpose"),
+        ("polargrad", {}, "it iterates newton_schulz with other coefficients than Muon's"),
+    ],
+)
+def test_a_rule_that_sees_matrices_is_refused_for_a_reason(rule: str, storage: dict[str, str], why: str) -> None:
+    with pytest.raises(CannotBuild, match=f"rulec build cannot write .* as CUDA C: {why}"):
+        text_of(rule, "float32", Storage(storage))
