@@ -169,6 +169,10 @@ class Kind:
         """The vectors that are results of newton_schulz."""
         return {v.name: v.value for v in self.program.vectors if v.value.op is Op.NEWTON_SCHULZ}
 
+    def word(self, name: str) -> str:
+        """The end of the names of an iteration's tables."""
+        return f"{self.number}_{list(self.iterations).index(name)}"
+
     def source(self, name: str) -> str:
         """The array whose matrices an iteration begins with."""
         value = self.iterations[name]
@@ -217,11 +221,11 @@ class Kind:
         return Launch(f"{self.name}_{word}", f"BOUND_{self.number}", [*tables, *more], part)
 
     def _launch_iteration(self, name: str) -> list[Launch]:
-        matrices, square, wide = (f"{x}_{self.number}_{name.upper()}" for x in ("MATRICES", "SQUARE", "WIDE"))
+        matrices, square, wide = (f"{x}_{self.word(name)}" for x in ("MATRICES", "SQUARE", "WIDE"))
         prefix = self.main.name
         return [
             Launch(f"{prefix}_squares", wide, [matrices, wide]), Launch(f"{prefix}_scale", wide, [matrices, wide]),
-            Launch(f"{prefix}_product", wide, [matrices, square, wide], repeats=f"{self.number}_{name.upper()}"),
+            Launch(f"{prefix}_product", wide, [matrices, square, wide], repeats=self.word(name)),
         ]  # fmt: skip
 
     # Tables
@@ -237,7 +241,7 @@ class Kind:
         tables |= {f"JOINS_{number}_{i}": len(FINISH) for i, s in enumerate(self.program.stages) if s.reduces}
         for name in self.iterations:
             lengths = {"MATRICES": cuda_products.MATRIX, "SQUARE": cuda_products.PART, "WIDE": cuda_products.PART}
-            tables |= {f"{x}_{number}_{name.upper()}": len(words) for x, words in lengths.items()}
+            tables |= {f"{x}_{self.word(name)}": len(words) for x, words in lengths.items()}
         return tables
 
     # The host's functions
@@ -346,7 +350,7 @@ class Kind:
                 f"{self.main.name}_parts(view->height {sign} view->width ? view->height : view->width, "
                 f"{cuda_products.EDGE})" for sign in "<>"
             )  # fmt: skip
-            word = f"{number}_{name.upper()}"
+            word = self.word(name)
             lines |= {f"MATRICES_{word}": "view->batch", f"SQUARE_{word}": f"view->batch * {short} * {short}"}
             lines[f"WIDE_{word}"] = f"view->batch * {short} * {long}"
         return [f"plan->lines[{upper}_{table}] += {count};" for table, count in lines.items()]
@@ -382,7 +386,7 @@ class Kind:
         return lines
 
     def _matrix_lines(self, vector: str) -> list[str]:
-        upper, word, source = self.main.name.upper(), f"{self.number}_{vector.upper()}", self.source(vector)
+        upper, word, source = self.main.name.upper(), self.word(vector), self.source(vector)
         at = f"bound[{self.bound.index(source)}]" if source in self.bound else f"given[{self._call(source)}]"
         rounds, matrices = f"plan->rounds[{upper}_ROUNDS_{word}]", f"{upper}_MATRICES_{word}"
         tables = [matrices, f"{upper}_SQUARE_{word}", f"{upper}_WIDE_{word}"]

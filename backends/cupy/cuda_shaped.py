@@ -57,6 +57,8 @@ class ShapedFile(CudaFile):
 
     matrix_functions = frozenset({Op.NEWTON_SCHULZ})
     evaluates = False
+    locals = (*CudaFile.locals, "index", "place", "at", "next", "view", "plan", "cuts", "places", "done", "lines",
+              "even", "here", "other", "addresses")  # fmt: skip
     known_facts = frozenset({*FACTS, *(f"dim{d}" for d in range(MOST_DIMENSIONS))})
     threads = THREADS
 
@@ -193,7 +195,7 @@ class ShapedFile(CudaFile):
         return tables
 
     def _rounds(self) -> list[str]:
-        return [f"{kind.number}_{name.upper()}" for kind in self.kinds for name in kind.iterations]
+        return [kind.word(name) for kind in self.kinds for name in kind.iterations]
 
     def _shaped_structs(self, tables: dict[str, int]) -> Parts:
         upper, rounds = self.name.upper(), self._rounds()

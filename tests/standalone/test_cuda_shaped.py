@@ -97,11 +97,29 @@ def check_steps(rule: str, dtype: str, folder: Path, count: int = 3, words: Mapp
     assert not np.array_equal(ours[0].astype(float), params[0].astype(numpy_dtype(dtype)).astype(float))
 
 
+#: A rule whose names are those of the file's own functions.
+NAMES = """
+name: Names
+hyper: {lr: 0.1, k: 1, plan: 2, end: 3, double: 0.5, rows_: 1}
+state: {m: 0, shape: {init: 0, per: row}, view: {init: 0, per: matrix}, next: {init: 0, per: tensor}}
+step: |
+  place = plan*k*t
+  at = place*place + plan
+  m = k*m + g*at
+  work = mean(abs(g), per="row") + place
+  shape = 0.5*shape + work
+  index = sum(shape, per="matrix")
+  view = view + index
+  next = next + sum(view, per="tensor")
+  direction = (m/shape + view*double)/next + end + rows_
+"""
+
+
 @needs_compiler
 @pytest.mark.parametrize(
     ("rule", "dtype"),
     [
-        ("adafactor", "float64"), ("adam_mini", "float32"), ("sm3", "float64"), ("came", "float64"),
+        (NAMES, "float64"), ("adafactor", "float64"), ("adam_mini", "float32"), ("sm3", "float64"), ("came", "float64"),
         ("clip_by_global_norm >> adafactor", "float64"), ("adamp", "bfloat16"), (ROWS_OF_TALL, "float64"),
     ],
 )  # fmt: skip
@@ -166,7 +184,8 @@ def test_a_tensor_of_a_shape_that_the_rule_is_not_for_is_named(tmp_path: Path) -
     assert run.prepare() == 0
     run.tensors[0].ndim = 9
     assert run.prepare() == 1
-    run = ShapedRun(text_of(TURNED, "float64"), tmp_path, [np.zeros(shape) for shape in ((3, 4), (5,))])
+    (tmp_path / "vector").mkdir()
+    run = ShapedRun(text_of(TURNED, "float64"), tmp_path / "vector", [np.zeros(shape) for shape in ((3, 4), (5,))])
     assert run.refused == 2
 
 
