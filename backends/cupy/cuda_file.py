@@ -229,7 +229,7 @@ class CudaFile(OneFile):
         return "g" in self.per_call
 
     def work_lines(self, line: int) -> list[str]:
-        """The functions that write the tables of a step or a move, and that launch its kernels."""
+        """The two functions of a step or a move: one writes its tables, the other launches its kernels."""
         scalars, stores = self.scalar_lines()
         told, about = MOVES_TOLD.get(self.word, STEP)
         parts: dict[str, list[str]] = {key: [*lines] for key, lines in self._filled().items()}
@@ -252,7 +252,7 @@ class CudaFile(OneFile):
         shared = [about, "typedef struct {", *indented(numbers), f"}} {self.name}_shared;", ""]
         return {
             "hyper": [f"double {x};" for x in self.fields.values()] + ["unsigned seed;"] * self.seeded,
-            "tensor": [*(f"{self._type(b)}{self.members[b]};" for b in arrays), "long long size, step;", *(
+            "tensor": [*(f"{self.type_of(b)}{self.members[b]};" for b in arrays), "long long size, step;", *(
                 f"double {x};" for x in self.counted.values()
             ), *["unsigned number;"] * self.seeded],
             "shared": shared if numbers else [],
@@ -314,7 +314,8 @@ class CudaFile(OneFile):
             lines += ["if (error == cudaSuccess)", f"    error = {call};"]
         return [*lines, "return error;"]
 
-    def _type(self, name: str) -> str:
+    def type_of(self, name: str) -> str:
+        """The C type of the member for an array or a number on the GPU, up to its name."""
         dtype = self.layout.dtype(name) if name in dict(self.layout.dtypes) else "float32"
         form = self.layout.format(name)
         if name in self.singles:

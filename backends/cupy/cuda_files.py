@@ -1,4 +1,4 @@
-"""The file of CUDA C for a rule: one form for rules of elements and numbers, one for those that see matrices."""
+"""The file of CUDA C for a rule: one form for rules of elements and numbers, another for rules with matrices."""
 
 from __future__ import annotations
 

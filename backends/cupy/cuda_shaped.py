@@ -1,4 +1,4 @@
-"""A rule that sees matrices as one file of CUDA C: kernels for each kind of tensor, and functions that call them."""
+"""A rule with matrices as one file of CUDA C: kernels for each kind of tensor, and functions to call them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from . import cuda_products
 from .coded import decodes
 from .cuda_file import HOST_C, CudaFile
 from .cuda_host import ELEMENTS, filled_c
-from .cuda_kind import Kind, Launch
+from .cuda_kernels import Launch
+from .cuda_kind import Kind
 from .cuda_shaped_host import FUNCTIONS, HOST
 from .format_words import format_functions
 from .plan import CHUNK, FINISH, THREADS, TILE
@@ -183,7 +184,7 @@ class ShapedFile(CudaFile):
 
     @staticmethod
     def _functions(shown: str, filling: bool) -> list[str]:
-        """The functions for blocks and joins that a text calls: those that fill tables, or the others."""
+        """The functions for blocks and joins in a text: for filling tables, or the others."""
         called = [text for use, text in FUNCTIONS.items() if use in shown and ("_fill_" in use) == filling]
         return [line for text in called for line in (*text.splitlines(), "")]
 
@@ -199,7 +200,7 @@ class ShapedFile(CudaFile):
 
     def _shaped_structs(self, tables: dict[str, int]) -> Parts:
         upper, rounds = self.name.upper(), self._rounds()
-        arrays = {b: f"{kind.file._type(b)}{self.members[b]};" for kind in self.kinds for b in kind.typed}
+        arrays = {b: f"{kind.file.type_of(b)}{self.members[b]};" for kind in self.kinds for b in kind.typed}
         hosted = dict.fromkeys(self.members[b] for kind in self.kinds for b in kind.hosted)
         enums = [f"enum {{ {', '.join(f'{upper}_{x}' for x in [*tables, 'TABLES'])} }};"]
         enums += [f"enum {{ {', '.join(f'{upper}_ROUNDS_{x}' for x in rounds)}, {upper}_ROUNDS }};"] * bool(rounds)
@@ -354,10 +355,10 @@ class ShapedFile(CudaFile):
         ]  # fmt: skip
 
     def _call(self, kernel: str, blocks: str, arguments: Sequence[str]) -> list[str]:
-        given = ", ".join(f"&{x.lower()}" for x in arguments)
+        addresses = ", ".join(f"&{x.lower()}" for x in arguments)
         return [
             "{", *indented([
-                f"void *arguments[] = {{{given}}};",
+                f"void *arguments[] = {{{addresses}}};",
                 f"error = {self.name}_launch(error, {kernel}, {blocks}, arguments, stream);",
             ]), "}",
         ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The host's part of a file of CUDA C for a rule that sees matrices: a text with places for what a rule needs."""
+"""The host's part of a file of CUDA C for a rule with matrices: a text with places for the parts of the rule."""
 
 from __future__ import annotations
 

@@ -15,14 +15,14 @@ class CNumbers(Numbers):
     backend, reserved_count = "c", len(RESERVED)
 
     def loop(self, variable: str, size: str, body: list[str], kept: bool) -> list[str]:
-        """As of all languages."""
+        """A loop of C over whole numbers."""
         return loop(variable, "0", size, body)
 
     def reduced(self, op: Op, name: str, variable: str, size: str, text: str) -> list[str]:
-        """As of all languages."""
+        """A loop of C declares and reduces the number."""
         return [f"double {name} = {NOTHING[op]};", *loop(variable, "0", size, [taken_in(op, name, text)])]
 
     def reduced_sides(self, op: Op, name: str, array: str, side: str, text: str) -> list[str]:
-        """As of all languages."""
+        """A loop of C reduces the side of each matrix."""
         inner = loop("k", "0", side, [taken_in(op, name, text)])
         return loop("matrix", "0", "batch", [f"double {name} = {NOTHING[op]};", *inner, f"{array}[matrix] = {name};"])
