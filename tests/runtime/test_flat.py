@@ -38,7 +38,8 @@ MOST = {
 #: Most calls of rules with values of matrices: products of each shape are calls of their own, 8 in SOAP. With counts on
 #: the device both arms of a branch are computed. Random numbers are one launch.
 MATRICES = {
-    "soap": (60, 373), "apollo": (128, 164), "apollo_mini": (73, 91), "galore": (43, 132), "fira": (181, 274), "shampoo": (34, 202),
+    "soap": (60, 373), "apollo": (128, 164), "apollo_mini": (73, 91), "galore": (43, 132), "fira": (181, 274),
+    "shampoo": (34, 202),
     "splus": (52, 293), "kl_soap": (147, 493), "kron": (827, 930), "dash": (50, 215), "dion": (140, 330),
     "nordion2": (260, 270),
 }  # fmt: skip

@@ -241,7 +241,7 @@ class SetValues(LaunchValues):
 
     def of_all_sets(self, value: Node) -> list[Array]:
         """An elementwise value of all sets, in one call where the library has it."""
-        shared = {a: self.narrowed(a) for a in value.args if self._numbers_are_narrow(value.args) and self.is_one(a)}
+        shared = {a: self.narrowed(a) for a in value.args if self.numbers_are_narrow(value.args) and self.is_one(a)}
         operands = [self.operands(value, k, shared) for k in range(len(self.sets))]
         return [self.rounded(value, x) for x in self.library.several(value.op, operands)]
 
