@@ -79,7 +79,9 @@ class ElementwiseCall:
         return job
 
 
-def standing_job(machine: ObjectCode, job: ctypes.Array[ctypes.c_int64], gradients: Numbers) -> ReplayableCall:
+def standing_job(
+    machine: ObjectCode, job: ctypes.Array[ctypes.c_int64], gradients: np.ndarray[Any, Any]
+) -> ReplayableCall:
     """A job of a kernel to be run again; `gradients` are the addresses of gradients in its table."""
     at, first = ctypes.addressof(job), array_address(gradients)
     run, renew = partial(cpu_threads.run, machine.run, machine.address, job), partial(_renew, job)

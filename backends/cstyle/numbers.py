@@ -81,7 +81,7 @@ class Numbers(ABC):
         return value in self.roots or value in self.program.labels or several or apart or value.op.kind is Kind.REDUCE
 
     def lines(self, wanted: Iterable[Node]) -> list[str]:
-        """The statements that compute these values, and before them their operands, unless computed earlier."""
+        """The statements for some values, with their operands before them, unless computed earlier."""
         done = self.named.keys() | self.arrays.keys()
         members = [v for v in walk(wanted, done) if self._is_named(v)]
         segments: list[_Segment] = []

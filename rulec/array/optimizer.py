@@ -22,7 +22,7 @@ from rulec.language.statistics import Watch
 from rulec.locks import Lockable, synchronized
 from rulec.runtime.buckets.scalar_table import Numbers
 from rulec.runtime.engine import EPS, default_hyper, run
-from rulec.runtime.statistics import Schedule, StepStatistics
+from rulec.runtime.statistics import StepStatistics, WatchSchedule
 from rulec.runtime.storage.options import Storage
 
 #: Types that hyper-parameters nearly always have.
@@ -56,7 +56,7 @@ class Optimizer(Lockable):
         leaves = flatten(params)
         dtypes = {"": state_dtype} if isinstance(state_dtype, str) else state_dtype
         words = checked_tags(tags or {}, [*leaves])
-        schedule = Schedule.of(f"rulec.array.Optimizer of {self.rule.name}", watch, watch_every)
+        schedule = WatchSchedule.of(f"rulec.array.Optimizer of {self.rule.name}", watch, watch_every)
         engine = ArrayEngine(
             self.rule, leaves, words, backend, dtypes, maximize, seed, weights, watch if schedule else None, schedule
         )

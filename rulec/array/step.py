@@ -22,7 +22,7 @@ from rulec.language.statistics import Watch
 from rulec.runtime.buckets.scalar_table import Numbers
 from rulec.runtime.engine import Engine, run
 from rulec.runtime.evaluations import Evaluations, move_at, written
-from rulec.runtime.statistics import Schedule, StepStatistics
+from rulec.runtime.statistics import StepStatistics, WatchSchedule
 
 
 class PartialStep:
@@ -210,7 +210,7 @@ class ArrayEngine(Engine):
     def __init__(
         self, rule: Rule, params: dict[str, Any], tags: dict[str, frozenset[str]], backend: str | Backend | None,
         state_dtype: Mapping[str, str] | None, maximize: bool, seed: int, weights: str = "",
-        watch: Watch | None = None, schedule: Schedule | None = None,
+        watch: Watch | None = None, schedule: WatchSchedule | None = None,
     ) -> None:  # fmt: skip
         arrays = arrays_for(params)
         super().__init__(rule, arrays, backend, state_dtype, maximize, seed, weights=weights, watch=watch)
@@ -225,7 +225,7 @@ class ArrayEngine(Engine):
         self._turned: Turned | None = None
 
     def begin(self) -> None:
-        """Opens a step, which measures statistics where these are due."""
+        """Opens a step; it measures statistics in its turn."""
         super().begin()
         if self.schedule is not None:
             self.statistics.begin(self.schedule.due)

@@ -1,4 +1,4 @@
-"""Statistics: values of a step that are measured in the pass that computes it, declared by a rule or asked for.
+"""Statistics: values of a step, measured in the pass that computes the step; a rule declares them, or a user asks.
 
 A statistic is no part of a rule's mathematics. The digest of a rule, its checkpoints, its parameters and its states are
 the same with statistics and without.
@@ -76,8 +76,8 @@ def checked(key: str, value: Node, span: Span | None) -> Node:
 def watched(rule: RuleData, watch: Watch | None) -> Watched:
     """The statistics of a rule that a user asks for, by name.
 
-    `watch` is the name of a set, the name of a statistic that the rule declares, several of these, or a mapping of
-    names to expressions. Raises RuleError for a name that the rule does not have, and for a mistake in an expression.
+    `watch` is the name of a set or of a statistic of the rule, several names, or a mapping of names to expressions.
+    Raises RuleError for a name that the rule does not have, and for a mistake in an expression.
     """
     if not watch:
         return ()

@@ -16,7 +16,7 @@ from rulec.language.rule import Rule
 from rulec.language.rule_data import Statistic
 from rulec.language.statistics import PREFIX, Watch, Watched, watched
 from rulec.runtime.buckets.bucket import Tensor
-from rulec.runtime.buckets.launch import Launch, Measured, Part
+from rulec.runtime.buckets.launch import Launch, LaunchStatistics, Part
 
 #: The place of a value of the whole model in the mapping of a statistic.
 MODEL = "model"
@@ -34,7 +34,7 @@ class Statistics:
         self._watched = _by_rule(rules, watch) if watch else {}
         #: The names of all statistics, in the order in which they were asked for.
         self.names = [*dict.fromkeys(name for each in self._watched.values() for name, _ in each)]
-        self._launches: list[list[Measured]] = []
+        self._launches: list[list[LaunchStatistics]] = []
         #: The statistics that are of several tensors.
         self._joint = [*dict.fromkeys(name for each in self._watched.values() for name, s in each if _is_joint(s))]
 
@@ -66,10 +66,10 @@ class Statistics:
             self._launches = []
 
     def take(self, launches: Sequence[Launch]) -> None:
-        """Takes the launches of a step, whose statistics are there once these have run."""
+        """Takes the launches of a step, for their statistics after the run."""
         self._launches += [launch.statistics for launch in launches]
 
-    def measured(self, group_of: Callable[[int], int]) -> list[Values]:
+    def measured(self, group_of: Callable[[int], int]) -> list[StatisticValues]:
         """The values of the last step that measured them; `group_of` has the number of a group for users."""
         return [
             each
@@ -80,7 +80,7 @@ class Statistics:
 
 
 @dataclass(frozen=True)
-class Values:
+class StatisticValues:
     """The values of one statistic, one for each of some places: tensors, groups or the model.
 
     `array` has float64 numbers on the device, of one dimension, in the order of `places`. Where the statistic is a
@@ -94,7 +94,9 @@ class Values:
     shapes: Sequence[tuple[int, ...]] | None = None
 
 
-def _values_of(measured: Measured, buffer: Callable[[str], Any], group_of: Callable[[int], int]) -> Iterator[Values]:
+def _values_of(
+    measured: LaunchStatistics, buffer: Callable[[str], Any], group_of: Callable[[int], int]
+) -> Iterator[StatisticValues]:
     """The values of the statistics of one portion of tensors."""
     tensors, library = measured.tensors, measured.library
     names = [tensor.name for tensor in tensors]
@@ -105,25 +107,27 @@ def _values_of(measured: Measured, buffer: Callable[[str], Any], group_of: Calla
             continue
         numbers = _unless_skipped(measured, library.spread(library.cast(value, "float64"), (len(names),)))
         if "n" in axes.letters:
-            yield Values(name, names, numbers, library)
+            yield StatisticValues(name, names, numbers, library)
         elif not axes.letters:
-            yield Values(name, [MODEL], numbers[:1], library)
+            yield StatisticValues(name, [MODEL], numbers[:1], library)
         else:
             first = {tensor.group: i for i, tensor in reversed([*enumerate(tensors)])}
             at = np.array([*first.values()], np.int64)
-            yield Values(name, [f"group {group_of(g)}" for g in first], library.take(numbers, at), library)
+            yield StatisticValues(name, [f"group {group_of(g)}" for g in first], library.take(numbers, at), library)
 
 
-def _vectors(name: str, tensors: Sequence[Tensor], measured: Measured, value: Any, letters: str) -> Values:
+def _vectors(
+    name: str, tensors: Sequence[Tensor], measured: LaunchStatistics, value: Any, letters: str
+) -> StatisticValues:
     """The values of a statistic for each row, column or matrix."""
     library, views = measured.library, [tensor.view for tensor in tensors]
     sides = [(v.rows if "i" in letters else 1, v.cols if "j" in letters else 1) for v in views]
     shapes = [view.kept_shape(*side, letters) for view, side in zip(views, sides, strict=True)]
     flat = [library.cast(value[i], "float64").reshape(-1) for i in range(len(tensors))]
-    return Values(name, [t.name for t in tensors], library.join(flat, 0), library, shapes)
+    return StatisticValues(name, [t.name for t in tensors], library.join(flat, 0), library, shapes)
 
 
-def _unless_skipped(measured: Measured, numbers: Any) -> Any:
+def _unless_skipped(measured: LaunchStatistics, numbers: Any) -> Any:
     """The numbers of tensors; NaN where a tensor skipped the step."""
     stays, library = measured.stays, measured.library
     if stays is None:
@@ -142,7 +146,7 @@ def words_of(watch: Watch) -> list[Any]:
 
 
 def known_of(rules: Sequence[Rule], watch: Watch) -> Watch:
-    """The part of a watch that some of these rules have, in the form of the watch."""
+    """The part of a watch known to some of the rules, in the form of the watch."""
 
     def has(word: Any) -> bool:
         try:
@@ -173,7 +177,7 @@ def _by_rule(rules: Sequence[Rule], watch: Watch) -> Mapping[int, Watched]:
 
 
 @dataclass
-class Schedule:
+class WatchSchedule:
     """The steps that measure statistics: the first of every `every` steps. It counts the steps taken."""
 
     every: int
@@ -182,7 +186,7 @@ class Schedule:
     last: int = field(default=0)
 
     @classmethod
-    def of(cls, title: str, watch: Any, every: Any) -> Schedule | None:
+    def of(cls, title: str, watch: Any, every: Any) -> WatchSchedule | None:
         """The schedule for keywords of an optimizer; None where it measures nothing. HyperError for another kind."""
         if watch is not None and not isinstance(watch, str | Sequence | Mapping):
             raise HyperError(
@@ -214,7 +218,7 @@ class StepStatistics(Mapping[str, Mapping[str, Any]]):
     """
 
     def __init__(
-        self, step: int, measured: Sequence[Values], names: Sequence[str], places: Sequence[str],
+        self, step: int, measured: Sequence[StatisticValues], names: Sequence[str], places: Sequence[str],
         wrap: Callable[[Any], Any], numbers_of: Callable[[Any], Any],
     ) -> None:  # fmt: skip
         self.step = step
@@ -254,11 +258,11 @@ class StepStatistics(Mapping[str, Mapping[str, Any]]):
         return len(self._names)
 
     def _ordered(self, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-        """Values by place, in the order of the places; groups and the model come last."""
+        """StatisticValues by place, in the order of the places; groups and the model come last."""
         last = len(self._order)
         return dict(sorted(pairs, key=lambda pair: self._order.get(pair[0], last)))
 
-    def _each(self, values: Values) -> Iterator[tuple[str, Any]]:
+    def _each(self, values: StatisticValues) -> Iterator[tuple[str, Any]]:
         array, begin = self._wrap(values.array), 0
         for i, place in enumerate(values.places):
             if values.shapes is None:
@@ -274,7 +278,7 @@ class StepStatistics(Mapping[str, Mapping[str, Any]]):
         A number of the whole model has the name of the statistic alone. All numbers of a device come in one transfer.
         """
         chosen = [values for values in self._measured if values.shapes is None]
-        by_library: dict[int, list[Values]] = {}
+        by_library: dict[int, list[StatisticValues]] = {}
         for values in chosen:
             by_library.setdefault(id(values.library), []).append(values)
         done: dict[str, dict[str, float]] = {name: {} for name in self}

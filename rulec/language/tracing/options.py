@@ -115,11 +115,11 @@ def with_whole(rule: Rule, options: Mapping[str, Any]) -> Rule:
     return check_evaluation(rule, None)
 
 
-def with_statistics(rule: Rule, inside: Mapping[str, Statistic], own: Mapping[str, Any]) -> Rule:
-    """The rule with its own statistics, from texts, and with those of the rules it calls that its names can say."""
+def with_statistics(rule: Rule, called: Mapping[str, Statistic], texts: Mapping[str, Any]) -> Rule:
+    """The rule with statistics of its texts, and with those of called rules where it has their names."""
     known = {*names_of(rule)}
-    kept = {key: each for key, each in inside.items() if known >= {*names_in([each.value])}}
-    for key, text in own.items():
+    kept = {key: each for key, each in called.items() if known >= {*names_in([each.value])}}
+    for key, text in texts.items():
         if not isinstance(text, str):
             raise RuleError(f"the statistic {key} of {rule.name} is an expression in quotes, not {text!r}")
         if problem := name_problem(key):

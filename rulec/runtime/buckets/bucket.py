@@ -278,7 +278,7 @@ class Bucket:
         )  # fmt: skip
 
     def measured(self, watch: Watched) -> Bucket:
-        """The same tensors and states under a program that measures these statistics."""
+        """The same tensors and states under a program with these statistics."""
         known = self.measuring
         if known is None or known.program.watch != watch:
             program = compile(self.program.rule, self.facts[0], self.static, memory=self.program.memory, watch=watch)

@@ -126,7 +126,7 @@ class Part:
     _measured: Part | None = field(default=None, repr=False)
 
     def measured(self, watch: Watched) -> Part:
-        """The same tensors, in a bucket under a program that measures these statistics; itself where there are none."""
+        """The same tensors, in a bucket under a program with these statistics; itself where there are none."""
         if not watch:
             return self
         bucket = self.bucket.measured(watch)
@@ -224,7 +224,7 @@ class Partitions:
 
 
 @dataclass(frozen=True)
-class Measured:
+class LaunchStatistics:
     """The statistics of the tensors of a portion, by name, of one step of a program.
 
     A value is a number for all tensors, an array with one for each, or a sequence of arrays, one for each tensor, as
@@ -241,7 +241,7 @@ class Measured:
     reduced: Mapping[str, Any] = field(default_factory=dict)
 
     def all_values(self) -> dict[str, Any]:
-        """All statistics, by name: those that nobody asked for are computed now."""
+        """All statistics, by name; the last of them are computed now."""
         plan, known = self.version.plan, dict(self.left)
         with np.errstate(all="ignore"):
             for value in plan.later:
@@ -249,8 +249,8 @@ class Measured:
                     known[value] = self._computed(value, known)
         asked = {s.buffer.removeprefix(PREFIX): known[s.value] for s in plan.asked}
         order = [name for name, _ in self.version.program.watch]
-        found = {**self.values, **asked}
-        return {name: found[name] for name in order if name in found}
+        by_name = {**self.values, **asked}
+        return {name: by_name[name] for name in order if name in by_name}
 
     def _computed(self, value: Node, known: Mapping[Node, Any]) -> Any:
         if value.op is Op.CONST:
@@ -279,7 +279,7 @@ class Launch:
     wrote: bool = False
     skipped: list[str] = field(default_factory=list)
     #: The statistics of the portions that have run.
-    statistics: list[Measured] = field(default_factory=list)
+    statistics: list[LaunchStatistics] = field(default_factory=list)
 
     def stop_turning(self) -> None:
         """Takes the version that copies the entries of histories, now and from now on."""
@@ -295,7 +295,7 @@ class Launch:
     def leave(self, reduced: Mapping[str, Any]) -> None:
         """Leaves the reductions of a step of one kernel call for its statistics."""
         tensors, library = self.part.tensors, self.part.bucket.library
-        self.statistics.append(Measured(self.version, tensors, library, {}, reduced=reduced))
+        self.statistics.append(LaunchStatistics(self.version, tensors, library, {}, reduced=reduced))
 
     def kernel(
         self, stage: int, rows: Rows, fired: Sequence[int] | None, grads: Sequence[Any], scratch: Any

@@ -112,7 +112,7 @@ class Plan:
         )  # fmt: skip
 
     def rounds(self, values: tuple[Node, ...]) -> list[tuple[Node, ...]]:
-        """The values, those that are computed in one call together."""
+        """The values, one after the other, or several in one call."""
         if values not in self._rounds:
             self._rounds[values] = rounds(values, self.in_flat)
         return self._rounds[values]

@@ -49,7 +49,7 @@ def _kind(value: Node, in_flat: Mapping[Node, str | None]) -> tuple[Hashable, ..
 
 
 def _scheduled(section: Sequence[Node], in_flat: Mapping[Node, str | None]) -> Iterator[Node]:
-    """The values by list scheduling: of those that wait for nothing, the one with the longest way to the end.
+    """The values by list scheduling: of all ready values, the one with the longest way to the end.
 
     Leaves come first, since all that reads them can then be in one round.
     """

@@ -1,6 +1,6 @@
 """The arguments of kernels and the values that they follow from, for some tensors of a launch of several stages.
 
-These are for main memory; `rulec.runtime.stages.device_arguments` has those for a device.
+Here they lie in main memory; `rulec.runtime.stages.device_arguments` is for a device.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from rulec.array_api.slices import Pieces, Stacks
 from rulec.compiler.ir import Stage, Store
 from rulec.language.expr.node import Op
 from rulec.language.statistics import PREFIX
-from rulec.runtime.buckets.launch import LARGE, Launch, Measured, Portion
+from rulec.runtime.buckets.launch import LARGE, Launch, LaunchStatistics, Portion
 from rulec.runtime.buckets.plan import VIEWS
 from rulec.runtime.buckets.reductions import Joining, Writing
 from rulec.runtime.stages.device_arguments import DeviceArguments
@@ -167,7 +167,7 @@ class StagedRun:
         return value
 
     def _take(self, between: GapEvaluator, reduced: Mapping[str, Any], stage: Stage) -> Joining:
-        """Takes the reductions of a stage, but for those that statistics alone read once somebody asks."""
+        """Takes the reductions of a stage, but for those of statistics to be asked for."""
         unread = self.plan.unread
         if unread:
             self._reduced.append(reduced)
@@ -182,8 +182,8 @@ class StagedRun:
         left = {v: between.values[v] if v in between.values else values.column(v.arg) for v in self.plan.left}  # type: ignore[arg-type]
         version, tensors = self.launch.version, values.portion.tensors
         reduced = {**between.reduced} if self.plan.later else {}
-        known = Measured(
-            version, tensors, self.bucket.library, measured, stays, left, ChainMap(reduced, *self._reduced)
+        known = LaunchStatistics(
+            version, tensors, self.bucket.library, measured, stays, left, ChainMap(reduced, *self._reduced)  # type: ignore[arg-type]
         )  # fmt: skip
         self.launch.statistics.append(known)
         self._reduced = []

@@ -40,7 +40,7 @@ class Addresses:
         self._left = 4
 
     def same(self) -> bool:
-        """Whether every tensor is where it was, and what it was, with the memory that it needs."""
+        """Whether every tensor is as before, where it was before, with enough memory."""
         return self._look() or self._asked()
 
     def _asked(self) -> bool:

@@ -31,7 +31,7 @@ from rulec.language.source import did_you_mean
 from rulec.language.statistics import Watch
 from rulec.runtime.buckets.launch_builder import inputs_of
 from rulec.runtime.evaluations import EvaluationNames
-from rulec.runtime.statistics import Schedule, Statistics
+from rulec.runtime.statistics import Statistics, WatchSchedule
 from rulec.runtime.storage.options import Storage
 from rulec.torch.distributed.consensus import Consensus
 from rulec.torch.distributed.cross_process import Across
@@ -420,7 +420,7 @@ class Options:
     weights: str = ""
     seed: int = 0
     watch: Watch | None = None
-    schedule: Schedule | None = None
+    schedule: WatchSchedule | None = None
 
     @property
     def processes(self) -> list[Across | Consensus]:
@@ -463,7 +463,7 @@ def options_of(interface: Interface, values: dict[str, Any]) -> Options:
     if seed and not Storage(state_dtypes, weights).random:
         raise HyperError(f"{interface.name} draws no random numbers for seed={seed}: leave it out")
     watch = values.pop("watch")
-    schedule = Schedule.of(interface.name, watch, values.pop("watch_every"))
+    schedule = WatchSchedule.of(interface.name, watch, values.pop("watch_every"))
     Statistics(interface.rules, watch)
     return Options(
         state_dtypes, backend, capturable, None if across is None else Across(across), weights=weights, seed=seed,

@@ -22,12 +22,12 @@ def span_of(tensor: Tensor) -> int:
     """The number of element positions from a strided tensor's first element to its last, both included."""
     if not tensor.numel():
         return 0
-    return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return int(1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)))
 
 
 def bytes_needed(tensor: Tensor) -> int:
     """The bytes from the beginning of a strided tensor's storage to the end of its last element."""
-    return (tensor.storage_offset() + span_of(tensor)) * tensor.element_size() if tensor.numel() else 0
+    return (int(tensor.storage_offset()) + span_of(tensor)) * tensor.element_size() if tensor.numel() else 0
 
 
 def holds_all(tensor: Tensor) -> bool:
@@ -50,7 +50,7 @@ class Spans:
         self._item_sizes = [t.element_size() if dtype is None else dtype.itemsize for t in tensors]
         self._bytes = [span_of(t) * size for t, size in zip(tensors, self._item_sizes, strict=True)]
         #: The offsets and the storages' bytes of the last tensors that had all of theirs.
-        self._last: tuple[list[int], list[int]] | None = None
+        self._last: tuple[list[Any], list[int]] | None = None
 
     def are_held(self, tensors: Sequence[Tensor]) -> bool:
         """Whether each storage has these bytes behind the tensor's first element.
@@ -97,7 +97,7 @@ def check_input_memory(value: Tensor, name: str) -> None:
 
 
 def check_holds(tensor: Tensor, what: str, remedy: str, error: type[RulecError] = TensorError) -> None:
-    """An error that names a tensor as `what`, and says a `remedy`, where a strided one lacks memory."""
+    """The error for a strided tensor, named as `what`, without all its memory, with a `remedy`."""
     here = local_tensor(tensor)
     if here.layout is not torch.strided or holds_all(here):
         return

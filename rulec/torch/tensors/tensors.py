@@ -242,7 +242,7 @@ class _GradientCheck:
 
 def _address(tensor: Tensor) -> int:
     """The address where a tensor's storage begins: 0 where it has no memory."""
-    return tensor.data_ptr() - tensor.storage_offset() * tensor.element_size()
+    return tensor.data_ptr() - int(tensor.storage_offset()) * tensor.element_size()
 
 
 _numel = Tensor.numel
