@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from rulec.array_api.bits import words_of
+from rulec.compiler.ir import Buffer
 from rulec.compiler.scalars import evaluate_once
 from rulec.compiler.weights import part_dtypes
 from rulec.functional.hyper import PureRows
@@ -27,6 +28,7 @@ from rulec.functional.quantized import Coded, Unbiased, decode, encode
 from rulec.functional.step_values import StepValues
 from rulec.functional.values import PureFunctions, dtype_name
 from rulec.language.expr.node import Node, Op
+from rulec.language.statistics import PREFIX
 from rulec.runtime.buckets.plan import Gap
 from rulec.runtime.buckets.reductions import Joining
 from rulec.runtime.buckets.scalar_table_device import known_number
@@ -205,6 +207,7 @@ class BucketStep:
             stays = self._stays() if index == last else None
             self.stage(index, stays)
         yield from self.between.work_out(gaps[-1])
+        self._measure(stays)
         self._hold_changes(stays)
         self._write_narrow(stays)
         self._encode(stays)
@@ -326,10 +329,35 @@ class BucketStep:
             for place in self.bucket.places:
                 new[place] = new[place] if isinstance(new[place], Unbiased) else Unbiased(new[place])
 
+    # Statistics
+
+    def _measure(self, stays: Sequence[Any] | None) -> None:
+        """Notes the statistics of each leaf; NaN where it skips the step."""
+        values = {store.buffer: store.value for store in self.program.finish}
+        for buffer in self.program.statistics:
+            value = self.between.values[values[buffer.name]]
+            each = self._numbers_of(value) if buffer.axes.number else self._vectors_of(value, buffer)
+            of_leaves = self.step.statistics.setdefault(buffer.name.removeprefix(PREFIX), {})
+            for i, place in enumerate(self.bucket.places):
+                of_leaves[place] = self._unless(stays, i, self.library.constant(float("nan")), each[i])
+
+    def _numbers_of(self, value: Any) -> list[Any]:
+        """A number of each leaf."""
+        numbers = self.library.spread(self.library.cast(value, "float64"), (len(self),))
+        return [numbers[i] for i in range(len(self))]
+
+    def _vectors_of(self, value: Any, buffer: Buffer) -> list[Any]:
+        """The rows, columns or matrices of each leaf, in the shape of such a state."""
+        shapes = (self.bucket.kept_shape(i, buffer.axes) for i in range(len(self)))
+        return [self.library.cast(x, "float64").reshape(shape) for x, shape in zip(value, shapes, strict=True)]
+
     # What is narrower than a parameter
 
     def _write_narrow(self, stays: Sequence[Any] | None) -> None:
+        measured = {buffer.name for buffer in self.program.statistics}
         for store in self.program.finish:
+            if store.buffer in measured:
+                continue
             value = self.between.values[store.value]
             if store.buffer in self.states:
                 if self.between.is_number(store.value):

@@ -17,21 +17,23 @@ import numpy as np
 
 from rulec.backend import registry
 from rulec.compiler.axes import AxisInference
-from rulec.compiler.ir import PLAIN, Buffer, Memory, Program, Store
+from rulec.compiler.ir import PLAIN, Axes, Buffer, Memory, Program, Stage, Store
 from rulec.compiler.layout import PLAIN_STORAGE, Layout, layout_for, scheduled
 from rulec.compiler.lower import check_counts
 from rulec.compiler.pipeline import compile
 from rulec.compiler.routing import Router
-from rulec.compiler.scalars import ScalarTable
+from rulec.compiler.scalars import ScalarTable, evaluate_once
 from rulec.compiler.view import MatrixView, view_of
 from rulec.errors import BackendUnsupported, RuleError, TensorError
 from rulec.formats import UNBIASED, Format, of_key
 from rulec.functional.values import Leaf, Values
-from rulec.language.expr.node import Kind, Node, Op, node, walk
+from rulec.language.expr.node import Kind, Node, Op, node, rewrite, walk
 from rulec.language.rule import Rule
 from rulec.language.rule_data import sees_shape
+from rulec.language.statistics import PREFIX, Watched
 from rulec.runtime.buckets.plan import Plan
 from rulec.runtime.engine import EPS
+from rulec.runtime.statistics import Words, of_rule
 from rulec.runtime.storage.allocator import StateSpec, state_specs
 from rulec.runtime.storage.options import Storage, check_single
 
@@ -58,6 +60,7 @@ class Options:
     of 16 bits in memory, of `rulec.compiler.weights`. With `update` a step computes the change of each parameter, not
     the new parameter: in float32 for a parameter of a kind, else in its dtype. `functions` is the backend of a step's
     functions. `backend` runs the passes over elements: "jax" alone, "cpu" where it can, or "either", the faster.
+    `watch` are the statistics that a step measures.
     """
 
     update: bool = False
@@ -67,6 +70,7 @@ class Options:
     weights: str = ""
     backend: str = "jax"
     functions: str = "jax"
+    watch: Words = ()
 
 
 @dataclass(eq=False)
@@ -75,11 +79,13 @@ class Bucket:
 
     `owner` is their rule before it is routed: values of the model span all leaves of this rule, and no others.
     `functions` is the backend of the kernel. `formats` are those of states in codes, which are decoded in the layout.
+    `plain` is the program of a step that measures no statistics.
     """
 
     owner: Rule
     functions: str
     program: Program
+    plain: Program
     layout: Layout
     static: Mapping[str, float]
     formats: Mapping[str, Format] = field(default_factory=dict)
@@ -126,6 +132,13 @@ class Bucket:
             for place, view, facts in zip(self.places, self.views, self.facts, strict=True):
                 yield spec, place, view, tuple(spec.shape(view, self.static, facts))
 
+    def kept_shape(self, i: int, axes: Axes) -> tuple[int, ...]:
+        """The shape of rows, columns or matrices of leaf i as they are kept, in a state or a statistic."""
+        sides = (
+            1 if n is None else int(evaluate_once(n, self.static, self.facts[i], {})) for n in (axes.rows, axes.cols)
+        )
+        return self.views[i].kept_shape(*sides, axes.letters)
+
     @cached_property
     def group_at(self) -> np.ndarray[Any, Any]:
         """The groups of the leaves."""
@@ -145,6 +158,7 @@ class StepPlan:
         # One router for each rule: it makes the rules to which it routes, and leaves of a bucket share one rule object.
         rules = {id(one.rule): one.rule for one in routes if one is not None}
         self._routers = {key: Router(rule) for key, rule in rules.items()}
+        self._watched_by_rule: dict[int, Watched] = {}
         self.rules: list[Rule] = []
         self.buckets: list[Bucket] = []
         known: dict[Any, Bucket] = {}
@@ -170,13 +184,16 @@ class StepPlan:
         static = {name: route.static[name] for name, hyper in rule.hyper.items() if hyper.static}
         view = view_of(rule, leaf.shape, static)
         facts = {**view.facts, "machine_eps": EPS[leaf.dtype]}
-        program = check_counts(compile(rule, facts, static, memory=self._memory(rule, leaf)), {**facts, **static})
+        memory = self._memory(rule, leaf)
+        plain = check_counts(compile(rule, facts, static, memory=memory), {**facts, **static})
+        watch = self._watched(rule)
+        program = compile(rule, facts, static, memory=memory, watch=watch) if watch else plain
         states, formats = self._stored(program, leaf)
         layout = layout_for(program, leaf.dtype, leaf.grad_dtype, states, self.options.maximize)
         check_single(program, layout, leaf.name)
         key = id(route.rule), program, layout, tuple(sorted(static.items())), tuple(formats.items())
         if key not in known:
-            known[key] = self._bucket(route.owner or route.rule, program, layout, static, formats)
+            known[key] = self._bucket(route.owner or route.rule, (program, plain), layout, static, formats)
             self.buckets.append(known[key])
         bucket = known[key]
         bucket.places.append(place)
@@ -205,13 +222,21 @@ class StepPlan:
                 formats[name] = of_key(word)
         return dtypes | dict.fromkeys(formats, "float32"), dict(sorted(formats.items()))
 
+    def _watched(self, rule: Rule) -> Watched:
+        """The statistics of a rule's leaves."""
+        if id(rule) not in self._watched_by_rule:
+            self._watched_by_rule[id(rule)] = of_rule(rule, self.options.watch)
+        return self._watched_by_rule[id(rule)]
+
     def _bucket(
-        self, owner: Rule, program: Program, layout: Layout, static: Mapping[str, float], formats: Mapping[str, Format]
-    ) -> Bucket:
-        program, layout = scheduled(program, layout)
+        self, owner: Rule, programs: tuple[Program, Program], layout: Layout, static: Mapping[str, float],
+        formats: Mapping[str, Format],
+    ) -> Bucket:  # fmt: skip
+        """A bucket without leaves; `programs` are its program and the one without statistics."""
+        program, layout = scheduled(programs[0], layout)
         if self.options.update and not program.memory.weights:
             program = as_update(program)
-        return Bucket(owner, self.options.functions, program, layout, static, formats)
+        return Bucket(owner, self.options.functions, program, programs[1], layout, static, formats)
 
     def _note_states(self) -> None:
         for bucket in self.buckets:
@@ -248,6 +273,24 @@ class StepPlan:
         return bool(AxisInference(program).axes(program.skip).letters) or len({*self.rules}) > 1
 
     @cached_property
+    def statistics(self) -> Mapping[str, str]:
+        """The level of each statistic that any leaves have, as in `numbers`, or `array`; of several the finest."""
+        levels: dict[str, str] = {}
+        for bucket in self.buckets:
+            for buffer in bucket.program.statistics:
+                name = buffer.name.removeprefix(PREFIX)
+                levels[name] = max(levels.get(name, _LEVELS[0]), _level(buffer), key=_LEVELS.index)
+        return levels
+
+    def measured(self) -> Iterator[tuple[str, int, tuple[int, ...]]]:
+        """Each statistic of each leaf: its name, the place of the leaf, and the shape of its value."""
+        for bucket in self.buckets:
+            for buffer in bucket.program.statistics:
+                for i, place in enumerate(bucket.places):
+                    shape = () if buffer.axes.number else bucket.kept_shape(i, buffer.axes)
+                    yield buffer.name.removeprefix(PREFIX), place, shape
+
+    @cached_property
     def reads_parameters(self) -> bool:
         """Whether a step needs the parameters: as operands, or to return new ones."""
         return not self.options.update or any(_reads_p(bucket.program) for bucket in self.buckets)
@@ -260,6 +303,10 @@ class StepPlan:
     def states_of(self, bucket: Bucket, level: str) -> list[str]:
         """The states of a bucket at a level, by name."""
         return [b.name for b in bucket.program.states if _level(b) == level]
+
+
+#: The levels of values, from the coarsest to the finest.
+_LEVELS = ("model", "group", "tensor", "array")
 
 
 def _level(buffer: Buffer) -> str:
@@ -322,7 +369,23 @@ def as_update(program: Program) -> Program:
     """The same program with the change of the parameter stored in `p`."""
     stages = [replace(stage, stores=tuple(map(_changed, stage.stores))) for stage in program.stages]
     values = {s.value: "update" for stage in stages for s in stage.stores if s.buffer == "p"}
+    if program.watch:
+        stages[-1] = _measuring(program, stages[-1])
     return replace(program, stages=tuple(stages), labels={**program.labels, **values})
+
+
+def _measuring(program: Program, stage: Stage) -> Stage:
+    """The last stage with statistics of the change itself, where the difference `new - p` would be rounded."""
+    new = {s.value for s in program.stages[-1].stores if s.buffer == "p"}
+    measured = {buffer.name for buffer in program.statistics}
+    others = {str(n.arg) for n in walk([s.value for s in program.finish if s.buffer not in measured])}
+
+    def change(value: Node) -> Node:
+        is_change = value.op is Op.SUB and value.args[0] in new and value.args[1] is _P
+        return _change(value.args[0]) if is_change else value
+
+    reduces = (r if r.name in others else replace(r, value=rewrite([r.value], change)[0]) for r in stage.reduces)
+    return replace(stage, reduces=tuple(reduces))
 
 
 def _changed(store: Store) -> Store:

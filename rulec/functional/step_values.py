@@ -34,6 +34,8 @@ class StepValues:
         self.library = library
         self.t = library.cast(values.count, "float64") + 1
         self.stays: dict[int, Any] = {}
+        #: Statistic -> place of a leaf -> its value, or that of its group or model.
+        self.statistics: dict[str, dict[int, Any]] = {}
         self.processes = Processes()
 
     def result(self, place: int) -> Any:

@@ -20,6 +20,7 @@ from rulec.jax.line_search import (
     scale_by_zoom_linesearch,
 )
 from rulec.jax.packing import packed, unpacked
+from rulec.jax.statistics import statistics
 from rulec.jax.tags import tags_of
 from rulec.jax.transform import transform
 
@@ -40,6 +41,7 @@ __all__ = [
     "scale_by_backtracking_linesearch",
     "scale_by_lbfgs",
     "scale_by_zoom_linesearch",
+    "statistics",
     "step",
     "tags_of",
     "to_optax",

@@ -29,7 +29,7 @@ from rulec.functional.values import Values
 from rulec.jax.compiled import CompiledRecipe, call, machine
 from rulec.jax.leaves import Tree, Untrained, flat
 from rulec.jax.library import is_traced
-from rulec.jax.packing import Packed, packed, unpacked
+from rulec.jax.packing import STATISTICS, Packed, packed, unpacked
 from rulec.jax.recipe import Given, Group, Rules, recipe
 from rulec.jax.state import Fields, State
 from rulec.jax.transform import options
@@ -78,7 +78,7 @@ def load(
     first = run.first(params)
     put, inner = inner_state(first if like is None else like)
     values = Filling(run, str(file), loaded, run.values_of(inner_state(first)[1])).values(run.values_of(inner))
-    state = run.fields_of(inner).packed(values, run.tree)
+    state = run.fields_of(inner).packed(values, run.tree, getattr(inner, STATISTICS, None))
     return put(packed(state) if any(isinstance(field, Packed) for field in inner) else state)
 
 
@@ -175,7 +175,7 @@ class JaxRun:
         fields = self.machine.fields
         if not isinstance(state, State):
             return fields
-        names: Sequence[str] = state._fields[1:]  # type: ignore[attr-defined]
+        names = [name for name in state._fields[1:] if name != STATISTICS]  # type: ignore[attr-defined]
         if len(names) != len(fields.every):
             raise StateMismatch(
                 f"the state has {', '.join(names) or 'no states'}, and {self.machine.recipe.title} has "

@@ -33,12 +33,14 @@ from rulec.jax.library import compiler_options, is_traced
 from rulec.jax.packing import Packed, packed
 from rulec.jax.recipe import Group, Recipe
 from rulec.jax.state import Fields, Shown, State, check_state, fields_of
-from rulec.jax.step import one_step
+from rulec.jax.statistics import before_a_step, shown
+from rulec.jax.step import Statistics, one_step
 from rulec.jax.tags import check_tags
 from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
 from rulec.runtime.buckets.launch_builder import inputs_of
 from rulec.runtime.evaluations import EvaluationNames
+from rulec.runtime.statistics import Words, by_rule
 from rulec.runtime.storage.options import Storage
 
 #: Plans are kept for this many sets of shapes of a recipe, and machines for this many recipes.
@@ -56,6 +58,7 @@ class CompiledRecipe:
         self.recipe = replace(recipe, groups=[_group_without_numbers(group) for group in recipe.groups])
         self.options, self.wide = options, is_wide()
         self.rules = _rules(recipe)
+        check_watch(recipe, options.watch)
         self._storage = Storage(dict(options.state_dtype), options.weights)
         self._storage.check(self.rules)
         parts = [PARTS[options.weights].name] if options.weights in PARTS else []
@@ -143,7 +146,9 @@ class CompiledRecipe:
         plan = self.plan_of(tree, None, None, False)
         hyper = self._hyper(numbers, plan)
         number_dtype = "float64" if self.wide else "float32"
-        return self.fields.packed(first_values(plan, tree.arrays, hyper, number_dtype), tree)
+        values = first_values(plan, tree.arrays, hyper, number_dtype)
+        watch = self.options.watch
+        return self.fields.packed(values, tree, before_a_step(plan, self.recipe, tree, self.wide) if watch else None)
 
     def _update(self, grads: Any, state: Any, params: Any, numbers: Any, inputs: Any) -> Any:
         source = grads if params is None else params
@@ -152,18 +157,22 @@ class CompiledRecipe:
         plan, values = self._begun(state, model, tree, True)
         if params is None and plan.reads_parameters:
             raise TensorError(f"{self.recipe.title} reads the parameters: call update(grads, state, params)")
-        results, new = self._run(plan, model, tree, values, numbers, inputs)
+        results, new, measured = self._run(plan, model, tree, values, numbers, inputs)
         # A key of random numbers has no zero that may be added to it.
         keys = {i for i in model.untrained if jnp.issubdtype(model.arrays[i].dtype, jax.dtypes.extended)}
         changes = [None if place in keys else result for place, result in enumerate(results)]
-        return tree.of(changes), self.fields.packed(new, model)
+        statistics = shown(measured, plan, self.recipe, model, self.wide) if self.options.watch else None
+        return tree.of(changes), self.fields.packed(new, model, statistics)
 
     def _step(self, params: Any, grads: Any, state: Any, numbers: Any, inputs: Any) -> Any:
         model = self._flat(params, "the parameter")
         tree = self._like(grads, model, "the gradient of")
         plan, values = self._begun(state, model, tree, False)
-        results, new = self._run(plan, model, tree, values, numbers, inputs)
-        return model.of(results), self.fields.packed(new, model)
+        results, new, measured = self._run(plan, model, tree, values, numbers, inputs)
+        state = self.fields.packed(new, model)
+        if not self.options.watch:
+            return model.of(results), state
+        return model.of(results), state, shown(measured, plan, self.recipe, model, self.wide)
 
     def _flat(self, tree: Any, what: str) -> Tree:
         return flat(tree, what, self.wide, self.recipe.untrained)
@@ -180,7 +189,7 @@ class CompiledRecipe:
 
     def _run(
         self, plan: StepPlan, params: Tree, grads: Tree, values: Values, numbers: Any, inputs: Any
-    ) -> tuple[Sequence[Any], Values]:
+    ) -> tuple[Sequence[Any], Values, Statistics]:
         hyper = self._hyper(numbers, plan)
         inputs = {name: self._input(name, value, params) for name, value in inputs.items()}
         return one_step(plan, params.arrays, grads.arrays, values, hyper, inputs)
@@ -211,6 +220,12 @@ def _rules(recipe: Recipe) -> list[Rule]:
     """All rules of leaves, routed ones too, each once."""
     rules = [rule for group in recipe.groups for rule in Router(group.rule).rules]
     return list({id(rule): rule for rule in rules}.values())
+
+
+def check_watch(recipe: Recipe, watch: Words) -> None:
+    """RuleError for a statistic that no rule of the recipe has, and for a mistake in an expression."""
+    if watch:
+        by_rule(_rules(recipe), watch)
 
 
 _machines: OrderedDict[Any, Any] = OrderedDict()

@@ -106,7 +106,7 @@ def _pays(run: Run) -> bool:
     """Whether the kernel is faster than XLA's loops for these leaves. A loop with one result is as fast."""
     sizes, first = [facts["numel"] for facts in run.bucket.facts], run.bucket.places[0]
     packed = any(isinstance(arrays.get(first), Piece) for arrays in run.states.values())
-    program = run.bucket.program
+    program = run.bucket.plain
     plain = program.elementwise and len(program.stages[0].stores) == 1
     return packed or (not plain and sum(sizes) >= LEAST_ELEMENTS * len(sizes))
 
@@ -123,7 +123,7 @@ def packs(plan: StepPlan) -> bool:
 
 def _packs(bucket: Bucket) -> bool:
     program = bucket.program
-    plain = program.elementwise and not (bucket.formats or program.memory.weights or program.memory.unbiased)
+    plain = bucket.plain.elementwise and not (bucket.formats or program.memory.weights or program.memory.unbiased)
     inputs = any(buffer.role == "input" and buffer.axes.elementwise for buffer in program.buffers)
     return plain and not inputs and not isinstance(_kernel(program, bucket.layout), str)
 

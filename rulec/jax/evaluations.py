@@ -45,7 +45,7 @@ class Moves(CompiledRecipe):
         routes = [self._moved(place, *pair) for pair in zip(ended.leaves, ended.routes, strict=True)]
         plan = StepPlan(ended.leaves, routes, ended.options, ended.groups)
         arguments = {name: self._input(name, value, model) for name, value in inputs.items()}
-        moved, _ = one_step(
+        moved, _, _ = one_step(
             plan, model.arrays, tree.arrays, values_of(plan, ended, values), self._hyper(numbers, plan), arguments
         )
         return model.of(moved)
@@ -95,7 +95,7 @@ def passed(
     condition of XLA: `gradient` is traced once, and runs in these steps.
     """
     params, grads, state, numbers = operands
-    moves = machine_of(Moves, recipe, replace(options, update=False, backend="jax"), renamed)
+    moves = machine_of(Moves, recipe, replace(options, update=False, backend="jax", watch=()), renamed)
     if gradient is None or params is None:
         raise HyperError(
             f"{recipe.title} evaluates the model again in a step: give step or update the parameters and gradient=, a "

@@ -28,8 +28,10 @@ from rulec.jax.step import one_step
 from rulec.jax.transform import options
 from rulec.language.eval_point import to_evaluation
 from rulec.language.rule import Rule
+from rulec.language.statistics import Watch
 from rulec.runtime.buckets.launch_builder import inputs_of
 from rulec.runtime.evaluations import EvaluationNames
+from rulec.runtime.statistics import checked_words
 
 
 def init(
@@ -52,8 +54,8 @@ def init(
 def step(
     rule: Rules, params: Any, grads: Any, state: Any, *, weights: str = "", maximize: bool = False, seed: int = 0,
     tags: Mapping[str, Collection[str]] | None = None, donate: bool = True, backend: str | None = None,
-    gradient: Gradient | None = None, **hyper: Given,
-) -> tuple[Any, Any]:  # fmt: skip
+    gradient: Gradient | None = None, watch: Watch | None = None, **hyper: Given,
+) -> Any:  # fmt: skip
     """New parameters and a new state, in one compiled call that reuses the memory of the old ones.
 
     `params` and `state` are donated: afterwards they cannot be used. With `donate=False`, and always inside of another
@@ -65,12 +67,16 @@ def step(
     code. `backend="jax"` leaves them out; with `backend="cpu"` they are used whatever the sizes, inside of another jit
     too.
 
+    With `watch`, as for `rulec.jax.transform`, the statistics of the step are the third result: a dict of trees, as
+    from `rulec.jax.statistics`. Parameters and state have the same bits without it.
+
     Raises TensorError, StateMismatch or HyperError in one sentence; nothing is donated then.
     """
     inputs = {name: hyper.pop(name) for name in _inputs(rule, hyper)}
     current, numbers = numbered(recipe(rule, hyper, tags), getattr(state, "count", None))
+    words = checked_words(current.title, watch)
     chosen = cpu.chosen(backend, params, grads, held(state))
-    options_of = options(None, maximize, seed, weights)
+    options_of = options(None, maximize, seed, weights, words)
     passes = any(_passes(part).count for part in rules_of(rule))
     if passes:
         operands = params, grads, state, numbers
@@ -85,12 +91,11 @@ def step(
     packs = chosen == "either" and not (weights or passes)
     packed_state = _packed(functions, params, grads, state) if packs else None
     if packed_state is None:
-        new_params, new_state = call(function, params, grads, state, numbers, inputs)
-        return new_params, new_state
-    new_params, new_state = call(function, params, grads, packed_state, numbers, inputs)
+        return call(function, params, grads, state, numbers, inputs)
+    new_params, new_state, *measured = call(function, params, grads, packed_state, numbers, inputs)
     if donate:
         delete_trees(state)
-    return new_params, behind_trees(new_state)
+    return new_params, behind_trees(new_state), *measured
 
 
 def routing(
@@ -164,7 +169,7 @@ class Evaluation(CompiledRecipe):
         trained, values = self._begun(state, tree, None, False)
         plan = self._moving(trained)
         hyper = self._hyper(numbers, plan)
-        evaluated, _ = one_step(plan, tree.arrays, tree.arrays, values_of(plan, trained, values), hyper, {})
+        evaluated, _, _ = one_step(plan, tree.arrays, tree.arrays, values_of(plan, trained, values), hyper, {})
         return tree.of(evaluated)
 
     def _moving(self, trained: StepPlan) -> StepPlan:

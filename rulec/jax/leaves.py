@@ -34,11 +34,14 @@ class Tree:
 
     def of(self, arrays: Sequence[Any]) -> Any:
         """Other arrays, or None, in the same structure; complex where this tree's arrays are."""
-        return self.structure.unflatten(
+        return self.holding([
             unpaired(array) if place in self.paired and array is not None else array
             for place, array in enumerate(arrays)
-            if place not in self.absent
-        )
+        ])  # fmt: skip
+
+    def holding(self, values: Sequence[Any]) -> Any:
+        """Values of any shape, one for each leaf, in the same structure."""
+        return self.structure.unflatten(x for place, x in enumerate(values) if place not in self.absent)
 
     def check_real(self, why: str) -> None:
         """TensorError where a leaf is complex."""

@@ -15,6 +15,9 @@ from rulec.errors import TensorError
 from rulec.functional.quantized import Coded, Unbiased
 from rulec.jax.library import is_traced
 
+#: The field of a state with the statistics of the last step, which is never packed.
+STATISTICS = "statistics"
+
 #: Where a leaf's array lies: in which of the flat arrays, from which element on, and its shape.
 Where = tuple[int, int, tuple[int, ...]]
 
@@ -211,7 +214,8 @@ def unpacked(state: Any) -> Any:
 
 
 def _mapped(state: Any, function: Callable[[Any], Any]) -> Any:
-    return state._replace(**{name: function(getattr(state, name)) for name in state._fields})
+    fields = [name for name in state._fields if name != STATISTICS]
+    return state._replace(**{name: function(getattr(state, name)) for name in fields})
 
 
 def _pack(tree: Any) -> Any:

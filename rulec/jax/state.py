@@ -20,7 +20,7 @@ from rulec.functional.plan import StepPlan
 from rulec.functional.quantized import Coded, Unbiased
 from rulec.functional.values import Values
 from rulec.jax.leaves import Tree, paired
-from rulec.jax.packing import Packed, Pieces
+from rulec.jax.packing import STATISTICS, Packed, Pieces
 from rulec.language.rule import Rule
 
 jax.tree_util.register_dataclass(Coded, ["codes", "scales"], ["format"])
@@ -33,7 +33,8 @@ class State:
     A state of the leaves is a tree like the parameters, with None for a leaf without it, `codes`, `scales` and their
     `format` together for a leaf in codes, and `values` for a leaf in bfloat16_sr. A state of numbers is a vector over
     the leaves with it or over the groups, or a single number of the whole model. It is a named tuple, so a pytree of
-    arrays. `count` is int32; it is a vector where a rule may skip the steps of some leaves alone.
+    arrays. `count` is int32; it is a vector where a rule may skip the steps of some leaves alone. A transformation with
+    `watch` has the last step's `statistics` as one more field.
 
     A step may hold states packed behind such trees; a tree is then copied out when it is first read.
     """
@@ -145,8 +146,8 @@ class Fields:
         """State -> field, for arrays and numbers."""
         return {**self.arrays, **self.numbers}
 
-    def packed(self, values: Values, tree: Tree) -> Any:
-        """Values as users see them."""
+    def packed(self, values: Values, tree: Tree, statistics: Any = None) -> Any:
+        """Values as users see them, with the statistics of the last step where there are any."""
         places = range(len(tree.arrays))
         fields: dict[str, Any] = {}
         for name, field in self.arrays.items():
@@ -160,7 +161,8 @@ class Fields:
         # Of no leaves, as optax asks where parameters stand in a state, numbers still stand where they do.
         none = None if tree.arrays else jnp.zeros(())
         fields |= {field: values.numbers.get(name, none) for name, field in self.numbers.items()}
-        return state_class(("count", *self.every.values()))(count=values.count, **fields)
+        fields |= {} if statistics is None else {STATISTICS: statistics}
+        return state_class(("count", *fields))(count=values.count, **fields)
 
     def unpacked(self, state: Any, tree: Tree, title: str) -> Values:
         """The values of a state; StateMismatch where it is not of these parameters and this rule."""
@@ -235,7 +237,7 @@ def fields_of(rules: Sequence[Rule], shown: Mapping[str, Shown], parts: Sequence
 
     `parts` are the names of what lies beside parameters.
     """
-    taken = {"count", "index"}
+    taken = {"count", "index", STATISTICS}
     numbers = number_states(rules)
     renamed = {name: each.field for name, each in shown.items()} | {part: _field_of(part) for part in parts}
     names = dict.fromkeys([*(name for rule in rules for name in rule.state), *parts])

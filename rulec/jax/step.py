@@ -8,7 +8,7 @@ axis of the mesh, one before the work and one after it.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +20,15 @@ from rulec.functional.step import run_step
 from rulec.functional.step_values import StepValues
 from rulec.functional.values import Hypers, Values
 from rulec.jax import cpu
+from rulec.jax.first import EVERYWHERE
 from rulec.jax.library import LIBRARY, automatic, specs_of
 from rulec.jax.packing import Pieces, unpiece, unpiece_all
 from rulec.language.expr.node import Node, Op
 from rulec.runtime.buckets.reductions import Waits
 from rulec.runtime.stages.evaluate import STACKED, shapes_of
+
+#: The statistics of a step: name -> place of a leaf -> value.
+Statistics: TypeAlias = dict[str, dict[int, Any]]
 
 
 def where_wanted(wanted: Any, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
@@ -98,22 +102,27 @@ class GuardedGaps(Gaps):
 def one_step(
     plan: StepPlan, params: Sequence[Any], grads: Sequence[Any], values: Values, hyper: Hypers,
     inputs: Mapping[str, Any], numbers: Sequence[Any] | None = None,
-) -> tuple[list[Any], Values]:  # fmt: skip
-    """New parameters, or with `Options.update` their changes, in order, and the new state.
+) -> tuple[list[Any], Values, Statistics]:  # fmt: skip
+    """New parameters, or with `Options.update` their changes, in order; the new state; and the statistics.
 
     The arguments are those of `rulec.functional.step_values.StepValues`, but for its library.
     """
     if any(isinstance(arrays, Pieces) for arrays in values.arrays.values()):
-        return run_step(StepValues(plan, params, grads, values, hyper, inputs, numbers, LIBRARY), JaxBucketStep)
+        step = StepValues(plan, params, grads, values, hyper, inputs, numbers, LIBRARY)
+        return *run_step(step, JaxBucketStep), step.statistics
 
     def stepped(params: Any, grads: Any, old: Any, hyper: Any, inputs: Any, numbers: Any) -> Any:
         step = StepValues(plan, params, grads, Values(*old), hyper, inputs, numbers, LIBRARY)
         results, new = run_step(step, JaxBucketStep)
-        return results, tuple(new)
+        return results, tuple(new), step.statistics
 
     operands = [*params], [*grads], tuple(values), hyper, inputs, numbers
-    results, new = automatic(stepped, operands, (specs_of([*params]), specs_of(tuple(values))))
-    return results, Values(*new)
+    measured: dict[str, dict[int, PartitionSpec]] = {}
+    for name, place, _ in plan.measured():
+        measured.setdefault(name, {})[place] = EVERYWHERE
+    specs = specs_of([*params]), specs_of(tuple(values)), measured
+    results, new, statistics = automatic(stepped, operands, specs)
+    return results, Values(*new), statistics
 
 
 class JaxBucketStep(BucketStep):

@@ -20,12 +20,14 @@ from rulec.compiler.layout import PLAIN_STORAGE
 from rulec.errors import HyperError
 from rulec.formats import NAMES, parse
 from rulec.functional.plan import Options
-from rulec.jax.compiled import CompiledRecipe, call, is_wide, machine, numbered
+from rulec.jax.compiled import CompiledRecipe, call, check_watch, is_wide, machine, numbered
 from rulec.jax.evaluations import passed
 from rulec.jax.library import is_traced
 from rulec.jax.recipe import Given, Group, Recipe, Rules, recipe, rules_of
 from rulec.jax.state import Shown
 from rulec.language.hyper import checked_seed
+from rulec.language.statistics import Watch
+from rulec.runtime.statistics import Words, checked_words
 from rulec.runtime.storage.options import Storage
 
 _Given = ParamSpec("_Given")
@@ -86,7 +88,7 @@ def injectable(function: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
 @injectable
 def transform(
     rule: Rules, lr: Given = None, *, state_dtype: Any = None, weights: str = "", maximize: bool = False, seed: int = 0,
-    tags: Mapping[str, Collection[str]] | None = None, **hyper: Given,
+    tags: Mapping[str, Collection[str]] | None = None, watch: Watch | None = None, **hyper: Given,
 ) -> optax.GradientTransformationExtraArgs:  # fmt: skip
     """A rule as a transformation of optax: `init(params)` and `update(grads, state, params)`.
 
@@ -103,14 +105,22 @@ def transform(
 
     Updates are the change of each parameter, in its dtype, for `optax.apply_updates`. `weights` is the kind of leaves
     of 16 bits in memory, as for `rulec.jax.init`; their updates are float32, and the transformation must be the last
-    of a chain: the state has the digits that the parameter lacks after just this update. Raises HyperError here, and
-    TensorError or StateMismatch when it is traced.
+    of a chain: the state has the digits that the parameter lacks after just this update.
+
+    `watch` are statistics that each update measures: `"norms"`, names that the rule declares, or expressions by name,
+    as in `{"ratio": "norm(update)/norm(p)"}`. The state then has them in one more field, which `rulec.jax.statistics`
+    reads. A state without this field goes on with `watch`, and one with it without.
+
+    Raises HyperError or RuleError here, and TensorError or StateMismatch when it is traced.
     """
     hyper = hyper if lr is None else {"lr": lr, **hyper}
-    return of_recipe(recipe(rule, hyper, tags), options(state_dtype, maximize, seed, weights))
+    current = recipe(rule, hyper, tags)
+    words = checked_words(current.title, watch)
+    check_watch(current, words)
+    return of_recipe(current, options(state_dtype, maximize, seed, weights, words))
 
 
-def options(state_dtype: Any, maximize: bool, seed: int, weights: str = "") -> Options:
+def options(state_dtype: Any, maximize: bool, seed: int, weights: str = "", watch: Words = ()) -> Options:
     """Options from users' keywords; HyperError for a wrong kind or dtype."""
     for name, value, wrong in (
         ("seed", seed, isinstance(seed, jax.Array)),
@@ -125,7 +135,7 @@ def options(state_dtype: Any, maximize: bool, seed: int, weights: str = "") -> O
     named = state_dtype if isinstance(state_dtype, Mapping) else {} if state_dtype is None else {"": state_dtype}
     dtypes = tuple(sorted((name, _dtype(value)) for name, value in named.items()))
     Storage(dict(dtypes), weights).check_weights(())
-    return Options(False, maximize, checked_seed(seed), dtypes, weights)
+    return Options(False, maximize, checked_seed(seed), dtypes, weights, watch=watch)
 
 
 def _dtype(value: Any) -> str:

@@ -90,11 +90,16 @@ def watched(rule: RuleData, watch: Watch | None) -> Watched:
 
 
 def _asked(rule: RuleData, key: str, text: str) -> Statistic:
-    if not isinstance(text, str):
-        raise RuleError(f"the statistic {key} is an expression in quotes, such as 'norm(update)', not {text!r}")
+    check_text(key, text)
     if problem := name_problem(key):
         raise RuleError(f"a statistic cannot have this name: {problem}")
     return parsed(rule, key, Text(text, Source(f"<watch {key}>", text)))
+
+
+def check_text(key: str, text: object) -> None:
+    """RuleError where the expression of a statistic is no text."""
+    if not isinstance(text, str):
+        raise RuleError(f"the statistic {key} is an expression in quotes, such as 'norm(update)', not {text!r}")
 
 
 def _named(rule: RuleData, word: str) -> dict[str, Statistic]:

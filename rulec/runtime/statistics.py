@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from rulec.errors import HyperError, RulecError, RuleError, TensorError
 from rulec.language.expr.node import Kind, Op, walk
 from rulec.language.rule import Rule
 from rulec.language.rule_data import Statistic
-from rulec.language.statistics import PREFIX, Watch, Watched, watched
+from rulec.language.statistics import PREFIX, Watch, Watched, check_text, watched
 from rulec.runtime.buckets.bucket import Tensor
 from rulec.runtime.buckets.launch import Launch, LaunchStatistics, Part
 
@@ -31,7 +32,7 @@ class Statistics:
 
     def __init__(self, rules: Sequence[Rule], watch: Watch | None) -> None:
         self.due = False
-        self._watched = _by_rule(rules, watch) if watch else {}
+        self._watched = by_rule(rules, watch) if watch else {}
         #: The names of all statistics, in the order in which they were asked for.
         self.names = [*dict.fromkeys(name for each in self._watched.values() for name, _ in each)]
         self._launches: list[list[LaunchStatistics]] = []
@@ -140,7 +141,43 @@ def _is_joint(statistic: Statistic) -> bool:
     return any(part.op.kind is Kind.REDUCE and part.arg in ("group", "model") for part in walk([statistic.value]))
 
 
-def words_of(watch: Watch) -> list[Any]:
+#: Statistics that are asked for, one by one, in a form that can be a key.
+Words: TypeAlias = tuple[str | tuple[str, str], ...]
+
+
+def check_kind(title: str, watch: Any) -> None:
+    """HyperError or RuleError where `watch` is no watch."""
+    if watch is not None and not isinstance(watch, str | Sequence | Mapping):
+        raise HyperError(
+            f"watch of {title} is a name such as 'norms', a list of names, or expressions by name, not {watch!r}"
+        )
+    for key, text in watch.items() if isinstance(watch, Mapping) else ():
+        check_text(key, text)
+
+
+def checked_words(title: str, watch: Watch | None) -> Words:
+    """The statistics asked for as a key; HyperError or RuleError where `watch` is no watch."""
+    check_kind(title, watch)
+    return tuple(words_of(watch)) if watch else ()
+
+
+def of_rule(rule: Rule, words: Words) -> Watched:
+    """The statistics that a rule has among those asked for."""
+    done: dict[str, Statistic] = {}
+    for word in words:
+        with suppress(RuleError):
+            done |= _of_word(rule, word)
+    return tuple(done.items())
+
+
+def _of_word(rule: Rule, word: str | tuple[str, str]) -> Watched:
+    """The statistics of one word, after a compilation of the rule with them; RuleError where the rule lacks one."""
+    asked = watched(rule, dict([word]) if isinstance(word, tuple) else [word])
+    compile(rule, watch=asked)
+    return asked
+
+
+def words_of(watch: Watch | Words) -> list[Any]:
     """The statistics asked for, one by one: names, or pairs of a name and an expression."""
     return [*watch.items()] if isinstance(watch, Mapping) else [watch] if isinstance(watch, str) else [*watch]
 
@@ -150,7 +187,7 @@ def known_of(rules: Sequence[Rule], watch: Watch) -> Watch:
 
     def has(word: Any) -> bool:
         try:
-            return bool(_by_rule(rules, dict([word]) if isinstance(word, tuple) else [word]))
+            return bool(by_rule(rules, dict([word]) if isinstance(word, tuple) else [word]))
         except RuleError:
             return False
 
@@ -158,7 +195,7 @@ def known_of(rules: Sequence[Rule], watch: Watch) -> Watch:
     return dict(known) if isinstance(watch, Mapping) else known
 
 
-def _by_rule(rules: Sequence[Rule], watch: Watch) -> Mapping[int, Watched]:
+def by_rule(rules: Sequence[Rule], watch: Watch | Words) -> Mapping[int, Watched]:
     """The statistics of each rule, by its identity; what a rule lacks is left out where another has it."""
     words = words_of(watch)
     done: dict[int, dict[str, Any]] = {id(rule): {} for rule in rules}
@@ -166,9 +203,7 @@ def _by_rule(rules: Sequence[Rule], watch: Watch) -> Mapping[int, Watched]:
         mistakes: list[RuleError] = []
         for rule in rules:
             try:
-                asked = watched(rule, dict([word]) if isinstance(word, tuple) else [word])
-                compile(rule, watch=asked)
-                done[id(rule)] |= asked
+                done[id(rule)] |= _of_word(rule, word)
             except RuleError as error:
                 mistakes.append(error)
         if len(mistakes) == len(rules):
@@ -188,10 +223,7 @@ class WatchSchedule:
     @classmethod
     def of(cls, title: str, watch: Any, every: Any) -> WatchSchedule | None:
         """The schedule for keywords of an optimizer; None where it measures nothing. HyperError for another kind."""
-        if watch is not None and not isinstance(watch, str | Sequence | Mapping):
-            raise HyperError(
-                f"watch of {title} is a name such as 'norms', a list of names, or expressions by name, not {watch!r}"
-            )
+        check_kind(title, watch)
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise HyperError(f"watch_every of {title} is a whole number of steps from 1, not {every!r}")
         return cls(every) if watch else None

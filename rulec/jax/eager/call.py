@@ -30,6 +30,7 @@ from rulec.language.compose.combine import map_nodes
 from rulec.language.evaluations import check_single
 from rulec.language.expr.node import LEVELS, Kind, Node, Op, name, names_in, rewrite, walk
 from rulec.language.partition import Partition
+from rulec.language.statistics import Watch
 
 
 class Outcome(NamedTuple):
@@ -102,8 +103,13 @@ class Eager(ABC):
     def __init__(
         self, rule: Rules, *, state_dtype: Any, weights: str, seed: int, maximize: bool,
         tags: Mapping[str, Collection[str]] | None, shared: Mapping[str, str] | None, most: int | None,
-        skip_nonfinite: bool,
+        skip_nonfinite: bool, watch: Watch | None,
     ) -> None:  # fmt: skip
+        if watch is not None:
+            raise RuleError(
+                "an eager update drops each value as it makes it, and measures no statistics: give watch to "
+                "rulec.jax.step or rulec.jax.transform"
+            )
         self._most = most
         self._seen: set[Any] = set()
         self._tags, self._shared = tags, dict(shared or {})

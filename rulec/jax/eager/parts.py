@@ -122,7 +122,7 @@ class Parts(CompiledRecipe):
     ) -> tuple[Any, Values]:
         """A leaf's new array and its new share of the state; `number` is its number in the model, and may be traced."""
         alone = self.alone(plan, place)
-        (result,), new = one_step(alone, [param], [grad], share, arguments.hyper, arguments.inputs, [number])
+        (result,), new, _ = one_step(alone, [param], [grad], share, arguments.hyper, arguments.inputs, [number])
         return result, new
 
     def arguments(self, numbers: Any, inputs: Mapping[str, Any], plans: Sequence[StepPlan]) -> Arguments:

@@ -25,6 +25,7 @@ from rulec.jax.eager.parts import Subtree
 from rulec.jax.eager.tied import Tied, tied_in
 from rulec.jax.leaves import Tree
 from rulec.jax.recipe import Rules
+from rulec.language.statistics import Watch
 
 
 class ScanState(NamedTuple):
@@ -39,6 +40,7 @@ def eager_scan(
     has_aux: bool = False, layer_aux: bool = False, state_dtype: Any = None, weights: str = "",
     maximize: bool = False, seed: int = 0, tags: Mapping[str, Collection[str]] | None = None,
     shared: Mapping[str, str] | None = None, most: int | None = None, skip_nonfinite: bool = False,
+    watch: Watch | None = None,
 ) -> EagerScan:  # fmt: skip
     """A step of a model of equal layers in which each layer is updated inside of the backward pass.
 
@@ -53,7 +55,7 @@ def eager_scan(
     leaf it is tied to. `most` is the largest number of bytes beside weights, state and batch: a larger step raises
     StepTooLarge before it is done.
     With `skip_nonfinite` a step with a gradient that is not finite changes nothing, and its `Outcome.ok` is False.
-    RuleError for a rule that reads other tensors than it updates.
+    RuleError for a rule that reads other tensors than it updates, and for `watch`: no statistics are measured here.
     """
     model = Model(embed, layer, head, has_aux, layer_aux)
     return EagerScan(
@@ -67,6 +69,7 @@ def eager_scan(
         shared=shared,
         most=most,
         skip_nonfinite=skip_nonfinite,
+        watch=watch,
     )
 
 
@@ -216,6 +219,7 @@ def eager_step(
     loss: Callable[..., Any], rule: Rules, *, has_aux: bool = False, state_dtype: Any = None, weights: str = "",
     maximize: bool = False, seed: int = 0, tags: Mapping[str, Collection[str]] | None = None,
     shared: Mapping[str, str] | None = None, most: int | None = None, skip_nonfinite: bool = False,
+    watch: Watch | None = None,
 ) -> EagerStep:  # fmt: skip
     """A step of a model in which a gradient is used up as soon as it is complete.
 
@@ -235,6 +239,7 @@ def eager_step(
         shared=shared,
         most=most,
         skip_nonfinite=skip_nonfinite,
+        watch=watch,
     )
 
 
