@@ -134,10 +134,9 @@ class Bucket:
 
     def kept_shape(self, i: int, axes: Axes) -> tuple[int, ...]:
         """The shape of rows, columns or matrices of leaf i as they are kept, in a state or a statistic."""
-        sides = (
-            1 if n is None else int(evaluate_once(n, self.static, self.facts[i], {})) for n in (axes.rows, axes.cols)
-        )
-        return self.views[i].kept_shape(*sides, axes.letters)
+        extents = axes.rows, axes.cols
+        rows, cols = (1 if n is None else int(evaluate_once(n, self.static, self.facts[i], {})) for n in extents)
+        return self.views[i].kept_shape(rows, cols, axes.letters)
 
     @cached_property
     def group_at(self) -> np.ndarray[Any, Any]:

@@ -107,8 +107,7 @@ class Eager(ABC):
     ) -> None:  # fmt: skip
         if watch is not None:
             raise RuleError(
-                "an eager update drops each value as it makes it, and measures no statistics: give watch to "
-                "rulec.jax.step or rulec.jax.transform"
+                "an eager update measures no statistics: give watch to rulec.jax.step or rulec.jax.transform"
             )
         self._most = most
         self._seen: set[Any] = set()
