@@ -272,6 +272,11 @@ class StepPlan:
         return bool(AxisInference(program).axes(program.skip).letters) or len({*self.rules}) > 1
 
     @cached_property
+    def plain(self) -> StepPlan:
+        """The plan of the same step without statistics, with the same buckets."""
+        return StepPlan(self.leaves, self.routes, replace(self.options, watch=()), self.groups)
+
+    @cached_property
     def statistics(self) -> Mapping[str, str]:
         """The level of each statistic that any leaves have, as in `numbers`, or `array`; of several the finest."""
         levels: dict[str, str] = {}

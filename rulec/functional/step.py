@@ -18,8 +18,12 @@ from rulec.runtime.buckets.reductions import Joining, joined
 
 def run_step(step: StepValues, kind: type[BucketStep] = BucketStep) -> tuple[list[Any], Values]:
     """Runs all buckets: the results of all leaves in order, and the new state."""
+    return run_buckets(step, [kind(step, bucket) for bucket in step.plan.buckets])
+
+
+def run_buckets(step: StepValues, runs: Sequence[BucketStep]) -> tuple[list[Any], Values]:
+    """The same, of the shares of all buckets in order."""
     together: dict[int, list[BucketStep]] = {}
-    runs = [kind(step, bucket) for bucket in step.plan.buckets]
     for run in runs:
         if not run.bucket.plan.alone:
             together.setdefault(id(run.bucket.owner), []).append(run)

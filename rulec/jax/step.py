@@ -16,14 +16,15 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from rulec.functional.bucket_step import BucketStep, Gaps
 from rulec.functional.plan import Bucket, Guard, StepPlan
-from rulec.functional.step import run_step
+from rulec.functional.step import run_buckets
 from rulec.functional.step_values import StepValues
 from rulec.functional.values import Hypers, Values
 from rulec.jax import cpu
+from rulec.jax.apart import Computed, apart
 from rulec.jax.first import EVERYWHERE
 from rulec.jax.library import LIBRARY, automatic, specs_of
 from rulec.jax.packing import Pieces, unpiece, unpiece_all
-from rulec.language.expr.node import Node, Op
+from rulec.language.expr.node import Kind, Node, Op
 from rulec.runtime.buckets.reductions import Waits
 from rulec.runtime.stages.evaluate import STACKED, shapes_of
 
@@ -74,6 +75,15 @@ class GuardedGaps(Gaps):
         return mesh if pays(value.op, len(operands), matrices.shape[1:], mesh.size) else None
 
     def _value(self, value: Node) -> Generator[Waits, Any, Any]:
+        if value.op.kind is not Kind.MATRIX or value.op is Op.TRANSPOSE:
+            return (yield from super()._value(value))
+        source: JaxBucketStep = self.source  # type: ignore[assignment]
+        known = None if source.computed is None else source.computed.result(value, source.bucket)
+        source.matrix_values[value] = (yield from self._matrix(value)) if known is None else known
+        return source.matrix_values[value]
+
+    def _matrix(self, value: Node) -> Generator[Waits, Any, Any]:
+        """A matrix function of all tensors."""
         guard = self.source.bucket.guards.get(value)  # type: ignore[attr-defined]
         if guard is None or guard.condition not in self.values or not self.is_number(guard.condition):
             return (yield from super()._value(value))
@@ -108,13 +118,11 @@ def one_step(
     The arguments are those of `rulec.functional.step_values.StepValues`, but for its library.
     """
     if any(isinstance(arrays, Pieces) for arrays in values.arrays.values()):
-        step = StepValues(plan, params, grads, values, hyper, inputs, numbers, LIBRARY)
-        return *run_step(step, JaxBucketStep), step.statistics
+        return _run(plan, params, grads, values, hyper, inputs, numbers)
 
     def stepped(params: Any, grads: Any, old: Any, hyper: Any, inputs: Any, numbers: Any) -> Any:
-        step = StepValues(plan, params, grads, Values(*old), hyper, inputs, numbers, LIBRARY)
-        results, new = run_step(step, JaxBucketStep)
-        return results, tuple(new), step.statistics
+        results, new, statistics = _run(plan, params, grads, Values(*old), hyper, inputs, numbers)
+        return results, tuple(new), statistics
 
     operands = [*params], [*grads], tuple(values), hyper, inputs, numbers
     measured: dict[str, dict[int, PartitionSpec]] = {}
@@ -125,14 +133,49 @@ def one_step(
     return results, Values(*new), statistics
 
 
+def _run(
+    plan: StepPlan, params: Sequence[Any], grads: Sequence[Any], values: Values, hyper: Hypers,
+    inputs: Mapping[str, Any], numbers: Sequence[Any] | None,
+) -> tuple[list[Any], Values, Statistics]:  # fmt: skip
+    """The step itself. Kernels measure in their own pass.
+
+    Of XLA's code the statistics are a computation of their own, of the same operands: the code of the step stays as it
+    is without them, and so do its bits.
+    """
+    operands = params, grads, values, hyper, inputs, numbers
+    step = StepValues(plan, *operands, LIBRARY)
+    runs = [JaxBucketStep(step, bucket) for bucket in plan.buckets]
+    if not plan.options.watch or all(run.cpu_kernel is not None for run in runs):
+        return *run_buckets(step, runs), step.statistics
+    plain = StepValues(plan.plain, *operands, LIBRARY)
+    runs = [JaxBucketStep(plain, bucket) for bucket in plan.plain.buckets]
+    results, new = run_buckets(plain, runs)
+    return results, new, _measured(plan, operands, runs)
+
+
+def _measured(plan: StepPlan, operands: tuple[Any, ...], runs: Sequence[JaxBucketStep]) -> Statistics:
+    """The statistics of a step that these runs made without them."""
+    params, grads, values, *others = operands
+    arrays = {name: {**of_leaves} for name, of_leaves in values.arrays.items()}
+    params, grads, old, others = apart((params, grads, (values.count, arrays, values.numbers), others))
+    step = StepValues(plan, params, grads, Values(*old), *others, LIBRARY)
+    pairs = zip(plan.buckets, runs, strict=True)
+    run_buckets(step, [JaxBucketStep(step, bucket, Computed(run.program, run.matrix_values)) for bucket, run in pairs])
+    return step.statistics
+
+
 class JaxBucketStep(BucketStep):
     """One bucket's share of a step, by XLA's own code or by a kernel of the cpu backend; states may be packed."""
 
     gaps = GuardedGaps
 
-    def __init__(self, step: StepValues, bucket: Bucket) -> None:
+    def __init__(self, step: StepValues, bucket: Bucket, computed: Computed | None = None) -> None:
+        """With `computed`, a run for statistics alone, of values that are computed already."""
         super().__init__(step, bucket)
-        self.cpu_kernel = cpu.kernel_for(self, step.plan.options.backend)
+        self.computed = computed
+        #: The results of matrix functions, by the value in the program.
+        self.matrix_values: dict[Node, Any] = {}
+        self.cpu_kernel = None if computed else cpu.kernel_for(self, step.plan.options.backend)
         if self.cpu_kernel is None:
             unpiece_all(self.states.values(), bucket.places)
 
