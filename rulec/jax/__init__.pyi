@@ -26,6 +26,7 @@ from rulec.jax.line_search import scale_by_lbfgs as scale_by_lbfgs
 from rulec.jax.line_search import scale_by_zoom_linesearch as scale_by_zoom_linesearch
 from rulec.jax.packing import packed as packed
 from rulec.jax.packing import unpacked as unpacked
+from rulec.jax.statistics import statistics as statistics
 from rulec.jax.tags import tags_of as tags_of
 from rulec.jax.transform import transform as transform
 
