@@ -15,7 +15,6 @@ import optax
 
 from rulec.errors import StateMismatch
 from rulec.jax.leaves import flat
-from rulec.jax.packing import STATISTICS
 from rulec.jax.state import State
 
 
@@ -81,8 +80,6 @@ def _every_field(theirs: Any) -> Iterator[tuple[str, Any]]:
 def _field(name: str, fields: Mapping[str, Any], ours: Any, params: Any) -> Any:
     if name == "count":
         return jnp.full_like(ours, _count(fields))
-    if name == STATISTICS:
-        return ours
     if name not in fields:
         raise StateMismatch(
             f"the state has no {name!r} but {', '.join(fields) or 'no fields at all'}: give the state of optax's "

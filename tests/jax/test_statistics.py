@@ -89,6 +89,37 @@ def test_parameters_and_states_have_the_same_bits_with_statistics(rule: str, bac
     assert structure(plain) == structure(watched[:2])
 
 
+def test_xla_compiles_a_step_as_it_does_without_statistics() -> None:
+    """Where both are one computation, XLA contracts another product and sum of this rule."""
+    tree = {"w": jnp.asarray(np.random.default_rng(0).standard_normal((48, 32)), jnp.float32)}
+    plain, watched = pair("cautious_nadamw", tree, backend="jax")
+    assert bits(plain) == bits(watched[:2])
+
+
+def test_matrix_functions_are_not_done_twice() -> None:
+    tree = {"w": jnp.sin(jnp.arange(1536.0)).reshape(48, 32)}
+    state = rulec.jax.init("muon", tree, tags={})
+
+    def products(watch: Any) -> int:
+        step = jax.jit(lambda tree, state: rulec.jax.step("muon", tree, tree, state, tags={}, watch=watch))
+        return len(re.findall(r" dot\(", step.lower(tree, state).compile().as_text()))
+
+    assert products("norms") == products(None) > 0
+
+
+def test_a_step_with_statistics_is_differentiated_as_without() -> None:
+    tree = params()
+    state = rulec.jax.init("adamw", tree)
+
+    def moved(rate: Any, watch: Any) -> Any:
+        return rulec.jax.step("adamw", tree, gradients(tree, 0), state, lr=rate, watch=watch, donate=False)
+
+    slopes = [jax.grad(lambda rate, w=watch: moved(rate, w)[0]["a"].sum())(0.1) for watch in (None, "norms")]
+    assert slopes[0] == slopes[1]
+    slope = jax.grad(lambda rate: moved(rate, {"u": "norm(update)"})[2]["u"]["a"])(0.1)
+    assert float(slope) == pytest.approx(float(jnp.linalg.norm(moved(1.0, None)[0]["a"] - tree["a"])), rel=1e-5)
+
+
 def test_many_small_leaves_are_held_packed_with_statistics_too() -> None:
     tree = {str(i): jnp.sin(jnp.arange(21.0) + i).reshape(7, 3) for i in range(70)}
     plain, (new, state, measured) = pair("adamw", tree, steps=1)
@@ -217,7 +248,7 @@ def test_packed_states_keep_statistics_as_trees() -> None:
     assert structure(rulec.jax.unpacked(state)) == structure(tx.init(tree))
 
 
-def test_states_of_optax_become_states_with_statistics() -> None:
+def test_wrappers_of_optax_keep_statistics_apart_from_parameters() -> None:
     tree, tx = params(), rulec.jax.transform("lion", lr=0.1, watch="norms")
     theirs = optax.MultiSteps(tx, 2)
     assert {*rulec.jax.statistics(theirs.init(tree))} == {*rulec.jax.statistics(tx.init(tree))}
@@ -263,7 +294,7 @@ def test_sharded_steps_measure_whole_tensors() -> None:
     assert run.returncode == 0, run.stderr
     for rule, distances in json.loads(run.stdout).items():
         assert {*distances} == {"u", "rows", "all", "t"}
-        assert max(distances.values()) < 1e-6, rule
+        assert max(distances.values()) < 1e-5, rule
 
 
 @pytest.mark.parametrize(
