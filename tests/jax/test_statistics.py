@@ -90,9 +90,15 @@ def test_parameters_and_states_have_the_same_bits_with_statistics(rule: str, bac
 
 
 def test_xla_compiles_a_step_as_it_does_without_statistics() -> None:
-    """Where both are one computation, XLA contracts another product and sum of this rule."""
-    tree = {"w": jnp.asarray(np.random.default_rng(0).standard_normal((48, 32)), jnp.float32)}
-    plain, watched = pair("cautious_nadamw", tree, backend="jax")
+    """As one computation with its statistics, XLA contracts another product and sum in this step."""
+    rng = np.random.default_rng(0)
+    tree = {key: jnp.asarray(rng.standard_normal(shape), jnp.float32) for key, shape in (("w", (48, 32)), ("v", 33))}
+    grads = jax.tree.map(lambda x: jnp.sin(3 * x) + 0.5, tree)
+    state = rulec.jax.init("cautious_nadamw", tree)
+    plain, watched = (
+        rulec.jax.step("cautious_nadamw", tree, grads, state, donate=False, backend="jax", watch=watch)
+        for watch in (None, "norms")
+    )
     assert bits(plain) == bits(watched[:2])
 
 
