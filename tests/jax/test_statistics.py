@@ -102,6 +102,14 @@ def test_xla_compiles_a_step_as_it_does_without_statistics() -> None:
     assert bits(plain) == bits(watched[:2])
 
 
+def test_statistics_are_a_computation_apart_from_the_step() -> None:
+    tree = params()
+    state = rulec.jax.init("adamw", tree)
+    step = jax.jit(lambda tree, watch: rulec.jax.step("adamw", tree, tree, state, watch=watch), static_argnums=1)
+    counts = [step.lower(tree, watch).as_text().count("optimization_barrier") for watch in (None, "norms")]
+    assert counts == [0, 1]
+
+
 def test_matrix_functions_are_not_done_twice() -> None:
     tree = {"w": jnp.sin(jnp.arange(1536.0)).reshape(48, 32)}
     state = rulec.jax.init("muon", tree, tags={})
