@@ -24,6 +24,7 @@ from rulec.language.expr.node import Node, Op, rewrite
 def apart(tree: Any) -> Any:
     """The same arrays as other values for XLA, which then shares no computation with those of the first ones."""
     whole = jax.tree.map(unpiece, tree, is_leaf=lambda x: isinstance(x, Coded | Unbiased))
+    structure: Any
     leaves, structure = jax.tree.flatten(whole)
     arrays = iter(jax.lax.optimization_barrier([x for x in leaves if isinstance(x, jax.Array)]))  # type: ignore[no-untyped-call]
     return structure.unflatten([next(arrays) if isinstance(x, jax.Array) else x for x in leaves])
