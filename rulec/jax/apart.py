@@ -22,7 +22,7 @@ from rulec.language.expr.node import Node, Op, rewrite
 
 
 def apart(tree: Any) -> Any:
-    """The same arrays as other values for XLA, which then shares no computation with those of the first ones."""
+    """The same arrays as other values for XLA, so that no computation is shared with the arrays of the tree."""
     whole = jax.tree.map(unpiece, tree, is_leaf=lambda x: isinstance(x, Coded | Unbiased))
     structure: Any
     leaves, structure = jax.tree.flatten(whole)

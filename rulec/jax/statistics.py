@@ -21,11 +21,10 @@ from rulec.jax.step import Statistics
 def statistics(state: Any) -> dict[str, Any]:
     """The statistics of the last step, by name, from the state of a transformation with `watch`.
 
-    `state` may be a larger state of optax around it, and hold several of these: masked transformations, such as those
-    of `optax.multi_transform`, have the leaves of all of them in one tree. Values of a tensor are a tree like the
-    parameters, with None for a leaf without them, and NaN before the first step and where a leaf skipped it. A value of
-    a group or the model is one number, or in a partition a vector over its parts. All are float32, or float64 where
-    JAX is allowed it.
+    `state` may be a larger state of optax. Masked transformations in it, as of `optax.multi_transform`, have their
+    leaves in one tree. Values of a tensor are a tree like the parameters, with None for a leaf without them, and NaN
+    before the first step and where a leaf skipped it. A value of a group or the model is one number, or in a partition
+    a vector over its parts. All are float32, or float64 where JAX is allowed it.
 
     RulecError where nothing was measured, or where two transformations measured one name for the same leaves.
     """

@@ -154,7 +154,7 @@ def _run(
 
 
 def _measured(plan: StepPlan, operands: tuple[Any, ...], runs: Sequence[JaxBucketStep]) -> Statistics:
-    """The statistics of a step that these runs made without them."""
+    """The statistics of a step whose runs measured none."""
     params, grads, values, *others = operands
     arrays = {name: {**of_leaves} for name, of_leaves in values.arrays.items()}
     params, grads, old, others = apart((params, grads, (values.count, arrays, values.numbers), others))

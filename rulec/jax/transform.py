@@ -107,9 +107,9 @@ def transform(
     of 16 bits in memory, as for `rulec.jax.init`; their updates are float32, and the transformation must be the last
     of a chain: the state has the digits that the parameter lacks after just this update.
 
-    `watch` are statistics that each update measures: `"norms"`, names that the rule declares, or expressions by name,
-    as in `{"ratio": "norm(update)/norm(p)"}`. The state then has them in one more field, which `rulec.jax.statistics`
-    reads. A state without this field goes on with `watch`, and one with it without.
+    `watch` are the statistics of each update: `"norms"`, names that the rule declares, or expressions by name, as in
+    `{"ratio": "norm(update)/norm(p)"}`. The state has them in one more field, which `rulec.jax.statistics` reads. A
+    state without the field goes on with `watch`, and a state with the field without.
 
     Raises HyperError or RuleError here, and TensorError or StateMismatch when it is traced.
     """

@@ -162,7 +162,7 @@ def checked_words(title: str, watch: Watch | None) -> Words:
 
 
 def of_rule(rule: Rule, words: Words) -> Watched:
-    """The statistics that a rule has among those asked for."""
+    """The statistics of a rule, for the words that it has."""
     done: dict[str, Statistic] = {}
     for word in words:
         with suppress(RuleError):
