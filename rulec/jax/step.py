@@ -157,8 +157,9 @@ def _measured(plan: StepPlan, operands: tuple[Any, ...], runs: Sequence[JaxBucke
     """The statistics of a step whose runs measured none."""
     params, grads, values, *others = operands
     arrays = {name: {**of_leaves} for name, of_leaves in values.arrays.items()}
-    params, grads, old, others = apart((params, grads, (values.count, arrays, values.numbers), others))
-    step = StepValues(plan, params, grads, Values(*old), *others, LIBRARY)
+    old = values.count, arrays, values.numbers
+    params, grads, old, (hyper, inputs, numbers) = apart((params, grads, old, others))
+    step = StepValues(plan, params, grads, Values(*old), hyper, inputs, numbers, LIBRARY)
     pairs = zip(plan.buckets, runs, strict=True)
     run_buckets(step, [JaxBucketStep(step, bucket, Computed(run.program, run.matrix_values)) for bucket, run in pairs])
     return step.statistics
