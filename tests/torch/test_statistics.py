@@ -109,6 +109,12 @@ def test_a_schedule_measures_the_first_of_so_many_steps() -> None:
     assert seen == [1, 1, 1, 4, 4, 4, 7]
 
 
+def test_a_number_of_hyper_parameters_and_the_count_is_measured_alone() -> None:
+    _, optimizer, _ = trained("AdamW", watch={"correction": "1 - beta1**t"})
+    wanted = pytest.approx(1 - 0.9**3, rel=1e-6)
+    assert [*optimizer.statistics().numbers().values()] == [wanted] * 4
+
+
 def test_numbers_have_flat_names_in_the_order_of_the_parameters() -> None:
     _, optimizer, _ = trained("AdamW", watch={"tot": 'norm(update, per="model")', "top": "max(v)", "rate": "2*lr"})
     numbers = optimizer.statistics().numbers()

@@ -12,7 +12,9 @@ from rulec.backend import registry
 from rulec.compiler.routing import Router
 from rulec.errors import BackendUnsupported, RulecError, RuleError
 from rulec.language.rule import Rule
+from rulec.language.statistics import Watch
 from rulec.runtime.engine import Engine, default_hyper
+from rulec.runtime.statistics import StepStatistics
 from rulec.testing.kinds import kind_of
 from rulec.testing.whole import runtime_arrays
 
@@ -157,10 +159,13 @@ def _fields(kept: Any) -> Iterator[tuple[str, Any]]:
 class EngineSide:
     """A rule of ours on the arrays of its backend's library.
 
-    `params` are NumPy arrays, and are copied. BackendUnsupported where the runtime does not know the backend's arrays.
+    `params` are NumPy arrays, and are copied. Every step measures the statistics in `watch`. BackendUnsupported where
+    the runtime does not know the backend's arrays.
     """
 
-    def __init__(self, rule: Rule, params: Sequence[Array], hyper: Mapping[str, float], backend: str) -> None:
+    def __init__(
+        self, rule: Rule, params: Sequence[Array], hyper: Mapping[str, float], backend: str, watch: Watch | None = None
+    ) -> None:
         self.name = backend
         self.rule = rule
         chosen = registry.usable(backend)
@@ -168,15 +173,18 @@ class EngineSide:
         arrays = runtime_arrays(self.kind)
         if arrays is None:
             raise BackendUnsupported(backend, "a comparison", rule.name)
-        self.engine = Engine(rule, arrays, chosen)
+        self.engine = Engine(rule, arrays, chosen, watch=watch)
         self.params = [self.kind.make(p) for p in params]
         self.ids = tuple(self.engine.add(p, 0, f"tensor {i}") for i, p in enumerate(self.params))
         self.table = self.engine.hyper_table([default_hyper(rule, hyper, params[0].dtype.name)])
+        self.steps = 0
 
     def step(self, grads: Sequence[Array], inputs: Mapping[str, Any] | None = None) -> None:
         """One update of every tensor."""
         arguments = {k: [*map(self.kind.make, v)] if isinstance(v, list) else v for k, v in (inputs or {}).items()}
+        self.engine.statistics.begin(bool(self.engine.statistics.names))
         self.engine.step(self.ids, [*map(self.kind.make, grads)], self.table, arguments)
+        self.steps += 1
 
     def values(self) -> list[dict[str, Array]]:
         """For each tensor its parameter as `p`, and its states by the rule's names."""
@@ -185,6 +193,11 @@ class EngineSide:
             states = {k: v for k, v in self.engine.state(i).items() if k != "step"}
             values.append({"p": self.kind.read(param), **{k: self._read(v) for k, v in states.items()}})
         return values
+
+    def statistics(self) -> StepStatistics:
+        """The statistics of the last step, by the names `tensor 0`, `tensor 1` and so on."""
+        measured, places = self.engine.statistics.measured(int), [f"tensor {i}" for i in self.ids]
+        return StepStatistics(self.steps, measured, self.engine.statistics.names, places, self._read, self._read)
 
     def _read(self, value: Any) -> Array:
         return np.array(value) if isinstance(value, np.ndarray | np.generic) else self.kind.read(value)
