@@ -30,6 +30,20 @@ def test_keys_rules_and_names_are_offered_where_they_may_stand() -> None:
     assert offered(TEXT, 0, 8) == set()
 
 
+@pytest.mark.parametrize(
+    "key", ["statistics: {largest: max(abs(update))}\n", "statistics:\n  agree: mean(m*g > 0)\n  largest: update\n"]
+)
+def test_the_update_is_a_word_under_statistics_alone(key: str) -> None:
+    text, line = TEXT + key, len((TEXT + key).splitlines()) - 1
+    column = text.splitlines()[line].index("update") + 2
+    assert {"update", "p.stored", "m", "beta", "norm"} <= offered(text, line, column)
+    assert not {"update", "p.stored"} & offered(text, 5, 6)
+    word = meaning_at(text, line, column, names_of(text))
+    assert word is not None
+    assert word.meaning == "the change of the parameter in this step"
+    assert meaning_at(text, 5, 2, names_of(text)) == names_of(text)["w"]
+
+
 def test_broken_yaml_has_the_names_of_its_lines() -> None:
     assert {"m", "w"} <= names_of(TEXT.replace("0.9}", "0.9")).keys()
     assert names_of("- 1") == {}

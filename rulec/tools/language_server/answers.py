@@ -18,6 +18,7 @@ from rulec.language.expr.functions import FUNCTIONS
 from rulec.language.expr.names import RESERVED, RESULTS
 from rulec.language.hyper import Hyper, well_known_range
 from rulec.language.library.load import load, parse, rules
+from rulec.language.statistics import STORED, UPDATE
 from rulec.language.yaml.schema import RuleFile
 
 #: Keys whose value is a text.
@@ -36,10 +37,18 @@ class Word:
     meaning: str
 
 
+#: The names that statistics alone may read.
+_STATISTICS = {
+    UPDATE: Word(UPDATE, "name", "the change of the parameter in this step"),
+    STORED: Word(STORED, "name", "the new parameter as its memory keeps it; `p` is the parameter before the step"),
+}
+
+
 def words_at(text: str, line: int, column: int, names: Mapping[str, Word]) -> list[Word]:
     """The words to offer at a place, its line and column from 0; `names` are those of the rule.
 
-    Keys at the beginning of a line, rules where a key asks for some, nothing in texts, elsewhere names and functions.
+    Keys at the beginning of a line, rules where a key asks for some, nothing in texts, elsewhere names and functions;
+    under `statistics` also the names of statistics alone.
     """
     before = (text.split("\n")[line : line + 1] or [""])[0][:column]
     if re.fullmatch(r"\w*", before):
@@ -48,7 +57,7 @@ def words_at(text: str, line: int, column: int, names: Mapping[str, Word]) -> li
         return []
     if _RULES.match(before):
         return [*_rules().values()]
-    return [*names.values(), *_language().values()]
+    return [*{**names, **_of_statistics(text, line)}.values(), *_language().values()]
 
 
 def meaning_at(text: str, line: int, column: int, names: Mapping[str, Word]) -> Word | None:
@@ -58,8 +67,15 @@ def meaning_at(text: str, line: int, column: int, names: Mapping[str, Word]) -> 
         if match.start() <= column <= match.end():
             key = _keys().get(match[0]) if match.start() == 0 else None
             rule = _rules().get(match[0]) if _RULES.match(content) else None
-            return key or rule or names.get(match[0]) or _language().get(match[0])
+            known = {**_language(), **names, **_of_statistics(text, line)}
+            return key or rule or known.get(match[0])
     return None
+
+
+def _of_statistics(text: str, line: int) -> Mapping[str, Word]:
+    """The names of statistics alone, where a line is under the key `statistics`."""
+    keys = re.findall(r"^(\w+)\s*:", "\n".join(text.split("\n")[: line + 1]), re.MULTILINE)
+    return _STATISTICS if keys and keys[-1] == "statistics" else {}
 
 
 def names_of(text: str) -> dict[str, Word]:
