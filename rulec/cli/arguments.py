@@ -14,6 +14,7 @@ from rulec.errors import RulecError
 
 if TYPE_CHECKING:
     from rulec.language.rule import Rule
+    from rulec.language.statistics import Watch
 
 
 def rule_words(incomplete: str) -> list[str]:
@@ -64,6 +65,15 @@ StateDtypeOption = Annotated[
 WeightsOption = Annotated[
     str, typer.Option(help="The kind of 16-bit weights: split, split24, master, kahan or stochastic.")
 ]
+WatchOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--watch",
+        metavar="NAME[=EXPRESSION]",
+        help="Statistics to measure: norms, one that the rule declares, or ratio='norm(update)/norm(p)'; "
+        "may be repeated.",
+    ),
+]
 HyperOption = Annotated[
     list[str] | None, typer.Option("--hyper", metavar="NAME=NUMBER", help="A hyper-parameter; may be repeated.")
 ]
@@ -112,6 +122,23 @@ def hyper_values(rule: Rule, texts: Sequence[str] | None, dtype: str = "float32"
     from rulec.runtime.buckets.hyper import default_hyper
 
     return default_hyper(rule, numbers(texts, "--hyper"), dtype)
+
+
+def watch_of(rule: Rule, texts: Sequence[str] | None) -> Watch:
+    """The statistics of `--watch`: names, or expressions by name where one is given; RuleError for an unknown name."""
+    from rulec.language.expr.text import expression_text
+    from rulec.language.statistics import SETS, watched
+
+    expressions: dict[str, str] = {}
+    for text in texts or ():
+        name, equals, expression = text.partition("=")
+        if equals:
+            expressions[name.strip()] = expression.strip()
+        elif name in SETS:
+            expressions |= SETS[name]
+        elif any("=" in each for each in texts or ()):
+            expressions |= {key: expression_text(statistic.value) for key, statistic in watched(rule, name)}
+    return expressions if any("=" in each for each in texts or ()) else [*(texts or ())]
 
 
 def check_dtype(dtype: str) -> str:

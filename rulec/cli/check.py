@@ -24,6 +24,7 @@ def check(
     backend: Annotated[str, typer.Option("--backend", "-b", help="The backend to hold against the oracle.")] = "cpu",
     hyper: arguments.HyperOption = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps to hold against the oracle.")] = 8,
+    watch: arguments.WatchOption = None,
     strict: Annotated[bool, typer.Option("--strict", help="A warning is an error.")] = False,
     allow_url: arguments.AllowUrlFlag = False,
     json: arguments.JsonFlag = False,
@@ -31,7 +32,8 @@ def check(
     """Check a rule: what it costs, and how exact it is.
 
     Validates the rule, lists a step's reads, writes, states, and hoisted and fused operations, and compares with 50
-    digits. All mistakes of a rule file are reported, and warnings of what nothing reads.
+    digits. All mistakes of a rule file are reported, and warnings of what nothing reads. With --watch it says what the
+    statistics cost, beside the step without them.
     """
     from rulec.language.check import unread
     from rulec.language.evaluations import parts_of
@@ -56,7 +58,7 @@ def check(
         _report_wrapper(loaded, warnings, json)
         return
     values = arguments.hyper_values(loaded, hyper)
-    programs = costs_of(loaded, arguments.check_dtype(dtype))
+    programs = costs_of(loaded, arguments.check_dtype(dtype), arguments.watch_of(loaded, watch))
     sides: list[dict[str, Any]] = []
     beyond: list[dict[str, Any]] = []
     for part in parts_of(loaded):

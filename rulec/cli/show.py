@@ -13,10 +13,12 @@ from rulec.cli.arguments import (
     JsonFlag,
     RuleArgument,
     StateDtypeOption,
+    WatchOption,
     WeightsOption,
     check_dtype,
     check_state_dtypes,
     find_rule,
+    watch_of,
 )
 from rulec.cli.console import print_json, print_source
 from rulec.errors import RulecError
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from rulec.compiler.ir import Program
     from rulec.compiler.layout import Layout
     from rulec.language.rule import Rule
+    from rulec.language.statistics import Watch
     from rulec.runtime.storage.options import Storage
 
 
@@ -35,6 +38,7 @@ def show(
     dtype: DtypeOption = "float32",
     state_dtype: StateDtypeOption = "",
     weights: WeightsOption = "",
+    watch: WatchOption = None,
     epilogue: Annotated[
         bool, typer.Option("--epilogue", help="Show the kernel that makes a gradient, a product, and updates with it.")
     ] = False,
@@ -50,14 +54,16 @@ def show(
 ) -> None:
     """Show the kernel that a rule becomes, for any backend.
 
-    Or its kernel in the epilogue of a product, its kernel with noise as its gradient, the program after each pass, the
+    With --watch, the kernel that measures statistics, and their costs beside the step without them. Or the rule's
+    kernel in the epilogue of a product, its kernel with noise as its gradient, the program after each pass, the
     mathematics as LaTeX, the rule as a rule file, what is proved about it.
     """
-    from rulec.tools.display.kernels import LANGUAGES, kernel_source
+    from rulec.tools.display.kernels import COMMENTS, LANGUAGES, kernel_source
 
     loaded, language = find_rule(rule, allow_url), LANGUAGES.get(backend, "python")
     if passes:
-        kind, text, language = "passes", _passes(loaded, check_dtype(dtype), state_dtype), "python"
+        asked = watch_of(loaded, watch)
+        kind, text, language = "passes", _passes(loaded, check_dtype(dtype), state_dtype, asked), "python"
     elif latex:
         kind, text, language = "latex", loaded.latex(), "latex"
     elif yaml:
@@ -69,12 +75,26 @@ def show(
     elif estimate:
         kind, text = "estimate", _estimate(loaded, backend, estimate, check_dtype(dtype), state_dtype)
     else:
-        kind, text = "source", kernel_source(loaded, backend, check_dtype(dtype), _storage(state_dtype, weights))
+        kind, asked = "source", watch_of(loaded, watch)
+        text = kernel_source(loaded, backend, check_dtype(dtype), _storage(state_dtype, weights), asked)
+        text = "".join(f"{COMMENTS[language]} {line}\n" for line in _costs(loaded, dtype, asked)) + text
     if json:
         printed = backend if kind in ("source", "epilogue", "estimate") else None
         print_json({"rule": loaded.name, "kind": kind, "backend": printed, "text": text})
     else:
         print_source(text, language)
+
+
+def _costs(rule: Rule, dtype: str, watch: Watch) -> list[str]:
+    """A line of the costs of the statistics for each program of the rule; none without statistics."""
+    from rulec.tools.display.kernels import costs_of, statistics_line
+
+    programs = costs_of(rule, dtype, watch) if watch else []
+    return [
+        f"{', '.join(facts['names'])} of {' and '.join(each['shapes'])}: {statistics_line(facts)}"
+        for each in programs
+        if (facts := each["statistics"])["names"]
+    ]
 
 
 def _epilogue(rule: Rule, backend: str, dtype: str, state_dtype: str) -> str:
@@ -121,15 +141,21 @@ def _floats(program: Program, dtype: str, state_dtype: str) -> Layout:
     return layout
 
 
-def _passes(rule: Rule, dtype: str, state_dtype: str) -> str:
+def _passes(rule: Rule, dtype: str, state_dtype: str, watch: Watch) -> str:
     from rulec.compiler.pipeline import DEFAULT_FACTS, passes
     from rulec.compiler.text import program_text
     from rulec.compiler.view import static_defaults
+    from rulec.language.statistics import watched
     from rulec.tools.display.kernels import layout_of
 
-    storage = _storage(state_dtype)
+    rule, storage = rule.standalone() if watch else rule, _storage(state_dtype)
     memory = storage.memory_of(rule, dtype)
     programs = passes(
-        rule, DEFAULT_FACTS, static_defaults(rule), layout=lambda p: layout_of(p, dtype, storage), memory=memory
+        rule,
+        DEFAULT_FACTS,
+        static_defaults(rule),
+        layout=lambda p: layout_of(p, dtype, storage),
+        memory=memory,
+        watch=watched(rule, watch),
     )
     return "\n\n".join(f"# after {name}\n{program_text(program)}" for name, program in programs)

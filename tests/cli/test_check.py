@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rulec.language.statistics import NORMS
 from tests.cli.running import error, invoke, run, run_json
 
 MATRIX = """\
@@ -177,3 +178,24 @@ def test_a_rule_that_cancels_digits_is_within_the_bounds(tmp_path: Path) -> None
     oracle = run_json("check", str(file), "--steps", "2", "-b", "numpy")["oracle"]
     assert oracle["sides"][0]["ulps"]["a"] > 1e6
     assert oracle["beyond"] == []
+
+
+def test_the_costs_of_statistics_stand_beside_those_of_the_step_without_them() -> None:
+    arguments = ("check", "adamw", "--steps", "1", "--backend", "numpy")
+    (facts,) = run_json(*arguments, "--watch", "norms", "--watch", "spread=rms(update - mean(update))")["programs"]
+    (plain,) = run_json(*arguments)["programs"]
+    costs = facts.pop("statistics")
+    assert facts == plain
+    assert costs["names"] == [*NORMS, "spread"]
+    assert (costs["stages"], costs["bytes_moved"]) == (2, 36)
+    assert costs["reductions"] == 8
+    assert costs["without"] == {"bytes_moved": 28, "stages": 1, "reductions": 0}
+    shown = run(*arguments, "--watch", "norms")
+    assert "  statistics 28 bytes moved, 28 without; 1 stage, 1 without; 6 reductions, 0 without\n" in shown
+
+
+def test_a_statistic_of_one_rule_of_two_costs_nothing_in_the_other() -> None:
+    first, second = run_json("check", "racs", "--steps", "1", "--backend", "numpy", "--watch", "clip")["programs"]
+    names = {each["rule"]: each["statistics"]["names"] for each in (first, second)}
+    assert names == {"RACS": ["clip"], "Adam": []}
+    assert "RACS has no statistic 'clap'" in error("check", "racs", "--watch", "clap")

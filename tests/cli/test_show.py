@@ -7,6 +7,7 @@ import pytest
 import rulec
 from rulec.backend import registry
 from rulec.compiler.layout import layout_for
+from rulec.language.statistics import NORMS, watched
 from tests.cli.running import error, run, run_json
 
 
@@ -87,3 +88,34 @@ def test_mistakes() -> None:
     assert "there is no dtype 'float31'" in error("show", "adam", "--dtype", "float31")
     assert "there is no state dtype 'half'" in error("show", "adam", "--state-dtype", "half")
     assert "no state 'w'" in error("show", "adam", "--state-dtype", "w=int8")
+
+
+def test_the_kernel_that_measures_statistics_says_what_they_cost() -> None:
+    shown = run("show", "adamw", "--backend", "c", "--watch", "norms", "--watch", "top=max(v)")
+    first, kernel = shown.split("\n", 1)
+    assert first.endswith("28 bytes moved, 28 without; 1 stage, 1 without; 7 reductions, 0 without")
+    assert first.startswith("// grad_norm, ")
+    rule = rulec.load("adamw").standalone()
+    program = rulec.compile(rule, watch=watched(rule, {**NORMS, "top": "max(v)"}))
+    assert kernel == registry.get("c").emit(program, layout_for(program, "float32")).rstrip("\n") + "\n"
+
+
+@pytest.mark.parametrize("backend", ["numpy", "cpu", "c", "cupy", "triton", "jax"])
+def test_every_backend_shows_statistics(backend: str) -> None:
+    plain, shown = (
+        run("show", "lamb", "--backend", backend),
+        run("show", "lamb", "--backend", backend, "--watch", "trust"),
+    )
+    assert shown.split("\n", 1)[0].endswith("40 bytes moved, 40 without; 2 stages, 2 without; 2 reductions, 2 without")
+    assert run("show", "lamb", "--backend", backend, "--watch", "x=max(v)").split("\n", 1)[1] != plain
+
+
+def test_passes_show_statistics_as_stores() -> None:
+    assert "store statistics.trust = " in run("show", "lamb", "--passes", "--watch", "trust")
+
+
+def test_a_statistic_that_a_rule_has_not_is_an_error() -> None:
+    assert "LAMB has no statistic 'trusts': name one of trust_ratio.trust, norms" in error(
+        "show", "lamb", "--watch", "trusts"
+    )
+    assert "unknown name 'mm' in the statistic x" in error("show", "adamw", "--watch", "x=norm(mm)")

@@ -16,37 +16,42 @@ from rulec.compiler.ir import Program
 from rulec.compiler.layout import ITEM_SIZE, Layout, kernel_for, layout_for, scheduled
 from rulec.compiler.memory import ringed
 from rulec.compiler.pipeline import compile
-from rulec.compiler.routing import route
+from rulec.compiler.routing import Router, route
 from rulec.compiler.view import view_of
 from rulec.errors import RulecError
 from rulec.language.expr.node import Kind, Node, Op, walk
 from rulec.language.expr.text import expression_text, short_text
 from rulec.language.rule import Rule
 from rulec.language.rule_data import State
+from rulec.language.statistics import Watch, Watched, watched
+from rulec.runtime.statistics import Statistics, known_of
 from rulec.runtime.storage.options import FEWEST_CODED, Storage
 from rulec.tools.compare.difference import shapes_for
 
 #: Backend -> language of its source, where this is not Python.
 LANGUAGES = {"c": "c", "cupy": "cuda"}
+#: Language of a source -> the beginning of a comment there.
+COMMENTS = {"python": "#", "c": "//", "cuda": "//"}
 #: Backend -> the title of its tab, for the backends with kernels of their own.
 TABS = {"cpu": "CPU", "c": "C", "cupy": "CUDA (CuPy)", "triton": "Triton", "jax": "JAX"}
 
 PLAIN = Storage()
 
 
-def kernel_source(rule: Rule, backend: str, dtype: str = "float32", storage: Storage = PLAIN) -> str:
-    """The source of a rule's kernel; RulecError where the backend refuses the rule."""
-    program = program_of(rule, dtype, storage)
+def kernel_source(rule: Rule, backend: str, dtype: str = "float32", storage: Storage = PLAIN, watch: Watch = ()) -> str:
+    """The source of a rule's kernel, which measures statistics; RulecError where the backend refuses the rule."""
+    program = program_of(rule, dtype, storage, watch)
     printer, kernel = registry.get(backend), scheduled(program, layout_of(program, dtype, storage))
     if kernel.layout.formats and not capabilities_of(printer).decodes(*kernel):
         raise RulecError(f"{backend} has no kernel of {rule.name} with states in codes: they are decoded before it")
     return printer.emit(*kernel)
 
 
-def program_of(rule: Rule, dtype: str, storage: Storage = PLAIN) -> Program:
-    """The program of a rule whose states are stored so."""
+def program_of(rule: Rule, dtype: str, storage: Storage = PLAIN, watch: Watch = ()) -> Program:
+    """The program of a rule whose states are stored so, with statistics to measure."""
     storage.check_weights([dtype])
-    return compile(rule, memory=storage.memory_of(rule, dtype))
+    rule = rule.standalone() if watch else rule
+    return compile(rule, memory=storage.memory_of(rule, dtype), watch=watched(rule, watch))
 
 
 def layout_of(program: Program, dtype: str, storage: Storage = PLAIN) -> Layout:
@@ -60,11 +65,18 @@ def layout_of(program: Program, dtype: str, storage: Storage = PLAIN) -> Layout:
 _LARGEST = 200
 
 
-def costs_of(rule: Rule, dtype: str = "float32") -> list[dict[str, Any]]:
-    """The costs of the different programs of a rule, each with its shapes; RuleError for a rule without a program."""
+def costs_of(rule: Rule, dtype: str = "float32", watch: Watch = ()) -> list[dict[str, Any]]:
+    """The costs of the different programs of a rule, each with its shapes; RuleError for a rule without a program.
+
+    With statistics, `statistics` has the costs of those that a program measures, and without them.
+    """
     distinct: list[dict[str, Any]] = []
+    rule = rule.standalone() if watch else rule
+    Statistics(Router(rule).rules, watch)
     for shape in shapes_for(rule):
         facts = _program_facts(rule, shape, dtype)
+        if watch:
+            facts["statistics"] = _statistics_facts(rule, shape, dtype, watch)
         same = next((f for f in distinct if {**f, "shapes": 0} == {**facts, "shapes": 0}), None)
         if same is None:
             distinct.append({**facts, "shapes": [str(shape)]})
@@ -87,13 +99,41 @@ def cost_lines(facts: Mapping[str, Any], dtype: str = "float32") -> list[tuple[s
         ("hoisted", f"{len(scalars)} scalars, in float64 once for each group and t" if scalars else "nothing"),
         *(("", name if name == text else f"{name} = {text}") for name, text in scalars.items()),
         ("fused", f"{facts['operations']} operations and {facts['stores']} stores, {saved}"),
+        *(_statistics_lines(facts["statistics"]) if "statistics" in facts else []),
     ]
+
+
+def _statistics_lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [("statistics", statistics_line(facts)), *(("", name) for name in facts["names"])]
+
+
+def statistics_line(facts: Mapping[str, Any]) -> str:
+    """The costs of statistics in words, beside those of the step without them."""
+    without = facts["without"]
+    stages = f"{facts['stages']} stage{'s' if facts['stages'] > 1 else ''}, {without['stages']} without"
+    moved = f"{facts['bytes_moved']} bytes moved, {without['bytes_moved']} without"
+    return f"{moved}; {stages}; {facts['reductions']} reductions, {without['reductions']} without"
+
+
+def _statistics_facts(rule: Rule, shape: Sequence[int], dtype: str, watch: Watch) -> dict[str, Any]:
+    routed = route(rule, shape, set())
+    asked = watched(routed, known_of([routed], watch))
+    plain, measuring = ({
+        "bytes_moved": traffic(program, layout).total,
+        "stages": len(program.stages),
+        "reductions": sum(len(stage.reduces) for stage in program.stages),
+    } for program, layout in (_kernel(routed, shape, dtype, each) for each in ((), asked)))  # fmt: skip
+    return {"names": [name for name, _ in asked], **measuring, "without": plain}
+
+
+def _kernel(routed: Rule, shape: Sequence[int], dtype: str, watch: Watched = ()) -> tuple[Program, Layout]:
+    program = compile(routed, view_of(routed, shape).facts, watch=watch)
+    return kernel_for(ringed(program)[0] if program.skip is None else program, dtype)
 
 
 def _program_facts(rule: Rule, shape: Sequence[int], dtype: str) -> dict[str, Any]:
     routed = route(rule, shape, set())
-    program = compile(routed, view_of(routed, shape).facts)
-    program, layout = kernel_for(ringed(program)[0] if program.skip is None else program, dtype)
+    program, layout = _kernel(routed, shape, dtype)
     moved = traffic(program, layout)
     narrow = {b.name: _kept(routed.state[b.name]) for b in program.states if b.name not in moved.state}
     return {
