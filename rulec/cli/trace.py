@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from rulec.language.rule import Rule
+    from rulec.language.statistics import Watch
     from rulec.tools.compare.difference import Trial
     from rulec.tools.compare.lines import TracedStep
     from rulec.tools.compare.sides import Array
@@ -29,13 +30,15 @@ def trace(
     shape: Annotated[str, typer.Option(help="The tensor's shape, as in 3 or 2x4.")] = "3",
     hyper: arguments.HyperOption = None,
     seed: Annotated[int, typer.Option(help="Chooses the numbers.")] = 0,
+    watch: arguments.WatchOption = None,
     allow_url: arguments.AllowUrlFlag = False,
     json: arguments.JsonFlag = False,
 ) -> None:
     """Show the value of every line of a step.
 
     For a small tensor: by the float64 reference, by a backend beside it, and their distance in ulps. Gradients and
-    inputs are random numbers, also those at the passes of a rule.
+    inputs are random numbers, also those at the passes of a rule. With --watch each step shows its statistics too, in
+    float64 and by the backend.
     """
     from rulec.backend import registry
     from rulec.compiler.routing import written_for
@@ -46,7 +49,7 @@ def trace(
     trial = Trial(arguments.check_dtype(dtype), steps, (extent,), seed)
     routed = written_for(whole, extent).in_one()
     beside = None if backend == "none" else registry.usable(backend).name
-    traced, reason = _traced(routed, values, trial, beside)
+    traced, reason = _traced(routed, values, trial, beside, arguments.watch_of(routed, watch))
     beside = None if reason else beside
     if json:
         print_json(_data(routed, trial.params[0], traced, beside, dtype))
@@ -59,7 +62,7 @@ def trace(
 
 
 def _traced(
-    rule: Rule, values: Mapping[str, float], trial: Trial, backend: str | None
+    rule: Rule, values: Mapping[str, float], trial: Trial, backend: str | None, watch: Watch
 ) -> tuple[Sequence[TracedStep], str]:
     """The steps over a trial's only tensor, and why they are of the reference alone where the backend refuses them."""
     from rulec.tools.compare import lines
@@ -69,9 +72,9 @@ def _traced(
     gradients = [gradient for (gradient,) in trial.gradients()]
     inputs = [*trial.inputs(kept.rule)] if kept.rule.inputs else []
     try:
-        return lines.trace(kept, hyper, trial.params[0], gradients, backend, inputs), ""
+        return lines.trace(kept, hyper, trial.params[0], gradients, backend, inputs, watch), ""
     except BackendUnsupported as error:
-        return lines.trace(kept, hyper, trial.params[0], gradients, None, inputs), str(error)
+        return lines.trace(kept, hyper, trial.params[0], gradients, None, inputs, watch), str(error)
 
 
 def read_shape(text: str) -> tuple[int, ...]:
@@ -103,6 +106,12 @@ def _data(rule: Rule, start: Array, traced: Sequence[TracedStep], backend: str |
                     }
                     for v in step.values
                 ],
+                "statistics": {
+                    s.name: {
+                        "reference": s.reference.tolist(), "backend": None if s.backend is None else s.backend.tolist(),
+                    }
+                    for s in step.statistics
+                },
             }
             for step in traced
         ],
@@ -128,6 +137,11 @@ def _print(start: Array, traced: Sequence[TracedStep], backend: str | None, dtyp
                 mark = "  <- the first difference" if first else ""
                 shown = _numbers(value.backend, value.line.narrow)
                 out.print(f"      {backend:<9}  {shown}  {ulps:.1f} ulp{mark}", style=style, markup=False)
+        for each in step.statistics:
+            out.print(f"  statistic {each.name}", markup=False)
+            out.print(f"      reference  {_numbers(each.reference)}", style="dim", markup=False)
+            if each.backend is not None:
+                out.print(f"      {backend:<9}  {_numbers(each.backend)}", markup=False)
 
 
 def _numbers(values: Array, narrow: bool = False) -> str:

@@ -109,3 +109,34 @@ def test_mistakes() -> None:
     assert "there is no backend 'gpu'" in error("trace", "adam", "--backend", "gpu")
     assert "is no shape" in error("trace", "adam", "--shape", "big")
     assert "wraps another rule and has none here" in error("trace", "lookahead")
+
+
+@pytest.mark.parametrize("backend", ["numpy", "cpu", "none", "jax"])
+def test_statistics_are_of_the_step_that_is_traced(backend: str) -> None:
+    arguments = ("trace", "lamb", "--steps", "2", "--shape", "2x3", "--backend", backend, "--dtype", "float64")
+    traced = run_json(*arguments, "--watch", "trust", "--watch", 'rows=max(abs(update), per="row")')
+    before = np.array(traced["p"])
+    assert len(traced["steps"]) == 2
+    for step in traced["steps"]:
+        lines = {each["target"]: np.array(each["reference"]) for each in step["lines"]}
+        trust, rows = step["statistics"]["trust"], step["statistics"]["rows"]
+        np.testing.assert_allclose(trust["reference"], (lines["a"] / lines["b"]).flat[0], rtol=1e-12)
+        np.testing.assert_allclose(np.ravel(rows["reference"]), abs(lines["p"] - before).max(axis=1), rtol=1e-9)
+        for each in (trust, rows):
+            assert (each["backend"] is None) == (backend in ("none", "jax"))
+            if each["backend"] is not None:
+                np.testing.assert_allclose(each["backend"], each["reference"], rtol=1e-9)
+        before = lines["p"]
+
+
+def test_a_trace_without_statistics_has_none_and_one_with_some_prints_them() -> None:
+    assert all(step["statistics"] == {} for step in run_json("trace", "adamw", "--steps", "2")["steps"])
+    shown = run("trace", "dog", "--steps", "3", "--watch", "distance")
+    assert shown.count("  statistic distance\n      reference  ") == 3
+    assert "statistic" not in run("trace", "dog", "--steps", "3")
+
+
+def test_the_statistics_of_the_rule_for_other_tensors_are_its_own() -> None:
+    assert "Adam has no statistic 'clip'" in error("trace", "fira", "--shape", "3", "--watch", "clip")
+    (step,) = run_json("trace", "fira", "--shape", "4x6", "--steps", "1", "--watch", "clip")["steps"]
+    assert step["statistics"]["clip"]["reference"] == 1

@@ -18,8 +18,9 @@ from rulec.language.expr.node import Node, Op, const, name, node, rewrite
 from rulec.language.expr.text import expression_text
 from rulec.language.rule import Rule
 from rulec.language.rule_data import Assign, Branch, State, Statement
+from rulec.language.statistics import Watch
 from rulec.tools.compare.oracle import largest_ulps
-from rulec.tools.compare.sides import Array, Hyper, Inputs, ReferenceSide, Side, backend_side
+from rulec.tools.compare.sides import Array, EngineSide, Hyper, Inputs, ReferenceSide, Side, backend_side
 
 
 @dataclass(frozen=True)
@@ -117,31 +118,60 @@ class LineValue:
 
 
 @dataclass(frozen=True)
+class StatisticValue:
+    """A statistic of one step: by the numpy backend in float64, and by a backend where one ran that measures it."""
+
+    name: str
+    reference: Array
+    backend: Array | None
+
+
+@dataclass(frozen=True)
 class TracedStep:
-    """One step of a trace: its gradient and inputs, and the value of every line."""
+    """One step of a trace: its gradient and inputs, the value of every line, and the statistics asked for."""
 
     gradient: Array
     inputs: Mapping[str, Array]
     values: tuple[LineValue, ...]
+    statistics: tuple[StatisticValue, ...] = ()
 
 
 def trace(
     kept: Lines, hyper: Hyper, param: Array, grads: Sequence[Array], backend: str | None,
-    inputs: Sequence[Inputs] = (),
+    inputs: Sequence[Inputs] = (), watch: Watch = (),
 ) -> tuple[TracedStep, ...]:  # fmt: skip
     """Runs the lines over one tensor in the float64 reference, and beside it in a backend where one is named.
 
-    `inputs` has the inputs of each step, for a rule with inputs.
+    `inputs` has the inputs of each step, for a rule with inputs, and `watch` the statistics to measure.
     """
     sides: list[Side] = [ReferenceSide(kept.rule, [param.copy()], hyper)]
     if backend is not None:
-        sides.append(backend_side(kept.rule, [param.copy()], hyper, backend))
+        sides.append(backend_side(kept.rule, [param.copy()], hyper, backend, watch))
+    measuring = [EngineSide(kept.rule, [param.astype(np.float64)], hyper, "numpy", watch)] if watch else []
     steps = []
     for grad, beside in zip(grads, inputs or [{}] * len(grads), strict=True):
         for side in sides:
             side.step([grad.copy()], beside)
+        for each in measuring:
+            each.step([grad.astype(np.float64)], _in_float64(beside))
         states = [{k: v.copy() for k, v in side.values()[0].items()} for side in sides]
         values = [LineValue(line, *(s[line.state] for s in states), *[None] * (2 - len(states))) for line in kept.lines]
         shown = {k: np.asarray(v[0] if isinstance(v, list) else v) for k, v in beside.items()}
-        steps.append(TracedStep(grad, shown, tuple(values)))
+        watching = [*measuring, *(side for side in sides if isinstance(side, EngineSide))] if watch else []
+        steps.append(TracedStep(grad, shown, tuple(values), _statistics(watching)))
     return tuple(steps)
+
+
+def _in_float64(inputs: Inputs) -> Inputs:
+    return {k: [x.astype(np.float64) for x in v] if isinstance(v, list) else v for k, v in inputs.items()}
+
+
+def _statistics(sides: Sequence[EngineSide]) -> tuple[StatisticValue, ...]:
+    """The statistics of the last step, by the first side and by the second where there is one; of one tensor each."""
+    measured = [side.statistics() for side in sides]
+    values = [{name: np.asarray(*places.values()) for name, places in each.items()} for each in measured]
+    return tuple(
+        StatisticValue(name, value, values[1][name] if values[1:] else None)
+        for each in values[:1]
+        for name, value in each.items()
+    )

@@ -46,13 +46,15 @@ def check_inputs(rule: Rule) -> None:
         )
 
 
-def backend_side(rule: Rule, params: Sequence[Array], hyper: Hyper, backend: str) -> Side:
-    """A rule of ours through a backend: by `rulec.jax`, or by the runtime on the backend's arrays.
+def backend_side(
+    rule: Rule, params: Sequence[Array], hyper: Hyper, backend: str, watch: Watch | None = None
+) -> Side:  # fmt: skip
+    """A rule of ours through a backend: by `rulec.jax`, or by the runtime on the backend's arrays, which may `watch`.
 
     BackendUnsupported for a rule that the backend cannot run.
     """
 
-    return JaxSide(rule, params, hyper) if backend == "jax" else EngineSide(rule, params, hyper, backend)
+    return JaxSide(rule, params, hyper) if backend == "jax" else EngineSide(rule, params, hyper, backend, watch)
 
 
 class ReferenceSide:
