@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from rulec.language.rule import Rule
+    from rulec.language.statistics import Watch
     from rulec.tools.race import Result
 
 
@@ -46,6 +47,14 @@ def race(
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a page with interactive plots, in one file; with plotly.")
     ] = None,
+    watch: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="A statistic to draw a curve of for each rule that has it, such as update_norm of the set norms; "
+            "or norms, or ratio='norm(update)/norm(p)'. May be repeated.",
+        ),
+    ] = None,
     allow_url: AllowUrlFlag = False,
 ) -> None:
     """Race rules: train each at many learning rates, and compare.
@@ -55,15 +64,36 @@ def race(
     """
     from rulec.tools.race.outcome import seconds_of, spans_of
 
+    if watch and not (json or html):
+        raise RulecError("--watch draws curves on a page: give --html FILE, or --json FILE for their numbers")
     _check_files(json, csv, html)
     named = _contenders(rules, allow_url)
     limit = None if budget is None else seconds_of(budget)
-    result = _run(named, steps, task=task, lr=spans_of(lr or []), rates=rates, seeds=seeds, budget=limit)
+    spans, watched = spans_of(lr or []), _watch(watch or [])
+    result = _run(named, steps, task=task, lr=spans, rates=rates, seeds=seeds, budget=limit, watch=watched)
     _print(result)
     for path, write in ((json, result.json), (csv, result.csv), (html, result.html)):
         if path is not None:
             write(path)
             print(f"wrote {path}")
+
+
+def _watch(texts: Sequence[str]) -> Watch:
+    """The statistics of `--watch`: names that rules declare, or else expressions by name.
+
+    RulecError for both, which no single rule decides.
+    """
+    from rulec.language.statistics import NORMS, SETS
+
+    expressions: dict[str, str] = {}
+    for text in texts:
+        name, equals, expression = text.partition("=")
+        expressions |= {name.strip(): expression.strip()} if equals else SETS.get(name, {})
+        expressions |= {name: NORMS[name]} if name in NORMS else {}
+    declared = [text for text in texts if "=" not in text and text not in SETS and text not in NORMS]
+    if declared and expressions:
+        raise RulecError(f"--watch {declared[0]} is a name that rules declare: leave the expressions out")
+    return declared or expressions
 
 
 def _contenders(texts: Sequence[str], allow_url: bool) -> dict[str, Rule]:

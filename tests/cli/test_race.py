@@ -73,3 +73,21 @@ def test_a_mistake_is_one_sentence(arguments: tuple[str, ...], sentence: str) ->
     message = error("race", *arguments, *task)
     assert sentence in message
     assert len(message.splitlines()) == 1
+
+
+def test_statistics_have_curves_in_the_files(tmp_path: Path) -> None:
+    file, page = tmp_path / "race.json", tmp_path / "race.html"
+    run("race", "sgd", "lion", *SMALL, "--watch", "update_norm", "--json", str(file), "--html", str(page))
+    curves = json.loads(file.read_text())["curves"]
+    assert all([*each["statistics"]] == ["update_norm"] for each in curves.values())
+    assert all(len(values) == 5 for each in curves.values() for values in each["statistics"]["update_norm"])
+    assert "update_norm at the best learning rate" in page.read_text()
+    assert '<div id="plot2"' in page.read_text()
+    run("race", "sgd", *SMALL, "--html", str(page))
+    assert '<div id="plot2"' not in page.read_text()
+
+
+def test_statistics_without_a_file_for_their_curves_are_refused(tmp_path: Path) -> None:
+    assert "--watch draws curves on a page: give --html FILE" in error("race", "sgd", *SMALL, "--watch", "norms")
+    mixed = ("--watch", "trust", "--watch", "norms", "--json", str(tmp_path / "race.json"))
+    assert "--watch trust is a name that rules declare" in error("race", "lamb", *SMALL, *mixed)

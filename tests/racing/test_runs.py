@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import rulec
+from rulec.errors import RulecError
 from rulec.tools.race.optimizers import is_batched
 from rulec.tools.race.outcome import Grid, grid
 from rulec.tools.race.race import PARTS, Contender
@@ -93,3 +94,39 @@ def test_rates_are_spaced_by_equal_ratios() -> None:
 def test_after_the_budget_all_rules_stop_at_the_same_step() -> None:
     result = rulec.race(["sgd", "adam"], "rosenbrock", rates=2, seeds=1, steps=PARTS * 3, budget=1e-9)
     assert [row["steps"] for row in result.rows] == [3, 3]
+
+
+def test_statistics_of_a_race_are_those_of_each_run_and_change_no_loss() -> None:
+    options: dict[str, Any] = {"task": "rosenbrock", "lr": (1e-4, 1e-3), "rates": 2, "seeds": 2, "steps": 6}
+    plain = rulec.race(["sgd", "adam"], **options)
+    watching = rulec.race(["sgd", "adam"], **options, watch={"moved": "norm(update)", "pushed": "norm(grad)"})
+    for with_statistics, without in zip(watching.outcomes, plain.outcomes, strict=True):
+        assert with_statistics.label == without.label
+        np.testing.assert_array_equal(with_statistics.losses, without.losses)
+        assert without.statistics == {}
+    sgd = next(outcome for outcome in watching.outcomes if outcome.label == "sgd")
+    assert sgd.statistics["moved"].shape == (6, 2, 2)
+    for place, rate in enumerate(sgd.grid.rates):
+        moved, pushed = (sgd.statistics[name][:, place] for name in ("moved", "pushed"))
+        np.testing.assert_allclose(moved, rate * pushed, rtol=1e-5)
+    assert sgd.curve(1, "moved")[1].shape == (6, 2)
+
+
+def test_a_rule_without_a_statistic_has_no_curve_of_it() -> None:
+    options: dict[str, Any] = {"task": "rosenbrock", "lr": (1e-3, 1e-3), "rates": 1, "seeds": 1, "steps": 3}
+    result = rulec.race(["lamb", "sgd"], **options, watch="trust")
+    statistics = {outcome.label: [*outcome.statistics] for outcome in result.outcomes}
+    assert statistics == {"lamb": ["trust"], "sgd": []}
+    assert "statistics" not in result.data()["curves"]["sgd"]
+    assert len(result.data()["curves"]["lamb"]["statistics"]["trust"][0]) == 3
+    with pytest.raises(RulecError, match="has no statistic 'trusty'"):
+        rulec.race(["lamb", "sgd"], **options, watch="trusty")
+
+
+def test_a_run_that_diverged_has_no_statistics_from_there_on() -> None:
+    result = rulec.race(["sgd"], "rosenbrock", lr=(1e-4, 1e3), rates=2, seeds=1, steps=8, watch="norms")
+    (outcome,) = result.outcomes
+    lost = np.isnan(outcome.losses[:, 1, 0])
+    assert lost.any()
+    assert (np.isnan(outcome.statistics["grad_norm"][:, 1, 0]) == lost).all()
+    assert np.isfinite(outcome.statistics["grad_norm"][:, 0, 0]).all()

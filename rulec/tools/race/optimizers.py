@@ -17,6 +17,7 @@ from rulec.errors import RulecError
 from rulec.language.eval_point import to_evaluation, to_training
 from rulec.language.rule import Rule
 from rulec.language.rule_data import draws
+from rulec.language.statistics import Watch
 from rulec.runtime.engine import Engine
 from rulec.runtime.evaluations import EvaluationNames
 from rulec.tools.race.task import Stack, of_run
@@ -38,16 +39,23 @@ class Optimizers(Protocol):
         """A context with the parameters at the point where the model is evaluated."""
         ...
 
+    def measured(self) -> Mapping[str, Mapping[Run, float]]:
+        """The statistics of the last step: name -> run -> the mean over its tensors; nothing where none are watched."""
+        ...
+
 
 def optimizers(
     rule: Rule, params: Stack, hyper: Mapping[Run, Mapping[str, float]], tags: Mapping[str, frozenset[str]],
-    seeds: Sequence[int],
+    seeds: Sequence[int], watch: Watch = (),
 ) -> Optimizers:  # fmt: skip
-    """Optimizers over the parameters of all runs; errors of the rule come before the first step."""
+    """Optimizers over the parameters of all runs; errors of the rule come before the first step.
+
+    Statistics to watch are those that the rule has; a run is then an optimizer of its own.
+    """
     _check_inputs(rule)
-    if is_batched(rule):
+    if is_batched(rule) and not watch:
         return BatchedOptimizer(rule, params, hyper, tags)
-    return SeparateOptimizers(rule, params, hyper, tags, seeds)
+    return SeparateOptimizers(rule, params, hyper, tags, seeds, watch)
 
 
 def is_batched(rule: Rule) -> bool:
@@ -108,6 +116,10 @@ class BatchedOptimizer:
         values = [of_one[name] for of_one in (of_run(grads, run) for run in runs) for name in self._names]
         self._engine.step(self._living, values, self._table)
 
+    def measured(self) -> Mapping[str, Mapping[Run, float]]:
+        """Nothing: runs whose statistics are watched have an optimizer each."""
+        return {}
+
     @contextmanager
     def evaluation(self) -> Iterator[None]:
         """Moves the parameters to the evaluation point, and back."""
@@ -124,9 +136,14 @@ class SeparateOptimizers:
 
     def __init__(
         self, rule: Rule, params: Stack, hyper: Mapping[Run, Mapping[str, float]], tags: Mapping[str, frozenset[str]],
-        seeds: Sequence[int],
+        seeds: Sequence[int], watch: Watch = (),
     ) -> None:  # fmt: skip
-        self._optimizers = {run: Optimizer(rule, of_run(params, run), tags=tags, seed=seeds[run[1]]) for run in hyper}
+        self._optimizers = {
+            run: Optimizer(rule, of_run(params, run), tags=tags, seed=seeds[run[1]], watch=watch or None)
+            for run in hyper
+        }
+        self._stepped: Sequence[Run] = ()
+        self._watches = bool(watch)
         for run, values in hyper.items():
             self._optimizers[run].hyper = dict(values)
         self._evaluates = rule.evaluate is not None
@@ -139,6 +156,16 @@ class SeparateOptimizers:
             losses, grads = again()
         for run in runs:
             self._optimizers[run].step(of_run(grads, run), **self._inputs(losses, run))
+        self._stepped = runs
+
+    def measured(self) -> Mapping[str, Mapping[Run, float]]:
+        """The statistics of the last step: name -> run that took it -> the mean over its tensors."""
+        means: dict[str, dict[Run, float]] = {}
+        for run in self._stepped if self._watches else ():
+            for name, places in self._optimizers[run].statistics().items():
+                values = [np.ravel(value) for value in places.values()]
+                means.setdefault(name, {})[run] = float(np.concatenate(values).mean())
+        return means
 
     def _next_pass(self, runs: Sequence[Run], losses: Array, grads: Stack) -> bool:
         """Moves all of these runs to their next points; whether there are any."""

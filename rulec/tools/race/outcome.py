@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -32,13 +32,14 @@ POINTS = 100
 
 @dataclass(frozen=True)
 class Outcome:
-    """All runs of one rule. `losses` has shape (steps, rates, seeds), each of `measures` (rates, seeds)."""
+    """All runs of one rule. `losses` and `statistics` have shape (steps, rates, seeds), `measures` (rates, seeds)."""
 
     label: str
     grid: Grid
     losses: Array
     measures: dict[str, Array]
     seconds: float
+    statistics: Mapping[str, Array] = field(default_factory=dict)
 
     @cached_property
     def final(self) -> Array:
@@ -81,10 +82,14 @@ class Outcome:
         """Whether each run diverged."""
         return np.asarray(np.isnan(self.losses[-1]))
 
-    def curve(self, rate: int) -> tuple[Array, Array]:
-        """Steps, and the losses of a rate's runs there, of shape (points, seeds): means of neighbouring steps."""
-        edges = np.unique(np.linspace(0, len(self.losses), min(POINTS, len(self.losses)) + 1).round().astype(int))
-        means = [self.losses[a:b, rate].mean(axis=0) for a, b in pairwise(edges.tolist())]
+    def curve(self, rate: int, statistic: str = "") -> tuple[Array, Array]:
+        """Steps, and the losses or a statistic of a rate's runs there, of shape (points, seeds).
+
+        A point is the mean of neighbouring steps.
+        """
+        values = self.statistics[statistic] if statistic else self.losses
+        edges = np.unique(np.linspace(0, len(values), min(POINTS, len(values)) + 1).round().astype(int))
+        means = [values[a:b, rate].mean(axis=0) for a, b in pairwise(edges.tolist())]
         return edges[1:], np.array(means)
 
     def row(self) -> dict[str, Any]:

@@ -43,16 +43,17 @@ def check() -> None:
 def page(task: str, outcomes: Sequence[Outcome]) -> str:
     """The page, with plotly's script in it; RulecError where plotly is not installed."""
     check()
-    plots = [_curves(outcomes), _rates(outcomes)]
+    names = dict.fromkeys(name for outcome in outcomes for name in outcome.statistics)
+    plots = [_curves(outcomes), _rates(outcomes), *(_statistic(outcomes, name) for name in names)]
     parts = [
         plot.to_html(full_html=False, include_plotlyjs=not i, include_mathjax=False, config=_CONFIG, div_id=f"plot{i}")
         for i, plot in enumerate(plots)
     ]
-    name = f"A race on {html.escape(task)}"
+    name, drawn = f"A race on {html.escape(task)}", "\n".join(parts)
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{name}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head>\n'
-        f'<body><h1>{name}</h1><div class="wide">{html_table(task, outcomes)}</div>\n{parts[0]}\n{parts[1]}\n'
+        f'<body><h1>{name}</h1><div class="wide">{html_table(task, outcomes)}</div>\n{drawn}\n'
         f"<p>{_ABOUT}</p></body></html>\n"
     )
 
@@ -70,6 +71,23 @@ def _curves(outcomes: Sequence[Outcome]) -> Any:
             shown.append(losses)
     _finish(plot, "Training loss at the best learning rate", shown)
     plot.update_xaxes(title="step")
+    return plot
+
+
+def _statistic(outcomes: Sequence[Outcome], statistic: str) -> Any:
+    """A statistic over the steps at the best rate of each rule that has it: the mean over seeds, and the range."""
+    import plotly.graph_objects as go
+
+    plot, shown = go.Figure(), []
+    for place, outcome in enumerate(outcomes):
+        if outcome.best is not None and statistic in outcome.statistics:
+            steps, values = outcome.curve(outcome.best, statistic)
+            _band(plot, place, html.escape(outcome.label), steps, values)
+            shown.append(values)
+    name = html.escape(statistic)
+    _finish(plot, f"{name} at the best learning rate, the mean over tensors", shown)
+    plot.update_xaxes(title="step")
+    plot.update_yaxes(title=name)
     return plot
 
 

@@ -17,9 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from rulec.compiler.routing import Router
 from rulec.errors import RulecError
 from rulec.language.library.load import load
 from rulec.language.rule import Rule
+from rulec.language.statistics import Watch
+from rulec.runtime.statistics import Statistics, known_of
 from rulec.tools.race.optimizers import optimizers
 from rulec.tools.race.outcome import HIGH, LOW, Grid, Outcome, grid, span_for
 from rulec.tools.race.result import Result
@@ -36,7 +39,7 @@ PARTS = 50
 def race(
     rules: Sequence[Rule | str | Path] | Mapping[str, Rule], task: str | Task | Callable[..., Any] = "digits", *,
     lr: Span | Mapping[str, Span] = (LOW, HIGH), rates: int = 8, seeds: int = 3, steps: int | None = None,
-    budget: float | None = None, advance: Callable[[str], object] = lambda rule: None,
+    budget: float | None = None, watch: Watch = (), advance: Callable[[str], object] = lambda rule: None,
 ) -> Result:  # fmt: skip
     """Trains each rule at every learning rate with every seed, and returns losses, best rates and spreads.
 
@@ -44,7 +47,8 @@ def race(
     `rulec.tools.race.tasks.TASKS`; or a function, or `my.py:function`, that returns `(params, loss_and_grad)`, as
     `rulec.tools.race.tasks.user.UserTask` says. `lr` is the lowest and the highest of `rates` learning rates, spaced by
     equal ratios, or a dict of them by rule, with "" for all others. `steps` is the task's own number by default. After
-    `budget` seconds all rules stop at the same step. `advance` is called with a rule's name after each fiftieth of its
+    `budget` seconds all rules stop at the same step. `watch` are statistics, which the outcomes keep for every step of
+    the rules that have them. `advance` is called with a rule's name after each fiftieth of its
     steps. RulecError for an unknown rule or task, or an impossible grid, before any step.
     """
     spans = dict(lr) if isinstance(lr, Mapping) else {"": lr}
@@ -58,12 +62,24 @@ def race(
         raise RulecError(f"a race needs at least one step, not {count}")
     if budget is not None and not budget > 0:
         raise RulecError(f"the budget must be a positive number of seconds, not {budget:g}")
+    watched = _watched(named, watch)
     contenders = [
-        Contender(label, rule, grid(span_for(spans, label), rates, seeds), chosen) for label, rule in named.items()
+        Contender(label, rule, grid(span_for(spans, label), rates, seeds), chosen, watched[label])
+        for label, rule in named.items()
     ]
     _train(contenders, count, budget, advance)
-    outcomes = [Outcome(c.label, c.grid, np.array(c.losses), c.measures(), c.seconds) for c in contenders]
+    outcomes = [
+        Outcome(c.label, c.grid, np.array(c.losses), c.measures(), c.seconds, c.statistics()) for c in contenders
+    ]
     return Result(chosen.name, sorted(outcomes, key=lambda outcome: float(outcome.by_rate.min())))
+
+
+def _watched(named: Mapping[str, Rule], watch: Watch) -> dict[str, Watch]:
+    """The statistics of each rule that it has; RuleError for a word of `watch` that no rule has."""
+    rules = {label: Router(rule.standalone()).rules for label, rule in named.items()} if watch else {}
+    if watch:
+        Statistics([each for several in rules.values() for each in several], watch)
+    return {label: known_of(rules[label], watch) if watch else () for label in named}
 
 
 def _train(contenders: Sequence[Contender], steps: int, budget: float | None, advance: Callable[[str], object]) -> None:
@@ -111,15 +127,16 @@ Array = np.ndarray[Any, Any]
 class Contender:
     """Trains the runs of a rule together; RulecError, before the first step, where the rule cannot be raced.
 
-    `losses` has the losses of each step, of shape (rates, seeds). A run with a loss or gradient that is not finite has
-    diverged: it takes no further step, and its losses are NaN from there on. `seconds` leaves out the first step, in
-    which kernels are compiled.
+    `watch` are statistics that the rule has. `losses` has the losses of each step, of shape (rates, seeds). A run with
+    a loss or gradient that is not finite has diverged: it takes no further step, and its losses are NaN from there on.
+    `seconds` leaves out the first step, in which kernels are compiled.
     """
 
     label: str
     rule: Rule
     grid: Grid
     task: Task
+    watch: Watch = ()
     losses: list[Array] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -128,7 +145,8 @@ class Contender:
         self._first = stacked(self.task, 1, self.grid.seeds)
         dtypes = {array.dtype.name for array in self._params.values()}
         hyper = self.grid.hyper(self.rule, "float32" if "float32" in dtypes else "float64")
-        self._optimizers = optimizers(self.rule, self._params, hyper, self.task.tags, self.grid.seeds)
+        self._optimizers = optimizers(self.rule, self._params, hyper, self.task.tags, self.grid.seeds, self.watch)
+        self._measured: list[Mapping[str, Mapping[tuple[int, ...], float]]] = []
         self._alive = np.ones((len(self.grid.rates), len(self.grid.seeds)), bool)
 
     def advance(self, steps: int) -> None:
@@ -149,6 +167,16 @@ class Contender:
             measures = self.task.measures(self._params, self.grid.seeds)
         return {name: np.where(self._alive, values, np.nan) for name, values in measures.items()}
 
+    def statistics(self) -> dict[str, Array]:
+        """The statistics of each step, of shape (steps, rates, seeds); NaN for runs that took no step."""
+        names = dict.fromkeys(name for step in self._measured for name in step)
+        values = {name: np.full((len(self._measured), *self._alive.shape), np.nan) for name in names}
+        for place, step in enumerate(self._measured):
+            for name, of_runs in step.items():
+                for run, value in of_runs.items():
+                    values[name][place, *run] = value
+        return values
+
     def _step(self) -> None:
         losses, grads = self._gradients()
         finite = np.isfinite(losses)
@@ -158,6 +186,7 @@ class Contender:
         self.losses.append(np.where(self._alive, losses, np.nan))
         if self._alive.any():
             self._optimizers.step(losses, grads, self._alive, self._gradients)
+        self._measured.append(self._optimizers.measured() if self._alive.any() else {})
 
     def _gradients(self) -> tuple[Array, Stack]:
         return self.task.gradients(self._params, len(self.losses), self.grid.seeds)

@@ -46,7 +46,10 @@ class Result:
         for outcome in self.outcomes:
             if outcome.best is not None:
                 steps, losses = outcome.curve(outcome.best)
-                curves[outcome.label] = {"steps": steps.tolist(), "losses": losses.T.tolist()}
+                curve: dict[str, Any] = {"steps": steps.tolist(), "losses": losses.T.tolist()}
+                for name in outcome.statistics:
+                    curve.setdefault("statistics", {})[name] = outcome.curve(outcome.best, name)[1].T.tolist()
+                curves[outcome.label] = curve
         return {"task": self.task, "rules": self.rows, "runs": self.runs, "curves": curves}
 
     def json(self, path: str | Path | None = None) -> str:
