@@ -103,6 +103,16 @@ def test_kernels_paths_and_tabs_by_keys(tab: Tab) -> None:
     tab.wait(f"document.querySelector('#picture polyline').getAttribute('points') === {first!r}")
 
 
+def test_statistics_are_drawn_below_the_path(tab: Tab) -> None:
+    tab.click(".cm-content")
+    tab.press("a", control=True)
+    tab.type("name: Moved\nhyper: {lr: 0.1}\nstatistics: {moved: norm(update)}\nstep: direction = sign(g)")
+    tab.wait("document.querySelector('#name').innerText === 'Moved'")
+    tab.click("#tab-path")
+    tab.wait("document.querySelector('#path-statistics polyline')")
+    assert tab.text("#path-statistics figcaption") == "moved"
+
+
 def test_a_race(tab: Tab) -> None:
     tab.click("#tab-race")
     tab.value("document.getElementById('task').value = 'valley'")

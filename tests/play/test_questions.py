@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import rulec
+from rulec.tools.display.path import ROSENBROCK, paths_with
 from rulec.tools.playground import questions
 from rulec.tools.playground.questions import QUESTIONS, sliders
 from rulec.tools.playground.worker import reply
@@ -62,6 +64,22 @@ def test_paths_with_the_hyper_parameters_of_sliders() -> None:
     assert ask("path", text=TEXT, function="x", hyper={}).startswith(
         "the page has the functions Rosenbrock's function,"
     )
+
+
+def test_the_statistics_of_a_rule_are_those_of_the_path_that_is_drawn() -> None:
+    text = TEXT + "statistics: {moved: norm(update), agree: mean(m*g > 0)}\n"
+    function = "Rosenbrock's function"
+    path = ask("path", text=text, function=function, hyper={"lr": 1e-3})
+    moved, agree = path["statistics"]
+    assert (moved["label"], agree["label"]) == ("moved", "agree")
+    assert moved["x"] == [*range(1, 101)]
+    points = paths_with(rulec.parse(TEXT), {"lr": 1e-3}, (ROSENBROCK,))[0].points
+    np.testing.assert_allclose(moved["mean"], np.linalg.norm(np.diff(points, axis=0), axis=1), rtol=1e-6)
+    assert {*agree["mean"]} <= {0, 0.5, 1}
+    best = ask("path", text=text, function=function, hyper={})
+    assert best == ask("path", text=text, function=function, hyper={"lr": best["rate"], "beta": 0.9})
+    assert ask("path", text=TEXT, function=function, hyper={})["statistics"] == []
+    assert None in ask("path", text=text, function=function, hyper={"lr": 1e9})["statistics"][0]["mean"]
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import Any
 
 from rulec.backend import registry
@@ -104,7 +105,7 @@ def cost_lines(facts: Mapping[str, Any], dtype: str = "float32") -> list[tuple[s
 
 
 def _statistics_lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [("statistics", statistics_line(facts)), *(("", name) for name in facts["names"])]
+    return [("statistics", statistics_line(facts)), *(("", part) for part in wrap(", ".join(facts["names"]), 100))]
 
 
 def statistics_line(facts: Mapping[str, Any]) -> str:

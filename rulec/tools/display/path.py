@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,16 +137,34 @@ def paths_with(rule: Rule, hyper: Mapping[str, float], functions: tuple[Surface,
     return [path for function in functions for path in _run(rule, (function,), hyper)]  # one tensor sees the others
 
 
-def _run(rule: Rule, functions: tuple[Surface, ...], hyper: Mapping[str, float]) -> list[Path]:
+def statistics_with(rule: Rule, hyper: Mapping[str, float], function: Surface) -> dict[str, Vector]:
+    """The statistics that a rule declares, in each step of its path; the mean of several values, NaN for none."""
+    measured = {name: np.full(STEPS, np.nan) for name in rule.statistics}
+
+    def note(step: int, optimizer: Optimizer) -> None:
+        for name, places in optimizer.statistics().items():
+            measured[name][step - 1] = np.concatenate([np.ravel(value) for value in places.values()]).mean()
+
+    if measured:
+        _run(rule, (function,), hyper, [*measured], note)
+    return measured
+
+
+def _run(
+    rule: Rule, functions: tuple[Surface, ...], hyper: Mapping[str, float], watch: Sequence[str] = (),
+    note: Callable[[int, Optimizer], None] = lambda step, optimizer: None,
+) -> list[Path]:  # fmt: skip
+    """The paths; `note` is called after each step, with the optimizer that measures the statistics in `watch`."""
     weights = [np.array(function.start) for function in functions]
     values: dict[str, Any] = dict(hyper)
-    optimizer = Optimizer(rule, weights, backend="numpy", **values)
+    optimizer = Optimizer(rule, weights, backend="numpy", watch=watch or None, **values)
     track = np.empty((STEPS + 1, len(functions), 2))
     track[0] = weights
     with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore"):  # of skipped steps
         for step in range(1, STEPS + 1):
             optimizer.step([f.gradient(w) for f, w in zip(functions, weights, strict=True)])
             track[step] = weights
+            note(step, optimizer)
         last = [_finite(float(f.value(w))) for f, w in zip(functions, weights, strict=True)]
     return [Path(track[:, place], hyper.get("lr"), value) for place, value in enumerate(last)]
 

@@ -21,7 +21,7 @@ from rulec.language.library.load import load, parse, rules
 from rulec.language.rule import Rule
 from rulec.tools.display.drawing import picture
 from rulec.tools.display.kernels import LANGUAGES, TABS, cost_lines, costs_of, kernel_source
-from rulec.tools.display.path import FUNCTIONS, RATES, STEPS, paths, paths_with, refusal
+from rulec.tools.display.path import FUNCTIONS, RATES, STEPS, paths, paths_with, refusal, statistics_with
 from rulec.tools.language_server.answers import meaning_at, mistakes, names_of, words_at
 from rulec.tools.race import Result, race
 from rulec.tools.race.outcome import Outcome
@@ -74,7 +74,7 @@ def ask_kernel(folder: Path, tell: Tell, text: str, backend: str) -> dict[str, s
 
 
 def ask_path(folder: Path, tell: Tell, text: str, function: str, hyper: Mapping[str, float]) -> dict[str, Any]:
-    """The path on a function; without hyper-parameters that at the best of some learning rates."""
+    """The path on a function, and the rule's statistics along it; by default at the best of some learning rates."""
     drawn = next((each for each in FUNCTIONS if each.name == function), None)
     if drawn is None:
         raise RulecError(f"the page has the functions {', '.join(each.name for each in FUNCTIONS)}, not {function!r}")
@@ -85,7 +85,9 @@ def ask_path(folder: Path, tell: Tell, text: str, function: str, hyper: Mapping[
     last = f"the last value is {path.value:.2g}" if math.isfinite(path.value) else "the path goes beyond all numbers"
     first = f"{drawn.value(np.array(drawn.start)):.2g}"
     caption = f"{STEPS} steps from a value of {first}: {last}."
-    return {"picture": picture(drawn, path), "caption": caption, "rate": path.rate}
+    measured = statistics_with(rule, hyper or ({} if path.rate is None else {"lr": path.rate}), drawn)
+    lines = [_band(name, np.arange(1, STEPS + 1), values[:, None]) for name, values in measured.items()]
+    return {"picture": picture(drawn, path), "caption": caption, "rate": path.rate, "statistics": lines}
 
 
 def ask_race(folder: Path, tell: Tell, text: str, task: str, rivals: list[str]) -> dict[str, Any]:

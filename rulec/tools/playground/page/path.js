@@ -1,6 +1,6 @@
-// The path of the rule on a function of two numbers, with a slider for each hyper-parameter.
+// The path of the rule on a function of two numbers, with its statistics, and a slider for each hyper-parameter.
 import { ask, element, latest } from "./ask.js";
-import { short } from "./chart.js";
+import { chart, short } from "./chart.js";
 
 const $ = (id) => document.getElementById(id);
 
@@ -27,6 +27,7 @@ export function makePath(functions, shown) {
     if (!answer) return;
     $("picture").innerHTML = answer.picture; // of numbers alone
     $("caption").textContent = answer.caption;
+    $("path-statistics").replaceChildren(...answer.statistics.map((line) => chart(line.label, { x: "step" }, [{ ...line, colour: 0 }], Infinity)));
     if (!chosen.size && answer.rate !== null) put("lr", answer.rate);
   });
 
