@@ -69,7 +69,7 @@ _LARGEST = 200
 def costs_of(rule: Rule, dtype: str = "float32", watch: Watch = ()) -> list[dict[str, Any]]:
     """The costs of the different programs of a rule, each with its shapes; RuleError for a rule without a program.
 
-    With statistics, `statistics` has the costs of those that a program measures, and without them.
+    With `watch`, `statistics` has the names of the statistics of a program, and costs with and without them.
     """
     distinct: list[dict[str, Any]] = []
     rule = rule.standalone() if watch else rule

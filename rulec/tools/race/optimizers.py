@@ -50,7 +50,7 @@ def optimizers(
 ) -> Optimizers:  # fmt: skip
     """Optimizers over the parameters of all runs; errors of the rule come before the first step.
 
-    Statistics to watch are those that the rule has; a run is then an optimizer of its own.
+    `watch` are statistics of the rule; each run is then an optimizer.
     """
     _check_inputs(rule)
     if is_batched(rule) and not watch:

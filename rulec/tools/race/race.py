@@ -47,8 +47,8 @@ def race(
     `rulec.tools.race.tasks.TASKS`; or a function, or `my.py:function`, that returns `(params, loss_and_grad)`, as
     `rulec.tools.race.tasks.user.UserTask` says. `lr` is the lowest and the highest of `rates` learning rates, spaced by
     equal ratios, or a dict of them by rule, with "" for all others. `steps` is the task's own number by default. After
-    `budget` seconds all rules stop at the same step. `watch` are statistics, which the outcomes keep for every step of
-    the rules that have them. `advance` is called with a rule's name after each fiftieth of its
+    `budget` seconds all rules stop at the same step. `watch` are statistics; the outcomes keep their values at every
+    step. `advance` is called with a rule's name after each fiftieth of its
     steps. RulecError for an unknown rule or task, or an impossible grid, before any step.
     """
     spans = dict(lr) if isinstance(lr, Mapping) else {"": lr}
@@ -75,7 +75,7 @@ def race(
 
 
 def _watched(named: Mapping[str, Rule], watch: Watch) -> dict[str, Watch]:
-    """The statistics of each rule that it has; RuleError for a word of `watch` that no rule has."""
+    """The part of `watch` that each rule has; RuleError for a word unknown to all rules."""
     rules = {label: Router(rule.standalone()).rules for label, rule in named.items()} if watch else {}
     if watch:
         Statistics([each for several in rules.values() for each in several], watch)
