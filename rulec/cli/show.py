@@ -141,7 +141,7 @@ def _floats(program: Program, dtype: str, state_dtype: str) -> Layout:
     return layout
 
 
-def _passes(rule: Rule, dtype: str, state_dtype: str, watch: Watch) -> str:
+def _passes(rule: Rule, dtype: str, state_dtype: str, watch: Watch = ()) -> str:
     from rulec.compiler.pipeline import DEFAULT_FACTS, passes
     from rulec.compiler.text import program_text
     from rulec.compiler.view import static_defaults

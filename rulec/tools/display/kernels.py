@@ -72,8 +72,9 @@ def costs_of(rule: Rule, dtype: str = "float32", watch: Watch = ()) -> list[dict
     With `watch`, `statistics` has the names of the statistics of a program, and costs with and without them.
     """
     distinct: list[dict[str, Any]] = []
-    rule = rule.standalone() if watch else rule
-    Statistics(Router(rule).rules, watch)
+    if watch:
+        rule = rule.standalone()
+        Statistics(Router(rule).rules, watch)
     for shape in shapes_for(rule):
         facts = _program_facts(rule, shape, dtype)
         if watch:
