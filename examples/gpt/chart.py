@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -18,8 +19,8 @@ _OURS: dict[str, Any] = {"linewidth": 1, "linestyle": "--"}
 _SPAN = 5
 
 
-def _smoothed(losses: list[float]) -> list[float]:
-    return [fmean(losses[max(0, i - _SPAN + 1) : i + 1]) for i in range(len(losses))]
+def _smoothed(values: list[float], span: int = _SPAN) -> list[float]:
+    return [fmean(values[max(0, i - span + 1) : i + 1]) for i in range(len(values))]
 
 
 def draw(record: dict[str, Any], path: Path) -> None:
@@ -41,3 +42,36 @@ def draw(record: dict[str, Any], path: Path) -> None:
         axes.legend(fontsize=7, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
         axes.spines[["top", "right"]].set_visible(False)
     save(figure, path)
+
+
+def draw_watch(runs: Sequence[dict[str, Any]], span: int, path: Path) -> None:
+    """Writes a PNG with a panel for the loss and for each statistic, of two runs of `examples.gpt.watch`.
+
+    Curves are means of `span` steps. A line in a panel stands where it shows that the first run fails.
+    """
+    figure = figure_of(9.5, 5)
+    panels = zip(runs[0]["curves"], figure.subplots(2, 2, sharex=True).flat, strict=True)
+    for name, axes in panels:
+        for run, colour in zip(runs, ("#bf616a", "#5e81ac"), strict=True):
+            _watched(axes, [abs(value) for value in run["curves"][name]], span, colour, f"rate {run['rate']:g}")
+        step = runs[0]["shown"][name]
+        if step is not None:
+            axes.axvline(step, color="#4c566a", linewidth=1, linestyle="--")
+            axes.annotate(f" step {step}", (step, 0.9), xycoords=("data", "axes fraction"), fontsize=8)
+        axes.set_title({"loss": "loss, in nats", "cosine": "cosine, without its sign"}.get(name, name), fontsize=10)
+        axes.set_yscale("log")
+        axes.spines[["top", "right"]].set_visible(False)
+        if name == "loss":
+            axes.set_yticks([3, 4, 5], ["3", "4", "5"])
+            axes.minorticks_off()
+            axes.legend(fontsize=8, frameon=False, loc="upper right")
+        axes.tick_params(which="both", labelsize=7)
+    figure.supxlabel("step", fontsize=8)
+    save(figure, path)
+
+
+def _watched(axes: Any, values: list[float], span: int, colour: str, label: str) -> None:
+    """A curve: each step faintly, and the mean of the last ones."""
+    steps = range(1, len(values) + 1)
+    axes.plot(steps, values, color=colour, linewidth=0.4, alpha=0.35)
+    axes.plot(steps[span - 1 :], _smoothed(values, span)[span - 1 :], color=colour, linewidth=1.6, label=label)

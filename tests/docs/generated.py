@@ -13,6 +13,7 @@ from tests.docs import (
     race_table,
     suites_table,
     training_table,
+    watch_table,
 )
 from tests.docs.defaults import differences
 from tests.docs.figures import benchmarks
@@ -39,4 +40,5 @@ MAKERS: Mapping[str, Callable[[], str]] = {
     **race_table.MAKERS,
     **suites_table.MAKERS,
     **training_table.MAKERS,
+    **watch_table.MAKERS,
 }

@@ -38,6 +38,7 @@ from typing import Any
 
 import rulec
 from tests.docs.markdown import ROOT, Block
+from tests.docs.stand_ins import stand_ins
 
 _BIN = Path(sys.executable).parent
 
@@ -125,7 +126,8 @@ class PageRun:
         sys.path.insert(0, str(self.folder))
         sys.modules[self.module.__name__] = self.module
         try:
-            yield from self._outcomes(page)
+            with stand_ins():
+                yield from self._outcomes(page)
         finally:
             os.chdir(before)
             sys.path.remove(str(self.folder))
