@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 from statistics import fmean, median
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -102,7 +102,7 @@ def trained(rate: float, seed: int, steps: int) -> Curves:
     for tokens, following in islice(batches(corpus(), SIZE.sequences, SIZE.length, seed=seed + 1), steps):
         optimizer.zero_grad()
         loss = loss_of(net, torch.from_numpy(tokens), torch.from_numpy(following))
-        loss.backward()
+        torch.autograd.backward(loss)
         optimizer.step()
         schedule.step()
         for name, value in {"loss": float(loss.detach()), **optimizer.statistics().numbers()}.items():
@@ -123,7 +123,7 @@ def watch(
     torch.set_num_threads(1)  # sums in one order
     turns = [(rate, seed) for seed in SEEDS[:seeds] for rate in RATES]
     runs = [(rate, seed, trained(rate, seed, steps)) for rate, seed in track(turns, description="training")]
-    results = [
+    results: list[dict[str, Any]] = [
         {"rate": rate, "seed": seed, "shown": shown(curves), **({"curves": curves} if seed == SEEDS[0] else {})}
         for rate, seed, curves in runs
     ]
