@@ -44,6 +44,8 @@ class A2Grad(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -65,6 +67,8 @@ class A2GradExp(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -85,6 +89,8 @@ class A2GradInc(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -109,6 +115,8 @@ class ACProp(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -136,6 +144,8 @@ class ADOPT(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -158,6 +168,8 @@ class ADOPTW(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -186,6 +198,8 @@ class AMSBound(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -210,6 +224,8 @@ class AMSGrad(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -232,6 +248,8 @@ class AMSGradW(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -254,6 +272,8 @@ class ASGD(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -279,6 +299,8 @@ class AccSGD(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -308,6 +330,8 @@ class AdEMAMix(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -328,6 +352,8 @@ class AdGD(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -354,6 +380,8 @@ class AdaBelief(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -383,6 +411,8 @@ class AdaBound(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -412,6 +442,8 @@ class AdaGC(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -448,6 +480,8 @@ class AdaGO(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
         auto: bool = False,
     ) -> None: ...
@@ -473,6 +507,8 @@ class AdaGradNorm(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -498,6 +534,8 @@ class AdaHessian(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -522,6 +560,8 @@ class AdaLomo(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -546,6 +586,8 @@ class AdaMod(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -570,6 +612,8 @@ class AdaMomentum(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -602,6 +646,8 @@ class AdaMuon(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
         auto: bool = False,
     ) -> None: ...
@@ -629,6 +675,8 @@ class AdaNorm(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -656,6 +704,8 @@ class AdaPNM(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -681,6 +731,8 @@ class AdaShift(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -705,6 +757,8 @@ class AdaSmooth(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -730,6 +784,8 @@ class AdaTAM(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -754,6 +810,8 @@ class AdaX(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -775,6 +833,8 @@ class Adadelta(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -796,6 +856,8 @@ class Adafactor(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -822,6 +884,8 @@ class AdafactorPaper(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -845,6 +909,8 @@ class Adagrad(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -874,6 +940,8 @@ class Adai(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -902,6 +970,8 @@ class Adalite(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -926,6 +996,8 @@ class Adam(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -951,6 +1023,8 @@ class AdamAtan2(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -978,6 +1052,8 @@ class AdamC(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -1002,6 +1078,8 @@ class AdamD(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -1028,6 +1106,8 @@ class AdamG(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -1052,6 +1132,8 @@ class AdamMini(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -1081,6 +1163,8 @@ class AdamP(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -1107,6 +1191,8 @@ class AdamS(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -1130,6 +1216,8 @@ class AdamW(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -1154,6 +1242,8 @@ class AdamWSN(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -1175,6 +1265,8 @@ class Adamax(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -1197,6 +1289,8 @@ class AdamaxW(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -1223,6 +1317,8 @@ class Adan(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -1247,6 +1343,8 @@ class AdaptiveSGD(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -1270,6 +1368,8 @@ class AggMo(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -1298,6 +1398,8 @@ class Aida(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -1321,6 +1423,8 @@ class AliG(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -1344,6 +1448,8 @@ class Amos(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -1369,6 +1475,8 @@ class Ano(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -1400,6 +1508,8 @@ class Apollo(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -1428,6 +1538,8 @@ class ApolloDQN(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -1455,6 +1567,8 @@ class ApolloMini(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -1480,6 +1594,8 @@ class AvaGrad(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -1507,6 +1623,8 @@ class BCOS(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -1531,6 +1649,8 @@ class BCOSg(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -1556,6 +1676,8 @@ class BCOSm(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -1582,6 +1704,8 @@ class CAME(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -1603,6 +1727,8 @@ class COCOB(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -1625,6 +1751,8 @@ class CautiousADOPT(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -1647,6 +1775,8 @@ class CautiousAdamW(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -1669,6 +1799,8 @@ class CautiousAdan(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -1691,6 +1823,8 @@ class CautiousLAMB(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -1713,6 +1847,8 @@ class CautiousLaProp(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -1734,6 +1870,8 @@ class CautiousLion(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -1757,6 +1895,8 @@ class CautiousMARS(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -1780,6 +1920,8 @@ class CautiousNAdamW(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -1802,6 +1944,8 @@ class CautiousSGDW(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -1829,6 +1973,8 @@ class Conda(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -1857,6 +2003,8 @@ class DASH(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -1883,6 +2031,8 @@ class DAdaptAdaGrad(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -1911,6 +2061,8 @@ class DAdaptAdam(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -1938,6 +2090,8 @@ class DAdaptAdan(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -1964,6 +2118,8 @@ class DAdaptLion(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -1988,6 +2144,8 @@ class DAdaptSGD(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -2014,6 +2172,8 @@ class Dion(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
         auto: bool = False,
     ) -> None: ...
@@ -2043,6 +2203,8 @@ class Dion2(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
         auto: bool = False,
     ) -> None: ...
@@ -2069,6 +2231,8 @@ class DoG(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -2094,6 +2258,8 @@ class DoWG(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -2119,6 +2285,8 @@ class DualAdam(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -2143,6 +2311,8 @@ class EXAdam(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -2167,6 +2337,8 @@ class EmoFact(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -2191,6 +2363,8 @@ class EmoLynx(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -2216,6 +2390,8 @@ class EmoNavi(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -2241,6 +2417,8 @@ class FAdam(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -2263,6 +2441,8 @@ class FOCUS(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -2286,6 +2466,8 @@ class FTRL(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -2311,6 +2493,8 @@ class FTRLProximal(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -2340,6 +2524,8 @@ class Fira(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -2360,6 +2546,8 @@ class Fromage(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -2388,6 +2576,8 @@ class GaLore(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -2412,6 +2602,8 @@ class Grams(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -2433,6 +2625,8 @@ class Gravity(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -2460,6 +2654,8 @@ class GrokfastAdamW(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -2482,6 +2678,8 @@ class HyperballAdam(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -2507,6 +2705,8 @@ class Iso(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -2531,6 +2731,8 @@ class KATE(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -2556,6 +2758,8 @@ class KLSOAP(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -2583,6 +2787,8 @@ class KLShampoo(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -2610,6 +2816,8 @@ class Kron(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -2642,6 +2850,8 @@ class LAMB(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -2664,6 +2874,8 @@ class LAMBC(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -2688,6 +2900,8 @@ class LARC(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -2714,6 +2928,8 @@ class LARS(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -2735,6 +2951,8 @@ class LBFGSDirection(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -2759,6 +2977,8 @@ class LDoG(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -2789,6 +3009,8 @@ class LaProp(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -2816,6 +3038,8 @@ class Lion(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -2840,6 +3064,8 @@ class MADGRAD(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -2862,6 +3088,8 @@ class MADGRADW(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -2885,6 +3113,8 @@ class MARSAdamW(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -2907,6 +3137,8 @@ class MARSLion(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -2931,6 +3163,8 @@ class MOSO(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -2954,6 +3188,8 @@ class MSAMLaProp(EvaluatedOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -2977,6 +3213,8 @@ class MSVAG(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -3001,6 +3239,8 @@ class Momentum(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -3024,6 +3264,8 @@ class Momo(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -3048,6 +3290,8 @@ class MomoAdam(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -3076,6 +3320,8 @@ class Muon(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
         auto: bool = False,
     ) -> None: ...
@@ -3100,6 +3346,8 @@ class NAdam(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -3126,6 +3374,8 @@ class NAdamW(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -3148,6 +3398,8 @@ class Nero(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -3171,6 +3423,8 @@ class Nesterov(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -3201,6 +3455,8 @@ class NorDion2(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
         auto: bool = False,
     ) -> None: ...
@@ -3238,6 +3494,8 @@ class NorMuon(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
         auto: bool = False,
     ) -> None: ...
@@ -3264,6 +3522,8 @@ class NovoGrad(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -3290,6 +3550,8 @@ class OptimisticAdam(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -3314,6 +3576,8 @@ class OptimisticGradientDescent(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -3339,6 +3603,8 @@ class PAdam(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -3365,6 +3631,8 @@ class PID(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -3389,6 +3657,8 @@ class PNM(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -3416,6 +3686,8 @@ class PolarGrad(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
         auto: bool = False,
     ) -> None: ...
@@ -3440,6 +3712,8 @@ class PolyakSGD(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -3469,6 +3743,8 @@ class Prodigy(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -3495,6 +3771,8 @@ class QHAdam(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -3519,6 +3797,8 @@ class QHM(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -3546,6 +3826,8 @@ class RACS(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -3570,6 +3852,8 @@ class RAdaBelief(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -3592,6 +3876,8 @@ class RAdam(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -3614,6 +3900,8 @@ class RAdamW(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -3637,6 +3925,8 @@ class RMSprop(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -3661,6 +3951,8 @@ class RMSpropCentered(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -3686,6 +3978,8 @@ class RMSpropCenteredMomentum(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -3711,6 +4005,8 @@ class RMSpropMomentum(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -3740,6 +4036,8 @@ class RMSpropTF(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -3765,6 +4063,8 @@ class ROSE(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -3801,6 +4101,8 @@ class Ranger21(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -3821,6 +4123,8 @@ class Rprop(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -3844,6 +4148,8 @@ class SGD(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -3873,6 +4179,8 @@ class SGDP(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -3897,6 +4205,8 @@ class SGDSaI(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -3925,6 +4235,8 @@ class SGDW(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -3950,6 +4262,8 @@ class SM3(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -3974,6 +4288,8 @@ class SM3Axes(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -3999,6 +4315,8 @@ class SOAP(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -4026,6 +4344,8 @@ class SPAM(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -4053,6 +4373,8 @@ class SPEL(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
         auto: bool = False,
     ) -> None: ...
@@ -4079,6 +4401,8 @@ class SPlus(EvaluatedOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -4100,6 +4424,8 @@ class SRMM(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -4128,6 +4454,8 @@ class SWATS(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -4153,6 +4481,8 @@ class SaRA(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -4187,6 +4517,8 @@ class ScalableShampoo(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -4213,6 +4545,8 @@ class ScheduleFreeAdamW(EvaluatedOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -4237,6 +4571,8 @@ class ScheduleFreeRAdam(EvaluatedOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -4261,6 +4597,8 @@ class ScheduleFreeSGD(EvaluatedOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -4289,6 +4627,8 @@ class Scion(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -4315,6 +4655,8 @@ class ScionColumn(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -4341,6 +4683,8 @@ class ScionRow(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -4367,6 +4711,8 @@ class ScionSign(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -4395,6 +4741,8 @@ class Shampoo(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -4419,6 +4767,8 @@ class SignLaProp(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -4442,6 +4792,8 @@ class Signum(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -4469,6 +4821,8 @@ class SimplifiedAdEMAMix(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -4495,6 +4849,8 @@ class Sophia(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -4513,6 +4869,8 @@ class SparseAdam(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -4537,6 +4895,8 @@ class StableAdamW(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -4567,6 +4927,8 @@ class StableSPAM(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -4592,6 +4954,8 @@ class TAM(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -4615,6 +4979,8 @@ class Tiger(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -4637,6 +5003,8 @@ class UnscaledAdamW(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -4664,6 +5032,8 @@ class VSGD(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -4689,6 +5059,8 @@ class Yogi(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
 
@@ -4717,5 +5089,7 @@ class diffGrad(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
