@@ -24,9 +24,9 @@ from rulec.torch.tensors.tensors import is_dense, real_view
 
 
 def check_parts(options: Options, routes: Sequence[Route]) -> None:
-    """TensorError where a parameter is a shard, and the storage asked for needs to know its global tensor.
+    """TensorError where a parameter is a shard, and the storage or statistics asked for need its global tensor.
 
-    Codes and random bits of a shard depend on its global tensor, which a DTensor knows.
+    Codes, random bits and statistics of a shard depend on its global tensor, which a DTensor knows.
     """
     words = options.state_dtypes.values()
     coded = [f"state_dtype={word!r}" for word in words if word not in PLAIN_STORAGE]
@@ -39,6 +39,11 @@ def check_parts(options: Options, routes: Sequence[Route]) -> None:
                 f"{name} is a part of a flat parameter of FullyShardedDataParallel that torch does not tell the place "
                 f"of, for {wanted[0]}: give FullyShardedDataParallel use_orig_params=False, or use fully_shard, "
                 f"whose parameters are DTensors"
+            )
+        if is_flat(param) and options.watch:
+            raise TensorError(
+                f"{name} is a part of a flat parameter of FullyShardedDataParallel, whose statistics would be those of "
+                f"the part: use fully_shard, whose parameters are DTensors, or leave watch out"
             )
         for what, advice in drawn.items():
             if is_split(param) and place_of(param, route.section) is None:
