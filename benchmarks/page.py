@@ -44,6 +44,9 @@ _TEXT = {
     "many": "Many tensors in one optimizer, AdamW in float32. A step is all of `rulec.torch.AdamW(...).step()`. It "
     "looks at every parameter and gradient through functions that torch exports, some fourteen calls for a tensor: "
     "most of the time added to the kernel.",
+    "watch": "Steps with the set `norms`, eight statistics of every tensor, by turns with the same steps without. "
+    "torch computes the same after a step, from a copy of the parameters before it. The page on "
+    "[statistics](watch.md) says what they are.",
     "start": "Seconds in new processes.",
     "memory": "Bytes for each parameter are from the difference between a small and a large tensor. The memory of "
     "training is counted tensor by tensor, or by XLA: all that is there at the moment when most is, in units of the "

@@ -82,9 +82,24 @@ def _stage_lines(write: StageWriter, shaped: bool, group: RowGroup | None) -> li
     """The body of the function of a stage, or of a part of a stage, on one chunk."""
     parts = CodedParts(write)
     ranges = _SHAPE if shaped else [ELEMENTS]
-    before = [*vector_lines(write.arithmetic_lines()), *ranges, *parts.address_lines(), *write.scalar_lines()]
+    before = [*_vectors(write), *ranges, *parts.address_lines(), *write.scalar_lines()]
     lines = written(write.nest.levels(shaped), _Loops(write, shaped, parts, group))
     return [*docstring(f"One chunk: {left_by(write.stage)}. Buffers do not overlap."), *before, *lines]
+
+
+def _vectors(write: StageWriter) -> list[str]:
+    """The requests for vectors of a stage: without its statistics those of the same stage, where it has other sums.
+
+    Wider vectors add up in another order.
+    """
+    stage, measured = write.stage, write.program.measured if write.program.watch else frozenset()
+    kept = tuple(r for r in stage.reduces if r.name not in measured)
+    if not measured or len(kept) == len(stage.reduces):
+        return vector_lines(write.arithmetic_lines())
+    if kept:
+        plain = StageWriter(write.program, write.layout, replace(stage, reduces=kept), set())
+        return vector_lines(plain.arithmetic_lines())
+    return vector_lines(write.arithmetic_lines(), sums=len(stage.reduces))
 
 
 class _Loops:

@@ -14,7 +14,7 @@ from rulec.torch.curvature import hutchinson as hutchinson
 from rulec.torch.eager import EagerUpdate as EagerUpdate
 from rulec.torch.eager import GradStore as GradStore
 from rulec.torch.es import perturb as perturb
-from rulec.torch.groups.interface import StateDtype
+from rulec.torch.groups.interface import StateDtype, WatchKeyword
 from rulec.torch.lbfgs import LBFGS as LBFGS
 from rulec.torch.optimizer import EvaluatedOptimizer as EvaluatedOptimizer
 from rulec.torch.optimizer import RuleOptimizer as RuleOptimizer
@@ -44,7 +44,7 @@ class A2Grad(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -67,7 +67,7 @@ class A2GradExp(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -89,7 +89,7 @@ class A2GradInc(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -115,7 +115,7 @@ class ACProp(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -144,7 +144,7 @@ class ADOPT(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -168,7 +168,7 @@ class ADOPTW(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -198,7 +198,7 @@ class AMSBound(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -224,7 +224,7 @@ class AMSGrad(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -248,7 +248,7 @@ class AMSGradW(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -272,7 +272,7 @@ class ASGD(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -299,7 +299,7 @@ class AccSGD(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -330,7 +330,7 @@ class AdEMAMix(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -352,7 +352,7 @@ class AdGD(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -380,7 +380,7 @@ class AdaBelief(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -411,7 +411,7 @@ class AdaBound(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -442,7 +442,7 @@ class AdaGC(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -480,7 +480,7 @@ class AdaGO(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
         auto: bool = False,
@@ -507,7 +507,7 @@ class AdaGradNorm(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -534,7 +534,7 @@ class AdaHessian(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -560,7 +560,7 @@ class AdaLomo(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -586,7 +586,7 @@ class AdaMod(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -612,7 +612,7 @@ class AdaMomentum(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -646,7 +646,7 @@ class AdaMuon(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
         auto: bool = False,
@@ -675,7 +675,7 @@ class AdaNorm(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -704,7 +704,7 @@ class AdaPNM(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -731,7 +731,7 @@ class AdaShift(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -757,7 +757,7 @@ class AdaSmooth(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -784,7 +784,7 @@ class AdaTAM(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -810,7 +810,7 @@ class AdaX(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -833,7 +833,7 @@ class Adadelta(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -856,7 +856,7 @@ class Adafactor(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -884,7 +884,7 @@ class AdafactorPaper(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -909,7 +909,7 @@ class Adagrad(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -940,7 +940,7 @@ class Adai(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -970,7 +970,7 @@ class Adalite(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -996,7 +996,7 @@ class Adam(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -1023,7 +1023,7 @@ class AdamAtan2(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -1052,7 +1052,7 @@ class AdamC(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -1078,7 +1078,7 @@ class AdamD(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -1106,7 +1106,7 @@ class AdamG(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -1132,7 +1132,7 @@ class AdamMini(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -1163,7 +1163,7 @@ class AdamP(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -1191,7 +1191,7 @@ class AdamS(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -1216,7 +1216,7 @@ class AdamW(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -1242,7 +1242,7 @@ class AdamWSN(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -1265,7 +1265,7 @@ class Adamax(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -1289,7 +1289,7 @@ class AdamaxW(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -1317,7 +1317,7 @@ class Adan(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -1343,7 +1343,7 @@ class AdaptiveSGD(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -1368,7 +1368,7 @@ class AggMo(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -1398,7 +1398,7 @@ class Aida(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -1423,7 +1423,7 @@ class AliG(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -1448,7 +1448,7 @@ class Amos(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -1475,7 +1475,7 @@ class Ano(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -1508,7 +1508,7 @@ class Apollo(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -1538,7 +1538,7 @@ class ApolloDQN(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -1567,7 +1567,7 @@ class ApolloMini(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -1594,7 +1594,7 @@ class AvaGrad(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -1623,7 +1623,7 @@ class BCOS(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -1649,7 +1649,7 @@ class BCOSg(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -1676,7 +1676,7 @@ class BCOSm(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -1704,7 +1704,7 @@ class CAME(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -1727,7 +1727,7 @@ class COCOB(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -1751,7 +1751,7 @@ class CautiousADOPT(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -1775,7 +1775,7 @@ class CautiousAdamW(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -1799,7 +1799,7 @@ class CautiousAdan(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -1823,7 +1823,7 @@ class CautiousLAMB(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -1847,7 +1847,7 @@ class CautiousLaProp(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -1870,7 +1870,7 @@ class CautiousLion(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -1895,7 +1895,7 @@ class CautiousMARS(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -1920,7 +1920,7 @@ class CautiousNAdamW(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -1944,7 +1944,7 @@ class CautiousSGDW(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -1973,7 +1973,7 @@ class Conda(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -2003,7 +2003,7 @@ class DASH(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -2031,7 +2031,7 @@ class DAdaptAdaGrad(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -2061,7 +2061,7 @@ class DAdaptAdam(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -2090,7 +2090,7 @@ class DAdaptAdan(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -2118,7 +2118,7 @@ class DAdaptLion(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -2144,7 +2144,7 @@ class DAdaptSGD(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -2172,7 +2172,7 @@ class Dion(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
         auto: bool = False,
@@ -2203,7 +2203,7 @@ class Dion2(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
         auto: bool = False,
@@ -2231,7 +2231,7 @@ class DoG(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -2258,7 +2258,7 @@ class DoWG(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -2285,7 +2285,7 @@ class DualAdam(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -2311,7 +2311,7 @@ class EXAdam(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -2337,7 +2337,7 @@ class EmoFact(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -2363,7 +2363,7 @@ class EmoLynx(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -2390,7 +2390,7 @@ class EmoNavi(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -2417,7 +2417,7 @@ class FAdam(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -2441,7 +2441,7 @@ class FOCUS(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -2466,7 +2466,7 @@ class FTRL(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -2493,7 +2493,7 @@ class FTRLProximal(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -2524,7 +2524,7 @@ class Fira(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -2546,7 +2546,7 @@ class Fromage(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -2576,7 +2576,7 @@ class GaLore(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -2602,7 +2602,7 @@ class Grams(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -2625,7 +2625,7 @@ class Gravity(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -2654,7 +2654,7 @@ class GrokfastAdamW(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -2678,7 +2678,7 @@ class HyperballAdam(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -2705,7 +2705,7 @@ class Iso(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -2731,7 +2731,7 @@ class KATE(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -2758,7 +2758,7 @@ class KLSOAP(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -2787,7 +2787,7 @@ class KLShampoo(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -2816,7 +2816,7 @@ class Kron(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -2850,7 +2850,7 @@ class LAMB(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -2874,7 +2874,7 @@ class LAMBC(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -2900,7 +2900,7 @@ class LARC(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -2928,7 +2928,7 @@ class LARS(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -2951,7 +2951,7 @@ class LBFGSDirection(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -2977,7 +2977,7 @@ class LDoG(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -3009,7 +3009,7 @@ class LaProp(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -3038,7 +3038,7 @@ class Lion(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -3064,7 +3064,7 @@ class MADGRAD(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -3088,7 +3088,7 @@ class MADGRADW(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -3113,7 +3113,7 @@ class MARSAdamW(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -3137,7 +3137,7 @@ class MARSLion(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -3163,7 +3163,7 @@ class MOSO(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -3188,7 +3188,7 @@ class MSAMLaProp(EvaluatedOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -3213,7 +3213,7 @@ class MSVAG(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -3239,7 +3239,7 @@ class Momentum(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -3264,7 +3264,7 @@ class Momo(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -3290,7 +3290,7 @@ class MomoAdam(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -3320,7 +3320,7 @@ class Muon(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
         auto: bool = False,
@@ -3346,7 +3346,7 @@ class NAdam(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -3374,7 +3374,7 @@ class NAdamW(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -3398,7 +3398,7 @@ class Nero(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -3423,7 +3423,7 @@ class Nesterov(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -3455,7 +3455,7 @@ class NorDion2(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
         auto: bool = False,
@@ -3494,7 +3494,7 @@ class NorMuon(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
         auto: bool = False,
@@ -3522,7 +3522,7 @@ class NovoGrad(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -3550,7 +3550,7 @@ class OptimisticAdam(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -3576,7 +3576,7 @@ class OptimisticGradientDescent(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -3603,7 +3603,7 @@ class PAdam(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -3631,7 +3631,7 @@ class PID(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -3657,7 +3657,7 @@ class PNM(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -3686,7 +3686,7 @@ class PolarGrad(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
         auto: bool = False,
@@ -3712,7 +3712,7 @@ class PolyakSGD(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -3743,7 +3743,7 @@ class Prodigy(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -3771,7 +3771,7 @@ class QHAdam(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -3797,7 +3797,7 @@ class QHM(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -3826,7 +3826,7 @@ class RACS(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -3852,7 +3852,7 @@ class RAdaBelief(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -3876,7 +3876,7 @@ class RAdam(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -3900,7 +3900,7 @@ class RAdamW(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -3925,7 +3925,7 @@ class RMSprop(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -3951,7 +3951,7 @@ class RMSpropCentered(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -3978,7 +3978,7 @@ class RMSpropCenteredMomentum(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -4005,7 +4005,7 @@ class RMSpropMomentum(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -4036,7 +4036,7 @@ class RMSpropTF(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -4063,7 +4063,7 @@ class ROSE(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -4101,7 +4101,7 @@ class Ranger21(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -4123,7 +4123,7 @@ class Rprop(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -4148,7 +4148,7 @@ class SGD(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -4179,7 +4179,7 @@ class SGDP(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -4205,7 +4205,7 @@ class SGDSaI(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -4235,7 +4235,7 @@ class SGDW(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -4262,7 +4262,7 @@ class SM3(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -4288,7 +4288,7 @@ class SM3Axes(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -4315,7 +4315,7 @@ class SOAP(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -4344,7 +4344,7 @@ class SPAM(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -4373,7 +4373,7 @@ class SPEL(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
         auto: bool = False,
@@ -4401,7 +4401,7 @@ class SPlus(EvaluatedOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -4424,7 +4424,7 @@ class SRMM(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -4454,7 +4454,7 @@ class SWATS(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -4481,7 +4481,7 @@ class SaRA(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -4517,7 +4517,7 @@ class ScalableShampoo(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -4545,7 +4545,7 @@ class ScheduleFreeAdamW(EvaluatedOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -4571,7 +4571,7 @@ class ScheduleFreeRAdam(EvaluatedOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -4597,7 +4597,7 @@ class ScheduleFreeSGD(EvaluatedOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -4627,7 +4627,7 @@ class Scion(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -4655,7 +4655,7 @@ class ScionColumn(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -4683,7 +4683,7 @@ class ScionRow(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -4711,7 +4711,7 @@ class ScionSign(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -4741,7 +4741,7 @@ class Shampoo(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -4767,7 +4767,7 @@ class SignLaProp(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -4792,7 +4792,7 @@ class Signum(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -4821,7 +4821,7 @@ class SimplifiedAdEMAMix(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -4849,7 +4849,7 @@ class Sophia(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -4869,7 +4869,7 @@ class SparseAdam(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -4895,7 +4895,7 @@ class StableAdamW(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -4927,7 +4927,7 @@ class StableSPAM(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -4954,7 +4954,7 @@ class TAM(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -4979,7 +4979,7 @@ class Tiger(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -5003,7 +5003,7 @@ class UnscaledAdamW(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -5032,7 +5032,7 @@ class VSGD(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -5059,7 +5059,7 @@ class Yogi(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...
@@ -5089,7 +5089,7 @@ class diffGrad(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
-        watch: str | collections.abc.Sequence[str] | collections.abc.Mapping[str, str] | None = None,
+        watch: WatchKeyword = None,
         watch_every: int = 1,
         seed: int = 0,
     ) -> None: ...

@@ -181,6 +181,7 @@ def test_names_of_measurements() -> None:
         "matrices",
         "orthogonal",
         "many",
+        "watch",
         "start",
         "memory",
         "mesh",

@@ -34,7 +34,7 @@ from rulec.torch.curvature import hutchinson as hutchinson
 from rulec.torch.eager import EagerUpdate as EagerUpdate
 from rulec.torch.eager import GradStore as GradStore
 from rulec.torch.es import perturb as perturb
-from rulec.torch.groups.interface import StateDtype
+from rulec.torch.groups.interface import StateDtype, WatchKeyword
 from rulec.torch.lbfgs import LBFGS as LBFGS
 from rulec.torch.optimizer import EvaluatedOptimizer as EvaluatedOptimizer
 from rulec.torch.optimizer import RuleOptimizer as RuleOptimizer
@@ -46,7 +46,7 @@ def optimizer(rule: Rule | str | Path) -> type[RuleOptimizer]:
     """The optimizer class of a rule, a library name or the path of a rule file."""
 '''
 
-_ALIASES = {"params": "ParamsT", "state_dtype": "StateDtype"}
+_ALIASES = {"params": "ParamsT", "state_dtype": "StateDtype", "watch": "WatchKeyword"}
 
 
 def stub_text() -> str:
