@@ -148,7 +148,9 @@ def test_a_called_rule_keeps_its_branches() -> None:
 
 
 def test_inputs() -> None:
-    @rulec.rule(name="PolyakSGD", inputs={"loss": "scalar"}, hyper={"max_lr": {"min": 0}})
+    @rulec.rule(name="PolyakSGD", inputs={"loss": "scalar"}, hyper={"max_lr": {"min": 0}}, statistics={
+        "rate": "where(n + eps <= machine_eps, 0, minimum((loss - f_min)/(n + eps), max_lr))",
+    })  # fmt: skip
     def polyak(g: Any, loss: Any, machine_eps: Any, *, lr: Any = 1.0, max_lr: Any = 1.0, f_min: Any = 0,
                eps: Any = 0) -> Any:  # fmt: skip
         n = total_of(g * g, per="model")

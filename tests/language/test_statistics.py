@@ -54,7 +54,7 @@ def test_a_rule_in_python_declares_statistics() -> None:
     [
         ("adam + {rule}", ["watched.agree", "watched.largest"]),
         ("{rule} >> adam", ["watched.agree", "watched.largest"]),
-        ("lookahead({rule})", ["watched.agree", "watched.largest"]),
+        ("lookahead({rule})", ["distance", "watched.agree", "watched.largest"]),
     ],
 )
 def test_composed_rules_keep_the_statistics_of_their_parts(text: str, names: list[str]) -> None:
