@@ -84,8 +84,13 @@ def standing_job(
 ) -> ReplayableCall:
     """A job of a kernel to be run again; `gradients` are the addresses of gradients in its table."""
     at, first = ctypes.addressof(job), array_address(gradients)
-    run, renew = partial(cpu_threads.run, machine.run, machine.address, job), partial(_renew, job)
+    run, renew = partial(_run, machine, job), partial(_renew, job)
     return ReplayableCall(run, renew, at + 8 * cpu_threads.NEXT_SPAN, at + 8 * cpu_threads.ROWS, first, is_exact=True)
+
+
+def _run(machine: ObjectCode, job: ctypes.Array[ctypes.c_int64]) -> None:
+    """Runs a kernel on a job, to its end."""
+    cpu_threads.run(machine.run, machine.address, job)
 
 
 def _renew(job: ctypes.Array[ctypes.c_int64], ahead: Numbers) -> None:

@@ -48,8 +48,6 @@ class Numbers(ABC):
 
     #: The backend of the language, for errors.
     backend: str
-    #: The number of reserved words among the names that are taken.
-    reserved_count: int
 
     def __init__(
         self, program: Program, roots: Mapping[Node, str], leaf: Callable[[Node, str], str], taken: set[str]
@@ -64,6 +62,11 @@ class Numbers(ABC):
         for value in self.order:
             for operand in dict.fromkeys(value.args):
                 self._users.setdefault(operand, []).append(value)
+
+    @property
+    def reserved_count(self) -> int:
+        """The number of reserved words among the names that are taken."""
+        raise NotImplementedError
 
     def letters(self, value: Node) -> str:
         """The letters of a vector, empty for a number."""

@@ -36,7 +36,12 @@ _TAKEN = RESERVED | DIALECT.reserved | frozenset(LIBRARY) | _LOCALS
 class BlockNumbers(Numbers):
     """The values of a tensor, computed by the threads of one block."""
 
-    backend, reserved_count = DIALECT.backend, len(_TAKEN)
+    backend = DIALECT.backend
+
+    @property
+    def reserved_count(self) -> int:
+        """The number of words that no value may be called."""
+        return len(_TAKEN)
 
     def loop(self, variable: str, size: str, body: list[str], kept: bool) -> list[str]:
         """As of all languages; threads take the indices by turns."""

@@ -68,7 +68,14 @@ def test_keywords_are_those_of_torch(name: str) -> None:
     assert [k for k in ours if k in theirs and ours[k].kind == theirs[k].kind] == list(
         inspect.Signature(sorted(theirs.values(), key=lambda p: p.kind)).parameters
     )
-    assert set(ours) - set(theirs) - {"capturable"} == {"state_dtype", "weights", "backend", "seed", "watch", "watch_every"}
+    assert set(ours) - set(theirs) - {"capturable"} == {
+        "state_dtype",
+        "weights",
+        "backend",
+        "seed",
+        "watch",
+        "watch_every",
+    }
     assert all(ours[k].default == theirs[k].default for k in theirs)
     defaults = getattr(torch.optim, name)(parameters()).defaults
     assert getattr(rulec.torch, name)(parameters()).defaults == defaults

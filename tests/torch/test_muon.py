@@ -43,7 +43,7 @@ def test_the_signature_has_theirs_within_it() -> None:
     ours = inspect.signature(rulec.torch.Muon).parameters
     theirs = inspect.signature(torch.optim.Muon).parameters
     assert [*ours][: len(theirs)] == [*theirs]
-    own = {"capturable", "state_dtype", "weights", "backend", "seed", "auto"}
+    own = {"capturable", "state_dtype", "weights", "backend", "seed", "auto", "watch", "watch_every"}
     assert set(ours) - set(theirs) == own | {"adamw_lr", "betas", "adamw_eps", "adamw_wd", "lr_at_start", "ns_form"}
     assert all(ours[k].default == theirs[k].default and ours[k].kind == theirs[k].kind for k in theirs)
 

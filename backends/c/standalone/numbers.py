@@ -12,7 +12,12 @@ from .stage import RESERVED, loop
 class CNumbers(Numbers):
     """The values of one function of C."""
 
-    backend, reserved_count = "c", len(RESERVED)
+    backend = "c"
+
+    @property
+    def reserved_count(self) -> int:
+        """The number of words that no value may be called."""
+        return len(RESERVED)
 
     def loop(self, variable: str, size: str, body: list[str], kept: bool) -> list[str]:
         """A loop of C over whole numbers."""
