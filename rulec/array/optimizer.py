@@ -344,8 +344,12 @@ class Optimizer(Lockable):
         ids = tuple(self._engine.ids[name] for name in leaves)
         table = self._hyper_table()
         turned = self._engine.copies_for(table)
-        with self._engine.arrays.here(), turned.stepping(leaves):
-            self._engine.step(ids, turned.in_order(leaves), table, inputs)
+        try:
+            with self._engine.arrays.here(), turned.stepping(leaves):
+                self._engine.step(ids, turned.in_order(leaves), table, inputs)
+        except BaseException:
+            self._engine.statistics.take_back()
+            raise
         self._engine.count_step()
 
     def _hyper_table(self) -> Numbers:

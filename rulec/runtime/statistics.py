@@ -36,6 +36,7 @@ class Statistics:
         #: The names of all statistics, in the order in which they were asked for.
         self.names = [*dict.fromkeys(name for each in self._watched.values() for name, _ in each)]
         self._launches: list[list[LaunchStatistics]] = []
+        self._before = self._launches
         #: The statistics that are of several tensors.
         self._joint = [*dict.fromkeys(name for each in self._watched.values() for name, s in each if _is_joint(s))]
 
@@ -64,7 +65,12 @@ class Statistics:
         """Begins a step, which measures the statistics where they are `due`; values of earlier ones are gone then."""
         self.due = due
         if due:
-            self._launches = []
+            self._before, self._launches = self._launches, []
+
+    def take_back(self) -> None:
+        """Ends a step that failed: the values of the last measured step are there again."""
+        if self.due:
+            self._launches = self._before
 
     def take(self, launches: Sequence[Launch]) -> None:
         """Takes the launches of a step, for their statistics after the run."""
@@ -141,7 +147,7 @@ def _is_joint(statistic: Statistic) -> bool:
     return any(part.op.kind is Kind.REDUCE and part.arg in ("group", "model") for part in walk([statistic.value]))
 
 
-#: Statistics that are asked for, one by one, in a form that can be a key.
+#: The statistics asked for as a key: names, and pairs of a name and an expression.
 Words: TypeAlias = tuple[str | tuple[str, str], ...]
 
 
@@ -290,7 +296,7 @@ class StepStatistics(Mapping[str, Mapping[str, Any]]):
         return len(self._names)
 
     def _ordered(self, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-        """StatisticValues by place, in the order of the places; groups and the model come last."""
+        """Values by place, in the order of the places; groups and the model come last."""
         last = len(self._order)
         return dict(sorted(pairs, key=lambda pair: self._order.get(pair[0], last)))
 

@@ -135,6 +135,11 @@ class Partitioned(Optimizer, Lockable):
         ]
         return Routes(sorted(routes, key=lambda route: route.group))
 
+    @property
+    def measures(self) -> bool:
+        """Whether steps of a rule measure statistics."""
+        return any(each.measures for each in self.optimizers)
+
     def statistics(self) -> StepStatistics:
         """The statistics of the last step, of all rules that have them: see `RuleOptimizer.statistics`."""
         parts = [each.statistics() for each in self.optimizers if each.measures]

@@ -6,6 +6,7 @@ import copy
 import gc
 import pickle
 import sys
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -280,3 +281,59 @@ def test_a_step_keeps_no_gradient_for_its_statistics() -> None:
 def test_eager_updates_refuse_statistics_of_the_model() -> None:
     with pytest.raises(RulecError, match="the statistic all is of a group or of the model, and a backward pass that"):
         eager("adamw", watch={"all": 'norm(update, per="model")'})
+
+
+def test_a_tensor_that_skips_a_step_has_nan() -> None:
+    kind = rulec.torch.optimizer(rulec.load("transforms/skip_not_finite") >> rulec.load("adamw"))
+    params = [torch.ones(3).requires_grad_(), torch.ones(2).requires_grad_()]
+    optimizer = kind(params, watch={"top": "max(abs(g))"})
+    for number in (1.0, float("nan")):
+        for param in params:
+            param.grad = torch.full_like(param, number)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            optimizer.step()
+        values = [*optimizer.statistics().numbers().values()]
+        assert all(value == number or (value != value and number != number) for value in values)
+
+
+def test_a_step_without_gradients_has_no_values_and_a_failed_one_leaves_the_last() -> None:
+    _, optimizer, _ = trained("AdamW", watch="norms")
+    before = optimizer.statistics().numbers()
+    rate, optimizer.param_groups[0]["lr"] = optimizer.param_groups[0]["lr"], -1.0
+    with pytest.raises(HyperError):
+        optimizer.step()
+    assert (optimizer.statistics().step, optimizer.statistics().numbers()) == (3, before)
+    optimizer.param_groups[0]["lr"] = rate
+    optimizer.zero_grad()
+    optimizer.step()
+    assert (optimizer.statistics().step, optimizer.statistics().numbers()) == (4, {})
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_histories_have_the_same_bits_between_steps_that_measure(every: int) -> None:
+    models = []
+    for keywords in ({}, {"watch": "norms", "watch_every": every}):
+        model = layers()
+        optimizer = rulec.torch.optimizer("adashift")(model.parameters(), **keywords)  # type: ignore[arg-type]
+        for t in range(9):
+            torch.manual_seed(t)
+            optimizer.zero_grad()
+            model(torch.randn(8, 5)).square().mean().backward()
+            optimizer.step()
+        models.append(model)
+    assert all(torch.equal(p, q) for p, q in zip(*(each.parameters() for each in models), strict=True))
+
+
+def test_parameters_with_sparse_gradients_have_no_values() -> None:
+    rows, dense = torch.ones(5, 2).requires_grad_(), torch.ones(2).requires_grad_()
+    optimizer = rulec.torch.SGD([rows, dense], lr=0.1, watch={"norm": "norm(update)"})
+    rows.grad = torch.sparse_coo_tensor([[1]], torch.ones(1, 2), (5, 2))
+    dense.grad = torch.ones(2)
+    optimizer.step()
+    assert [*optimizer.statistics()["norm"]] == ["parameter 1"]
+
+
+def test_gradients_folded_into_states_are_not_measured() -> None:
+    with pytest.raises(HyperError, match="accumulate='fold' takes a step in parts"):
+        rulec.torch.EagerUpdate(layers(), "signum", watch="norms", accumulate="fold")

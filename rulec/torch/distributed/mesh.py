@@ -219,7 +219,7 @@ def meeting_of(
 ) -> Consensus | None:  # fmt: skip
     """The consensus for parameters with these rules: `before` with more ranks, or a new one; None where none is needed.
 
-    Where a step `measures` statistics, these are of whole tensors, and all ranks with shards of one need one another.
+    Where a step `measures` statistics, all ranks with shards of a tensor need one another for the tensor's values.
 
     `across` reduces values of groups and the model over ranks with other tensors. HyperError where it has ranks with
     the same tensors.

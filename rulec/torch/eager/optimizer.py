@@ -287,4 +287,9 @@ def _folds(accumulate: str, max_grad_norm: float | None, inner: Inner) -> bool:
         )
     if accumulate == "fold":
         check_folds(inner)
+        if getattr(inner.optimizer, "measures", False):
+            raise HyperError(
+                "accumulate='fold' takes a step in parts, and statistics need it in one: leave watch out, or use "
+                "accumulate='sum'"
+            )
     return accumulate == "fold"

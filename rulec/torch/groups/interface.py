@@ -219,7 +219,7 @@ class Interface:
         return wider if foreign & wider.signature.parameters.keys() else self
 
     def completed(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The values of a group, with the defaults of the keywords that matter to it and that it lacks."""
+        """The values of a group, with defaults for the keywords of its rule that it lacks."""
         parameters = self.signature.parameters
         lacking = [key for key in self.group_keywords if key in parameters and key not in values]
         return {**values, **{key: parameters[key].default for key in lacking}}

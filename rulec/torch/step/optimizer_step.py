@@ -232,9 +232,15 @@ class OptimizerStep:
         if schedule is None:
             return self._step_plainly(groups, inputs, scaling)
         self._measure(schedule.due)
-        done = self._step_plainly(groups, inputs, scaling)
-        if done:
-            schedule.advance()
+        done = False
+        try:
+            done = self._step_plainly(groups, inputs, scaling)
+        finally:
+            if done:
+                schedule.advance()
+            else:
+                for engine in self.engines:
+                    engine.statistics.take_back()
         return done
 
     def _measure(self, due: bool) -> None:
