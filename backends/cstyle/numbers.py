@@ -64,9 +64,9 @@ class Numbers(ABC):
                 self._users.setdefault(operand, []).append(value)
 
     @property
+    @abstractmethod
     def reserved_count(self) -> int:
         """The number of reserved words among the names that are taken."""
-        raise NotImplementedError
 
     def letters(self, value: Node) -> str:
         """The letters of a vector, empty for a number."""
@@ -134,7 +134,7 @@ class Numbers(ABC):
         for value in segment.members:
             self.named.pop(value, None)  # a local of the loop
         kept = any(value in self.arrays for value in segment.members)
-        return self.loop(variable, size, placed(body, segment.letters), kept)
+        return self.loop(variable, size, indexed(body, segment.letters), kept)
 
     def _number(self, value: Node) -> str:
         text = self._text(value, "", defining=True)
@@ -223,8 +223,8 @@ class Numbers(ABC):
         return self._text(value.args[0], letters) if value.op.kind is Kind.REDUCE else None
 
 
-def placed(body: Sequence[str], letters: str) -> list[str]:
-    """The body of a loop over vectors of these letters, after the places that it names."""
+def indexed(body: Sequence[str], letters: str) -> list[str]:
+    """The body of a loop over vectors of these letters, after the indices that it names."""
     variable, lines = LOOPS[letters][0], [*body]
     if used(body, "origin"):
         lines.insert(0, f"const int64_t position = {variable}, origin = {variable};")

@@ -25,7 +25,7 @@ from ..cstyle.words import LIBRARY, RESERVED, words_used
 from ..numpy.standalone import DIALECT as ARRAYS
 from .coded import CodedKernel, bound_in, coded_in, decodes
 from .cuda_host import ELEMENTS, HOST, JOINS, SCRATCH, STEP, WORK, filled_c
-from .cuda_host import MOVES as MOVES_TOLD
+from .cuda_host import MOVES as MOVE_COMMENTS
 from .cuda_numbers import Lines, NumbersKernel, is_shared
 from .format_words import format_functions
 from .plan import CHUNK, FINISH, GIVEN, THREADS, bound_lines, given_lines
@@ -231,11 +231,11 @@ class CudaFile(OneFile):
     def work_lines(self, line: int) -> list[str]:
         """The two functions of a step or a move: one writes its tables, the other launches its kernels."""
         scalars, stores = self.scalar_lines()
-        told, about = MOVES_TOLD.get(self.word, STEP)
+        comment, about = MOVE_COMMENTS.get(self.word, STEP)
         parts: dict[str, list[str]] = {key: [*lines] for key, lines in self._filled().items()}
         parts |= {
             "scalars": scalars, "stores": stores, "tables": self._tables(), "launches": self._launched(),
-            "told": told.rstrip("\n").split("\n"), "about": about.rstrip("\n").split("\n"),
+            "comment": comment.rstrip("\n").split("\n"), "about": about.rstrip("\n").split("\n"),
             "counted": ["tensor->step += 1;"] * (not self.word),
         }  # fmt: skip
         return filled_c(WORK, self._known(line), parts)

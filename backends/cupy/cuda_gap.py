@@ -18,7 +18,7 @@ from rulec.runtime.buckets.flat import axes_in_flat
 
 from ..cstyle.dialect import block, call_lines, indented
 from ..cstyle.element import STORAGE, taken_in
-from ..cstyle.numbers import LOOPS, Numbers, placed, used
+from ..cstyle.numbers import LOOPS, Numbers, indexed, used
 from ..cstyle.words import LIBRARY, RESERVED
 from .plan import GIVEN, THREADS
 from .stage import KIND, NOTHING
@@ -223,7 +223,7 @@ class GapKernel:
             text = f"to_{dtype}(to_odd({text}))"
         elif dtype != "float64":
             text = f"(float)({text})"
-        body = placed([f"{self._pointer(name, kind)}[{variable}] = {text};"], letters)
+        body = indexed([f"{self._pointer(name, kind)}[{variable}] = {text};"], letters)
         return self._numbers.loop(variable, size, body, False)
 
     def _begin(self) -> list[str]:

@@ -51,7 +51,7 @@ static cudaError_t <name>_launch(Kernel *kernel, long long blocks, void **argume
 
 #: The function that writes the tables of a step, or of a move of the parameters, and the one that launches its kernels.
 WORK = """\
-<told>
+<comment>
 <fill>
 {
     const long long blocks = (<name>_words(count, tensors) - <line> * count) / <chunk>;

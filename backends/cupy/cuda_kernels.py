@@ -44,7 +44,7 @@ class File(Protocol):
     def type_of(self, name: str) -> str:
         """The C type of the member for an array or a number on the GPU, up to its name."""
 
-    def told(self, kind: int) -> str:
+    def shapes_text(self, kind: int) -> str:
         """The shapes of a kind of tensors, in words."""
 
 

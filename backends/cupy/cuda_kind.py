@@ -68,7 +68,7 @@ class Kind(KindKernels):
         return [*lines[:at], *texts, *lines[at + 1 :]]
 
     def _about(self) -> str:
-        return f"{self.main.told(self.number)}: how stages cut them into blocks."
+        return f"{self.main.shapes_text(self.number)}: how stages cut them into blocks."
 
     def _wide(self) -> list[str]:
         narrow = {*self.vectors, *self.singles}

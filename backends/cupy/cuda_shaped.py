@@ -253,7 +253,7 @@ class ShapedFile(CudaFile):
             lines += [f"if ({' && '.join([*[shape] * bool(tests), *turn])})", f"    view.kind = {i};"]
         return lines + ends
 
-    def told(self, kind: int) -> str:
+    def shapes_text(self, kind: int) -> str:
         """The shapes of a kind of tensors, in words."""
         truths, turned = self.conditions[kind]
         shapes = [

@@ -124,7 +124,7 @@ def test_a_number_on_either_side_is_computed_in_one_call(op: Op, first: bool) ->
     assert len(names) == 1
 
 
-def test_what_torch_does_not_compute_in_one_launch_is_computed_one_by_one() -> None:
+def test_operations_without_a_foreach_launch_are_computed_one_by_one() -> None:
     number, (a, b) = torch.tensor(0.3, dtype=torch.float64), drawn((6, 6), (8, 8))
     for op, operands in [
         (Op.DIV, [[a, number], [b, number]]), (Op.SUB, [[a, number], [b, number]]), (Op.MUL, [[a, a.mT], [b, b.mT]]),

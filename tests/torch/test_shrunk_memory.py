@@ -61,7 +61,7 @@ def _expanded(grad: Tensor) -> Tensor:
     return part
 
 
-#: Gradients of shape (2, 3) that lack memory, the bytes that they have, and those that they need.
+#: Gradients of shape (2, 3) without all their memory, with their bytes and the bytes needed.
 GRADIENTS: dict[str, tuple[Callable[[Tensor], Tensor], int, int]] = {
     "shrunk": (shrunk, 8, 24), "resized": (_resized, 8, 24), "set_": (_set, 8, 24), "data": (_data, 8, 24),
     "one byte less": (lambda grad: shrunk(grad, 23), 23, 24),

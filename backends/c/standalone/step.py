@@ -15,7 +15,7 @@ from rulec.standalone.cases import Version
 
 from ...cstyle.element import Parameter
 from ...cstyle.format_words import CodedNames, function_name
-from ...cstyle.numbers import LOOPS, placed, used
+from ...cstyle.numbers import LOOPS, indexed, used
 from .matrix import WRITTEN, MatrixFunctions
 from .model import CFile
 from .numbers import CNumbers
@@ -296,7 +296,7 @@ class StepText:
                 continue
             variable, size, _ = LOOPS[letters]
             text = narrowed(self.numbers.text(store.value, letters), self.layout.dtype(buffer.name))
-            body = placed([f"{self.pointers[buffer.name]}[{variable}] = {text};"], letters)
+            body = indexed([f"{self.pointers[buffer.name]}[{variable}] = {text};"], letters)
             lines += loop(variable, "0", size, body)
         stores = self.program.scalars.stores
         return lines + [f"head->{self.states[s.buffer]} = {self.numbers.text(s.value)};" for s in stores]

@@ -66,11 +66,7 @@ class Plan:
         self.after = frozenset(gaps[-1].values)
         early = _before([s.value for s in self.finish], program.stages[-1], waiting)
         self.held = [n for n in early if n.op in VIEWS]
-        #: The values of the statistics asked for later, and their operands that a step leaves for them.
-        self.later = tuple(walk((s.value for s in self.asked), set(done)))
-        self.left = _left_for(self.asked, self.later, done)
-        #: The reductions that nothing but such statistics needs, by name.
-        self.unread = _results(self.later) - _results(done)
+        self._leave(done)
         self.axes: dict[Node, Axes] = {value: inference.axes(value) for value in done}
         #: The values that are numbers of tensors, groups or the model.
         self.numbers = frozenset(value for value, axes in self.axes.items() if axes.number)
@@ -110,6 +106,14 @@ class Plan:
         self.staged = not in_one or program.skip is not None or any(
             b.role == "input" for b in program.buffers
         )  # fmt: skip
+
+    def _leave(self, done: set[Node]) -> None:
+        """Notes what a step leaves for statistics, beside the values `done` in gaps."""
+        #: The values of the statistics asked for later, and their operands.
+        self.later = tuple(walk((s.value for s in self.asked), set(done)))
+        self.left = _left_for(self.asked, self.later, done)
+        #: The reductions that nothing but such statistics needs, by name.
+        self.unread = _results(self.later) - _results(done)
 
     def rounds(self, values: tuple[Node, ...]) -> list[tuple[Node, ...]]:
         """The values, one after the other, or several in one call."""

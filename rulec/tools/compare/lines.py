@@ -119,7 +119,7 @@ class LineValue:
 
 @dataclass(frozen=True)
 class StatisticValue:
-    """A statistic of one step: by the numpy backend in float64, and by a backend where one ran that measures it."""
+    """A statistic of one step: by the numpy backend in float64, and by the backend of the run where it measures."""
 
     name: str
     reference: Array
