@@ -297,17 +297,19 @@ def test_a_tensor_that_skips_a_step_has_nan() -> None:
         assert all(value == number or (value != value and number != number) for value in values)
 
 
-def test_a_step_without_gradients_has_no_values_and_a_failed_one_leaves_the_last() -> None:
-    _, optimizer, _ = trained("AdamW", watch="norms")
+@pytest.mark.parametrize("steps", [1, 5])
+def test_a_step_without_gradients_has_no_values_and_a_failed_one_leaves_the_last(steps: int) -> None:
+    """The first steps are asked for everything; after some, one call looks at all."""
+    _, optimizer, _ = trained("AdamW", steps, watch="norms")
     before = optimizer.statistics().numbers()
     rate, optimizer.param_groups[0]["lr"] = optimizer.param_groups[0]["lr"], -1.0
     with pytest.raises(HyperError):
         optimizer.step()
-    assert (optimizer.statistics().step, optimizer.statistics().numbers()) == (3, before)
+    assert (optimizer.statistics().step, optimizer.statistics().numbers()) == (steps, before)
     optimizer.param_groups[0]["lr"] = rate
     optimizer.zero_grad()
     optimizer.step()
-    assert (optimizer.statistics().step, optimizer.statistics().numbers()) == (4, {})
+    assert (optimizer.statistics().step, optimizer.statistics().numbers()) == (steps + 1, {})
 
 
 @pytest.mark.parametrize("every", [1, 2, 3])
@@ -337,3 +339,19 @@ def test_parameters_with_sparse_gradients_have_no_values() -> None:
 def test_gradients_folded_into_states_are_not_measured() -> None:
     with pytest.raises(HyperError, match="accumulate='fold' takes a step in parts"):
         rulec.torch.EagerUpdate(layers(), "signum", watch="norms", accumulate="fold")
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_branches_known_before_a_step_are_measured_on_each_arm(every: int) -> None:
+    rule = rulec.parse(
+        "name: Warm\nhyper: {lr: 0.1}\nstate: {m: 0}\nstep: |\n  if t < 3:\n    m = g\n  else:\n    m = 0.5*m + g\n"
+        "  direction = m\n"
+    )
+    param = torch.ones(4).requires_grad_()
+    optimizer = rulec.torch.optimizer(rule)([param], watch={"norm": "norm(update)"}, watch_every=every)
+    for step in range(1, 6):
+        param.grad, old = torch.full((4,), float(step)), param.detach().clone()
+        optimizer.step()
+        if optimizer.statistics().step == step:
+            (norm,) = optimizer.statistics()["norm"].values()
+            torch.testing.assert_close(norm.float(), (param.detach() - old).norm(), rtol=1e-5, atol=0)
