@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import rulec.torch
-from rulec.errors import TensorError
+from rulec.errors import RulecError, TensorError
 from tests.torch.eager.processes import check_in_processes
 
 SHAPES = {"uneven": (7, 6), "even": (8, 4), "few": (1, 50), "line": (9,)}
@@ -108,3 +108,19 @@ def _check_flat(_: int) -> None:
 @pytest.mark.slow
 def test_flat_parameters_are_refused() -> None:
     check_in_processes(_check_flat, 2)
+
+
+def _check_other(rank: int) -> None:
+    mesh = init_device_mesh("cpu", (2,))
+    param = nn.Parameter(distribute_tensor(values(0)["even"], mesh, [Shard(0)]))
+    optimizer = rulec.torch.AdamW([param], watch="norms" if rank else {"norm": "norm(update)"})
+    param.grad = distribute_tensor(values(1)["even"], mesh, [Shard(0)])
+    before = param.to_local().clone()
+    with pytest.raises(RulecError, match="watch="):
+        optimizer.step()
+    assert torch.equal(param.to_local(), before)
+
+
+@pytest.mark.slow
+def test_ranks_that_watch_something_else_are_refused() -> None:
+    check_in_processes(_check_other, 2)
