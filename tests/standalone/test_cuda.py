@@ -294,14 +294,19 @@ def test_the_kernel_is_compiled_by_nvrtc(rule: str) -> None:
     assert len(cuda_assembly.compiled(text_of(rule), "sm_90")) > 1000
 
 
+def check_nvcc(text: str, folder: Path) -> None:
+    """Compiles a file by nvcc, for compute capability 9.0."""
+    (folder / "rule.cu").write_text(text)
+    command = ["nvcc", "-arch=sm_90", "-std=c++17", "-fmad=false", "-c", "rule.cu", "-o", "rule.o"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (folder / "rule.o").stat().st_size > 10_000
+
+
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the path")
 @pytest.mark.parametrize("rule", ["adamw", "nadam", "lamb", "prodigy"])
 def test_the_file_is_compiled_by_nvcc(rule: str, tmp_path: Path) -> None:
-    (tmp_path / "rule.cu").write_text(text_of(rule))
-    command = ["nvcc", "-arch=sm_90", "-std=c++17", "-fmad=false", "-c", "rule.cu", "-o", "rule.o"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "rule.o").stat().st_size > 10_000
+    check_nvcc(text_of(rule), tmp_path)
 
 
 def test_two_files_have_no_name_of_the_linker_in_common() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import re
 import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -26,7 +25,7 @@ from tests.backends import cuda_assembly
 from tests.standalone.c_library import drawn
 from tests.standalone.one_file import Array
 from tests.standalone.test_c import ROWS_OF_TALL, TURNED, taken
-from tests.standalone.test_cuda import Run, begun, compiled, needs_compiler, rule_of, structure, text_of
+from tests.standalone.test_cuda import Run, begun, check_nvcc, compiled, needs_compiler, rule_of, structure, text_of
 
 #: Tensors of one dimension and of more, with matrices of odd sides, of one line, of several blocks, and none.
 SHAPES = ((65, 127), (33,), (3, 9, 70), (0, 5), (1, 7), (9100,), (70, 8), (2, 300, 40))
@@ -242,11 +241,7 @@ def test_the_kernels_are_compiled_by_nvrtc(rule: str, dtype: str) -> None:
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the path")
 @pytest.mark.parametrize("rule", ["adafactor", "muon", "clip_by_global_norm >> came"])
 def test_the_file_is_compiled_by_nvcc(rule: str, tmp_path: Path) -> None:
-    (tmp_path / "rule.cu").write_text(text_of(rule))
-    command = ["nvcc", "-arch=sm_90", "-std=c++17", "-fmad=false", "-c", "rule.cu", "-o", "rule.o"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "rule.o").stat().st_size > 10_000
+    check_nvcc(text_of(rule), tmp_path)
 
 
 def test_two_files_have_no_name_of_the_linker_in_common() -> None:
