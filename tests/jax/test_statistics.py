@@ -19,7 +19,6 @@ import rulec
 import rulec.jax
 from rulec.errors import HyperError, RulecError, RuleError
 from tests.jax.training import gradients, params, structure
-from tests.library import by_kind
 
 ROOT = Path(__file__).parents[2]
 RULES = ["adamw", "lamb", "adafactor", "schedule_free_adamw"]
@@ -84,7 +83,7 @@ def library() -> list[str]:
 
 @pytest.mark.parametrize("backend", ["jax", "cpu"])
 @pytest.mark.parametrize(
-    "rule", [pytest.param(name, marks=[] if name in RULES else pytest.mark.slow) for name in by_kind(library())]
+    "rule", [pytest.param(name, marks=[] if name in RULES else pytest.mark.another) for name in library()]
 )
 def test_parameters_and_states_have_the_same_bits_with_statistics(rule: str, backend: str) -> None:
     options: dict[str, Any] = {"lr": 0.01} if "lr" in rulec.load(rule).settings else {}
