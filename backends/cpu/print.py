@@ -88,18 +88,15 @@ def _stage_lines(write: StageWriter, shaped: bool, group: RowGroup | None) -> li
 
 
 def _vectors(write: StageWriter) -> list[str]:
-    """The requests for vectors of a stage: without its statistics those of the same stage, where it has other sums.
+    """The requests for vectors of a stage: of one with sums of the rule those that it has without statistics.
 
     Wider vectors add up in another order.
     """
-    stage, measured = write.stage, write.program.measured if write.program.watch else frozenset()
-    kept = tuple(r for r in stage.reduces if r.name not in measured)
-    if not measured or len(kept) == len(stage.reduces):
-        return vector_lines(write.arithmetic_lines())
-    if kept:
-        plain = StageWriter(write.program, write.layout, replace(stage, reduces=kept), set())
-        return vector_lines(plain.arithmetic_lines())
-    return vector_lines(write.arithmetic_lines(), sums=len(stage.reduces))
+    stage = write.stage
+    kept = tuple(r for r in stage.reduces if r.name not in write.program.measured)
+    if kept and len(kept) < len(stage.reduces):
+        write = StageWriter(write.program, write.layout, replace(stage, reduces=kept))
+    return vector_lines(write.arithmetic_lines())
 
 
 class _Loops:
@@ -128,7 +125,7 @@ class _Loops:
                 return self.group.loop(level, body)
             return loop("line", "matrix * height + top", "matrix * height + bottom", body)
         if self.shaped:
-            return loop("i", "line * width + left", "line * width + right", body)
+            return self.write.loop("line * width + left", "line * width + right", body)
         return self.parts.loop(body)
 
     def leave(self, level: Level) -> list[str]:

@@ -34,15 +34,11 @@ LOCALS = frozenset({"column_total", "alone", *(f"{name}_{row}" for name in ("bac
 
 
 def in_groups(write: StageWriter) -> bool:
-    """Whether a stage takes rows in groups: it reduces columns, or reads values of columns and only reduces.
-
-    A stage that stores waits for memory, with groups or without. No value may depend on the place of an element.
-    """
-    stage, nest = write.stage, write.nest
-    columns = nest.totals(COL) or (nest.read(COL) and not stage.stores)
-    coded = any(write.layout.format(buffer) for buffer in nest.buffers)
+    """Whether a stage takes rows in groups: they share columns, and no value depends on the place of an element."""
+    stage = write.stage
+    coded = any(write.layout.format(buffer) for buffer in write.nest.buffers)
     placed = any(n.op is Op.CHANCE for n in walk(stage.roots))
-    return bool(columns) and len(stage.reduces) <= _MOST and not (coded or placed)
+    return write.shares_columns and len(stage.reduces) <= _MOST and not (coded or placed)
 
 
 def vectors_of(write: StageWriter) -> list[Result]:

@@ -174,31 +174,43 @@ def _peek(name: str) -> Any:
 
 
 def _accumulate() -> Any:
-    """`accumulate(total, x)`: adds one number to a float64 sum, in any order that lets LLVM vectorise the loop.
+    """`accumulate(total, x)`: adds one number to a sum at least as wide, in an order that lets LLVM vectorise the loop.
 
-    Only this operation may be reassociated. The partial sums of a loop follow from its length alone.
+    Only sums may be reassociated. The partial sums of a loop follow from its length alone.
     """
-    from llvmlite import ir
-    from numba import types
-
-    def signature(total: Any, value: Any) -> Any:
-        return total if total == types.float64 and isinstance(value, types.Float) else None
 
     def generate(builder: Any, kinds: Any, values: Any) -> Any:
-        wide = values[1] if kinds[1] == types.float64 else builder.fpext(values[1], ir.DoubleType())
-        return builder.fadd(values[0], wide, flags=("reassoc",))
+        total, value = values
+        wide = value if kinds[0] == kinds[1] else builder.fpext(value, total.type)
+        return builder.fadd(total, wide, flags=("reassoc",))
 
-    return intrinsic_word(2, signature, generate)
+    return intrinsic_word(2, _joins, generate)
+
+
+def _accumulate_product() -> Any:
+    """`accumulate_product(total, a, b)`: adds a product to a sum of its width, rounded once or twice."""
+    from llvmlite import ir
+
+    def generate(builder: Any, kinds: Any, values: Any) -> Any:
+        total, *factors = values
+        kind = ir.FunctionType(total.type, [total.type] * 3)
+        function = builder.module.declare_intrinsic("llvm.fmuladd", [total.type], kind)
+        return builder.call(function, [*factors, total], fastmath=("reassoc",))
+
+    return intrinsic_word(3, lambda *kinds: kinds[0] if len({*kinds}) == 1 else None, generate)
+
+
+def _joins(total: Any, value: Any) -> Any:
+    """The type of a total that takes in one more number, no wider than itself; None where it does not."""
+    from numba import types
+
+    floats = isinstance(total, types.Float) and isinstance(value, types.Float)
+    return total if floats and value.bitwidth <= total.bitwidth else None
 
 
 def _extreme(name: str) -> Any:
     """`lowest(best, x)` and `highest(best, x)`: the better of two, NaN where either is; as wide as `best`."""
     from llvmlite import ir
-    from numba import types
-
-    def signature(best: Any, value: Any) -> Any:
-        floats = isinstance(best, types.Float) and isinstance(value, types.Float)
-        return best if floats and value.bitwidth <= best.bitwidth else None
 
     def generate(builder: Any, kinds: Any, values: Any) -> Any:
         best, value = values
@@ -208,7 +220,7 @@ def _extreme(name: str) -> Any:
         function = builder.module.declare_intrinsic(f"llvm.{name}", [kind], ir.FunctionType(kind, [kind, kind]))
         return builder.call(function, [best, value])
 
-    return intrinsic_word(2, signature, generate)
+    return intrinsic_word(2, _joins, generate)
 
 
 def _fetch_add() -> Any:
@@ -387,7 +399,8 @@ WORDS: Mapping[str, Callable[[], Any]] = {
     "where": _where, "chance": _chance, "in_range": partial(_place, cpu_storage.in_range, 3),
     "in_rows": partial(_place, cpu_storage.in_rows, 7),
     "vector_bits": partial(_attribute, "prefer-vector-width", 1), "interleaved": partial(_attribute, INTERLEAVED),
-    "fetch_add": _fetch_add, "popcount": _popcount, "fetch_line": _fetch_line, "accumulate": _accumulate,
+    "fetch_add": _fetch_add, "popcount": _popcount, "fetch_line": _fetch_line,
+    "accumulate": _accumulate, "accumulate_product": _accumulate_product,
     "lower_bfloat16": partial(_half, False), "upper_bfloat16": partial(_half, True), "store_two_bfloat16": _store_two,
     "word": partial(_peek, "int64"), "number": partial(_peek, "float64"),
     "lowest": partial(_extreme, "minimum"), "highest": partial(_extreme, "maximum"),

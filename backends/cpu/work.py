@@ -30,17 +30,13 @@ WIDE = 60
 DEEP = 40
 
 
-#: The operations of a sum in float64 of float32 numbers: AdamW with six sums takes 0.87 of the time with wide vectors.
-OF_SUM = 22
-
-
-def vector_lines(statements: Sequence[str], sums: int = 0) -> list[str]:
-    """The requests for vectors of a function, from its loop's statements for one number and its sums of statistics.
+def vector_lines(statements: Sequence[str]) -> list[str]:
+    """The requests for vectors of a function, from its loop's statements for one number.
 
     No statement for a loop whose vectors LLVM chooses.
     """
     work, depth = arithmetic(statements)
-    if work + OF_SUM * sums < WIDE:
+    if work < WIDE:
         return []
     return ["vector_bits(512)", *["interleaved()"] * (depth >= DEEP)]
 

@@ -248,7 +248,7 @@ class Program:
     def measured(self) -> frozenset[str]:
         """The reductions that statistics alone read, by name."""
         names = {b.name for b in self.statistics}
-        others = [*(c.value for c in self.late), *(v.value for v in self.vectors), *self.joins]
+        others = [*(c.value for c in self.late), *(v.value for v in self.vectors)]
         others += [s.value for s in self.finish if s.buffer not in names] + ([] if self.skip is None else [self.skip])
         read = {str(n.arg) for n in walk(others) if n.op is Op.RESULT}
         return frozenset(r.name for stage in self.stages for r in stage.reduces) - read

@@ -7,7 +7,7 @@ states and the parameter are stored in the last stage, so each stage sees the va
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from rulec.compiler.axes import AxisInference, axes_of_level, in_batch
@@ -60,6 +60,29 @@ def with_reads(program: Program, stages: Sequence[Stage]) -> tuple[Stage, ...]:
 def _roots(program: Program) -> list[Node]:
     """The values that a program of one stage stores, and `skip`."""
     return [s.value for s in program.stages[0].stores] + ([] if program.skip is None else [program.skip])
+
+
+def _with_late_statistics(program: Program) -> list[Stage]:
+    """The stages of a program, where the last one takes the reductions that statistics alone read.
+
+    It does so where it reads their operands anyway. A stage with reductions of the rule then is as without statistics.
+    Reductions over several tensors stay where they are, as their order is that of all programs of a rule; so do all
+    reductions of a rule that skips steps, whose tensors may skip the last stage.
+    """
+    if program.skip is not None:
+        return [*program.stages]
+    *early, last = program.stages
+    read = _memory_read(last.roots)
+    joined = {str(n.arg) for n in walk(program.joins) if n.op is Op.RESULT}
+    measured = program.measured - joined
+    moved = [r for s in early for r in s.reduces if r.name in measured and _memory_read([r.value]) <= read]
+    kept = [replace(s, reduces=tuple(r for r in s.reduces if r not in moved)) for s in early]
+    return [*kept, replace(last, reduces=(*last.reduces, *moved))]
+
+
+def _memory_read(roots: Iterable[Node]) -> set[Node]:
+    """What these values read of memory: buffers and results."""
+    return {n for n in walk(roots) if n.op in (Op.LOAD, Op.RESULT)}
 
 
 class _Levels:
@@ -144,15 +167,16 @@ class _Splitter:
         stages.append(Stage(stores=tuple(final), reduces=tuple(self.reduces.get(last, ()))))
         finish = tuple(Store(s.buffer, self._outside(s.value)) for s in narrow)
         skip = None if program.skip is None else self._outside(program.skip)
-        sites = {self.between[value]: program.sites[value] for value in self.joins}
-        return replace(self._assembled(stages, finish, skip), joins=tuple(sites), sites=sites)
+        return self._assembled(stages, finish, skip)
 
     def _assembled(self, stages: list[Stage], finish: tuple[Store, ...], skip: Node | None) -> Program:
+        sites = {self.between[value]: self.program.sites[value] for value in self.joins}
         program = replace(
             self.program, buffers=(*self.program.buffers, *self.buffers), late=tuple(self.columns),
             vectors=tuple(self.vectors.values()), stages=tuple(stages), finish=finish, skip=skip, labels=self._labels(),
+            joins=tuple(sites), sites=sites,
         )  # fmt: skip
-        return replace(program, stages=with_reads(program, stages))
+        return replace(program, stages=with_reads(program, _with_late_statistics(program)))
 
     def _labels(self) -> dict[Node, str]:
         labels = dict(self.program.labels)

@@ -1,0 +1,146 @@
+"""Sums that statistics alone read: where they are, their error, and their machine code."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rulec
+from rulec.compiler.ir import Program
+from rulec.compiler.layout import layout_for, scheduled
+from rulec.language.expr.node import Op, walk
+from rulec.language.statistics import Watch, watched
+from rulec_backends.cpu.print import kernel_source
+from rulec_backends.cpu.stage import BLOCK
+from tests.backends.test_cpu_work import assembly_of, widest
+from tests.backends.vectors import wide_register
+from tests.library import by_kind
+
+#: The spacing of float32 below 1, half of which is the error of one addition to a sum below 1.
+UNIT = 2.0**-24
+
+
+def program_of(rule: str, watch: Watch = "norms") -> Program:
+    loaded = rulec.load(rule).standalone()
+    return rulec.compile(loaded, watch=watched(loaded, watch))
+
+
+def printed(program: Program, dtype: str = "float32") -> str:
+    return kernel_source(*scheduled(program, layout_for(program, dtype)))
+
+
+def in_blocks(source: str) -> list[str]:
+    """The names of the functions with partial sums."""
+    functions = re.split(r"^def (\w+)", source, flags=re.MULTILINE)
+    return [name for name, body in zip(functions[1::2], functions[2::2], strict=True) if "for block in" in body]
+
+
+# Where they are
+
+
+@pytest.mark.parametrize("rule", by_kind(n for n in rulec.rules() if not rulec.load(n).wraps))
+def test_stages_before_the_last_have_the_sums_of_the_rule_alone(rule: str) -> None:
+    """What they reduce is then the same with statistics, to the last bit."""
+    plain, program = program_of(rule, ()), program_of(rule)
+    for before, stage in zip(plain.stages[:-1], program.stages[:-1], strict=True):
+        more = {r.name for r in stage.reduces} - {r.name for r in before.reduces}
+        read = {n.arg for n in walk(program.stages[-1].roots) if n.op is Op.LOAD}
+        needed = [
+            {n.arg for n in walk([r.value]) if n.op is Op.LOAD} for r in stage.reduces if r.name in more
+        ]  # fmt: skip
+        assert program.skip is not None or not any(names <= read for names in needed)
+
+
+@pytest.mark.parametrize(
+    ("rule", "functions"),
+    [
+        ("adamw", ["stage_0"]), ("lamb", ["stage_1"]), ("prodigy", ["stage_1"]), ("adafactor", ["stage_2"]),
+        ("clip_by_global_norm >> adamw", ["stage_1"]),
+    ],
+)  # fmt: skip
+def test_the_last_stage_has_partial_sums_in_float32(rule: str, functions: list[str]) -> None:
+    assert in_blocks(printed(program_of(rule))) == functions
+    assert in_blocks(printed(program_of(rule, ()))) == []
+    assert in_blocks(printed(program_of(rule), "float64")) == []
+
+
+def test_a_stage_with_a_sum_of_the_rule_has_no_partial_sums() -> None:
+    """Blocks would add up the sum of the rule in another order."""
+    rule = rulec.parse(
+        "name: Tested\nhyper: {lr: 0.1}\nstate: {n: {init: 0, per: tensor}}\nstep: |\n  n = sum(g*g)\n  direction = g\n"
+    )
+    program = rulec.compile(rule, watch=watched(rule, {"size": "norm(update)"}))
+    assert len(program.stages) == 1
+    assert in_blocks(printed(program)) == []
+
+
+# Their error
+
+
+def sums(values: np.ndarray[Any, Any], text: str = "sum(g)") -> float:
+    """A statistic of the gradient, by the cpu backend."""
+    params = {"w": np.zeros(values.shape, np.float32)}
+    optimizer = rulec.array.Optimizer("sgd", params, backend="cpu", watch={"x": text})
+    optimizer.step({"w": values.astype(np.float32)})
+    return optimizer.statistics().numbers()["x/w"]
+
+
+@pytest.mark.parametrize("size", [1, 7, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5, 300_001])
+@pytest.mark.parametrize("spread", [0, 12])
+def test_a_sum_differs_by_one_unit_for_each_addition_of_a_block(size: int, spread: int) -> None:
+    drawn = np.random.default_rng(size + spread)
+    values = (drawn.random(size) * 10.0 ** drawn.uniform(-spread, spread, size)).astype(np.float32)
+    exact = math.fsum(values.tolist())
+    assert abs(sums(values) - exact) <= (BLOCK - 1) * UNIT * exact
+    squares = math.fsum((values.astype(float) ** 2).tolist())
+    assert abs(sums(values, "sum(g*g)") - squares) <= BLOCK * UNIT * squares
+    signed = values * np.where(drawn.random(size) < 0.5, -1, 1).astype(np.float32)
+    assert abs(sums(signed) - math.fsum(signed.tolist())) <= (BLOCK - 1) * UNIT * exact
+
+
+@pytest.mark.parametrize("shape", [(40 * BLOCK,), (40, BLOCK), (3, 4 * BLOCK + 3)])
+def test_the_error_does_not_grow_with_the_number_of_elements(shape: tuple[int, ...]) -> None:
+    """Each number after the first of a lane is half of the spacing of the sum so far: a sum in float32 stays at 1."""
+    values = np.full(shape, UNIT, np.float32)
+    values.ravel()[0] = 1
+    exact = math.fsum(values.ravel().tolist())
+    assert abs(sums(values) - exact) <= (BLOCK - 1) * UNIT
+    assert exact - 1 > 2 * (BLOCK - 1) * UNIT
+    rows = [float(x) for x in np.ravel(vector_of(values))] if len(shape) == 2 else []
+    wanted = [math.fsum(row.tolist()) for row in values] if rows else []
+    assert rows == pytest.approx(wanted, rel=BLOCK * UNIT)
+
+
+def vector_of(values: np.ndarray[Any, Any]) -> Any:
+    params = {"w": np.zeros(values.shape, np.float32)}
+    optimizer = rulec.array.Optimizer("sgd", params, backend="cpu", watch={"x": 'sum(g, per="row")'})
+    optimizer.step({"w": values})
+    return optimizer.statistics()["x"]["w"]
+
+
+@pytest.mark.parametrize("size", [1, 5 * BLOCK, 300_001])
+def test_counts_are_exact(size: int) -> None:
+    values = np.random.default_rng(0).normal(size=size).astype(np.float32)
+    assert sums(values, "sum(where(g > 0, 1, 0))") == np.count_nonzero(values > 0)
+    values[::3] = np.nan
+    assert sums(values, "sum(where(isfinite(g), 0, 1))") == len(values[::3])
+    assert math.isnan(sums(values, "sum(g*g)"))
+
+
+# Machine code
+
+
+@pytest.mark.parametrize("rule", ["adamw", "lion", "lamb"])
+def test_sums_keep_the_width_of_vectors(rule: str) -> None:
+    """Sums in float64 would have twice as many registers, or all numbers half the lanes."""
+    register = wide_register()
+    loop = widest(assembly_of(printed(program_of(rule))))
+    assert not any("pd\t" in line for line in loop)
+    plain = widest(assembly_of(printed(program_of(rule, ()))))
+    lanes = [sum(bool(re.match(rf"vmovups\t{register}\d+, [^%]*\(%", line)) for line in each) for each in (loop, plain)]
+    assert all(lanes)
+    assert len(loop) / lanes[0] - len(plain) / lanes[1] < 25
