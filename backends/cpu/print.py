@@ -88,7 +88,7 @@ def _stage_lines(write: StageWriter, shaped: bool, group: RowGroup | None) -> li
 
 
 def _vectors(write: StageWriter) -> list[str]:
-    """The requests for vectors of a stage: of one with sums of the rule those that it has without statistics.
+    """The requests for vectors of a stage. A stage with sums of the rule has the requests of its text without statistics.
 
     Wider vectors add up in another order.
     """

@@ -83,9 +83,9 @@ class StageWriter:
         )
 
     def _in_blocks(self) -> list[Result]:
-        """The sums of blocks in float32: those of a stage whose sums are read by statistics alone.
+        """The sums with partial sums in float32: all sums of a stage, where statistics alone read them.
 
-        In other stages they would change the order of a sum of the rule, and so its last bits.
+        In other stages, blocks would change the order of a sum of the rule, and so its last bits.
         """
         sums = [r for r in self.stage.reduces if r.value.op is Op.SUM]
         if (

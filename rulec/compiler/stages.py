@@ -66,8 +66,8 @@ def _with_late_statistics(program: Program) -> list[Stage]:
     """The stages of a program, where the last one takes the reductions that statistics alone read.
 
     It does so where it reads their operands anyway. A stage with reductions of the rule then is as without statistics.
-    Reductions over several tensors stay where they are, as their order is that of all programs of a rule; so do all
-    reductions of a rule that skips steps, whose tensors may skip the last stage.
+    Reductions over several tensors stay where they are: all programs of a rule have them in one order. A rule with
+    `skip` keeps all reductions in place, for tensors may skip its last stage.
     """
     if program.skip is not None:
         return [*program.stages]
@@ -81,7 +81,7 @@ def _with_late_statistics(program: Program) -> list[Stage]:
 
 
 def _memory_read(roots: Iterable[Node]) -> set[Node]:
-    """What these values read of memory: buffers and results."""
+    """The buffers and results that these values read."""
     return {n for n in walk(roots) if n.op in (Op.LOAD, Op.RESULT)}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from rulec_backends.triton.memory import Slot, TorchDevice
 from rulec_backends.triton.quintic_call import QuinticProducts, fill, kinds
 from tests.backends.test_triton_stacks import MODELS, PROCESSORS, TILES, Dividing, Made, hopper, size, stack
 from tests.backends.triton_process import check_in_interpreter as in_the_interpreter
+from tests.calls import profiled
 
 # In the interpreter
 
@@ -153,9 +153,7 @@ def calls_of(launch: Any) -> tuple[list[str], list[str]]:
         elif event == "c_call":
             native.append(getattr(argument, "__qualname__", str(argument)))
 
-    sys.setprofile(note)
-    launch()
-    sys.setprofile(None)
+    profiled(launch, note)
     return python, native[:-1]  # the last is that of setprofile itself
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import sys
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +18,7 @@ from rulec.torch.tensors.newton_schulz import newton_schulz
 from rulec_backends.triton import quintic_call
 from rulec_backends.triton.product import tiles_for
 from rulec_backends.triton.quintic_call import QuinticProducts, fill, kinds, stack_size
+from tests.calls import profiled
 
 #: Of a Hopper GPU.
 TILES, PROCESSORS = tiles_for("bfloat16", 9), 132
@@ -175,9 +175,7 @@ def test_a_launch_is_few_calls_and_makes_no_descriptor_anew() -> None:
     with hopper():
         by.gram(y, out=out)
         made = quintic_call._remembered.cache_info().misses
-        sys.setprofile(note)
-        by.gram(y, out=out)
-        sys.setprofile(None)
+        profiled(lambda: by.gram(y, out=out), note)
     assert len(kernel.again) == 1
     assert quintic_call._remembered.cache_info().misses == made
     assert len(calls) <= 15, calls

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tests.calls import profiled
 from tests.test_layering import ROOT
 
 DATA = ROOT / "docs" / "data" / "walks.json"
@@ -39,9 +40,7 @@ def walked(step: Callable[[], object]) -> dict[str, Any]:
             if "." in name and "<" not in name:
                 classes.add((module, name.partition(".")[0]))
 
-    sys.setprofile(note)
-    step()
-    sys.setprofile(None)
+    profiled(step, note)
     return {"modules": calls, "classes": len(classes)}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from rulec.errors import RulecError
 from rulec.torch.distributed.traffic import Communication
+from tests.calls import profiled
 from tests.torch.eager.processes import check_in_processes
 from tests.torch.test_meshes import Twins, check_refused, kind_of
 
@@ -173,11 +173,7 @@ def calls_of(step: Callable[[], object]) -> int:
     def count(frame: Any, event: str, argument: Any) -> None:
         calls[0] += event == "call" and frame.f_code.co_filename.startswith(ours)
 
-    sys.setprofile(count)
-    try:
-        step()
-    finally:
-        sys.setprofile(None)
+    profiled(step, count)
     return calls[0]
 
 

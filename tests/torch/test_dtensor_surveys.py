@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ import rulec.torch
 from rulec.errors import RulecError, StateMismatch, TensorError
 from rulec.torch.fastpath import addresses
 from rulec.torch.step import plan
+from tests.calls import profiled
 from tests.torch.eager.processes import check_in_processes
 from tests.torch.shrinking import shrink
 
@@ -511,9 +511,7 @@ def calls_of(name: str, mesh: Any, count: int, fresh: bool) -> Counter[str]:
             grad = _placed(torch.full((6, 2), 0.1 + step), mesh)
             param.grad = grad if fresh or mesh is None else DTensor(local(grad), param._spec, requires_grad=False)
         seen.clear()
-        sys.setprofile(lambda frame, event, _: seen.update([event]) if event.endswith("call") else None)
-        optimizer.step()
-        sys.setprofile(None)
+        profiled(optimizer.step, lambda _, event, __: seen.update([event]) if event.endswith("call") else None)
     return seen
 
 

@@ -18,6 +18,7 @@ import rulec.torch
 from rulec.errors import StateMismatch, TensorError
 from rulec.torch.fastpath import addresses, torch_abi
 from rulec.torch.step import plan
+from tests.calls import profiled
 from tests.torch.moving import CLASSES, EAGER, MOVES, SHAPES, Run, differences, moved, unrefused
 from tests.torch.twins import difference
 
@@ -91,11 +92,12 @@ def test_a_steady_step_looks_at_states_without_a_call_of_torch() -> None:
     for number in range(8):
         run.step(number)
     seen = []
-    sys.setprofile(lambda _, event, function: seen.append(function) if event == "c_call" else None)
-    try:
-        assert run.optimizer._machine.buffers.addresses.same()
-    finally:
-        sys.setprofile(None)
+    same = []
+    profiled(
+        lambda: same.append(run.optimizer._machine.buffers.addresses.same()),
+        lambda _, event, function: seen.append(function) if event == "c_call" else None,
+    )
+    assert same == [True]
     assert not [function for function in seen if getattr(function, "__name__", "") == "data_ptr"]
 
 

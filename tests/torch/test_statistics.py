@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
-import sys
 import warnings
 import weakref
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from torch import nn
 import rulec.torch
 from rulec import RuleError
 from rulec.errors import HyperError, RulecError
+from tests.calls import profiled
 
 CLASSES = ["AdamW", "SGD", "LAMB", "Adafactor", "Muon", "ScheduleFreeAdamW", "Prodigy", "NAdam"]
 
@@ -52,11 +52,7 @@ def calls_of(function: Callable[[], Any]) -> int:
         nonlocal count
         count += event in ("call", "c_call")
 
-    sys.setprofile(note)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
+    profiled(function, note)
     return count
 
 

@@ -14,6 +14,7 @@ import rulec.torch
 from rulec.errors import BackendUnsupported, TensorError
 from rulec.torch.tensors import tensors
 from rulec.torch.tensors.tensors import guard_for, never
+from tests.calls import profiled
 from tests.test_layering import ROOT
 from tests.torch.twins import Twins, difference, give_gradients, parameters
 
@@ -523,8 +524,6 @@ def test_python_does_as_much_for_a_thousand_tensors_as_for_fifty() -> None:
     """A steady step is few calls of our Python functions, and their number does not grow with that of tensors."""
 
     def calls(count: int) -> int:
-        import sys
-
         ours = str(ROOT / "rulec"), str(ROOT / "backends")
         params = [torch.nn.Parameter(torch.zeros(3)) for _ in range(count)]
         for p in params:
@@ -538,11 +537,7 @@ def test_python_does_as_much_for_a_thousand_tensors_as_for_fifty() -> None:
             nonlocal seen
             seen += event == "call" and frame.f_code.co_filename.startswith(ours)
 
-        sys.setprofile(count_call)
-        try:
-            optimizer.step()
-        finally:
-            sys.setprofile(None)
+        profiled(optimizer.step, count_call)
         return seen
 
     assert calls(1000) == calls(50) <= 8
