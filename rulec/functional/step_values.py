@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from rulec.functional.plan import StepPlan
 from rulec.functional.values import Hypers, PureLibrary, Values
 from rulec.runtime.buckets.reductions import Processes
+
+#: The statistics of a step: name -> place of a leaf -> value.
+Statistics: TypeAlias = dict[str, dict[int, Any]]
 
 
 class StepValues:
@@ -34,8 +37,8 @@ class StepValues:
         self.library = library
         self.t = library.cast(values.count, "float64") + 1
         self.stays: dict[int, Any] = {}
-        #: Statistic -> place of a leaf -> its value, or that of its group or model.
-        self.statistics: dict[str, dict[int, Any]] = {}
+        #: The value of a leaf may be that of its group or model.
+        self.statistics: Statistics = {}
         self.processes = Processes()
 
     def result(self, place: int) -> Any:

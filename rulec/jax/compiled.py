@@ -25,6 +25,7 @@ from rulec.compiler.routing import Router
 from rulec.compiler.weights import PARTS
 from rulec.errors import HyperError, RulecError, TensorError
 from rulec.functional.plan import Options, Route, StepPlan
+from rulec.functional.step_values import Statistics
 from rulec.functional.values import Leaf, Values, leaves_of
 from rulec.jax import cpu
 from rulec.jax.first import first_values
@@ -34,7 +35,7 @@ from rulec.jax.packing import Packed, packed
 from rulec.jax.recipe import Group, Recipe
 from rulec.jax.state import Fields, Shown, State, check_state, fields_of
 from rulec.jax.statistics import before_a_step, shown
-from rulec.jax.step import Statistics, one_step
+from rulec.jax.step import one_step
 from rulec.jax.tags import check_tags
 from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean

@@ -11,11 +11,11 @@ import optax
 
 from rulec.errors import RulecError
 from rulec.functional.plan import StepPlan
+from rulec.functional.step_values import Statistics
 from rulec.jax.leaves import Tree
 from rulec.jax.packing import STATISTICS
 from rulec.jax.recipe import Recipe
 from rulec.jax.state import State
-from rulec.jax.step import Statistics
 
 
 def statistics(state: Any) -> dict[str, Any]:

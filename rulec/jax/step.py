@@ -8,28 +8,25 @@ axis of the mesh, one before the work and one after it.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from rulec.functional.bucket_step import BucketStep, Gaps
+from rulec.functional.apart import ApartGaps, ApartStep, Computed, run_apart
 from rulec.functional.plan import Bucket, Guard, StepPlan
 from rulec.functional.step import run_buckets
-from rulec.functional.step_values import StepValues
+from rulec.functional.step_values import Statistics, StepValues
 from rulec.functional.values import Hypers, Values
 from rulec.jax import cpu
-from rulec.jax.apart import Computed, apart
+from rulec.jax.apart import apart
 from rulec.jax.first import EVERYWHERE
 from rulec.jax.library import LIBRARY, automatic, specs_of
 from rulec.jax.packing import Pieces, unpiece, unpiece_all
-from rulec.language.expr.node import Kind, Node, Op
+from rulec.language.expr.node import Node, Op
 from rulec.runtime.buckets.reductions import Waits
 from rulec.runtime.stages.evaluate import STACKED, shapes_of
-
-#: The statistics of a step: name -> place of a leaf -> value.
-Statistics: TypeAlias = dict[str, dict[int, Any]]
 
 
 def where_wanted(wanted: Any, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
@@ -44,7 +41,7 @@ def where_wanted(wanted: Any, function: Callable[..., Any], operands: Sequence[A
     return jax.lax.cond(wanted, compute, lambda _: jnp.zeros(shape.shape, shape.dtype), arrays)
 
 
-class GuardedGaps(Gaps):
+class GuardedGaps(ApartGaps):
     """Computes matrix functions matrix by matrix, or where that is less work with whole matrices on each device.
 
     XLA would shard all matrices of a stack alike. A matrix function with a guard is computed only where the guard's
@@ -74,19 +71,11 @@ class GuardedGaps(Gaps):
             return None
         return mesh if pays(value.op, len(operands), matrices.shape[1:], mesh.size) else None
 
-    def _value(self, value: Node) -> Generator[Waits, Any, Any]:
-        if value.op.kind is not Kind.MATRIX or value.op is Op.TRANSPOSE:
-            return (yield from super()._value(value))
-        source: JaxBucketStep = self.source  # type: ignore[assignment]
-        known = None if source.computed is None else source.computed.result(value, source.bucket)
-        source.matrix_values[value] = (yield from self._matrix(value)) if known is None else known
-        return source.matrix_values[value]
-
     def _matrix(self, value: Node) -> Generator[Waits, Any, Any]:
         """A matrix function of all tensors."""
         guard = self.source.bucket.guards.get(value)  # type: ignore[attr-defined]
         if guard is None or guard.condition not in self.values or not self.is_number(guard.condition):
-            return (yield from super()._value(value))
+            return (yield from super()._matrix(value))
         operands = [self.operands(value, i) for i in range(self.count)]
         results: dict[int, Any] = {}
         for places in self._alike(value, operands):
@@ -133,49 +122,27 @@ def one_step(
     return results, Values(*new), statistics
 
 
-def _run(
-    plan: StepPlan, params: Sequence[Any], grads: Sequence[Any], values: Values, hyper: Hypers,
-    inputs: Mapping[str, Any], numbers: Sequence[Any] | None,
-) -> tuple[list[Any], Values, Statistics]:  # fmt: skip
+def _run(plan: StepPlan, *operands: Any) -> tuple[list[Any], Values, Statistics]:
     """The step itself. Kernels measure in their own pass.
 
     Of XLA's code the statistics are a computation of their own, of the same operands: the code of the step stays as it
     is without them, and so do its bits.
     """
-    operands = params, grads, values, hyper, inputs, numbers
-    step = StepValues(plan, *operands, LIBRARY)
+    operands = (*operands, LIBRARY)
+    step = StepValues(plan, *operands)
     runs = [JaxBucketStep(step, bucket) for bucket in plan.buckets]
     if not plan.options.watch or all(run.cpu_kernel is not None for run in runs):
         return *run_buckets(step, runs), step.statistics
-    plain = StepValues(plan.plain, *operands, LIBRARY)
-    runs = [JaxBucketStep(plain, bucket) for bucket in plan.plain.buckets]
-    results, new = run_buckets(plain, runs)
-    return results, new, _measured(plan, operands, runs)
+    return run_apart(plan, operands, StepValues, JaxBucketStep, apart)
 
 
-def _measured(plan: StepPlan, operands: tuple[Any, ...], runs: Sequence[JaxBucketStep]) -> Statistics:
-    """The statistics of a step whose runs measured none."""
-    params, grads, values, *others = operands
-    arrays = {name: {**of_leaves} for name, of_leaves in values.arrays.items()}
-    old = values.count, arrays, values.numbers
-    params, grads, old, (hyper, inputs, numbers) = apart((params, grads, old, others))
-    step = StepValues(plan, params, grads, Values(*old), hyper, inputs, numbers, LIBRARY)
-    pairs = zip(plan.buckets, runs, strict=True)
-    run_buckets(step, [JaxBucketStep(step, bucket, Computed(run.program, run.matrix_values)) for bucket, run in pairs])
-    return step.statistics
-
-
-class JaxBucketStep(BucketStep):
+class JaxBucketStep(ApartStep):
     """One bucket's share of a step, by XLA's own code or by a kernel of the cpu backend; states may be packed."""
 
     gaps = GuardedGaps
 
     def __init__(self, step: StepValues, bucket: Bucket, computed: Computed | None = None) -> None:
-        """With `computed`, a run for statistics alone, of values that are computed already."""
-        super().__init__(step, bucket)
-        self.computed = computed
-        #: The results of matrix functions, by the value in the program.
-        self.matrix_values: dict[Node, Any] = {}
+        super().__init__(step, bucket, computed)
         self.cpu_kernel = None if computed else cpu.kernel_for(self, step.plan.options.backend)
         if self.cpu_kernel is None:
             unpiece_all(self.states.values(), bucket.places)
