@@ -332,14 +332,17 @@ class BucketStep:
     # Statistics
 
     def _measure(self, stays: Sequence[Any] | None) -> None:
-        """Notes the statistics of each leaf; NaN where it skips the step."""
+        """Notes the statistics."""
         values = {store.buffer: store.value for store in self.program.finish}
         for buffer in self.program.statistics:
-            value = self.between.values[values[buffer.name]]
-            each = self._numbers_of(value) if buffer.axes.number else self._vectors_of(value, buffer)
-            of_leaves = self.step.statistics.setdefault(buffer.name.removeprefix(PREFIX), {})
-            for i, place in enumerate(self.bucket.places):
-                of_leaves[place] = self._unless(stays, i, self.library.constant(float("nan")), each[i])
+            self.note(buffer, self.between.values[values[buffer.name]], stays)
+
+    def note(self, buffer: Buffer, value: Any, stays: Sequence[Any] | None) -> None:
+        """Notes a statistic of each leaf; NaN where it skips the step."""
+        each = self._numbers_of(value) if buffer.axes.number else self._vectors_of(value, buffer)
+        of_leaves = self.step.statistics.setdefault(buffer.name.removeprefix(PREFIX), {})
+        for i, place in enumerate(self.bucket.places):
+            of_leaves[place] = self._unless(stays, i, self.library.constant(float("nan")), each[i])
 
     def _numbers_of(self, value: Any) -> list[Any]:
         """A number of each leaf."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -18,6 +19,7 @@ from rulec.array_api.matrix import matrix_functions
 from rulec.backend.printer import unique_name
 from rulec.compiler.layout import scale_name
 from rulec.errors import BackendUnsupported
+from rulec.functional.quantized import Coded, Unbiased
 from rulec.functional.values import PureFunctions, PureLibrary
 from rulec.language.expr.node import Op
 from rulec.language.rule import Rule
@@ -79,6 +81,28 @@ class MlxLibrary(PureLibrary):
 
 
 LIBRARY = MlxLibrary()
+
+
+def is_traced(array: Any) -> bool:
+    """Whether an array is one of a function that `mx.compile` traces; nothing waits for it."""
+    try:
+        mx.async_eval(array)  # type: ignore[no-untyped-call]
+    except ValueError:
+        return True
+    return False
+
+
+def apart(tree: Any) -> Any:
+    """The same arrays as other values for `mx.compile`, which fuses nothing across them."""
+    if isinstance(tree, mx.array):
+        return mx.depends([tree], [])[0]
+    if isinstance(tree, Mapping):
+        return {key: apart(each) for key, each in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(map(apart, tree))
+    if isinstance(tree, Coded):
+        return replace(tree, codes=apart(tree.codes), scales=apart(tree.scales))
+    return replace(tree, values=apart(tree.values)) if isinstance(tree, Unbiased) else tree
 
 
 def state_names(rules: Iterable[Rule], renamed: Mapping[str, str], parts: Iterable[str]) -> dict[str, str]:

@@ -16,41 +16,24 @@ from mlx.utils import tree_flatten, tree_map
 from rulec.compiler.layout import FLOATS, scale_name
 from rulec.compiler.routing import Router
 from rulec.compiler.weights import PARTS
-from rulec.errors import BackendUnsupported, HyperError, StateMismatch, TensorError
-from rulec.functional import init
+from rulec.errors import BackendUnsupported, HyperError, RulecError, StateMismatch, TensorError
 from rulec.functional.hyper import peak_of, resolved
 from rulec.functional.init import check_values, number_states
 from rulec.functional.plan import Options, Route, StepPlan
 from rulec.functional.quantized import Coded, Unbiased
-from rulec.functional.step import run_step
-from rulec.functional.step_values import StepValues
 from rulec.functional.values import Values, dtype_name, leaves_of
 from rulec.language.evaluations import check_single
 from rulec.language.hyper import AT_START, checked_seed
 from rulec.language.library.load import load
 from rulec.language.rule import Rule
 from rulec.language.sizes import sized
-from rulec.mlx.arrays import LIBRARY, Older, state_names
+from rulec.language.statistics import Watch
+from rulec.mlx.arrays import LIBRARY, Older, is_traced, state_names
 from rulec.mlx.entries import Entry, entry_of, hyper_of
+from rulec.mlx.statistics import MEASURED, OptimizerStatistics
+from rulec.mlx.step import first_values, one_step
+from rulec.runtime.statistics import StepStatistics
 from rulec.runtime.storage.options import Storage
-
-
-def one_step(
-    plan: StepPlan, params: Sequence[Any], gradients: Sequence[Any], values: Values, hyper: Mapping[str, Any]
-) -> tuple[list[Any], Values]:
-    """New parameters in order, and the new state."""
-    device = mx.default_device()
-    with mx.stream(mx.cpu):
-        step = StepValues(plan, params, gradients, values, [hyper], {}, None, LIBRARY)
-        step.on_device = lambda: mx.stream(device)
-        return run_step(step)
-
-
-def first_values(plan: StepPlan, params: Sequence[Any], count: Any, hyper: Mapping[str, Any]) -> Values:
-    """The state before the first step; states have their parameter's dtype, and numbers are float32."""
-    with mx.stream(mx.cpu):
-        return init.first_values(plan, params, [hyper], "float32", Values(count), LIBRARY)
-
 
 #: A learning rate: a number, or a function of the number of steps before this one.
 Rate = float | Callable[[Any], Any]
@@ -67,15 +50,18 @@ class RuleOptimizer(Optimizer):
     the rule's names. A state `m` in codes is two arrays of a parameter of 4096 elements or more, `m` (int8 or uint8)
     and `m::scale` (float32); one in `bfloat16_sr` is bfloat16, rounded at random. `seed` is for the rule's random
     numbers and for rounding. `weights` is the kind of parameters of 16 bits in memory (`split`, `split24`, `master`,
-    `kahan`, `stochastic`), with its part in a state such as `param::low`. A step is pure and lazy. HyperError for a
-    keyword without meaning to the rule, TensorError for a gradient out of place.
+    `kahan`, `stochastic`), with its part in a state such as `param::low`. `watch` are statistics to measure in the
+    first of every `watch_every` steps: 'norms', a name that the rule declares, names, or expressions by name;
+    `statistics()` has them, and the entry `rulec_statistics` of the state holds them. A step is pure and lazy.
+    HyperError for a keyword without meaning to the rule, RuleError for a statistic without meaning, TensorError for a
+    gradient out of place.
     """
 
     entry: Entry
 
     def __init__(
         self, learning_rate: Rate | None = None, *, seed: int = 0, state_dtype: str | Mapping[str, str] | None = None,
-        weights: str = "", **keywords: Any,
+        weights: str = "", watch: Watch | None = None, watch_every: int = 1, **keywords: Any,
     ) -> None:  # fmt: skip
         super().__init__()  # type: ignore[no-untyped-call]
         rule, keywords = sized(self.entry.rule, keywords)
@@ -89,7 +75,11 @@ class RuleOptimizer(Optimizer):
         self._storage.check_weights(())
         self._unbiased = {state for each in rules for state in self._storage.memory_of(each, "float32").unbiased}
         self._rule = rule
-        self._options = Options(seed=checked_seed(seed), state_dtype=dtypes, weights=weights, functions="mlx")
+        self._statistics = OptimizerStatistics.of(rule.name, rules, watch, watch_every)
+        words = self._statistics.words if self._statistics else ()
+        self._options = Options(
+            seed=checked_seed(seed), state_dtype=dtypes, weights=weights, functions="mlx", watch=words
+        )
         self._settings, self._hyper = rule.settings, hyper_of(rule, keywords)
         #: The names that users know the states by, and the states that are numbers.
         parts = [part.name for kind, part in PARTS.items() if kind == weights]
@@ -133,6 +123,8 @@ class RuleOptimizer(Optimizer):
         self._check_shared(plan, shared, states)
         values.numbers |= shared
         self._store(plan, values, {place: state for place, state in enumerate(states) if not state})
+        if self._statistics:
+            self.state.setdefault(MEASURED, self._statistics.before_a_step(plan))
 
     def init_single(self, parameter: Any, state: dict[str, Any]) -> None:
         """Nothing: `init` makes the states of all parameters at once."""
@@ -150,11 +142,30 @@ class RuleOptimizer(Optimizer):
         rate = self.learning_rate if scheduler is None else mx.array(scheduler(self.step))
         arrays = [parameter for _, parameter in pairs]
         plan, values = self._unpacked(names, pairs, states)
-        new_arrays, new = one_step(plan, arrays, [g for g, _ in pairs], values, self._values(plan, rate))
+        traced = bool(self._statistics) and is_traced(values.count)
+        due = self._statistics is None or self._statistics.is_due(traced)
+        new_arrays, new, measured = one_step(
+            plan if due else plan.plain, arrays, [g for g, _ in pairs], values, self._values(plan, rate), traced
+        )
         self._store(plan, new, dict(enumerate(states)))
+        if self._statistics:
+            if due:
+                self.state[MEASURED] = self._statistics.after_a_step(plan, measured, values.count)
+            self._statistics.schedule.advance()
         self.state["learning_rate"], self.state["step"] = rate, new.count
         results = iter(new_arrays)
         return tree_map(lambda _: next(results), gradients)
+
+    def statistics(self) -> StepStatistics:
+        """The statistics of the last step that measured them: name -> parameter's name -> value.
+
+        They wait for the step to be computed. RulecError where the optimizer was made without `watch`.
+        """
+        if self._statistics is None:
+            raise RulecError(
+                f"{self._rule.name} measures no statistics: make it with watch='norms', or with expressions by name"
+            )
+        return self._statistics.shown(self.state.get(MEASURED))
 
     # The state as a tree, and as a plan's values
 
@@ -330,7 +341,7 @@ class MlxOptimizer(RuleOptimizer):
 
     def __init__(
         self, *values: Any, seed: int = 0, state_dtype: str | Mapping[str, str] | None = None, weights: str = "",
-        **keywords: Any,
+        watch: Watch | None = None, watch_every: int = 1, **keywords: Any,
     ) -> None:  # fmt: skip
         name = type(self).__name__
         try:
@@ -340,7 +351,8 @@ class MlxOptimizer(RuleOptimizer):
         arguments.apply_defaults()
         learning_rate = arguments.arguments.pop("learning_rate")
         self.entry, hyper = entry_of(name, arguments.arguments)
-        super().__init__(learning_rate, seed=seed, state_dtype=state_dtype, weights=weights, **hyper)
+        options: dict[str, Any] = {"state_dtype": state_dtype, "weights": weights}
+        super().__init__(learning_rate, seed=seed, watch=watch, watch_every=watch_every, **options, **hyper)
 
 
 def mlx_optimizer(name: str) -> type[RuleOptimizer]:
