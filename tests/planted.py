@@ -103,8 +103,8 @@ FAULTS = (
     Fault(
         "compiler",
         "rulec/compiler/interpreter.py",
-        'if not ({key} if "n" in letters else sharing) <= skipped:',
-        "if not {key} <= skipped:",
+        "if not self._owners(letters, key) <= skipped:\n                self._write",
+        "if not {key} <= skipped:\n                self._write",
         "compiler/test_reference.py compiler/test_semantics.py runtime/test_stages.py",
     ),
     Fault(

@@ -15,6 +15,7 @@ from rulec.errors import BackendUnavailable, BackendUnsupported, RuleError
 
 if TYPE_CHECKING:
     from rulec.language.rule import Rule
+    from rulec.language.statistics import Watch
     from rulec.tools.compare.oracle import Exactness
 
 
@@ -33,7 +34,7 @@ def check(
 
     Validates the rule, lists a step's reads, writes, states, and hoisted and fused operations, and compares with 50
     digits. All mistakes of a rule file are reported, and warnings of what nothing reads. With --watch it says what the
-    statistics cost, beside the step without them.
+    statistics cost, beside the step without them, and how exact they are.
     """
     from rulec.language.check import unread
     from rulec.language.evaluations import parts_of
@@ -61,8 +62,12 @@ def check(
     programs = costs_of(loaded, arguments.check_dtype(dtype), arguments.watch_of(loaded, watch))
     sides: list[dict[str, Any]] = []
     beyond: list[dict[str, Any]] = []
-    for part in parts_of(loaded):
-        measured = _oracle(part, {key: values[key] for key in default_hyper(part, {})}, dtype, backend, steps)
+    parts = parts_of(loaded)
+    for place, part in enumerate(parts, 1):
+        # The statistics of a rule with passes are of its last point.
+        asked = arguments.watch_of(loaded, watch) if place == len(parts) else []
+        mine = {key: values[key] for key in default_hyper(part, {})}
+        measured = _oracle(part, mine, dtype, backend, steps, asked)
         sides, beyond = sides + measured[0], beyond + measured[1]
     exact = {"steps": steps, "sides": sides, "beyond": beyond}
     report = {"rule": loaded.name, "dtype": dtype, "programs": programs, "oracle": exact}
@@ -97,7 +102,7 @@ def _report_wrapper(wrapper: Rule, warnings: list[RuleError], json: bool) -> Non
 
 
 def _oracle(
-    rule: Rule, hyper: Mapping[str, float], dtype: str, backend: str, steps: int
+    rule: Rule, hyper: Mapping[str, float], dtype: str, backend: str, steps: int, watch: Watch
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:  # fmt: skip
     """The exactness of the reference and of the backend, in ulps, or the reason where it was not measured.
 
@@ -117,7 +122,7 @@ def _oracle(
             for group in (names, names[:1]) if len(names) > 1 else (names,):
                 try:
                     advance = partial(shown.advance, task)
-                    results = exactness_of_all(rule, hyper, Trial(kind, steps, shapes), group, advance)
+                    results = exactness_of_all(rule, hyper, Trial(kind, steps, shapes), group, advance, watch)
                 except (RuleError, BackendUnsupported, BackendUnavailable) as error:
                     reasons[group[-1]] = str(error)
                 else:
@@ -127,6 +132,8 @@ def _oracle(
     for name, kind in ((None, "float64"), (backend, dtype)):
         side = measured.get((name, kind))
         result: dict[str, Any] = {"reason": reasons.get(name, "")} if side is None else {"ulps": side.ulps}
+        if side is not None and watch:
+            result["statistics"] = side.statistics
         sides.append({"rule": rule.name, "side": name or "reference", "dtype": kind, **result})
     ours, reference = measured.get((backend, "float64")), measured.get((None, "float64"))
     far = [] if ours is None or reference is None else beyond_bounds(ours, reference)
@@ -148,8 +155,11 @@ def _print(report: Mapping[str, Any]) -> None:
     print(f"  {'exactness':<11}{oracle['steps']} steps against 50 digits, largest distance in ulps")
     for side in oracle["sides"]:
         ulps = ", ".join(f"{name} {value:.1f}" for name, value in side.get("ulps", {}).items())
+        measured = ", ".join(f"{name} {value:.1f}" for name, value in side.get("statistics", {}).items())
         of = "" if side["rule"] == report["rule"] else f"{side['rule']} by "
         print(f"{'':13}{of}{side['side']} in {side['dtype']}: {ulps or 'not run, ' + side['reason']}")
+        if measured:
+            print(f"{'':15}statistics: {measured}")
 
 
 def _line(title: str, text: str) -> None:

@@ -7,7 +7,7 @@ float64 form with the mpmath one.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -21,10 +21,12 @@ from rulec.compiler.ir import PARTS, Axes, Program, Site, Store
 from rulec.compiler.matrix import MATRIX
 from rulec.compiler.stages import joins
 from rulec.compiler.view import MatrixView
+from rulec.compiler.weights import number_in_memory
 from rulec.errors import HyperError, RuleError
 from rulec.language.expr.arithmetic import NUMPY, Table, mpmath_context, mpmath_table
 from rulec.language.expr.node import Kind, Node, Op, walk
 from rulec.language.expr.static import settings, statics
+from rulec.language.statistics import PREFIX
 
 Array = np.ndarray[Any, Any]
 
@@ -46,19 +48,40 @@ def _to_mpf(array: Any) -> Array:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """A kind of numbers: its operations, and the conversion of arrays to it. `exact` for 50 digits."""
+    """A kind of numbers: its operations, and the conversion of arrays to it. `exact` for 50 digits.
+
+    `rounded` has numbers rounded to a spacing of the numbers above 1.
+    """
 
     table: Table
     array: Any
     exact: bool
+    rounded: Callable[[Any, float], Any]
+
+
+def _rounded_floats(numbers: Array, eps: float) -> Array:
+    fraction, exponent = np.frexp(numbers)
+    return np.asarray(np.ldexp(np.rint(fraction * (2 / eps)) * (eps / 2), exponent))
+
+
+def _rounded_digits(numbers: Array, eps: float) -> Array:
+    mp = mpmath_context()
+
+    def rounded(x: Any) -> Any:
+        if not mp.isfinite(x):
+            return x
+        fraction, exponent = mp.frexp(x)
+        return mp.ldexp(mp.nint(fraction * (2 / eps)) * (eps / 2), exponent)
+
+    return np.asarray(np.frompyfunc(rounded, 1, 1)(numbers))
 
 
 def arithmetic(name: str) -> Arithmetic:
     """The arithmetic `float64`, or `mpmath` with 50 digits; ValueError for another name."""
     if name == "mpmath":
-        return Arithmetic(mpmath_table(), _to_mpf, exact=True)
+        return Arithmetic(mpmath_table(), _to_mpf, exact=True, rounded=_rounded_digits)
     if name == "float64":
-        return Arithmetic(NUMPY, _to_float, exact=False)
+        return Arithmetic(NUMPY, _to_float, exact=False, rounded=_rounded_floats)
     raise ValueError(f"arithmetic is 'float64' or 'mpmath', not {name!r}")
 
 
@@ -115,13 +138,30 @@ class Run:
         of groups and model to advance.
         """
         counts: set[tuple[str, Key]] = set()
+        names = {b.name for b in self.program.statistics}
         for buffer, key, value in pending:
+            if buffer in names:
+                continue
             letters = self.program.buffer(buffer).axes.letters
-            sharing = {t.index for t in self.tensors if "n" not in letters and ("k" not in letters or t.group == key)}
-            if not ({key} if "n" in letters else sharing) <= skipped:
+            if not self._owners(letters, key) <= skipped:
                 self._write(buffer, key, value)
                 counts |= set() if "n" in letters else {(_count("group" if letters else "model"), key)}
         return counts
+
+    def measured(self, pending: Sequence[tuple[str, Key, Any]], skipped: set[int]) -> dict[tuple[str, Key], Any]:
+        """The statistics among the new values, by name and instance, where not all tensors of an instance skipped."""
+        letters = {b.name: b.axes.letters for b in self.program.statistics}
+        return {
+            (buffer.removeprefix(PREFIX), key): value
+            for buffer, key, value in pending
+            if buffer in letters and not self._owners(letters[buffer], key) <= skipped
+        }
+
+    def _owners(self, letters: str, key: Key) -> set[Key]:
+        """The tensors of an instance of a value with these axes."""
+        if "n" in letters:
+            return {key}
+        return {t.index for t in self.tensors if "k" not in letters or t.group == key}
 
     def _skipped(self) -> set[int]:
         skip = self.program.skip
@@ -187,6 +227,8 @@ class Run:
         if value.op.kind is Kind.REDUCE:
             return self._reduce(value, key)
         letters = self._letters(value)
+        if self.program.watch and (new := number_in_memory(value)) is not None:
+            return self.how.rounded(self._get(new, key, letters), self.by_index[cast(int, key)].machine_eps)
         operands = [self._get(a, key, letters) for a in value.args]
         if value.op.kind is Kind.MATRIX:
             return _matrix(value, [*operands, *self._statics(value, key)], self.how)
@@ -264,15 +306,19 @@ class Run:
     def _reduce(self, value: Node, key: Key) -> Any:
         have, keep = self._letters(value.args[0]), self._letters(value)
         if "n" in keep:
-            return self._within(value, np.asarray(self.values[value.args[0], key]), key)
+            return self._within(value, self.values[value.args[0], key], key)
         parts: dict[Key, Any] = {}
         for run in self.family:
             if run.joins:
                 parts |= run.contributions(self.joins[value], key, self.joins, "n" in have)
+        return self._joined(value.op, [*parts.values()], "n" in have)
+
+    def _joined(self, op: Op, parts: Sequence[Any], of_tensors: bool) -> Any:
+        """The reduction of the parts of several tensors, or of several groups."""
         total = None
-        for part in parts.values():
-            total = part if total is None else self._combine(value.op)(total, part)
-        return np.asarray(total).reshape(()) if "n" in have else total
+        for part in parts:
+            total = part if total is None else self._combine(op)(total, part)
+        return np.asarray(total).reshape(()) if of_tensors else total
 
     def contributions(self, site: Site, key: Key, joins: Mapping[Node, Site], of_tensors: bool) -> dict[Key, Any]:
         """The parts of this run's tensors, or groups, in the reduction over several tensors at a site."""
@@ -285,13 +331,14 @@ class Run:
         self._evaluate([operand])
         have = self._letters(operand)
         keys = [k for k in self._keys(have) if self._belongs(k, have, key)]
-        return {k: self._within(value, np.asarray(self.values[operand, k]), k) for k in keys}
+        return {k: self._within(value, self.values[operand, k], k) for k in keys}
 
     def _combine(self, op: Op) -> Any:
         return {Op.SUM: np.add, Op.MIN: self.how.table[Op.MINIMUM], Op.MAX: self.how.table[Op.MAXIMUM]}[op]
 
-    def _within(self, value: Node, x: Array, key: Key) -> Any:
+    def _within(self, value: Node, operand: Any, key: Key) -> Any:
         """The operand of a reduction, reduced over the axes of one tensor."""
+        x = np.asarray(operand)
         removed = set(self._letters(value.args[0])) - set(self._letters(value))
         part = set(self._letters(value)) & {*PARTS} if "b" in removed else set()
         axes = tuple(i for i, c in enumerate("bij") if c in removed or (c == "b" and removed & {*PARTS}))

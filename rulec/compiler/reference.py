@@ -26,6 +26,7 @@ from rulec.language.hyper import AT_START, followed, followers
 from rulec.language.rule_data import RuleData
 from rulec.language.sizes import sized
 from rulec.language.source import did_you_mean
+from rulec.language.statistics import Watched
 
 
 class ReferenceOptimizer:
@@ -33,22 +34,25 @@ class ReferenceOptimizer:
 
     `params` are arrays of any shape. `hyper` has the values that differ from their defaults: one dict, or one for each
     group, with `groups` giving each parameter's group. `arithmetic` is `float64` or `mpmath`. `tags` are each
-    parameter's words for `tagged(...)`. Raises HyperError for an unknown name or a value outside its range, and
-    RuleError for a parameter without a rule.
+    parameter's words for `tagged(...)`. `watch` gives the statistics that a step measures, for the rule of a parameter.
+    Raises HyperError for an unknown name or a value outside its range, and RuleError for a parameter without a rule.
     """
 
     def __init__(
         self, rule: RuleData, params: Sequence[Any],
         hyper: Mapping[str, float] | Sequence[Mapping[str, float]] | None = None,
         arithmetic: str = "float64", *, groups: Sequence[int] | None = None, tags: Sequence[set[str]] | None = None,
-        seed: int = 0,
+        seed: int = 0, watch: Callable[[RuleData], Watched] = lambda rule: (),
     ) -> None:  # fmt: skip
         self.how = named_arithmetic(arithmetic)
         settings = [hyper or {}] if not isinstance(hyper, Sequence) else list(hyper)
         for place, chosen in enumerate(settings):
             rule, settings[place] = sized(rule, chosen)
         self.rule = rule
-        self.seed = seed
+        self.seed, self._watch = seed, watch
+        #: The statistics of the last step: name -> place of a parameter, number of a group, or None -> value. What was
+        #: skipped is not there.
+        self.statistics: dict[str, dict[Key, Array]] = {}
         group_of = list(groups or [0] * len(params))
         words = list(tags or [set()] * len(params))
         self.tensors: list[Tensor] = []
@@ -56,7 +60,7 @@ class ReferenceOptimizer:
         self._shared: dict[int, dict[tuple[str, Key], Array]] = {}
         router = Router(rule)
         for index, (param, group) in enumerate(zip(params, group_of, strict=True)):
-            eps = float(np.finfo(np.asarray(param).dtype).eps) if np.asarray(param).dtype.kind == "f" else 2.0**-52
+            eps = _machine_eps(np.asarray(param).dtype)
             routed = router.choose(np.shape(param), words[index], f"parameter {index}")
             hyper_of = [resolve_hyper(routed.hyper, _settings_of(g, routed), eps, routed.name) for g in settings]
             view = view_of(routed, np.shape(param), static_of(routed, hyper_of[group]))
@@ -80,7 +84,8 @@ class ReferenceOptimizer:
 
     def _add(self, index: int, rule: RuleData, hyper: list[dict[str, float]]) -> None:
         tensor = self.tensors[index]
-        program = compile(rule, tensor.view.facts, static_of(rule, hyper[tensor.group]), whole=True)
+        static, watch = static_of(rule, hyper[tensor.group]), self._watch(rule)
+        program = compile(rule, tensor.view.facts, static, whole=True, watch=watch)
         # A default may be the machine epsilon of the tensor's own dtype.
         values = tuple(tuple(group.items()) for group in hyper)
         shared = self._shared.setdefault(id(rule), {})
@@ -133,6 +138,26 @@ class ReferenceOptimizer:
         tensor = self.tensors[index]
         return {k: tensor.view.tensor(v) if v.shape == tensor.value.shape else v for k, v in tensor.states.items()}
 
+    def adopt(self, values: Sequence[Mapping[str, Any]]) -> None:
+        """Takes for each parameter its value as `p` and, after its first gradient, its states, as another has them."""
+        for part in self._parts.values():
+            for tensor in part.tensors:
+                for name, value in values[tensor.index].items():
+                    if name == "p" or tensor.t:
+                        self._adopt(part, tensor, name, self.how.array(value))
+
+    def _adopt(self, part: _Part, tensor: Tensor, name: str, value: Array) -> None:
+        view = tensor.view
+        if name == "p":
+            tensor.value = view.matrices(value).copy()
+        elif name in tensor.states:
+            old = tensor.states[name]
+            like_p = value.shape == view.shape and old.shape == tensor.value.shape
+            tensor.states[name] = (view.matrices(value) if like_p else value.reshape(old.shape)).copy()
+        else:
+            letters = part.program.buffer(name).axes.letters
+            part.shared[name, tensor.group if "k" in letters else None] = value.reshape(())
+
     def step(
         self, grads: Sequence[Any | None], hyper: Mapping[str, float] | None = None,
         inputs: Mapping[str, Any] | None = None, gradient: Callable[[list[Array]], Sequence[Any | None]] | None = None,
@@ -164,17 +189,25 @@ class ReferenceOptimizer:
 
     def _advance(self, grads: Sequence[Any | None], inputs: Mapping[str, Any]) -> None:
         """The step of the rules as they are."""
-        runs = [run for part in self._parts.values() if (run := self._run(part, grads, inputs)).tensors]
-        for run in runs:
-            run.family = runs
+        runs = self.runs(grads, inputs)
         done = [run.execute() for run in runs]
+        self.statistics = {}
         advanced: dict[tuple[int, tuple[str, Key]], dict[tuple[str, Key], Array]] = {}
         for run, (pending, skipped) in zip(runs, done, strict=True):
             advanced |= {(id(run.shared), place): run.shared for place in run.write(pending, skipped)}
+            for (name, key), value in run.measured(pending, skipped).items():
+                self.statistics.setdefault(name, {})[key] = value
             for tensor in run.tensors:
                 tensor.t -= tensor.index in skipped
         for (_, place), shared in advanced.items():
             shared[place] = np.asarray(shared.get(place, 0)) + 1
+
+    def runs(self, grads: Sequence[Any | None], inputs: Mapping[str, Any]) -> list[Run]:
+        """The runs of a step, with the counts and first states of its tensors, before anything is computed."""
+        runs = [run for part in self._parts.values() if (run := self._run(part, grads, inputs)).tensors]
+        for run in runs:
+            run.family = runs
+        return runs
 
     def _moving(self, place: int) -> list[_Part]:
         """The parts whose rule has a pass at this place."""
@@ -229,6 +262,13 @@ class ReferenceOptimizer:
                 for t in active:
                     arrays[buffer.name, t.index] = t.view.matrices(self.how.array(inputs[buffer.name][t.index]))
         return arrays
+
+
+def _machine_eps(dtype: np.dtype[Any]) -> float:
+    """The distance from 1 to the next number of a dtype; of float64 for whole numbers."""
+    if dtype.name == "bfloat16":
+        return 2.0**-7
+    return float(np.finfo(dtype).eps) if dtype.kind == "f" else 2.0**-52
 
 
 @dataclass

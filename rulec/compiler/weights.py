@@ -134,6 +134,14 @@ def in_memory(memory: Memory, new: Node) -> Node:
     return node(Op.SUB, scaled, node(Op.SUB, scaled, new))
 
 
+def number_in_memory(value: Node) -> Node | None:
+    """The new parameter where a value is `in_memory` of it; None for another value."""
+    if value.op is not Op.SUB or value.args[1].op is not Op.SUB:
+        return None
+    scaled, (again, new) = value.args[0], value.args[1].args
+    return new if scaled is again and scaled.op is Op.MUL and new in scaled.args else None
+
+
 def chance(buffer: str, draw: int, piece: tuple[str, ...] = ()) -> Node:
     """A random whole number below 2**16 for each element of a buffer.
 

@@ -36,11 +36,45 @@ class StageInputs:
     vectors: Mapping[str, Array] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Machine:
+    """Arithmetic in the dtype `compute` on a machine of these numerics, on ranges."""
+
+    compute: str
+    numerics: Numerics
+
+    def operation(self, op: Op, operands: Sequence[Any]) -> Any:
+        """The range of an elementwise operation, rounded."""
+        if op is Op.FLOORDIV:
+            return apply(Op.FLOOR, [self.operation(Op.DIV, operands)])
+        if op is Op.RSQRT:
+            return self.operation(Op.DIV, [point(1.0), self.operation(Op.SQRT, operands)])
+        result = apply(op, operands)
+        if op in _EXACT or op.kind in (Kind.COMPARE, Kind.LOGIC):
+            return result
+        return self._rounded(result, self.numerics.ulps(op))
+
+    def _rounded(self, r: Range, ulps: float) -> Range:
+        eps, smallest, largest = (table[self.compute] for table in (EPS, SMALLEST_NORMAL, LARGEST))
+        return widen(r, ulps, eps, smallest, largest, self.numerics.flushes)
+
+    def number(self, value: Array) -> Range:
+        """The range of a number on the machine: rounded to the compute dtype, or not yet."""
+        rounded = np.asarray(value).astype(self.compute).astype(np.float64)
+        either = between(np.minimum(value, rounded), np.maximum(value, rounded))
+        if not self.numerics.flushes:
+            return either
+        tiny = (np.abs(value) < SMALLEST_NORMAL[self.compute]) & (np.asarray(value) != 0)
+        zero = hull(either, point(np.zeros(np.shape(value))))
+        return Range(np.where(tiny, zero.low, either.low), np.where(tiny, zero.high, either.high), either.nan)
+
+
 class Bounds:
     """The ranges of the values stored and reduced by a stage, in dtype `compute` on a machine of these numerics."""
 
     def __init__(self, program: Program, compute: str, numerics: Numerics, stage: int = 0) -> None:
         self.program, self.compute, self.numerics = program, compute, numerics
+        self.machine = Machine(compute, numerics)
         self.stage = program.stages[stage]
         self.order = list(walk(self.stage.roots))
         plain = (*_EXACT, *_ROUNDED)
@@ -109,37 +143,13 @@ class Bounds:
 
     def _value(self, node: Node, values: Mapping[Node, Any], inputs: StageInputs) -> Any:
         if node.op is Op.CONST:
-            return self._number(np.float64(node.arg))  # type: ignore[arg-type]
+            return self.machine.number(np.float64(node.arg))  # type: ignore[arg-type]
         if node.op is Op.LOAD:
-            return self._number(inputs.loads[str(node.arg)])
+            return self.machine.number(inputs.loads[str(node.arg)])
         if node.op in (Op.SCALAR, Op.RESULT):
             value = self._leaf(node, inputs)
-            return Truth(value != 0, value == 0) if self._is_truth(node) else self._number(value)
-        return self._operation(node.op, [values[a] for a in node.args])
-
-    def _operation(self, op: Op, operands: Sequence[Any]) -> Any:
-        if op is Op.FLOORDIV:
-            return apply(Op.FLOOR, [self._operation(Op.DIV, operands)])
-        if op is Op.RSQRT:
-            return self._operation(Op.DIV, [point(1.0), self._operation(Op.SQRT, operands)])
-        result = apply(op, operands)
-        if op in _EXACT or op.kind in (Kind.COMPARE, Kind.LOGIC):
-            return result
-        return self._rounded(result, self.numerics.ulps(op))
-
-    def _rounded(self, r: Range, ulps: float) -> Range:
-        eps, smallest, largest = (table[self.compute] for table in (EPS, SMALLEST_NORMAL, LARGEST))
-        return widen(r, ulps, eps, smallest, largest, self.numerics.flushes)
-
-    def _number(self, value: Array) -> Range:
-        """The range of a number on the machine: rounded to the compute dtype, or not yet."""
-        rounded = np.asarray(value).astype(self.compute).astype(np.float64)
-        either = between(np.minimum(value, rounded), np.maximum(value, rounded))
-        if not self.numerics.flushes:
-            return either
-        tiny = (np.abs(value) < SMALLEST_NORMAL[self.compute]) & (np.asarray(value) != 0)
-        zero = hull(either, point(np.zeros(np.shape(value))))
-        return Range(np.where(tiny, zero.low, either.low), np.where(tiny, zero.high, either.high), either.nan)
+            return Truth(value != 0, value == 0) if self._is_truth(node) else self.machine.number(value)
+        return self.machine.operation(node.op, [values[a] for a in node.args])
 
 
 def rounded_to(r: Range, dtype: str) -> Range:

@@ -17,6 +17,7 @@ from rulec.errors import HyperError, RuleError
 from rulec.language.expr.node import WAVES, Kind, Op
 from rulec.language.expr.ops import SPECS
 from rulec.language.rule import Rule
+from rulec.language.statistics import NORMS
 from rulec.testing.interval import Array
 
 #: A scalar, empty and one-element tensors, two alike, and some that end within a vector or a block.
@@ -33,6 +34,12 @@ SPECIAL: tuple[float, ...] = (
     0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.0, 3.0, -3.0, 2.5, 0.3333333432674408, -10.699999809265137, 100.0, -88.0,
     1e-3, -1e-6, 1e30, -1e30, 3.4e38, -3.4e38, 1.2e-38, -1.2e-38, 1e-40, -1e-40, 1e-45, np.inf, -np.inf, np.nan,
 )  # fmt: skip
+
+
+#: Statistics with each reduction, of what a step reads and computes, for any rule.
+STATISTICS: Mapping[str, str] = {
+    **NORMS, "largest": "max(abs(update))", "least": 'min(g, per="row")', "means": 'mean(update*g, per="col")',
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ A backend MUST keep these points:
   of buffers without a store in the stage stays as it was.
 - It reduces per tensor, row and column of the rule's matrices, in float64. An empty sum is 0, and empty extremes are
   infinite.
+- It reduces for statistics of a step as for a rule, in one pass with it.
 - It reads the scratch, inputs, vectors and late columns of each call, and keeps none of them.
 - It gives the same bits for a tensor's reductions with any neighbours, and every time.
 - It stores parameters, gradients and each state in dtypes of their own.
@@ -34,7 +35,7 @@ BackendUnsupported.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -45,14 +46,17 @@ from rulec.backend.capabilities import capabilities_of
 from rulec.backend.protocol import Backend, Kernel
 from rulec.compiler.layout import Layout, array_buffers, layout_for
 from rulec.compiler.pipeline import compile
+from rulec.compiler.view import view_of
 from rulec.errors import BackendUnavailable, BackendUnsupported
 from rulec.language.rule import Rule
+from rulec.language.statistics import watched
 from rulec.testing.capabilities import check_capabilities
 from rulec.testing.cases import (
     LARGE_SHAPES,
     MATRIX_SHAPES,
     SHAPES,
     SPECIAL,
+    STATISTICS,
     Bucket,
     buckets_of,
     gradients,
@@ -141,6 +145,7 @@ def contract(names: Sequence[str], dtypes: Sequence[str]) -> list[Piece]:
         *(_of_library(name, dtypes) for name in names),
         *(_of_rule(rule, ends) for rule in hostile_rules()),
         *(_of_stages(rule, dtypes) for rule in staged_rules()),
+        *(_of_statistics(name, dtypes) for name in ("adamw", "lamb")),
         Piece("storage", lambda subject, report: _check_storage(subject, report, names, dtypes)),
     ]
 
@@ -180,6 +185,17 @@ def _of_stages(rule: Rule, dtypes: Sequence[str]) -> Piece:
             report.stages = False
 
     return Piece(rule.name, check)
+
+
+def _of_statistics(name: str, dtypes: Sequence[str]) -> Piece:
+    def check(subject: Subject, report: Report) -> None:
+        try:
+            for dtype in dtypes:
+                check_statistics(subject, loaded(name), dtype)
+        except BackendUnsupported:
+            report.stages = False
+
+    return Piece(f"statistics of {name}", check)
 
 
 def _check_storage(subject: Subject, report: Report, names: Sequence[str], dtypes: Sequence[str]) -> None:
@@ -283,6 +299,18 @@ def check_stages(subject: Subject, rule: Rule, dtypes: Sequence[str]) -> None:
     check_on_device(subject, rule, dtypes[-1], MATRIX_SHAPES[2:])
     if "float64" in dtypes:
         check_whole(subject, rule)
+
+
+def check_statistics(
+    subject: Subject, rule: Rule, dtype: str, shapes: Sequence[tuple[int, ...]] = MATRIX_SHAPES
+) -> None:
+    """MUST reduce for statistics of a step as for a rule: of its values, per tensor, row and column."""
+    for bucket in buckets_of(rule, shapes):
+        facts = view_of(bucket.rule, bucket.shapes[0]).facts
+        measuring = replace(bucket, program=compile(bucket.rule, facts, watch=watched(bucket.rule, STATISTICS)))
+        trial = trial_of(subject, measuring, layout_of(measuring, dtype))
+        for step, special in enumerate((False, True)):
+            trial.step(gradients(bucket.shapes, step, special))
 
 
 def check_on_device(subject: Subject, rule: Rule, dtype: str, shapes: Sequence[tuple[int, ...]] = SHAPES) -> None:

@@ -14,7 +14,7 @@ from rulec.errors import InternalError
 from rulec.language.expr.node import Op
 from rulec.testing.bounds import Bounds, StageInputs, rounded_to
 from rulec.testing.interval import Array, Range, point
-from rulec.testing.kinds import Numerics
+from rulec.testing.kinds import STATISTIC_SUMS, Numerics
 
 #: Buffer -> its content, for each tensor.
 Values = Sequence[Mapping[str, Array]] | Mapping[int, Mapping[str, Array]]
@@ -34,6 +34,7 @@ class Judge:
         counts: Sequence[int],
     ) -> None:  # fmt: skip
         self.title, self.program, self.layout, self.views, self.counts = title, program, layout, views, counts
+        self._of_statistics = program.measured if program.watch else frozenset()
         self.bounds = [Bounds(program, layout.compute, numerics, i) for i in range(len(program.stages))]
 
     def check(
@@ -123,7 +124,8 @@ class Judge:
             for place, i in enumerate(fired):
                 piece = slice(ends[place], ends[place + 1])
                 part = Range(r.low[piece], r.high[piece], r.nan[piece])
-                allowed = reduced(reduction.value.op, _level(reduction), part, self.views[i])
+                error = STATISTIC_SUMS[self.layout.compute] if reduction.name in self._of_statistics else 0.0
+                allowed = reduced(reduction.value.op, _level(reduction), part, self.views[i], error)
                 yield reduction, i, piece, reductions[reduction.name][place], allowed
 
     def _compare_reduction(self, tensor: int, reduction: Result, result: Array, allowed: Range, want: Array) -> None:
@@ -180,15 +182,20 @@ def _inside(x: Array, allowed: Range) -> Array:
 AXES = {"row": (2,), "col": (1,), "tensor": (0, 1, 2)}
 
 
-def reduced(op: Op, level: str, r: Range, view: MatrixView) -> Range:
+def reduced(op: Op, level: str, r: Range, view: MatrixView, error: float = 0.0) -> Range:
     """The range of a reduction of one tensor's elements, `r`, in the order of its shape.
 
-    The result has the shape `(batch, rows, 1)`, `(batch, 1, cols)`, or `(1, 1, 1)` per tensor.
+    The result has the shape `(batch, rows, 1)`, `(batch, 1, cols)`, or `(1, 1, 1)` per tensor. A sum errs by `error` in
+    parts of its terms' sizes, beside the error of additions in float64.
     """
     low, high, nan = (view.matrices(x.reshape(view.shape)) for x in (r.low, r.high, r.nan))
-    function = _sum if op is Op.SUM else _extreme(op)
+    return reduce_range(op, Range(low, high, nan), AXES[level], error)
+
+
+def reduce_range(op: Op, r: Range, axes: tuple[int, ...], error: float = 0.0) -> Range:
+    """The range of a reduction over axes, which are kept with an extent of 1; `error` as for `reduced`."""
     with np.errstate(all="ignore"):
-        return function(Range(low, high, nan), AXES[level])
+        return _sum(r, axes, error) if op is Op.SUM else _extreme(op)(r, axes)
 
 
 def exact(op: Op, level: str, x: Array, view: MatrixView) -> Array:
@@ -201,7 +208,7 @@ def exact(op: Op, level: str, x: Array, view: MatrixView) -> Array:
     return whole
 
 
-def _sum(r: Range, axes: tuple[int, ...]) -> Range:
+def _sum(r: Range, axes: tuple[int, ...], error: float) -> Range:
     """The range of a sum in any order: each addition errs by at most half an ulp of the sum so far."""
 
     def some(which: Array) -> Array:
@@ -214,7 +221,7 @@ def _sum(r: Range, axes: tuple[int, ...]) -> Range:
     size = np.maximum(np.abs(ends[0]), np.abs(ends[1])).sum(axis=axes, keepdims=True)
     count = int(np.prod([r.low.shape[axis] for axis in axes]))
     # Twice half an ulp for each addition: the bounds themselves are added up too.
-    slack = count * 2.0**-52 * size
+    slack = (count * 2.0**-52 + error) * size
     low, high = (x.sum(axis=axes, keepdims=True) for x in ends)
     low = np.where(minus, -np.inf, np.where(surely_plus, np.inf, low - slack))
     high = np.where(plus, np.inf, np.where(surely_minus, -np.inf, high + slack))

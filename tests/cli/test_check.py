@@ -199,3 +199,34 @@ def test_a_statistic_of_one_rule_of_two_costs_nothing_in_the_other() -> None:
     names = {each["rule"]: each["statistics"]["names"] for each in (first, second)}
     assert names == {"RACS": ["clip"], "Adam": []}
     assert "RACS has no statistic 'clap'" in error("check", "racs", "--watch", "clap")
+
+
+def test_statistics_are_held_against_50_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ("check", "adamw", "--steps", "2", "--watch", "norms", "--watch", 'rows=max(update, per="row")')
+    reference, cpu = run_json(*arguments)["oracle"]["sides"]
+    for side in (reference, cpu):
+        assert [*side["statistics"]] == [*NORMS, "rows"]
+        assert side["statistics"]["param_norm"] < 4
+        assert side["statistics"]["unchanged"] == 0
+        assert 0 < side["statistics"]["update_norm"] < 1000
+    assert "  statistics: grad_norm 0." in run(*arguments)
+    assert "statistics" not in run_json(*arguments[:4])["oracle"]["sides"][0]
+    monkeypatch.setattr("rulec.runtime.statistics._unless_skipped", lambda _, stays, numbers: numbers * (1 + 1e-6))
+    result = invoke(*arguments, "-b", "numpy")
+    assert result.exit_code == 1
+    assert "numpy is wrong: grad_norm of AdamW in float64 is " in result.stderr
+
+
+def test_statistics_of_a_narrow_dtype_are_of_the_numbers_in_memory() -> None:
+    """Half the weights of a small rate stay as they are in bfloat16; the oracle counts the same."""
+    arguments = ("--steps", "3", "--dtype", "bfloat16", "--hyper", "lr=1e-4", "--watch", "norms")
+    (_, cpu) = run_json("check", "sgd", *arguments)["oracle"]["sides"]
+    assert cpu["dtype"] == "bfloat16"
+    assert cpu["statistics"]["unchanged"] == 0
+
+
+def test_a_rule_with_passes_measures_at_its_last_point() -> None:
+    sides = run_json("check", "sam(adam)", "--steps", "2", "--watch", "norms")["oracle"]["sides"]
+    assert [(side["rule"], "statistics" in side) for side in sides] == [
+        ("SAMAdamClimb", False), ("SAMAdamClimb", False), ("SAMAdam", True), ("SAMAdam", True),
+    ]  # fmt: skip

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from rulec.language.expr.arithmetic import mpmath_context
 from rulec.language.rule import Rule
+from rulec.language.statistics import Watch
 from rulec.tools.compare.difference import Trial
-from rulec.tools.compare.sides import Array, Hyper, ReferenceSide, Side, backend_side
+from rulec.tools.compare.sides import Array, EngineSide, Hyper, JaxSide, Measured, ReferenceSide, backend_side
 
 
 @dataclass(frozen=True)
@@ -19,51 +20,84 @@ class Exactness:
     """The largest distance of each value from the oracle over all steps, in ulps of `dtype`.
 
     The ulp of an element is taken at its largest magnitude so far: a value near zero after a cancellation is not
-    measured by its own smallness. Infinite where one side alone is not finite.
+    measured by its own smallness. Infinite where one side alone is not finite. `statistics` has the same of statistics.
     """
 
     side: str
     dtype: str
     ulps: dict[str, float]
+    statistics: dict[str, float] = field(default_factory=dict)
 
 
 def exactness(
-    rule: Rule, hyper: Hyper, trial: Trial, backend: str | None = None, advance: Callable[[], Any] = lambda: None
-) -> Exactness:
+    rule: Rule, hyper: Hyper, trial: Trial, backend: str | None = None, advance: Callable[[], Any] = lambda: None,
+    watch: Watch | None = None,
+) -> Exactness:  # fmt: skip
     """The exactness of a backend, or of the float64 reference where `backend` is None.
 
-    `advance` is called after each step. RuleError for a function without a 50-digit form.
+    `advance` is called after each step. `watch` are the statistics to measure: their oracle takes each step from the
+    side's own parameters and states. RuleError for a function without a 50-digit form.
     """
-    return exactness_of_all(rule, hyper, trial, [backend], advance)[0]
+    return exactness_of_all(rule, hyper, trial, [backend], advance, watch)[0]
 
 
 def exactness_of_all(
-    rule: Rule, hyper: Hyper, trial: Trial, backends: Sequence[str | None], advance: Callable[[], Any] = lambda: None
-) -> list[Exactness]:
+    rule: Rule, hyper: Hyper, trial: Trial, backends: Sequence[str | None], advance: Callable[[], Any] = lambda: None,
+    watch: Watch | None = None,
+) -> list[Exactness]:  # fmt: skip
     """The exactness of several sides, of backends or the reference, beside one oracle: see `exactness`."""
-    sides = [_side(rule, hyper, trial, backend) for backend in backends]
+    sides = [_side(rule, hyper, trial, backend, watch) for backend in backends]
     oracle = ReferenceSide(rule, trial.params, hyper, "mpmath")
-    ulps: list[dict[str, float]] = [{} for _ in sides]
-    largest: dict[tuple[str, int], Array] = {}
+    values, statistics = ([_Distances(dtype) for _, dtype in sides] for _ in range(2))
+    # A statistic is of the step that was taken: its oracle takes each step from the parameters and states of the side.
+    exact = [ReferenceSide(rule, trial.params, hyper, "mpmath", watch, stored=True) for _ in sides if watch]
     for grads, inputs in zip(trial.gradients(), trial.inputs(rule), strict=True):
         oracle.step(grads, inputs)
-        exact = [{name: np.asarray(x) for name, x in each.items()} for each in oracle.values()]
-        for tensor, name in ((tensor, name) for tensor, each in enumerate(exact) for name in each):
-            size = np.abs(exact[tensor][name].astype(np.float64))
-            largest[name, tensor] = np.fmax(largest.get((name, tensor), 0.0), size)
-        for (side, dtype), known in zip(sides, ulps, strict=True):
+        wanted = _by_tensor(oracle.values())
+        for place, (side, _) in enumerate(sides):
+            for digits in exact[place : place + 1]:
+                digits.optimizer.adopt(side.values())
+                digits.step(grads, inputs)
             side.step(grads, inputs)
-            for tensor, mine in enumerate(side.values()):
-                for name in mine.keys() & exact[tensor].keys():
-                    apart = _distance(mine[name].astype(np.float64), exact[tensor][name])
-                    distance = apart / ulp(largest[name, tensor], dtype)
-                    known[name] = max(known.get(name, 0.0), float(np.max(distance, initial=0.0)))
+            values[place].add(_by_tensor(side.values()), wanted)
+            for digits in exact[place : place + 1]:
+                statistics[place].add(_flat(side.measured()), _flat(digits.measured()))
         advance()
     names = (*rule.state, "p")
     return [
-        Exactness(side.name, dtype, {name: known[name] for name in names if name in known})
-        for (side, dtype), known in zip(sides, ulps, strict=True)
+        Exactness(side.name, dtype, {n: known.ulps[n] for n in names if n in known.ulps}, measured.ulps)
+        for (side, dtype), known, measured in zip(sides, values, statistics, strict=True)
     ]
+
+
+Named = Mapping[tuple[str, int | None], Array]
+
+
+def _by_tensor(values: Sequence[Mapping[str, Array]]) -> Named:
+    return {(name, i): x for i, each in enumerate(values) for name, x in each.items()}
+
+
+def _flat(measured: Measured) -> Named:
+    return {(name, key): x for name, by_key in measured.items() for key, x in by_key.items()}
+
+
+class _Distances:
+    """The largest distance of each value from the oracle over all steps, in ulps of a dtype."""
+
+    def __init__(self, dtype: str) -> None:
+        self.dtype = dtype
+        self.ulps: dict[str, float] = {}
+        self._largest: dict[tuple[str, int | None], Array] = {}
+
+    def add(self, values: Named, exact: Named) -> None:
+        """Adds the values of a step; those of one side alone count for nothing."""
+        for key, known in exact.items():
+            size = np.abs(np.asarray(known).astype(np.float64))
+            self._largest[key] = np.fmax(self._largest.get(key, 0.0), size)
+        for key in (key for key in exact if key in values):
+            apart = _distance(np.asarray(values[key]).astype(np.float64), np.asarray(exact[key]))
+            distance = apart.reshape(-1) / ulp(self._largest[key].reshape(-1), self.dtype)
+            self.ulps[key[0]] = max(self.ulps.get(key[0], 0.0), float(np.max(distance, initial=0.0)))
 
 
 @dataclass(frozen=True)
@@ -82,16 +116,23 @@ def beyond_bounds(measured: Exactness, reference: Exactness) -> list[Beyond]:
     """
     from rulec.testing.whole import TOLERANCE
 
-    bounds = {name: TOLERANCE / EPS["float64"] * max(1.0, ulps) for name, ulps in reference.ulps.items()}
-    far = {name: ulps for name, ulps in measured.ulps.items() if ulps > bounds.get(name, np.inf)}
-    return [Beyond(name, ulps, bounds[name]) for name, ulps in far.items()]
+    smallest = TOLERANCE / EPS["float64"]
+    pairs = ((measured.ulps, reference.ulps), (measured.statistics, reference.statistics))
+    distances = [
+        Beyond(name, ulps, smallest * max(1.0, known.get(name, np.inf)))
+        for mine, known in pairs
+        for name, ulps in mine.items()
+    ]
+    return [each for each in distances if each.distance > each.bound]
 
 
-def _side(rule: Rule, hyper: Hyper, trial: Trial, backend: str | None) -> tuple[Side, str]:
+def _side(
+    rule: Rule, hyper: Hyper, trial: Trial, backend: str | None, watch: Watch | None
+) -> tuple[ReferenceSide | EngineSide | JaxSide, str]:  # fmt: skip
     """The measured side, and the dtype of its arithmetic."""
     if backend is None:
-        return ReferenceSide(rule, trial.params, hyper), "float64"
-    return backend_side(rule, trial.params, hyper, backend), trial.dtype
+        return ReferenceSide(rule, trial.params, hyper, watch=watch), "float64"
+    return backend_side(rule, trial.params, hyper, backend, watch), trial.dtype
 
 
 def _distance(values: Array, exact: Array) -> Array:

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
 from rulec.backend import registry
+from rulec.backend.protocol import Backend
+from rulec.compiler.pipeline import compile
 from rulec.compiler.routing import Router
 from rulec.errors import BackendUnsupported, RulecError, RuleError
 from rulec.language.rule import Rule
-from rulec.language.statistics import Watch
+from rulec.language.statistics import PREFIX, Watch
 from rulec.runtime.engine import Engine, default_hyper
-from rulec.runtime.statistics import StepStatistics
+from rulec.runtime.statistics import StepStatistics, checked_words, of_rule
 from rulec.testing.kinds import kind_of
 from rulec.testing.whole import runtime_arrays
 
 Array = np.ndarray[Any, Any]
 Hyper = Mapping[str, Any]
 Inputs = Mapping[str, Any]
+
+#: Statistics by name: the place of a tensor, the number of a group, or None for the model -> a number or an array.
+Measured = Mapping[str, Mapping[int | None, Array]]
 
 
 class Side(Protocol):
@@ -48,29 +53,45 @@ def check_inputs(rule: Rule) -> None:
 
 def backend_side(
     rule: Rule, params: Sequence[Array], hyper: Hyper, backend: str, watch: Watch | None = None
-) -> Side:  # fmt: skip
-    """A rule of ours through a backend: by `rulec.jax`, or by the runtime on the backend's arrays, which may `watch`.
+) -> JaxSide | EngineSide:  # fmt: skip
+    """A rule of ours through a backend: by `rulec.jax`, or by the runtime on the backend's arrays.
 
     BackendUnsupported for a rule that the backend cannot run.
     """
-
-    return JaxSide(rule, params, hyper) if backend == "jax" else EngineSide(rule, params, hyper, backend, watch)
+    if backend == "jax":
+        return JaxSide(rule, params, hyper, watch)
+    return EngineSide(rule, params, hyper, backend, watch)
 
 
 class ReferenceSide:
-    """A rule of ours by its formulas alone: in float64, or in 50 digits where `arithmetic` is "mpmath"."""
+    """A rule of ours by its formulas alone: in float64, or in 50 digits where `arithmetic` is "mpmath".
 
-    def __init__(self, rule: Rule, params: Sequence[Array], hyper: Hyper, arithmetic: str = "float64") -> None:
+    With `stored`, the parameters have the dtype that they are given in, for rules that read the spacing of its numbers
+    and for statistics of `p.stored`; else float64.
+    """
+
+    def __init__(
+        self, rule: Rule, params: Sequence[Array], hyper: Hyper, arithmetic: str = "float64",
+        watch: Watch | None = None, stored: bool = False,
+    ) -> None:  # fmt: skip
         from rulec.compiler.reference import ReferenceOptimizer
 
         self.name = "reference" if arithmetic == "float64" else arithmetic
-        self.optimizer = ReferenceOptimizer(rule, [p.astype(np.float64) for p in params], hyper, arithmetic)
+        words = checked_words(rule.name, watch)
+        self.optimizer = ReferenceOptimizer(
+            rule, [p if stored else p.astype(np.float64) for p in params], hyper, arithmetic,
+            watch=lambda routed: of_rule(cast(Rule, routed), words),
+        )  # fmt: skip
 
     def step(self, grads: Sequence[Array], inputs: Inputs | None = None) -> None:
         self.optimizer.step([g.astype(np.float64) for g in grads], inputs=inputs)
 
     def values(self) -> list[dict[str, Array]]:
         return [{"p": p, **self.optimizer.state(i)} for i, p in enumerate(self.optimizer.params)]
+
+    def measured(self) -> Measured:
+        """The statistics of the last step; what was skipped has none."""
+        return self.optimizer.statistics
 
 
 def sparse_of(grad: Any) -> Any:
@@ -161,24 +182,28 @@ def _fields(kept: Any) -> Iterator[tuple[str, Any]]:
 class EngineSide:
     """A rule of ours on the arrays of its backend's library.
 
-    `params` are NumPy arrays, and are copied. Every step measures the statistics in `watch`. BackendUnsupported where
-    the runtime does not know the backend's arrays.
+    `params` are NumPy arrays, and are copied. Every step measures the statistics in `watch`. `groups` are the numbers
+    of their groups, all with the same `hyper`; without it there is one. BackendUnsupported where the runtime does not
+    know the backend's arrays.
     """
 
     def __init__(
-        self, rule: Rule, params: Sequence[Array], hyper: Mapping[str, float], backend: str, watch: Watch | None = None
-    ) -> None:
-        self.name = backend
+        self, rule: Rule, params: Sequence[Array], hyper: Mapping[str, float], backend: str | Backend,
+        watch: Watch | None = None, groups: Sequence[int] | None = None,
+    ) -> None:  # fmt: skip
         self.rule = rule
-        chosen = registry.usable(backend)
+        chosen = registry.usable(backend) if isinstance(backend, str) else backend
+        self.name = chosen.name
         self.kind = kind_of(chosen)
         arrays = runtime_arrays(self.kind)
         if arrays is None:
-            raise BackendUnsupported(backend, "a comparison", rule.name)
+            raise BackendUnsupported(self.name, "a comparison", rule.name)
         self.engine = Engine(rule, arrays, chosen, watch=watch)
         self.params = [self.kind.make(p) for p in params]
-        self.ids = tuple(self.engine.add(p, 0, f"tensor {i}") for i, p in enumerate(self.params))
-        self.table = self.engine.hyper_table([default_hyper(rule, hyper, params[0].dtype.name)])
+        numbers = groups or [0] * len(params)
+        self.ids = tuple(self.engine.add(p, numbers[i], f"tensor {i}") for i, p in enumerate(self.params))
+        values = default_hyper(rule, hyper, params[0].dtype.name)
+        self.table = self.engine.hyper_table([values] * (max(numbers, default=0) + 1))
         self.steps = 0
 
     def step(self, grads: Sequence[Array], inputs: Mapping[str, Any] | None = None) -> None:
@@ -201,6 +226,15 @@ class EngineSide:
         measured, places = self.engine.statistics.measured(int), [f"tensor {i}" for i in self.ids]
         return StepStatistics(self.steps, measured, self.engine.statistics.names, places, self._read, self._read)
 
+    def measured(self) -> Measured:
+        """The statistics of the last step; what was skipped has NaN."""
+        keys: dict[str, int | None] = {f"{kind} {i}": i for kind in ("tensor", "group") for i in range(len(self.ids))}
+        statistics = self.statistics()
+        return {
+            name: {keys.get(place): np.asarray(value) for place, value in statistics[name].items()}
+            for name in statistics
+        }
+
     def _read(self, value: Any) -> Array:
         return np.array(value) if isinstance(value, np.ndarray | np.generic) else self.kind.read(value)
 
@@ -213,12 +247,15 @@ class JaxSide:
 
     name = "jax"
 
-    def __init__(self, rule: Rule, params: Sequence[Array], hyper: Mapping[str, Any]) -> None:
+    def __init__(
+        self, rule: Rule, params: Sequence[Array], hyper: Mapping[str, Any], watch: Watch | None = None
+    ) -> None:
         import jax
 
         import rulec.jax
 
-        self.rule, self.hyper = rule, hyper
+        self.rule, self.hyper, self.watch = rule, hyper, watch
+        self._measured: Any = {}
         routed = [Router(rule).choose(p.shape, ()) for p in params]
         #: The tensors that have a state, by its name.
         self.having = {n: [i for i, r in enumerate(routed) if n in r.state] for each in routed for n in each.state}
@@ -237,9 +274,12 @@ class JaxSide:
             beside: dict[str, Any] = {
                 k: [*map(jax.numpy.array, v)] if isinstance(v, list) else v for k, v in (inputs or {}).items()
             }
-            self.params, self.state = rulec.jax.step(
-                self.rule, self.params, gradients, self.state, backend="jax", tags={}, **self.hyper, **beside
-            )
+            watch: dict[str, Any] = {"watch": self.watch} if self.watch else {}
+            self.params, self.state, *measured = rulec.jax.step(
+                self.rule, self.params, gradients, self.state, backend="jax", tags={}, **self.hyper, **beside,
+                **watch,
+            )  # fmt: skip
+            self._measured = measured[0] if measured else {}
 
     def values(self) -> list[dict[str, Array]]:
         """For each tensor its parameter as `p`, and its states by the rule's names."""
@@ -248,6 +288,22 @@ class JaxSide:
             for place, i in enumerate(self.having[name]):
                 values[i][name] = np.asarray(kept[i] if isinstance(kept, list) else _number(kept, place))
         return values
+
+    def measured(self) -> Measured:
+        """The statistics of the last step; what was skipped has NaN. The only group has the number 0."""
+        return {
+            name: {i: np.asarray(x) for i, x in enumerate(kept) if x is not None}
+            if isinstance(kept, list)
+            else {0 if self._is_of_group(name) else None: np.asarray(kept)}
+            for name, kept in self._measured.items()
+        }
+
+    def _is_of_group(self, name: str) -> bool:
+        """Whether a statistic of several tensors is of their group, and not of the model."""
+        words = checked_words(self.rule.name, self.watch)
+        measuring = ((routed, of_rule(routed, words)) for routed in Router(self.rule).rules)
+        rule, watch = next((routed, each) for routed, each in measuring if name in dict(each))
+        return compile(rule, watch=watch).buffer(PREFIX + name).axes.letters == "k"
 
     def _states(self) -> dict[str, Any]:
         from rulec.jax.recipe import recipe
