@@ -70,16 +70,27 @@ def shown(measured: Statistics, plan: StepPlan, recipe: Recipe, tree: Tree, wide
         values = {place: value.astype(dtype) for place, value in measured[name].items()}
         if level in ("group", "model"):
             alone = len(recipe.groups) == 1 or (level == "model" and len({id(g.rule) for g in recipe.groups}) == 1)
-            done[name] = values[min(values)] if alone else _of_groups(values, plan)
+            done[name] = _shared(values, plan) if alone else _of_groups(values, plan)
         else:
             done[name] = tree.holding([values.get(place) for place in range(len(tree.arrays))])
     return done
 
 
+def _shared(values: Mapping[int, Any], plan: StepPlan) -> Any:
+    """The number that leaves share, from their places: NaN only where all of them skipped the step."""
+    if all(bucket.program.skip is None for bucket in plan.buckets):
+        return values[min(values)]
+    return jnp.nanmax(jnp.stack([*values.values()]), axis=0)
+
+
 def _of_groups(values: Mapping[int, Any], plan: StepPlan) -> Any:
     """The number of each group, or of its model; NaN for a group without leaves."""
-    by_group = {route.group: values[place] for place, route in enumerate(plan.routes) if route and place in values}
-    return jnp.stack([by_group.get(group, jnp.nan) for group in range(plan.groups)])
+    by_group: dict[int, dict[int, Any]] = {}
+    for place, route in enumerate(plan.routes):
+        if route and place in values:
+            by_group.setdefault(route.group, {})[place] = values[place]
+    numbers = {group: _shared(each, plan) for group, each in by_group.items()}
+    return jnp.stack([numbers.get(group, jnp.nan) for group in range(plan.groups)])
 
 
 def before_a_step(plan: StepPlan, recipe: Recipe, tree: Tree, wide: bool) -> Any:

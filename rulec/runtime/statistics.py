@@ -78,12 +78,9 @@ class Statistics:
 
     def measured(self, group_of: Callable[[int], int]) -> list[StatisticValues]:
         """The values of the last step that measured them; `group_of` has the number of a group for users."""
-        return [
-            each
-            for launch in self._launches
-            for measured in launch
-            for each in _values_of(measured, measured.version.program.buffer, group_of)
-        ]
+        launches = [measured for launch in self._launches for measured in launch]
+        values = (each for one in launches for each in _values_of(one, one.version.program.buffer, group_of))
+        return [*values] if all(one.stays is None for one in launches) else _settled(values)
 
 
 @dataclass(frozen=True)
@@ -92,6 +89,7 @@ class StatisticValues:
 
     `array` has float64 numbers on the device, of one dimension, in the order of `places`. Where the statistic is a
     vector of rows, columns or matrices, `shapes` has the shape at each place, and `array` all numbers in a row.
+    `shared` numbers are of groups or the model: other portions of a step may have the same.
     """
 
     name: str
@@ -99,6 +97,7 @@ class StatisticValues:
     array: Any
     library: Library
     shapes: Sequence[tuple[int, ...]] | None = None
+    shared: bool = False
 
 
 def _values_of(
@@ -112,15 +111,44 @@ def _values_of(
         if not axes.number:
             yield _vectors(name, tensors, measured, value, axes.letters)
             continue
-        numbers = _unless_skipped(measured, library.spread(library.cast(value, "float64"), (len(names),)))
+        numbers = library.spread(library.cast(value, "float64"), (len(names),))
         if "n" in axes.letters:
-            yield StatisticValues(name, names, numbers, library)
-        elif not axes.letters:
-            yield StatisticValues(name, [MODEL], numbers[:1], library)
-        else:
-            first = {tensor.group: i for i, tensor in reversed([*enumerate(tensors)])}
-            at = np.array([*first.values()], np.int64)
-            yield StatisticValues(name, [f"group {group_of(g)}" for g in first], library.take(numbers, at), library)
+            yield StatisticValues(name, names, _unless_skipped(measured, measured.stays, numbers), library)
+            continue
+        members: dict[str, list[int]] = {}
+        for i, tensor in enumerate(tensors):
+            members.setdefault(f"group {group_of(tensor.group)}" if axes.letters else MODEL, []).append(i)
+        numbers = library.take(numbers, np.array([each[0] for each in members.values()], np.int64))
+        stay = None if measured.stays is None else _all_of(measured, [*members.values()])
+        yield StatisticValues(name, [*members], _unless_skipped(measured, stay, numbers), library, shared=True)
+
+
+def _all_of(measured: LaunchStatistics, members: Sequence[Sequence[int]]) -> Any:
+    """For each of some sets of tensors, whether all of them skipped the step."""
+    library = measured.library
+    stays = library.cast(measured.stays, "float64")
+    least = [library.reduce(Op.MIN, library.take(stays, np.array(each, np.int64))) for each in members]
+    return library.arithmetic[Op.GT](library.together(least), library.constant(0.0))
+
+
+def _settled(values: Iterable[StatisticValues]) -> list[StatisticValues]:
+    """The values, with numbers that portions share once: the tensors of one portion may all have skipped the step."""
+    done: list[StatisticValues] = []
+    shared: dict[tuple[str, str, str], StatisticValues] = {}
+    for each in values:
+        for i, place in enumerate(each.places if each.shared else ()):
+            number = replace(each, places=[place], array=each.library.take(each.array, np.array([i])))
+            key = each.name, place, str(getattr(each.array, "device", ""))
+            shared[key] = _either(shared[key], number) if key in shared else number
+        if not each.shared:
+            done.append(each)
+    return [*done, *shared.values()]
+
+
+def _either(one: StatisticValues, other: StatisticValues) -> StatisticValues:
+    """The first of two values on one device, or the second where the first is NaN."""
+    arithmetic, known = one.library.arithmetic, one.array
+    return replace(one, array=arithmetic[Op.WHERE](arithmetic[Op.EQ](known, known), known, other.array))
 
 
 def _vectors(
@@ -131,14 +159,16 @@ def _vectors(
     sides = [(v.rows if "i" in letters else 1, v.cols if "j" in letters else 1) for v in views]
     shapes = [view.kept_shape(*side, letters) for view, side in zip(views, sides, strict=True)]
     flat = [library.cast(value[i], "float64").reshape(-1) for i in range(len(tensors))]
+    if measured.stays is not None:
+        flat = [_unless_skipped(measured, library.at(measured.stays, i), each) for i, each in enumerate(flat)]
     return StatisticValues(name, [t.name for t in tensors], library.join(flat, 0), library, shapes)
 
 
-def _unless_skipped(measured: LaunchStatistics, numbers: Any) -> Any:
-    """The numbers of tensors; NaN where a tensor skipped the step."""
-    stays, library = measured.stays, measured.library
+def _unless_skipped(measured: LaunchStatistics, stays: Any, numbers: Any) -> Any:
+    """The numbers; NaN where `stays` is true, which is None where no tensor skipped the step."""
     if stays is None:
         return numbers
+    library = measured.library
     return library.arithmetic[Op.WHERE](stays, library.constant(float("nan")), numbers)
 
 
