@@ -14,7 +14,7 @@ from rulec.errors import InternalError
 from rulec.language.expr.node import Op
 from rulec.testing.bounds import Bounds, StageInputs, rounded_to
 from rulec.testing.interval import Array, Range, point
-from rulec.testing.kinds import STATISTIC_SUMS, Numerics
+from rulec.testing.kinds import MOST_TERMS, PARTIAL_SUMS, Numerics
 
 #: Buffer -> its content, for each tensor.
 Values = Sequence[Mapping[str, Array]] | Mapping[int, Mapping[str, Array]]
@@ -124,7 +124,7 @@ class Judge:
             for place, i in enumerate(fired):
                 piece = slice(ends[place], ends[place + 1])
                 part = Range(r.low[piece], r.high[piece], r.nan[piece])
-                error = STATISTIC_SUMS[self.layout.compute] if reduction.name in self._of_statistics else 0.0
+                error = PARTIAL_SUMS[self.layout.compute] if reduction.name in self._of_statistics else 0.0
                 allowed = reduced(reduction.value.op, _level(reduction), part, self.views[i], error)
                 yield reduction, i, piece, reductions[reduction.name][place], allowed
 
@@ -185,8 +185,8 @@ AXES = {"row": (2,), "col": (1,), "tensor": (0, 1, 2)}
 def reduced(op: Op, level: str, r: Range, view: MatrixView, error: float = 0.0) -> Range:
     """The range of a reduction of one tensor's elements, `r`, in the order of its shape.
 
-    The result has the shape `(batch, rows, 1)`, `(batch, 1, cols)`, or `(1, 1, 1)` per tensor. A sum errs by `error` in
-    parts of its terms' sizes, beside the error of additions in float64.
+    The result has the shape `(batch, rows, 1)`, `(batch, 1, cols)`, or `(1, 1, 1)` per tensor. Terms of a sum are
+    added up in parts, with this `error` for each addition, and the parts in float64: see `PARTIAL_SUMS`.
     """
     low, high, nan = (view.matrices(x.reshape(view.shape)) for x in (r.low, r.high, r.nan))
     return reduce_range(op, Range(low, high, nan), AXES[level], error)
@@ -209,7 +209,10 @@ def exact(op: Op, level: str, x: Array, view: MatrixView) -> Array:
 
 
 def _sum(r: Range, axes: tuple[int, ...], error: float) -> Range:
-    """The range of a sum in any order: each addition errs by at most half an ulp of the sum so far."""
+    """The range of a sum in any order: each addition errs by at most half an ulp of the sum so far.
+
+    Whole numbers have no error in partial sums.
+    """
 
     def some(which: Array) -> Array:
         return np.asarray(which.any(axis=axes, keepdims=True))
@@ -220,8 +223,9 @@ def _sum(r: Range, axes: tuple[int, ...], error: float) -> Range:
     ends = [np.where(np.isfinite(x), x, 0.0) for x in (r.low, r.high)]
     size = np.maximum(np.abs(ends[0]), np.abs(ends[1])).sum(axis=axes, keepdims=True)
     count = int(np.prod([r.low.shape[axis] for axis in axes]))
+    whole = all((x == np.rint(x)).all() for x in ends)
     # Twice half an ulp for each addition: the bounds themselves are added up too.
-    slack = (count * 2.0**-52 + error) * size
+    slack = (count * 2.0**-52 + (0.0 if whole else error * min(count, MOST_TERMS))) * size
     low, high = (x.sum(axis=axes, keepdims=True) for x in ends)
     low = np.where(minus, -np.inf, np.where(surely_plus, np.inf, low - slack))
     high = np.where(plus, np.inf, np.where(surely_minus, -np.inf, high + slack))

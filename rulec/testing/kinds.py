@@ -209,9 +209,10 @@ EPS: Mapping[str, float] = {"float64": 2.0**-52, "float32": 2.0**-23, "float16":
 SMALLEST_NORMAL: Mapping[str, float] = {"float64": 2.0**-1022, "float32": 2.0**-126}
 LARGEST: Mapping[str, float] = {"float64": (2 - 2.0**-52) * 2.0**1023, "float32": (2 - 2.0**-23) * 2.0**127}
 
-#: The greatest error of a sum that statistics alone read, beside that of additions in float64: in parts of the sum of
-#: its terms' sizes, by the dtype of the terms. Every bound of statistics has it.
-STATISTIC_SUMS: Mapping[str, float] = {"float64": 0.0, "float32": 0.0}
+#: The error of one addition to a partial sum that statistics alone read, in parts of the sum, by the dtype of the
+#: terms, and the most terms of a partial sum. Partial sums are added up in float64. Every bound of statistics has both.
+PARTIAL_SUMS: Mapping[str, float] = {"float64": 0.0, "float32": 2.0**-24}
+MOST_TERMS = 512
 
 _FUNCTIONS = {op for op, error in having("error").items() if error == "function"}
 

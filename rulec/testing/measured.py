@@ -18,7 +18,7 @@ from rulec.language.expr.static import statics
 from rulec.testing.bounds import Machine, rounded_to
 from rulec.testing.interval import Array, Range, Truth, hull, point
 from rulec.testing.judge import reduce_range
-from rulec.testing.kinds import SMALLEST_NORMAL, STATISTIC_SUMS, Numerics
+from rulec.testing.kinds import SMALLEST_NORMAL, PARTIAL_SUMS, Numerics
 
 #: Arrays as ranges of exactly their numbers.
 _RANGES = Arithmetic(NUMPY, point, exact=False, rounded=lambda numbers, eps: numbers)
@@ -140,4 +140,4 @@ class _RangeRun(Run):
         if "b" in removed:
             x = Range(*(np.broadcast_to(e, (view.batch, *np.shape(e)[1:])) for e in (x.low, x.high, x.nan)))
         axes = tuple(i for i, letter in enumerate("bij") if letter in removed)
-        return reduce_range(value.op, x, axes, STATISTIC_SUMS[self.narrow.compute])
+        return reduce_range(value.op, x, axes, PARTIAL_SUMS[self.narrow.compute])

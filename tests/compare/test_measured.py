@@ -66,10 +66,10 @@ def test_a_hundred_thousand_elements_in_chunks_and_threads(dtype: str, kind: str
 
 
 def test_bounds_are_narrow() -> None:
-    """Of norms and means a few roundings of the elements; an update has lost the digits that the parameter has not."""
+    """Of norms and means the additions of partial sums; an update has lost the digits that the parameter has not."""
     bounded = _first(Numbers("float32"))
     widths = {name: max(w for other, w in bounded.widths() if other == name) for name in EXPRESSIONS}
-    assert all(widths[name] < 2e-6 for name in ("grad_norm", "param_norm", "grad_ratio", "model", "share"))
+    assert all(widths[name] < 2e-5 for name in ("grad_norm", "param_norm", "grad_ratio", "model", "share"))
     assert all(widths[name] < 1e-3 for name in ("update_norm", "update_ratio", "rows", "cosine", "dot"))
     assert all(widths[name] < 1e-13 for name in ("nonfinite", "unchanged", "least", "agree", "few", "count"))
 
