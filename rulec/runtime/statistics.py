@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,8 @@ from rulec.language.rule_data import Statistic
 from rulec.language.statistics import PREFIX, Watch, Watched, check_text, watched
 from rulec.runtime.buckets.bucket import Tensor
 from rulec.runtime.buckets.launch import Launch, LaunchStatistics, Part
+from rulec.runtime.buckets.plan import Plan
+from rulec.runtime.buckets.reductions import Join, joined
 
 #: The place of a value of the whole model in the mapping of a statistic.
 MODEL = "model"
@@ -76,11 +79,42 @@ class Statistics:
         """Takes the launches of a step, for their statistics after the run."""
         self._launches += [launch.statistics for launch in launches]
 
+    @property
+    def launches(self) -> list[list[LaunchStatistics]]:
+        """The statistics of the last measured step, by launch and portion."""
+        return self._launches
+
     def measured(self, group_of: Callable[[int], int]) -> list[StatisticValues]:
         """The values of the last step that measured them; `group_of` has the number of a group for users."""
-        launches = [measured for launch in self._launches for measured in launch]
-        values = (each for one in launches for each in _values_of(one, one.version.program.buffer, group_of))
-        return [*values] if all(one.stays is None for one in launches) else _settled(values)
+        return measured_together([(self, group_of)])
+
+
+def measured_together(parts: Sequence[tuple[Statistics, Callable[[int], int]]]) -> list[StatisticValues]:
+    """The values of the last step of several engines, each with the numbers of its groups for users."""
+    left = [(known, group_of) for each, group_of in parts for launch in each.launches for known in launch]
+    values = _computed([known for known, _ in left])
+    measured = [
+        value
+        for (known, group_of), by_name in zip(left, values, strict=True)
+        for value in _values_of(known, by_name, group_of)
+    ]
+    return measured if all(known.stays is None for known, _ in left) else _settled(measured)
+
+
+def _computed(left: Sequence[LaunchStatistics]) -> list[dict[str, Any]]:
+    """The statistics of all portions, by name; reductions over tensors are those of all together."""
+    running = [known.all_values() for known in left]
+    done: dict[int, dict[str, Any]] = {}
+    results: dict[int, Any] = dict.fromkeys(range(len(left)))
+    while results:
+        joins: dict[int, Join] = {}
+        for i, result in results.items():
+            try:
+                joins[i] = running[i].send(result)
+            except StopIteration as stop:
+                done[i] = stop.value
+        results = dict(zip(joins, joined([*joins.values()]), strict=True)) if joins else {}
+    return [done[i] for i in range(len(left))]
 
 
 @dataclass(frozen=True)
@@ -101,13 +135,13 @@ class StatisticValues:
 
 
 def _values_of(
-    measured: LaunchStatistics, buffer: Callable[[str], Any], group_of: Callable[[int], int]
+    measured: LaunchStatistics, values: Mapping[str, Any], group_of: Callable[[int], int]
 ) -> Iterator[StatisticValues]:
     """The values of the statistics of one portion of tensors."""
     tensors, library = measured.tensors, measured.library
     names = [tensor.name for tensor in tensors]
-    for name, value in measured.all_values().items():
-        axes = buffer(PREFIX + name).axes
+    for name, value in values.items():
+        axes = measured.version.program.buffer(PREFIX + name).axes
         if not axes.number:
             yield _vectors(name, tensors, measured, value, axes.letters)
             continue
@@ -213,6 +247,17 @@ def _of_word(rule: Rule, word: str | tuple[str, str]) -> Watched:
     return asked
 
 
+@functools.lru_cache(maxsize=256)
+def waits_for_shards(rule: Rule, words: Words, across: bool, resident: bool) -> bool:
+    """Whether a step of shards that measures statistics waits for other ranks, and not only who reads them.
+
+    `across`: groups and the model have tensors in other ranks. `resident`: step counts are on the device.
+    """
+    program = compile(rule, watch=of_rule(rule, words))
+    plan = Plan(program, defers=not (resident or (across and bool(program.joins))))
+    return plan.reduces or not plan.alone
+
+
 def words_of(watch: Watch | Words) -> list[Any]:
     """The statistics asked for, one by one: names, or pairs of a name and an expression."""
     return [*watch.items()] if isinstance(watch, Mapping) else [watch] if isinstance(watch, str) else [*watch]
@@ -268,6 +313,10 @@ class WatchSchedule:
     def due(self) -> bool:
         """Whether the next step measures."""
         return self.steps % self.every == 0
+
+    def restart(self) -> None:
+        """Begins anew: the next step is the first."""
+        self.steps = self.last = 0
 
     def advance(self) -> None:
         """Counts a step that was taken."""

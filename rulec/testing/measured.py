@@ -18,7 +18,7 @@ from rulec.language.expr.static import statics
 from rulec.testing.bounds import Machine, rounded_to
 from rulec.testing.interval import Array, Range, Truth, hull, point
 from rulec.testing.judge import reduce_range
-from rulec.testing.kinds import SMALLEST_NORMAL, PARTIAL_SUMS, Numerics
+from rulec.testing.kinds import PARTIAL_SUMS, SMALLEST_NORMAL, Numerics
 
 #: Arrays as ranges of exactly their numbers.
 _RANGES = Arithmetic(NUMPY, point, exact=False, rounded=lambda numbers, eps: numbers)

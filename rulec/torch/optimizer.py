@@ -29,7 +29,7 @@ from rulec.runtime.statistics import StepStatistics
 from rulec.runtime.storage.options import Storage
 from rulec.torch.distributed.comparison import OtherOrder
 from rulec.torch.distributed.consensus import Consensus
-from rulec.torch.distributed.mesh import are_at_work, first_meeting_of, meeting_of
+from rulec.torch.distributed.mesh import are_at_work, first_meeting_of
 from rulec.torch.distributed.traffic import Communication
 from rulec.torch.groups.engine import state_dtypes_of
 from rulec.torch.groups.entries import GroupRule
@@ -45,6 +45,7 @@ from rulec.torch.states.store import Store
 from rulec.torch.step.checks import watch_of
 from rulec.torch.step.evaluations import TorchEvaluations, check_evaluations
 from rulec.torch.step.optimizer_step import OptimizerStep
+from rulec.torch.step.ranks import with_ranks
 from rulec.torch.tensors.dtensor import local_tensor
 from rulec.torch.tensors.fake import frame_callback, without_compiler
 from rulec.torch.tensors.memory import check_gradient_memory
@@ -184,8 +185,7 @@ class RuleOptimizer(Optimizer, Lockable):
         routes = routes_of(self.interface, group_rules, self.param_groups, self._options.across is not None)
         self._warn_of_no_matrix(routes)
         routed = [(route.param, route.rule) for route in routes]
-        coordinator = meeting_of(routed, self._options.coordinator, self._options.across, self.measures)
-        self._options = replace(self._options, coordinator=coordinator)
+        self._options = with_ranks(self._options, routed, self.param_groups, self.interface.name)
 
     def _warn_of_no_matrix(self, routes: Routes) -> None:
         """Warns where tags that nobody gave leave no parameter to the rule of the class."""
@@ -222,7 +222,7 @@ class RuleOptimizer(Optimizer, Lockable):
         An optimizer of rules that look at one element at a time sends nothing.
         """
         first = [] if self._first is None else [self._first]
-        records = [processes.traffic.record() for processes in [*first, *self._options.processes]]
+        records = [processes.traffic.record() for processes in [*first, *self._options.everyone]]
         reductions, exchanges = [r.reductions for r in records], [r.exchanges for r in records]
         return Communication(tuple(chain(*reductions)), tuple(chain(*exchanges)))
 
@@ -236,7 +236,8 @@ class RuleOptimizer(Optimizer, Lockable):
         """The statistics of the last step that measured them: name -> parameter's name -> value, on its device.
 
         Nothing waits for the device; `.numbers()` copies all numbers to the host at once, and `.table()` is a table.
-        RulecError where the optimizer was made without `watch`.
+        RulecError where the optimizer was made without `watch`, and where another process has measured statistics of
+        other DTensors, or took no step.
         """
         if not self.measures:
             raise RulecError(
@@ -331,7 +332,7 @@ class RuleOptimizer(Optimizer, Lockable):
         turn.acquire()  # see `step`
         try:
             self._meets = True
-            if self._options.across is not None or self._options.coordinator is not None:
+            if self._options.everyone:
                 self._update_together(step_inputs)
             else:
                 self._update_any(step_inputs)
@@ -434,13 +435,12 @@ class RuleOptimizer(Optimizer, Lockable):
 
     def _update_now(self, inputs: Inputs | None) -> None:
         self._check_trained()
-        before = self._options.coordinator
+        before = self._options.everyone
         machine = self._looked()
         try:
-            coordinator, scaling = self._options.coordinator, self._scaling()
-            if (
-                coordinator is not None and coordinator is not before
-            ):  # DTensors have come in the place of whole parameters
+            scaling = self._scaling()
+            # DTensors may have come in the place of whole parameters.
+            if any(processes not in before for processes in self._options.everyone):
                 self._update_together(inputs)
             elif self._lost is not None:
                 self._lost.watched(lambda: self._step_of(machine, inputs, scaling))
@@ -456,9 +456,9 @@ class RuleOptimizer(Optimizer, Lockable):
 
     def _update_together(self, inputs: Inputs | None) -> None:
         """Takes a step together with other ranks: all of them take it, or all raise an error."""
-        together = self._options.processes
+        together = self._options.everyone
         for processes in together:
-            processes.open()
+            processes.open(self._options.due)
         try:
             for processes in together:
                 processes.check_even()
@@ -467,7 +467,7 @@ class RuleOptimizer(Optimizer, Lockable):
             except OtherOrder as other:  # in all ranks with shards of the same tensors
                 self._take_order(other)
                 assert self._options.coordinator is not None
-                self._options.coordinator.open()
+                self._options.coordinator.open(self._options.due)
                 self._update_now(inputs)
         except BaseException:
             for processes in together:
@@ -498,7 +498,7 @@ class RuleOptimizer(Optimizer, Lockable):
                 self._take_order(other)
             except BaseException:
                 for processes in self._options.processes:
-                    processes.open()
+                    processes.open(self._options.due)
                 for processes in (first, *self._options.processes):
                     processes.refuse()
                 raise
@@ -525,8 +525,10 @@ class RuleOptimizer(Optimizer, Lockable):
         For an error before the step, that the others cannot know of; they would wait.
         """
         first = None if self._compared else first_meeting_of(self._params)
-        for processes in [*([] if first is None else [first]), *self._options.processes]:
-            processes.open()
+        # Before the optimizers are compared, no rank has sent statistics.
+        others = self._options.everyone if self._compared else self._options.processes
+        for processes in [*([] if first is None else [first]), *others]:
+            processes.open(self._options.due)
             processes.refuse(waits)
 
     def refuse_early(self) -> None:
@@ -604,7 +606,7 @@ class RuleOptimizer(Optimizer, Lockable):
             self.state.become(machine.buffers.store)
             machine.buffers.store = self.state
         self.state = machine.buffers.store
-        self._options = replace(self._options, coordinator=machine.options.coordinator)
+        self._options = replace(self._options, coordinator=machine.options.coordinator, totals=machine.options.totals)
         self._machine = machine
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -703,8 +705,10 @@ class RuleOptimizer(Optimizer, Lockable):
         self._rates = [group.get("lr") for group in groups]
         self._adopt(machine)
         self._compared = False
-        for processes in self._options.processes:
+        for processes in self._options.everyone:
             processes.restore()
+        if self._options.schedule is not None:
+            self._options.schedule.restart()
 
 
 class EvaluatedOptimizer(RuleOptimizer):

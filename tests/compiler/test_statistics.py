@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import rulec
 from rulec.compiler.layout import layout_for, scheduled
 from rulec.compiler.pipeline import compile
 from rulec.language.statistics import watched
+from rulec.runtime.statistics import checked_words, waits_for_shards
 from rulec.tools.display.kernels import traffic
 from tests.library import by_kind
 
@@ -58,3 +61,17 @@ def test_programs_with_other_statistics_are_other_programs() -> None:
     first, second = (compile(rule, watch=watched(rule, {"x": text})) for text in ("norm(g)", "norm(p)"))
     assert first is not second
     assert compile(rule) is compile(rule, watch=())
+
+
+@pytest.mark.parametrize(
+    ("watch", "waits"),
+    [
+        ("norms", False), ({"x": 'max(abs(g), per="model")'}, False), ({"x": "mean(update)/lr"}, False),
+        ({"x": "rms(update - mean(update))"}, True), ({"x": 'max(norm(update, per="row"))'}, True),
+    ],
+)  # fmt: skip
+def test_a_step_of_shards_waits_for_values_of_its_own_alone(watch: Any, waits: bool) -> None:
+    words = checked_words("test", watch)
+    assert waits_for_shards(rulec.load("adamw"), words, across=False, resident=False) == waits
+    assert waits_for_shards(rulec.load("lamb"), words, across=False, resident=False)
+    assert waits_for_shards(rulec.load("adamw"), words, across=False, resident=True)

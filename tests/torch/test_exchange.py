@@ -21,7 +21,7 @@ from rulec.errors import RulecError
 from rulec.runtime.distributed import all_to_all, owners
 from rulec.runtime.distributed.owner_plan import OwnerPlan
 from rulec.runtime.stages.owner_values import OwnerEvaluator
-from rulec.torch.distributed.mesh import MeshGroup, SentBytes
+from rulec.torch.distributed.mesh import MeshGroup, SentMessage
 from rulec.torch.distributed.traffic import Communication
 from rulec.torch.tensors.newton_schulz import TorchQuintic
 from tests.torch import test_meshes
@@ -59,13 +59,13 @@ def buckets_of(size: int) -> Iterator[None]:
 def noted() -> Iterator[list[str]]:
     """The calls of an exchange in order: where messages begin, where they are waited for, and work."""
     calls: list[str] = []
-    real = MeshGroup.exchange, SentBytes.wait, OwnerEvaluator._worked
+    real = MeshGroup.exchange, SentMessage.wait, OwnerEvaluator._worked
 
     def begin(self: MeshGroup, *words: Any) -> Any:
         calls.append("begin")
         return real[0](self, *words)
 
-    def wait(self: SentBytes) -> Any:
+    def wait(self: SentMessage) -> Any:
         calls.append("wait")
         return real[1](self)
 
@@ -76,7 +76,7 @@ def noted() -> Iterator[list[str]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MeshGroup, "exchange", begin)
-        patch.setattr(SentBytes, "wait", wait)
+        patch.setattr(SentMessage, "wait", wait)
         patch.setattr(OwnerEvaluator, "_worked", work)
         yield calls
 

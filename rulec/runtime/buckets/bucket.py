@@ -130,7 +130,8 @@ class Bucket:
     `library` computes the values between its stages; `decoded` gives memory for dequantized states. Where `parted`,
     tensors are shards: ranks may refuse a step, or fail in it, so no state is written before the last stage. Where
     `halved`, matrices are sharded. Where `resident`, step counts and scalars are on the device, and a branch on them
-    has both arms in the kernel. Random bits follow from `seed`.
+    has both arms in the kernel. Where `across`, groups and the model have tensors in other ranks. Random bits follow
+    from `seed`.
     """
 
     program: Program
@@ -145,6 +146,7 @@ class Bucket:
     halved: bool = False
     resident: bool = False
     seed: int = 0
+    across: bool = False
     tensors: list[Tensor] = field(default_factory=list)
     params: list[Any] = field(default_factory=list)
     states: list[dict[str, Any]] = field(default_factory=list)
@@ -207,7 +209,7 @@ class Bucket:
         source, kernel = kernel_of(self.backend, program, layout, self.decoded, partial(self.library.join, axis=0))
         if LEVEL >= 4:
             print(source, file=sys.stderr)
-        plan = Plan(program, self.halved, whole=not (self.parted or self.resident))
+        plan = Plan(program, self.halved, defers=not (self.resident or (self.across and bool(program.joins))))
         exchanges = plan.owner_plan is not None and bool(plan.owner_plan.whole)
         waits = exchanges or not plan.alone or (self.parted and plan.reduces)
         return Version(program, layout, kernel, plan, waits, exchanges)

@@ -255,6 +255,7 @@ class Buckets:
             halved,
             resident,
             seed,
+            self.common.processes.across is not None,
         )
         if not (resident or parted or program.predicates or program.skip):
             bucket.rings = ringed(program)[1]

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -18,12 +18,13 @@ from rulec.backend.protocol import Rows
 from rulec.compiler.ir import Program
 from rulec.errors import BackendUnsupported, TensorError
 from rulec.kernel.multi_tensor.address import chosen
-from rulec.language.expr.node import Node, Op
+from rulec.language.expr.node import Kind, Node, Op
 from rulec.language.statistics import PREFIX, Watched
 from rulec.runtime.arrays import Arrays
 from rulec.runtime.buckets.bucket import Bucket, Tensor, Version
 from rulec.runtime.buckets.context import EngineContext
 from rulec.runtime.buckets.flat import Remembered, sets_of
+from rulec.runtime.buckets.reductions import Join, Processes
 from rulec.runtime.buckets.scalar_table import Numbers
 from rulec.runtime.distributed.owners import Work
 from rulec.runtime.distributed.process_group import RankGroup
@@ -229,24 +230,27 @@ class LaunchStatistics:
 
     A value is a number for all tensors, an array with one for each, or a sequence of arrays, one for each tensor, as
     the `library` of its device has them. `stays` is true for a tensor that skipped the step; None where none did.
-    `left` has the operands of statistics that nobody asked for so far, and `reduced` the reductions of the stages.
+    `left` has the operands of statistics that nobody asked for so far, and `reduced` the reductions of the stages. The
+    reductions of a shard are local, but for the step's own. `owner` has the ranks of the engine.
     """
 
     version: Version
     tensors: Sequence[Tensor]
     library: Library
+    owner: Processes
     values: Mapping[str, Any]
     stays: Any = None
     left: Mapping[Node, Any] = field(default_factory=dict)
     reduced: Mapping[str, Any] = field(default_factory=dict)
 
-    def all_values(self) -> dict[str, Any]:
-        """All statistics, by name; the last of them are computed now."""
+    def all_values(self) -> Generator[Join, Any, dict[str, Any]]:
+        """All statistics, by name; the last of them are computed now. Yields where they are of several launches."""
         plan, known = self.version.plan, dict(self.left)
-        with np.errstate(all="ignore"):
-            for value in plan.later:
-                if value not in known:
-                    known[value] = self._computed(value, known)
+        for value in plan.later:
+            if value.op.kind is Kind.REDUCE:
+                known[value] = yield self._join(value, known[value.args[0]])
+            elif value not in known:
+                known[value] = self._computed(value, known)
         asked = {s.buffer.removeprefix(PREFIX): known[s.value] for s in plan.asked}
         order = [name for name, _ in self.version.program.watch]
         by_name = {**self.values, **asked}
@@ -257,7 +261,20 @@ class LaunchStatistics:
             return self.library.constant(float(value.arg))  # type: ignore[arg-type]
         if value.op is Op.RESULT:
             return self.reduced[str(value.arg)]
-        return self.library.arithmetic[value.op](*(known[a] for a in value.args))
+        with np.errstate(all="ignore"):
+            return self.library.arithmetic[value.op](*(known[a] for a in value.args))
+
+    def _join(self, value: Node, operand: Any) -> Join:
+        """A reduction over tensors of numbers of these tensors, or of their groups."""
+        library, plan = self.library, self.version.plan
+        numbers = library.spread(library.cast(operand, "float64"), (len(self.tensors),))
+        groups = np.array([tensor.group for tensor in self.tensors])
+        per_group = "n" not in plan.axes[value.args[0]].letters
+        if per_group:
+            groups, first = np.unique(groups, return_index=True)
+            numbers = library.take(numbers, first)
+        site = self.version.program.sites[value]
+        return Join(site, value.op, str(value.arg), numbers, groups, library, per_group, self.owner)
 
 
 @dataclass(slots=True)
@@ -295,7 +312,8 @@ class Launch:
     def leave(self, reduced: Mapping[str, Any]) -> None:
         """Leaves the reductions of a step of one kernel call for its statistics."""
         tensors, library = self.part.tensors, self.part.bucket.library
-        self.statistics.append(LaunchStatistics(self.version, tensors, library, {}, reduced=reduced))
+        known = LaunchStatistics(self.version, tensors, library, self.common.processes, {}, reduced=reduced)
+        self.statistics.append(known)
 
     def kernel(
         self, stage: int, rows: Rows, fired: Sequence[int] | None, grads: Sequence[Any], scratch: Any

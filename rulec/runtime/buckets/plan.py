@@ -44,21 +44,21 @@ class Plan:
     reductions and from operands computed before it. `held` are the operands that must be copied before the kernel runs.
 
     `alone` is True where no tensor's update needs another tensor's value; then a bucket can be updated part by part.
-    Where `halved`, matrices are sharded, and `owner_plan` is the owner plan; else it is None. Where `whole`, all values
-    of a tensor are here and known to the host, and statistics may be computed when somebody asks.
+    Where `halved`, matrices are sharded, and `owner_plan` is the owner plan; else it is None. Where `defers`, numbers
+    among the statistics are computed when somebody asks, and the reductions of a shard for them are local.
     """
 
-    def __init__(self, program: Program, halved: bool = False, whole: bool = False) -> None:
+    def __init__(self, program: Program, halved: bool = False, defers: bool = False) -> None:
         self.program = program
         inference = AxisInference(program)
         done: set[Node] = set()
         #: The statistics that are computed once somebody asks, and the other stores after the last stage.
-        self.asked, self.finish = _asked_later(program, inference) if whole else ((), program.finish)
+        self.asked, self.finish = _asked_later(program, inference) if defers else ((), program.finish)
         gaps = []
         for index, stage in enumerate(program.stages):
             wanted = program.wanted_before(index)
             if index == len(program.stages) - 1:
-                waiting = _out_of_order(program, stage, wanted, done)
+                waiting = _out_of_order(program, stage, wanted, done, [s.value for s in self.finish])
                 wanted += _before([s.value for s in self.finish], stage, waiting)
             gaps.append(_gap(program, wanted, done))
         gaps.append(_gap(program, [s.value for s in self.finish], done))
@@ -67,7 +67,7 @@ class Plan:
         early = _before([s.value for s in self.finish], program.stages[-1], waiting)
         self.held = [n for n in early if n.op in VIEWS]
         self._leave(done)
-        self.axes: dict[Node, Axes] = {value: inference.axes(value) for value in done}
+        self.axes: dict[Node, Axes] = {value: inference.axes(value) for value in (*done, *self.later)}
         #: The values that are numbers of tensors, groups or the model.
         self.numbers = frozenset(value for value, axes in self.axes.items() if axes.number)
         #: The axes of values in flat arrays; None for values that are never in one.
@@ -81,14 +81,18 @@ class Plan:
         #: The states that get their new values in a gap, and not at the end of the step.
         self.stored_early = frozenset(name for g in self.gaps if g.projection for name in g.projection.stored)
         #: Whether the last stage, or a gap after it, may wait for other ranks.
-        self.ends_later = bool(program.stages[-1].reduces) or any(
+        self.ends_later = any(r.name not in self.unread for r in program.stages[-1].reduces) or any(
             n.op.kind is Kind.REDUCE or n.op.kind is Kind.MATRIX for n in self.gaps[-1].values
         )
-        self.alone = not program.joins
+        #: The reductions over several tensors of the step itself, in its order.
+        self.joins = tuple(n for n in program.joins if n in done)
+        self.alone = not self.joins
         #: Whether `newton_schulz` is computed, whose stacks have a size of their own.
         self.orthogonalizes = any(value.op is Op.NEWTON_SCHULZ for value in done)
-        #: Whether anything is reduced.
-        self.reduces = any(stage.reduces for stage in program.stages) or any(n.op.kind is Kind.REDUCE for n in done)
+        #: Whether the step itself reduces anything.
+        self.reduces = any(r.name not in self.unread for stage in program.stages for r in stage.reduces) or any(
+            n.op.kind is Kind.REDUCE for n in done
+        )
         #: Whether late columns are of groups and the model: then tensors that share a row still do.
         self.late_alike = all(set(self.axes[c.value].letters) <= {"k"} for c in program.late)
         #: The columns of the table with one number for each group, and those of the tensors' shapes alone.
@@ -109,8 +113,10 @@ class Plan:
 
     def _leave(self, done: set[Node]) -> None:
         """Notes what a step leaves for statistics, beside the values `done` in gaps."""
-        #: The values of the statistics asked for later, and their operands.
-        self.later = tuple(walk((s.value for s in self.asked), set(done)))
+        wanted = {*walk(s.value for s in self.asked)}
+        joins = [n for n in self.program.joins if n in wanted]
+        #: The values of the statistics asked for later, and their operands; reductions over tensors in their order.
+        self.later = tuple(walk([*joins, *(s.value for s in self.asked)], set(done)))
         self.left = _left_for(self.asked, self.later, done)
         #: The reductions that nothing but such statistics needs, by name.
         self.unread = _results(self.later) - _results(done)
@@ -145,7 +151,7 @@ class Plan:
 
     def _delegated(self) -> tuple[Gap, ...]:
         """The gaps with their owner tasks."""
-        kept = frozenset({*self._roots(), *(s.value for s in self.finish)})
+        kept = frozenset({*self._roots(), *self.left, *(s.value for s in self.finish)})
         self.owner_plan = OwnerPlan(self.program, [gap.values for gap in self.gaps], self.axes, kept)
         return tuple(
             replace(gap, owner_plan=tuple(cuts)) for gap, cuts in zip(self.gaps, self.owner_plan.gaps, strict=True)
@@ -155,16 +161,17 @@ class Plan:
 def _asked_later(
     program: Program, inference: AxisInference
 ) -> tuple[tuple[Store, ...], tuple[Store, ...]]:  # fmt: skip
-    """The statistics that are arithmetic on numbers of tensors, with no state among them; and the other stores."""
+    """The statistics of numbers of tensors, groups and the model, with no state among them; and the other stores."""
     names = {b.name for b in program.statistics}
 
     def is_later(store: Store) -> bool:
         values = [*walk([store.value])]
         return store.buffer in names and all(
-            inference.axes(v).number and v.op is not Op.LOAD and v.op.kind in _OF_NUMBERS for v in values
+            inference.axes(v).number and v.op is not Op.LOAD and (v.op.kind in _OF_NUMBERS or v in program.joins)
+            for v in values
         )
 
-    if program.skip is not None or program.joins:
+    if program.skip is not None:
         return (), program.finish
     asked = tuple(store for store in program.finish if is_later(store))
     return asked, tuple(store for store in program.finish if store not in asked)
@@ -200,9 +207,10 @@ def _vector_states(program: Program) -> dict[str, str]:
     return {name: letters for name, letters in axes.items() if letters}
 
 
-def _out_of_order(program: Program, stage: Stage, wanted: Sequence[Node], done: set[Node]) -> frozenset[Node]:
+def _out_of_order(
+    program: Program, stage: Stage, wanted: Sequence[Node], done: set[Node], finish: Sequence[Node]
+) -> frozenset[Node]:  # fmt: skip
     """The joins that must not be computed before the last stage, as one before them waits for its reductions."""
-    finish = [s.value for s in program.finish]
     needed = set(walk(wanted, done))
     early = set(walk([*wanted, *_before(finish, stage)], done))
     later = [n for n in program.joins if n not in done]

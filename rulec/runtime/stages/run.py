@@ -183,7 +183,8 @@ class StagedRun:
         version, tensors = self.launch.version, values.portion.tensors
         reduced = {**between.reduced} if self.plan.later else {}
         known = LaunchStatistics(
-            version, tensors, self.bucket.library, measured, stays, left, ChainMap(reduced, *self._reduced)  # type: ignore[arg-type]
+            version, tensors, self.bucket.library, self.launch.common.processes, measured, stays, left,
+            ChainMap(reduced, *self._reduced),  # type: ignore[arg-type]
         )  # fmt: skip
         self.launch.statistics.append(known)
         self._reduced = []

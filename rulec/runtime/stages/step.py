@@ -12,6 +12,7 @@ from rulec.compiler.across_shapes import apart
 from rulec.compiler.layout import traffic
 from rulec.environment import LEVEL
 from rulec.errors import PartialUpdate, RuleError
+from rulec.runtime.buckets.bucket import Version
 from rulec.runtime.buckets.launch import Launch
 from rulec.runtime.buckets.reductions import Join, Joining, Processes, Waits, Writing, joined
 from rulec.runtime.distributed.all_to_all import OwnerExchange, OwnerRequest, assign, worked
@@ -28,6 +29,7 @@ def run(launches: Sequence[Launch]) -> None:
     done: list[Launch] = []
     at: list[Launch] = []
     try:
+        _check_joins(launches)
         if waiting:
             _run_together(waiting, done, at)
         for launch in launches:
@@ -47,6 +49,18 @@ def run(launches: Sequence[Launch]) -> None:
     for launch in launches:
         if launch.skipped:
             _warn(launch)
+
+
+def _check_joins(launches: Sequence[Launch]) -> None:
+    """RuleError where launches take part in other reductions over tensors: of the step, or of its statistics."""
+    joining = [launch.version for launch in launches if launch.version.program.joins]
+    if len(joining) > 1 and len({_joins_of(version) for version in joining}) > 1:
+        raise apart(launches[0].name)
+
+
+def _joins_of(version: Version) -> tuple[Any, ...]:
+    program, plan = version.program, version.plan
+    return tuple((n.op, n.arg, program.sites[n], n in plan.joins) for n in program.joins)
 
 
 def was_interrupted(launches: Sequence[Launch], error: BaseException) -> bool:
@@ -109,9 +123,6 @@ def _run_together(launches: Sequence[Launch], done: list[Launch], at: list[Launc
     write after all collectives of a step. `at` has the launches at work.
     """
     joining = [not launch.version.plan.alone for launch in launches]
-    programs = [launch.version.program for launch, joins in zip(launches, joining, strict=True) if joins]
-    if len({tuple((n.op, n.arg, program.sites[n]) for n in program.joins) for program in programs}) > 1:
-        raise apart(launches[0].name)
     running = [_written(launch) for launch in launches]
     processes = launches[0].common.processes
     holds = processes.several

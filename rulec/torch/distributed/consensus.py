@@ -8,6 +8,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -36,14 +37,25 @@ _STEPS = 16
 Message = tuple[Op, RankGroup, int]
 
 
+@dataclass
+class _LastStep:
+    """A step: the messages of its first round, its digest, and the objects that the digest follows from."""
+
+    expected: list[Message] = field(default_factory=list)
+    digest: int | None = None
+    objects: tuple[Any, ...] = ()
+    crc: int = 0
+
+
 class Consensus:
     """The consensus of ranks on every step in which shards of tensors are reduced together.
 
     The first message of a step to each rank group ends with words. They count ranks: those that refuse the step, those
-    with another step than the last one, those without its later messages, and all. They also have the digests of the
-    hyper-parameters. Where one rank refuses, or not all take the other step, or hyper-parameters differ, all raise
-    RulecError, and nothing is written. Another step is compared before it begins, with the descriptions of the
-    optimizers. Where matrices travel to owner ranks, or sums follow a write, a message of the words alone comes first.
+    with another step than the last one of its kind, those without its later messages, and all. They also have the
+    digests of the hyper-parameters. Where one rank refuses, or not all take the other step, or hyper-parameters differ,
+    all raise RulecError, and nothing is written. Another step is compared before it begins, with the descriptions of
+    the optimizers. Where matrices travel to owner ranks, or sums follow a write, a message of the words alone comes
+    first.
 
     After that a rank may fail. Where all know the later messages, sums among them end with one word more: whether a
     rank has failed. A failed rank goes on to send them, with placeholder data. Elsewhere a message of this word alone
@@ -52,14 +64,12 @@ class Consensus:
 
     def __init__(self, peers: Sequence[RankGroup]) -> None:
         self.peers = [*dict.fromkeys(peers)]
-        #: The messages of the first round of the last step.
-        self._expected: list[Message] = []
-        self._digest: int | None = None
-        self._crc = 0
+        #: The last step of each kind, with statistics and without; and the one of the open step's kind.
+        self._lasts = {False: _LastStep(), True: _LastStep()}
+        self._last = self._lasts[False]
         self._alike: Any = None
         #: Whether this rank waits for messages; and messages that it did not wait for.
         self._waits, self._on_their_way = True, list[Any]()
-        self._step: tuple[Any, ...] = ()
         #: The words sent with sums: NumPy arrays, or tensors.
         self._words: Any = _WORDS.copy()
         self._failures: Any = np.zeros(1)
@@ -87,8 +97,9 @@ class Consensus:
 
     # A step
 
-    def open(self) -> None:
-        """Opens a step: until its first round is over this rank may refuse it."""
+    def open(self, measures: bool = False) -> None:
+        """Opens a step, which `measures` statistics: until its first round is over this rank may refuse it."""
+        self._last = self._lasts[measures]
         self._open, self._agreed, self._begun, self._writes = True, False, False, False
         self._sent, self._rounds = [], []
         self._words, self._failures = _WORDS.copy(), np.zeros(1)
@@ -118,20 +129,20 @@ class Consensus:
         self._apart = self._ends or any(launch.version.exchanges for launch in launches)
         self._guarded = self._apart or guarded
         self._known = plan.later
-        later = [rounds for step, rounds in self._known if _same(step, self._step[1:])]
+        later = [rounds for step, rounds in self._known if _same(step, self._last.objects[1:])]
         self._later = later[0] if later else []
         assert alike is not None
         self._words[2], self._alike = not later, alike
         self._words[4:] = alike.sums
-        if digest != self._digest:
-            if self._digest is not None:
+        if digest != self._last.digest:
+            if self._last.digest is not None:
                 self._words[1] = 1.0
                 self._replay()
                 self._check()
             self._compare(digest)
-            self._expected = [(Op.SUM, peers, 0) for peers in self.peers]
-            self._digest, self._agreed, self._guarded = digest, not self._apart, True
-        elif not self._apart and not any(count for _, _, count in self._expected):
+            self._last.expected = [(Op.SUM, peers, 0) for peers in self.peers]
+            self._last.digest, self._agreed, self._guarded = digest, not self._apart, True
+        elif not self._apart and not any(count for _, _, count in self._last.expected):
             self._replay()
             self._check()
             self._agreed = True
@@ -148,7 +159,7 @@ class Consensus:
         self._open, self._waits = False, waits
         self._words[0] = 1.0
         try:
-            if self._digest is None:
+            if self._last.digest is None:
                 self._compared(None)
             else:
                 self._replay()
@@ -186,7 +197,7 @@ class Consensus:
         if not self._open:
             self._rounds.append(self._sent)
         else:
-            self._open, self._expected = False, self._sent
+            self._open, self._last.expected = False, self._sent
             if not self._agreed:
                 self._check()
                 self._agreed = True
@@ -217,7 +228,7 @@ class Consensus:
         """All-reduces a message. `of_host` says that it has no values, but words: in all ranks alike."""
         self.traffic.reduced(peers, len(numbers), peers.device(of_host).type)
         if not self._waits:
-            self._on_their_way = [sent for sent in self._on_their_way if not sent[0].is_completed()]
+            self._on_their_way = [sent for sent in self._on_their_way if not sent.work.is_completed()]
             self._on_their_way.append(peers.tell(op, numbers, of_host))
             return numbers
         try:
@@ -238,7 +249,7 @@ class Consensus:
 
     def _replay(self) -> None:
         """Sends the messages of the first round of the last step with zeros: other ranks may wait for them."""
-        for op, peers, count in self._expected:
+        for op, peers, count in self._last.expected:
             if op is Op.SUM:
                 _, self._words = self._joint(peers, np.zeros(count), self._words)
             else:
@@ -268,8 +279,8 @@ class Consensus:
         if not self._guarded and self._failures[0]:
             raise self._told()
         if not self._apart:
-            others = [known for known in self._known if not _same(known[0], self._step[1:])]
-            self._known[:] = [(self._step[1:], self._rounds), *others][:_STEPS]
+            others = [known for known in self._known if not _same(known[0], self._last.objects[1:])]
+            self._known[:] = [(self._last.objects[1:], self._rounds), *others][:_STEPS]
         self._writes = self._guarded = True
 
     def end(self) -> None:
@@ -369,12 +380,12 @@ class Consensus:
     def _digest_of(self, plan: Any, launches: Sequence[Launch], overflowed: bool) -> int:
         """The digest of a step: of the updated parameters, of the programs that update them, and of an overflow."""
         step = (plan, overflowed, *(x for launch in launches for x in (launch.version, launch.part)))
-        if not _same(step, self._step):
+        if not _same(step, self._last.objects):
             programs = [(launch.version.program, [t.number for t in launch.part.tensors]) for launch in launches]
             told = [(p.name, [r.name for s in p.stages for r in s.reduces], numbers) for p, numbers in programs]
-            self._crc = zlib.crc32(repr((told, overflowed)).encode())
-            self._step = step
-        return self._crc
+            self._last.crc = zlib.crc32(repr((told, overflowed)).encode())
+            self._last.objects = step
+        return self._last.crc
 
 
 def _on_host(words: Any) -> Any:

@@ -119,8 +119,8 @@ class Across:
     def __reduce__(self) -> Any:
         raise RulecError("an optimizer with reduce_over belongs to its processes: copy its state_dict() instead")
 
-    def open(self) -> None:
-        """Begins a step, on which all ranks must agree."""
+    def open(self, measures: bool = False) -> None:
+        """Begins a step, on which all ranks must agree, whether it `measures` statistics or not."""
         self.agreed, self._told, self._left = False, False, ()
         self.traffic.begin()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,8 +48,8 @@ _OPS = {Op.SUM: "SUM", Op.MIN: "MIN", Op.MAX: "MAX"}
 
 
 @dataclass(frozen=True, eq=False)
-class SentBytes:
-    """An all-to-all of bytes that has begun; `message` is the vector sent, and lives until all is sent."""
+class SentMessage:
+    """A collective that has begun; `message` is the vector sent, and lives until all is sent."""
 
     work: Any
     message: Tensor
@@ -58,7 +58,7 @@ class SentBytes:
     label: str = ""
 
     def wait(self) -> None:
-        """Waits until the all-to-all is over."""
+        """Waits until it is over."""
         if self.work is not None:
             with reaching(self.label):
                 self.work.wait()
@@ -91,14 +91,15 @@ class MeshGroup:
             torch.distributed.all_reduce(here, getattr(torch.distributed.ReduceOp, _OPS[op]), group=self.group)
         return here.to(sent.device) if isinstance(numbers, Tensor) else here.cpu().numpy()
 
-    def tell(self, op: Op, numbers: Any, of_host: bool = False) -> Any:
-        """Begins to all-reduce a vector without waiting; the result keeps the message alive until it has arrived."""
-        here = torch.from_numpy(np.array(numbers, np.float64)).to(self.device(of_host))
+    def tell(self, op: Op, numbers: Any, of_host: bool = False) -> SentMessage:
+        """Begins to all-reduce a vector without waiting: a tensor, which the result takes the place of, or an array."""
+        sent = numbers if isinstance(numbers, Tensor) else torch.from_numpy(np.array(numbers, np.float64))
+        here = sent.to(self.device(of_host))
         with reaching(self.label):
             work = torch.distributed.all_reduce(
                 here, getattr(torch.distributed.ReduceOp, _OPS[op]), group=self.group, async_op=True
             )
-        return work, here
+        return SentMessage(work, here, here, here[:0], self.label)
 
     @property
     def label(self) -> str:
@@ -115,13 +116,13 @@ class MeshGroup:
         """The number of ranks."""
         return torch.distributed.get_world_size(self.group)
 
-    def exchange(self, sent: Any, counts: Sequence[int], received: Sequence[int], dtype: str) -> SentBytes:
+    def exchange(self, sent: Any, counts: Sequence[int], received: Sequence[int], dtype: str) -> SentMessage:
         """Begins an all-to-all: `counts` are the elements of `sent` for each rank, `received` those from each rank.
 
         Elements travel in `dtype`, and arrive in the dtype of `sent`.
         """
         if is_fake(sent):
-            return SentBytes(None, sent, sent.new_zeros(sum(received)), sent)
+            return SentMessage(None, sent, sent.new_zeros(sum(received)), sent)
         tensor = sent if isinstance(sent, Tensor) else torch.from_numpy(np.ascontiguousarray(sent))
         # An empty NumPy array has no stride, and torch sees no bytes in it.
         message = (tensor if len(tensor) else tensor.new_empty(0)).to(self.device(), DTYPES[dtype])
@@ -132,7 +133,7 @@ class MeshGroup:
                 result.view(torch.uint8), message.view(torch.uint8), [size * n for n in received],
                 [size * n for n in counts], group=self.group, async_op=True,
             )  # fmt: skip
-        return SentBytes(work, message, result, sent[:0], self.label)
+        return SentMessage(work, message, result, sent[:0], self.label)
 
     def device(self, of_host: bool = False) -> torch.device:
         """The device for messages of values, or of words of the host."""
@@ -214,12 +215,46 @@ def _joint_group(world: Any, mesh: Any, axes: tuple[int, ...]) -> Any:
     return torch.distributed.new_group(mesh.mesh[along].flatten().tolist(), use_local_synchronization=True)
 
 
+@dataclass(frozen=True)
+class ShardRanks:
+    """The ranks with shards of a tensor; `first` says whether this rank has the first replica of its shard in them."""
+
+    peers: MeshGroup
+    first: bool
+
+
+def shard_ranks_of(params: Sequence[Any]) -> dict[int, ShardRanks]:
+    """The ranks with shards of each sharded DTensor, by its identity.
+
+    All DTensors of a mesh have the same ranks there: along each dimension of the mesh that cuts a DTensor.
+    """
+    split = [param for param in params if is_split(param) and param.device_mesh.get_coordinate() is not None]
+    along: dict[Any, set[int]] = {}
+    for param in split:
+        cut = {axis for axis in _long_axes(param.device_mesh) if not param.placements[axis].is_replicate()}
+        along.setdefault(param.device_mesh, set()).update(cut)
+    groups = {mesh: _peers_along(mesh, tuple(sorted(axes))) for mesh, axes in along.items() if axes}
+    alike = {_ranks(peers): peers for peers in reversed([*groups.values()])}
+    return {
+        id(param): ShardRanks(alike[_ranks(groups[param.device_mesh])], _is_first(param, along[param.device_mesh]))
+        for param in split
+        if any(not placed.is_replicate() for placed in param.placements) and param.device_mesh in groups
+    }
+
+
+def _is_first(param: Any, axes: Collection[int]) -> bool:
+    """Whether this rank has the first replica of a DTensor along these dimensions of its mesh."""
+    here = param.device_mesh.get_coordinate()
+    return all(here[axis] == 0 for axis in axes if param.placements[axis].is_replicate())
+
+
 def meeting_of(
-    routed: Sequence[tuple[Any, Rule]], before: Consensus | None, across: Across | None, measures: bool = False
+    routed: Sequence[tuple[Any, Rule]], before: Consensus | None, across: Across | None,
+    meets: Callable[[Rule], bool] = sees_more,
 ) -> Consensus | None:  # fmt: skip
     """The consensus for parameters with these rules: `before` with more ranks, or a new one; None where none is needed.
 
-    Where a step `measures` statistics, all ranks with shards of a tensor need one another for the tensor's values.
+    `meets` says whether a step of a rule waits for all ranks with shards of a tensor.
 
     `across` reduces values of groups and the model over ranks with other tensors. HyperError where it has ranks with
     the same tensors.
@@ -227,7 +262,7 @@ def meeting_of(
     if across is not None:
         for mesh in {param.device_mesh for param, _ in routed if is_dtensor(param)}:
             _check_apart(mesh, across)
-    peers = [peers for param, rule in routed if measures or sees_more(rule) for peers in _meeting_peers(param, rule)]
+    peers = [peers for param, rule in routed if meets(rule) for peers in _meeting_peers(param, rule)]
     _check_devices(peers)
     if before is None:
         return Consensus(_outermost(peers)) if peers else None

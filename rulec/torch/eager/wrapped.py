@@ -18,6 +18,7 @@ from rulec.language.rule import Rule
 from rulec.language.rule_data import RuleData
 from rulec.torch.classes import optimizer as class_of
 from rulec.torch.distributed.comparison import OtherOrder
+from rulec.torch.distributed.consensus import Consensus
 from rulec.torch.eager.scope import Scope, check_declared, check_rules, meeting_places
 from rulec.torch.groups.routes import names_of
 from rulec.torch.groups.values import Groups
@@ -114,21 +115,28 @@ class RuleInner(Inner):
         self._fire(places, grads, meets=False)
 
     def fire_last(self, places: tuple[int, ...], grads: Sequence[Tensor]) -> None:
-        coordinator = self.optimizer._options.coordinator
-        if not self._late or coordinator is None:
-            super().fire_last(places, grads)
-            return
-        coordinator.open()
+        options = self.optimizer._options
+        together = options.coordinator if self._late else None
+        if together is not None:
+            together.open(options.due)
         try:
-            try:
-                self._fire(places, grads, meets=True)
-            except OtherOrder as other:
-                self._take_order(other)
-                coordinator.open()
-                self._fire(places, grads, meets=True)
+            if together is None:
+                super().fire_last(places, grads)
+            else:
+                self._fire_together(together, places, grads)
         except BaseException:
-            coordinator.refuse()
+            for processes in (together, options.totals):
+                if processes is not None:
+                    processes.refuse()
             raise
+
+    def _fire_together(self, coordinator: Consensus, places: tuple[int, ...], grads: Sequence[Tensor]) -> None:
+        try:
+            self._fire(places, grads, meets=True)
+        except OtherOrder as other:
+            self._take_order(other)
+            coordinator.open(self.optimizer._options.due)
+            self._fire(places, grads, meets=True)
 
     def _take_order(self, other: OtherOrder) -> None:
         with self.optimizer._lock:
@@ -142,7 +150,7 @@ class RuleInner(Inner):
                 self.optimizer._compare()
 
     def refuse(self) -> None:
-        if self._late:
+        if self._late or self.optimizer._options.totals is not None:
             self.optimizer.refuse()
 
     def _fire(self, places: tuple[int, ...], grads: Sequence[Tensor], meets: bool) -> None:

@@ -35,6 +35,7 @@ from rulec.runtime.statistics import Statistics, WatchSchedule
 from rulec.runtime.storage.options import Storage
 from rulec.torch.distributed.consensus import Consensus
 from rulec.torch.distributed.cross_process import Across
+from rulec.torch.distributed.totals import Totals
 from rulec.torch.groups.entries import AS_NONE, Entry, GroupRule, draws, sees_sections, shared_states
 from rulec.torch.tensors.fake import ShapesBackend, is_fake, without_compiler
 
@@ -406,7 +407,8 @@ class Options:
 
     `capturable` asks for step counts and scalars on the device, where groups do not say it; `across` has the ranks
     over which values of groups and the model are reduced, `coordinator` is the consensus of ranks with the same
-    tensors, None where none are reduced. `order` has the indices of parameters in the first rank's order, or is empty.
+    tensors, None where none are reduced, and `totals` completes statistics of shards. `order` has the indices of
+    parameters in the first rank's order, or is empty.
     `weights` is the kind of parameters of 16 bits in memory, of `rulec.compiler.weights`, and `seed` that
     of its random numbers where no rule draws any. `watch` are statistics to measure, in the steps of `schedule`.
     """
@@ -416,6 +418,7 @@ class Options:
     capturable: bool = False
     across: Across | None = None
     coordinator: Consensus | None = None
+    totals: Totals | None = None
     order: tuple[int, ...] = ()
     weights: str = ""
     seed: int = 0
@@ -426,6 +429,16 @@ class Options:
     def processes(self) -> list[Across | Consensus]:
         """The rank groups that take a step together."""
         return [processes for processes in (self.across, self.coordinator) if processes is not None]
+
+    @property
+    def everyone(self) -> list[Across | Consensus | Totals]:
+        """The same rank groups, and the totals of statistics."""
+        return [*self.processes, *([] if self.totals is None else [self.totals])]
+
+    @property
+    def due(self) -> bool:
+        """Whether the next step measures statistics."""
+        return self.schedule is not None and self.schedule.due
 
 
 def fitting(options: Options, params: Sequence[Tensor]) -> Options:

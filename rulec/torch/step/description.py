@@ -80,7 +80,8 @@ class Alike:
     def ordered(self) -> bool:
         """Whether the order of tensors matters: numbers of several travel together, or random ones follow from it."""
         random = any(engine.rounds(tensor_id) for engine, tensor_id in self._tensor_refs)
-        return random or any(sees_more(route.rule) or draws(route.rule) for route in self._routes)
+        measures = self._options.schedule is not None
+        return random or measures or any(sees_more(route.rule) or draws(route.rule) for route in self._routes)
 
     @cached_property
     def _digest(self) -> float:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from itertools import repeat
 from operator import attrgetter, is_
 from typing import Any
@@ -22,8 +21,8 @@ from rulec.errors import RulecError, TensorError, interrupted
 from rulec.language.rule_data import RuleData
 from rulec.runtime.buckets.launch import Launch
 from rulec.runtime.buckets.scalar_table_device import Scaling
-from rulec.runtime.statistics import StepStatistics
-from rulec.torch.distributed.mesh import meeting_of
+from rulec.runtime.statistics import StepStatistics, measured_together
+from rulec.torch.distributed.mesh import ShardRanks, shard_ranks_of
 from rulec.torch.fastpath.survey import Survey
 from rulec.torch.groups.capture import NEW_NUMBERS, NEW_SCALING, NEW_TENSORS, residence_of
 from rulec.torch.groups.engine import GroupNumbers, TensorRef, add_parameters, engines_of, in_order, order_of
@@ -46,6 +45,7 @@ from rulec.torch.step.plan import (
     scaling_kind,
     write_all,
 )
+from rulec.torch.step.ranks import with_ranks
 from rulec.torch.step.repeat import Repeat, repeat_of
 from rulec.torch.step.snapshot import Change, Snapshot
 from rulec.torch.step.sparse import SparseRows, check_takes_rows, is_sparse, sparse_rows
@@ -72,10 +72,9 @@ class OptimizerStep:
         self.params: list[Tensor] = [p for group in groups for p in group["params"]]
         options = fitting(options, self.params)
         self.routes = routes_of(interface, self.group_rules, groups, options.across is not None)
-        routed = [(route.param, route.rule) for route in self.routes]
-        options = replace(
-            options, coordinator=meeting_of(routed, options.coordinator, options.across, options.schedule is not None)
-        )
+        order = order_of(options.order, len(self.routes))
+        routed = [(self.routes[place].param, self.routes[place].rule) for place in order]
+        options = with_ranks(options, routed, groups, interface.name)
         self.options, self._together = options, options.processes
         self.names = names_of(groups)
         check_parts(options, self.routes)
@@ -83,7 +82,6 @@ class OptimizerStep:
         self.capture_mode = residence_of(self.params, groups, options)
         self.capture_mode.check_capture(NEW_TENSORS)
         self._snapshot = Snapshot(interface, groups, options, self.capture_mode, self.names)
-        order = order_of(options.order, len(self.routes))
         self.engines = engines_of(interface, self.group_rules, groups, options, self.capture_mode)
         self.engines = in_order(self.engines, [self.routes[place].group for place in order])
         self.tensor_refs = add_parameters(self.engines, self.group_rules, self.routes, order)
@@ -92,6 +90,8 @@ class OptimizerStep:
             Alike(self.routes, self.tensor_refs, order, groups, options) if any(map(is_dtensor, self.params)) else None
         )
         routed_homes = zip(self.routes, self.tensor_refs, strict=True)
+        #: The ranks with shards of each tensor whose statistics they complete together, by its identity.
+        self._shard_ranks = {} if options.totals is None else self._ranks_of_tensors()
         self._whole = {route.place: tensor_ref for route, tensor_ref in routed_homes if route.section is None}
         self._copies = self._make_copies()
         self.plans = Plans(self.params, self.engines, self.routes, self.tensor_refs, self._copies)
@@ -105,8 +105,15 @@ class OptimizerStep:
         #: The repetition that takes the next step, where it is as the last one.
         self.repeat: Repeat | None = None
         more = interface.inputs or interface.passes.count or interface.evaluates or interface.skips or options.processes
+        more = more or (options.totals is not None and options.schedule is not None and options.schedule.every == 1)
         self._repeats = not (more or steps or skips or remembers)
         self._restore(saved, groups, strict)
+
+    def _ranks_of_tensors(self) -> dict[int, ShardRanks]:
+        ranks = shard_ranks_of(self.params)
+        routed = zip(self.routes, self.tensor_refs, strict=True)
+        known = {id(engine.tensors[i]): ranks.get(id(route.param)) for route, (engine, i) in routed}
+        return {key: each for key, each in known.items() if each is not None}
 
     def _make_copies(self) -> dict[int, Tensor]:
         """Contiguous copies of parameters with gaps in memory, or with rules that need rows and columns there."""
@@ -235,6 +242,8 @@ class OptimizerStep:
         done = False
         try:
             done = self._step_plainly(groups, inputs, scaling)
+            if done:
+                self._complete()
         finally:
             if done:
                 schedule.advance()
@@ -243,6 +252,12 @@ class OptimizerStep:
                     engine.statistics.take_back()
         return done
 
+    def _complete(self) -> None:
+        """Sends the statistics of shards in this step to the ranks that complete them."""
+        totals, schedule = self.options.totals, self.options.schedule
+        if totals is not None and schedule is not None:
+            totals.send(schedule.steps, [engine.statistics for engine in self.engines], self._shard_ranks)
+
     def _measure(self, due: bool) -> None:
         """Begins a step that measures statistics where they are `due`."""
         for engine in self.engines:
@@ -250,7 +265,7 @@ class OptimizerStep:
 
     def statistics(self) -> StepStatistics:
         """The statistics of the last step that measured them."""
-        measured = [each for e in self.engines for each in e.statistics.measured(e.indices.__getitem__)]
+        measured = measured_together([(e.statistics, e.indices.__getitem__) for e in self.engines])
         names = dict.fromkeys(name for engine in self.engines for name in engine.statistics.names)
         places, schedule = [route.name for route in self.routes], self.options.schedule
         step = 0 if schedule is None else schedule.last
@@ -493,12 +508,15 @@ class OptimizerStep:
             for engine in self.engines:
                 engine.statistics.check_apart("a backward pass that updates")
             self._measure(self.options.schedule.due)
+            if self.options.totals is not None:
+                self.options.totals.open(self.options.schedule.due)
         self.writer.begin()
 
     def end(self, groups: Sequence[dict[str, Any]]) -> None:
         """Closes the step: values of groups and of the model take their new value."""
         self.writer.end()
         if self.options.schedule is not None:
+            self._complete()
             self.options.schedule.advance()
         if self._group_states is not None:
             self._group_states.publish(groups)
