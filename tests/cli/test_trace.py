@@ -123,7 +123,7 @@ def test_statistics_are_of_the_step_that_is_traced(backend: str) -> None:
         np.testing.assert_allclose(trust["reference"], (lines["a"] / lines["b"]).flat[0], rtol=1e-12)
         np.testing.assert_allclose(np.ravel(rows["reference"]), abs(lines["p"] - before).max(axis=1), rtol=1e-9)
         for each in (trust, rows):
-            assert (each["backend"] is None) == (backend in ("none", "jax"))
+            assert (each["backend"] is None) == (backend == "none")
             if each["backend"] is not None:
                 np.testing.assert_allclose(each["backend"], each["reference"], rtol=1e-9)
         before = lines["p"]
@@ -134,6 +134,17 @@ def test_a_trace_without_statistics_has_none_and_one_with_some_prints_them() -> 
     shown = run("trace", "dog", "--steps", "3", "--watch", "distance")
     assert shown.count("  statistic distance\n      reference  ") == 3
     assert "statistic" not in run("trace", "dog", "--steps", "3")
+
+
+@pytest.mark.parametrize("backend", ["numpy", "jax"])
+def test_statistics_of_groups_and_of_float32_are_traced_by_the_backend(backend: str) -> None:
+    sizes = ("--watch", "step=lr*norm(update)", "--watch", "rate=lr", "--watch", 'all=norm(update, per="model")')
+    (step,) = run_json("trace", "adamw", "--steps", "1", "--backend", backend, *sizes)["steps"]
+    values = {name: (each["reference"], each["backend"]) for name, each in step["statistics"].items()}
+    assert values.keys() == {"step", "rate", "all"}
+    for reference, measured in values.values():
+        assert measured == pytest.approx(reference, rel=1e-5)
+    assert values["all"][0] != values["all"][1]
 
 
 def test_the_statistics_of_the_rule_for_other_tensors_are_its_own() -> None:

@@ -9,7 +9,8 @@ import pytest
 
 import rulec
 from rulec.errors import RulecError
-from rulec.tools.race.optimizers import is_batched
+from rulec.runtime.engine import Engine
+from rulec.tools.race.optimizers import SeparateOptimizers, is_batched
 from rulec.tools.race.outcome import Grid, grid
 from rulec.tools.race.race import PARTS, Contender
 from rulec.tools.race.tasks.digits import HandwrittenDigits
@@ -31,6 +32,65 @@ def test_a_batch_has_the_bits_of_separate_runs(text: str) -> None:
         np.testing.assert_array_equal(np.array(one.losses)[:, 0, 0], np.array(batch.losses)[:, rate, seed])
         for name, values in one.measures().items():
             assert values[0, 0] == measures[name][rate, seed], name
+
+
+#: Statistics of each tensor, of rows, and of each group, in one race.
+SIZES = {
+    "moved": "norm(update)", "largest": 'max(abs(update), per="row")', "pushed": 'norm(grad, per="group")', "rate": "lr"
+}  # fmt: skip
+
+
+def counted_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of tensors of each step of an engine from here on."""
+    steps, step = [], Engine.step
+
+    def counting(engine: Engine, ids: tuple[int, ...], *rest: Any) -> None:
+        steps.append(len(ids))
+        step(engine, ids, *rest)
+
+    monkeypatch.setattr(Engine, "step", counting)
+    return steps
+
+
+@pytest.mark.parametrize(("text", "watch"), [("adamw", SIZES), ("muon", SIZES), ("lamb", ["trust", "norms"])])
+def test_a_batch_measures_what_separate_runs_do_in_as_many_steps_as_without(
+    text: str, watch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule, task = rulec.load(text), HandwrittenDigits((64, 12, 12, 10))
+    assert is_batched(rule, watch)
+    steps = counted_steps(monkeypatch)
+    plain, batch = (Contender(text, rule, GRID, task, each) for each in ((), watch))
+    plain.advance(3)
+    without = steps[:]
+    steps.clear()
+    batch.advance(3)
+    assert steps == without == [36] * 3
+    np.testing.assert_array_equal(batch.losses, plain.losses)
+    together = batch.statistics()
+    for rate, seed in ((0, 1), (2, 0)):
+        one = Contender(text, rule, Grid((GRID.rates[rate],), (GRID.seeds[seed],)), task, watch)
+        hyper = one.grid.hyper(rule, "float32")
+        one._optimizers = SeparateOptimizers(rule, one._params, hyper, task.tags, one.grid.seeds, watch)
+        one.advance(3)
+        alone = one.statistics()
+        assert alone.keys() == together.keys()
+        for name, values in alone.items():
+            # A batch adds the tensors of a group in another order.
+            rtol = 1e-14 if name == "pushed" else 0
+            np.testing.assert_allclose(values[:, 0, 0], together[name][:, rate, seed], rtol, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "watch",
+    [
+        {"all": 'norm(update, per="model")'},
+        {"share": 'norm(update)/norm(update, per="model")'},
+        {"all": 'max(grad, per="model")'},
+    ],
+)
+def test_statistics_of_the_model_are_not_batched(watch: dict[str, str]) -> None:
+    rule = rulec.load("sgd")
+    assert (is_batched(rule), is_batched(rule, watch)) == (True, False)
 
 
 @pytest.mark.parametrize("text", ["clip_by_global_norm >> sgd", "sam(sgd)", "noise >> sgd", "polyak_sgd"])

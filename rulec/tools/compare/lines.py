@@ -20,7 +20,7 @@ from rulec.language.rule import Rule
 from rulec.language.rule_data import Assign, Branch, State, Statement
 from rulec.language.statistics import Watch
 from rulec.tools.compare.oracle import largest_ulps
-from rulec.tools.compare.sides import Array, EngineSide, Hyper, Inputs, ReferenceSide, Side, backend_side
+from rulec.tools.compare.sides import Array, EngineSide, Hyper, Inputs, MeasuringSide, ReferenceSide, Side, backend_side
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class LineValue:
 
 @dataclass(frozen=True)
 class StatisticValue:
-    """A statistic of one step: by the numpy backend in float64, and by the backend of the run where it measures."""
+    """A statistic of one step: by the numpy backend in float64, and by the backend of the run where there is one."""
 
     name: str
     reference: Array
@@ -144,9 +144,8 @@ def trace(
 
     `inputs` has the inputs of each step, for a rule with inputs, and `watch` the statistics to measure.
     """
-    sides: list[Side] = [ReferenceSide(kept.rule, [param.copy()], hyper)]
-    if backend is not None:
-        sides.append(backend_side(kept.rule, [param.copy()], hyper, backend, watch))
+    backends = [] if backend is None else [backend_side(kept.rule, [param.copy()], hyper, backend, watch)]
+    sides: list[Side] = [ReferenceSide(kept.rule, [param.copy()], hyper), *backends]
     measuring = [EngineSide(kept.rule, [param.astype(np.float64)], hyper, "numpy", watch)] if watch else []
     steps = []
     for grad, beside in zip(grads, inputs or [{}] * len(grads), strict=True):
@@ -157,7 +156,7 @@ def trace(
         states = [{k: v.copy() for k, v in side.values()[0].items()} for side in sides]
         values = [LineValue(line, *(s[line.state] for s in states), *[None] * (2 - len(states))) for line in kept.lines]
         shown = {k: np.asarray(v[0] if isinstance(v, list) else v) for k, v in beside.items()}
-        watching = [*measuring, *(side for side in sides if isinstance(side, EngineSide))] if watch else []
+        watching = [*measuring, *backends] if watch else []
         steps.append(TracedStep(grad, shown, tuple(values), _statistics(watching)))
     return tuple(steps)
 
@@ -166,10 +165,10 @@ def _in_float64(inputs: Inputs) -> Inputs:
     return {k: [x.astype(np.float64) for x in v] if isinstance(v, list) else v for k, v in inputs.items()}
 
 
-def _statistics(sides: Sequence[EngineSide]) -> tuple[StatisticValue, ...]:
+def _statistics(sides: Sequence[MeasuringSide]) -> tuple[StatisticValue, ...]:
     """The statistics of the last step, by the first side and by the second where there is one; of one tensor each."""
     measured = [side.statistics() for side in sides]
-    values = [{name: np.asarray(*places.values()) for name, places in each.items()} for each in measured]
+    values = [{name: np.asarray(next(iter(places.values()))) for name, places in each.items()} for each in measured]
     return tuple(
         StatisticValue(name, value, values[1][name] if values[1:] else None)
         for each in values[:1]

@@ -42,6 +42,14 @@ class Side(Protocol):
         ...
 
 
+class MeasuringSide(Side, Protocol):
+    """A side that measures statistics."""
+
+    def statistics(self) -> Mapping[str, Mapping[str, Array]]:
+        """The statistics of the last step: name -> place, such as `tensor 0` -> value, as NumPy arrays."""
+        ...
+
+
 def check_inputs(rule: Rule) -> None:
     """RuleError for a rule with inputs: another library has no values for them."""
     if rule.inputs:
@@ -53,10 +61,10 @@ def check_inputs(rule: Rule) -> None:
 
 def backend_side(
     rule: Rule, params: Sequence[Array], hyper: Hyper, backend: str, watch: Watch | None = None
-) -> JaxSide | EngineSide:  # fmt: skip
+) -> MeasuringSide:  # fmt: skip
     """A rule of ours through a backend: by `rulec.jax`, or by the runtime on the backend's arrays.
 
-    BackendUnsupported for a rule that the backend cannot run.
+    Every step measures the statistics in `watch`. BackendUnsupported for a rule that the backend cannot run.
     """
     if backend == "jax":
         return JaxSide(rule, params, hyper, watch)
@@ -242,20 +250,20 @@ class EngineSide:
 class JaxSide:
     """A rule of ours in JAX with float64 allowed, by the jax backend alone.
 
-    `params` are NumPy arrays, and are copied.
+    `params` are NumPy arrays, and are copied. Every step measures the statistics in `watch`.
     """
 
     name = "jax"
 
     def __init__(
         self, rule: Rule, params: Sequence[Array], hyper: Mapping[str, Any], watch: Watch | None = None
-    ) -> None:
+    ) -> None:  # fmt: skip
         import jax
 
         import rulec.jax
 
-        self.rule, self.hyper, self.watch = rule, hyper, watch
-        self._measured: Any = {}
+        self.rule, self.hyper, self.watch = rule, hyper, watch or None
+        self._measured: Mapping[str, Any] = {}
         routed = [Router(rule).choose(p.shape, ()) for p in params]
         #: The tensors that have a state, by its name.
         self.having = {n: [i for i, r in enumerate(routed) if n in r.state] for each in routed for n in each.state}
@@ -274,12 +282,11 @@ class JaxSide:
             beside: dict[str, Any] = {
                 k: [*map(jax.numpy.array, v)] if isinstance(v, list) else v for k, v in (inputs or {}).items()
             }
-            watch: dict[str, Any] = {"watch": self.watch} if self.watch else {}
             self.params, self.state, *measured = rulec.jax.step(
-                self.rule, self.params, gradients, self.state, backend="jax", tags={}, **self.hyper, **beside,
-                **watch,
+                self.rule, self.params, gradients, self.state, backend="jax", tags={}, watch=self.watch, **self.hyper,
+                **beside,
             )  # fmt: skip
-            self._measured = measured[0] if measured else {}
+        self._measured = measured[0] if measured else {}
 
     def values(self) -> list[dict[str, Array]]:
         """For each tensor its parameter as `p`, and its states by the rule's names."""
@@ -288,6 +295,10 @@ class JaxSide:
             for place, i in enumerate(self.having[name]):
                 values[i][name] = np.asarray(kept[i] if isinstance(kept, list) else _number(kept, place))
         return values
+
+    def statistics(self) -> Mapping[str, Mapping[str, Array]]:
+        """The statistics of the last step; a number of the group or of the model has the place `all`."""
+        return {name: _by_place(values) for name, values in self._measured.items()}
 
     def measured(self) -> Measured:
         """The statistics of the last step; what was skipped has NaN. The only group has the number 0."""
@@ -312,6 +323,13 @@ class JaxSide:
         rules = [routed for group in recipe(self.rule, {}, None).groups for routed in Router(group.rule).rules]
         fields = fields_of(rules, {}).every
         return {name: getattr(self.state, fields[name]) for name in self.having}
+
+
+def _by_place(values: Any) -> dict[str, Array]:
+    """The values of a statistic in JAX by tensor; one number of the group or of the model is of `all`."""
+    if not isinstance(values, list):
+        return {"all": np.asarray(values)}
+    return {f"tensor {i}": np.asarray(value) for i, value in enumerate(values) if value is not None}
 
 
 def _number(kept: Any, place: int) -> Any:

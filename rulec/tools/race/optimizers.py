@@ -12,14 +12,16 @@ from rulec.analysis.flow import flow_of
 from rulec.analysis.structure import scope_of
 from rulec.array import Optimizer
 from rulec.array.arrays import NumpyArrays
+from rulec.compiler.pipeline import compile
 from rulec.compiler.routing import Router
 from rulec.errors import RulecError
 from rulec.language.eval_point import to_evaluation, to_training
 from rulec.language.rule import Rule
 from rulec.language.rule_data import draws
-from rulec.language.statistics import Watch
+from rulec.language.statistics import Watch, Watched
 from rulec.runtime.engine import Engine
 from rulec.runtime.evaluations import EvaluationNames
+from rulec.runtime.statistics import StepStatistics, by_rule
 from rulec.tools.race.task import Stack, of_run
 
 Array = np.ndarray[Any, Any]
@@ -48,28 +50,37 @@ def optimizers(
     rule: Rule, params: Stack, hyper: Mapping[Run, Mapping[str, float]], tags: Mapping[str, frozenset[str]],
     seeds: Sequence[int], watch: Watch = (),
 ) -> Optimizers:  # fmt: skip
-    """Optimizers over the parameters of all runs; errors of the rule come before the first step.
+    """Optimizers over the parameters of all runs, which measure the statistics in `watch`.
 
-    `watch` are statistics of the rule; each run is then an optimizer.
+    Errors of the rule come before the first step.
     """
     _check_inputs(rule)
-    if is_batched(rule) and not watch:
-        return BatchedOptimizer(rule, params, hyper, tags)
+    if is_batched(rule, watch):
+        return BatchedOptimizer(rule, params, hyper, tags, watch)
     return SeparateOptimizers(rule, params, hyper, tags, seeds, watch)
 
 
-def is_batched(rule: Rule) -> bool:
+def is_batched(rule: Rule, watch: Watch = ()) -> bool:
     """Whether a run in a group of its own has the numbers of a run in an optimizer of its own.
 
     Values of the whole model and random numbers see other runs. Inputs and passes are of one optimizer.
     """
-    rules = Router(rule).rules
-    return not (EvaluationNames(rules).count or any(map(_sees_others, rules)))
+    rules = Router(rule.standalone()).rules
+    watched = by_rule(rules, watch) if watch else {}
+    of_model = any(watched[id(each)] and _measures_model(each, watched[id(each)]) for each in rules if watched)
+    return not (EvaluationNames(rules).count or of_model or any(map(_sees_others, rules)))
 
 
 def _sees_others(rule: Rule) -> bool:
     of_model = scope_of(flow_of(rule)) == "model" or any(state.per == "model" for state in rule.state.values())
     return of_model or bool(rule.inputs) or draws(rule)
+
+
+def _measures_model(rule: Rule, watched: Watched) -> bool:
+    """Whether a statistic is a number of the whole model, or reads one."""
+    program = compile(rule, watch=watched)
+    joined = any(join.arg == "model" for join in program.joins)
+    return joined or any(not buffer.axes.letters for buffer in program.statistics)
 
 
 def _check_inputs(rule: Rule) -> None:
@@ -87,21 +98,26 @@ class BatchedOptimizer:
     """One engine with a group for each run: a launch updates all of them."""
 
     def __init__(
-        self, rule: Rule, params: Stack, hyper: Mapping[Run, Mapping[str, float]], tags: Mapping[str, frozenset[str]]
-    ) -> None:
+        self, rule: Rule, params: Stack, hyper: Mapping[Run, Mapping[str, float]], tags: Mapping[str, frozenset[str]],
+        watch: Watch = (),
+    ) -> None:  # fmt: skip
         self._evaluates = any(each.evaluate is not None for each in Router(rule).rules)
         arrays = NumpyArrays()
-        self._engine = Engine(rule, arrays)
+        self._engine = Engine(rule, arrays, watch=watch)
         self._ids: dict[Run, list[int]] = {}
-        views, names = [], []
+        #: The run of each place of a statistic: of each tensor, and of each group.
+        self._runs: dict[str, Run] = {}
+        views = []
         for group, run in enumerate(hyper):
             for name, view in of_run(params, run).items():
                 arrays.check_parameter(view, name)
-                tensor = self._engine.add(view, group, name, tags.get(name, frozenset()))
+                place = f"{name} of run {group}"
+                tensor = self._engine.add(view, group, place, tags.get(name, frozenset()))
                 self._ids.setdefault(run, []).append(tensor)
                 views.append(view)
-                names.append(f"{name} of run {group}")
-        arrays.claim(views, names)
+                self._runs[place] = run
+        arrays.claim(views, [*self._runs])
+        self._runs |= {f"group {group}": run for group, run in enumerate(hyper)}
         self._names = [*params]
         self._table = self._engine.hyper_table([*hyper.values()])
         self._engine.check_hyper(self._table)
@@ -114,11 +130,14 @@ class BatchedOptimizer:
         if runs != self._alive:
             self._alive, self._living = runs, tuple(i for run in runs for i in self._ids[run])
         values = [of_one[name] for of_one in (of_run(grads, run) for run in runs) for name in self._names]
+        self._engine.statistics.begin(bool(self._engine.statistics.names))
         self._engine.step(self._living, values, self._table)
 
     def measured(self) -> Mapping[str, Mapping[Run, float]]:
-        """Nothing: runs whose statistics are watched have an optimizer each."""
-        return {}
+        """The statistics of the last step: name -> run that took it -> the mean over its tensors."""
+        watching, host = self._engine.statistics, self._engine.host
+        step = StepStatistics(0, watching.measured(int), watching.names, [*self._runs], lambda a: a, host.numbers)
+        return {name: _means(values, self._runs) for name, values in step.items()}
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
@@ -129,6 +148,14 @@ class BatchedOptimizer:
         self._engine.change(to_evaluation, self._table)
         yield
         self._engine.change(to_training, self._table)
+
+
+def _means(values: Mapping[str, Any], runs: Mapping[str, Run]) -> dict[Run, float]:
+    """The mean of a statistic over the places of each run; `runs` has the run of a place."""
+    of_runs: dict[Run, list[Array]] = {}
+    for place, value in values.items():
+        of_runs.setdefault(runs[place], []).append(np.ravel(value))
+    return {run: float(np.concatenate(each).mean()) for run, each in of_runs.items()}
 
 
 class SeparateOptimizers:
@@ -162,9 +189,8 @@ class SeparateOptimizers:
         """The statistics of the last step: name -> run that took it -> the mean over its tensors."""
         means: dict[str, dict[Run, float]] = {}
         for run in self._stepped if self._watches else ():
-            for name, places in self._optimizers[run].statistics().items():
-                values = [np.ravel(value) for value in places.values()]
-                means.setdefault(name, {})[run] = float(np.concatenate(values).mean())
+            for name, values in self._optimizers[run].statistics().items():
+                means.setdefault(name, {}).update(_means(values, dict.fromkeys(values, run)))
         return means
 
     def _next_pass(self, runs: Sequence[Run], losses: Array, grads: Stack) -> bool:
