@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -200,3 +200,164 @@ def test_the_clipped_share_of_sophia_is_of_its_elements() -> None:
         clipped = np.abs(0.035 * g) >= np.maximum(5.0 * 0.01 * h, 1e-12)
         assert numbers[f"clipped/tensor {i}"] == pytest.approx(np.mean(clipped), rel=1e-12)
         assert 0 < np.mean(clipped) < 1
+
+
+def moment(trial: Trial, beta: float, of: Callable[[Array], Array] = lambda g: g) -> list[Array]:
+    """The running mean of a function of the gradients, from zero, after the steps of a trial."""
+    means = [np.zeros(shape) for shape in trial.shapes]
+    for grads in trial.gradients():
+        means = [beta * m + (1 - beta) * of(g) for m, g in zip(means, grads, strict=True)]
+    return means
+
+
+def deviations(trial: Trial) -> list[float]:
+    """How far each last gradient is from the running mean, in units of the gradient."""
+    apart = zip(last(trial), moment(trial, 0.9), strict=True)
+    return [float(np.linalg.norm(g - m) / np.linalg.norm(g)) for g, m in apart]
+
+
+def damped(trial: Trial) -> list[float]:
+    """The mean factor of a gradient in TAM: of its smoothed agreement with the momentum, column by column."""
+    shares, momenta = [np.zeros(s) for s in trial.shapes], [np.zeros(s) for s in trial.shapes]
+    for t, grads in enumerate(trial.gradients()):
+        for i, g in enumerate(grads):
+            m = g if t == 0 else momenta[i]
+            shares[i] = 0.9 * shares[i] + 0.1 * m * g / (np.linalg.norm(m, axis=0) * np.linalg.norm(g, axis=0))
+            momenta[i] = 0.9 * m + ((1 + shares[i]) / 2 + 1e-8) * g
+    return [float(np.mean((1 + s) / 2)) for s in shares]
+
+
+def trusted(trial: Trial) -> list[float]:
+    """The mean factor of M-SVAG: the square of the mean over that and its variance."""
+    m, v, t = moment(trial, 0.9), moment(trial, 0.9, np.square), trial.steps
+    rho = (1 - 0.9 ** (2 * t)) / (1 - 0.81) * 0.01 / (1 - 0.9**t) ** 2
+    squares = [(a / (1 - 0.9**t)) ** 2 for a in m]
+    totals = [a + rho * (b / (1 - 0.9**t) - a) / (1 - rho) for a, b in zip(squares, v, strict=True)]
+    return [float(np.mean(np.clip(a / b, 0, 1))) for a, b in zip(squares, totals, strict=True)]
+
+
+def friction(trial: Trial) -> list[float]:
+    """The mean friction of diffGrad: a sigmoid of the change of the gradient."""
+    before, now = [*trial.gradients()][-2:]
+    return [float(np.mean(1 / (1 + np.exp(-np.abs(a - b))))) for a, b in zip(before, now, strict=True)]
+
+
+def fisher_clips(trial: Trial) -> list[float]:
+    """The factor of FAdam's natural gradient, whose root mean square is at most 1."""
+    f = [x / (1 - 0.999**trial.steps) for x in moment(trial, 0.999, np.square)]
+    eps = [min(1e-8, 0.01 * np.sqrt(np.mean(g * g))) for g in last(trial)]
+    u = [g / (np.sqrt(a) + e) for g, a, e in zip(last(trial), f, eps, strict=True)]
+    return [1 / max(1.0, float(np.sqrt(np.mean(x * x)))) for x in u]
+
+
+def corrected_clips(trial: Trial) -> list[float]:
+    """The factor of the corrected gradient of MARS, whose norm is at most 1."""
+    before, now = [*trial.gradients()][-2:]
+    norms = [np.linalg.norm(g + 0.025 * 0.95 / 0.05 * (g - b)) for b, g in zip(before, now, strict=True)]
+    return [1 / max(1.0, float(n)) for n in norms]
+
+
+def accumulated_rate(trial: Trial) -> list[float]:
+    """The step size of AdaGrad-Norm, one for all tensors."""
+    return [1 / float(np.sqrt(0.01 + sum((g * g).sum() for grads in trial.gradients() for g in grads)))]
+
+
+def below_cutoff(trial: Trial) -> list[float]:
+    return [float(np.mean(np.abs(p) < 0.5)) for p in trial.params]
+
+
+@pytest.mark.parametrize(
+    ("name", "statistic", "wanted"),
+    [
+        ("adabelief", "deviation", deviations),
+        ("radabelief", "deviation", deviations),
+        ("tam", "scale", damped),
+        ("msvag", "scale", trusted),
+        ("diffgrad", "scale", friction),
+        ("fadam", "clip", fisher_clips),
+        ("mars_lion", "clip", corrected_clips),
+        ("adagrad_norm", "rate", accumulated_rate),
+        ("sara", "kept", below_cutoff),
+    ],
+)
+def test_statistics_are_those_of_a_formula_in_numpy(
+    name: str, statistic: str, wanted: Callable[[Trial], list[float]]
+) -> None:
+    numbers = stepped(rulec.load(name), TRIAL, {"cutoff": 0.5})
+    values = [value for key, value in numbers.items() if key.partition("/")[0] == statistic]
+    assert values == pytest.approx(wanted(TRIAL), rel=1e-10)
+
+
+@pytest.mark.parametrize(("steps", "rect"), [(5, False), (8, True)])
+def test_the_rect_of_radabelief_is_that_of_radam(steps: int, rect: bool) -> None:
+    trial = Trial("float64", steps)
+    ours, radams = (stepped(rulec.load(name), trial) for name in ("radabelief", "radam"))
+    assert by_tensor(ours, "rect") == by_tensor(radams, "rect")
+    assert (min(by_tensor(ours, "rect")) > 0) == rect
+
+
+def test_the_scale_of_amos_shrinks_as_its_decay_grows() -> None:
+    numbers = stepped(rulec.load("amos"), TRIAL, {"lr": 0.1})
+    for i, shape in enumerate(TRIAL.shapes):
+        eta, v, b, scale = (0.5 if len(shape) < 2 else np.sqrt(2 / shape[1])), 0.0, 0.0, 1.0
+        for t, grads in enumerate(TRIAL.gradients(), 1):
+            g2 = float(np.mean(grads[i] ** 2))
+            v = 0.999 * v + 0.001 * g2
+            gamma = 0.01 * (1 - 0.999**t) / v * g2 / np.sqrt(1 + np.sqrt(0.1) * b / 4)
+            scale = 1 / (1 + np.sqrt(0.1 * eta) * b / 4)
+            b += gamma * (1 + b)
+        assert numbers[f"scale/tensor {i}"] == pytest.approx(scale, rel=1e-10)
+        assert scale < 1
+
+
+def test_the_clip_and_the_instability_of_came_are_those_of_its_first_moments(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    from pytorch_optimizer import CAME
+
+    seen: list[float] = []
+    measure = CAME.get_rms
+
+    def measured(x: torch.Tensor) -> torch.Tensor:
+        seen.append(float(measure(x)))
+        return measure(x)
+
+    monkeypatch.setattr(CAME, "get_rms", staticmethod(measured))
+    numbers = stepped(rulec.load("came"), TRIAL, {"d": 0.5})
+    for i, p in enumerate(TRIAL.params):
+        tensor = torch.tensor(p, requires_grad=True)
+        theirs = CAME([tensor], lr=2e-4, betas=(0.9, 0.999, 0.9999), clip_threshold=0.5, foreach=False)
+        m = np.zeros_like(p)
+        for grads in TRIAL.gradients():
+            tensor.grad = torch.tensor(grads[i])
+            before, seen[:] = m, []
+            theirs.step()
+            m = theirs.state[tensor]["exp_avg"].numpy().copy()
+        # It measures the parameter, then the update before it is clipped.
+        assert numbers[f"clip/tensor {i}"] == pytest.approx(min(1.0, 0.5 / seen[1]), rel=1e-10)
+        update = (m - 0.9 * before) / 0.1
+        assert numbers[f"instability/tensor {i}"] == pytest.approx(float(np.sqrt(np.mean((update - m) ** 2))), rel=1e-9)
+
+
+@pytest.mark.parametrize("along", [0.0, 1.0])
+def test_what_adamp_removes_is_what_the_projection_of_its_peer_removes(along: float) -> None:
+    import torch
+    from pytorch_optimizer.optimizer.adamp import projection
+
+    (p, vector), rng = TRIAL.params, np.random.default_rng(0)
+    g = rng.normal(size=p.shape)
+    g += (along - (g * p).sum(axis=1, keepdims=True) / (p * p).sum(axis=1, keepdims=True)) * p
+    side = EngineSide(rulec.load("adamp"), [p, vector], {}, "numpy", "removed")
+    side.step([g, np.ones_like(vector)])
+    direction = g / (np.abs(g) + 1e-8)
+    weights, grad, step = (torch.tensor(x) for x in (p, g, direction.copy()))
+    projected, _ = projection(weights, grad, step, delta=0.1, wd_ratio=0.1, eps=1e-8)
+    removed = np.linalg.norm(direction - projected.numpy()) / np.linalg.norm(direction)
+    assert by_tensor(side.statistics().numbers(), "removed") == [pytest.approx(removed, rel=1e-6, abs=1e-12), 0]
+    assert (removed > 0) == (along == 0)
+
+
+def test_the_scale_of_polargrad_is_near_the_nuclear_norm_of_its_momentum() -> None:
+    trial = Trial("float32", 3, ((6, 4),))
+    (m,) = moment(trial, 0.95)
+    ratio = stepped(rulec.load("polargrad"), trial)["scale/tensor 0"] / np.linalg.norm(m, "nuc")
+    assert 0.6 < ratio < 1.3
