@@ -1,11 +1,14 @@
-"""The figures of docs/watch.md, from what `examples.gpt.watch` last wrote."""
+"""The figures of docs/watch.md, from what `examples.gpt.watch` and `tests.backends.watch_code` last wrote."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
+import rulec
 from examples.gpt.watch import FALLING, RATES, TIMES, WATCH, shown, usual
+from tests.backends.watch_code import ARCHITECTURE, BACKENDS, DTYPES, FILE, StageCost, stage_cost
 from tests.docs.markdown import ROOT
 from tests.docs.table import table
 
@@ -66,4 +69,39 @@ def record() -> dict[str, Any]:
     return results
 
 
-MAKERS = {"watch-run": run, "watch-statistics": statistics, "watch-steps": steps}
+def code() -> str:
+    """Bytes and instructions of an element in the kernels of GPUs, without and with statistics, and what they keep."""
+    costs = [stage_cost(row) for row in json.loads(FILE.read_text())]
+    assert not any(c.plain.stack or c.measured.stack for c in costs), "a kernel keeps values in local memory"
+    by_backend = [[c for c in costs if c.backend == backend] for backend in BACKENDS]
+    wide = [f"{max(c.measured.wide for c in each):g}" for each in by_backend]
+    before = [max(c.plain.registers for c in each) for each in by_backend]
+    after = [max(c.measured.registers for c in each) for each in by_backend]
+    return (
+        f"{_stages(costs)}\n\nFor compute capability {ARCHITECTURE / 10:.1f}, by "
+        f"`python -m tests.backends.watch_code`. No kernel keeps a value in local memory. Up to {wide[0]} of the "
+        f"instructions in CUDA C, and {wide[1]} in Triton, convert to float64 or add in it. A thread has up to "
+        f"{after[0]} registers in CUDA C, {before[0]} without statistics, and up to {after[1]} in Triton, {before[1]} "
+        f"without."
+    )
+
+
+def _stages(costs: Sequence[StageCost]) -> str:
+    """A row for each stage of a rule."""
+    kinds = [(backend, dtype) for backend in BACKENDS for dtype in DTYPES]
+    stages: dict[tuple[str, int], dict[tuple[str, str], StageCost]] = {}
+    for each in costs:
+        stages.setdefault((each.rule, each.stage), {})[each.backend, each.dtype] = each
+    rows = []
+    for (rule, stage), of_kind in stages.items():
+        place = f", stage {stage + 1}" if (rule, 1) in stages else ""
+        first = of_kind[kinds[0]]
+        moved = [f"{cost.read + cost.written:g}" for cost in (first.plain, first.measured)]
+        pairs = [(of_kind[kind].plain.instructions, of_kind[kind].measured.instructions) for kind in kinds]
+        counted = [f"{plain:.1f}, {measured:.1f}" for plain, measured in pairs]
+        rows.append([f"{rulec.load(rule).name}{place}", ", ".join(moved), *counted])
+    words = {"cupy": "CUDA C", "triton": "Triton"}
+    return table(["", "bytes, CUDA C, float32", *(f"{words[backend]}, {dtype}" for backend, dtype in kinds)], rows)
+
+
+MAKERS = {"watch-run": run, "watch-statistics": statistics, "watch-steps": steps, "watch-code": code}
