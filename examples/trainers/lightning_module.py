@@ -20,6 +20,6 @@ class Net(lightning.LightningModule):
         return rulec.torch.optimizer("clip_by_global_norm >> adamw")(self.parameters(), lr=0.01, max_norm=1.0)
 
 
-trainer = lightning.Trainer(max_epochs=8, accelerator="cpu", logger=False)
-trainer.fit(net := Net(), torch.utils.data.DataLoader(torch.randn(256, 8), 32))
+batches = torch.utils.data.DataLoader(torch.randn(256, 8, generator=torch.manual_seed(0)), 32)
+lightning.Trainer(max_epochs=8, accelerator="cpu", logger=False).fit(net := Net(), batches)
 print(f"loss {net.losses[0]:.3f} {net.losses[-1]:.3f}")
