@@ -6,16 +6,17 @@ rate never recompiles anything, and `1 - beta2**t` is computed once in float64, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from rulec.compiler.axes import AxisInference
 from rulec.compiler.ir import Column, Program, ScalarProgram, Stage, Store
 from rulec.compiler.names import value_name
 from rulec.language.expr.arithmetic import NUMPY
-from rulec.language.expr.node import Kind, Node, Op, node, rewrite, walk
+from rulec.language.expr.node import ROWS, WORDS, Kind, Node, Op, node, rewrite, walk
 from rulec.language.hyper import resolve_hyper
 
 __all__ = ["ScalarTable", "evaluate_once", "hoist_scalars", "resolve_hyper"]
@@ -28,7 +29,8 @@ _SCALAR_LEAVES = (Op.CONST, Op.HYPER, Op.MODEL_HYPER, Op.STEP, Op.FACT)
 def hoist_scalars(program: Program) -> Program:
     """The program with every largest scalar value replaced by a column of the table.
 
-    A state joins the scalar program where its new value is scalar, as NAdam's product of momenta.
+    A state joins the scalar program where its new value is scalar, as NAdam's product of momenta. Shape facts that
+    statistics alone read, after their reductions, stay where they are: as columns they would give each tensor a row.
     """
     stage = program.stages[0]
     values = {s.buffer: s.value for s in stage.stores}
@@ -37,8 +39,11 @@ def hoist_scalars(program: Program) -> Program:
     columns: dict[Node, Column] = {}
     kernel_stores = [s for s in stage.stores if s.buffer not in states]
     roots = [s.value for s in kernel_stores] + ([] if program.skip is None else [program.skip])
-    _ = [hoisted.contains(root) for root in roots]
-    wanted = _maximal(roots, hoisted)
+    names = {b.name for b in program.statistics}
+    measured = [s.value for s in kernel_stores if s.buffer in names]
+    wanted = _maximal([root for root in roots if root not in measured], hoisted)
+    if measured:
+        wanted += _of_statistics(program, measured, hoisted, wanted)
     taken = {b.name for b in program.buffers}
     for index, value in enumerate(wanted):
         columns[value] = Column(value_name(program, value, f"scalar_{index}", taken), value)
@@ -63,10 +68,10 @@ def _replace(roots: Sequence[Node], position: Mapping[Node, Node], memo: dict[No
 
 
 class _ScalarSet:
-    """Whether a value is scalar: made of hyper-parameters, `t`, shape facts and scalar states."""
+    """Whether a value is scalar: made of hyper-parameters, `t`, scalar states and, where `of_shape`, shape facts."""
 
-    def __init__(self, states: set[str]) -> None:
-        self.states = states
+    def __init__(self, states: set[str], of_shape: bool = True) -> None:
+        self.states, self.of_shape = states, of_shape
         self.known: dict[Node, bool] = {}
 
     def contains(self, value: Node) -> bool:
@@ -78,7 +83,7 @@ class _ScalarSet:
         if value.op is Op.LOAD:
             return value.arg in self.states
         if value.op.kind is Kind.LEAF:
-            return value.op in _SCALAR_LEAVES
+            return value.op in _SCALAR_LEAVES and (self.of_shape or not is_shape_fact(value))
         elementwise = value.op.kind not in (Kind.REDUCE, Kind.MATRIX, Kind.RANDOM, Kind.SHAPE)
         return elementwise and all(self.known[a] for a in value.args)
 
@@ -103,14 +108,29 @@ def _scalar_states(program: Program, values: Mapping[str, Node]) -> set[str]:
         narrow -= leaving
 
 
-def _maximal(roots: Sequence[Node], hoisted: _ScalarSet) -> list[Node]:
-    """The scalar operands of values that are not scalar, each once, in order; constants stay in place."""
-    maximal: dict[Node, None] = {}
-    for part in walk(roots):
-        if not hoisted.contains(part):
-            maximal.update(dict.fromkeys(a for a in part.args if hoisted.contains(a) and a.op is not Op.CONST))
-    maximal.update(dict.fromkeys(r for r in roots if hoisted.contains(r) and r.op is not Op.CONST))
-    return list(maximal)
+def is_shape_fact(value: Node) -> bool:
+    """Whether a value is a fact of a tensor's shape, not of its dtype or its random bits."""
+    return value.op is Op.FACT and value.arg not in ("machine_eps", *WORDS, *ROWS)
+
+
+def _of_statistics(program: Program, roots: Sequence[Node], hoisted: _ScalarSet, known: Sequence[Node]) -> list[Node]:
+    """The columns for statistics, beside those `known`: scalars in kernels, and scalars without facts elsewhere."""
+    axes = AxisInference(program).axes
+    apart = (Kind.MATRIX, Kind.RANDOM, Kind.SHAPE)
+    inside = [n for n in walk(roots) if n.op.kind in apart or axes(n).elementwise]
+    wanted = [a for n in inside for a in n.args if hoisted.contains(a) and a.op is not Op.CONST and a not in known]
+    later = _ScalarSet(hoisted.states, of_shape=False)
+    return list(dict.fromkeys([*wanted, *_maximal(roots, later, {*known, *wanted})]))
+
+
+def _maximal(roots: Sequence[Node], hoisted: _ScalarSet, ends: Container[Node] = ()) -> list[Node]:
+    """The scalar operands of values that are not scalar, each once, in order, and scalar roots; but for constants.
+
+    Nodes in `ends` are left out, with the nodes that stand only under them.
+    """
+    parts = [part for part in walk(roots, ends) if not hoisted.contains(part)]
+    read = [*(a for part in parts for a in part.args), *roots]
+    return list(dict.fromkeys(a for a in read if hoisted.contains(a) and a.op is not Op.CONST and a not in ends))
 
 
 class ScalarTable:

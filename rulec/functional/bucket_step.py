@@ -91,6 +91,10 @@ class BucketStep:
         """A column of the scalar table, for each leaf or one for all."""
         return self.rows.of_leaves(self.rows.values[self.bucket.table.columns[index]])
 
+    def fact(self, name: str) -> Any:
+        """A shape fact, for each leaf."""
+        return self.library.numbers(np.array([facts[name] for facts in self.bucket.facts], np.float64))
+
     def scalars(self, index: int) -> Any:
         """A column of the table as kernels see it: for each row or, where it is late, for each leaf; or one number."""
         value = self.program.columns[index].value

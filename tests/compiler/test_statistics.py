@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 import rulec
 from rulec.compiler.layout import layout_for, scheduled
 from rulec.compiler.pipeline import compile
+from rulec.compiler.view import plain_facts
 from rulec.language.statistics import watched
+from rulec.runtime.buckets.scalar_table import ScalarRows
 from rulec.runtime.statistics import checked_words, waits_for_shards
 from rulec.tools.display.kernels import traffic
 from tests.library import by_kind
@@ -75,3 +78,27 @@ def test_a_step_of_shards_waits_for_values_of_its_own_alone(watch: Any, waits: b
     assert waits_for_shards(rulec.load("adamw"), words, across=False, resident=False) == waits
     assert waits_for_shards(rulec.load("lamb"), words, across=False, resident=False)
     assert waits_for_shards(rulec.load("adamw"), words, across=False, resident=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("mean(where(m*g > 0, 1, 0))", 2), ("rms(update)/cols", 2), ('mean(g, per="row")', 2), ("numel*lr", 2),
+        ('mean(g, per="model")', 2), ("rms(update - mean(update))", 2), ("mean(where(abs(g) > 1/numel, 1, 0))", 5),
+    ],
+)  # fmt: skip
+def test_shape_facts_behind_reductions_give_no_tensor_a_row_of_its_own(text: str, rows: int) -> None:
+    """A kernel that reads a fact for each element finds it in the tensor's row."""
+    rule = rulec.load("adamw")
+    facts = [{**plain_facts((n, 3)), "rows": n, "cols": 3} for n in (1, 2, 3, 4, 5)]
+    program = compile(rule, facts[0], watch=watched(rule, {"x": text}))
+    hyper = {name: np.array([0.5, 0.25]) for name in program.hyper}
+    table = ScalarRows(program, np.array([0, 0, 0, 1, 1]), facts)
+    counts = np.ones(5)
+    assert len(table.separate(counts, None, hyper, {}, {})[0].table) == rows
+
+
+def test_a_fact_that_a_rule_reads_itself_is_one_column_for_it_and_its_statistics() -> None:
+    rule = rulec.parse("name: Sized\nhyper: {lr: 0.1}\nstep: |\n  direction = g/numel\n")
+    program, plain = compile(rule, watch=watched(rule, {"mean": "mean(g)"})), compile(rule)
+    assert [c.value for c in program.columns] == [c.value for c in plain.columns]

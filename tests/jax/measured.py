@@ -15,7 +15,10 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import rulec.jax
 
-WATCH = {"u": "norm(update)", "rows": 'max(abs(update), per="row")', "all": 'norm(g, per="model")', "t": "1*t"}
+WATCH = {
+    "u": "norm(update)", "rows": 'max(abs(update), per="row")', "all": 'norm(g, per="model")', "t": "1*t",
+    "mean": "mean(abs(update))",
+}  # fmt: skip
 SPECS = {"w": PartitionSpec("x", "y"), "v": PartitionSpec("y")}
 
 

@@ -310,7 +310,7 @@ def test_sharded_steps_measure_whole_tensors() -> None:
     )
     assert run.returncode == 0, run.stderr
     for rule, distances in json.loads(run.stdout).items():
-        assert {*distances} == {"u", "rows", "all", "t"}
+        assert {*distances} == {"u", "rows", "all", "t", "mean"}
         assert max(distances.values()) < 1e-5, rule
 
 

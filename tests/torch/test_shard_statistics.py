@@ -20,7 +20,10 @@ from rulec.errors import RulecError, TensorError
 from tests.torch.eager.processes import check_in_processes
 
 SHAPES = {"uneven": (7, 6), "even": (8, 4), "few": (1, 50), "line": (9,)}
-WATCH = {"norm": "norm(update)", "ratio": "norm(update)/norm(p)", "most": "max(abs(g))", "cosine": "sum(update*grad)"}
+WATCH = {
+    "norm": "norm(update)", "ratio": "norm(update)/norm(p)", "most": "max(abs(g))", "cosine": "sum(update*grad)",
+    "mean": "mean(abs(g))",
+}  # fmt: skip
 
 
 def values(seed: int) -> dict[str, torch.Tensor]:
@@ -297,7 +300,7 @@ def _check_fsdp(_: int) -> None:
     assert all(torch.equal(old, p.to_local()) for old, p in zip(before, model.parameters(), strict=True))
     optimizer.step()
     first = optimizer.statistics().numbers()
-    assert len(first) == 16
+    assert len(first) == 20
     optimizer.step()
     assert optimizer.statistics().numbers() == first
 

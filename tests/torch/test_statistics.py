@@ -93,6 +93,29 @@ def test_parameters_and_states_have_the_same_bits_with_statistics(kind: str, eve
     assert optimizer.state_dict()["param_groups"] == other.state_dict()["param_groups"]
 
 
+def test_means_are_over_the_elements_of_each_tensor() -> None:
+    watch = {
+        "mean": "mean(abs(g))", "rms": "rms(update)/cols", "rows": 'mean(g*g, per="row")', "elements": "numel*lr",
+        "spread": "rms(update - mean(update))", "above": "mean(where(abs(g) > 1/numel, 1, 0))",
+        "all": 'mean(abs(update), per="model")',
+    }  # fmt: skip
+    model, optimizer, before = trained("AdamW", watch=watch)
+    statistics, updates = optimizer.statistics(), []
+    for (name, param), (old, grad) in zip(model.named_parameters(), before, strict=True):
+        updates.append(param.detach().double() - old)
+        count, cols = param.numel(), param.shape[-1]
+        wanted = {
+            "mean": grad.abs().mean(), "rms": updates[-1].square().mean().sqrt() / cols,
+            "rows": grad.reshape(-1, cols, 1).square().mean(1),
+            "elements": torch.tensor(count * 1e-3).double(), "spread": updates[-1].std(correction=0),
+            "above": (grad.abs() > 1 / count).double().mean(),
+        }  # fmt: skip
+        for key, value in wanted.items():
+            torch.testing.assert_close(statistics[key][name], value, rtol=3e-4, atol=1e-9)
+    total = torch.cat([update.flatten() for update in updates]).abs().mean()
+    torch.testing.assert_close(statistics["all"]["model"], total, rtol=3e-4, atol=1e-9)
+
+
 def test_a_schedule_measures_the_first_of_so_many_steps() -> None:
     model = layers()
     optimizer = rulec.torch.AdamW(model.parameters(), watch="norms", watch_every=3)
@@ -254,7 +277,8 @@ def test_states_in_codes_and_complex_parameters_are_measured() -> None:
 
 def test_steps_whose_statistics_nobody_reads_take_few_calls_more() -> None:
     counts = []
-    for keywords in ({}, {"watch": "norms"}, {"watch": "norms", "watch_every": 1000}):
+    agree = {"agree": "mean(where(m*g > 0, 1, 0))", "size": "rms(update)/cols"}
+    for keywords in ({}, {"watch": "norms"}, {"watch": agree}, {"watch": "norms", "watch_every": 1000}):
         params = [torch.randn(50).requires_grad_() for _ in range(60)]
         for param in params:
             param.grad = torch.randn(50)

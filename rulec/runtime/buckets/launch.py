@@ -38,6 +38,11 @@ StackSize = Callable[[tuple[int, int, int], int], int]
 LARGE = 1 << 22
 
 
+def fact_of(tensors: Sequence[Tensor], name: str, library: Library) -> Any:
+    """A shape fact of each tensor, in float64."""
+    return library.numbers(np.array([tensor.view.facts[name] for tensor in tensors], np.float64))
+
+
 class Portion:
     """Tensors of a part that go through all stages of a step together.
 
@@ -56,6 +61,7 @@ class Portion:
         #: The owners' work on the global tensor of each shard, by the plan and the numbers that it follows from.
         self.works: dict[Any, Sequence[Work]] = {}
         self._sets: dict[int, list[list[int]]] = {}
+        self._facts: dict[str, Any] = {}
         self._parted: dict[frozenset[str], list[tuple[tuple[RankGroup, ...], Places]]] = {}
 
     def __len__(self) -> int:
@@ -90,6 +96,12 @@ class Portion:
 
     def _new_memory(self) -> Remembered:
         return Remembered([(t.view.batch, t.view.rows, t.view.cols) for t in self.tensors], self.bucket.library)
+
+    def fact(self, name: str) -> Any:
+        """A shape fact of each tensor, in memory that stays."""
+        if name not in self._facts:
+            self._facts[name] = fact_of(self.tensors, name, self.bucket.library)
+        return self._facts[name]
 
     def sets(self, small: int) -> list[list[int]]:
         """The indices of tensors whose matrices, of at most `small` elements, are one stack between stages."""
@@ -261,6 +273,8 @@ class LaunchStatistics:
             return self.library.constant(float(value.arg))  # type: ignore[arg-type]
         if value.op is Op.RESULT:
             return self.reduced[str(value.arg)]
+        if value.op is Op.FACT:
+            return fact_of(self.tensors, str(value.arg), self.library)
         with np.errstate(all="ignore"):
             return self.library.arithmetic[value.op](*(known[a] for a in value.args))
 

@@ -147,6 +147,8 @@ class GapEvaluator(SetValues):
             return self.library.constant(float(value.arg))  # type: ignore[arg-type]
         if value.op is Op.SCALAR:
             return self.source.column(value.arg)  # type: ignore[arg-type]
+        if value.op is Op.FACT:
+            return self.source.fact(str(value.arg))
         if value.op is Op.RESULT:
             return self.reduced[str(value.arg)]
         if self.is_number(value):
@@ -191,7 +193,7 @@ class GapEvaluator(SetValues):
         assert flats is not None
         if self.is_number(value) and not getattr(operand, "ndim", 0):
             return operand
-        lasts = value.op is Op.SCALAR and value.arg in self.plan.columns_of_facts
+        lasts = value.op is Op.FACT or (value.op is Op.SCALAR and value.arg in self.plan.columns_of_facts)
         known = flats.lasting(self.plan, value) if lasts else self.spreads.setdefault(value, {})
         if letters not in known:
             flat = operand.flat if isinstance(operand, Pieces) else operand

@@ -87,6 +87,10 @@ class KernelArguments:
             return table[0, index]
         return self.library.take(table[:, index], self.rows.index[self.portion.at])
 
+    def fact(self, name: str) -> Any:
+        """A shape fact, for each tensor."""
+        return self.portion.fact(name)
+
     def known(self, value: Node, numbers: Any, i: int) -> Any:
         """The number of tensor i, which the host knows."""
         return self.library.at(numbers, i)

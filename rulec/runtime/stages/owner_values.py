@@ -48,6 +48,10 @@ class OwnerSource:
         """A column of the scalar table, for each tensor or one for all."""
         return self.taken(self._parts.column(index))
 
+    def fact(self, name: str) -> Any:
+        """A shape fact, for each tensor."""
+        return self.taken(self._parts.fact(name))
+
     def numbers(self, buffer: str) -> Any:
         """The value of a scalar buffer, for each tensor."""
         return self.taken(self._parts.numbers(buffer))

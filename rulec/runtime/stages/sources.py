@@ -58,14 +58,14 @@ class Tiled:
 class ValueSource(Protocol):
     """The source of a launch's values, for each fired tensor by its index among them.
 
-    `column` gives a column of the scalar table. `known` gives a Python number where the host knows it, else the result
-    of `Library.at`. `parted` has the indices of sharded tensors, by the rank groups that complete a reduction. `lines`
-    has the rows and columns of a local shard of matrices. `extents` are the numbers of a tensor's local matrices, rows
-    and columns. `room` gives the bytes allowed for intermediate values. `fill_noise` is the backend's, or None. `flats`
-    are the cuts of vectors in flat arrays, or None where each tensor has an array; `vectors_of` gives a buffer's flat
-    array, or None in the same way. `sets` has the tensors of each stack. `stacks_of` gives a buffer of all
-    sets in memory that stays, or None; `stacked` gives a buffer of a set as a stack in new memory, and `write_stack`
-    writes a stack to a state.
+    `column` gives a column of the scalar table, and `fact` a shape fact of all tensors. `known` gives a Python number
+    where the host knows it, else the result of `Library.at`. `parted` has the indices of sharded tensors, by the rank
+    groups that complete a reduction. `lines` has the rows and columns of a local shard of matrices. `extents` are the
+    numbers of a tensor's local matrices, rows and columns. `room` gives the bytes allowed for intermediate values.
+    `fill_noise` is the backend's, or None. `flats` are the cuts of vectors in flat arrays, or None where each tensor
+    has an array; `vectors_of` gives a buffer's flat array, or None in the same way. `sets` has the tensors of each
+    stack. `stacks_of` gives a buffer of all sets in memory that stays, or None; `stacked` gives a buffer of a set as a
+    stack in new memory, and `write_stack` writes a stack to a state.
     """
 
     @property
@@ -87,6 +87,7 @@ class ValueSource(Protocol):
 
     def __len__(self) -> int: ...
     def column(self, index: int) -> Any: ...
+    def fact(self, name: str) -> Any: ...
     def numbers(self, buffer: str) -> Any: ...
     def matrices(self, buffer: str, i: int) -> Array: ...
     def stacks_of(self, buffer: str, dtype: str | None = None) -> KeptStacks | None: ...
