@@ -151,6 +151,11 @@ class _Lowering:
     def _name(self, identifier: str) -> Node:
         if identifier not in self.values:
             message = f"{identifier!r} of {self.rule.name} has no value here: its state does not exist for this shape"
+            if identifier.rpartition(".")[0] in {move.gradient.rpartition(".")[0] for move in self.rule.moves}:
+                message = (
+                    f"the gradient at an earlier point of {self.rule.name} is gone at the end of a step that does not "
+                    f"read it: measure that of the last point, or read this one in the step"
+                )
             raise rule_error(message, self.span)
         return self.values[identifier]
 

@@ -73,6 +73,11 @@ def checked(key: str, value: Node, span: Span | None) -> Node:
     return value
 
 
+def is_joint(statistic: Statistic) -> bool:
+    """Whether a statistic reduces over several tensors."""
+    return any(part.op.kind is Kind.REDUCE and part.arg in ("group", "model") for part in walk([statistic.value]))
+
+
 def watched(rule: RuleData, watch: Watch | None) -> Watched:
     """The statistics of a rule that a user asks for, by name.
 

@@ -13,10 +13,10 @@ import numpy as np
 from rulec.array_api.library import Library
 from rulec.compiler.pipeline import compile
 from rulec.errors import HyperError, RulecError, RuleError, TensorError
-from rulec.language.expr.node import Kind, Op, walk
+from rulec.language.expr.node import Op
 from rulec.language.rule import Rule
 from rulec.language.rule_data import Statistic
-from rulec.language.statistics import PREFIX, Watch, Watched, check_text, watched
+from rulec.language.statistics import PREFIX, Watch, Watched, check_text, is_joint, watched
 from rulec.runtime.buckets.bucket import Tensor
 from rulec.runtime.buckets.launch import Launch, LaunchStatistics, Part
 from rulec.runtime.buckets.plan import Plan
@@ -41,7 +41,7 @@ class Statistics:
         self._launches: list[list[LaunchStatistics]] = []
         self._before = self._launches
         #: The statistics that are of several tensors.
-        self._joint = [*dict.fromkeys(name for each in self._watched.values() for name, s in each if _is_joint(s))]
+        self._joint = [*dict.fromkeys(name for each in self._watched.values() for name, s in each if is_joint(s))]
 
     def of(self, part: Part) -> Watched:
         """The statistics of the tensors of a part; TensorError for one of rows or columns of sharded tensors."""
@@ -188,7 +188,7 @@ def _either(one: StatisticValues, other: StatisticValues) -> StatisticValues:
 def _vectors(
     name: str, tensors: Sequence[Tensor], measured: LaunchStatistics, value: Any, letters: str
 ) -> StatisticValues:
-    """The values of a statistic for each row, column or matrix."""
+    """The values of a statistic for each row, column or matrix; NaN for tensors that skipped the step."""
     library, views = measured.library, [tensor.view for tensor in tensors]
     sides = [(v.rows if "i" in letters else 1, v.cols if "j" in letters else 1) for v in views]
     shapes = [view.kept_shape(*side, letters) for view, side in zip(views, sides, strict=True)]
@@ -204,11 +204,6 @@ def _unless_skipped(measured: LaunchStatistics, stays: Any, numbers: Any) -> Any
         return numbers
     library = measured.library
     return library.arithmetic[Op.WHERE](stays, library.constant(float("nan")), numbers)
-
-
-def _is_joint(statistic: Statistic) -> bool:
-    """Whether a statistic reduces over several tensors."""
-    return any(part.op.kind is Kind.REDUCE and part.arg in ("group", "model") for part in walk([statistic.value]))
 
 
 #: The statistics asked for as a key: names, and pairs of a name and an expression.
@@ -324,6 +319,10 @@ class WatchSchedule:
         if (self.steps - 1) % self.every == 0:
             self.last = self.steps
 
+    def __getstate__(self) -> dict[str, int]:
+        # A copy goes on counting, and has no statistics before it measures some.
+        return {"every": self.every, "steps": self.steps, "last": 0}
+
 
 class StepStatistics(Mapping[str, Mapping[str, Any]]):
     """The statistics of one step: a name to a mapping of places to values, where the step has left them.
@@ -347,12 +346,14 @@ class StepStatistics(Mapping[str, Mapping[str, Any]]):
 
     @classmethod
     def joined(cls, parts: Sequence[StepStatistics]) -> StepStatistics:
-        """The statistics of several optimizers of one step."""
+        """The statistics of several optimizers, where they measured the latest step that any of them did."""
+        latest = max(part.step for part in parts)
+        parts = [part for part in parts if part.step == latest]
         measured = [values for part in parts for values in part._measured]
         names = dict.fromkeys(name for part in parts for name in part)
         places = dict.fromkeys(place for part in parts for place in part._order)
         first = parts[0]
-        return cls(max(p.step for p in parts), measured, [*names], [*places], first._wrap, first._numbers_of)
+        return cls(latest, measured, [*names], [*places], first._wrap, first._numbers_of)
 
     def renamed(self, names: Mapping[str, str]) -> StepStatistics:
         """The same statistics with other names of places, where `names` has one."""

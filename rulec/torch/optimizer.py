@@ -231,6 +231,12 @@ class RuleOptimizer(Optimizer, Lockable):
         """Whether steps measure statistics."""
         return self._options.schedule is not None
 
+    def count_steps_of(self, other: RuleOptimizer) -> None:
+        """Measures statistics in the steps in which another optimizer does."""
+        mine, theirs = self._options.schedule, other._options.schedule
+        if mine is not None and theirs is not None:
+            mine.steps = theirs.steps
+
     @synchronized
     def statistics(self) -> StepStatistics:
         """The statistics of the last step that measured them: name -> parameter's name -> value, on its device.
@@ -602,6 +608,8 @@ class RuleOptimizer(Optimizer, Lockable):
 
     def _adopt(self, machine: OptimizerStep) -> None:
         self._skipped = self.skipped_steps
+        if self._machine is not None:
+            machine.keep_statistics(self._machine)
         if isinstance(self.state, Store):
             self.state.become(machine.buffers.store)
             machine.buffers.store = self.state

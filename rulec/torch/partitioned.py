@@ -108,6 +108,7 @@ class Partitioned(Optimizer, Lockable):
         if place is None:
             place = len(self.optimizers)
             self.optimizers.append(kind([group], **keywords_of(interface, self._keywords)))
+            self.optimizers[-1].count_steps_of(self.optimizers[0])
         else:
             self.optimizers[place].add_param_group(group)
         self._homes.append((place, len(self.optimizers[place].param_groups) - 1))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import rulec
+from rulec import RuleError
 from rulec.compiler.layout import layout_for, scheduled
 from rulec.compiler.pipeline import compile
 from rulec.compiler.view import plain_facts
@@ -102,3 +103,18 @@ def test_a_fact_that_a_rule_reads_itself_is_one_column_for_it_and_its_statistics
     rule = rulec.parse("name: Sized\nhyper: {lr: 0.1}\nstep: |\n  direction = g/numel\n")
     program, plain = compile(rule, watch=watched(rule, {"mean": "mean(g)"})), compile(rule)
     assert [c.value for c in program.columns] == [c.value for c in plain.columns]
+
+
+@pytest.mark.parametrize("when", ["", "\n    when: t > 3"])
+@pytest.mark.parametrize(("step", "kept"), [("climb.g", False), ("climb.g + 0*g", True)])
+def test_a_rule_with_passes_measures_an_earlier_gradient_that_its_step_reads(step: str, kept: bool, when: str) -> None:
+    rule = rulec.parse(
+        f"name: Climbing\nhyper: {{lr: 0.1}}\npasses:\n  climb:\n    point: p + g{when}\nstatistics:\n"
+        f"  first: norm(g)\n  last: norm(climb.g)\nstep: |\n  direction = {step}\n"
+    ).standalone()
+    assert len(compile(rule, watch=watched(rule, "last")).statistics) == 1
+    if kept:
+        assert len(compile(rule, watch=watched(rule, "first")).statistics) == 1
+        return
+    with pytest.raises(RuleError, match="is gone at the end of a step that does not read it: measure that of the last"):
+        compile(rule, watch=watched(rule, "first"))

@@ -22,8 +22,10 @@ from rulec.array_api.reductions import REDUCTIONS
 from rulec.checkpoint.content import meaning
 from rulec.errors import HyperError, RulecError
 from rulec.language.expr.node import Kind, Node, Op, walk
+from rulec.language.expr.text import expression_text
 from rulec.language.rule import Rule
 from rulec.language.rule_data import assignments
+from rulec.language.statistics import is_joint
 from rulec.runtime.buckets.launch import Launch
 from rulec.runtime.distributed.process_group import DeferredError, RemoteError, Unreached
 from rulec.torch.distributed.consensus import behind, reaching
@@ -44,7 +46,7 @@ _MOST = 32
 _REFUSED = -1
 
 #: The number of words in a message about the formula of values of groups and of the model.
-_FORMULA = 3
+_FORMULA = 4
 
 #: The largest number of words in a message.
 _LENGTH = _MOST + 5 + _FORMULA
@@ -349,21 +351,30 @@ def _words_of(rule: Rule) -> tuple[int, int]:
 def formula(launches: Sequence[Launch]) -> tuple[int, ...]:
     """Digests of the name and the equations of the first rule with values of groups or the model, and of its numbers.
 
-    Zeros without one.
+    The last is of the statistics of groups and of the model that the step measures. Zeros without such a rule.
     """
     joining = [launch for launch in launches if not launch.version.plan.alone]
     if not joining:
-        return 0, 0, 0
+        return (0,) * _FORMULA
     launch = joining[0]
     rule, named = launch.version.program.rule, launch.common.hyper.named
     numbers = [sorted({*named[name].tolist()}) for name in shared_hyper(rule) if name in named]
-    return *_words_of(rule), zlib.crc32(repr(numbers).encode())
+    watched = {key: each for launch in joining for key, each in launch.version.program.watch if is_joint(each)}
+    texts = sorted((key, expression_text(each.value)) for key, each in watched.items())
+    return *_words_of(rule), *(zlib.crc32(repr(said).encode()) for said in (numbers, texts))
 
 
 def check_formulas(formulas: Sequence[Sequence[int]]) -> None:
-    """RulecError where two ranks have different equations of one rule, or different numbers in values of all."""
+    """RulecError where two ranks have different equations of one rule, or different numbers or statistics of all."""
     known: dict[int, tuple[int, Sequence[int]]] = {}
-    for process, (name, *words) in enumerate(formulas):
+    measuring = [(process, watched) for process, (name, *_, watched) in enumerate(formulas) if name]
+    for process, watched in measuring:
+        if watched != measuring[0][1]:
+            raise RulecError(
+                f"process {process} of reduce_over has other statistics of groups or of the model than process "
+                f"{measuring[0][0]}: give their optimizers the same watch= and watch_every=; nothing was changed"
+            )
+    for process, (name, *words, _) in enumerate(formulas):
         first, before = known.setdefault(name, (process, words))
         if before != words:
             what = "equations" if before[0] != words[0] else "hyper-parameters of values of groups or of the model"

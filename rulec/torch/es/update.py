@@ -210,6 +210,7 @@ def _update(opt: RuleOptimizer, sources: Mapping[Tensor, Source], gradient: Grad
         by_place = {place: sources[p] for place, p in enumerate(machine.params) if p in sources}
         if not by_place or machine.capture_mode.capturing:
             break
+        taken = False
         machine.begin(opt.param_groups)
         try:
             _prepare(machine, by_place)
@@ -218,13 +219,14 @@ def _update(opt: RuleOptimizer, sources: Mapping[Tensor, Source], gradient: Grad
             if not chosen or gradient is None:
                 return params
             _give([machine.params[place] for place in by_place if place not in chosen], gradient)
-            if _write(machine, chosen, launches):
+            taken = _write(machine, chosen, launches)
+            if taken:
                 opt._opt_called = True  # type: ignore[attr-defined]  # what torch's schedulers ask
                 return params
         except OtherDtype:
             continue
         finally:
-            machine.end(opt.param_groups)
+            machine.end(opt.param_groups, taken)
     return set()
 
 

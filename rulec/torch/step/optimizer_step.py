@@ -8,7 +8,7 @@ are copied into the new one's buffers, so nothing is lost. All else is followed 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import repeat
 from operator import attrgetter, is_
 from typing import Any
@@ -107,6 +107,8 @@ class OptimizerStep:
         more = interface.inputs or interface.passes.count or interface.evaluates or interface.skips or options.processes
         more = more or (options.totals is not None and options.schedule is not None and options.schedule.every == 1)
         self._repeats = not (more or steps or skips or remembers)
+        #: The statistics from before this machine was built, until it measures some.
+        self._earlier: StepStatistics | None = None
         self._restore(saved, groups, strict)
 
     def _ranks_of_tensors(self) -> dict[int, ShardRanks]:
@@ -235,22 +237,17 @@ class OptimizerStep:
         return self._step(groups, inputs, scaling)
 
     def _step(self, groups: Sequence[dict[str, Any]], inputs: Inputs | None, scaling: Scaling | None) -> bool:
-        schedule = self.options.schedule
-        if schedule is None:
-            return self._step_plainly(groups, inputs, scaling)
-        self._measure(schedule.due)
         done = False
+        self._begin_statistics()
         try:
             done = self._step_plainly(groups, inputs, scaling)
             if done:
                 self._complete()
         finally:
-            if done:
-                schedule.advance()
-            else:
-                for engine in self.engines:
-                    engine.statistics.take_back()
+            self._end_statistics(done)
         return done
+
+    # Statistics
 
     def _complete(self) -> None:
         """Sends the statistics of shards in this step to the ranks that complete them."""
@@ -258,13 +255,34 @@ class OptimizerStep:
         if totals is not None and schedule is not None:
             totals.send(schedule.steps, [engine.statistics for engine in self.engines], self._shard_ranks)
 
-    def _measure(self, due: bool) -> None:
-        """Begins a step that measures statistics where they are `due`."""
+    def _begin_statistics(self) -> None:
+        """Begins a step, which measures statistics in its turn."""
+        if self.options.schedule is not None:
+            for engine in self.engines:
+                engine.statistics.begin(self.options.schedule.due)
+
+    def _end_statistics(self, taken: bool) -> None:
+        """Ends a step: counts it where it was taken; else the statistics of the last one are there again."""
+        schedule = self.options.schedule
+        if schedule is None:
+            return
+        if taken:
+            self._earlier = None if schedule.due else self._earlier
+            schedule.advance()
+            return
         for engine in self.engines:
-            engine.statistics.begin(due)
+            engine.statistics.take_back()
+
+    def keep_statistics(self, before: OptimizerStep) -> None:
+        """Takes over the statistics of the machine before this one; none where its ranks did not take one step."""
+        if self.options.schedule is not None:
+            with suppress(RulecError):
+                self._earlier = before.statistics()
 
     def statistics(self) -> StepStatistics:
         """The statistics of the last step that measured them."""
+        if self._earlier is not None:
+            return self._earlier
         measured = measured_together([(e.statistics, e.indices.__getitem__) for e in self.engines])
         names = dict.fromkeys(name for engine in self.engines for name in engine.statistics.names)
         places, schedule = [route.name for route in self.routes], self.options.schedule
@@ -440,6 +458,11 @@ class OptimizerStep:
             raise RulecError("a step with reduce_over waits for other processes, and cannot be captured")
         if self.options.coordinator is not None:
             raise RulecError("a step that reduces DTensors waits for other processes, and cannot be captured")
+        if self.options.schedule is not None and self.options.schedule.every > 1:
+            raise RulecError(
+                f"a step with watch_every={self.options.schedule.every} cannot be captured in a CUDA graph, which "
+                f"measures each time it runs or never: give watch_every=1"
+            )
         changed = self._group_states is not None and self._group_states.changed(groups)
         self.capture_mode.check_capture(
             NEW_TENSORS if plan is None else NEW_NUMBERS if changed else
@@ -507,17 +530,17 @@ class OptimizerStep:
         if self.options.schedule is not None:
             for engine in self.engines:
                 engine.statistics.check_apart("a backward pass that updates")
-            self._measure(self.options.schedule.due)
             if self.options.totals is not None:
                 self.options.totals.open(self.options.schedule.due)
+        self._begin_statistics()
         self.writer.begin()
 
-    def end(self, groups: Sequence[dict[str, Any]]) -> None:
-        """Closes the step: values of groups and of the model take their new value."""
+    def end(self, groups: Sequence[dict[str, Any]], taken: bool = True) -> None:
+        """Closes the step: values of groups and of the model take their new value. It counts where it was `taken`."""
         self.writer.end()
-        if self.options.schedule is not None:
+        if taken and self.options.schedule is not None:
             self._complete()
-            self.options.schedule.advance()
+        self._end_statistics(taken)
         if self._group_states is not None:
             self._group_states.publish(groups)
             self.writer.finish()
