@@ -715,8 +715,8 @@ class RuleOptimizer(Optimizer, Lockable):
         self._compared = False
         for processes in self._options.everyone:
             processes.restore()
-        if self._options.schedule is not None:
-            self._options.schedule.restart()
+        if self._options.schedule is not None and self._options.totals is not None:
+            self._options.schedule.restart()  # ranks of which one failed measure in the same steps again
 
 
 class EvaluatedOptimizer(RuleOptimizer):
