@@ -119,7 +119,7 @@ class CodedParts:
     def loop(self, body: Sequence[str]) -> list[str]:
         """The loop over elements `start` to `stop`."""
         if not self.buffers:
-            return self.write.loop("start", "stop", body)
+            return self.write.partial.loop("start", "stop", body)
         length = part_length(self.write.layout)
         # A sum over a loop has an order of its own, that of whole parts.
         piece = length if self.write.stage.reduces else PIECE
@@ -128,7 +128,7 @@ class CodedParts:
             f"last, place = min(first + {piece}, count), part + first",
             *(self._moved("decode", b, "first", "last - first") for b in self.buffers if b.loaded),
             *(line for name in self._arrays() for line in self._prefetched(name)),
-            *self.write.loop("first", "last", body),
+            *self.write.partial.loop("first", "last", body),
             *(self._moved("encode", b, "first", "last - first") for b in stored if b.format.block <= piece),
         ]
         return loop("part", "start", f"stop, {length}", [

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rulec.compiler.ir import Program, Stage
+from rulec.compiler.ir import Program, Result, Stage
 from rulec.compiler.layout import Layout
 from rulec.kernel.multi_tensor.chunks import CHUNK_COLUMNS, chunk_columns
 from rulec.kernel.nest import Level, written
@@ -61,21 +61,34 @@ def kernel_source(program: Program, layout: Layout) -> str:
     stages = []
     for index, stage in enumerate(program.stages):
         name, shaped = f"element_{index}", is_shaped(program, stage, layout)
-        writers = [StageWriter(program, layout, part, {name, *ROW_LOCALS}) for part in _parts(stage)]
-        group = RowGroup(writers[0], name) if len(writers) == 1 and in_groups(writers[0]) else None
+        writers = [StageWriter(program, layout, part, {name, *ROW_LOCALS}) for part in _parts(program, stage)]
+        last = writers[-1] if writers else None
+        group = RowGroup(last, name) if last is not None and in_groups(last) else None
         if group is not None:
             functions.append(update_function(group.write, name, vectors_of(group.write)) + "\n")
-        stages.append([_stage_lines(write, shaped, group) for write in writers])
+        stages.append([_stage_lines(write, shaped, group if write is last else None) for write in writers])
     return stages_source(title, stages, 8 * chunk_columns(program, layout), row_bytes, functions)
 
 
-def _parts(stage: Stage) -> list[Stage]:
-    """A stage as passes of a few reductions each. The stores come in the last, after all reads."""
+def _parts(program: Program, stage: Stage) -> list[Stage]:
+    """A stage as passes of a few reductions each. The stores come in the last, after all reads.
+
+    Statistics of one array are a pass of their own beside sums of the rule, which then reads that array from the cache.
+    """
     if not stage.roots:
         return []
-    cuts = range(0, max(len(stage.reduces), 1), MOST_REDUCED)
-    parts = [replace(stage, stores=(), reduces=stage.reduces[at : at + MOST_REDUCED]) for at in cuts]
+    mixed = any(r.name not in program.measured for r in stage.reduces)
+    apart = [r for r in stage.reduces if mixed and r.name in program.measured and _reads_one(r)]
+    passes = [*([apart] if apart else []), [r for r in stage.reduces if r not in apart]]
+    cuts = [each[at : at + MOST_REDUCED] for each in passes for at in range(0, max(len(each), 1), MOST_REDUCED)]
+    parts = [replace(stage, stores=(), reduces=tuple(cut)) for cut in cuts]
     return [*parts[:-1], replace(parts[-1], stores=stage.stores)]
+
+
+def _reads_one(reduction: Result) -> bool:
+    """Whether a reduction reads one array, and nothing of lines or other stages."""
+    read = [n for n in walk([reduction.value]) if n.op in (Op.LOAD, Op.RESULT)]
+    return len(read) == 1 and read[0].op is Op.LOAD
 
 
 def _stage_lines(write: StageWriter, shaped: bool, group: RowGroup | None) -> list[str]:
@@ -88,7 +101,7 @@ def _stage_lines(write: StageWriter, shaped: bool, group: RowGroup | None) -> li
 
 
 def _vectors(write: StageWriter) -> list[str]:
-    """The requests for vectors of a stage. A stage with sums of the rule has the requests of its text without statistics.
+    """The requests for vectors of a stage. Beside sums of the rule they are those of the stage without statistics.
 
     Wider vectors add up in another order.
     """
@@ -125,7 +138,7 @@ class _Loops:
                 return self.group.loop(level, body)
             return loop("line", "matrix * height + top", "matrix * height + bottom", body)
         if self.shaped:
-            return self.write.loop("line * width + left", "line * width + right", body)
+            return self.write.partial.loop("line * width + left", "line * width + right", body)
         return self.parts.loop(body)
 
     def leave(self, level: Level) -> list[str]:

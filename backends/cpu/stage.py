@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 
 from rulec.backend.printer import OpTable, StagePrinter, bare, unique_name
 from rulec.compiler.ir import Program, Result, Stage
@@ -16,7 +16,7 @@ from rulec.language.expr.ops import FUNCTIONS as ELEMENTWISE
 from rulec.language.expr.ops import SPECS
 
 from ..common.text import chance_call
-from .source import loop
+from .partial import PartialSums, in_blocks
 from .words import FUNCTIONS, NAMES
 
 OPS: OpTable = {
@@ -34,10 +34,6 @@ _POWERS = {-1.0: "inverse", -2.0: "inverse_square", 0.5: "root", -0.5: "inverse_
 
 #: The word that joins one more number to a reduction, and the reduction of no numbers.
 _REDUCTIONS = {Op.SUM: ("accumulate", "0.0"), Op.MIN: ("lowest", "inf"), Op.MAX: ("highest", "-inf")}
-
-#: The elements of a block at most, whose partial sums are float32: some dozens in each lane of a vector. The error of a
-#: partial sum is at most one unit of float32 for each addition in a lane: see docs/watch.md.
-BLOCK = 512
 
 #: The index of a value of elements, rows, columns or matrices, in the loops of a stage that sees matrices.
 INDEX = {ELEMENT: "i", ROW: "line", COL: "j", MATRIX: "matrix"}
@@ -68,8 +64,7 @@ class StageWriter:
         self.scales = {name: unique_name(f"{name}_scales", taken) for name in coded}
         # A bfloat16 is stored in fewer instructions where no NaN has odd bits: see cpu_storage.
         self.tame = layout.compute == "float32" and any(layout.dtype(s.buffer) == "bfloat16" for s in stage.stores)
-        #: The variables of the partial sums of a block, by reduction.
-        self.partial = {r.name: unique_name(f"part_of_{self.names[r.name]}", taken) for r in self._in_blocks()}
+        parts = {r.name: unique_name(f"part_of_{self.names[r.name]}", taken) for r in in_blocks(self)}
         self._taken = taken
         self.printer = _Printer(
             "cpu",
@@ -81,20 +76,7 @@ class StageWriter:
             frozenset(taken),
             self.names.__getitem__,
         )
-
-    def _in_blocks(self) -> list[Result]:
-        """The sums with partial sums in float32: all sums of a stage, where statistics alone read them.
-
-        In other stages, blocks would change the order of a sum of the rule, and so its last bits.
-        """
-        sums = [r for r in self.stage.reduces if r.value.op is Op.SUM]
-        if (
-            self.layout.compute != "float32"
-            or self.shares_columns
-            or not {r.name for r in sums} <= self.program.measured
-        ):
-            return []
-        return sums
+        self.partial = PartialSums(self, parts)
 
     @property
     def shares_columns(self) -> bool:
@@ -239,24 +221,18 @@ class StageWriter:
 
     def reduce_lines(self) -> list[str]:
         """The statements that join one element to reductions: in variables, then in slots of columns."""
-        kept = [(r, self.partial.get(r.name, self.names[r.name])) for r in self.nest.totals(ROW, TENSOR)]
-        lines = [f"{variable} = {self._taken_in(r, variable)}" for r, variable in kept]
+        kept = self.nest.totals(ROW, TENSOR)
+        lines = [line for r in kept for line in self._kept_lines(r)]
         slots = [(r, self.element(r.name, "j")) for r in self.nest.totals(COL)]
         return lines + [f"store_float64({slot}, {self._taken_in(r, f'load_float64({slot})')})" for r, slot in slots]
 
-    def loop(self, start: str, stop: str, body: Sequence[str]) -> list[str]:
-        """The loop over elements, or over blocks of them where the stage has partial sums."""
-        if not self.partial:
-            return loop("i", start, stop, body)
-        begun = [f"{variable} = float32(0.0)" for variable in self.partial.values()]
-        ended = [f"{self.names[name]} = {self.names[name]} + {variable}" for name, variable in self.partial.items()]
-        elements = loop("i", "block", f"min(block + {BLOCK}, {stop})", body)
-        return loop("block", start, f"{stop}, {BLOCK}", [*begun, *elements, *ended])
+    def _kept_lines(self, reduction: Result) -> list[str]:
+        if reduction.name in self.partial.variables:
+            return self.partial.lines(reduction)
+        name = self.names[reduction.name]
+        return [f"{name} = {self._taken_in(reduction, name)}"]
 
     def _taken_in(self, reduction: Result, so_far: str) -> str:
-        (operand,) = reduction.value.args
-        if reduction.name in self.partial and operand.op is Op.MUL and operand not in self.printer.names:
-            return f"accumulate_product({so_far}, {', '.join(bare(self.printer.text(a)) for a in operand.args)})"
         return self.joined(reduction, so_far, bare(self.printer.text(reduction.value.args[0])))
 
     def joined(self, reduction: Result, so_far: str, value: str) -> str:

@@ -200,6 +200,20 @@ def _accumulate_product() -> Any:
     return intrinsic_word(3, lambda *kinds: kinds[0] if len({*kinds}) == 1 else None, generate)
 
 
+def _counted() -> Any:
+    """`counted(total, condition)`: a number of 32 bits, and one more where the condition holds."""
+    from numba import types
+
+    def signature(total: Any, condition: Any) -> Any:
+        return total if total == types.int32 and condition == types.boolean else None
+
+    def generate(builder: Any, _: Any, values: Any) -> Any:
+        total, condition = values
+        return builder.add(total, builder.zext(condition, total.type))
+
+    return intrinsic_word(2, signature, generate)
+
+
 def _joins(total: Any, value: Any) -> Any:
     """The type of a total that takes in one more number, no wider than itself; None where it does not."""
     from numba import types
@@ -400,7 +414,7 @@ WORDS: Mapping[str, Callable[[], Any]] = {
     "in_rows": partial(_place, cpu_storage.in_rows, 7),
     "vector_bits": partial(_attribute, "prefer-vector-width", 1), "interleaved": partial(_attribute, INTERLEAVED),
     "fetch_add": _fetch_add, "popcount": _popcount, "fetch_line": _fetch_line,
-    "accumulate": _accumulate, "accumulate_product": _accumulate_product,
+    "accumulate": _accumulate, "accumulate_product": _accumulate_product, "counted": _counted,
     "lower_bfloat16": partial(_half, False), "upper_bfloat16": partial(_half, True), "store_two_bfloat16": _store_two,
     "word": partial(_peek, "int64"), "number": partial(_peek, "float64"),
     "lowest": partial(_extreme, "minimum"), "highest": partial(_extreme, "maximum"),

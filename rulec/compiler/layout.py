@@ -17,8 +17,8 @@ from typing import NamedTuple
 from rulec.compiler.decoded import decoded_between
 from rulec.compiler.ir import Buffer, Program, Stage, Store, verify
 from rulec.compiler.names import free_name
-from rulec.compiler.stages import ELEMENT, with_reads
-from rulec.compiler.weights import part_dtypes
+from rulec.compiler.stages import ELEMENT, with_late_statistics, with_reads, without_statistics
+from rulec.compiler.weights import kept_whole, part_dtypes
 from rulec.formats import UNBIASED, Format
 from rulec.language.expr.node import Kind, Node, Op, name, node, rewrite, walk
 
@@ -125,6 +125,8 @@ class Kernel(NamedTuple):
 def scheduled(program: Program, layout: Layout, early: bool = True) -> Kernel:
     """The program after the passes that depend on the layout; `early` is for `choose_rereads`."""
     program = verify(decoded_between(program, dict(layout.formats)), "decoded_between")
+    if layout.dtype("p") == layout.compute:
+        program = verify(kept_whole(program), "kept_whole")
     sizes = {buffer: layout.size(buffer) for buffer, _ in layout.dtypes}
     best = verify(choose_rereads(program, sizes, ITEM_SIZE[layout.compute], early), "choose_rereads")
     return Kernel(best, layout.of(best))
@@ -207,17 +209,30 @@ def choose_rereads(program: Program, sizes: Sizes, compute: int, early: bool = T
     """The program that moves the fewest bytes, with the choice and its reason in `decisions`.
 
     `sizes` are the stored sizes of the buffers' elements, and `compute` is the size of the dtype of arithmetic, in
-    bytes. Without `early`, no state is stored before the last stage.
+    bytes. Without `early`, no state is stored before the last stage. With statistics the choice is that of the rule
+    alone, so that its reductions have the same bits, but where a statistic needs a value that the choice overwrites.
     """
     if len(program.stages) == 1:
         return program
-    before = moved(program, sizes, compute)
-    best, least, chosen = program, before, _Choice()
+    chosen = _chosen(without_statistics(program), sizes, compute, early)
+    best = _apply(program, chosen)
+    if best is None:
+        chosen = _chosen(program, sizes, compute, early)
+        best = _apply(program, chosen)
+    assert best is not None
+    before, after = (with_late_statistics(each) for each in (program, best))
+    why = _reason(program, chosen, moved(before, sizes, compute), moved(after, sizes, compute))
+    return replace(after, decisions=(why,))
+
+
+def _chosen(program: Program, sizes: Sizes, compute: int, early: bool) -> _Choice:
+    """The choice that moves the fewest bytes."""
+    least, chosen = moved(program, sizes, compute), _Choice()
     for choice in _choices(program, sizes, compute, early):
         candidate = _apply(program, choice)
         if candidate is not None and (cost := moved(candidate, sizes, compute)) < least:
-            best, least, chosen = candidate, cost, choice
-    return replace(best, decisions=(_reason(program, chosen, before, least, sizes, compute),))
+            least, chosen = cost, choice
+    return chosen
 
 
 def moved(program: Program, sizes: Sizes, compute: int) -> float:
@@ -354,7 +369,7 @@ def _with_roots(stage: Stage, memo: Mapping[Node, Node], labels: dict[Node, str]
     return replace(stage, stores=stores, reduces=reduces)
 
 
-def _reason(program: Program, choice: _Choice, before: float, after: float, sizes: Sizes, compute: int) -> str:
+def _reason(program: Program, choice: _Choice, before: float, after: float) -> str:
     last = len(program.stages) - 1
     words = []
     if choice.early:

@@ -57,32 +57,43 @@ def with_reads(program: Program, stages: Sequence[Stage]) -> tuple[Stage, ...]:
     return tuple(done)
 
 
-def _roots(program: Program) -> list[Node]:
-    """The values that a program of one stage stores, and `skip`."""
-    return [s.value for s in program.stages[0].stores] + ([] if program.skip is None else [program.skip])
+def with_late_statistics(program: Program) -> Program:
+    """The program with reductions that statistics alone read in its last stage, where it has their operands at hand.
 
-
-def _with_late_statistics(program: Program) -> list[Stage]:
-    """The stages of a program, where the last one takes the reductions that statistics alone read.
-
-    It does so where it reads their operands anyway. A stage with reductions of the rule then is as without statistics.
-    Reductions over several tensors stay where they are: all programs of a rule have them in one order. A rule with
-    `skip` keeps all reductions in place, for tensors may skip its last stage.
+    A stage with reductions of the rule then is as without statistics. Reductions over several tensors stay where they
+    are: all programs of a rule have them in one order. A rule with `skip` keeps all reductions in place, for tensors
+    may skip its last stage.
     """
-    if program.skip is not None:
-        return [*program.stages]
     *early, last = program.stages
-    read = _memory_read(last.roots)
+    if not program.watch or not early or program.skip is not None:
+        return program
+    stored = {node(Op.LOAD, store.buffer) for stage in early for store in stage.stores}
+    at_hand = _memory_read(last.roots) - stored
     joined = {str(n.arg) for n in walk(program.joins) if n.op is Op.RESULT}
     measured = program.measured - joined
-    moved = [r for s in early for r in s.reduces if r.name in measured and _memory_read([r.value]) <= read]
+    moved = [r for s in early for r in s.reduces if r.name in measured and _memory_read([r.value]) <= at_hand]
     kept = [replace(s, reduces=tuple(r for r in s.reduces if r not in moved)) for s in early]
-    return [*kept, replace(last, reduces=(*last.reduces, *moved))]
+    stages = [*kept, replace(last, reduces=(*last.reduces, *moved))]
+    return replace(program, stages=with_reads(program, stages))
+
+
+def without_statistics(program: Program) -> Program:
+    """The program with the reductions of the rule alone."""
+    if not program.watch:
+        return program
+    measured = program.measured
+    stages = [replace(s, reduces=tuple(r for r in s.reduces if r.name not in measured)) for s in program.stages]
+    return replace(program, stages=with_reads(program, stages))
 
 
 def _memory_read(roots: Iterable[Node]) -> set[Node]:
     """The buffers and results that these values read."""
     return {n for n in walk(roots) if n.op in (Op.LOAD, Op.RESULT)}
+
+
+def _roots(program: Program) -> list[Node]:
+    """The values that a program of one stage stores, and `skip`."""
+    return [s.value for s in program.stages[0].stores] + ([] if program.skip is None else [program.skip])
 
 
 class _Levels:
@@ -176,7 +187,7 @@ class _Splitter:
             vectors=tuple(self.vectors.values()), stages=tuple(stages), finish=finish, skip=skip, labels=self._labels(),
             joins=tuple(sites), sites=sites,
         )  # fmt: skip
-        return replace(program, stages=with_reads(program, _with_late_statistics(program)))
+        return replace(program, stages=with_reads(program, stages))
 
     def _labels(self) -> dict[Node, str]:
         labels = dict(self.program.labels)

@@ -26,7 +26,7 @@ import numpy as np
 from rulec.compiler.ir import Axes, Buffer, Memory, Program, Store, axes_of_letters
 from rulec.compiler.scalars import evaluate_once
 from rulec.errors import StateMismatch
-from rulec.language.expr.node import WORDS, Node, Op, const, node
+from rulec.language.expr.node import WORDS, Node, Op, const, node, rewrite
 
 #: The dtypes of parameters that each kind is for.
 DTYPES: Mapping[str, tuple[str, ...]] = {
@@ -122,16 +122,39 @@ def stored(memory: Memory, new: Node) -> list[Store]:
     return [Store("p", high), Store(PARTS[kind].name, part_value(kind, new, high))]
 
 
+#: The factor of Veltkamp's splitting: `machine_eps` is 2**-23 in float32, where a number stays as it is.
+_SPLITTING = node(Op.ADD, const(1), node(Op.MUL, node(Op.FACT, "machine_eps"), const(2.0**23)))
+
+
 def in_memory(memory: Memory, new: Node) -> Node:
     """A new parameter as its memory keeps it: rounded to the parameter's dtype, or the weight of 32 bits itself."""
     if memory.weights == "stochastic":
         return stored(memory, new)[0].value
     if memory.weights:
         return new
-    # Veltkamp's splitting: `machine_eps` is 2**-23 in float32, where the number stays as it is.
-    factor = node(Op.ADD, const(1), node(Op.MUL, node(Op.FACT, "machine_eps"), const(2.0**23)))
-    scaled = node(Op.MUL, factor, new)
+    scaled = node(Op.MUL, _SPLITTING, new)
     return node(Op.SUB, scaled, node(Op.SUB, scaled, new))
+
+
+def kept_whole(program: Program) -> Program:
+    """The program for parameters in the dtype of arithmetic, which memory keeps as they are: see `in_memory`."""
+    factors = {node(Op.SCALAR, i) for i, column in enumerate(program.scalars.columns) if column.value is _SPLITTING}
+
+    def whole(value: Node) -> Node:
+        scaled = value.args[0] if value.op is Op.SUB else value
+        if scaled.op is not Op.MUL or scaled.args[0] not in factors:
+            return value
+        new = scaled.args[1]
+        return new if value is node(Op.SUB, scaled, node(Op.SUB, scaled, new)) else value
+
+    if not factors:
+        return program
+    known: dict[Node, Node] = {}
+    stages = [
+        replace(stage, reduces=tuple(replace(r, value=rewrite([r.value], whole, known)[0]) for r in stage.reduces))
+        for stage in program.stages
+    ]
+    return replace(program, stages=tuple(stages))
 
 
 def number_in_memory(value: Node) -> Node | None:

@@ -107,7 +107,7 @@ def _written(launch: Launch) -> Joining:
             raise
         for state, values in launch.scalar_states.items():
             launch.keep_number(state, slice(None) if part.fired is None else part.fired, values)
-    if launch.version.program is not bucket.program:
+    if bucket.versions.get(()) is not launch.version:
         launch.count_levels()
     if launch.version.turns:
         bucket.turn(part.fired)

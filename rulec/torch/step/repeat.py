@@ -162,7 +162,7 @@ def _is_plain(launch: Launch) -> bool:
     return (
         not version.plan.staged and not version.waits and not version.turns
         and isinstance(rows, ScalarRows) and launch.rows.index is rows.index
-        and version.program is bucket.program and launch.part.positions is None and not launch.inputs
+        and bucket.versions.get(()) is version and launch.part.positions is None and not launch.inputs
         and not launch.scalar_states and not shared.values and not launch.skipped
         and counts.library is None and counts.numbers.dtype == np.float32 and counts.numbers.flags.c_contiguous
         and version.call is not None and replay_of(version.call) is not None

@@ -1,0 +1,111 @@
+"""Partial sums of a stage: sums that statistics alone read, over blocks of elements, in float32.
+
+A sum in float64 takes two vectors for one of float32, and a conversion for each. A block is added up in float32 with
+some dozens of elements in a lane, and the blocks in float64. One addition errs by half an ulp of the sum so far: see
+docs/watch.md. Elements that fulfil a condition are counted in whole numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rulec.backend.printer import bare
+from rulec.compiler.ir import Result
+from rulec.language.expr.node import Node, Op, const, node
+
+from .source import indented, loop
+
+if TYPE_CHECKING:
+    from .stage import StageWriter
+
+#: The elements of a block at most.
+BLOCK = 512
+
+
+def in_blocks(write: StageWriter) -> list[Result]:
+    """The sums of a stage with partial sums: all of them, where statistics alone read them.
+
+    In other stages, blocks would change the order of a sum of the rule, and so its last bits.
+    """
+    sums = [r for r in write.stage.reduces if r.value.op is Op.SUM]
+    measured = {r.name for r in sums} <= write.program.measured
+    return sums if measured and write.layout.compute == "float32" and not write.shares_columns else []
+
+
+class PartialSums:
+    """The text of the partial sums of a stage; `variables` has their variables, by reduction."""
+
+    def __init__(self, write: StageWriter, variables: dict[str, str]) -> None:
+        self.write, self.variables = write, variables
+        self._sums = {r.name: r for r in write.stage.reduces if r.name in variables}
+        #: The count of elements that are not finite -> the sum of their squares, which then is not finite either.
+        self._seldom = {name: squares for name in self._sums if (squares := self._squares_beside(name))}
+
+    def loop(self, start: str, stop: str, body: Sequence[str]) -> list[str]:
+        """The loop over elements, or over blocks of them where there are partial sums."""
+        if not self.variables:
+            return loop("i", start, stop, body)
+        names, stop_of_block = self.write.names, f"min(block + {BLOCK}, {stop})"
+        begun = [f"{each} = {'int32(0)' if self._counts(name) else 'float32(0.0)'}" for name, each in self._items()]
+        ended = [f"{names[name]} = {names[name]} + {each}" for name, each in self._items()]
+        return loop("block", start, f"{stop}, {BLOCK}", [
+            *begun, *loop("i", "block", stop_of_block, body),
+            *(line for name in self._seldom for line in self._counted_apart(name, stop_of_block)), *ended,
+        ])  # fmt: skip
+
+    def lines(self, reduction: Result) -> list[str]:
+        """The statement that takes in one element, in the loop over all of them."""
+        return [] if reduction.name in self._seldom else [self._taken_in(reduction)]
+
+    def _items(self) -> list[tuple[str, str]]:
+        return [*self.variables.items()]
+
+    def _taken_in(self, reduction: Result) -> str:
+        variable, printer = self.variables[reduction.name], self.write.printer
+        (operand,) = reduction.value.args
+        counted = _condition(operand)
+        if counted is not None:
+            condition, holds = counted
+            text = printer.text(condition)
+            return f"{variable} = counted({variable}, {bare(text) if holds else f'not {text}'})"
+        if operand.op is Op.MUL and operand not in printer.names:
+            factors = ", ".join(bare(printer.text(a)) for a in operand.args)
+            return f"{variable} = accumulate_product({variable}, {factors})"
+        return f"{variable} = accumulate({variable}, {bare(printer.text(operand))})"
+
+    def _counts(self, name: str) -> bool:
+        return _condition(self._sums[name].value.args[0]) is not None
+
+    def _squares_beside(self, name: str) -> str:
+        """The sum of squares of what a reduction counts as not finite; empty where there is none to rely on."""
+        counted = _condition(self._sums[name].value.args[0])
+        if counted is None or counted[1] or counted[0].op is not Op.ISFINITE:
+            return ""
+        (x,) = counted[0].args
+        coded = [buffer for buffer, _ in self.write.layout.formats]
+        if x.op is not Op.LOAD or x.arg in (*self.write.nest.stored, *coded):
+            return ""
+        square = node(Op.MUL, x, x)
+        return next((r.name for r in self._sums.values() if r.value.args[0] is square), "")
+
+    def _counted_apart(self, name: str, stop: str) -> list[str]:
+        """The loop that counts in a block, where its sum of squares tells that there is something to count."""
+        (x,) = _operands_of_finite(self._sums[name].value.args[0])
+        buffer = str(x.arg)
+        load = f"{self.write.names[buffer]} = {self.write.load(buffer)}"
+        body = loop("i", "block", stop, [load, self._taken_in(self._sums[name])])
+        return [f"if not isfinite({self.variables[self._seldom[name]]}):", *indented(body)]
+
+
+def _condition(operand: Node) -> tuple[Node, bool] | None:
+    """The condition that a sum counts, and whether it counts where it holds; None for any other sum."""
+    if operand.op is not Op.WHERE:
+        return None
+    numbers = {(const(1), const(0)): True, (const(0), const(1)): False}
+    holds = numbers.get((operand.args[1], operand.args[2]))
+    return None if holds is None else (operand.args[0], holds)
+
+
+def _operands_of_finite(operand: Node) -> tuple[Node, ...]:
+    return operand.args[0].args
