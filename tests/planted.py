@@ -250,8 +250,8 @@ FAULTS = (
     Fault(
         "cpu",
         "backends/cpu/print.py",
-        "reduces=stage.reduces[at : at + MOST_REDUCED]",
-        "reduces=stage.reduces[at : at + MOST_REDUCED - 1]",
+        "each[at : at + MOST_REDUCED]",
+        "each[at : at + MOST_REDUCED - 1]",
         "backends/test_cpu_stages.py backends/test_cpu.py",
     ),
     Fault(

@@ -68,7 +68,7 @@ PIECE = 128
 
 
 def format_functions(formats: Iterable[Format]) -> list[str]:
-    """The functions that decode and encode parts of states in these formats, each once."""
+    """The functions for parts of states in these formats, each once: one decodes, and one encodes."""
     return [_filled(text, form) for form in dict.fromkeys(formats) for text in (_DECODE, _ENCODE)]
 
 

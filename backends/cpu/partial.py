@@ -7,38 +7,41 @@ docs/watch.md. Elements that fulfil a condition are counted in whole numbers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Mapping, Sequence
 
-from rulec.backend.printer import bare
-from rulec.compiler.ir import Result
+from rulec.backend.printer import StagePrinter, bare
+from rulec.compiler.ir import Program, Result, Stage
+from rulec.compiler.layout import Layout
 from rulec.language.expr.node import Node, Op, const, node
 
 from .source import indented, loop
-
-if TYPE_CHECKING:
-    from .stage import StageWriter
 
 #: The elements of a block at most.
 BLOCK = 512
 
 
-def in_blocks(write: StageWriter) -> list[Result]:
-    """The sums of a stage with partial sums: all of them, where statistics alone read them.
+def in_blocks(program: Program, layout: Layout, stage: Stage) -> list[Result]:
+    """The sums of a stage that can have partial sums: all of them, where statistics alone read them.
 
     In other stages, blocks would change the order of a sum of the rule, and so its last bits.
     """
-    sums = [r for r in write.stage.reduces if r.value.op is Op.SUM]
-    measured = {r.name for r in sums} <= write.program.measured
-    return sums if measured and write.layout.compute == "float32" and not write.shares_columns else []
+    sums = [r for r in stage.reduces if r.value.op is Op.SUM]
+    return sums if layout.compute == "float32" and {r.name for r in sums} <= program.measured else []
 
 
 class PartialSums:
-    """The text of the partial sums of a stage; `variables` has their variables, by reduction."""
+    """The text of the partial sums of a stage.
 
-    def __init__(self, write: StageWriter, variables: dict[str, str]) -> None:
-        self.write, self.variables = write, variables
-        self._sums = {r.name: r for r in write.stage.reduces if r.name in variables}
+    `variables` are those of partial sums, and `names` those of whole sums, by reduction. `load` gives the old element
+    of a buffer. A buffer in `kept` is the same after the loop over a block.
+    """
+
+    def __init__(
+        self, sums: Sequence[Result], variables: Mapping[str, str], names: Mapping[str, str], printer: StagePrinter,
+        load: Callable[[str], str], kept: Collection[str],
+    ) -> None:  # fmt: skip
+        self.variables, self.names, self.printer, self.load, self.kept = variables, names, printer, load, kept
+        self._sums = {r.name: r for r in sums}
         #: The count of elements that are not finite -> the sum of their squares, which then is not finite either.
         self._seldom = {name: squares for name in self._sums if (squares := self._squares_beside(name))}
 
@@ -46,7 +49,7 @@ class PartialSums:
         """The loop over elements, or over blocks of them where there are partial sums."""
         if not self.variables:
             return loop("i", start, stop, body)
-        names, stop_of_block = self.write.names, f"min(block + {BLOCK}, {stop})"
+        names, stop_of_block = self.names, f"min(block + {BLOCK}, {stop})"
         begun = [f"{each} = {'int32(0)' if self._counts(name) else 'float32(0.0)'}" for name, each in self._items()]
         ended = [f"{names[name]} = {names[name]} + {each}" for name, each in self._items()]
         return loop("block", start, f"{stop}, {BLOCK}", [
@@ -62,7 +65,7 @@ class PartialSums:
         return [*self.variables.items()]
 
     def _taken_in(self, reduction: Result) -> str:
-        variable, printer = self.variables[reduction.name], self.write.printer
+        variable, printer = self.variables[reduction.name], self.printer
         (operand,) = reduction.value.args
         counted = _condition(operand)
         if counted is not None:
@@ -83,18 +86,18 @@ class PartialSums:
         if counted is None or counted[1] or counted[0].op is not Op.ISFINITE:
             return ""
         (x,) = counted[0].args
-        coded = [buffer for buffer, _ in self.write.layout.formats]
-        if x.op is not Op.LOAD or x.arg in (*self.write.nest.stored, *coded):
+        if x.op is not Op.LOAD or x.arg not in self.kept:
             return ""
         square = node(Op.MUL, x, x)
         return next((r.name for r in self._sums.values() if r.value.args[0] is square), "")
 
     def _counted_apart(self, name: str, stop: str) -> list[str]:
-        """The loop that counts in a block, where its sum of squares tells that there is something to count."""
-        (x,) = _operands_of_finite(self._sums[name].value.args[0])
-        buffer = str(x.arg)
-        load = f"{self.write.names[buffer]} = {self.write.load(buffer)}"
-        body = loop("i", "block", stop, [load, self._taken_in(self._sums[name])])
+        """The loop over the elements of a block that counts, where the sum of squares is not finite."""
+        (operand,) = self._sums[name].value.args
+        buffer = str(operand.args[0].args[0].arg)
+        body = loop(
+            "i", "block", stop, [f"{self.names[buffer]} = {self.load(buffer)}", self._taken_in(self._sums[name])]
+        )
         return [f"if not isfinite({self.variables[self._seldom[name]]}):", *indented(body)]
 
 
@@ -105,7 +108,3 @@ def _condition(operand: Node) -> tuple[Node, bool] | None:
     numbers = {(const(1), const(0)): True, (const(0), const(1)): False}
     holds = numbers.get((operand.args[1], operand.args[2]))
     return None if holds is None else (operand.args[0], holds)
-
-
-def _operands_of_finite(operand: Node) -> tuple[Node, ...]:
-    return operand.args[0].args

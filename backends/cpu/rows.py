@@ -1,4 +1,4 @@
-"""Groups of rows, in stages that reduce columns or read their values: these are read and written once for a group.
+"""Groups of rows: a stage reads and writes the totals and values of columns once for a group.
 
 The columns of a wide matrix do not fit the nearest cache. Totals that are read and written for every row move 16 bytes
 for each element of 4. The update of one element is a function where kernels call it several times in a loop.

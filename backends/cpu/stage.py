@@ -64,7 +64,8 @@ class StageWriter:
         self.scales = {name: unique_name(f"{name}_scales", taken) for name in coded}
         # A bfloat16 is stored in fewer instructions where no NaN has odd bits: see cpu_storage.
         self.tame = layout.compute == "float32" and any(layout.dtype(s.buffer) == "bfloat16" for s in stage.stores)
-        parts = {r.name: unique_name(f"part_of_{self.names[r.name]}", taken) for r in in_blocks(self)}
+        sums = [] if self.shares_columns else in_blocks(program, layout, stage)
+        parts = {r.name: unique_name(f"part_of_{self.names[r.name]}", taken) for r in sums}
         self._taken = taken
         self.printer = _Printer(
             "cpu",
@@ -76,7 +77,8 @@ class StageWriter:
             frozenset(taken),
             self.names.__getitem__,
         )
-        self.partial = PartialSums(self, parts)
+        kept = [b for b in self.nest.buffers if b not in (*self.nest.stored, *coded)]
+        self.partial = PartialSums(sums, parts, self.names, self.printer, self.load, kept)
 
     @property
     def shares_columns(self) -> bool:

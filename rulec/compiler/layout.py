@@ -210,7 +210,7 @@ def choose_rereads(program: Program, sizes: Sizes, compute: int, early: bool = T
 
     `sizes` are the stored sizes of the buffers' elements, and `compute` is the size of the dtype of arithmetic, in
     bytes. Without `early`, no state is stored before the last stage. With statistics the choice is that of the rule
-    alone, so that its reductions have the same bits, but where a statistic needs a value that the choice overwrites.
+    alone, so that its reductions have the same bits. It is another one where it overwrites a value of a statistic.
     """
     if len(program.stages) == 1:
         return program

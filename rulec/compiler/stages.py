@@ -87,7 +87,7 @@ def without_statistics(program: Program) -> Program:
 
 
 def _memory_read(roots: Iterable[Node]) -> set[Node]:
-    """The buffers and results that these values read."""
+    """The buffers and results under some values."""
     return {n for n in walk(roots) if n.op in (Op.LOAD, Op.RESULT)}
 
 

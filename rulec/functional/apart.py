@@ -58,7 +58,7 @@ def run_apart(
 ) -> tuple[list[Any], Values, Statistics]:
     """The results of all leaves in order, the new state, and the statistics, as a computation of their own.
 
-    `values_of` makes the values of a step of a plan and the `operands`, which are those of `StepValues`.
+    `values_of` makes the values of a step from a plan and the `operands` of `StepValues`.
     """
     step = values_of(plan.plain, *operands)
     runs = [kind(step, bucket) for bucket in plan.plain.buckets]

@@ -30,8 +30,8 @@ def statistic_ranges(
 ) -> dict[str, dict[Key, Range]]:  # fmt: skip
     """The ranges of the statistics of the next step of an optimizer, which stays as it is.
 
-    `optimizer` computes in float64, and `grads` are in float64. `dtype` is that of the parameters and gradients on the
-    machine, and `states` has those of states where they are others. The result has the keys of
+    `optimizer` computes in float64, and `grads` are in float64. The machine has parameters and gradients of
+    `dtype`, and states too, but for those in `states`. The result has the keys of
     `ReferenceOptimizer.statistics`. RuleError for a rule with matrix functions, whose errors have no bound, and for
     reductions per axis of a tensor.
     """

@@ -1,1 +1,1 @@
-"""What editors ask about the text of a rule: its mistakes, the words to go on with, and what a word means."""
+"""Answers to editors about the text of a rule: its mistakes, the words to go on with, and the meaning of a word."""

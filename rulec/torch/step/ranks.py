@@ -20,7 +20,7 @@ from rulec.torch.tensors.dtensor import sees_more
 def with_ranks(
     options: Options, routed: Sequence[tuple[Tensor, Rule]], groups: Sequence[Mapping[str, Any]], title: str
 ) -> Options:
-    """The options with the ranks for parameters with these rules, in addition to those of before.
+    """The options with the ranks that parameters with these rules need.
 
     HyperError where ranks of `reduce_over` have the same tensors, or a process group serves no device.
     """
