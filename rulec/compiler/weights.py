@@ -94,10 +94,15 @@ def weight(kind: str) -> Node:
         return _P
     if kind == "master":
         return _unless_changed(part.value)
+    return _of_both(kind, _P, part.value)
+
+
+def _of_both(kind: str, high: Node, part: Node) -> Node:
+    """The weight of a parameter and the memory beside it, which is not a master copy."""
     if kind == "kahan":
-        return node(Op.ADD, _P, part.value)
-    low = part.value if kind == "split" else node(Op.MUL, part.value, const(256))
-    return node(Op.AWAY, _P, low)
+        return node(Op.ADD, high, part)
+    low = part if kind == "split" else node(Op.MUL, part, const(256))
+    return node(Op.AWAY, high, low)
 
 
 def _unless_changed(master: Node) -> Node:
@@ -127,13 +132,27 @@ _SPLITTING = node(Op.ADD, const(1), node(Op.MUL, node(Op.FACT, "machine_eps"), c
 
 
 def in_memory(memory: Memory, new: Node) -> Node:
-    """A new parameter as its memory keeps it: rounded to the parameter's dtype, or the weight of 32 bits itself."""
-    if memory.weights == "stochastic":
-        return stored(memory, new)[0].value
-    if memory.weights:
+    """The weight that a step leaves in memory, where the rule's new value is `new`: rounded as its stores round it.
+
+    A plain parameter has its own dtype. With memory beside it, the weight is of both: the float32 number itself with
+    `split` and `master`.
+    """
+    kind = memory.weights
+    if kind in ("split", "master"):
         return new
-    scaled = node(Op.MUL, _SPLITTING, new)
-    return node(Op.SUB, scaled, node(Op.SUB, scaled, new))
+    if not kind:
+        return _nearest(new)
+    high = stored(memory, new)[0].value
+    if kind == "stochastic":
+        return high
+    part = part_value(kind, new, high)
+    return _of_both(kind, high, _nearest(part) if kind == "kahan" else part)
+
+
+def _nearest(value: Node) -> Node:
+    """A value rounded to the parameter's dtype, halves to even."""
+    scaled = node(Op.MUL, _SPLITTING, value)
+    return node(Op.SUB, scaled, node(Op.SUB, scaled, value))
 
 
 def kept_whole(program: Program) -> Program:

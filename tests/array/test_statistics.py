@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import rulec
 from rulec.errors import HyperError, RulecError, RuleError
+from tests.weights import KINDS, RATES, check_unchanged, first_weights, gradient, options, weights
 
 SHAPES = {"w": (4, 6), "b": (6,), "k": (2, 3, 5)}
 
@@ -39,6 +41,23 @@ def test_norms_are_those_of_the_arrays(rule: str, backend: str) -> None:
         np.testing.assert_allclose(statistics["grad_norm"][name], np.linalg.norm(grads[name].astype(float)), rtol=1e-6)
     _, _, plain, _ = trained(rule, backend=backend)
     assert all(np.array_equal(new[name], plain[name]) for name in SHAPES)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "numpy", "c"])
+@pytest.mark.parametrize("rule", RATES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_unchanged_weights_are_those_that_their_memory_keeps(kind: str, rule: str, backend: str) -> None:
+    dtype = np.float32 if kind == "float32" else ml_dtypes.bfloat16
+    params = {"w": first_weights().astype(dtype)}
+    words: dict[str, Any] = {"lr": RATES[rule], "weight_decay": 0, "watch": "norms", **options(kind)}
+    optimizer = rulec.array.Optimizer(rule, params, backend, **words)
+    measured, seen = [], [weights("", params["w"], None)]
+    for step in range(3):
+        optimizer.step({"w": gradient(step).astype(dtype)})
+        measured.append(optimizer.statistics()["unchanged"]["w"])
+        (part,) = [x for name, x in optimizer.state("w").items() if name.startswith("param::")] or [None]
+        seen.append(weights(kind, params["w"], part))
+    check_unchanged(measured, seen)
 
 
 def test_a_schedule_and_copies_go_on() -> None:

@@ -27,6 +27,7 @@ from rulec.errors import HyperError, RulecError, RuleError  # noqa: E402
 from rulec.language.expr.node import Op  # noqa: E402
 from rulec.mlx.arrays import LIBRARY  # noqa: E402
 from rulec.mlx.statistics import MEASURED  # noqa: E402
+from tests.weights import KINDS, RATES, check_unchanged, first_weights, gradient, options, weights  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 RULES = ["adamw", "lion", "lamb", "muon"]
@@ -390,11 +391,20 @@ def test_some_rules_may_lack_a_statistic() -> None:
     assert [*optimizer.statistics()["size"]] == [*SHAPES]
 
 
-def test_unchanged_weights_are_those_that_their_memory_keeps() -> None:
-    old = {"w": mx.sin(mx.arange(4000.0)).astype(mx.bfloat16)}
-    optimizer = rulec.mlx.AdamW(1e-4, watch="norms")
-    new = optimizer.apply_gradients({"w": old["w"]}, old)
-    assert optimizer.statistics().numbers()["unchanged/w"] == int(mx.sum(new["w"] == old["w"])) > 100
+@pytest.mark.parametrize("rule", RATES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_unchanged_weights_are_those_that_their_memory_keeps(kind: str, rule: str) -> None:
+    dtype = mx.float32 if kind == "float32" else mx.bfloat16
+    params = {"w": mx.array(first_weights()).astype(dtype)}
+    optimizer = rulec.mlx.optimizer(rule)(RATES[rule], weight_decay=0, watch="norms", **options(kind))
+    measured, seen = [], [weights("", params["w"].astype(mx.float32), None)]
+    for step in range(3):
+        params = optimizer.apply_gradients({"w": mx.array(gradient(step)).astype(dtype)}, params)
+        measured.append(optimizer.statistics()["unchanged"]["w"].item())
+        parts = [x for name, x in optimizer.state["w"].items() if name.startswith("param::")]
+        (part,) = [x.astype(mx.float32 if x.dtype == mx.bfloat16 else x.dtype) for x in parts] or [None]
+        seen.append(weights(kind, params["w"].astype(mx.float32), part))
+    check_unchanged(measured, seen)
 
 
 def test_the_update_of_weights_with_a_part_in_the_state_is_that_of_all_digits() -> None:
