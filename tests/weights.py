@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,6 @@ def check_unchanged(measured: list[Any], seen: list[Any], apart: int = 0) -> Non
 
     The two may be so many weights `apart`.
     """
-    counts = [int((old == new).sum()) for old, new in zip(seen, seen[1:], strict=False)]
+    counts = [int((old == new).sum()) for old, new in pairwise(seen)]
     assert np.abs(np.subtract([int(number) for number in measured], counts)).max() <= apart, (measured, counts)
     assert all(0 < count < seen[0].size for count in counts)

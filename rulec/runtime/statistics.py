@@ -133,6 +133,11 @@ class StatisticValues:
     shapes: Sequence[tuple[int, ...]] | None = None
     shared: bool = False
 
+    @property
+    def device(self) -> tuple[type, str]:
+        """The kind of the array and its device: arrays with the same ones can be joined."""
+        return type(self.array), str(getattr(self.array, "device", ""))
+
 
 def _values_of(
     measured: LaunchStatistics, values: Mapping[str, Any], group_of: Callable[[int], int]
@@ -168,11 +173,11 @@ def _all_of(measured: LaunchStatistics, members: Sequence[Sequence[int]]) -> Any
 def _settled(values: Iterable[StatisticValues]) -> list[StatisticValues]:
     """The values, with numbers that portions share once: the tensors of one portion may all have skipped the step."""
     done: list[StatisticValues] = []
-    shared: dict[tuple[str, str, str], StatisticValues] = {}
+    shared: dict[tuple[str, str, tuple[type, str]], StatisticValues] = {}
     for each in values:
         for i, place in enumerate(each.places if each.shared else ()):
             number = replace(each, places=[place], array=each.library.take(each.array, np.array([i])))
-            key = each.name, place, str(getattr(each.array, "device", ""))
+            key = each.name, place, each.device
             shared[key] = _either(shared[key], number) if key in shared else number
         if not each.shared:
             done.append(each)
@@ -395,12 +400,11 @@ class StepStatistics(Mapping[str, Mapping[str, Any]]):
 
         A number of the whole model has the name of the statistic alone. All numbers of a device come in one transfer.
         """
-        chosen = [values for values in self._measured if values.shapes is None]
-        by_library: dict[int, list[StatisticValues]] = {}
-        for values in chosen:
-            by_library.setdefault(id(values.library), []).append(values)
+        by_device: dict[tuple[type, str], list[StatisticValues]] = {}
+        for values in (values for values in self._measured if values.shapes is None):
+            by_device.setdefault(values.device, []).append(values)
         done: dict[str, dict[str, float]] = {name: {} for name in self}
-        for group in by_library.values():
+        for group in by_device.values():
             numbers = iter(self._numbers_of(group[0].library.join([values.array for values in group], 0)).tolist())
             for values in group:
                 done[values.name] |= zip(values.places, numbers, strict=False)

@@ -17,6 +17,8 @@ from torch import nn
 import rulec.torch
 from rulec import RuleError
 from rulec.errors import HyperError, RulecError
+from rulec.torch.step import optimizer_step
+from rulec.torch.tensors.library import numbers_on_host
 from tests.calls import profiled
 from tests.weights import KINDS, RATES, check_unchanged, first_weights, gradient, options, weights
 
@@ -146,6 +148,31 @@ def test_numbers_have_flat_names_in_the_order_of_the_parameters() -> None:
     lines = optimizer.statistics().table().splitlines()
     assert lines[0].split() == ["tot", "top", "rate"]
     assert lines[1].split()[0] == "0.weight"
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "Adafactor"])
+def test_numbers_of_all_dtypes_and_rules_come_in_one_transfer(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes, dtypes = [(6, 4), (3, 5), (7,)], [torch.float32, torch.bfloat16, torch.float64]
+    params = [torch.ones(shape, dtype=dtype, requires_grad=True) for dtype in dtypes for shape in shapes]
+    optimizer = getattr(rulec.torch, kind)(
+        params, watch={"size": "numel*norm(g)/norm(g)", "all": 'sum(g, per="model")'}
+    )
+    for param in params:
+        param.grad = torch.ones_like(param)
+    optimizer.step()
+    copied: list[int] = []
+
+    def counted(values: Any) -> Any:
+        copied.append(len(values))
+        return numbers_on_host(values)
+
+    monkeypatch.setattr(optimizer_step, "numbers_on_host", counted)
+    numbers = optimizer.statistics().numbers()
+    assert [value for name, value in numbers.items() if name != "all"] == pytest.approx(
+        [float(p.numel()) for p in params]
+    )
+    assert numbers["all"] == sum(p.numel() for p in params)
+    assert len(copied) == 1
 
 
 def test_a_statistic_for_each_row_has_the_shape_of_such_a_state() -> None:
