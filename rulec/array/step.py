@@ -238,10 +238,7 @@ class ArrayEngine(Engine):
     def step_statistics(self) -> StepStatistics:
         """The statistics of the last step that measured them."""
         assert self.schedule is not None
-        measured = self.statistics.measured(int)
-        return StepStatistics(
-            self.schedule.last, measured, self.statistics.names, [*self.params], lambda array: array, self.host.numbers
-        )
+        return self.statistics.of_step(self.schedule.last, [*self.params], lambda array: array, self.host.numbers)
 
     def copies_for(self, table: Numbers) -> Turned:
         """Copies in C order of the arrays whose rules need them, made when they are first asked for."""

@@ -26,7 +26,7 @@ from rulec.errors import HyperError, RuleError
 from rulec.language.expr.arithmetic import NUMPY, Table, mpmath_context, mpmath_table
 from rulec.language.expr.node import Kind, Node, Op, walk
 from rulec.language.expr.static import settings, statics
-from rulec.language.statistics import PREFIX
+from rulec.language.statistics import PREFIX, joint_place
 
 Array = np.ndarray[Any, Any]
 
@@ -148,11 +148,11 @@ class Run:
                 counts |= set() if "n" in letters else {(_count("group" if letters else "model"), key)}
         return counts
 
-    def measured(self, pending: Sequence[tuple[str, Key, Any]], skipped: set[int]) -> dict[tuple[str, Key], Any]:
-        """The statistics among the new values, by name and instance, where not all tensors of an instance skipped."""
+    def measured(self, pending: Sequence[tuple[str, Key, Any]], skipped: set[int]) -> dict[tuple[str, str], Any]:
+        """The statistics among the new values, by name and place, where not all tensors of an instance skipped."""
         letters = {b.name: b.axes.letters for b in self.program.statistics}
         return {
-            (buffer.removeprefix(PREFIX), key): value
+            (buffer.removeprefix(PREFIX), _place(letters[buffer], key)): value
             for buffer, key, value in pending
             if buffer in letters and not self._owners(letters[buffer], key) <= skipped
         }
@@ -378,6 +378,11 @@ class Run:
         if value.op is Op.UNIFORM:
             numbers = random.uniform(random.stream(count, **position))
         return self.how.array(numbers.reshape(1, *extents))
+
+
+def _place(letters: str, key: Key) -> str:
+    """The place of an instance of a statistic with these axes: `tensor 0`, `group 0` or `model`."""
+    return f"tensor {key}" if "n" in letters else joint_place(letters, key)
 
 
 def _count(level: Any) -> str:

@@ -50,9 +50,9 @@ class ReferenceOptimizer:
             rule, settings[place] = sized(rule, chosen)
         self.rule = rule
         self.seed, self._watch = seed, watch
-        #: The statistics of the last step: name -> place of a parameter, number of a group, or None -> value. What was
+        #: The statistics of the last step: name -> place, such as `tensor 0`, `group 0` or `model` -> value. What was
         #: skipped is not there.
-        self.statistics: dict[str, dict[Key, Array]] = {}
+        self.statistics: dict[str, dict[str, Array]] = {}
         group_of = list(groups or [0] * len(params))
         words = list(tags or [set()] * len(params))
         self.tensors: list[Tensor] = []
@@ -194,9 +194,9 @@ class ReferenceOptimizer:
         self.statistics = {}
         advanced: dict[tuple[int, tuple[str, Key]], dict[tuple[str, Key], Array]] = {}
         for run, (pending, skipped) in zip(runs, done, strict=True):
-            advanced |= {(id(run.shared), place): run.shared for place in run.write(pending, skipped)}
-            for (name, key), value in run.measured(pending, skipped).items():
-                self.statistics.setdefault(name, {})[key] = value
+            advanced |= {(id(run.shared), key): run.shared for key in run.write(pending, skipped)}
+            for (name, place), value in run.measured(pending, skipped).items():
+                self.statistics.setdefault(name, {})[place] = value
             for tensor in run.tensors:
                 tensor.t -= tensor.index in skipped
         for (_, place), shared in advanced.items():

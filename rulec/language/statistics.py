@@ -24,6 +24,9 @@ UPDATE, STORED = "update", "p.stored"
 #: The beginning of the names of statistics among the buffers of a program.
 PREFIX = "statistics."
 
+#: The place of a number of the whole model.
+MODEL = "model"
+
 #: The set of statistics called `norms`, as expressions.
 NORMS: Mapping[str, str] = {
     "grad_norm": "norm(grad)",
@@ -44,6 +47,11 @@ Watch: TypeAlias = str | Sequence[str] | Mapping[str, str]
 
 #: Statistics in the form that programs are compiled with.
 Watched: TypeAlias = tuple[tuple[str, Statistic], ...]
+
+
+def joint_place(letters: str, group: int | None = 0) -> str:
+    """The place of a number of several tensors, of axes `letters`: `group 0`, or `model`."""
+    return f"group {group}" if "k" in letters else MODEL
 
 
 def names_of(rule: RuleData) -> list[str]:

@@ -20,10 +20,9 @@ from rulec.errors import RulecError
 from rulec.functional.plan import Bucket, StepPlan
 from rulec.functional.step_values import Statistics
 from rulec.language.rule import Rule
-from rulec.language.statistics import PREFIX, Watch
+from rulec.language.statistics import PREFIX, Watch, joint_place
 from rulec.mlx.arrays import LIBRARY, is_traced
 from rulec.runtime.statistics import (
-    MODEL,
     StatisticValues,
     StepStatistics,
     WatchSchedule,
@@ -89,7 +88,7 @@ class VectorLayout:
 def _part(plan: StepPlan, bucket: Bucket, buffer: Buffer) -> VectorPart:
     name, letters, first = buffer.name.removeprefix(PREFIX), buffer.axes.letters, bucket.places[0]
     if buffer.axes.number and "n" not in letters:
-        return VectorPart(name, first, ("group 0" if letters else MODEL,))
+        return VectorPart(name, first, (joint_place(letters),))
     places = tuple(plan.leaves[place].name for place in bucket.places)
     if buffer.axes.number:
         return VectorPart(name, first, places)

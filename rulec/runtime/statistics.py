@@ -16,14 +16,11 @@ from rulec.errors import HyperError, RulecError, RuleError, TensorError
 from rulec.language.expr.node import Op
 from rulec.language.rule import Rule
 from rulec.language.rule_data import Statistic
-from rulec.language.statistics import PREFIX, Watch, Watched, check_text, is_joint, watched
+from rulec.language.statistics import MODEL, PREFIX, Watch, Watched, check_text, is_joint, joint_place, watched
 from rulec.runtime.buckets.bucket import Tensor
 from rulec.runtime.buckets.launch import Launch, LaunchStatistics, Part
 from rulec.runtime.buckets.plan import Plan
 from rulec.runtime.buckets.reductions import Join, joined
-
-#: The place of a value of the whole model in the mapping of a statistic.
-MODEL = "model"
 
 
 class Statistics:
@@ -84,9 +81,11 @@ class Statistics:
         """The statistics of the last measured step, by launch and portion."""
         return self._launches
 
-    def measured(self, group_of: Callable[[int], int]) -> list[StatisticValues]:
-        """The values of the last step that measured them; `group_of` has the number of a group for users."""
-        return measured_together([(self, group_of)])
+    def of_step(
+        self, step: int, places: Sequence[str], wrap: Callable[[Any], Any], numbers_of: Callable[[Any], Any]
+    ) -> StepStatistics:  # fmt: skip
+        """The values of the last step that measured them, for one engine: see `StepStatistics`."""
+        return StepStatistics(step, measured_together([(self, int)]), self.names, places, wrap, numbers_of)
 
 
 def measured_together(parts: Sequence[tuple[Statistics, Callable[[int], int]]]) -> list[StatisticValues]:
@@ -156,7 +155,7 @@ def _values_of(
             continue
         members: dict[str, list[int]] = {}
         for i, tensor in enumerate(tensors):
-            members.setdefault(f"group {group_of(tensor.group)}" if axes.letters else MODEL, []).append(i)
+            members.setdefault(joint_place(axes.letters, group_of(tensor.group)), []).append(i)
         numbers = library.take(numbers, np.array([each[0] for each in members.values()], np.int64))
         stay = None if measured.stays is None else _all_of(measured, [*members.values()])
         yield StatisticValues(name, [*members], _unless_skipped(measured, stay, numbers), library, shared=True)

@@ -27,24 +27,24 @@ _RANGES = Arithmetic(NUMPY, point, exact=False, rounded=lambda numbers, eps: num
 def statistic_ranges(
     optimizer: ReferenceOptimizer, grads: Sequence[Array], dtype: str, numerics: Numerics,
     inputs: Mapping[str, Any] | None = None, states: Mapping[str, str] | None = None,
-) -> dict[str, dict[Key, Range]]:  # fmt: skip
+) -> dict[str, dict[str, Range]]:  # fmt: skip
     """The ranges of the statistics of the next step of an optimizer, which stays as it is.
 
-    `optimizer` computes in float64, and `grads` are in float64. The machine has parameters and gradients of
-    `dtype`, and states too, but for those in `states`. The result has the keys of
+    `optimizer` computes in float64, and `grads` are in float64. The machine has parameters and gradients of `dtype`,
+    and states too, but for those in `states`. The result has the places of
     `ReferenceOptimizer.statistics`. RuleError for a rule with matrix functions, whose errors have no bound, and for
     reductions per axis of a tensor.
     """
     compute = "float64" if dtype == "float64" else "float32"
     exact = optimizer.copy().runs(grads, inputs or {})
     runs = [_RangeRun(run, dtype, compute, numerics, states or {}) for run in exact]
-    ranges: dict[str, dict[Key, Range]] = {}
+    ranges: dict[str, dict[str, Range]] = {}
     for run in runs:
         run.family = [*runs]
     for run in runs:
         pending = run.execute_statistics()
-        for (name, key), value in run.measured(pending, set()).items():
-            ranges.setdefault(name, {})[key] = value
+        for (name, place), value in run.measured(pending, set()).items():
+            ranges.setdefault(name, {})[place] = value
     return ranges
 
 

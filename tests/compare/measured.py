@@ -136,32 +136,32 @@ class Bounded:
     """Statistics in 50 digits, and their bounds."""
 
     exact: Measured
-    ranges: Mapping[str, Mapping[int | None, Range]]
+    ranges: Mapping[str, Mapping[str, Range]]
 
     def check(self, measured: Measured) -> None:
         """AssertionError where a statistic is beyond its bounds, is missing, or was not asked for."""
         assert measured.keys() == self.ranges.keys() >= self.exact.keys()
-        for name, by_key in self.ranges.items():
-            assert measured[name].keys() == by_key.keys(), name
-            for key, allowed in by_key.items():
-                if key not in self.exact.get(name, {}):
-                    assert np.isnan(measured[name][key]).all(), f"{name} of {key}, which skipped the step"
+        for name, by_place in self.ranges.items():
+            assert measured[name].keys() == by_place.keys(), name
+            for place, allowed in by_place.items():
+                if place not in self.exact.get(name, {}):
+                    assert np.isnan(measured[name][place]).all(), f"{name} of {place}, which skipped the step"
                     continue
-                exact = np.ravel(self.exact[name][key])
-                assert inside(exact, allowed).all(), f"the bounds of {name} of {key} leave out 50 digits"
-                mine = np.ravel(measured[name][key])
-                assert mine.shape == exact.shape, (name, key)
+                exact = np.ravel(self.exact[name][place])
+                assert inside(exact, allowed).all(), f"the bounds of {name} of {place} leave out 50 digits"
+                mine = np.ravel(measured[name][place])
+                assert mine.shape == exact.shape, (name, place)
                 for at in np.flatnonzero(~inside(mine, allowed))[:1]:
                     limits = np.ravel(allowed.low)[at], np.ravel(allowed.high)[at]
                     raise AssertionError(
-                        f"{name} of {key} is {mine[at]!r}, in 50 digits {float(exact[at])!r}: {limits}"
+                        f"{name} of {place} is {mine[at]!r}, in 50 digits {float(exact[at])!r}: {limits}"
                     )
 
     def widths(self) -> Iterator[tuple[str, float]]:
         """The width of each bound, in parts of the value, where that is a number and not zero."""
-        for name, by_key in self.ranges.items():
-            for key, r in by_key.items():
-                exact = np.abs(np.ravel(self.exact[name][key]).astype(np.float64))
+        for name, by_place in self.ranges.items():
+            for place, r in by_place.items():
+                exact = np.abs(np.ravel(self.exact[name][place]).astype(np.float64))
                 with np.errstate(all="ignore"):
                     width = (np.ravel(r.high) - np.ravel(r.low)) / exact
                 yield name, float(np.max(width, initial=0.0, where=np.isfinite(exact) & (exact > 0)))
@@ -186,7 +186,7 @@ def check(start: Start, oracle: Oracle, steps: int = 2) -> None:
         bounded = oracle.step(side.values(), grads)
         with np.errstate(all="ignore"):
             side.step(grads)
-        bounded.check(side.measured())
+        bounded.check(side.statistics())
 
 
 def of_library(name: str) -> Oracle:

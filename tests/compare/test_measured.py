@@ -62,7 +62,7 @@ def test_a_hundred_thousand_elements_in_chunks_and_threads(dtype: str, kind: str
     for backend in ("numpy", "cpu", "c", "jax"):
         side = start_of(backend)(rulec.load("adamw"), numbers.drawn(0), {}, watch, None)
         side.step(numbers.drawn(1))
-        bounded.check(side.measured())
+        bounded.check(side.statistics())
 
 
 def test_bounds_are_narrow() -> None:

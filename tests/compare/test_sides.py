@@ -62,6 +62,28 @@ def test_a_backend_steps_what_a_rule_routes_and_leaves_what_it_skips() -> None:
     np.testing.assert_allclose(side.values()[1]["p"], params[1] - 0.5)
 
 
+@pytest.mark.parametrize("backend", ["numpy", "jax", None])
+def test_every_side_has_statistics_by_the_same_places(backend: str | None) -> None:
+    words = {
+        "each": "sum(g)",
+        "rows": 'max(g, per="row")',
+        "group": 'sum(g, per="group")',
+        "all": 'sum(g, per="model")',
+    }
+    rule, trial = rulec.load("adamw"), Trial("float64", 1)
+    reference = ReferenceSide(rule, trial.params, {}, watch=words)
+    side = backend_side(rule, trial.params, {}, backend, words) if backend else reference
+    (grads,) = trial.gradients()
+    side.step(grads)
+    sums = {f"tensor {i}": pytest.approx(g.sum()) for i, g in enumerate(grads)}
+    total = pytest.approx(sum(g.sum() for g in grads))
+    measured = side.statistics()
+    assert {*measured} == {*words}
+    assert [dict(measured[name]) for name in ("each", "group", "all")] == [sums, {"group 0": total}, {"model": total}]
+    for i, g in enumerate(grads):
+        np.testing.assert_array_equal(np.ravel(measured["rows"][f"tensor {i}"]), np.ravel(g.max(axis=-1)))
+
+
 def test_the_trial_is_the_same_in_every_dtype() -> None:
     wide = Trial("float64", 3)
     for dtype in ("float32", "bfloat16", "float16"):

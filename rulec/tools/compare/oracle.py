@@ -12,7 +12,7 @@ from rulec.language.expr.arithmetic import mpmath_context
 from rulec.language.rule import Rule
 from rulec.language.statistics import Watch
 from rulec.tools.compare.difference import Trial
-from rulec.tools.compare.sides import Array, EngineSide, Hyper, JaxSide, Measured, ReferenceSide, backend_side
+from rulec.tools.compare.sides import Array, Hyper, Measured, MeasuringSide, ReferenceSide, backend_side
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def exactness_of_all(
             side.step(grads, inputs)
             values[place].add(_by_tensor(side.values()), wanted)
             for digits in exact[place : place + 1]:
-                statistics[place].add(_flat(side.measured()), _flat(digits.measured()))
+                statistics[place].add(_flat(side.statistics()), _flat(digits.statistics()))
         advance()
     names = (*rule.state, "p")
     return [
@@ -70,7 +70,8 @@ def exactness_of_all(
     ]
 
 
-Named = Mapping[tuple[str, int | None], Array]
+#: Values by name, and by tensor or place.
+Named = Mapping[tuple[str, int | str], Array]
 
 
 def _by_tensor(values: Sequence[Mapping[str, Array]]) -> Named:
@@ -78,7 +79,7 @@ def _by_tensor(values: Sequence[Mapping[str, Array]]) -> Named:
 
 
 def _flat(measured: Measured) -> Named:
-    return {(name, key): x for name, by_key in measured.items() for key, x in by_key.items()}
+    return {(name, place): x for name, by_place in measured.items() for place, x in by_place.items()}
 
 
 class _Distances:
@@ -87,7 +88,7 @@ class _Distances:
     def __init__(self, dtype: str) -> None:
         self.dtype = dtype
         self.ulps: dict[str, float] = {}
-        self._largest: dict[tuple[str, int | None], Array] = {}
+        self._largest: dict[tuple[str, int | str], Array] = {}
 
     def add(self, values: Named, exact: Named) -> None:
         """Adds the values of a step; those of one side alone count for nothing."""
@@ -128,7 +129,7 @@ def beyond_bounds(measured: Exactness, reference: Exactness) -> list[Beyond]:
 
 def _side(
     rule: Rule, hyper: Hyper, trial: Trial, backend: str | None, watch: Watch | None
-) -> tuple[ReferenceSide | EngineSide | JaxSide, str]:  # fmt: skip
+) -> tuple[MeasuringSide, str]:  # fmt: skip
     """The measured side, and the dtype of its arithmetic."""
     if backend is None:
         return ReferenceSide(rule, trial.params, hyper, watch=watch), "float64"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -14,7 +15,7 @@ from rulec.compiler.pipeline import compile
 from rulec.compiler.routing import Router
 from rulec.errors import BackendUnsupported, RulecError, RuleError
 from rulec.language.rule import Rule
-from rulec.language.statistics import PREFIX, Watch
+from rulec.language.statistics import PREFIX, Watch, joint_place
 from rulec.runtime.engine import Engine, default_hyper
 from rulec.runtime.statistics import StepStatistics, checked_words, of_rule
 from rulec.testing.kinds import kind_of
@@ -24,8 +25,8 @@ Array = np.ndarray[Any, Any]
 Hyper = Mapping[str, Any]
 Inputs = Mapping[str, Any]
 
-#: Statistics by name: the place of a tensor, the number of a group, or None for the model -> a number or an array.
-Measured = Mapping[str, Mapping[int | None, Array]]
+#: Statistics: name -> place, such as `tensor 0`, `group 0` or `model` -> a number or an array.
+Measured = Mapping[str, Mapping[str, Array]]
 
 
 class Side(Protocol):
@@ -45,8 +46,8 @@ class Side(Protocol):
 class MeasuringSide(Side, Protocol):
     """A side that measures statistics."""
 
-    def statistics(self) -> Mapping[str, Mapping[str, Array]]:
-        """The statistics of the last step: name -> place, such as `tensor 0` -> value, as NumPy arrays."""
+    def statistics(self) -> Measured:
+        """The statistics of the last step. What was skipped has NaN, or by the reference no value."""
         ...
 
 
@@ -97,7 +98,7 @@ class ReferenceSide:
     def values(self) -> list[dict[str, Array]]:
         return [{"p": p, **self.optimizer.state(i)} for i, p in enumerate(self.optimizer.params)]
 
-    def measured(self) -> Measured:
+    def statistics(self) -> Measured:
         """The statistics of the last step; what was skipped has none."""
         return self.optimizer.statistics
 
@@ -230,18 +231,9 @@ class EngineSide:
         return values
 
     def statistics(self) -> StepStatistics:
-        """The statistics of the last step, by the names `tensor 0`, `tensor 1` and so on."""
-        measured, places = self.engine.statistics.measured(int), [f"tensor {i}" for i in self.ids]
-        return StepStatistics(self.steps, measured, self.engine.statistics.names, places, self._read, self._read)
-
-    def measured(self) -> Measured:
         """The statistics of the last step; what was skipped has NaN."""
-        keys: dict[str, int | None] = {f"{kind} {i}": i for kind in ("tensor", "group") for i in range(len(self.ids))}
-        statistics = self.statistics()
-        return {
-            name: {keys.get(place): np.asarray(value) for place, value in statistics[name].items()}
-            for name in statistics
-        }
+        places = [f"tensor {i}" for i in self.ids]
+        return self.engine.statistics.of_step(self.steps, places, self._read, self._read)
 
     def _read(self, value: Any) -> Array:
         return np.array(value) if isinstance(value, np.ndarray | np.generic) else self.kind.read(value)
@@ -296,25 +288,22 @@ class JaxSide:
                 values[i][name] = np.asarray(kept[i] if isinstance(kept, list) else _number(kept, place))
         return values
 
-    def statistics(self) -> Mapping[str, Mapping[str, Array]]:
-        """The statistics of the last step; a number of the group or of the model has the place `all`."""
-        return {name: _by_place(values) for name, values in self._measured.items()}
-
-    def measured(self) -> Measured:
-        """The statistics of the last step; what was skipped has NaN. The only group has the number 0."""
+    def statistics(self) -> Measured:
+        """The statistics of the last step; what was skipped has NaN."""
         return {
-            name: {i: np.asarray(x) for i, x in enumerate(kept) if x is not None}
+            name: {f"tensor {i}": np.asarray(x) for i, x in enumerate(kept) if x is not None}
             if isinstance(kept, list)
-            else {0 if self._is_of_group(name) else None: np.asarray(kept)}
+            else {joint_place(self._letters[name]): np.asarray(kept)}
             for name, kept in self._measured.items()
         }
 
-    def _is_of_group(self, name: str) -> bool:
-        """Whether a statistic of several tensors is of their group, and not of the model."""
+    @cached_property
+    def _letters(self) -> dict[str, str]:
+        """The axes of each statistic."""
         words = checked_words(self.rule.name, self.watch)
-        measuring = ((routed, of_rule(routed, words)) for routed in Router(self.rule).rules)
-        rule, watch = next((routed, each) for routed, each in measuring if name in dict(each))
-        return compile(rule, watch=watch).buffer(PREFIX + name).axes.letters == "k"
+        measuring = ((rule, of_rule(rule, words)) for rule in Router(self.rule).rules)
+        programs = [compile(rule, watch=watch) for rule, watch in measuring]
+        return {b.name.removeprefix(PREFIX): b.axes.letters for program in programs for b in program.statistics}
 
     def _states(self) -> dict[str, Any]:
         from rulec.jax.recipe import recipe
@@ -323,13 +312,6 @@ class JaxSide:
         rules = [routed for group in recipe(self.rule, {}, None).groups for routed in Router(group.rule).rules]
         fields = fields_of(rules, {}).every
         return {name: getattr(self.state, fields[name]) for name in self.having}
-
-
-def _by_place(values: Any) -> dict[str, Array]:
-    """The values of a statistic in JAX by tensor; one number of the group or of the model is of `all`."""
-    if not isinstance(values, list):
-        return {"all": np.asarray(values)}
-    return {f"tensor {i}": np.asarray(value) for i, value in enumerate(values) if value is not None}
 
 
 def _number(kept: Any, place: int) -> Any:

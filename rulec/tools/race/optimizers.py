@@ -21,7 +21,7 @@ from rulec.language.rule_data import draws
 from rulec.language.statistics import Watch, Watched
 from rulec.runtime.engine import Engine
 from rulec.runtime.evaluations import EvaluationNames
-from rulec.runtime.statistics import StepStatistics, by_rule
+from rulec.runtime.statistics import by_rule
 from rulec.tools.race.task import Stack, of_run
 
 Array = np.ndarray[Any, Any]
@@ -135,8 +135,7 @@ class BatchedOptimizer:
 
     def measured(self) -> Mapping[str, Mapping[Run, float]]:
         """The statistics of the last step: name -> run that took it -> the mean over its tensors."""
-        watching, host = self._engine.statistics, self._engine.host
-        step = StepStatistics(0, watching.measured(int), watching.names, [*self._runs], lambda a: a, host.numbers)
+        step = self._engine.statistics.of_step(0, [*self._runs], lambda array: array, self._engine.host.numbers)
         return {name: _means(values, self._runs) for name, values in step.items()}
 
     @contextmanager
