@@ -199,8 +199,8 @@ class ReferenceOptimizer:
                 self.statistics.setdefault(name, {})[place] = value
             for tensor in run.tensors:
                 tensor.t -= tensor.index in skipped
-        for (_, place), shared in advanced.items():
-            shared[place] = np.asarray(shared.get(place, 0)) + 1
+        for (_, key), shared in advanced.items():
+            shared[key] = np.asarray(shared.get(key, 0)) + 1
 
     def runs(self, grads: Sequence[Any | None], inputs: Mapping[str, Any]) -> list[Run]:
         """The runs of a step, with the counts and first states of its tensors, before anything is computed."""
