@@ -12,8 +12,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from rulec.backend.printer import StagePrinter, bare
 from rulec.compiler.ir import Program, Result, Stage
 from rulec.compiler.layout import Layout
-from rulec.language.expr.node import Node, Op, const, node
+from rulec.language.expr.node import Op, node
 
+from ..common.partial import counted, partial_sums
 from .source import indented, loop
 
 #: The elements of a block at most.
@@ -26,7 +27,8 @@ def in_blocks(program: Program, layout: Layout, stage: Stage) -> list[Result]:
     In other stages, blocks would change the order of a sum of the rule, and so its last bits.
     """
     sums = [r for r in stage.reduces if r.value.op is Op.SUM]
-    return sums if layout.compute == "float32" and {r.name for r in sums} <= program.measured else []
+    partial = partial_sums(program, layout, stage)
+    return partial if len(partial) == len(sums) else []
 
 
 class PartialSums:
@@ -67,9 +69,9 @@ class PartialSums:
     def _taken_in(self, reduction: Result) -> str:
         variable, printer = self.variables[reduction.name], self.printer
         (operand,) = reduction.value.args
-        counted = _condition(operand)
-        if counted is not None:
-            condition, holds = counted
+        count = counted(operand)
+        if count is not None:
+            condition, holds = count
             text = printer.text(condition)
             return f"{variable} = counted({variable}, {bare(text) if holds else f'not {text}'})"
         if operand.op is Op.MUL and operand not in printer.names:
@@ -78,14 +80,14 @@ class PartialSums:
         return f"{variable} = accumulate({variable}, {bare(printer.text(operand))})"
 
     def _counts(self, name: str) -> bool:
-        return _condition(self._sums[name].value.args[0]) is not None
+        return counted(self._sums[name].value.args[0]) is not None
 
     def _squares_beside(self, name: str) -> str:
         """The sum of squares of what a reduction counts as not finite; empty where there is none to rely on."""
-        counted = _condition(self._sums[name].value.args[0])
-        if counted is None or counted[1] or counted[0].op is not Op.ISFINITE:
+        count = counted(self._sums[name].value.args[0])
+        if count is None or count[1] or count[0].op is not Op.ISFINITE:
             return ""
-        (x,) = counted[0].args
+        (x,) = count[0].args
         if x.op is not Op.LOAD or x.arg not in self.kept:
             return ""
         square = node(Op.MUL, x, x)
@@ -99,12 +101,3 @@ class PartialSums:
             "i", "block", stop, [f"{self.names[buffer]} = {self.load(buffer)}", self._taken_in(self._sums[name])]
         )
         return [f"if not isfinite({self.variables[self._seldom[name]]}):", *indented(body)]
-
-
-def _condition(operand: Node) -> tuple[Node, bool] | None:
-    """The condition that a sum counts, and whether it counts where it holds; None for any other sum."""
-    if operand.op is not Op.WHERE:
-        return None
-    numbers = {(const(1), const(0)): True, (const(0), const(1)): False}
-    holds = numbers.get((operand.args[1], operand.args[2]))
-    return None if holds is None else (operand.args[0], holds)

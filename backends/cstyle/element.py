@@ -2,13 +2,13 @@
 
 The function takes addresses and an index, so the same text runs over memory and over a few elements in registers.
 Columns of the scalar table, and values of rows, columns and matrices, are numbers among its parameters. The caller has
-float64 totals for the reductions, one for each lane, thread or column.
+float64 totals for the reductions, one for each lane, thread or column; or some in float32 for few elements.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -96,14 +96,15 @@ class ElementWriter:
 
     `names` are the variables of buffers' old values, vectors and totals; `at` the variables of their addresses. None of
     them is the name of a function, a type, or a reserved word. With `scaled`, gradients are multiplied by `unscale`.
+    The totals of the reductions `narrow` are in float32.
     """
 
     def __init__(
         self, program: Program, layout: Layout, stage: Stage, dialect: Dialect, name: str = "element",
-        scaled: bool = False,
+        scaled: bool = False, narrow: Collection[str] = (),
     ) -> None:  # fmt: skip
         self.program, self.layout, self.stage, self.dialect, self.name = program, layout, stage, dialect, name
-        self.nest, self.scaled = Nest(program, layout, stage), scaled
+        self.nest, self.scaled, self.narrow = Nest(program, layout, stage), scaled, narrow
         #: The type of arithmetic, and the suffix of its functions and numbers.
         self.real, self.suffix = ("double", "") if layout.compute == "float64" else ("float", "f")
         #: Whether the function takes the place of its element in its tensor, for random bits.
@@ -141,6 +142,8 @@ class ElementWriter:
 
     def total_pointer(self, reduction: Result) -> str:
         """The type of the address of a total: a slot in memory for a column, else a variable."""
+        if reduction.name in self.narrow:
+            return "float *"
         return f"{self.dialect.memory if self.nest.place(reduction) == COL else ''}double *"
 
     def _buffer(self, buffer: str) -> Parameter:
@@ -225,9 +228,14 @@ class ElementWriter:
         return f"(float)({text})" if " " in text or text.startswith("-") else f"(float){text}"
 
     def _totals(self) -> list[str]:
-        return [
-            taken_in(r.value.op, self._total(r), self.printer.text(r.value.args[0])) for r in self.stage.reduces
-        ]  # fmt: skip
+        return [self._taken_in(r) for r in self.stage.reduces]
+
+    def _taken_in(self, reduction: Result) -> str:
+        """The statement that joins the element to a total; to one in float32 without rounding its product."""
+        total, (operand,) = self._total(reduction), reduction.value.args
+        if reduction.name in self.narrow and operand.op is Op.MUL and operand not in self.printer.names:
+            return f"{total} = fmaf({', '.join(map(self.printer.text, operand.args))}, {total});"
+        return taken_in(reduction.value.op, total, self.printer.text(operand))
 
     def _total(self, reduction: Result) -> str:
         """The variable for the total of a reduction."""

@@ -101,7 +101,7 @@ class CodedKernel(StageKernel):
                 f"const int count = i + {wide} <= chunk.stop ? {wide} : i < chunk.stop ? (int)(chunk.stop - i) : 0;",
                 f"const bool whole = wide && count == {wide};",
                 *(f"Pack<{self._kind(p)}, {wide}> {self._pack(p)};" for p in self._arrays()),
-                *self._loads(), *self._elements(), *self._written(self._stores()),
+                *self._loads(), *self._in_parts(self._elements()), *self._written(self._stores()),
             ]),
             "}",
             *self._leave("chunk"),

@@ -5,11 +5,13 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
+from rulec.backend.printer import unique_name
 from rulec.compiler.ir import Program, Result, Stage
 from rulec.compiler.layout import ITEM_SIZE, Layout, scale_name
-from rulec.kernel.place import COL, ELEMENT, MATRIX, ROW, TENSOR
+from rulec.kernel.place import COL, ELEMENT, MATRIX, ROW, TENSOR, place
 from rulec.language.expr.node import Op
 
+from ..common.partial import counted, partial_sums
 from ..cstyle.dialect import WIDTH, block, call_lines, indented
 from ..cstyle.element import ElementWriter, Parameter
 from .plan import GIVEN, THREADS, bound_lines, given_lines, pack_width
@@ -44,7 +46,15 @@ class StageKernel:
 
     def __init__(self, program: Program, layout: Layout, stage: Stage, name: str, element: str) -> None:
         self.program, self.layout, self.stage, self.name = program, layout, stage, name
-        self.writer = ElementWriter(program, layout, stage, self.dialect, element, scaled=True)
+        narrow = [r for r in partial_sums(program, layout, stage) if place(r.axes, layout) in (ROW, TENSOR)]
+        self.writer = ElementWriter(
+            program, layout, stage, self.dialect, element, scaled=True, narrow=[r.name for r in narrow]
+        )
+        #: The variables for parts of sums in float32, by reduction: for what a thread counts, and for a pack.
+        parts = {r.name: unique_name(f"{self.writer.names[r.name]}_part", self.writer.taken) for r in narrow}
+        counts = [r.name for r in narrow if counted(r.value.args[0]) and place(r.axes, layout) == TENSOR]
+        self._counts = {name: part for name, part in parts.items() if name in counts}
+        self._packs = {name: part for name, part in parts.items() if name not in counts}
         self.parameters, self.nest = self.writer.parameters(), self.writer.nest
         self.wide = pack_width(program, layout, stage)
         self.shaped = self.nest.shaped
@@ -138,10 +148,15 @@ class StageKernel:
         return lines + [f"const {p.type} {p.name} = scale ? 1.0f / *scale : 1.0f;" for p in scales]
 
     def _totals(self, *places: str) -> list[str]:
-        """The variables of reductions, with their first values."""
-        return [
-            f"double {self.writer.names[r.name]} = {NOTHING[r.value.op]};" for r in self.nest.totals(*places)
-        ]  # fmt: skip
+        """The variables of reductions, with their first values; what a thread counts is exact in float32."""
+        totals = {r.name: r for r in self.nest.totals(*places)}
+        counts = [f"float {part} = 0;" for name, part in self._counts.items() if name in totals]
+        return [f"double {self.writer.names[n]} = {NOTHING[r.value.op]};" for n, r in totals.items()] + counts
+
+    def _in_parts(self, lines: list[str]) -> list[str]:
+        """The statements for the elements of a pack, around them those for its parts of sums."""
+        begun = [f"float {part} = 0;" for part in self._packs.values()]
+        return [*begun, *lines, *(f"{self.writer.names[name]} += {part};" for name, part in self._packs.items())]
 
     # Elements
 
@@ -199,7 +214,8 @@ class StageKernel:
         for p in self.parameters:
             if p.kind == "total":
                 column = any(r.name == p.of for r in self.nest.totals(COL))
-                arguments[p.name] = f"&{p.name}[e]" if column else f"&{p.name}"
+                total = (self._counts | self._packs).get(p.of, p.name)
+                arguments[p.name] = f"&{total}[e]" if column else f"&{total}"
             elif p.place in (ROW, MATRIX):
                 index = "line" if p.place == ROW else "tile.matrix"
                 arguments[p.name] = self._truth(p, f"{self.writer.at[p.of]}[{index}]")
@@ -246,7 +262,7 @@ class StageKernel:
     def _pack_or(self, at: str, end: str, packed: list[str], others: list[str]) -> list[str]:
         """The statements `packed` for a whole pack of elements from `at` on, else `others` for a part of a pack."""
         head = f"if (wide && {at} + {self.wide} <= {end}) {{"
-        return [head, *indented(packed), "} else {", *indented(others), "}"]
+        return [head, *indented(self._in_parts(packed)), "} else {", *indented(self._in_parts(others)), "}"]
 
     def _leave(self, part: str) -> list[str]:
         """The stores of a tensor's totals, joined over the block."""
@@ -254,6 +270,7 @@ class StageKernel:
         for r in self.nest.totals(TENSOR):
             name = self.writer.names[r.name]
             lines += [
+                *[f"{name} += {self._counts.get(r.name)};"] * (r.name in self._counts),
                 f"{name} = over_block({KIND[r.value.op]}, {name});",
                 *block("if (threadIdx.x == 0)", [f"{self._slots(r)}[{part}.slot] = {name};"]),
             ]

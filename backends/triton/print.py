@@ -79,6 +79,7 @@ _SHAPE = ["MATRICES", "ROWS", "COLUMNS"]
 class ShapedStage(StageSource):
     """A stage over tiles of matrices."""
 
+    elements = "MATRICES * ROWS * COLUMNS"
     works_on = True
 
     def functions(self) -> list[list[str]]:
@@ -142,6 +143,8 @@ class ShapedStage(StageSource):
 
     def _rows_line(self, reduction: Result) -> str:
         """The statement that joins a tile to a reduction of the tensor, row by row to save registers."""
+        if reduction.name in self.in_packs:
+            return self.taken_in(reduction, _TILE)
         name, rows = self.names[reduction.name], self.total(reduction, self.operand(reduction, _TILE), "2")
         return f"{name} = {bare(self.joined(reduction, name, rows))}"
 

@@ -9,12 +9,14 @@ from rulec.backend.printer import StagePrinter, bare, unique_name
 from rulec.compiler.ir import Program, Result, Stage
 from rulec.compiler.layout import Layout
 from rulec.kernel.nest import Nest
-from rulec.kernel.place import ELEMENT, ROW, address_lines
-from rulec.language.expr.node import Op, is_boolean, walk
+from rulec.kernel.place import ELEMENT, ROW, TENSOR, address_lines
+from rulec.language.expr.node import Node, Op, is_boolean, walk
 
+from ..common.partial import counted, partial_sums
 from ..common.text import left_by
 from .ops import constant, is_bare, operations
-from .plan import known_columns, moving_columns, wide_arrays
+from .packs import MOST
+from .plan import known_columns, moving_columns, vector_width, wide_arrays
 from .words import WORDS
 
 #: Names in every printed file.
@@ -47,10 +49,11 @@ class StageSource:
     `names` are the variables of buffers' old values, vectors and reductions; `at` of their addresses, or of slots. With
     `works_on`, all values of a tensor that stays as it is are computed, and only its stores left out. With
     `gradient_in_memory`, the gradient is read from its address; else `gradient` gives its expression. `local_names` are
-    further names in the functions of such a stage. With `narrow_gradient`, the gradient may lie at any address, and the
-    other arrays still move 16 bytes at a time.
+    further names in the functions of such a stage. `elements` is the size of a block or tile. With `narrow_gradient`,
+    the gradient may lie at any address, and the other arrays still move 16 bytes at a time.
     """
 
+    elements = "BLOCK"
     works_on = False
     gradient_in_memory = True
     narrow_gradient = False
@@ -75,6 +78,9 @@ class StageSource:
         self.known, self.moving = known_columns(program, self.stage, layout), moving_columns(program, self.stage)
         self.nest = Nest(program, layout, self.stage)
         self.buffers = self.nest.buffers
+        #: The sums that are added up in packs of so many neighbouring elements first.
+        self.in_packs = {r.name for r in partial_sums(program, layout, self.stage) if self.nest.place(r) == TENSOR}
+        self.pack = min(MOST, vector_width(program, self.stage, layout))
         self.arrays = [*self.buffers, *self.stage.reads]
         self.scaled = "g" in self.printer.loads()
         kept = [s for s in self.stage.stores if program.buffer(s.buffer).role != "scratch"]
@@ -208,28 +214,46 @@ class StageSource:
     # Reductions
 
     def zero(self, reduction: Result, shape: str) -> str:
-        """The first value of a reduction in this shape: of a sum in float64, of others in the compute dtype."""
-        dtype = "float64" if reduction.value.op is Op.SUM else self.compute
+        """The first value of a reduction in this shape, or in that of packs.
+
+        Of a sum in float64; of a count in packs in float32, exact up to 2**24; of others in the compute dtype.
+        """
+        packed = reduction.name in self.in_packs
+        shape = f"({self.elements} // {self.pack},)" if packed else shape
+        narrow = reduction.value.op is not Op.SUM or (packed and counted(reduction.value.args[0]))
+        dtype = self.compute if narrow else "float64"
         return f"{self.names[reduction.name]} = tl.full({shape}, {NOTHING[reduction.value.op]}, tl.{dtype})"
 
     def taken_in(self, reduction: Result, shape: str) -> str:
         """The statement that joins a block or tile of elements to a reduction."""
         name = self.names[reduction.name]
-        return f"{name} = {bare(self.joined(reduction, name, self.operand(reduction, shape)))}"
+        part = self._packed(reduction, shape) if reduction.name in self.in_packs else self.operand(reduction, shape)
+        return f"{name} = {bare(self.joined(reduction, name, part))}"
+
+    def _packed(self, reduction: Result, shape: str) -> str:
+        """The operand of a sum in packs: the sum of each."""
+        operand = reduction.value.args[0]
+        if operand.op is Op.MUL and operand not in self.printer.names and all(map(self._has_elements, operand.args)):
+            x, y = (f"in_packs({bare(self.printer.text(factor))}, inside)" for factor in operand.args)
+            return f"pack_products({x}, {y}, None, {self.pack}).to(tl.float64)"
+        sums = f"pack_sums(in_packs({self._in_shape(operand, shape)}, inside), {self.pack})"
+        return sums if counted(operand) else f"{sums}.to(tl.float64)"
+
+    def _in_shape(self, operand: Node, shape: str) -> str:
+        text = bare(self.printer.text(operand))
+        return text if self._has_elements(operand) else f"tl.full({shape}, 0.0, tl.{self.compute}) + {text}"
 
     def operand(self, reduction: Result, shape: str) -> str:
         """The operand of a reduction: its first value where `inside` is false; a sum's in float64."""
         operand, op = reduction.value.args[0], reduction.value.op
-        text = bare(self.printer.text(operand))
-        if not self._has_elements(reduction):
-            text = f"tl.full({shape}, 0.0, tl.{self.compute}) + {text}"
+        text = self._in_shape(operand, shape)
         text = f"({text} if ALL else tl.where(inside, {text}, {NOTHING[op]}))"
         return f"{text}.to(tl.float64)" if op is Op.SUM and self.compute != "float64" else text
 
-    def _has_elements(self, reduction: Result) -> bool:
-        """Whether the operand has a value for each element of a tile, not only for its rows or columns."""
+    def _has_elements(self, value: Node) -> bool:
+        """Whether a value has a number for each element of a tile, not only for its rows or columns."""
         elements = {v.name for v in self.nest.read(ELEMENT)}
-        parts = walk(reduction.value.args)
+        parts = walk([value])
         return any(n.op is Op.LOAD or (n.op is Op.RESULT and str(n.arg) in elements) for n in parts)
 
     @staticmethod
@@ -237,9 +261,10 @@ class StageSource:
         """Two parts of a reduction joined."""
         return _JOINED[reduction.value.op].format(a, b)
 
-    @staticmethod
-    def total(reduction: Result, value: str, axis: str = "None") -> str:
+    def total(self, reduction: Result, value: str, axis: str = "None") -> str:
         """A block or tile reduced along an axis, or to one number."""
+        if reduction.name in self.in_packs:
+            return f"tl.sum({value}.to(tl.float64))"
         word = _WHOLE[reduction.value.op]
         return f"{word}({value})" if axis == "None" else f"{word}({value}, {axis}, True)"
 

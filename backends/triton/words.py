@@ -11,6 +11,7 @@ from ..common.constants import SINGLE
 from ..common.quotients import LEAST_DIVISOR, MOST_DIVISOR, window
 from ..common.text import about, filled, used
 from .functions import FUNCTIONS
+from .packs import PACKS
 
 _TO_BFLOAT16 = '''\
 @triton.jit
@@ -214,7 +215,7 @@ WORDS: Mapping[str, str] = {
     "lowest": _LOWEST, "highest": _HIGHEST, "finish": _FINISH, "to_bfloat16": _TO_BFLOAT16, "sign": _SIGN,
     "away": _AWAY, "ulps": _ULPS, "coarse": _COARSE, "scrambled": _SCRAMBLED, "chance": _CHANCE,
     "in_range": _IN_RANGE, "in_rows": _IN_ROWS, "reciprocal": _RECIPROCAL,
-    "is_nvidia": _IS_NVIDIA, "quotient": _quotient(), **FUNCTIONS,
+    "is_nvidia": _IS_NVIDIA, "quotient": _quotient(), **PACKS, **FUNCTIONS,
 }  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from rulec.compiler.scalars import ScalarTable
 from rulec.compiler.view import matrix_view
 from rulec.errors import BackendUnavailable, TensorError
 from rulec.kernel.multi_tensor.uploads import Ring
+from rulec.language.statistics import Watch, watched
 from rulec.testing import IEEE, CupyKind
 from rulec.testing.cases import LARGE_SHAPES, MATRIX_SHAPES, gradients, loaded, parameters
 from rulec.testing.conformance import check_maximize, check_mixed_dtypes, check_on_device, check_rule
@@ -143,9 +144,11 @@ def test_whole_steps_of_every_kind_are_the_reference_s() -> None:
 class Bound:
     """A rule's kernel over tensors of some shapes, `skip` elements off an aligned address."""
 
-    def __init__(self, name: str, shapes: Sequence[tuple[int, ...]], dtype: str = "float32", skip: int = 0) -> None:
+    def __init__(
+        self, name: str, shapes: Sequence[tuple[int, ...]], dtype: str = "float32", skip: int = 0, watch: Watch = (),
+    ) -> None:  # fmt: skip
         rule = loaded(name)
-        program = compile(rule, matrix_view(shapes[0], rule.view).facts)
+        program = compile(rule, matrix_view(shapes[0], rule.view).facts, watch=watched(rule, watch))
         self.program, self.layout = kernel_for(program, dtype)
         self.make = lambda values: CupyKind().make(values.astype(dtype), skip)
         self.shapes = list(shapes)
@@ -289,14 +292,27 @@ def test_threads_may_run_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bits[0] == bits[1]
 
 
-@pytest.mark.parametrize("name", ["lamb", "adafactor"])
-def test_reductions_have_the_same_bits_wherever_tensors_begin(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "watch"), [("lamb", ()), ("adafactor", ()), ("adamw", "norms"), ("lamb", "norms"), ("adafactor", "norms")]
+)
+def test_reductions_have_the_same_bits_wherever_tensors_begin(name: str, watch: Watch) -> None:
     bits = []
     for skip in (0, 1):
-        bound = Bound(name, [(37, 64), (5, 12)], skip=skip)
+        bound = Bound(name, [(37, 64), (5, 12), (7, 3)], skip=skip, watch=watch)
         found = bound.call(0, bound.gradients(), bound.rows()).reduced
         bits.append([CupyKind().read(x).tobytes() for own in found.values() for x in own])
     assert bits[0] == bits[1]
+
+
+def test_parts_of_sums_in_float32_are_all_added_up() -> None:
+    """A thread has many packs here; half an ulp for each addition in a pack, and its product is not rounded."""
+    bound = Bound("adamw", [(301, 251)], watch={"size": "norm(grad)", "few": "sum(where(grad > 0, 1, 0))"})
+    grads = bound.gradients()
+    found = bound.call(0, grads, bound.rows()).reduced
+    exact = CupyKind().read(grads[0]).astype(np.float64)
+    size, few = (float(CupyKind().read(own[0])) for own in found.values())
+    assert few == (exact > 0).sum()
+    assert abs(size - (exact**2).sum()) <= 4 * 2.0**-24 * (exact**2).sum()
 
 
 def test_a_kernel_runs_in_the_stream_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
