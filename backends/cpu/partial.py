@@ -2,7 +2,8 @@
 
 A sum in float64 takes two vectors for one of float32, and a conversion for each. A block is added up in float32 with
 some dozens of elements in a lane, and the blocks in float64. One addition errs by half an ulp of the sum so far: see
-docs/watch.md. Elements that fulfil a condition are counted in whole numbers.
+docs/watch.md. Elements that fulfil a condition are counted in whole numbers. A block whose sum is beyond float32 is
+added up again in float64 where the stage still has its operands: squares of gradients near 1e18 do not end in infinity.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from rulec.backend.printer import StagePrinter, bare
 from rulec.compiler.ir import Program, Result, Stage
 from rulec.compiler.layout import Layout
-from rulec.language.expr.node import Op, node
+from rulec.language.expr.node import Kind, Node, Op, node, walk
 
 from ..common.partial import counted, partial_sums
 from .source import indented, loop
@@ -56,7 +57,7 @@ class PartialSums:
         ended = [f"{names[name]} = {names[name]} + {each}" for name, each in self._items()]
         return loop("block", start, f"{stop}, {BLOCK}", [
             *begun, *loop("i", "block", stop_of_block, body),
-            *(line for name in self._seldom for line in self._counted_apart(name, stop_of_block)), *ended,
+            *(line for name in self._sums for line in self._again(name, stop_of_block)), *ended,
         ])  # fmt: skip
 
     def lines(self, reduction: Result) -> list[str]:
@@ -88,16 +89,29 @@ class PartialSums:
         if count is None or count[1] or count[0].op is not Op.ISFINITE:
             return ""
         (x,) = count[0].args
-        if x.op is not Op.LOAD or x.arg not in self.kept:
-            return ""
         square = node(Op.MUL, x, x)
+        if x.op is not Op.LOAD or not self._stays(square):
+            return ""
         return next((r.name for r in self._sums.values() if r.value.args[0] is square), "")
 
-    def _counted_apart(self, name: str, stop: str) -> list[str]:
-        """The loop over the elements of a block that counts, where the sum of squares is not finite."""
-        (operand,) = self._sums[name].value.args
-        buffer = str(operand.args[0].args[0].arg)
-        body = loop(
-            "i", "block", stop, [f"{self.names[buffer]} = {self.load(buffer)}", self._taken_in(self._sums[name])]
-        )
-        return [f"if not isfinite({self.variables[self._seldom[name]]}):", *indented(body)]
+    def _stays(self, operand: Node) -> bool:
+        """Whether an operand can be computed again after the stores of the stage: it reads arrays that stay."""
+        leaves = [n for n in walk([operand]) if n.op.kind is Kind.LEAF]
+        inner = [n for n in walk(operand.args) if n.op.kind is not Kind.LEAF]
+        return (
+            all(n.op in (Op.CONST, Op.SCALAR) or (n.op is Op.LOAD and n.arg in self.kept) for n in leaves)
+            and not any(n in self.printer.names or n.op.kind is Kind.RANDOM for n in inner)
+        )  # fmt: skip
+
+    def _again(self, name: str, stop: str) -> list[str]:
+        """The loop over a block whose sum is not finite: it adds up in float64, and counts what waits for this sum."""
+        operand, whole, part = self._sums[name].value.args[0], self.names[name], self.variables[name]
+        if self._counts(name) or not self._stays(operand):
+            return []
+        buffers = dict.fromkeys(str(x.arg) for x in walk([operand]) if x.op is Op.LOAD)
+        counts = [self._taken_in(self._sums[count]) for count, squares in self._seldom.items() if squares == name]
+        text = bare(self.printer.text(operand, defining=True))
+        body = loop("i", "block", stop, [
+            *(f"{self.names[b]} = {self.load(b)}" for b in buffers), *counts, f"{whole} = accumulate({whole}, {text})",
+        ])  # fmt: skip
+        return [f"if not isfinite({part}):", *indented([f"{part} = float32(0.0)", *body])]

@@ -128,6 +128,23 @@ def test_counts_are_exact(size: int) -> None:
     assert math.isnan(sums(values, "sum(g*g)"))
 
 
+@pytest.mark.parametrize("size", [1e18, 5e18, 1.8e19])
+@pytest.mark.parametrize(
+    "text", ["sum(g*g)", "norm(g)", "sum(abs(g*1.8e19))", "sum(where(isfinite(g), 0, 1)) + rms(g)"]
+)
+def test_a_sum_that_float32_has_no_room_for_is_finite(size: float, text: str) -> None:
+    """Of gradients that have squares in float32. So it is of the sums of rules, such as the norm that a rule clips."""
+    values = np.full(3 * BLOCK + 5, size, np.float32)
+    values[BLOCK : 2 * BLOCK] = 1
+    exact = values.astype(np.float64)
+    wanted = {
+        "sum(g*g)": np.sum(exact**2), "norm(g)": np.linalg.norm(exact), "sum(abs(g*1.8e19))": np.sum(exact) * 1.8e19,
+    }  # fmt: skip
+    assert sums(values, text) == pytest.approx(wanted.get(text, np.sqrt(np.mean(exact**2))), rel=BLOCK * UNIT)
+    values[-1] = -np.inf
+    assert not math.isfinite(sums(values, text))
+
+
 # Machine code
 
 
