@@ -23,6 +23,7 @@ from rulec.torch.groups.capture import CaptureMode
 from tests.runtime.elsewhere import Elsewhere
 from tests.runtime.graph import Graph
 from tests.torch.eager.processes import check_in_processes
+from tests.torch.test_statistics import calls_of
 
 WATCH = {"length": "norm(update)", "gradient": "norm(grad)", "mean": "mean(abs(g))", "ratio": "norm(update)/norm(p)"}
 
@@ -434,3 +435,89 @@ def _check_together(rank: int) -> None:
 @pytest.mark.slow
 def test_processes_measure_their_model_together_and_refuse_other_statistics() -> None:
     check_in_processes(_check_together, 2)
+
+
+NUMBERS = {
+    "rate": "lr", "decay": "lr*weight_decay", "size": "numel*lr", "t": "t", "part": "lr*norm(g)",
+    "all": 'sum(lr*t, per="model")',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_numbers_of_hyper_parameters_are_those_of_the_last_measured_step(every: int) -> None:
+    """More steps than rows of the scalar table are known ahead, with new rates, and a step of other tensors."""
+    params = [torch.ones(3, 4).requires_grad_(), torch.ones(5).requires_grad_()]
+    groups: list[dict[str, Any]] = [{"params": params[:1]}, {"params": params[1:], "lr": 0.5}]
+    optimizer = rulec.torch.AdamW(groups, lr=0.25, watch=NUMBERS, watch_every=every)
+    wanted: dict[str, float] = {}
+    counts = [0, 0]
+    for t in range(90):
+        for i, param in enumerate(params):
+            param.grad = None if (t, i) == (50, 1) else torch.full_like(param, t + 1.0)
+            counts[i] += param.grad is not None
+        if t % 20 in (6, 7):
+            optimizer.param_groups[0]["lr"] = 0.25 / (t + 1)
+        optimizer.step()
+        if t % every == 0:
+            rates = [group["lr"] for group in optimizer.param_groups]
+            wanted = {}
+            for i, (param, rate) in enumerate(zip(params, rates, strict=True)):
+                if param.grad is None:
+                    continue
+                name, place = f"parameter {i}", f"group {i}"
+                wanted |= {f"rate/{place}": rate, f"decay/{place}": rate * 0.01, f"size/{name}": param.numel() * rate}
+                wanted |= {f"t/{name}": counts[i], f"part/{name}": rate * float(param.grad.norm())}
+            there = [i for i, param in enumerate(params) if param.grad is not None]
+            wanted["all"] = sum(rates[i] * counts[i] for i in there)
+        if t % 7 == 0 or t > 80:
+            assert optimizer.statistics().numbers() == pytest.approx(wanted, rel=1e-6)
+
+
+@pytest.mark.parametrize("text", [*NUMBERS.values(), "1 - beta1**t", "3"])
+def test_numbers_of_hyper_parameters_leave_steps_to_be_repeated(text: str) -> None:
+    def calls(watch: Any) -> int:
+        params = [torch.ones(7).requires_grad_() for _ in range(9)]
+        optimizer = rulec.torch.AdamW(params, watch=watch)
+        for _ in range(6):
+            for param in params:
+                param.grad = torch.ones_like(param)
+            counted = calls_of(optimizer.step)
+        return counted
+
+    assert calls({"x": text}) == calls({"x": "norm(update)"})
+
+
+def test_an_interrupted_step_that_ends_has_its_own_numbers() -> None:
+    param = torch.ones(7).requires_grad_()
+    optimizer = rulec.torch.AdamW([param], watch={"t": "t"})
+    for _ in range(40):
+        param.grad = torch.ones_like(param)
+        optimizer.step()
+    repeat = optimizer._machine.repeat  # type: ignore[union-attr]
+    assert repeat is not None
+    runs, interrupted = repeat._runs, mock.Mock(side_effect=KeyboardInterrupt)
+    repeat._runs = [interrupted]
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step()
+    interrupted.assert_called_once()
+    assert optimizer.statistics().numbers() == {"t/parameter 0": 41}
+    repeat._runs = runs
+    optimizer.step()
+    assert optimizer.statistics().numbers() == {"t/parameter 0": 42}
+
+
+def test_a_step_that_is_refused_leaves_the_numbers_of_the_last_one() -> None:
+    """Also where the numbers of the next steps were computed before it was refused."""
+    param = torch.ones(7).requires_grad_()
+    optimizer = rulec.torch.AdamW([param], lr=0.25, watch={"t": "t", "rate": "lr"})
+    for _ in range(40):
+        param.grad = torch.ones_like(param)
+        optimizer.step()
+    optimizer.param_groups[0]["lr"] = 0.5
+    param.grad = torch.ones(7).to_sparse()
+    with pytest.raises(RulecError):
+        optimizer.step()
+    assert optimizer.statistics().numbers() == {"t/parameter 0": 40, "rate/group 0": 0.25}
+    param.grad = torch.ones_like(param)
+    optimizer.step()
+    assert optimizer.statistics().numbers() == {"t/parameter 0": 41, "rate/group 0": 0.5}

@@ -243,7 +243,8 @@ class LaunchStatistics:
     A value is a number for all tensors, an array with one for each, or a sequence of arrays, one for each tensor, as
     the `library` of its device has them. `stays` is true for a tensor that skipped the step; None where none did.
     `left` has the operands of statistics that nobody asked for so far, and `reduced` the reductions of the stages. The
-    reductions of a shard are local, but for the step's own. `owner` has the ranks of the engine.
+    reductions of a shard are local, but for the step's own. `owner` has the ranks of the engine. A step of one kernel
+    call leaves no operands: `table` gives the scalar table of the last such step, and `index` has each tensor's row.
     """
 
     version: Version
@@ -254,6 +255,8 @@ class LaunchStatistics:
     stays: Any = None
     left: Mapping[Node, Any] = field(default_factory=dict)
     reduced: Mapping[str, Any] = field(default_factory=dict)
+    index: Places | None = None
+    table: Callable[[], Numbers] | None = None
 
     def all_values(self) -> Generator[Join, Any, dict[str, Any]]:
         """All statistics, by name; the last of them are computed now. Yields where they are of several launches."""
@@ -275,6 +278,10 @@ class LaunchStatistics:
             return self.reduced[str(value.arg)]
         if value.op is Op.FACT:
             return fact_of(self.tensors, str(value.arg), self.library)
+        if value.op is Op.SCALAR:
+            assert self.table is not None
+            assert self.index is not None
+            return self.library.numbers(self.table()[self.index, int(value.arg)])  # type: ignore[call-overload]
         with np.errstate(all="ignore"):
             return self.library.arithmetic[value.op](*(known[a] for a in value.args))
 
@@ -325,8 +332,12 @@ class Launch:
 
     def leave(self, reduced: Mapping[str, Any]) -> None:
         """Leaves the reductions of a step of one kernel call for its statistics."""
-        tensors, library = self.part.tensors, self.part.bucket.library
-        known = LaunchStatistics(self.version, tensors, library, self.common.processes, {}, reduced=reduced)
+        part, table = self.part, self.rows.table
+        index = self.rows.index if part.positions is None else self.rows.index[part.fired]
+        known = LaunchStatistics(
+            self.version, part.tensors, part.bucket.library, self.common.processes, {}, reduced=reduced, index=index,
+            table=lambda: table,
+        )  # fmt: skip
         self.statistics.append(known)
 
     def kernel(

@@ -105,7 +105,7 @@ class Plan:
         self.scratch = [b.name for b in program.buffers if b.role == "scratch"]
         #: Whether anything as large as a parameter is made that is gone after the step.
         self.large = bool(self.scratch) or any(v.axes.elementwise for v in program.vectors)
-        in_one = len(program.stages) == 1 and not (program.vectors or program.late or self.finish or self.left)
+        in_one = len(program.stages) == 1 and not (program.vectors or program.late or self.finish)
         #: Whether there is more to a step than one kernel call.
         self.staged = not in_one or program.skip is not None or any(
             b.role == "input" for b in program.buffers

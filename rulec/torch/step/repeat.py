@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,24 @@ from rulec.torch.step.plan import StepPlan
 _T = COUNTS.index("t")
 
 
+class _Tables:
+    """The scalar table of each bucket in the last step taken; `counts` are the live step counts of the buckets."""
+
+    def __init__(self, counts: Numbers, last: Sequence[Numbers]) -> None:
+        self._counts, self._first = counts, counts.copy()
+        self._last, self._rows = [*last], [*last]
+
+    def take(self, rows: Sequence[Numbers]) -> None:
+        """Goes on with these rows, for each bucket one table for each of the next steps."""
+        self._last = [self.last(bucket) for bucket in range(len(rows))]
+        self._first, self._rows = self._counts.copy(), [*rows]
+
+    def last(self, bucket: int) -> Numbers:
+        """The table of a bucket in the last step taken."""
+        taken = int(self._counts[bucket] - self._first[bucket])
+        return self._rows[bucket][taken - 1] if taken else self._last[bucket]
+
+
 class Repeat:
     """The steps after a step of these launches, with new gradients and new numbers of the groups."""
 
@@ -52,6 +72,10 @@ class Repeat:
         self.unfinished = False
         counts = np.array([_counts(*of) for of in zip(launches, self.calls, strict=True)], np.int64)
         self._counts = counts[:, _T].view(np.float64)
+        self._tables = _Tables(self._counts, [launch.rows.table for launch in launches])
+        for bucket, launch in enumerate(launches):
+            table = partial(self._tables.last, bucket)
+            launch.statistics[:] = [replace(known, table=table) for known in launch.statistics]
         self._contents = Contents([groups, *survey.lists], groups)
         self._job = job_of(survey, REPEAT, self._contents, counts)
 
@@ -101,6 +125,7 @@ class Repeat:
         """Has the calls go on with the rows of the next steps."""
         self.left = 0
         self._rows = [_rows_ahead(*each) for each in zip(self._launches, self._counts.tolist(), strict=True)]
+        self._tables.take(self._rows)
         for call, rows in zip(self.calls, self._rows, strict=True):
             call.renew(rows)
         self.left = min(map(len, self._rows))
