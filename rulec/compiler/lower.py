@@ -42,15 +42,25 @@ from rulec.language.expr.node import (
     extent,
     is_boolean,
     name,
+    names_in,
     node,
     rewrite,
     walk,
 )
 from rulec.language.expr.static import lowered
 from rulec.language.expr.text import expression_text
-from rulec.language.rule_data import Assign, Branch, RuleData, Statement, conditions, differs_by_shape
+from rulec.language.rule_data import (
+    Assign,
+    Branch,
+    RuleData,
+    Statement,
+    Statistic,
+    assignments,
+    conditions,
+    differs_by_shape,
+)
 from rulec.language.source import Span, rule_error
-from rulec.language.statistics import PREFIX, STORED, UPDATE, Watched
+from rulec.language.statistics import PREFIX, STORED, UPDATE, Watched, is_joint
 
 _ELEMENT = axes_of_letters("knbij")
 
@@ -341,7 +351,8 @@ def lower(
         value, old = _numeric(lowering.values[key]), before[key]
         if value is not old:
             stores += stored(memory, value) if key == "p" else [_state_store(rule, memory, key, value)]
-    measured = _statistics(lowering, watch, before["p"], memory)
+    present = tuple((key, each) for key, each in watch if is_joint(each) or not _lacks(lowering, each, static))
+    measured = _statistics(lowering, present, before["p"], memory)
     stores += [Store(buffer.name, value) for buffer, value in measured]
     buffers = [Buffer("p", "param", _ELEMENT), Buffer("g", "grad", _ELEMENT)]
     counts = [*lowering.counts.values()]
@@ -382,6 +393,24 @@ def _statistics(lowering: _Lowering, watch: Watched, old: Node, memory: Memory) 
             )
         done.append((Buffer(PREFIX + key, "statistic", axes), value))
     return done
+
+
+def _lacks(lowering: _Lowering, statistic: Statistic, static: Mapping[str, float]) -> bool:
+    """Whether a statistic reads a state, or a line in an arm, that tensors of other shapes have and these have not."""
+    rule = lowering.rule
+
+    def by_shape(condition: Node | None) -> bool:
+        if condition is None or decide(condition, static) is not None:
+            return False
+        return decide(condition, lowering.known) is not None
+
+    def elsewhere(key: str) -> bool:
+        if key in rule.state:
+            return by_shape(rule.state[key].condition)
+        branches = (branch for branch in conditions(rule.step) if by_shape(branch.condition))
+        return any(line.target == key for branch in branches for line in assignments((branch,)))
+
+    return any(elsewhere(key) for key in names_in([statistic.value]) if key not in lowering.values)
 
 
 def _state_store(rule: RuleData, memory: Memory, key: str, value: Node) -> Store:

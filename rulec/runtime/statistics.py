@@ -216,7 +216,8 @@ Words: TypeAlias = tuple[str | tuple[str, str], ...]
 
 def check_kind(title: str, watch: Any) -> None:
     """HyperError or RuleError where `watch` is no watch."""
-    if watch is not None and not isinstance(watch, str | Sequence | Mapping):
+    words = [] if watch is None else [watch] if not isinstance(watch, Sequence | Mapping) else [*watch]
+    if not all(isinstance(word, str) for word in words):
         raise HyperError(
             f"watch of {title} is a name such as 'norms', a list of names, or expressions by name, not {watch!r}"
         )

@@ -91,6 +91,62 @@ def test_a_step_layer_by_layer_measures_numbers_of_arrays_alone() -> None:
         pass
 
 
+BRANCHED = """
+name: Branched
+state: {m: 0, r: {init: 0, per: row, if: ndim >= 2}}
+step: |
+  m = m + g
+  if ndim >= 2:
+    r = norm(g, per="row")
+    ratio = norm(m)
+    direction = m/ratio
+  else:
+    half = m/2
+    direction = half
+"""
+
+
+@pytest.mark.parametrize("backend", ["cpu", "numpy"])
+def test_what_tensors_of_some_shapes_lack_has_a_value_for_the_others(backend: str) -> None:
+    rule = rulec.parse(BRANCHED)
+    watch = {"ratio": "ratio", "half": "sum(half)", "rows": "max(r)", "norm": "norm(g)", "all": 'norm(g, per="model")'}
+    params = {"w": np.zeros((2, 8), np.float32), "b": np.zeros(4, np.float32)}
+    optimizer = rulec.array.Optimizer(rule, params, lr=0.1, backend=backend, watch=watch)
+    optimizer.step({name: np.ones_like(p) for name, p in params.items()})
+    assert optimizer.statistics().numbers() == pytest.approx(
+        {"ratio/w": 4, "half/b": 2, "rows/w": 8**0.5, "norm/w": 4, "norm/b": 2, "all": 20**0.5}
+    )
+    joint = rulec.array.Optimizer(rule, params, lr=0.1, backend=backend, watch={"x": 'sum(ratio, per="model")'})
+    with pytest.raises(RuleError, match="'ratio' of Branched has no value here"):
+        joint.step({name: np.ones_like(p) for name, p in params.items()})
+
+
+TAKEN = """
+name: Taken
+hyper: {top: {default: 0, static: true}}
+state: {m: {init: 0, if: top > 0}}
+step: |
+  if top > 0:
+    m = m + g
+    direction = m
+  else:
+    direction = g
+"""
+
+
+def test_a_state_that_a_static_hyper_parameter_takes_away_is_a_mistake() -> None:
+    rule = rulec.parse(TAKEN)
+    params = {"w": np.zeros(3, np.float32)}
+    with pytest.raises(RuleError, match="'m' of Taken has no value here"):
+        rulec.array.Optimizer(rule, params, lr=0.1, watch={"x": "max(m)"})
+
+
+@pytest.mark.parametrize("watch", [{3: "norm(g)"}, [3], [{"x": "norm(g)"}], [["norms"]], [None], b"norms"], ids=str)
+def test_names_that_are_no_text_are_named(watch: Any) -> None:
+    with pytest.raises(HyperError, match="is a name such as 'norms', a list of names, or expressions by name, not"):
+        trained("adamw", watch=watch)
+
+
 def test_mistakes_are_named() -> None:
     with pytest.raises(RuleError, match="has no statistic 'normz'"):
         trained("adamw", watch="normz")
