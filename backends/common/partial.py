@@ -1,4 +1,4 @@
-"""The sums of a stage that may be added up in float32 first: those that statistics alone read.
+"""The sums of a stage for statistics alone, which may be added up in float32 first.
 
 See docs/watch.md. A sum of the rule keeps its order and its bits, with statistics and without.
 """

@@ -35,7 +35,7 @@ def in_blocks(program: Program, layout: Layout, stage: Stage) -> list[Result]:
 class PartialSums:
     """The text of the partial sums of a stage.
 
-    `variables` are those of partial sums, and `names` those of whole sums, by reduction. `load` gives the old element
+    `variables` has the names of partial sums, and `names` of whole sums, by reduction. `load` gives the old element
     of a buffer. A buffer in `kept` is the same after the loop over a block.
     """
 
@@ -104,7 +104,7 @@ class PartialSums:
         )  # fmt: skip
 
     def _again(self, name: str, stop: str) -> list[str]:
-        """The loop over a block whose sum is not finite: it adds up in float64, and counts what waits for this sum."""
+        """The loop over a block whose sum is infinite or NaN: it adds up in float64, and has the counts beside it."""
         operand, whole, part = self._sums[name].value.args[0], self.names[name], self.variables[name]
         if self._counts(name) or not self._stays(operand):
             return []

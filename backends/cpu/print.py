@@ -73,7 +73,7 @@ def kernel_source(program: Program, layout: Layout) -> str:
 def _parts(program: Program, stage: Stage) -> list[Stage]:
     """A stage as passes of a few reductions each. The stores come in the last, after all reads.
 
-    Statistics of one array are a pass before that of the rule's own sums, for which the array then is in the cache.
+    Statistics of one array are a pass by themselves. The rule's own sums come next, and find the array in the cache.
     """
     if not stage.roots:
         return []

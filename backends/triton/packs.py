@@ -1,4 +1,4 @@
-"""Sums that statistics alone read, in Triton: neighbouring elements of a thread in float32, these packs in float64.
+"""Sums of statistics in Triton: neighbouring elements of a thread in float32, and their packs in float64.
 
 A block has an accumulator for each pack, not for each element, and few additions in float64. The order of a pack's
 elements does not depend on how threads share a block.

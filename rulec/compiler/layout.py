@@ -209,8 +209,8 @@ def choose_rereads(program: Program, sizes: Sizes, compute: int, early: bool = T
     """The program that moves the fewest bytes, with the choice and its reason in `decisions`.
 
     `sizes` are the stored sizes of the buffers' elements, and `compute` is the size of the dtype of arithmetic, in
-    bytes. Without `early`, no state is stored before the last stage. With statistics the choice is that of the rule
-    alone, so that its reductions have the same bits. It is another one where it overwrites a value of a statistic.
+    bytes. Without `early`, no state is stored before the last stage. Statistics leave the choice as it is without
+    them, so that reductions of the rule have the same bits, unless it overwrites a value of a statistic.
     """
     if len(program.stages) == 1:
         return program

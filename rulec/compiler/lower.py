@@ -396,7 +396,7 @@ def _statistics(lowering: _Lowering, watch: Watched, old: Node, memory: Memory) 
 
 
 def _lacks(lowering: _Lowering, statistic: Statistic, static: Mapping[str, float]) -> bool:
-    """Whether a statistic reads a state, or a line in an arm, that tensors of other shapes have and these have not."""
+    """Whether a statistic reads a state or a line of an arm, which these tensors lack and others have."""
     rule = lowering.rule
 
     def by_shape(condition: Node | None) -> bool:

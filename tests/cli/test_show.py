@@ -6,7 +6,7 @@ import pytest
 
 import rulec
 from rulec.backend import registry
-from rulec.compiler.layout import layout_for
+from rulec.compiler.layout import kernel_for, layout_for
 from rulec.language.statistics import NORMS, watched
 from tests.cli.running import error, run, run_json
 
@@ -97,7 +97,7 @@ def test_the_kernel_that_measures_statistics_says_what_they_cost() -> None:
     assert first.startswith("// grad_norm, ")
     rule = rulec.load("adamw").standalone()
     program = rulec.compile(rule, watch=watched(rule, {**NORMS, "top": "max(v)"}))
-    assert kernel == registry.get("c").emit(program, layout_for(program, "float32")).rstrip("\n") + "\n"
+    assert kernel == registry.get("c").emit(*kernel_for(program, "float32")).rstrip("\n") + "\n"
 
 
 @pytest.mark.parametrize("backend", ["numpy", "cpu", "c", "cupy", "triton", "jax"])
