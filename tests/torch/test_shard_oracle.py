@@ -27,15 +27,12 @@ def stepped(kind: str, numbers: Numbers, mesh: Any, placement: Any) -> tuple[Bou
     """The statistics of a first step, in 50 digits and of shards."""
     oracle, start, grads = Oracle(rulec.load(RULES[kind]), numbers, WATCH), numbers.drawn(0), numbers.drawn(1)
     params = [torch.nn.Parameter(distribute_tensor(torch.tensor(p), mesh, [placement])) for p in start]
-    optimizer = getattr(rulec.torch, kind)([(str(i), p) for i, p in enumerate(params)], watch=WATCH)
+    optimizer = getattr(rulec.torch, kind)([(f"tensor {i}", p) for i, p in enumerate(params)], watch=WATCH)
     for param, grad in zip(params, grads, strict=True):
         param.grad = distribute_tensor(torch.tensor(grad), mesh, [placement])
     optimizer.step()
-    places: dict[str, int | None] = {**{str(i): i for i in range(len(params))}, "group 0": 0}
     statistics = optimizer.statistics()
-    measured = {
-        name: {places.get(place): np.asarray(x) for place, x in statistics[name].items()} for name in statistics
-    }
+    measured = {name: {place: np.asarray(x) for place, x in statistics[name].items()} for name in statistics}
     return oracle.step([{"p": p} for p in start], grads), measured
 
 
