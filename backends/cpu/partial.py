@@ -90,11 +90,11 @@ class PartialSums:
             return ""
         (x,) = count[0].args
         square = node(Op.MUL, x, x)
-        if x.op is not Op.LOAD or not self._stays(square):
+        if x.op is not Op.LOAD or not self._is_repeatable(square):
             return ""
         return next((r.name for r in self._sums.values() if r.value.args[0] is square), "")
 
-    def _stays(self, operand: Node) -> bool:
+    def _is_repeatable(self, operand: Node) -> bool:
         """Whether an operand can be computed again after the stores of the stage: it reads arrays that stay."""
         leaves = [n for n in walk([operand]) if n.op.kind is Kind.LEAF]
         inner = [n for n in walk(operand.args) if n.op.kind is not Kind.LEAF]
@@ -106,7 +106,7 @@ class PartialSums:
     def _again(self, name: str, stop: str) -> list[str]:
         """The loop over a block whose sum is infinite or NaN: it adds up in float64, and has the counts beside it."""
         operand, whole, part = self._sums[name].value.args[0], self.names[name], self.variables[name]
-        if self._counts(name) or not self._stays(operand):
+        if self._counts(name) or not self._is_repeatable(operand):
             return []
         buffers = dict.fromkeys(str(x.arg) for x in walk([operand]) if x.op is Op.LOAD)
         counts = [self._taken_in(self._sums[count]) for count, squares in self._seldom.items() if squares == name]

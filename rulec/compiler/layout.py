@@ -18,7 +18,7 @@ from rulec.compiler.decoded import decoded_between
 from rulec.compiler.ir import Buffer, Program, Stage, Store, verify
 from rulec.compiler.names import free_name
 from rulec.compiler.stages import ELEMENT, with_late_statistics, with_reads, without_statistics
-from rulec.compiler.weights import kept_whole, part_dtypes
+from rulec.compiler.weights import part_dtypes, without_rounding
 from rulec.formats import UNBIASED, Format
 from rulec.language.expr.node import Kind, Node, Op, name, node, rewrite, walk
 
@@ -126,7 +126,7 @@ def scheduled(program: Program, layout: Layout, early: bool = True) -> Kernel:
     """The program after the passes that depend on the layout; `early` is for `choose_rereads`."""
     program = verify(decoded_between(program, dict(layout.formats)), "decoded_between")
     if layout.dtype("p") == layout.compute:
-        program = verify(kept_whole(program), "kept_whole")
+        program = verify(without_rounding(program), "without_rounding")
     sizes = {buffer: layout.size(buffer) for buffer, _ in layout.dtypes}
     best = verify(choose_rereads(program, sizes, ITEM_SIZE[layout.compute], early), "choose_rereads")
     return Kernel(best, layout.of(best))

@@ -155,22 +155,19 @@ def _nearest(value: Node) -> Node:
     return node(Op.SUB, scaled, node(Op.SUB, scaled, value))
 
 
-def kept_whole(program: Program) -> Program:
-    """The program for parameters in the dtype of arithmetic, which memory keeps as they are: see `in_memory`."""
+def without_rounding(program: Program) -> Program:
+    """The program for parameters in the dtype of arithmetic: memory does not round them, see `in_memory`."""
     factors = {node(Op.SCALAR, i) for i, column in enumerate(program.scalars.columns) if column.value is _SPLITTING}
 
-    def whole(value: Node) -> Node:
-        scaled = value.args[0] if value.op is Op.SUB else value
-        if scaled.op is not Op.MUL or scaled.args[0] not in factors:
-            return value
-        new = scaled.args[1]
-        return new if value is node(Op.SUB, scaled, node(Op.SUB, scaled, new)) else value
+    def unrounded(value: Node) -> Node:
+        new = number_in_memory(value)
+        return value if new is None or factors.isdisjoint(value.args[0].args) else new
 
     if not factors:
         return program
     known: dict[Node, Node] = {}
     stages = [
-        replace(stage, reduces=tuple(replace(r, value=rewrite([r.value], whole, known)[0]) for r in stage.reduces))
+        replace(stage, reduces=tuple(replace(r, value=rewrite([r.value], unrounded, known)[0]) for r in stage.reduces))
         for stage in program.stages
     ]
     return replace(program, stages=tuple(stages))

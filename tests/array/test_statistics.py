@@ -60,6 +60,16 @@ def test_unchanged_weights_are_those_that_their_memory_keeps(kind: str, rule: st
     check_unchanged(measured, seen)
 
 
+@pytest.mark.parametrize("backend", ["cpu", "numpy", "c"])
+def test_a_sum_stays_in_a_stage_that_overwrites_its_operand(backend: str) -> None:
+    """LAMB stores m in its first stage; the last one reads the new m, and g for the other statistic."""
+    watch = {"agree": "sum(m*g)", "cosine": "sum(update*grad)"}
+    optimizer, _, _, grads = trained("lamb", watch=watch, backend=backend)
+    for name, states in optimizer.state_dict()["state"].items():
+        wanted = np.sum(states["m"].astype(np.float64) * grads[name])
+        assert optimizer.statistics()["agree"][name] == pytest.approx(wanted, rel=1e-5)
+
+
 def test_a_schedule_and_copies_go_on() -> None:
     optimizer, _, _, _ = trained("adamw", steps=3, watch={"t": "t"}, watch_every=2)
     assert optimizer.statistics().step == 3
