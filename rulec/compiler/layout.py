@@ -157,6 +157,17 @@ def traffic(program: Program, layout: Layout) -> tuple[float, float]:
     return read, written
 
 
+def reads_parameter(program: Program) -> bool:
+    """Whether a stage, or a value between stages, reads the parameter in memory."""
+    values = [*(root for stage in program.stages for root in stage.roots), *program.between]
+    return any(n.op is Op.LOAD and n.arg == "p" for n in walk(values))
+
+
+def stores_parameter(program: Program) -> bool:
+    """Whether a stage writes the parameter."""
+    return any(store.buffer == "p" for stage in program.stages for store in stage.stores)
+
+
 def kernel_buffers(program: Program) -> list[Buffer]:
     """The buffers with a pointer in a kernel, in order: those of the parameter's shape."""
     return [b for b in program.buffers if b.axes.elementwise]

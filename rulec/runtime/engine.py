@@ -262,6 +262,36 @@ class Engine:
             self.statistics.take(ready)
         return ready
 
+    def ready_each(
+        self, sets: Sequence[tuple[tuple[int, ...], Sequence[Any]]], hyper: Numbers,
+        inputs: Mapping[str, Any] | None = None,
+    ) -> list[list[Launch]]:  # fmt: skip
+        """As `ready` for all tensors of a step, in several sets of ids and gradients: the launches of each set.
+
+        `inputs` are numbers.
+        """
+        self.take_table(hyper)
+        each = [pair for ids, grads in sets for pair in zip(ids, grads, strict=True)]
+        if any(self.tensors[i].bucket is None for i, _ in each):
+            self.prepare([i for i, _ in each], [self.arrays.dtype(grad) for _, grad in each], hyper)
+        cut = [(self._parts(ids, grads), grads) for ids, grads in sets]
+        if self.statistics.due:
+            cut = [([part.measured(self.statistics.of(part)) for part in parts], grads) for parts, grads in cut]
+        launches, alike = self._launcher.launches, self._launcher.are_alike([p for parts, _ in cut for p in parts])
+        ready = [
+            [
+                launch
+                for part in parts
+                for launch in launches(
+                    part, grads if part.pick is None else part.pick(grads), inputs or {}, alike=alike
+                )
+            ]
+            for parts, grads in cut
+        ]
+        if self.statistics.due:
+            self.statistics.take([launch for each in ready for launch in each])
+        return ready
+
     def _parts(self, ids: tuple[int, ...], grads: Sequence[Any]) -> list[Part]:
         parts = self._partitions.known.get(ids)
         if parts is None:

@@ -46,6 +46,9 @@ class A2Grad(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -69,6 +72,9 @@ class A2GradExp(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -91,6 +97,9 @@ class A2GradInc(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -117,6 +126,9 @@ class ACProp(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -146,6 +158,9 @@ class ADOPT(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -170,6 +185,9 @@ class ADOPTW(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -200,6 +218,9 @@ class AMSBound(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -226,6 +247,9 @@ class AMSGrad(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -250,6 +274,9 @@ class AMSGradW(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -274,6 +301,9 @@ class ASGD(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -301,6 +331,9 @@ class AccSGD(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -332,6 +365,9 @@ class AdEMAMix(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -354,6 +390,9 @@ class AdGD(RuleOptimizer):
         reduce_over: Any = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -382,6 +421,9 @@ class AdaBelief(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -413,6 +455,9 @@ class AdaBound(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -444,6 +489,9 @@ class AdaGC(RuleOptimizer):
         reduce_over: Any = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -482,6 +530,9 @@ class AdaGO(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
         auto: bool = False,
     ) -> None: ...
@@ -509,6 +560,9 @@ class AdaGradNorm(RuleOptimizer):
         reduce_over: Any = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -536,6 +590,9 @@ class AdaHessian(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -562,6 +619,9 @@ class AdaLomo(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -588,6 +648,9 @@ class AdaMod(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -614,6 +677,9 @@ class AdaMomentum(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -648,6 +714,9 @@ class AdaMuon(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
         auto: bool = False,
     ) -> None: ...
@@ -677,6 +746,9 @@ class AdaNorm(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -706,6 +778,9 @@ class AdaPNM(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -733,6 +808,9 @@ class AdaShift(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -759,6 +837,9 @@ class AdaSmooth(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -786,6 +867,9 @@ class AdaTAM(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -812,6 +896,9 @@ class AdaX(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -835,6 +922,9 @@ class Adadelta(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -858,6 +948,9 @@ class Adafactor(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -886,6 +979,9 @@ class AdafactorPaper(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -911,6 +1007,9 @@ class Adagrad(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -942,6 +1041,9 @@ class Adai(RuleOptimizer):
         reduce_over: Any = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -972,6 +1074,9 @@ class Adalite(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -998,6 +1103,9 @@ class Adam(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -1025,6 +1133,9 @@ class AdamAtan2(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -1054,6 +1165,9 @@ class AdamC(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -1080,6 +1194,9 @@ class AdamD(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -1108,6 +1225,9 @@ class AdamG(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -1134,6 +1254,9 @@ class AdamMini(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -1165,6 +1288,9 @@ class AdamP(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -1193,6 +1319,9 @@ class AdamS(RuleOptimizer):
         reduce_over: Any = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -1218,6 +1347,9 @@ class AdamW(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -1244,6 +1376,9 @@ class AdamWSN(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -1267,6 +1402,9 @@ class Adamax(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -1291,6 +1429,9 @@ class AdamaxW(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -1319,6 +1460,9 @@ class Adan(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -1345,6 +1489,9 @@ class AdaptiveSGD(RuleOptimizer):
         reduce_over: Any = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -1370,6 +1517,9 @@ class AggMo(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -1400,6 +1550,9 @@ class Aida(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -1425,6 +1578,9 @@ class AliG(RuleOptimizer):
         reduce_over: Any = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -1450,6 +1606,9 @@ class Amos(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -1477,6 +1636,9 @@ class Ano(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -1510,6 +1672,9 @@ class Apollo(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -1540,6 +1705,9 @@ class ApolloDQN(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -1569,6 +1737,9 @@ class ApolloMini(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -1596,6 +1767,9 @@ class AvaGrad(RuleOptimizer):
         reduce_over: Any = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -1625,6 +1799,9 @@ class BCOS(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -1651,6 +1828,9 @@ class BCOSg(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -1678,6 +1858,9 @@ class BCOSm(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -1706,6 +1889,9 @@ class CAME(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -1729,6 +1915,9 @@ class COCOB(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -1753,6 +1942,9 @@ class CautiousADOPT(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -1777,6 +1969,9 @@ class CautiousAdamW(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -1801,6 +1996,9 @@ class CautiousAdan(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -1825,6 +2023,9 @@ class CautiousLAMB(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -1849,6 +2050,9 @@ class CautiousLaProp(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -1872,6 +2076,9 @@ class CautiousLion(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -1897,6 +2104,9 @@ class CautiousMARS(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -1922,6 +2132,9 @@ class CautiousNAdamW(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -1946,6 +2159,9 @@ class CautiousSGDW(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -1975,6 +2191,9 @@ class Conda(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -2005,6 +2224,9 @@ class DASH(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -2033,6 +2255,9 @@ class DAdaptAdaGrad(RuleOptimizer):
         reduce_over: Any = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -2063,6 +2288,9 @@ class DAdaptAdam(RuleOptimizer):
         reduce_over: Any = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -2092,6 +2320,9 @@ class DAdaptAdan(RuleOptimizer):
         reduce_over: Any = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -2120,6 +2351,9 @@ class DAdaptLion(RuleOptimizer):
         reduce_over: Any = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -2146,6 +2380,9 @@ class DAdaptSGD(RuleOptimizer):
         reduce_over: Any = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -2174,6 +2411,9 @@ class Dion(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
         auto: bool = False,
     ) -> None: ...
@@ -2205,6 +2445,9 @@ class Dion2(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
         auto: bool = False,
     ) -> None: ...
@@ -2233,6 +2476,9 @@ class DoG(RuleOptimizer):
         reduce_over: Any = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -2260,6 +2506,9 @@ class DoWG(RuleOptimizer):
         reduce_over: Any = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -2287,6 +2536,9 @@ class DualAdam(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -2313,6 +2565,9 @@ class EXAdam(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -2339,6 +2594,9 @@ class EmoFact(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -2365,6 +2623,9 @@ class EmoLynx(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -2392,6 +2653,9 @@ class EmoNavi(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -2419,6 +2683,9 @@ class FAdam(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -2443,6 +2710,9 @@ class FOCUS(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -2468,6 +2738,9 @@ class FTRL(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -2495,6 +2768,9 @@ class FTRLProximal(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -2526,6 +2802,9 @@ class Fira(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -2548,6 +2827,9 @@ class Fromage(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -2578,6 +2860,9 @@ class GaLore(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -2604,6 +2889,9 @@ class Grams(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -2627,6 +2915,9 @@ class Gravity(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -2656,6 +2947,9 @@ class GrokfastAdamW(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -2680,6 +2974,9 @@ class HyperballAdam(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -2707,6 +3004,9 @@ class Iso(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -2733,6 +3033,9 @@ class KATE(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -2760,6 +3063,9 @@ class KLSOAP(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -2789,6 +3095,9 @@ class KLShampoo(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -2818,6 +3127,9 @@ class Kron(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -2852,6 +3164,9 @@ class LAMB(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -2876,6 +3191,9 @@ class LAMBC(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -2902,6 +3220,9 @@ class LARC(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -2930,6 +3251,9 @@ class LARS(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -2953,6 +3277,9 @@ class LBFGSDirection(RuleOptimizer):
         reduce_over: Any = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -2979,6 +3306,9 @@ class LDoG(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -3011,6 +3341,9 @@ class LaProp(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -3040,6 +3373,9 @@ class Lion(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -3066,6 +3402,9 @@ class MADGRAD(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -3090,6 +3429,9 @@ class MADGRADW(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -3115,6 +3457,9 @@ class MARSAdamW(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -3139,6 +3484,9 @@ class MARSLion(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -3165,6 +3513,9 @@ class MOSO(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -3190,6 +3541,9 @@ class MSAMLaProp(EvaluatedOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -3215,6 +3569,9 @@ class MSVAG(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -3241,6 +3598,9 @@ class Momentum(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -3266,6 +3626,9 @@ class Momo(RuleOptimizer):
         reduce_over: Any = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -3292,6 +3655,9 @@ class MomoAdam(RuleOptimizer):
         reduce_over: Any = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -3322,6 +3688,9 @@ class Muon(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
         auto: bool = False,
     ) -> None: ...
@@ -3348,6 +3717,9 @@ class NAdam(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -3376,6 +3748,9 @@ class NAdamW(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -3400,6 +3775,9 @@ class Nero(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -3425,6 +3803,9 @@ class Nesterov(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -3457,6 +3838,9 @@ class NorDion2(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
         auto: bool = False,
     ) -> None: ...
@@ -3496,6 +3880,9 @@ class NorMuon(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
         auto: bool = False,
     ) -> None: ...
@@ -3524,6 +3911,9 @@ class NovoGrad(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -3552,6 +3942,9 @@ class OptimisticAdam(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -3578,6 +3971,9 @@ class OptimisticGradientDescent(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -3605,6 +4001,9 @@ class PAdam(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -3633,6 +4032,9 @@ class PID(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -3659,6 +4061,9 @@ class PNM(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -3688,6 +4093,9 @@ class PolarGrad(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
         auto: bool = False,
     ) -> None: ...
@@ -3714,6 +4122,9 @@ class PolyakSGD(RuleOptimizer):
         reduce_over: Any = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -3745,6 +4156,9 @@ class Prodigy(RuleOptimizer):
         reduce_over: Any = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -3773,6 +4187,9 @@ class QHAdam(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -3799,6 +4216,9 @@ class QHM(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -3828,6 +4248,9 @@ class RACS(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -3854,6 +4277,9 @@ class RAdaBelief(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -3878,6 +4304,9 @@ class RAdam(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -3902,6 +4331,9 @@ class RAdamW(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -3927,6 +4359,9 @@ class RMSprop(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -3953,6 +4388,9 @@ class RMSpropCentered(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -3980,6 +4418,9 @@ class RMSpropCenteredMomentum(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -4007,6 +4448,9 @@ class RMSpropMomentum(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -4038,6 +4482,9 @@ class RMSpropTF(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -4065,6 +4512,9 @@ class ROSE(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -4103,6 +4553,9 @@ class Ranger21(RuleOptimizer):
         reduce_over: Any = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -4125,6 +4578,9 @@ class Rprop(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -4150,6 +4606,9 @@ class SGD(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -4181,6 +4640,9 @@ class SGDP(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -4207,6 +4669,9 @@ class SGDSaI(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -4237,6 +4702,9 @@ class SGDW(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -4264,6 +4732,9 @@ class SM3(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -4290,6 +4761,9 @@ class SM3Axes(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -4317,6 +4791,9 @@ class SOAP(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -4346,6 +4823,9 @@ class SPAM(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -4375,6 +4855,9 @@ class SPEL(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
         auto: bool = False,
     ) -> None: ...
@@ -4403,6 +4886,9 @@ class SPlus(EvaluatedOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -4426,6 +4912,9 @@ class SRMM(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -4456,6 +4945,9 @@ class SWATS(RuleOptimizer):
         reduce_over: Any = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -4483,6 +4975,9 @@ class SaRA(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -4519,6 +5014,9 @@ class ScalableShampoo(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -4547,6 +5045,9 @@ class ScheduleFreeAdamW(EvaluatedOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -4573,6 +5074,9 @@ class ScheduleFreeRAdam(EvaluatedOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -4599,6 +5103,9 @@ class ScheduleFreeSGD(EvaluatedOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -4629,6 +5136,9 @@ class Scion(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -4657,6 +5167,9 @@ class ScionColumn(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -4685,6 +5198,9 @@ class ScionRow(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -4713,6 +5229,9 @@ class ScionSign(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -4743,6 +5262,9 @@ class Shampoo(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -4769,6 +5291,9 @@ class SignLaProp(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -4794,6 +5319,9 @@ class Signum(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -4823,6 +5351,9 @@ class SimplifiedAdEMAMix(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -4851,6 +5382,9 @@ class Sophia(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -4871,6 +5405,9 @@ class SparseAdam(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -4897,6 +5434,9 @@ class StableAdamW(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -4929,6 +5469,9 @@ class StableSPAM(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -4956,6 +5499,9 @@ class TAM(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -4981,6 +5527,9 @@ class Tiger(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -5005,6 +5554,9 @@ class UnscaledAdamW(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -5034,6 +5586,9 @@ class VSGD(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -5061,6 +5616,9 @@ class Yogi(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...
 
@@ -5091,5 +5649,8 @@ class diffGrad(RuleOptimizer):
         backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
         seed: int = 0,
     ) -> None: ...

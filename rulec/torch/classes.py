@@ -102,6 +102,10 @@ _MEANINGS = {
     "watch": "statistics to measure in the pass that steps: 'norms', a name that the rule declares, names, or "
     "expressions by name such as {'ratio': 'norm(update)/norm(p)'}; `statistics()` has them",
     "watch_every": "steps from one that measures the statistics to the next",
+    "offload": "what lies on the host: 'step' for states and the step, 'states' for states alone, which stream through "
+    "the device; by default nothing",
+    "offload_buffer": "bytes of a transfer buffer of an offload",
+    "offload_pinned": "whether transfer buffers are pinned host memory, from which copies are fast",
     "lr_at_start": "learning rate at the start, which second learning rates and defaults follow: the group's first lr, "
     "or 0 for second rates that stay as they are",
     "seed": "of its random numbers, if any, from 0 to 2**32 - 1, the same in all groups",

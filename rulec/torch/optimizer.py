@@ -34,7 +34,7 @@ from rulec.torch.distributed.traffic import Communication
 from rulec.torch.groups.engine import state_dtypes_of
 from rulec.torch.groups.entries import GroupRule
 from rulec.torch.groups.inputs import Inputs
-from rulec.torch.groups.interface import SPLITTING, Interface, options_of, plain_options
+from rulec.torch.groups.interface import SPLITTING, Interface, options_of, plain_options, with_offload
 from rulec.torch.groups.routes import Routes, names_of, routes_of, tag_all
 from rulec.torch.groups.values import group_rules_of, note_start, seed_of
 from rulec.torch.states.interop.arriving import arrived
@@ -180,6 +180,7 @@ class RuleOptimizer(Optimizer, Lockable):
             self._storage(group_rule).check(Router(group_rule.rule).rules)
         params = [p for group in self.param_groups for p in group["params"]]
         check_parameters(params, names_of(self.param_groups))
+        self._options = with_offload(self._options, self.interface, params)
         for group_rule in group_rules[:1]:
             self._storage(group_rule).check_weights([dtype_name(p.dtype) for p in params])
         routes = routes_of(self.interface, group_rules, self.param_groups, self._options.across is not None)

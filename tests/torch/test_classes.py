@@ -75,6 +75,9 @@ def test_keywords_are_those_of_torch(name: str) -> None:
         "seed",
         "watch",
         "watch_every",
+        "offload",
+        "offload_buffer",
+        "offload_pinned",
     }
     assert all(ours[k].default == theirs[k].default for k in theirs)
     defaults = getattr(torch.optim, name)(parameters()).defaults

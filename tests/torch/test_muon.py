@@ -44,6 +44,7 @@ def test_the_signature_has_theirs_within_it() -> None:
     theirs = inspect.signature(torch.optim.Muon).parameters
     assert [*ours][: len(theirs)] == [*theirs]
     own = {"capturable", "state_dtype", "weights", "backend", "seed", "auto", "watch", "watch_every"}
+    own |= {"offload", "offload_buffer", "offload_pinned"}
     assert set(ours) - set(theirs) == own | {"adamw_lr", "betas", "adamw_eps", "adamw_wd", "lr_at_start", "ns_form"}
     assert all(ours[k].default == theirs[k].default and ours[k].kind == theirs[k].kind for k in theirs)
 

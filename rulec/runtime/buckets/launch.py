@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -298,13 +298,24 @@ class LaunchStatistics:
         return Join(site, value.op, str(value.arg), numbers, groups, library, per_group, self.owner)
 
 
+class Transfers(Protocol):
+    """Brings the arrays of launches, which lie elsewhere between steps, to where kernels read and write them."""
+
+    def bring(self, launch: Launch) -> None:
+        """Has the arrays of a launch where its kernels expect them; does nothing where they are there."""
+
+    def take_back(self, launch: Launch, done: bool) -> None:
+        """Lets the arrays of a launch go: it is `done`, or waits for values of other launches."""
+
+
 @dataclass(slots=True)
 class Launch:
     """One bucket's share of a step: nothing of it has been written yet.
 
     `scalar_states` are new values of states that follow from hyper-parameters and `t`, for each fired tensor. `inputs`
     has, by name, a number or one array for each fired tensor. During the run, `wrote` is True once something may be
-    written, and `skipped` gets the names of skipped tensors.
+    written, and `skipped` gets the names of skipped tensors. `transfers` brings arrays that lie elsewhere; None where
+    all are where kernels expect them.
     """
 
     common: EngineContext
@@ -318,6 +329,7 @@ class Launch:
     skipped: list[str] = field(default_factory=list)
     #: The statistics of the portions that have run.
     statistics: list[LaunchStatistics] = field(default_factory=list)
+    transfers: Transfers | None = None
 
     def stop_turning(self) -> None:
         """Takes the version that copies the entries of histories, now and from now on."""
@@ -346,6 +358,8 @@ class Launch:
         """Runs a stage over the tensors at the positions `fired`, None for all. Its reductions, by name."""
         bucket, call = self.part.bucket, self.version.call
         assert call is not None
+        if self.transfers is not None:
+            self.transfers.bring(self)
         written = call(stage, grads, rows, scratch, tensors=fired)
         if written.params[0] is not bucket.params[0]:
             raise BackendUnsupported(bucket.backend.name, "an update in place of arrays of this kind", self.name)

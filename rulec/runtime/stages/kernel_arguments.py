@@ -304,6 +304,8 @@ class KernelArguments:
         if self.remembered is None or buffer not in plan.vectors_read:
             return None
         if self._vectors is None:
+            if self.launch.transfers is not None:
+                self.launch.transfers.bring(self.launch)
             states = self.remembered.states(self.portion.states, plan.vector_states)
             self._vectors = states.read([name for name in plan.vectors_read if name in states.names])
         return self._vectors.get(buffer)
@@ -349,6 +351,8 @@ class KernelArguments:
         return room_for(numel * ITEM_SIZE[self.layout.dtype("g")], self.launch.common.largest)
 
     def _stored(self, buffer: str, i: int) -> Any:
+        if self.launch.transfers is not None:
+            self.launch.transfers.bring(self.launch)
         if buffer == "g":
             return self.grads[i]
         if buffer == "p":

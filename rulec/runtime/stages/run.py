@@ -203,6 +203,8 @@ class StagedRun:
     def _write_narrow(self, values: KernelArguments, stays: Any, narrow: Sequence[tuple[str, Any]]) -> None:
         """Writes the new values of numbers and vectors: to states of each tensor, or to numbers of all."""
         portion = values.portion
+        if narrow and self.launch.transfers is not None:
+            self.launch.transfers.bring(self.launch)
         library, states = self.bucket.library, self.bucket.states[portion.positions[0]]
         flat = self._write_flat(portion, stays, narrow) if library.flattens else ()
         left_out = stays is not None and not self.on_device

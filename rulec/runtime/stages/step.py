@@ -37,6 +37,7 @@ def run(launches: Sequence[Launch]) -> None:
                 at[:] = [launch]
                 for _ in _written(launch):
                     raise RuleError(f"{launch.name} needs a value of the whole model that no other tensor has")
+                _take_back(launch, done=True)
                 done.append(launch)
     except Exception as error:
         told = launches[0].common.processes.fail(error, [t.name for launch in at for t in launch.part.tensors])
@@ -131,6 +132,7 @@ def _run_together(launches: Sequence[Launch], done: list[Launch], at: list[Launc
         for launch, steps in zip(launches, running, strict=True):
             at[:] = [launch]
             waiting.append(next(steps, None))
+            _take_back(launch, waiting[-1] is None)
         while any(waiting):
             at.clear()
             writing = {i: None for i, wait in enumerate(waiting) if isinstance(wait, Writing)}
@@ -144,16 +146,29 @@ def _run_together(launches: Sequence[Launch], done: list[Launch], at: list[Launc
                     processes.conclude()
             for i, result in (results or _joined(launches, joining, joins)).items():
                 at[:] = [launches[i]]
+                _resume(launches[i])
                 try:
                     waiting[i] = running[i].send(result)
                 except StopIteration:
                     waiting[i] = None
                     done.append(launches[i])
+                _take_back(launches[i], waiting[i] is None)
         if holds:
             processes.end()
     finally:
         for steps in running:
             steps.close()
+
+
+def _resume(launch: Launch) -> None:
+    """Has the arrays of a launch that goes on, where values between its stages may be views of them."""
+    if launch.transfers is not None and launch.version.plan.reads_arrays:
+        launch.transfers.bring(launch)
+
+
+def _take_back(launch: Launch, done: bool) -> None:
+    if launch.transfers is not None:
+        launch.transfers.take_back(launch, done)
 
 
 def _of_processes(processes: Processes, waiting: Sequence[Waits | None]) -> dict[int, Any]:

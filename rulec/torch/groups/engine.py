@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
+from torch import Tensor
+
 from rulec.errors import HyperError
 from rulec.runtime.buckets.reductions import Processes
 from rulec.runtime.engine import Engine
@@ -30,10 +32,11 @@ class TorchEngine(Engine):
     """
 
     def __init__(
-        self, group_rule: GroupRule, indices: Sequence[int], groups: Groups, options: Options, capture_mode: CaptureMode
-    ) -> None:
+        self, group_rule: GroupRule, indices: Sequence[int], groups: Groups, options: Options,
+        capture_mode: CaptureMode, arrays: TorchArrays,
+    ) -> None:  # fmt: skip
         super().__init__(
-            group_rule.rule, TorchArrays(), options.backend, state_dtypes_of(group_rule, options),
+            group_rule.rule, arrays, options.backend, state_dtypes_of(group_rule, options),
             seed=options.seed or seed_of(groups), resident=capture_mode.asked,
             processes=Processes(options.across, indices, len(groups), options.coordinator), weights=options.weights,
             watch=options.watch,
@@ -53,9 +56,10 @@ TensorRef: TypeAlias = tuple[TorchEngine, int]
 
 
 def engines_of(
-    interface: Interface, group_rules: Sequence[GroupRule], groups: Groups, options: Options, capture_mode: CaptureMode
-) -> list[TorchEngine]:
-    """The engines of groups with these rules, still without parameters."""
+    interface: Interface, group_rules: Sequence[GroupRule], groups: Groups, options: Options,
+    capture_mode: CaptureMode, arrays: TorchArrays,
+) -> list[TorchEngine]:  # fmt: skip
+    """The engines of groups with these rules, of tensors in `arrays`, still without parameters."""
     by_rule: dict[Any, list[int]] = {}
     for index, group_rule in enumerate(group_rules):
         by_rule.setdefault(group_rule.engine, []).append(index)
@@ -65,7 +69,8 @@ def engines_of(
             f"hyper-parameters are None"
         )
     return [
-        TorchEngine(group_rules[indices[0]], indices, groups, options, capture_mode) for indices in by_rule.values()
+        TorchEngine(group_rules[indices[0]], indices, groups, options, capture_mode, arrays)
+        for indices in by_rule.values()
     ]
 
 
@@ -82,9 +87,13 @@ def in_order(engines: Sequence[TorchEngine], groups: Sequence[int]) -> list[Torc
 
 
 def add_parameters(
-    engines: Sequence[TorchEngine], group_rules: Sequence[GroupRule], routes: Sequence[Route], order: Sequence[int]
-) -> list[TensorRef]:
-    """Adds every parameter or section to the engine of its group, in an order; returns their references, by index."""
+    engines: Sequence[TorchEngine], group_rules: Sequence[GroupRule], routes: Sequence[Route], order: Sequence[int],
+    tensors: Sequence[Tensor],
+) -> list[TensorRef]:  # fmt: skip
+    """Adds every parameter or section to the engine of its group, in an order; returns their references, by index.
+
+    `tensors` are those that kernels read and write for each route.
+    """
     tensor_refs: dict[int, TensorRef] = {}
     of_group = {index: (engine, column) for engine in engines for column, index in enumerate(engine.indices)}
     for number, place in enumerate(order):
@@ -92,7 +101,10 @@ def add_parameters(
         engine, column = of_group[route.group]
         maximize = group_rules[route.group].maximize
         whole = whole_of(route.param, has_matrices(route.rule), route.section)
-        tensor_refs[place] = (engine, engine.add(route.here, column, route.name, route.tags, number, maximize, whole))
+        tensor_refs[place] = (
+            engine,
+            engine.add(tensors[place], column, route.name, route.tags, number, maximize, whole),
+        )
     return [tensor_refs[place] for place in range(len(routes))]
 
 

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from rulec.backend import registry
 from rulec.backend.protocol import Backend
 from rulec.compiler.layout import PLAIN_STORAGE
+from rulec.compiler.weights import DTYPES
 from rulec.errors import HyperError, TensorError
 from rulec.formats import NAMES
 from rulec.language.expr.node import Node
@@ -37,6 +38,7 @@ from rulec.torch.distributed.consensus import Consensus
 from rulec.torch.distributed.cross_process import Across
 from rulec.torch.distributed.totals import Totals
 from rulec.torch.groups.entries import AS_NONE, Entry, GroupRule, draws, sees_sections, shared_states
+from rulec.torch.groups.offload import OffloadOptions, offload_options
 from rulec.torch.tensors.fake import ShapesBackend, is_fake, without_compiler
 
 #: Keywords of torch.optim that say how to run, not what to compute.
@@ -46,7 +48,10 @@ HINTS = ("foreach", "fused", "capturable", "differentiable")
 ASKING = ("capturable", "fused")
 
 #: Keywords of every class of this package: of the whole optimizer, not of a group.
-OWN = ("state_dtype", "weights", "backend", "reduce_over", "watch", "watch_every")
+OWN = (
+    "state_dtype", "weights", "backend", "reduce_over", "watch", "watch_every", "offload", "offload_buffer",
+    "offload_pinned",
+)  # fmt: skip
 
 #: Keywords of every class whose values belong to this process and cannot be saved.
 UNSAVED = ("backend", "reduce_over")
@@ -411,6 +416,8 @@ class Options:
     parameters in the first rank's order, or is empty.
     `weights` is the kind of parameters of 16 bits in memory, of `rulec.compiler.weights`, and `seed` that
     of its random numbers where no rule draws any. `watch` are statistics to measure, in the steps of `schedule`.
+    `offload` says what lies on the host; None where nothing is offloaded. Where `plain_weights`, an offload leaves
+    weights of 16 bits as they are.
     """
 
     state_dtypes: Mapping[str, str] = field(default_factory=dict)
@@ -424,6 +431,8 @@ class Options:
     seed: int = 0
     watch: Watch | None = None
     schedule: WatchSchedule | None = None
+    offload: OffloadOptions | None = None
+    plain_weights: bool = False
 
     @property
     def processes(self) -> list[Across | Consensus]:
@@ -467,21 +476,42 @@ def options_of(interface: Interface, values: dict[str, Any]) -> Options:
 
     TensorError for an unknown state or dtype; HyperError for a seed without random numbers.
     """
-    backend, weights = values.pop("backend"), values.pop("weights") or ""
+    backend, weights = values.pop("backend"), values.pop("weights")
     state_dtypes = _state_dtypes(interface, values.pop("state_dtype"))
     if backend is not None:
         registry.usable(backend)
     capturable, across = bool(interface.asks_once and values.pop("capturable")), values.pop("reduce_over", None)
     seed = 0 if interface.draws else checked_seed(values.pop("seed"))
-    if seed and not Storage(state_dtypes, weights).random:
+    if seed and not Storage(state_dtypes, weights or "").random:
         raise HyperError(f"{interface.name} draws no random numbers for seed={seed}: leave it out")
     watch = values.pop("watch")
     schedule = WatchSchedule.of(interface.name, watch, values.pop("watch_every"))
     Statistics(interface.rules, watch)
+    taken = (values.pop(keyword) for keyword in ("offload", "offload_buffer", "offload_pinned"))
+    offload = offload_options(interface.name, *taken)
     return Options(
-        state_dtypes, backend, capturable, None if across is None else Across(across), weights=weights, seed=seed,
-        watch=watch, schedule=schedule,
+        state_dtypes, backend, capturable, None if across is None else Across(across), weights=weights or "", seed=seed,
+        watch=watch, schedule=schedule, offload=offload, plain_weights=weights == "",
     )  # fmt: skip
+
+
+def with_offload(options: Options, interface: Interface, params: Sequence[Tensor]) -> Options:
+    """The options for these parameters, where the step is offloaded.
+
+    Weights of 16 bits have a master copy on the host, unless another kind of weights was asked for, or none by `""`.
+    HyperError for a rule whose step needs more of the device than gradients.
+    """
+    offload = options.offload
+    if offload is None:
+        return options
+    like = [name for name, kind in interface.inputs.items() if kind == "like p"]
+    if like or interface.passes.count:
+        what = f"takes the input {like[0]!r} for each parameter" if like else "evaluates the model again in a step"
+        raise HyperError(f"{interface.name} {what}, which offload={offload.kind!r} does not move: leave offload out")
+    if offload.kind == "step" and not (options.weights or options.plain_weights):
+        kinds = {*DTYPES["master"]}.intersection(str(p.dtype).removeprefix("torch.") for p in params)
+        return replace(options, weights="master" if kinds else "")
+    return options
 
 
 def _state_dtypes(interface: Interface, state_dtype: StateDtype) -> dict[str, str]:

@@ -29,6 +29,7 @@ from rulec.language.sizes import lists_of
 from rulec.torch.distributed.cross_process import reaches_across
 from rulec.torch.groups.entries import Entry, Place, list_places, reads_tags, shared_states
 from rulec.torch.groups.interface import OWN, TAKEN, Interface, StateDtype, WatchKeyword
+from rulec.torch.groups.offload import DEFAULT_BUFFER
 from rulec.torch.groups.variants import LIBRARIES, each_of, is_changed, meant_rule, namesakes, with_forms, with_rests
 from rulec.torch.tensors.fake import without_compiler
 
@@ -358,11 +359,12 @@ def _type(keyword: str, default: Any) -> Any:
 def _own_parameters(entries: Sequence[Entry]) -> list[inspect.Parameter]:
     types = {
         "state_dtype": StateDtype, "weights": str | None, "backend": str | None, "reduce_over": Any,
-        "watch": WatchKeyword, "watch_every": int,
+        "watch": WatchKeyword, "watch_every": int, "offload": str | None, "offload_buffer": int,
+        "offload_pinned": bool,
     }  # fmt: skip
     kind, rules = inspect.Parameter.KEYWORD_ONLY, [rule for entry in entries for rule in entry.rules]
     names = [name for name in OWN if name != "reduce_over" or reaches_across(rules)]
-    defaults = {"watch_every": 1}
+    defaults = {"watch_every": 1, "offload_buffer": DEFAULT_BUFFER, "offload_pinned": True}
     parameters = [inspect.Parameter(name, kind, default=defaults.get(name), annotation=types[name]) for name in names]
     auto = [_flag("auto")] if reads_tags(rules) else []
     return [*parameters, inspect.Parameter("seed", kind, default=0, annotation=int), *auto]

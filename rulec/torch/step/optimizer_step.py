@@ -31,6 +31,7 @@ from rulec.torch.groups.inputs import Inputs
 from rulec.torch.groups.interface import Interface, Options, fitting
 from rulec.torch.groups.routes import names_of, routes_of
 from rulec.torch.groups.values import Groups, GroupStates, check_complete, group_rules_of
+from rulec.torch.offload.host_step import HostStep
 from rulec.torch.states.states import Buffers
 from rulec.torch.states.store import Store
 from rulec.torch.step.checks import check_parts, check_real
@@ -52,7 +53,7 @@ from rulec.torch.step.sparse import SparseRows, check_takes_rows, is_sparse, spa
 from rulec.torch.tensors.dtensor import check_gradient, is_dtensor, local_tensor
 from rulec.torch.tensors.fake import plain_arithmetic, plain_memory
 from rulec.torch.tensors.library import as_tensor, numbers_on_host
-from rulec.torch.tensors.tensors import OtherDtype, dtype_name, is_dense, real_gradient
+from rulec.torch.tensors.tensors import OtherDtype, TorchArrays, dtype_name, is_dense, real_gradient
 
 _gradient = attrgetter("grad")
 
@@ -82,9 +83,15 @@ class OptimizerStep:
         self.capture_mode = residence_of(self.params, groups, options)
         self.capture_mode.check_capture(NEW_TENSORS)
         self._snapshot = Snapshot(interface, groups, options, self.capture_mode, self.names)
-        self.engines = engines_of(interface, self.group_rules, groups, options, self.capture_mode)
+        #: The transfers of the step, where it is offloaded.
+        self.offload = None if options.offload is None else HostStep(self.routes, options.offload, options.weights)
+        arrays = TorchArrays() if self.offload is None else self.offload.arrays
+        self.engines = engines_of(interface, self.group_rules, groups, options, self.capture_mode, arrays)
         self.engines = in_order(self.engines, [self.routes[place].group for place in order])
-        self.tensor_refs = add_parameters(self.engines, self.group_rules, self.routes, order)
+        tensors = [route.here for route in self.routes] if self.offload is None else self.offload.mirrors
+        self.tensor_refs = add_parameters(self.engines, self.group_rules, self.routes, order, tensors)
+        if self.offload is not None:
+            self.offload.attach(self.tensor_refs)
         #: The description that other ranks must have too, where there are DTensors.
         self.alike = (
             Alike(self.routes, self.tensor_refs, order, groups, options) if any(map(is_dtensor, self.params)) else None
@@ -93,7 +100,7 @@ class OptimizerStep:
         #: The ranks with shards of each tensor whose statistics they complete together, by its identity.
         self._shard_ranks = {} if options.totals is None else self._ranks_of_tensors()
         self._whole = {route.place: tensor_ref for route, tensor_ref in routed_homes if route.section is None}
-        self._copies = self._make_copies()
+        self._copies = self._make_copies() if self.offload is None else {}
         self.plans = Plans(self.params, self.engines, self.routes, self.tensor_refs, self._copies)
         device_skips = self.capture_mode.there and interface.skips
         steps, skips = bool(interface.shared) or device_skips, interface.skips and not self.capture_mode.there
@@ -105,6 +112,7 @@ class OptimizerStep:
         #: The repetition that takes the next step, where it is as the last one.
         self.repeat: Repeat | None = None
         more = interface.inputs or interface.passes.count or interface.evaluates or interface.skips or options.processes
+        more = more or self.offload is not None
         more = more or (options.totals is not None and options.schedule is not None and options.schedule.every == 1)
         self._repeats = not (more or steps or skips or remembers)
         #: The statistics from before this machine was built, until it measures some.
@@ -207,7 +215,7 @@ class OptimizerStep:
             return False
         moved = {*self._snapshot.take_memory()}
         for i, (route, (engine, tensor_id)) in enumerate(zip(self.routes, self.tensor_refs, strict=True)):
-            if route.place in moved and i not in self._copies:
+            if route.place in moved and i not in self._copies and self.offload is None:
                 engine.replace(tensor_id, route.here)
         return True
 
@@ -312,7 +320,7 @@ class OptimizerStep:
         schedule = self.options.schedule
         if schedule is not None and schedule.due and schedule.every > 1:
             pass  # the launches are not those of the next step
-        elif survey is None and self.plans.surveys_left:
+        elif survey is None and self.plans.surveys_left and self.offload is None:
             self.plans.follow(plan, grads, launches, self._snapshot.lists, self.buffers.addresses)
         elif survey is not None and inputs is None and scaling is None and self._repeats:
             numbers = GroupNumbers(groups, self.interface, self.engines, self._snapshot.doubt)
@@ -349,7 +357,7 @@ class OptimizerStep:
             self._check_shapes(plan, grads)
             grads = [*plan.seen(grads)]
         try:
-            launches = launches_of(plan, grads, inputs, scaling)
+            launches = self._launches(plan, grads, inputs, scaling)
         except OtherDtype:
             return None
         if self.options.across is not None and not self.options.across.agreed:
@@ -365,11 +373,22 @@ class OptimizerStep:
         finally:
             if plan.copied:
                 write_all(plan.copied)
+            if self.offload is not None:
+                self.offload.finish(plan.tensors)
             for processes in self._together if meets else ():
                 processes.leave()
         if [1 for engine in self.engines if engine.published != engine.extensions]:
             self.buffers.show()
         return launches
+
+    def _launches(
+        self, plan: StepPlan, grads: Sequence[Any], inputs: Inputs | None, scaling: Scaling | None
+    ) -> list[Launch]:
+        """The launches of a step, here or on the host."""
+        if self.offload is None:
+            return launches_of(plan, grads, inputs, scaling)
+        numbers = None if inputs is None else inputs.of(plan.updated, None)
+        return self.offload.launches(plan.tensors, grads, numbers)
 
     def _converted(self, plan: StepPlan, grads: Sequence[Any]) -> list[Tensor]:
         """The gradients as kernels read them: pairs for complex ones, and local tensors of DTensors."""

@@ -44,9 +44,9 @@ class StepPlan:
 
     `chosen` are their indices among all parameters, `written` the parameters themselves. `converted` are the indices,
     among these, of gradients for which kernels read another tensor: complex ones and DTensors. `sections` has, for
-    each tensor of a kernel, its parameter's index and its section; empty where all are parameters.
-    `copied` are routes with the contiguous copy that kernels write. `scalings` are the ways of scaling of the steps so
-    far, and `later` are the messages of their later rounds.
+    each tensor of a kernel, its parameter's index and its section; empty where all are parameters. `tensors` are the
+    indices of the kernels' tensors among the routes. `copied` are routes with the contiguous copy that kernels write.
+    `scalings` are the ways of scaling of the steps so far, and `later` are the messages of their later rounds.
     """
 
     shares: list[EngineTensors]
@@ -54,6 +54,7 @@ class StepPlan:
     written: list[Tensor]
     converted: list[int]
     sections: list[tuple[int, Section | None]]
+    tensors: list[int]
     copied: list[tuple[Route, Tensor]]
     scalings: set[tuple[bool, bool]] = field(default_factory=set)
     later: list[Any] = field(default_factory=list)
@@ -135,8 +136,9 @@ class Plans:
         seen = [(place, i) for place, param in enumerate(chosen) for i in self._of_param[param]]
         sections = [(place, self._routes[i].section) for place, i in seen] if len(seen) > len(chosen) else []
         copied = [(self._routes[i], self._copies[i]) for _, i in seen if i in self._copies]
-        shares = self._shares([i for _, i in seen])
-        plan = self.known[present] = StepPlan(shares, chosen, written, converted, sections, copied)
+        tensors = [i for _, i in seen]
+        shares = self._shares(tensors)
+        plan = self.known[present] = StepPlan(shares, chosen, written, converted, sections, tensors, copied)
         return plan
 
     def _shares(self, seen: Sequence[int]) -> list[EngineTensors]:

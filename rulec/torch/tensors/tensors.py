@@ -250,7 +250,8 @@ _is_contiguous = Tensor.is_contiguous
 _is_neg = Tensor.is_neg
 
 
-def _conforming(grad: Tensor, param: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+def check_conforms(grad: Tensor, param: Tensor, name: str) -> None:
+    """TensorError where a gradient is sparse, has another shape than its parameter, or lacks memory."""
     if grad.layout is not torch.strided:
         raise TensorError(
             f"the gradient of {name} is sparse ({grad.layout}), which this rule does not take: use SparseAdam, make "
@@ -258,13 +259,17 @@ def _conforming(grad: Tensor, param: Tensor, dtype: torch.dtype, name: str) -> T
         )
     if grad.shape != param.shape:
         raise TensorError(f"the gradient of {name} has shape {tuple(grad.shape)}, its parameter {tuple(param.shape)}")
-    if grad.dtype != dtype:
-        raise OtherDtype(f"the gradient of {name} is of {grad.dtype}, where {dtype} is expected")
     if type(grad).__torch_dispatch__ is not Tensor.__torch_dispatch__ and not is_fake(grad) and _address(grad) <= 0:
         raise TensorError(
             f"the gradient of {name} is a {type(grad).__name__} without memory of its own: give the plain tensor in it"
         )
     check_gradient_memory(grad, name)
+
+
+def _conforming(grad: Tensor, param: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+    check_conforms(grad, param, name)
+    if grad.dtype != dtype:
+        raise OtherDtype(f"the gradient of {name} is of {grad.dtype}, where {dtype} is expected")
     if same_order(grad, param) and not grad.is_neg():
         return grad
     with plain_memory():

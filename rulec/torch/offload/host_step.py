@@ -1,0 +1,321 @@
+"""`offload="step"`: states lie on the host, and so does the step; parameters stay where they are.
+
+Tensors travel in transfer groups. The gradients of a group are copied down while the group before it is computed, and
+its new weights are copied up while the group after it is. A group's gradients and weights lie in transfer buffers,
+each at the same place in every step. So kernels are bound to the same addresses, and steps are as those of parameters
+on the CPU: the rules, the launches and their bits are the same.
+
+A weight with a float32 master copy is written and not read. Where somebody else has written it, as torch's version
+counter tells, the copy takes over what was written before the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rulec.compiler.layout import reads_parameter, stores_parameter
+from rulec.compiler.weights import DTYPES, PARTS
+from rulec.runtime.buckets.launch import Launch
+from rulec.runtime.stages.noise import takes_blocks
+from rulec.runtime.storage.allocator import StateSpec
+from rulec.torch.groups.engine import TensorRef
+from rulec.torch.groups.offload import OffloadOptions
+from rulec.torch.groups.routes import Route
+from rulec.torch.offload.groups import TransferGroup, kind_of, transfer_groups
+from rulec.torch.offload.link import Event, link_of
+from rulec.torch.offload.pieces import PieceCalls, in_memory_order
+from rulec.torch.offload.ring import Ring, Rings, aligned, bytes_of, view_in
+from rulec.torch.tensors.dtensor import local_tensor
+from rulec.torch.tensors.fake import plain_memory
+from rulec.torch.tensors.tensors import TorchArrays, check_conforms, dtype_name, is_dense
+
+_MASTER = PARTS["master"].name
+
+#: The elements of a weight that are compared with its master copy at a time.
+_COMPARED = 1 << 20
+
+
+class HostArrays(TorchArrays):
+    """Tensors on the host for parameters elsewhere: `routes` has the route of each by the identity of its tensor."""
+
+    def __init__(self) -> None:
+        self.routes: dict[int, Route] = {}
+
+    def allocate(
+        self, params: Sequence[Tensor], specs: Sequence[StateSpec], shapes: Sequence[Sequence[tuple[int, ...]]],
+        hyper: Sequence[Mapping[str, float]], facts: Sequence[Mapping[str, float]],
+    ) -> list[dict[str, Tensor]]:  # fmt: skip
+        """Allocates the states of each parameter on the host; a parameter that one of them begins with is copied."""
+        reads = any(spec.copies_parameter or spec.reads_parameter for spec in specs)
+        states = []
+        for i, param in enumerate(params):
+            values = self._values(param) if reads else param
+            states += super().allocate([values], specs, shapes[i : i + 1], hyper[i : i + 1], facts[i : i + 1])
+        return states
+
+    def _values(self, param: Tensor) -> Tensor:
+        with plain_memory():
+            return torch.empty_like(param).copy_(self.routes[id(param)].here)
+
+
+@dataclass
+class _Load:
+    """What a launch reads and writes: pairs of a tensor in a transfer buffer and one on the device.
+
+    `read` are the weights that it reads, too. `arrived` is the copy down; `here` is True while the launch has it.
+    """
+
+    launch: Launch
+    turn: int
+    rings: Rings
+    gradients: list[tuple[Tensor, Tensor]]
+    weights: list[tuple[Tensor, Tensor]]
+    reads: bool
+    writes: bool
+    arrived: Event | None = None
+    here: bool = False
+
+
+class HostStep:
+    """The steps of the parameters on some routes on the host.
+
+    `mirrors` are the tensors that kernels read and write in place of the parameters, by index of the routes.
+    """
+
+    def __init__(self, routes: Sequence[Route], options: OffloadOptions, weights: str) -> None:
+        self._routes, self._options = routes, options
+        self.arrays = HostArrays()
+        self.mirrors = [_without_memory(route.here) for route in routes]
+        self.arrays.routes = {id(mirror): route for mirror, route in zip(self.mirrors, routes, strict=True)}
+        written = [weights == "master" and dtype_name(route.here.dtype) in DTYPES["master"] for route in routes]
+        self._rings = {
+            device: Rings(link_of(device, options.pinned), Ring(2), Ring(2 if all(written) else 3))
+            for device in dict.fromkeys(route.here.device for route in routes)
+        }
+        self._groups: list[TransferGroup] = []
+        self._refs: Sequence[TensorRef] = ()
+        self._place_of: dict[int, int] = {}
+        self._views: dict[Any, list[Tensor]] = {}
+        self._order: list[_Load] = []
+        self._index: dict[int, int] = {}
+        self._pieces = PieceCalls()
+        #: The version of each parameter after its last update here, by index of the routes.
+        self._versions: dict[int, int] = {}
+
+    # Memory
+
+    def attach(self, tensor_refs: Sequence[TensorRef]) -> None:
+        """Takes the engines' tensors of the mirrors, and gives each mirror its place in a transfer buffer."""
+        self._refs = tensor_refs
+        self._place_of = {id(engine.tensors[i]): place for place, (engine, i) in enumerate(tensor_refs)}
+        numbers = {id(engine): number for number, (engine, _) in enumerate(tensor_refs)}
+        for place, (engine, i) in enumerate(tensor_refs):
+            if engine.needs_copy(i, engine.table):
+                self.mirrors[place] = _without_memory(self.mirrors[place], contiguous=True)
+        order = range(len(self._routes))
+        self._groups = transfer_groups(
+            reversed(order) if self._options.backward else order, [*map(bytes_of, self.mirrors)],
+            lambda place: kind_of(self._routes[place], numbers[id(tensor_refs[place][0])]), self._options.buffer,
+        )  # fmt: skip
+        self._place_mirrors()
+
+    def _place_mirrors(self) -> None:
+        """Gives each mirror its place in a buffer of weights; one that is moved in pieces has no memory."""
+        for group in self._groups:
+            if group.whole:
+                self._rings_of(group).weights.grow(self._rings_of(group).link, group.bytes)
+        for group in (group for group in self._groups if group.whole):
+            memory = self._rings_of(group).weights.of(group.number).memory
+            for place, offset in zip(group.places, group.offsets, strict=True):
+                self.mirrors[place] = view_in(memory, offset, self.mirrors[place])
+        self.arrays.routes = {id(mirror): route for mirror, route in zip(self.mirrors, self._routes, strict=True)}
+        for mirror, (engine, i) in zip(self.mirrors, self._refs, strict=True):
+            engine.replace(i, mirror)
+
+    def _rings_of(self, group: TransferGroup) -> Rings:
+        return self._rings[self._routes[group.places[0]].here.device]
+
+    @property
+    def buffer_bytes(self) -> int:
+        """The bytes of all transfer buffers, in host memory."""
+        return sum(rings.bytes for rings in self._rings.values())
+
+    # Launches
+
+    def launches(
+        self, places: Sequence[int], grads: Sequence[Tensor], inputs: Mapping[str, Any] | None = None
+    ) -> list[Launch]:
+        """Makes the launches for the tensors with these indices of the routes, and gradients on their devices.
+
+        Everything is checked, and nothing is written.
+        """
+        self._order, self._index = [], {}
+        gradients = dict(zip(places, grads, strict=True))
+        for place, grad in gradients.items():
+            check_conforms(grad, self.mirrors[place], self._routes[place].name)
+        chosen = [(group, [i for i in group.places if i in gradients]) for group in self._groups]
+        chosen = [(group, mine) for group, mine in chosen if mine]
+        ready = self._ready(chosen, gradients, inputs)
+        large = {g for g, _ in chosen if not g.whole and not all(takes_blocks(x.version) for x in ready[g.number])}
+        if large:
+            self._groups = [replace(group, whole=True) if group in large else group for group in self._groups]
+            self._place_mirrors()
+            return self.launches(places, grads, inputs)
+        for group, _ in chosen:
+            for launch in ready[group.number]:
+                self._add(launch, group, gradients)
+        for place in places:
+            self._take_over(place)
+        return [launch for group, _ in chosen for launch in ready[group.number]]
+
+    def _ready(
+        self, chosen: Sequence[tuple[TransferGroup, list[int]]], gradients: Mapping[int, Tensor],
+        inputs: Mapping[str, Any] | None,
+    ) -> dict[int, list[Launch]]:  # fmt: skip
+        """The launches of each group by its number, with gradients that lie in its transfer buffer."""
+        for group, mine in chosen:
+            count = sum(aligned(bytes_of(gradients[i])) for i in mine) if group.whole else 0
+            if self._rings_of(group).gradients.grow(self._rings_of(group).link, count):
+                self._views.clear()
+        ready: dict[int, list[Launch]] = {}
+        for engine in dict.fromkeys(self._refs[mine[0]][0] for _, mine in chosen):
+            of_engine = [(group, mine) for group, mine in chosen if self._refs[mine[0]][0] is engine]
+            sets = [
+                (tuple(self._refs[i][1] for i in mine), self._gradients(group, mine, gradients))
+                for group, mine in of_engine
+            ]
+            each = engine.ready_each(sets, engine.table, inputs)
+            ready |= {group.number: launches for (group, _), launches in zip(of_engine, each, strict=True)}
+        return ready
+
+    def _gradients(self, group: TransferGroup, places: Sequence[int], gradients: Mapping[int, Tensor]) -> list[Tensor]:
+        """Tensors for the gradients of a group in its buffer; the gradient itself, where that moves in pieces."""
+        if not group.whole:
+            return [_in_order_of(gradients[i], self.mirrors[i]) for i in places]
+        dtypes = tuple(gradients[i].dtype for i in places)
+        key = group, tuple(places), dtypes
+        if key not in self._views:
+            memory, offset, views = self._rings_of(group).gradients.of(group.number).memory, 0, []
+            for place, dtype in zip(places, dtypes, strict=True):
+                like = _without_memory(self.mirrors[place], dtype)
+                views.append(view_in(memory, offset, like))
+                offset += aligned(bytes_of(like))
+            self._views[key] = views
+        return self._views[key]
+
+    def _add(self, launch: Launch, group: TransferGroup, gradients: Mapping[int, Tensor]) -> None:
+        """Adds what a launch reads and writes; a launch of a large tensor moves its pieces itself."""
+        places = [self._place_of[id(tensor)] for tensor in launch.part.tensors]
+        rings, program = self._rings_of(group), launch.version.program
+        if not group.whole:
+            self._pieces.give(launch, rings, self._options.buffer, self._routes[places[0]].here, launch.grads[0])
+            return
+        weights = [(self.mirrors[i], self._routes[i].here) for i in places]
+        moved = [(view, gradients[i]) for view, i in zip(launch.grads, places, strict=True)]
+        self._index[id(launch)] = len(self._order)
+        self._order.append(
+            _Load(launch, group.number, rings, moved, weights, reads_parameter(program), stores_parameter(program))
+        )
+        launch.transfers = self
+
+    def _take_over(self, place: int) -> None:
+        """Has a master copy take over what somebody else wrote into its parameter."""
+        engine, tensor_id = self._refs[place]
+        master = engine.state(tensor_id).get(_MASTER)
+        if master is None or self._versions.get(place) == _version(self._routes[place]):
+            return
+        with plain_memory():
+            device = self._routes[place].here
+            values = torch.empty_like(self.mirrors[place], device="cpu").copy_(device)
+            parts = [torch.split(in_memory_order(x), _COMPARED) for x in (values, master)]
+            for weights, copies in zip(*parts, strict=True):
+                weights = weights.float()
+                near = (weights - copies).abs() <= copies.abs() * 2.0**-7 + 2.0**-24
+                copies.copy_(torch.where(near, copies, weights))
+
+    # Transfers
+
+    def bring(self, launch: Launch) -> None:
+        """Has the gradients of a launch, and the weights that it reads, in their buffers; begins to copy the next."""
+        place = self._index[id(launch)]
+        load = self._order[place]
+        if load.here:
+            return
+        self._start(load)
+        assert load.arrived is not None
+        load.arrived.wait()
+        if not load.reads:
+            load.rings.weights.claim(load.turn, load)
+        load.here = True
+        following = self._order[place + 1] if place + 1 < len(self._order) else None
+        if following is not None and following.turn != load.turn:
+            self._start(following)
+
+    def _start(self, load: _Load) -> None:
+        """Begins to copy down what a launch reads; does nothing where that has begun."""
+        gradients, weights = load.rings.gradients, load.rings.weights
+        if load.arrived is not None and gradients.is_of(load.turn, load):
+            return
+        gradients.claim(load.turn, load)
+        pairs = load.gradients
+        if load.reads:
+            weights.claim(load.turn, load)
+            pairs = [*pairs, *load.weights]
+        load.arrived = load.rings.link.down(pairs)
+        gradients.fill(load.turn, load.arrived)
+        if load.reads:
+            weights.fill(load.turn, load.arrived)
+
+    def take_back(self, launch: Launch, done: bool) -> None:
+        """Copies the new weights of a launch up where it is `done`, and gives its buffers back."""
+        load = self._order[self._index[id(launch)]]
+        if not load.here:
+            return
+        load.here, load.arrived, event = False, None, None
+        if done and load.writes:
+            skipped = {*launch.skipped}
+            tensors = zip(launch.part.tensors, load.weights, strict=True)
+            pairs = [(device, mirror) for tensor, (mirror, device) in tensors if tensor.name not in skipped]
+            event = load.rings.last = load.rings.link.up(pairs)
+        load.rings.gradients.release(load.turn)
+        load.rings.weights.release(load.turn, event)
+
+    def finish(self, places: Sequence[int]) -> None:
+        """Ends a step of the tensors at these indices, whole or not: their devices wait for the last copies up."""
+        for rings in self._rings.values():
+            if any(load.here or load.arrived is not None for load in self._order if load.rings is rings):
+                rings.gradients.wait()  # of a step that was not whole
+                rings.weights.wait()
+            if rings.last is not None:
+                rings.link.hold(rings.last)
+                rings.last = None
+        self._order, self._index = [], {}
+        self._versions |= {place: _version(self._routes[place]) for place in places}
+
+
+def _version(route: Route) -> int:
+    return local_tensor(route.param)._version
+
+
+def _without_memory(like: Tensor, dtype: torch.dtype | None = None, contiguous: bool = False) -> Tensor:
+    """A tensor in host memory of the shape and memory order of another, of which no byte is held."""
+    with plain_memory():
+        if not contiguous and is_dense(like):
+            tensor = torch.empty_strided(like.shape, like.stride(), dtype=dtype or like.dtype)
+        else:
+            tensor = torch.empty(like.shape, dtype=dtype or like.dtype)
+        tensor.untyped_storage().resize_(0)
+        return tensor
+
+
+def _in_order_of(grad: Tensor, param: Tensor) -> Tensor:
+    """A gradient in the memory order of its parameter."""
+    if grad.stride() == param.stride():
+        return grad
+    with plain_memory():
+        return torch.empty_strided(param.shape, param.stride(), dtype=grad.dtype, device=grad.device).copy_(grad)

@@ -1,0 +1,156 @@
+"""The link between a device and host memory: copies in both directions, beside each other and beside computing.
+
+`down` copies from the device to the host and `up` from the host to the device. Copies of one direction end in their
+order. A copy returns an `Event`: it has ended, or it can be waited for, by the host or by the device.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from rulec.errors import TensorError
+from rulec.torch.tensors.fake import plain_memory
+
+#: Tensors to write and the tensors that they are copies of, of the same shapes and dtypes.
+Pairs: TypeAlias = Sequence[tuple[Tensor, Tensor]]
+
+
+class Event(Protocol):
+    """The end of some copies."""
+
+    def wait(self) -> None:
+        """Has the host wait for it."""
+
+
+class Link(ABC):
+    """The link of one device. `pinned` asks for host memory that the device reads and writes by itself."""
+
+    def __init__(self, device: torch.device, pinned: bool = True) -> None:
+        self.device, self.pinned = device, pinned
+
+    @abstractmethod
+    def host_memory(self, count: int) -> Tensor:
+        """New host memory of `count` bytes, as uint8. TensorError where there is none."""
+
+    def device_memory(self, count: int) -> Tensor:
+        """New memory of the device of `count` bytes, as uint8. TensorError where there is none."""
+        try:
+            with plain_memory():
+                return torch.empty(count, dtype=torch.uint8, device=self.device)
+        except torch.cuda.OutOfMemoryError as error:
+            raise TensorError(
+                f"{self.device} has no memory for a transfer buffer of {count / 2**20:.0f} MiB: nothing was changed; "
+                f"give a smaller offload_buffer"
+            ) from error
+
+    @abstractmethod
+    def down(self, pairs: Pairs) -> Event:
+        """Copies tensors of the device to host memory, after all that the device has been given to do so far."""
+
+    @abstractmethod
+    def up(self, pairs: Pairs, after: Event | None = None) -> Event:
+        """Copies host memory to tensors of the device, `after` an earlier copy of this link where one is given."""
+
+    @abstractmethod
+    def hold(self, event: Event) -> None:
+        """Has what the device is given to do from now on wait for an event; the host does not wait."""
+
+
+class _Ended:
+    """A copy that has ended."""
+
+    def wait(self) -> None:
+        """Does nothing."""
+
+
+class HostLink(Link):
+    """The link where parameters are in host memory themselves: a copy has ended when it returns."""
+
+    def host_memory(self, count: int) -> Tensor:
+        with plain_memory():
+            return torch.empty(count, dtype=torch.uint8)
+
+    def down(self, pairs: Pairs) -> Event:
+        _copy(pairs)
+        return _Ended()
+
+    def up(self, pairs: Pairs, after: Event | None = None) -> Event:
+        _copy(pairs)
+        return _Ended()
+
+    def hold(self, event: Event) -> None:
+        """Does nothing: all copies have ended."""
+
+
+def _copy(pairs: Pairs, non_blocking: bool = False) -> None:
+    with plain_memory():
+        for into, tensor in pairs:
+            into.copy_(tensor, non_blocking=non_blocking)
+
+
+class _CudaEvent:
+    """An event of a stream."""
+
+    def __init__(self, stream: Any) -> None:
+        self._event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._event.record(stream)
+
+    def wait(self) -> None:
+        """Has the host sleep until the stream has come here."""
+        self._event.synchronize()
+
+    def hold(self, stream: Any) -> None:
+        """Has a stream wait until the other stream has come here."""
+        stream.wait_event(self._event)
+
+
+class CudaLink(Link):
+    """The link of a CUDA device: a stream for each direction beside the stream that computes."""
+
+    def __init__(self, device: torch.device, pinned: bool = True) -> None:
+        super().__init__(device, pinned)
+        streams: Any = torch.cuda.Stream
+        self._down, self._up = streams(device), streams(device)
+
+    def host_memory(self, count: int) -> Tensor:
+        """New host memory, pinned where that is asked for."""
+        try:
+            with plain_memory():
+                return torch.empty(count, dtype=torch.uint8, pin_memory=self.pinned)
+        except RuntimeError as error:
+            raise TensorError(
+                f"{count / 2**20:.0f} MiB of pinned host memory cannot be had for {self.device} ({first_line(error)}): "
+                f"nothing was changed; raise the limit of locked memory (ulimit -l), give a smaller offload_buffer, "
+                f"or offload_pinned=False for slower copies from pageable memory"
+            ) from error
+
+    def down(self, pairs: Pairs) -> Event:
+        return self._on(self._down, pairs, _CudaEvent(torch.cuda.current_stream(self.device)))
+
+    def up(self, pairs: Pairs, after: Event | None = None) -> Event:
+        return self._on(self._up, pairs, after)
+
+    def _on(self, stream: Any, pairs: Pairs, after: Event | None) -> Event:
+        with torch.cuda.stream(stream):
+            if isinstance(after, _CudaEvent):
+                after.hold(stream)
+            _copy(pairs, non_blocking=True)
+            return _CudaEvent(stream)
+
+    def hold(self, event: Event) -> None:
+        if isinstance(event, _CudaEvent):
+            event.hold(torch.cuda.current_stream(self.device))
+
+
+def first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def link_of(device: torch.device, pinned: bool = True) -> Link:
+    """The link of a device; TensorError for a device that no kernel updates."""
+    return CudaLink(device, pinned) if device.type == "cuda" else HostLink(device, pinned)
