@@ -345,17 +345,36 @@ class Engine:
         `way` maps the rule of a tensor to a rule of the same hyper-parameters and states; its `t` is the count of
         updates so far. None leaves the tensor as it is.
         """
-        self.take_table(hyper)
-        launches: list[Launch] = []
-        for bucket in self.buckets.values():
-            key = way, id(bucket.program.rule)
-            if key not in self._ways:
-                self._ways[key] = way(bucket.program.rule)
-            rule = self._ways[key]
-            if rule is not None:
-                other = bucket.under(compile(rule, bucket.facts[0], bucket.static, memory=bucket.program.memory))
-                launches += self._launcher.launches(Part(other, None, None, None, list), other.params, {})
+        (launches,) = self.ready_change(way, hyper, [range(len(self.tensors))])
         run(launches)
+
+    def ready_change(
+        self, way: Callable[[RuleData], RuleData | None], hyper: Numbers, sets: Sequence[Sequence[int]]
+    ) -> list[list[Launch]]:
+        """The launches of `change` for sets of tensors, by their ids; tensors without states have none."""
+        self.take_table(hyper)
+        others = {id(bucket): self._changed(bucket, way) for bucket in self.buckets.values()}
+        ready = []
+        for ids in sets:
+            launches: list[Launch] = []
+            for part in self._partitions.of([i for i in ids if self.tensors[i].bucket is not None]):
+                other = others[id(part.bucket)]
+                if other is not None:
+                    chosen = Part(other, part.positions, part.fired, None, list)
+                    params = other.params if part.positions is None else [other.params[i] for i in part.positions]
+                    launches += self._launcher.launches(chosen, params, {})
+            ready.append(launches)
+        return ready
+
+    def _changed(self, bucket: Bucket, way: Callable[[RuleData], RuleData | None]) -> Bucket | None:
+        """The tensors and states of a bucket under the rule of a change; None where it leaves them as they are."""
+        key = way, id(bucket.program.rule)
+        if key not in self._ways:
+            self._ways[key] = way(bucket.program.rule)
+        rule = self._ways[key]
+        if rule is None:
+            return None
+        return bucket.under(compile(rule, bucket.facts[0], bucket.static, memory=bucket.program.memory))
 
     def ready_part(
         self, ids: tuple[int, ...], grads: Sequence[Any], hyper: Numbers, way: Callable[[RuleData], RuleData | None],

@@ -209,6 +209,10 @@ class Partitions:
         """Forgets all parts, because tensors moved or joined buckets."""
         self.known = {}
 
+    def of(self, ids: Sequence[int]) -> list[Part]:
+        """The parts of a set of tensors, all in buckets."""
+        return self.known.get(tuple(ids)) or self.cut(tuple(ids))
+
     def cut(self, ids: tuple[int, ...]) -> list[Part]:
         """The parts of a new set of tensors, all in buckets; TensorError for a tensor named twice."""
         if len(self.known) >= _SETS:

@@ -11,7 +11,7 @@ counter tells, the copy takes over what was written before the step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,8 @@ from torch import Tensor
 
 from rulec.compiler.layout import reads_parameter, stores_parameter
 from rulec.compiler.weights import DTYPES, PARTS
+from rulec.errors import RulecError
+from rulec.language.rule_data import RuleData
 from rulec.runtime.buckets.launch import Launch
 from rulec.runtime.stages.noise import takes_blocks
 from rulec.runtime.storage.allocator import StateSpec
@@ -154,6 +156,7 @@ class HostStep:
 
         Everything is checked, and nothing is written.
         """
+        check_not_captured()
         self._order, self._index = [], {}
         gradients = dict(zip(places, grads, strict=True))
         for place, grad in gradients.items():
@@ -208,15 +211,36 @@ class HostStep:
             self._views[key] = views
         return self._views[key]
 
+    def change(self, way: Callable[[RuleData], RuleData | None]) -> list[Launch]:
+        """The launches of one step of another rule on the same parameters and states: see `Engine.change`."""
+        check_not_captured()
+        self._order, self._index = [], {}
+        ready: dict[int, list[Launch]] = {}
+        for engine in dict.fromkeys(engine for engine, _ in self._refs):
+            mine = [group for group in self._groups if self._refs[group.places[0]][0] is engine]
+            sets = [[self._refs[place][1] for place in group.places] for group in mine]
+            each = engine.ready_change(way, engine.table, sets)
+            ready |= {group.number: launches for group, launches in zip(mine, each, strict=True)}
+        for group in self._groups:
+            for launch in ready[group.number]:
+                self._add(launch, group, {})
+        for place in range(len(self._routes)):
+            self._take_over(place)
+        return [launch for group in self._groups for launch in ready[group.number]]
+
     def _add(self, launch: Launch, group: TransferGroup, gradients: Mapping[int, Tensor]) -> None:
-        """Adds what a launch reads and writes; a launch of a large tensor moves its pieces itself."""
+        """Adds what a launch reads and writes; a launch of a large tensor moves its pieces itself.
+
+        Without gradients it reads none.
+        """
         places = [self._place_of[id(tensor)] for tensor in launch.part.tensors]
         rings, program = self._rings_of(group), launch.version.program
         if not group.whole:
-            self._pieces.give(launch, rings, self._options.buffer, self._routes[places[0]].here, launch.grads[0])
+            grad = launch.grads[0] if gradients else None
+            self._pieces.give(launch, rings, self._options.buffer, self._routes[places[0]].here, grad)
             return
         weights = [(self.mirrors[i], self._routes[i].here) for i in places]
-        moved = [(view, gradients[i]) for view, i in zip(launch.grads, places, strict=True)]
+        moved = [(view, gradients[i]) for view, i in zip(launch.grads, places, strict=True) if i in gradients]
         self._index[id(launch)] = len(self._order)
         self._order.append(
             _Load(launch, group.number, rings, moved, weights, reads_parameter(program), stores_parameter(program))
@@ -296,6 +320,12 @@ class HostStep:
                 rings.last = None
         self._order, self._index = [], {}
         self._versions |= {place: _version(self._routes[place]) for place in places}
+
+
+def check_not_captured() -> None:
+    """RulecError where a CUDA graph is being captured: no graph has the work of the host."""
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        raise RulecError("a step with offload works on the host, and cannot be captured in a CUDA graph: leave one out")
 
 
 def _version(route: Route) -> int:

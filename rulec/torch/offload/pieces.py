@@ -27,10 +27,10 @@ class PieceCalls:
     def __init__(self) -> None:
         self._calls = OtherCalls()
 
-    def give(self, launch: Launch, rings: Rings, most: int, param: Tensor, grad: Tensor) -> None:
+    def give(self, launch: Launch, rings: Rings, most: int, param: Tensor, grad: Tensor | None) -> None:
         """Has a launch of one tensor move its gradient and its weights itself, in pieces of at most `most` bytes.
 
-        `param` and `grad` are the tensors on the device, in one memory order.
+        `param` and `grad` are the tensors on the device, in one memory order; None where no gradient is read.
         """
         position = launch.part.positions[0] if launch.part.positions else 0
         version, bucket = launch.version, launch.part.bucket
@@ -38,7 +38,7 @@ class PieceCalls:
             launch, f"pieces of {position}", lambda: PieceCall(version, bucket, position, rings, most)
         )
         launch.grads = [grad]
-        call.param, call.grad = in_memory_order(param), in_memory_order(grad)
+        call.param, call.grad = in_memory_order(param), None if grad is None else in_memory_order(grad)
 
 
 def in_memory_order(tensor: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ class PieceCall:
     """
 
     param: Tensor
-    grad: Tensor
+    grad: Tensor | None
 
     def __init__(self, version: Version, bucket: Bucket, position: int, rings: Rings, most: int) -> None:
         like, states, formats = bucket.params[position], bucket.states[position], version.layout.formats
@@ -97,7 +97,7 @@ class PieceCall:
             return None
         rings, span = self._rings, self._spans[k]
         rings.gradients.claim(k, self)
-        pairs = [(self._gradients[k], self.grad[span])]
+        pairs = [] if self.grad is None else [(self._gradients[k], self.grad[span])]
         if self._reads:
             rings.weights.claim(k, self)
             pairs.append((self._weights[k], self.param[span]))

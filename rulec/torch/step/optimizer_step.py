@@ -21,6 +21,7 @@ from rulec.errors import RulecError, TensorError, interrupted
 from rulec.language.rule_data import RuleData
 from rulec.runtime.buckets.launch import Launch
 from rulec.runtime.buckets.scalar_table_device import Scaling
+from rulec.runtime.engine import run
 from rulec.runtime.statistics import StepStatistics, measured_together
 from rulec.torch.distributed.mesh import ShardRanks, shard_ranks_of
 from rulec.torch.fastpath.survey import Survey
@@ -348,6 +349,12 @@ class OptimizerStep:
         None, and nothing done, where a gradient's dtype is new. With a `survey` the gradients are its own.
         """
         if survey is None and self.interface.takes_rows and any(map(is_sparse, grads)):
+            if self.offload is not None:
+                name = self.names[plan.chosen[next(i for i, grad in enumerate(grads) if is_sparse(grad))]]
+                raise TensorError(
+                    f"the gradient of {name} is sparse, and offload moves whole gradients: make its layer with "
+                    f"sparse=False, or leave offload out"
+                )
             return self._write_sparse(plan, grads, scaling)
         if plan.converted and survey is None:
             grads = self._converted(plan, grads)
@@ -531,6 +538,13 @@ class OptimizerStep:
         if self.capture_mode.capturing:
             raise RulecError("eval() and train() cannot be captured in a CUDA graph: call them before or after it")
         written = [p for p in self.params if self.buffers.store.get(p)]
+        if self.offload is not None:
+            increment_version(written)
+            try:
+                run(self.offload.change(way))
+            finally:
+                self.offload.finish(range(len(self.routes)))
+            return
         copied = [(self.routes[i], copy) for i, copy in self._copies.items()]
         read_all(copied)
         increment_version(written)
