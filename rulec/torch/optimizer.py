@@ -180,7 +180,7 @@ class RuleOptimizer(Optimizer, Lockable):
             self._storage(group_rule).check(Router(group_rule.rule).rules)
         params = [p for group in self.param_groups for p in group["params"]]
         check_parameters(params, names_of(self.param_groups))
-        self._options = with_offload(self._options, self.interface, params)
+        self._options = with_offload(self._options, self.interface, self.param_groups)
         for group_rule in group_rules[:1]:
             self._storage(group_rule).check_weights([dtype_name(p.dtype) for p in params])
         routes = routes_of(self.interface, group_rules, self.param_groups, self._options.across is not None)

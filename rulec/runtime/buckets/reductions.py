@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -82,7 +82,8 @@ class Join:
     """A reduction over several tensors that waits for the values of other launches.
 
     `values` has one number for each fired tensor, or for each of their groups where `per_group`. `groups` are the
-    groups of these numbers, in the counting of `owner`.
+    groups of these numbers, in the counting of `owner`. Where several launches have tensors of one bucket, `bucket` is
+    its identity and `positions` are the tensors' positions in it: their numbers are reduced in that order.
     """
 
     site: Site
@@ -93,6 +94,8 @@ class Join:
     library: Library
     per_group: bool = False
     owner: Processes = field(default_factory=Processes)
+    bucket: int | None = None
+    positions: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -150,17 +153,33 @@ def _of_group(join: Join, group: int) -> Join:
     mine = join.groups == group
     if mine.all():
         return join
-    return replace(join, values=join.library.take(join.values, np.flatnonzero(mine)), groups=join.groups[mine])
+    positions = None if join.positions is None else join.positions[mine]
+    values = join.library.take(join.values, np.flatnonzero(mine))
+    return replace(join, values=values, groups=join.groups[mine], positions=positions)
 
 
 def _total(library: Library, joins: Sequence[Join]) -> Any:
-    """All values reduced to one, launch by launch in their order. The number of a group counts once."""
+    """All values reduced to one, bucket by bucket in the order of the launches. The number of a group counts once."""
     op = joins[0].op
     if joins[0].per_group:
         places = {(id(j.owner), g): (j, i) for j in joins for i, g in enumerate(j.groups.tolist())}
         once = [library.numbers(join.library.take(join.values, np.array([i]))) for join, i in places.values()]
         return library.reduce(op, library.together(once))
     total = library.constant(REDUCTIONS[op].nothing)
-    for join in joins:
-        total = library.arithmetic[REDUCTIONS[op].join](total, library.numbers(join.library.reduce(op, join.values)))
+    for mine, values in _by_bucket(joins):
+        total = library.arithmetic[REDUCTIONS[op].join](total, library.numbers(mine.reduce(op, values)))
     return total
+
+
+def _by_bucket(joins: Sequence[Join]) -> Iterator[tuple[Library, Any]]:
+    """The values of each bucket, in the order of its tensors: the sum has the same bits, however launches cut it."""
+    buckets: dict[Any, list[Join]] = {}
+    for place, join in enumerate(joins):
+        buckets.setdefault(("launch", place) if join.bucket is None else join.bucket, []).append(join)
+    for mine in buckets.values():
+        library = mine[0].library
+        if len(mine) == 1:
+            yield library, mine[0].values
+            continue
+        order = np.argsort(np.concatenate([join.positions for join in mine if join.positions is not None]))
+        yield library, library.take(library.join([join.values for join in mine], 0), order)

@@ -6,7 +6,10 @@ import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from rulec.compiler.across_shapes import apart
 from rulec.compiler.layout import traffic
@@ -192,7 +195,19 @@ def _joined(launches: Sequence[Launch], joining: Sequence[bool], joins: Mapping[
     """The result of the next reduction over tensors, for each launch that has such reductions."""
     if len(joins) < sum(joining) or len({(j.site, j.op, j.level, j.per_group) for j in joins.values()}) > 1:
         raise apart(launches[0].name)
-    return dict(zip(joins, joined([*joins.values()]), strict=True))
+    return dict(zip(joins, joined(_with_positions(launches, joins)), strict=True))
+
+
+def _with_positions(launches: Sequence[Launch], joins: Mapping[int, Join]) -> list[Join]:
+    """The joins, with the positions of their tensors where several launches have tensors of one bucket."""
+    if len(joins) == 1:
+        return [*joins.values()]
+    parts = {i: launches[i].part for i in joins}
+    buckets = {i: id(part.bucket.origin or part.bucket) for i, part in parts.items()}
+    if len({*buckets.values()}) == len(joins) or any(join.per_group for join in joins.values()):
+        return [*joins.values()]
+    fired = {i: range(len(part.bucket.tensors)) if part.fired is None else part.fired for i, part in parts.items()}
+    return [replace(join, bucket=buckets[i], positions=np.asarray(fired[i])) for i, join in joins.items()]
 
 
 def _report(launch: Launch, seconds: float) -> None:

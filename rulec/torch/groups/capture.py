@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rulec.backend import registry
 from rulec.backend.capabilities import capabilities_of
-from rulec.errors import HyperError, RulecError
+from rulec.errors import RulecError
 from rulec.torch.groups.interface import ASKING, Options
 from rulec.torch.tensors.tensors import TorchArrays
 
@@ -78,14 +78,9 @@ def is_asked(groups: Sequence[Mapping[str, Any]], options: Options) -> bool:
 
 
 def residence_of(params: Sequence[Tensor], groups: Sequence[Mapping[str, Any]], options: Options) -> CaptureMode:
-    """The capture mode of these groups; HyperError where they ask for numbers on a device, and the step is none."""
+    """The capture mode of these groups."""
     asked, backend = is_asked(groups, options), options.backend
     steps_here = options.offload is not None and options.offload.kind == "step"
-    if steps_here and asked:
-        raise HyperError(
-            "offload='step' keeps step counts and scalars on the host, and a group has capturable=True or fused=True: "
-            "leave these out, or give offload='states'"
-        )
     devices = {"cpu"} if steps_here else {str(p.device) for p in params}
     chosen = [backend or TorchArrays().backend(d) for d in sorted(devices)]
     there = [capabilities_of(registry.get(b) if isinstance(b, str) else b).on_device for b in chosen]

@@ -495,21 +495,27 @@ def options_of(interface: Interface, values: dict[str, Any]) -> Options:
     )  # fmt: skip
 
 
-def with_offload(options: Options, interface: Interface, params: Sequence[Tensor]) -> Options:
-    """The options for these parameters, where the step is offloaded.
+def with_offload(options: Options, interface: Interface, groups: Sequence[Mapping[str, Any]]) -> Options:
+    """The options for the parameters of these groups, where the step is offloaded.
 
     Weights of 16 bits have a master copy on the host, unless another kind of weights was asked for, or none by `""`.
-    HyperError for a rule whose step needs more of the device than gradients.
+    HyperError for a rule whose step needs more of the device than gradients, and for groups that ask for numbers there.
     """
     offload = options.offload
     if offload is None:
         return options
+    if options.capturable or any(group.get(keyword) for group in groups for keyword in ASKING):
+        raise HyperError(
+            f"offload={offload.kind!r} of {interface.name} works by the host, and a group has capturable=True or "
+            f"fused=True, for steps without it: leave one out"
+        )
     like = [name for name, kind in interface.inputs.items() if kind == "like p"]
     if like or interface.passes.count:
         what = f"takes the input {like[0]!r} for each parameter" if like else "evaluates the model again in a step"
         raise HyperError(f"{interface.name} {what}, which offload={offload.kind!r} does not move: leave offload out")
     if offload.kind == "step" and not (options.weights or options.plain_weights):
-        kinds = {*DTYPES["master"]}.intersection(str(p.dtype).removeprefix("torch.") for p in params)
+        dtypes = {str(p.dtype).removeprefix("torch.") for group in groups for p in group["params"]}
+        kinds = dtypes.intersection(DTYPES["master"])
         return replace(options, weights="master" if kinds else "")
     return options
 

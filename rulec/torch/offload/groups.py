@@ -25,8 +25,8 @@ class TransferGroup:
 
 
 @dataclass
-class _Open:
-    """A group that takes more tensors."""
+class _Filling:
+    """A group that may take more tensors."""
 
     places: list[int] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
@@ -43,27 +43,21 @@ def transfer_groups(
 ) -> list[TransferGroup]:
     """The groups of tensors in an order, each of at most `most` bytes unless it is one tensor.
 
-    `sizes` are the bytes of each tensor. Tensors of one group have one kind, so that one kernel updates them.
+    `sizes` are the bytes of each tensor. Tensors of one group have one kind, so that one kernel updates them, and the
+    groups of one kind follow each other.
     """
-    groups: list[TransferGroup] = []
-    opened: dict[Any, _Open] = {}
-
-    def close(group: _Open) -> None:
-        whole = group.bytes <= most or len(group.places) > 1
-        groups.append(TransferGroup(len(groups), (*group.places,), (*group.offsets,), group.bytes, whole))
-
+    of_kind: dict[Any, list[_Filling]] = {}
     for place in order:
-        kind, count = kinds(place), aligned(sizes[place])
-        group = opened.get(kind)
-        if group is not None and group.bytes + count > most:
-            close(group)
-            group = None
-        if group is None:
-            group = opened[kind] = _Open()
-        group.add(place, count)
-    for group in opened.values():
-        close(group)
-    return groups
+        count = aligned(sizes[place])
+        groups = of_kind.setdefault(kinds(place), [])
+        if not groups or (groups[-1].places and groups[-1].bytes + count > most):
+            groups.append(_Filling())
+        groups[-1].add(place, count)
+    filled = [group for groups in of_kind.values() for group in groups]
+    return [
+        TransferGroup(number, (*group.places,), (*group.offsets,), group.bytes, whole=group.bytes <= most)
+        for number, group in enumerate(filled)
+    ]
 
 
 def kind_of(route: Route, engine: int) -> tuple[Any, ...]:

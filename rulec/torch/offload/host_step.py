@@ -82,6 +82,13 @@ class _Load:
     arrived: Event | None = None
     here: bool = False
 
+    def meets(self, other: _Load) -> bool:
+        """Whether it has a buffer of another launch's."""
+        rings = self.rings
+        return rings is other.rings and any(
+            ring.of(self.turn) is ring.of(other.turn) for ring in (rings.gradients, rings.weights)
+        )
+
 
 class HostStep:
     """The steps of the parameters on some routes on the host.
@@ -169,12 +176,9 @@ class HostStep:
             self._groups = [replace(group, whole=True) if group in large else group for group in self._groups]
             self._place_mirrors()
             return self.launches(places, grads, inputs)
-        for group, _ in chosen:
-            for launch in ready[group.number]:
-                self._add(launch, group, gradients)
         for place in places:
             self._take_over(place)
-        return [launch for group, _ in chosen for launch in ready[group.number]]
+        return self._in_order([(group, launch) for group, _ in chosen for launch in ready[group.number]], gradients)
 
     def _ready(
         self, chosen: Sequence[tuple[TransferGroup, list[int]]], gradients: Mapping[int, Tensor],
@@ -221,12 +225,25 @@ class HostStep:
             sets = [[self._refs[place][1] for place in group.places] for group in mine]
             each = engine.ready_change(way, engine.table, sets)
             ready |= {group.number: launches for group, launches in zip(mine, each, strict=True)}
-        for group in self._groups:
-            for launch in ready[group.number]:
-                self._add(launch, group, {})
         for place in range(len(self._routes)):
             self._take_over(place)
-        return [launch for group in self._groups for launch in ready[group.number]]
+        return self._in_order([(group, launch) for group in self._groups for launch in ready[group.number]], {})
+
+    def _in_order(
+        self, launches: Sequence[tuple[TransferGroup, Launch]], gradients: Mapping[int, Tensor]
+    ) -> list[Launch]:
+        """The launches in the order of a step without offload, bucket by bucket, each with what it moves.
+
+        So reductions over the model add up in the same order.
+        """
+        first: dict[int, int] = {}
+        for _, launch in launches:
+            bucket, least = id(launch.part.bucket), min(self._place_of[id(tensor)] for tensor in launch.part.tensors)
+            first[bucket] = min(first.get(bucket, least), least)
+        ordered = sorted(launches, key=lambda pair: first[id(pair[1].part.bucket)])
+        for group, launch in ordered:
+            self._add(launch, group, gradients)
+        return [launch for _, launch in ordered]
 
     def _add(self, launch: Launch, group: TransferGroup, gradients: Mapping[int, Tensor]) -> None:
         """Adds what a launch reads and writes; a launch of a large tensor moves its pieces itself.
@@ -277,7 +294,7 @@ class HostStep:
             load.rings.weights.claim(load.turn, load)
         load.here = True
         following = self._order[place + 1] if place + 1 < len(self._order) else None
-        if following is not None and following.turn != load.turn:
+        if following is not None and not following.meets(load):
             self._start(following)
 
     def _start(self, load: _Load) -> None:
