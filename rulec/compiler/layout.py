@@ -158,8 +158,9 @@ def traffic(program: Program, layout: Layout) -> tuple[float, float]:
 
 
 def reads_parameter(program: Program) -> bool:
-    """Whether a stage, or a value between stages, reads the parameter in memory."""
+    """Whether a step reads the parameter: in a stage, or in a value between stages."""
     values = [*(root for stage in program.stages for root in stage.roots), *program.between]
+    values += [] if program.skip is None else [program.skip]
     return any(n.op is Op.LOAD and n.arg == "p" for n in walk(values))
 
 

@@ -305,12 +305,12 @@ def _numeric_operands(value: Node) -> Node:
     return node(value.op, *map(_numeric, value.args), value.arg) if any(map(is_boolean, value.args)) else value
 
 
-def _leaves(rule: RuleData, states: Mapping[str, Any], weights: str) -> dict[str, Node]:
+def _leaves(rule: RuleData, states: Mapping[str, Any], memory: Memory) -> dict[str, Node]:
     """The value of each name before the first line."""
     leaves = {fact: node(Op.FACT, fact) for fact in FACTS}
     leaves |= {key: node(Op.HYPER, key) for key in rule.hyper}
     leaves |= {key: node(Op.LOAD, key) for key in (*states, *rule.inputs)}
-    return leaves | {"g": node(Op.LOAD, "g"), "grad": node(Op.LOAD, "g"), "p": weight(weights), "t": node(Op.STEP)}
+    return leaves | {"g": node(Op.LOAD, "g"), "grad": node(Op.LOAD, "g"), "p": weight(memory), "t": node(Op.STEP)}
 
 
 def is_made_of(value: Node, leaves: Container[Op]) -> bool:
@@ -340,7 +340,7 @@ def lower(
     resolve = _Lowering(rule, known, {**names, "p": node(Op.LOAD, "p"), **{k: node(Op.LOAD, k) for k in states}}, axes)
     extents = {k: tuple(resolve.expression(x) for x in s.shape) for k, s in states.items() if s.shape is not None}
     axes.buffers |= {key: _state_axes(rule, key, extents.get(key), known) for key in states}
-    lowering = _Lowering(rule, known, _leaves(rule, states, memory.weights), axes, assumed or {}, meant or {}, watch)
+    lowering = _Lowering(rule, known, _leaves(rule, states, memory), axes, assumed or {}, meant or {}, watch)
     before = dict(lowering.values)
     lowering.statements(rule.step)
     skip = None if rule.skip is None else _truth(lowering.expression(rule.skip))

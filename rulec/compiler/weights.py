@@ -6,6 +6,7 @@ in memory, and stores the new parameter in these. All else, fusion included, is 
     split       bfloat16, and an int16: the ulps of float32 from it to the weight. The weight is an exact float32.
     split24     bfloat16, and an int8: the same in units of 256 ulps. The weight has 16 significant bits.
     master      bfloat16 or float16, and a copy in float32. The copy counts while the parameter is the copy rounded.
+                Where steps alone write the parameter, the copy always counts, and no step reads the parameter.
     kahan       bfloat16, and a bfloat16: the loss of the last rounding.
     stochastic  bfloat16 alone, with stochastic rounding. The mean of many steps is right.
 
@@ -17,6 +18,7 @@ kind.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -87,13 +89,14 @@ def part_dtypes(program: Program) -> dict[str, str]:
     return {} if part is None else {part.name: part.dtype}
 
 
-def weight(kind: str) -> Node:
-    """The value of a parameter of this kind before a step; `kind` is empty for a plain parameter."""
+def weight(memory: Memory) -> Node:
+    """The value of a parameter in this memory before a step."""
+    kind = memory.weights
     part = PARTS.get(kind)
     if part is None:
         return _P
     if kind == "master":
-        return _unless_changed(part.value)
+        return _unless_infinite(part.value) if memory.exclusive else _unless_changed(part.value)
     return _of_both(kind, _P, part.value)
 
 
@@ -111,6 +114,20 @@ def _unless_changed(master: Node) -> Node:
     # An ulp of bfloat16, the coarser of the two dtypes, and the smallest number of float16.
     ulp = node(Op.ADD, node(Op.MUL, node(Op.ABS, master), const(2.0**-7)), const(2.0**-24))
     return node(Op.WHERE, node(Op.LE, distance, ulp), master, _P)
+
+
+#: The least number that is infinite in the parameter's dtype: half an ulp above the largest one of bfloat16, else of
+#: float16. `machine_eps` is 2**-7 in bfloat16.
+_INFINITE = node(
+    Op.WHERE, node(Op.GT, node(Op.FACT, "machine_eps"), const(2.0**-8)), const((2 - 2.0**-8) * 2.0**127),
+    const((2 - 2.0**-11) * 2.0**15),
+)  # fmt: skip
+
+
+def _unless_infinite(master: Node) -> Node:
+    """The master copy; infinity where the parameter is its rounded value and infinite. No parameter is read."""
+    is_infinite = node(Op.GE, node(Op.ABS, master), _INFINITE)
+    return node(Op.WHERE, is_infinite, node(Op.MUL, master, const(math.inf)), master)
 
 
 def stored(memory: Memory, new: Node) -> list[Store]:
@@ -259,7 +276,7 @@ def float_of(kind: str, p: Array, part: Array) -> Array:
     """The float32 weight of a parameter and its part; of a `master` copy the copy."""
     if kind == "master":
         return part
-    return np.asarray(evaluate_once(weight(kind), {}, {}, {"p": p, PARTS[kind].name: part}), np.float32)
+    return np.asarray(evaluate_once(weight(Memory(kind)), {}, {}, {"p": p, PARTS[kind].name: part}), np.float32)
 
 
 def part_of(kind: str, value: Array, p: Array | None = None) -> Array:

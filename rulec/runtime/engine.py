@@ -51,7 +51,8 @@ class Engine:
     `backend` is a backend for all tensors, or its name; by default each device has its own. `state_dtype` gives the
     storage dtype of states by name (`""` for all of them); by default a state has its parameter's. `seed` is for the
     rule's random numbers. `weights` is the kind of parameters of 16 bits in memory, of `rulec.compiler.weights`; empty
-    for plain ones. `processes` take part in reductions over groups and the model.
+    for plain ones. Where `exclusive`, steps alone write the parameters, and those with a master copy are not read.
+    `processes` take part in reductions over groups and the model.
 
     `watch` are statistics to measure, as in `rulec.language.statistics.watched`; a step measures them where
     `statistics.due`.
@@ -63,13 +64,13 @@ class Engine:
     def __init__(
         self, rule: Rule, arrays: Arrays, backend: str | Backend | None = None,
         state_dtype: Mapping[str, str] | None = None, maximize: bool = False, seed: int = 0, resident: bool = False,
-        processes: Processes | None = None, weights: str = "", watch: Watch | None = None,
+        processes: Processes | None = None, weights: str = "", watch: Watch | None = None, exclusive: bool = False,
     ) -> None:  # fmt: skip
         self.rule = rule.standalone()
         self.arrays, self.backend_name, self.maximize, self.seed = arrays, backend, maximize, checked_seed(seed)
         self.state_dtype = dict(state_dtype or {})
         router = Router(self.rule)
-        self.weights, storage = weights, Storage(self.state_dtype, weights)
+        self.weights, storage = weights, Storage(self.state_dtype, weights, exclusive)
         storage.check(router.rules)
         _check_shared(router.rules)
         self._values = HyperValues(self.rule)

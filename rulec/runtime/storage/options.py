@@ -25,13 +25,14 @@ class Storage:
     """The storage dtypes and formats of states by name; `""` is for all other states.
 
     A format for all, and `bfloat16_sr`, are for the states that are safe in them; the others are stored exactly.
-    `weights` is the kind
-    of the parameters in memory that are of a dtype for it; empty for plain parameters. States without a word have the
-    dtype of their parameter, and float32 beside a parameter of a kind.
+    `weights` is the kind of the parameters in memory that are of a dtype for it; empty for plain parameters. States
+    without a word have the dtype of their parameter, and float32 beside a parameter of a kind. Where `exclusive`, steps
+    alone write the parameters: those with a master copy are not read.
     """
 
     words: Mapping[str, str] = field(default_factory=dict)
     weights: str = ""
+    exclusive: bool = False
 
     @property
     def random(self) -> bool:
@@ -78,7 +79,9 @@ class Storage:
                 f"{min(named)} of {rule.name} is a state of rows or columns, or of a shape of its own, which has no "
                 f"{UNBIASED} where processes have parts of a tensor: give state_dtype={{{min(named)!r}: 'float32'}}"
             )
-        return Memory(self.weights_of(dtype), frozenset(unbiased if whole else unbiased - narrow))
+        weights = self.weights_of(dtype)
+        rounded = frozenset(unbiased if whole else unbiased - narrow)
+        return Memory(weights, rounded, exclusive=self.exclusive and weights == "master")
 
     def _is_unbiased(self, rule: RuleData, state: str, dtype: str) -> bool:
         if state in self.words:
