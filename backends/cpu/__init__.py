@@ -90,7 +90,7 @@ class CpuBackend:
 def limit_kernel(program: Program, layout: Layout) -> CpuKernel:
     """A kernel that moves the same bytes as the program's kernel and computes nothing: the yardstick of `rulec bench`.
 
-    All numbers in memory stay the same; reductions have no meaning.
+    All numbers that the program reads stay the same; those that it only writes, and reductions, have no meaning.
     """
     from .print import limit_source
 

@@ -33,9 +33,12 @@ _NEWEST_LLVM = 22
 #: The words of reductions: with one of them, a loop has numbers twice as wide as all others.
 _DOUBLE_WORDS = {"accumulate", "lowest", "highest"}
 
+#: The words of bfloat16 in memory. Twice as many lanes as float32 has fill a vector of it, and are packed into one.
+_HALF_WORDS = {"load_bfloat16", "store_bfloat16"}
+
 #: Options of LLVM, each with its default. With the first, a loop's lanes are counted by its narrowest numbers instead
 #: of its widest: the sums of a kernel are float64, and all other values would have vectors of half the width.
-_DOUBLE = {"vectorizer-maximize-bandwidth": ("true", "false")}
+_NARROWEST = {"vectorizer-maximize-bandwidth": ("true", "false")}
 
 #: Four vectors side by side fill the 32 registers of AVX-512. The machine scheduler would order them one behind the
 #: other again, to need fewer registers.
@@ -81,8 +84,11 @@ def _compiled(source: str, path: Path, entry: str) -> str:
 
 def _tuning(words: Collection[str]) -> Mapping[str, tuple[str, str]]:
     """LLVM's options for the loops of a kernel with these words."""
-    double = _DOUBLE if _DOUBLE_WORDS & {*words} else {}
-    return {**double, **(_INTERLEAVED if "interleaved" in words and _has_many_registers() else {})}
+    from . import format_words, noise_words
+
+    halves = _HALF_WORDS.intersection(words) and not (format_words.NAMES | noise_words.NAMES).intersection(words)
+    narrowest = _NARROWEST if halves or _DOUBLE_WORDS.intersection(words) else {}
+    return {**narrowest, **(_INTERLEAVED if "interleaved" in words and _has_many_registers() else {})}
 
 
 @functools.cache

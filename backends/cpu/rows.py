@@ -89,7 +89,7 @@ class RowGroup:
         lines = [
             f"i = j + back_{row}", *write.load_lines(row), *write.vector_lines(ELEMENT), *update,
             *(
-                f"store_{write.layout.dtype(s.buffer)}({write.element(s.buffer, copy=row)}, new_{row}[{number}])"
+                write.store_line(s.buffer, f"new_{row}[{number}]", row)
                 for number, s in enumerate(write.stage.stores)
             ),
             *(f"{write.names[r.name]} = {write.joined(r, write.names[r.name], self._new(r, row))}" for r in kept),

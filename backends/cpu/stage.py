@@ -38,6 +38,9 @@ _REDUCTIONS = {Op.SUM: ("accumulate", "0.0"), Op.MIN: ("lowest", "inf"), Op.MAX:
 #: The index of a value of elements, rows, columns or matrices, in the loops of a stage that sees matrices.
 INDEX = {ELEMENT: "i", ROW: "line", COL: "j", MATRIX: "matrix"}
 
+#: The dtypes of elements that are ordinary numbers as they are loaded.
+_ORDINARY = ("bfloat16", "int16", "int8")
+
 _LOCALS = {
     "i", "j", "inf", "nan", "range", "elements", "kernel", "mask", "others", "mixed", "float", "pointers", "tensors",
     "row", "start", "stop", "part", "count", "first", "last", "min", "floats", "place", "chunk", "matrix", "line",
@@ -62,8 +65,6 @@ class StageWriter:
         #: The variables of the addresses of codes and of scales, by state.
         self.codes = {name: unique_name(f"{name}_codes", taken) for name in coded}
         self.scales = {name: unique_name(f"{name}_scales", taken) for name in coded}
-        # A bfloat16 is stored in fewer instructions where no NaN has odd bits: see cpu_storage.
-        self.tame = layout.compute == "float32" and any(layout.dtype(s.buffer) == "bfloat16" for s in stage.stores)
         sums = [] if self.shares_columns else in_blocks(program, layout, stage)
         parts = {r.name: unique_name(f"part_of_{self.names[r.name]}", taken) for r in sums}
         self._taken = taken
@@ -78,7 +79,21 @@ class StageWriter:
             self.names.__getitem__,
         )
         kept = [b for b in self.nest.buffers if b not in (*self.nest.stored, *coded)]
+        self.tame, self.tames_stores = self._tamed_places()
         self.partial = PartialSums(sums, parts, self.names, self.printer, self.load, kept)
+
+    def _tamed_places(self) -> tuple[bool, bool]:
+        """Whether numbers are made ordinary as they are loaded, or else the new elements as they are stored.
+
+        A bfloat16 is stored in fewer instructions where no NaN has odd bits: see cpu_storage. The fewer places count.
+        """
+        dtype = self.layout.dtype
+        stored = [s.buffer for s in self.stage.stores if dtype(s.buffer) == "bfloat16"]
+        loaded = [b for b in self.printer.loads() if dtype(b) not in _ORDINARY]
+        if self.layout.compute != "float32" or not stored:
+            return False, False
+        fewer = len(stored) < len(loaded) + len(self.nest.read(*INDEX))
+        return not fewer, fewer
 
     @property
     def shares_columns(self) -> bool:
@@ -150,7 +165,7 @@ class StageWriter:
         text = f"{word or f'load_{storage}'}({self.element(buffer, copy=copy)})"
         if self.layout.compute == "float64" and storage != "float64":
             text = f"float64({text})"
-        if storage not in ("bfloat16", "int16", "int8"):
+        if storage not in _ORDINARY:
             text = self._tamed(text)
         return f"-{text}" if self.layout.maximize and buffer == "g" else text
 
@@ -160,10 +175,13 @@ class StageWriter:
 
     def store_lines(self) -> list[str]:
         """The statements that store elements."""
-        return [
-            f"store_{self.layout.dtype(s.buffer)}({self.element(s.buffer)}, {bare(self.printer.text(s.value))})"
-            for s in self.stage.stores
-        ]
+        return [self.store_line(s.buffer, bare(self.printer.text(s.value))) for s in self.stage.stores]
+
+    def store_line(self, buffer: str, value: str, copy: int = 0) -> str:
+        """The statement that stores an element of a value; `copy` is as in `element`."""
+        dtype = self.layout.dtype(buffer)
+        text = f"ordinary({value})" if self.tames_stores and dtype == "bfloat16" else value
+        return f"store_{dtype}({self.element(buffer, copy=copy)}, {text})"
 
     def arithmetic_lines(self) -> list[str]:
         """The statements for one element after its loads: its values, its stores, and what reductions take in."""
