@@ -28,8 +28,8 @@ def bench(
         list[str] | None,
         typer.Argument(
             metavar="[WHAT]",
-            help="rules, reductions, matrices, orthogonal, many, watch, start, memory, mesh, states, es, race, jax, "
-            "gpu, all.",
+            help="rules, reductions, matrices, orthogonal, many, watch, offload, start, memory, mesh, states, es, "
+            "race, jax, gpu, all.",
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Sizes too small to count: does it run?")] = False,

@@ -47,6 +47,11 @@ _TEXT = {
     "watch": "Steps with the set `norms`, eight statistics of every tensor, by turns with the same steps without. "
     "torch computes the same after a step, from a copy of the parameters before it. The page on "
     "[statistics](watch.md) says what they are.",
+    "offload": "The step on the host of float32 weights and states that lie there. bfloat16 gradients and new bfloat16 "
+    "weights lie in buffers of 64 MiB that copies from and to a device use again and again; no step reads a parameter. "
+    "torchao steps torch's fused AdamW, one for each tensor. Its weights on the host have the dtype of the model's: "
+    "from and to 16 bits, its time has the conversion of gradients to float32 and of new weights to bfloat16, so that "
+    "both do the same; so has DeepSpeed's. All in bfloat16, its numbers are other ones.",
     "start": "Seconds in new processes.",
     "memory": "Bytes for each parameter are from the difference between a small and a large tensor. The memory of "
     "training is counted tensor by tensor, or by XLA: all that is there at the moment when most is, in units of the "

@@ -48,6 +48,27 @@ def makers(name: str) -> dict[str, Maker]:
     return choices
 
 
+def host_makers() -> dict[str, Maker]:
+    """Name -> maker of AdamW's step on the host, for libraries that keep weights and states there.
+
+    torchao's CPUOffloadOptimizer needs a GPU. On the host it steps torch's fused AdamW, one for each tensor.
+    """
+
+    def torchao(params: list[Any]) -> Step:
+        import torch
+
+        steps = [torch.optim.AdamW([param], lr=1e-3, weight_decay=0.01, fused=True).step for param in params]
+
+        def step() -> None:
+            for one in steps:
+                one()
+
+        return step
+
+    theirs = _optimizer("deepspeed.ops.adam", "DeepSpeedCPUAdam", {"lr": 1e-3, "weight_decay": 0.01})
+    return {"torchao": torchao, **({} if theirs is None else {"DeepSpeed": theirs})}
+
+
 def _optimizer(module: str, kind: str, keywords: Mapping[str, Any]) -> Maker | None:
     try:
         theirs = getattr(importlib.import_module(module), kind)

@@ -44,7 +44,7 @@ def staged(rule: Rule, shape: Shape, pool: Pool) -> Staged:
     optimizer = Optimizer(rule, [param])
     optimizer.step([grad])  # allocates the states
     program, layout, view = scheduled_for(rule, shape)
-    limit = bound_limit(program, layout, view, param, grad, optimizer.state(optimizer.names[0]))
+    limit = bound_limit(program, layout, [view], [param], [grad], [optimizer.state(optimizer.names[0])])
     return Staged(program, layout, lambda: optimizer.step([grad]), limit)
 
 
@@ -57,14 +57,16 @@ def scheduled_for(rule: Rule, shape: Sequence[int]) -> tuple[Program, Layout, Ma
 
 
 def bound_limit(
-    program: Program, layout: Layout, view: MatrixView, param: Any, grad: Any, states: Mapping[str, Any]
-) -> Callable[[], object]:
-    """A function for one run of the limit of every stage, over these arrays and scratch of its own."""
+    program: Program, layout: Layout, views: Sequence[MatrixView], params: Sequence[Any], grads: Sequence[Any],
+    states: Sequence[Mapping[str, Any]],
+) -> Callable[[], object]:  # fmt: skip
+    """A function for one run of the limit of every stage, over these tensors and scratch of its own."""
     names = [b.name for b in kernel_buffers(program) if b.role == "state"]
-    call = limit_kernel(program, layout).bind([param], [{name: states[name] for name in names}], [view])
-    rows = Rows(np.zeros((1, len(program.columns))), np.zeros(1, np.int64))
-    scratch = {name: [array] for name, array in _scratch(program, layout, view).items()}
-    grads, stages = [grad], range(len(program.stages))
+    call = limit_kernel(program, layout).bind(params, [{name: each[name] for name in names} for each in states], views)
+    rows = Rows(np.zeros((1, len(program.columns))), np.zeros(len(params), np.int64))
+    arrays = [_scratch(program, layout, view) for view in views]
+    scratch = {name: [each[name] for each in arrays] for name in arrays[0]}
+    stages = range(len(program.stages))
 
     def run() -> None:
         for stage in stages:

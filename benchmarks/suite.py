@@ -18,6 +18,7 @@ MEASUREMENTS: dict[str, str] = {
     "orthogonal": "how far Newton-Schulz in 16 bits is from its polynomials in float64, in both of its forms",
     "many": "many tensors at once, and many groups, with all that a step does around its kernel",
     "watch": "what the statistics of a step cost, in the pass that computes it, and by torch's operations after it",
+    "offload": "the step on the host of weights and states that lie there, against the memory's limit and others",
     "start": "what importing costs, the first step of a process, and compiling",
     "memory": "what a step allocates, and what training keeps, by kind, with eager updates and without",
     "mesh": "what a step of Muon costs on 8 to 10,240 GPUs, counted on paper",
@@ -85,6 +86,10 @@ def measurement(
         from benchmarks import watch
 
         return Measurement(name, watch.PARTS, lambda advance: watch.measure(quick, advance))
+    if name == "offload":
+        from benchmarks import offload
+
+        return Measurement(name, offload.PARTS, lambda advance: offload.measure(quick, advance))
     if name == "start":
         from benchmarks import start
 

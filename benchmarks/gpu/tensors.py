@@ -66,10 +66,14 @@ def in_sets(bench: Bench, steps: Callable[[], Sequence[Step]], bytes_each: int) 
 
 def gpt2_xl() -> list[Shape]:
     """The parameters of GPT-2 XL: 48 layers of 1600."""
-    wide = 1600
+    return gpt(48, 1600)
+
+
+def gpt(layers: int, wide: int) -> list[Shape]:
+    """The parameters of a GPT-2 with so many layers of this width."""
     layer: list[Shape] = [(wide,), (wide,), (wide, 3 * wide), (3 * wide,), (wide, wide), (wide,)]
     layer += [(wide,), (wide,), (wide, 4 * wide), (4 * wide,), (4 * wide, wide), (wide,)]
-    return [(50257, wide), (1024, wide), *(layer * 48), (wide,), (wide,)]
+    return [(50257, wide), (1024, wide), *(layer * layers), (wide,), (wide,)]
 
 
 def llama_7b(layers: int = 32) -> list[Shape]:

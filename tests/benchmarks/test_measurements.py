@@ -182,6 +182,7 @@ def test_names_of_measurements() -> None:
         "orthogonal",
         "many",
         "watch",
+        "offload",
         "start",
         "memory",
         "mesh",

@@ -26,7 +26,8 @@ def test_the_limit_of_stages_leaves_every_array_as_it_is(name: str) -> None:
     optimizer.step([grad])
     arrays = {"p": param, "g": grad, **optimizer.state("0")}
     before = {k: v.copy() for k, v in arrays.items()}
-    bound_limit(*scheduled_for(reductions.rule_of(name), SHAPE), param, grad, optimizer.state("0"))()
+    program, layout, view = scheduled_for(reductions.rule_of(name), SHAPE)
+    bound_limit(program, layout, [view], [param], [grad], [optimizer.state("0")])()
     for key, value in arrays.items():
         np.testing.assert_array_equal(value, before[key], key)
 
