@@ -39,7 +39,7 @@ class TorchEngine(Engine):
             group_rule.rule, arrays, options.backend, state_dtypes_of(group_rule, options),
             seed=options.seed or seed_of(groups), resident=capture_mode.asked,
             processes=Processes(options.across, indices, len(groups), options.coordinator), weights=options.weights,
-            watch=options.watch,
+            watch=options.watch, exclusive=options.offload is not None and options.offload.kind == "step",
         )  # fmt: skip
         self.group_rule, self.indices, self.published = group_rule, indices, 0
         self.take_numbers(groups, capture_mode)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -15,6 +15,8 @@ from torch.amp.grad_scaler import GradScaler
 import rulec
 import rulec.torch
 from rulec.errors import HyperError, TensorError
+from rulec.torch.offload.link import Event, HostLink, Pairs
+from rulec.torch.offload.ring import bytes_of
 from tests.torch.offload.runs import BUFFER, assert_same_bits, parameters, take_steps
 
 #: Rules of one stage, of several, over groups and the model, with matrix functions, and with branches.
@@ -304,3 +306,51 @@ def test_a_wrong_gradient_changes_nothing() -> None:
     with pytest.raises(TensorError, match="memory"):
         twins.other.step()
     assert_same_bits((twins.moved, twins.other.state_dict()["state"]), before)
+
+
+class CountingLink(HostLink):
+    """A link that counts the bytes of its copies."""
+
+    moved: ClassVar[dict[str, int]] = {"down": 0, "up": 0}
+
+    def down(self, pairs: Pairs) -> Event:
+        self.moved["down"] += sum(bytes_of(tensor) for _, tensor in pairs)
+        return super().down(pairs)
+
+    def up(self, pairs: Pairs, after: Event | None = None) -> Event:
+        self.moved["up"] += sum(bytes_of(tensor) for _, tensor in pairs)
+        return super().up(pairs, after)
+
+
+#: Class, kind of weights -> the bytes of each weight that travel down and up in a step.
+TRAVEL = [
+    ("AdamW", "master", 2, 2),
+    ("Lion", "master", 2, 2),
+    ("Adafactor", "master", 2, 2),
+    ("LAMB", "master", 2, 2),
+    ("AdamW", "split", 4, 2),
+    ("AdamW", "", 4, 2),
+]
+
+
+@pytest.mark.parametrize(("rule", "weights", "down", "up"), TRAVEL)
+def test_bytes_over_the_link(monkeypatch: pytest.MonkeyPatch, rule: str, weights: str, down: int, up: int) -> None:
+    monkeypatch.setattr("rulec.torch.offload.host_step.link_of", CountingLink)
+    params = parameters(BRAIN)
+    optimizer = getattr(rulec.torch, rule)(params, weights=weights, offload="step", offload_buffer=BUFFER)
+    take_steps(optimizer, params, 1)
+    count = sum(param.numel() for param in params)
+    CountingLink.moved.update(down=0, up=0)
+    take_steps(optimizer, params, 2, 1)
+    assert CountingLink.moved == {"down": 2 * down * count, "up": 2 * up * count}
+
+
+def test_a_norm_of_the_model_needs_its_gradients_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rulec.torch.offload.host_step.link_of", CountingLink)
+    params = parameters(BRAIN)
+    optimizer = clipped()(params, max_norm=0.5, offload="step", offload_buffer=BUFFER)
+    take_steps(optimizer, params, 1)
+    CountingLink.moved.update(down=0, up=0)
+    take_steps(optimizer, params, 1, 1)
+    count = sum(param.numel() for param in params)
+    assert CountingLink.moved == {"down": 4 * count, "up": 2 * count}
