@@ -127,7 +127,7 @@ class Engine:
     def replace(self, tensor_id: int, array: Any) -> None:
         """Another array in the place of a parameter, of the same shape and dtype."""
         self._homes.replace(tensor_id, array)
-        self._forget_parts()
+        self.forget_parts()
 
     def relocate(self, arrays: Mapping[int, Mapping[str, Any]]) -> bool:
         """Takes over states whose memory moved, of the same shapes and dtypes: arrays by tensor and by name.
@@ -136,7 +136,7 @@ class Engine:
         """
         if not self._homes.relocate(arrays):
             return False
-        self._forget_parts()
+        self.forget_parts()
         return True
 
     def prepare(self, ids: Sequence[int], grad_dtypes: Sequence[str] | None, hyper: Numbers) -> None:
@@ -145,9 +145,18 @@ class Engine:
         `grad_dtypes` are the dtypes of the gradients; None expects each parameter's dtype.
         """
         if self._homes.prepare(ids, grad_dtypes, hyper):
-            self._forget_parts()
+            self.forget_parts()
 
-    def _forget_parts(self) -> None:
+    def place(self, bucket: Bucket, states: Sequence[Mapping[str, Any]]) -> None:
+        """Has kernels read and write the states of a bucket's tensors in other memory, until tensors move or join.
+
+        Whoever asks for it brings them there and back: see `rulec.runtime.buckets.launch.Transfers`.
+        """
+        bucket.moved = bucket.over(states)
+        self.forget_parts()
+
+    def forget_parts(self) -> None:
+        """Forgets the sets of tensors that fired together, because kernels find something of theirs elsewhere."""
         self._partitions.forget()
         self._last, self._within = ((), []), {}
 
@@ -346,29 +355,33 @@ class Engine:
         `way` maps the rule of a tensor to a rule of the same hyper-parameters and states; its `t` is the count of
         updates so far. None leaves the tensor as it is.
         """
-        (launches,) = self.ready_change(way, hyper, [range(len(self.tensors))])
-        run(launches)
+        run(self.changes(way, hyper, [Part(bucket, None, None, None, list) for bucket in self.buckets.values()]))
 
-    def ready_change(
-        self, way: Callable[[RuleData], RuleData | None], hyper: Numbers, sets: Sequence[Sequence[int]]
-    ) -> list[list[Launch]]:
-        """The launches of `change` for sets of tensors, by their ids; tensors without states have none."""
+    def changes_of(
+        self, way: Callable[[RuleData], RuleData | None], hyper: Numbers, sets: Sequence[tuple[int, ...]]
+    ) -> list[Launch]:  # fmt: skip
+        """The launches of such a step of tensors with states, in several sets of ids."""
+        return self.changes(way, hyper, [part for ids in sets for part in self._parts(ids, ())])
+
+    def changes(
+        self, way: Callable[[RuleData], RuleData | None], hyper: Numbers, parts: Sequence[Part]
+    ) -> list[Launch]:
+        """The launches of such a step of some parts."""
         self.take_table(hyper)
-        others = {id(bucket): self._changed(bucket, way) for bucket in self.buckets.values()}
-        ready = []
-        for ids in sets:
-            launches: list[Launch] = []
-            for part in self._partitions.of([i for i in ids if self.tensors[i].bucket is not None]):
-                other = others[id(part.bucket)]
-                if other is not None:
-                    chosen = Part(other, part.positions, part.fired, None, list)
-                    params = other.params if part.positions is None else [other.params[i] for i in part.positions]
-                    launches += self._launcher.launches(chosen, params, {})
-            ready.append(launches)
-        return ready
+        others: dict[int, Bucket | None] = {}
+        launches: list[Launch] = []
+        for part in parts:
+            bucket = part.bucket
+            if id(bucket) not in others:
+                others[id(bucket)] = self._changed(way, bucket)
+            other = others[id(bucket)]
+            if other is not None:
+                changed = replace(part, bucket=other, pick=None, check=list, _portions={})
+                launches += self._launcher.launches(changed, [tensor.array for tensor in part.tensors], {})
+        return launches
 
-    def _changed(self, bucket: Bucket, way: Callable[[RuleData], RuleData | None]) -> Bucket | None:
-        """The tensors and states of a bucket under the rule of a change; None where it leaves them as they are."""
+    def _changed(self, way: Callable[[RuleData], RuleData | None], bucket: Bucket) -> Bucket | None:
+        """A bucket under another rule, as `way` maps its own; None where it maps to none."""
         key = way, id(bucket.program.rule)
         if key not in self._ways:
             self._ways[key] = way(bucket.program.rule)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -164,6 +164,8 @@ class Bucket:
     origin: Bucket | None = None
     #: The same bucket under its program with the statistics that were asked for last.
     measuring: Bucket | None = None
+    #: The same bucket with states in other memory, where kernels read and write them: see `Engine.place`.
+    moved: Bucket | None = None
     at_turn: dict[int, Version] = field(default_factory=dict)
     #: The groups of the tensors, in order.
     groups: np.ndarray[Any, np.dtype[np.int64]] = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -295,11 +297,19 @@ class Bucket:
         versions = {decided: replace(v, rows=None, call=None) for decided, v in self.versions.items()}
         return replace(self, params=params, states=all_states, versions=versions, turning=False, sets=Sets())
 
+    def over(self, states: Sequence[Mapping[str, Any]]) -> Bucket:
+        """The same tensors with their states in other memory."""
+        versions = {decided: replace(v, rows=None, call=None) for decided, v in self.versions.items()}
+        return replace(
+            self, states=[*map(dict, states)], versions=versions, turning=False, measuring=None, moved=None, at_turn={},
+            sets=Sets(),
+        )  # fmt: skip
+
     def rebind(self) -> None:
         """Drops the bound calls: tensors moved, or joined."""
         self.at_turn.clear()
         self.sets.clear()
-        self.measuring = None
+        self.measuring = self.moved = None
         self._drop_calls()
 
     def _drop_calls(self) -> None:

@@ -24,7 +24,7 @@ from rulec.runtime.arrays import Arrays
 from rulec.runtime.buckets.bucket import Bucket, Tensor, Version
 from rulec.runtime.buckets.context import EngineContext
 from rulec.runtime.buckets.flat import Remembered, sets_of
-from rulec.runtime.buckets.reductions import Join, Processes
+from rulec.runtime.buckets.reductions import Join, LaunchShare, Processes
 from rulec.runtime.buckets.scalar_table import Numbers
 from rulec.runtime.distributed.owners import Work
 from rulec.runtime.distributed.process_group import RankGroup
@@ -225,8 +225,9 @@ class Partitions:
         return parts
 
     def _part(self, tensors: list[Tensor], places: list[int], total: int) -> Part:
-        bucket = tensors[0].bucket
-        assert bucket is not None
+        home = tensors[0].bucket
+        assert home is not None
+        bucket = home.moved or home
         positions = [t.position for t in tensors]
         if len(set(positions)) != len(positions):
             raise TensorError("a tensor is updated twice in one call: give each its whole gradient once")
@@ -305,8 +306,11 @@ class LaunchStatistics:
 class Transfers(Protocol):
     """Brings the arrays of launches, which lie elsewhere between steps, to where kernels read and write them."""
 
-    def bring(self, launch: Launch) -> None:
-        """Has the arrays of a launch where its kernels expect them; does nothing where they are there."""
+    def bring(self, launch: Launch, stage: int | None = None, buffers: Sequence[str] = ()) -> None:
+        """Has the arrays of a stage of a launch, or those in `buffers` between its stages, where they are expected.
+
+        Does nothing where they are there.
+        """
 
     def take_back(self, launch: Launch, done: bool) -> None:
         """Lets the arrays of a launch go: it is `done`, or waits for values of other launches."""
@@ -319,7 +323,7 @@ class Launch:
     `scalar_states` are new values of states that follow from hyper-parameters and `t`, for each fired tensor. `inputs`
     has, by name, a number or one array for each fired tensor. During the run, `wrote` is True once something may be
     written, and `skipped` gets the names of skipped tensors. `transfers` brings arrays that lie elsewhere; None where
-    all are where kernels expect them.
+    all are where kernels expect them. `share` is its place in a larger launch; None where it is no part of one.
     """
 
     common: EngineContext
@@ -334,6 +338,7 @@ class Launch:
     #: The statistics of the portions that have run.
     statistics: list[LaunchStatistics] = field(default_factory=list)
     transfers: Transfers | None = None
+    share: LaunchShare | None = None
 
     def stop_turning(self) -> None:
         """Takes the version that copies the entries of histories, now and from now on."""
@@ -363,7 +368,7 @@ class Launch:
         bucket, call = self.part.bucket, self.version.call
         assert call is not None
         if self.transfers is not None:
-            self.transfers.bring(self)
+            self.transfers.bring(self, stage)
         written = call(stage, grads, rows, scratch, tensors=fired)
         if written.params[0] is not bucket.params[0]:
             raise BackendUnsupported(bucket.backend.name, "an update in place of arrays of this kind", self.name)

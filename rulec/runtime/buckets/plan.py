@@ -70,8 +70,8 @@ class Plan:
         self.axes: dict[Node, Axes] = {value: inference.axes(value) for value in (*done, *self.later)}
         #: The values that are numbers of tensors, groups or the model.
         self.numbers = frozenset(value for value, axes in self.axes.items() if axes.number)
-        #: Whether values between stages are read from arrays, of which they may be views.
-        self.reads_arrays = any(value.op is Op.LOAD and value not in self.numbers for value in done)
+        #: The buffers with arrays that are read between stages, where values may be views of them.
+        self.arrays_read = tuple({str(v.arg) for v in done if v.op is Op.LOAD and v not in self.numbers})
         #: The axes of values in flat arrays; None for values that are never in one.
         self.in_flat = {value: axes_in_flat(axes) for value, axes in self.axes.items()}
         self.gaps = tuple(replace(gap, values=in_rounds(gap.values, self.in_flat, {*program.joins})) for gap in gaps)

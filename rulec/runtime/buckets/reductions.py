@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -82,8 +83,7 @@ class Join:
     """A reduction over several tensors that waits for the values of other launches.
 
     `values` has one number for each fired tensor, or for each of their groups where `per_group`. `groups` are the
-    groups of these numbers, in the counting of `owner`. Where several launches have tensors of one bucket, `bucket` is
-    its identity and `positions` are the tensors' positions in it: their numbers are reduced in that order.
+    groups of these numbers, in the counting of `owner`.
     """
 
     site: Site
@@ -94,8 +94,18 @@ class Join:
     library: Library
     per_group: bool = False
     owner: Processes = field(default_factory=Processes)
-    bucket: int | None = None
-    positions: Array | None = None
+
+
+@dataclass(frozen=True)
+class LaunchShare:
+    """The place of a launch in the larger one that it is a part of, where tensors are updated some after others.
+
+    Reductions over tensors are then those of the larger launches, bit by bit. `whole` names the larger launch, in the
+    order of these; `tensors` are the numbers of the tensors, in their order there.
+    """
+
+    whole: tuple[Any, ...]
+    tensors: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -131,6 +141,36 @@ def joined(joins: Sequence[Join]) -> list[Any]:
     return [join.library.numbers(_spread_groups(library, join, by_group)) for join in joins]
 
 
+def joined_shares(joins: Sequence[Join], shares: Sequence[LaunchShare]) -> list[Any]:
+    """The same for parts of larger launches: the result for a part is the result for its larger launch."""
+    parts: dict[tuple[Any, ...], list[int]] = {}
+    for place, share in enumerate(shares):
+        parts.setdefault(share.whole, []).append(place)
+    wholes = [parts[whole] for whole in sorted(parts)]
+    merged = [_merged([joins[i] for i in places], [shares[i] for i in places]) for places in wholes]
+    results: list[Any] = [None] * len(joins)
+    for places, (join, taken), result in zip(wholes, merged, joined([join for join, _ in merged]), strict=True):
+        for place, mine in zip(places, taken, strict=True):
+            results[place] = result if join.level == "model" else join.library.take(result, mine)
+    return results
+
+
+def _merged(joins: Sequence[Join], shares: Sequence[LaunchShare]) -> tuple[Join, list[Array]]:
+    """One reduction in place of those of the parts of a launch, and the places of each part's values in it."""
+    first, library = joins[0], joins[0].library
+    groups = np.concatenate([join.groups for join in joins])
+    if first.per_group:
+        groups, chosen = np.unique(groups, return_index=True)
+        taken = [np.searchsorted(groups, join.groups) for join in joins]
+    else:
+        chosen = np.argsort(np.concatenate([np.asarray(share.tensors) for share in shares]))
+        ends = np.cumsum([0, *(len(join.groups) for join in joins)])
+        at = np.argsort(chosen)
+        taken, groups = [at[i:j] for i, j in pairwise(ends.tolist())], groups[chosen]
+    values = library.take(library.join([join.values for join in joins], 0), chosen)
+    return replace(first, values=values, groups=groups), taken
+
+
 def _across_groups(library: Library, joins: Sequence[Join], by_group: Mapping[tuple[int, int], Any]) -> Any:
     """The numbers of groups, reduced over all ranks."""
     owners = {id(join.owner): join.owner for join in joins}
@@ -153,33 +193,17 @@ def _of_group(join: Join, group: int) -> Join:
     mine = join.groups == group
     if mine.all():
         return join
-    positions = None if join.positions is None else join.positions[mine]
-    values = join.library.take(join.values, np.flatnonzero(mine))
-    return replace(join, values=values, groups=join.groups[mine], positions=positions)
+    return replace(join, values=join.library.take(join.values, np.flatnonzero(mine)), groups=join.groups[mine])
 
 
 def _total(library: Library, joins: Sequence[Join]) -> Any:
-    """All values reduced to one, bucket by bucket in the order of the launches. The number of a group counts once."""
+    """All values reduced to one, launch by launch in their order. The number of a group counts once."""
     op = joins[0].op
     if joins[0].per_group:
         places = {(id(j.owner), g): (j, i) for j in joins for i, g in enumerate(j.groups.tolist())}
         once = [library.numbers(join.library.take(join.values, np.array([i]))) for join, i in places.values()]
         return library.reduce(op, library.together(once))
     total = library.constant(REDUCTIONS[op].nothing)
-    for mine, values in _by_bucket(joins):
-        total = library.arithmetic[REDUCTIONS[op].join](total, library.numbers(mine.reduce(op, values)))
+    for join in joins:
+        total = library.arithmetic[REDUCTIONS[op].join](total, library.numbers(join.library.reduce(op, join.values)))
     return total
-
-
-def _by_bucket(joins: Sequence[Join]) -> Iterator[tuple[Library, Any]]:
-    """The values of each bucket, in the order of its tensors: the sum has the same bits, however launches cut it."""
-    buckets: dict[Any, list[Join]] = {}
-    for place, join in enumerate(joins):
-        buckets.setdefault(("launch", place) if join.bucket is None else join.bucket, []).append(join)
-    for mine in buckets.values():
-        library = mine[0].library
-        if len(mine) == 1:
-            yield library, mine[0].values
-            continue
-        order = np.argsort(np.concatenate([join.positions for join in mine if join.positions is not None]))
-        yield library, library.take(library.join([join.values for join in mine], 0), order)

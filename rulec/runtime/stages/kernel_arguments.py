@@ -305,7 +305,7 @@ class KernelArguments:
             return None
         if self._vectors is None:
             if self.launch.transfers is not None:
-                self.launch.transfers.bring(self.launch)
+                self.launch.transfers.bring(self.launch, buffers=plan.vectors_read)
             states = self.remembered.states(self.portion.states, plan.vector_states)
             self._vectors = states.read([name for name in plan.vectors_read if name in states.names])
         return self._vectors.get(buffer)
@@ -352,7 +352,7 @@ class KernelArguments:
 
     def _stored(self, buffer: str, i: int) -> Any:
         if self.launch.transfers is not None:
-            self.launch.transfers.bring(self.launch)
+            self.launch.transfers.bring(self.launch, buffers=(buffer,))
         if buffer == "g":
             return self.grads[i]
         if buffer == "p":

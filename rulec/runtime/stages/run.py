@@ -204,7 +204,7 @@ class StagedRun:
         """Writes the new values of numbers and vectors: to states of each tensor, or to numbers of all."""
         portion = values.portion
         if narrow and self.launch.transfers is not None:
-            self.launch.transfers.bring(self.launch)
+            self.launch.transfers.bring(self.launch, buffers=[buffer for buffer, _ in narrow])
         library, states = self.bucket.library, self.bucket.states[portion.positions[0]]
         flat = self._write_flat(portion, stays, narrow) if library.flattens else ()
         left_out = stays is not None and not self.on_device

@@ -6,10 +6,7 @@ import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 from rulec.compiler.across_shapes import apart
 from rulec.compiler.layout import traffic
@@ -17,7 +14,7 @@ from rulec.environment import LEVEL
 from rulec.errors import PartialUpdate, RuleError
 from rulec.runtime.buckets.bucket import Version
 from rulec.runtime.buckets.launch import Launch
-from rulec.runtime.buckets.reductions import Join, Joining, Processes, Waits, Writing, joined
+from rulec.runtime.buckets.reductions import Join, Joining, Processes, Waits, Writing, joined, joined_shares
 from rulec.runtime.distributed.all_to_all import OwnerExchange, OwnerRequest, assign, worked
 from rulec.runtime.distributed.shards import Partials, completed
 from rulec.runtime.stages.run import StagedRun
@@ -165,8 +162,9 @@ def _run_together(launches: Sequence[Launch], done: list[Launch], at: list[Launc
 
 def _resume(launch: Launch) -> None:
     """Has the arrays of a launch that goes on, where values between its stages may be views of them."""
-    if launch.transfers is not None and launch.version.plan.reads_arrays:
-        launch.transfers.bring(launch)
+    buffers = launch.version.plan.arrays_read
+    if launch.transfers is not None and buffers:
+        launch.transfers.bring(launch, buffers=buffers)
 
 
 def _take_back(launch: Launch, done: bool) -> None:
@@ -195,19 +193,9 @@ def _joined(launches: Sequence[Launch], joining: Sequence[bool], joins: Mapping[
     """The result of the next reduction over tensors, for each launch that has such reductions."""
     if len(joins) < sum(joining) or len({(j.site, j.op, j.level, j.per_group) for j in joins.values()}) > 1:
         raise apart(launches[0].name)
-    return dict(zip(joins, joined(_with_positions(launches, joins)), strict=True))
-
-
-def _with_positions(launches: Sequence[Launch], joins: Mapping[int, Join]) -> list[Join]:
-    """The joins, with the positions of their tensors where several launches have tensors of one bucket."""
-    if len(joins) == 1:
-        return [*joins.values()]
-    parts = {i: launches[i].part for i in joins}
-    buckets = {i: id(part.bucket.origin or part.bucket) for i, part in parts.items()}
-    if len({*buckets.values()}) == len(joins) or any(join.per_group for join in joins.values()):
-        return [*joins.values()]
-    fired = {i: range(len(part.bucket.tensors)) if part.fired is None else part.fired for i, part in parts.items()}
-    return [replace(join, bucket=buckets[i], positions=np.asarray(fired[i])) for i, join in joins.items()]
+    shares = [share for i in joins if (share := launches[i].share) is not None]
+    each = [*joins.values()]
+    return dict(zip(joins, joined_shares(each, shares) if shares else joined(each), strict=True))
 
 
 def _report(launch: Launch, seconds: float) -> None:

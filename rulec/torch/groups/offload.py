@@ -35,7 +35,8 @@ def offload_options(title: str, kind: Any, buffer: Any, pinned: Any) -> OffloadO
         for keyword, value, default in (("offload_buffer", buffer, DEFAULT_BUFFER), ("offload_pinned", pinned, True)):
             if value != default:
                 raise HyperError(
-                    f"{keyword}={value!r} of {title} is for an offload: give offload='step', or leave it out"
+                    f"{keyword}={value!r} of {title} is for an offload: give offload='states' or 'step', or leave it "
+                    f"out"
                 )
         return None
     kinds = get_args(OffloadKind)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rulec.runtime.buckets.launch import Launch
+from rulec.runtime.buckets.reductions import LaunchShare
+from rulec.torch.groups.engine import TensorRef
 from rulec.torch.groups.routes import Route
 from rulec.torch.offload.ring import aligned
 
@@ -58,6 +61,29 @@ def transfer_groups(
         TransferGroup(number, (*group.places,), (*group.offsets,), group.bytes, whole=group.bytes <= most)
         for number, group in enumerate(filled)
     ]
+
+
+def numbers_of(tensor_refs: Sequence[TensorRef]) -> dict[int, int]:
+    """The numbers of the tensors of engines by their identity, in the order of a step without transfers."""
+    engines = dict.fromkeys(engine for engine, _ in tensor_refs)
+    tensors = [tensor for engine in engines for tensor in engine.tensors]
+    return {id(tensor): number for number, tensor in enumerate(tensors)}
+
+
+def note_shares(launches: Sequence[Launch], numbers: Mapping[int, int]) -> None:
+    """Notes the launches that are parts of one, as it is in a step without transfers.
+
+    `numbers` come from `numbers_of`: the tensors of a launch, and launches, are in their order.
+    """
+    tensors = [[numbers[id(tensor)] for tensor in launch.part.tensors] for launch in launches]
+    firsts: dict[int, int] = {}
+    for launch, mine in zip(launches, tensors, strict=True):
+        key = id(launch.part.bucket)
+        firsts[key] = min(firsts.get(key, mine[0]), *mine)
+    for launch, mine in zip(launches, tensors, strict=True):
+        bucket = launch.part.bucket
+        outcome = next((decided for decided, v in bucket.versions.items() if v is launch.version), ())
+        launch.share = LaunchShare((firsts[id(bucket)], outcome), mine)
 
 
 def kind_of(route: Route, engine: int) -> tuple[Any, ...]:

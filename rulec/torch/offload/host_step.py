@@ -28,7 +28,7 @@ from rulec.runtime.storage.allocator import StateSpec
 from rulec.torch.groups.engine import TensorRef
 from rulec.torch.groups.offload import OffloadOptions
 from rulec.torch.groups.routes import Route
-from rulec.torch.offload.groups import TransferGroup, kind_of, transfer_groups
+from rulec.torch.offload.groups import TransferGroup, kind_of, note_shares, numbers_of, transfer_groups
 from rulec.torch.offload.link import Event, link_of
 from rulec.torch.offload.pieces import PieceCalls, in_memory_order
 from rulec.torch.offload.ring import Ring, Rings, aligned, bytes_of, view_in
@@ -95,6 +95,9 @@ class HostStep:
 
     `mirrors` are the tensors that kernels read and write in place of the parameters, by index of the routes.
     """
+
+    #: Kernels read and write tensors in place of the parameters.
+    in_place = False
 
     def __init__(self, routes: Sequence[Route], options: OffloadOptions, weights: str) -> None:
         self._routes, self._options = routes, options
@@ -178,7 +181,14 @@ class HostStep:
             return self.launches(places, grads, inputs)
         for place in places:
             self._take_over(place)
-        return self._in_order([(group, launch) for group, _ in chosen for launch in ready[group.number]], gradients)
+        launches = [(group, launch) for group, _ in chosen for launch in ready[group.number]]
+        return self._added(launches, gradients)
+
+    def parts(
+        self, places: Sequence[int], grads: Sequence[Tensor], way: Callable[[RuleData], RuleData | None], counts: bool
+    ) -> list[Launch]:
+        """RulecError: no part of a step moves its weights."""
+        raise RulecError("offload='step' takes whole steps: give offload='states' with accumulate='fold'")
 
     def _ready(
         self, chosen: Sequence[tuple[TransferGroup, list[int]]], gradients: Mapping[int, Tensor],
@@ -215,35 +225,29 @@ class HostStep:
             self._views[key] = views
         return self._views[key]
 
-    def change(self, way: Callable[[RuleData], RuleData | None]) -> list[Launch]:
-        """The launches of one step of another rule on the same parameters and states: see `Engine.change`."""
+    def changes(self, way: Callable[[RuleData], RuleData | None]) -> list[list[Launch]]:
+        """The launches of a step of another rule without gradients, for each engine: see `Engine.change`."""
         check_not_captured()
         self._order, self._index = [], {}
-        ready: dict[int, list[Launch]] = {}
+        changes = []
         for engine in dict.fromkeys(engine for engine, _ in self._refs):
-            mine = [group for group in self._groups if self._refs[group.places[0]][0] is engine]
-            sets = [[self._refs[place][1] for place in group.places] for group in mine]
-            each = engine.ready_change(way, engine.table, sets)
-            ready |= {group.number: launches for group, launches in zip(mine, each, strict=True)}
+            groups = [group for group in self._groups if self._refs[group.places[0]][0] is engine]
+            ids = [[self._refs[place][1] for place in group.places] for group in groups]
+            sets = [tuple(i for i in mine if engine.tensors[i].bucket is not None) for mine in ids]
+            launches = engine.changes_of(way, engine.table, sets)
+            group_of = {id(engine.tensors[i]): group for group, mine in zip(groups, ids, strict=True) for i in mine}
+            changes.append(self._added([(group_of[id(x.part.tensors[0])], x) for x in launches], {}))
         for place in range(len(self._routes)):
             self._take_over(place)
-        return self._in_order([(group, launch) for group in self._groups for launch in ready[group.number]], {})
+        return changes
 
-    def _in_order(
-        self, launches: Sequence[tuple[TransferGroup, Launch]], gradients: Mapping[int, Tensor]
-    ) -> list[Launch]:
-        """The launches in the order of a step without offload, bucket by bucket, each with what it moves.
-
-        So reductions over the model add up in the same order.
-        """
-        first: dict[int, int] = {}
-        for _, launch in launches:
-            bucket, least = id(launch.part.bucket), min(self._place_of[id(tensor)] for tensor in launch.part.tensors)
-            first[bucket] = min(first.get(bucket, least), least)
-        ordered = sorted(launches, key=lambda pair: first[id(pair[1].part.bucket)])
-        for group, launch in ordered:
+    def _added(self, launches: Sequence[tuple[TransferGroup, Launch]], gradients: Mapping[int, Tensor]) -> list[Launch]:
+        """The launches of transfer groups, each with what it moves. Reductions are those of whole buckets."""
+        for group, launch in launches:
             self._add(launch, group, gradients)
-        return [launch for _, launch in ordered]
+        each = [launch for _, launch in launches]
+        note_shares([launch for launch in each if launch.version.waits], numbers_of(self._refs))
+        return each
 
     def _add(self, launch: Launch, group: TransferGroup, gradients: Mapping[int, Tensor]) -> None:
         """Adds what a launch reads and writes; a launch of a large tensor moves its pieces itself.
@@ -281,7 +285,7 @@ class HostStep:
 
     # Transfers
 
-    def bring(self, launch: Launch) -> None:
+    def bring(self, launch: Launch, stage: int | None = None, buffers: Sequence[str] = ()) -> None:
         """Has the gradients of a launch, and the weights that it reads, in their buffers; begins to copy the next."""
         place = self._index[id(launch)]
         load = self._order[place]

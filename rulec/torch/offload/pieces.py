@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,7 +67,7 @@ class PieceCall:
         lengths = [span.stop - span.start for span in self._spans]
         self._gradients = [rings.gradients.of(k).memory.view(dtype)[:n] for k, n in enumerate(lengths)]
         self._weights = [rings.weights.of(k).memory.view(like.dtype)[:n] for k, n in enumerate(lengths)]
-        self._call = version.kernel.bind(self._weights, [_piece(states, span, formats) for span in self._spans])
+        self._call = version.kernel.bind(self._weights, [piece_of(states, span, formats) for span in self._spans])
 
     def __call__(
         self, stage: int, moving: Sequence[Any], rows: Rows, scratch: Scratch | None = None, *,
@@ -126,7 +126,7 @@ def piece_spans(count: int, most: int, formats: Sequence[tuple[str, Format]]) ->
     return [slice(first, min(first + size, count)) for first in range(0, count, size)]
 
 
-def _piece(states: dict[str, Tensor], span: slice, formats: Sequence[tuple[str, Format]]) -> dict[str, Tensor]:
+def piece_of(states: Mapping[str, Tensor], span: slice, formats: Sequence[tuple[str, Format]]) -> dict[str, Tensor]:
     """The states of some elements, whole blocks of those in codes."""
     of_formats = dict(formats)
     scales = {scale_name(name): form for name, form in formats}

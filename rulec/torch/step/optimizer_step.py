@@ -32,7 +32,7 @@ from rulec.torch.groups.inputs import Inputs
 from rulec.torch.groups.interface import Interface, Options, fitting
 from rulec.torch.groups.routes import names_of, routes_of
 from rulec.torch.groups.values import Groups, GroupStates, check_complete, group_rules_of
-from rulec.torch.offload.host_step import HostStep
+from rulec.torch.offload.offload import Offload, offload_of
 from rulec.torch.states.states import Buffers
 from rulec.torch.states.store import Store
 from rulec.torch.step.checks import check_parts, check_real
@@ -85,7 +85,9 @@ class OptimizerStep:
         self.capture_mode.check_capture(NEW_TENSORS)
         self._snapshot = Snapshot(interface, groups, options, self.capture_mode, self.names)
         #: The transfers of the step, where it is offloaded.
-        self.offload = None if options.offload is None else HostStep(self.routes, options.offload, options.weights)
+        self.offload = None if options.offload is None else offload_of(self.routes, options.offload, options.weights)
+        #: Whether kernels read and write the parameters themselves.
+        self._in_place = self.offload is None or self.offload.in_place
         arrays = TorchArrays() if self.offload is None else self.offload.arrays
         self.engines = engines_of(interface, self.group_rules, groups, options, self.capture_mode, arrays)
         self.engines = in_order(self.engines, [self.routes[place].group for place in order])
@@ -100,8 +102,10 @@ class OptimizerStep:
         routed_homes = zip(self.routes, self.tensor_refs, strict=True)
         #: The ranks with shards of each tensor whose statistics they complete together, by its identity.
         self._shard_ranks = {} if options.totals is None else self._ranks_of_tensors()
-        self._whole = {route.place: tensor_ref for route, tensor_ref in routed_homes if route.section is None}
-        self._copies = self._make_copies() if self.offload is None else {}
+        whole = {route.place: tensor_ref for route, tensor_ref in routed_homes if route.section is None}
+        #: The references of parameters that can be updated apart from steps here, by index.
+        self._whole = whole if self.offload is None else {}
+        self._copies = self._make_copies() if self._in_place else {}
         self.plans = Plans(self.params, self.engines, self.routes, self.tensor_refs, self._copies)
         device_skips = self.capture_mode.there and interface.skips
         steps, skips = bool(interface.shared) or device_skips, interface.skips and not self.capture_mode.there
@@ -216,7 +220,7 @@ class OptimizerStep:
             return False
         moved = {*self._snapshot.take_memory()}
         for i, (route, (engine, tensor_id)) in enumerate(zip(self.routes, self.tensor_refs, strict=True)):
-            if route.place in moved and i not in self._copies and self.offload is None:
+            if route.place in moved and i not in self._copies and self._in_place:
                 engine.replace(tensor_id, route.here)
         return True
 
@@ -226,7 +230,10 @@ class OptimizerStep:
             self.plans.survey.release()
 
     def tensor_ref(self, place: int) -> TensorRef | None:
-        """The tensor reference of a parameter, by index; None for one whose sections have references of their own."""
+        """The tensor reference of a parameter, by index.
+
+        None for one whose sections have references of their own, and where a step is offloaded.
+        """
         return self._whole.get(place)
 
     # Steps
@@ -457,7 +464,7 @@ class OptimizerStep:
         ):
             raise TensorError(
                 f"the gradient of {name} is sparse, and its parameter is complex or split, its gradient scaled, or its "
-                f"step one with other processes: make its layer with sparse=False"
+                f"step offloaded or one with other processes: make its layer with sparse=False"
             )
         check_takes_rows(self.group_rules[route.group], name)
         engine, tensor_id = tensor_ref
@@ -538,19 +545,23 @@ class OptimizerStep:
         if self.capture_mode.capturing:
             raise RulecError("eval() and train() cannot be captured in a CUDA graph: call them before or after it")
         written = [p for p in self.params if self.buffers.store.get(p)]
-        if self.offload is not None:
-            increment_version(written)
-            try:
-                run(self.offload.change(way))
-            finally:
-                self.offload.finish(range(len(self.routes)))
-            return
         copied = [(self.routes[i], copy) for i, copy in self._copies.items()]
         read_all(copied)
         increment_version(written)
-        for engine in self.engines:
-            engine.change(way, engine.table)
+        if self.offload is None:
+            for engine in self.engines:
+                engine.change(way, engine.table)
+        else:
+            self._change_elsewhere(self.offload, way)
         write_all(copied)
+
+    def _change_elsewhere(self, offload: Offload, way: Callable[[RuleData], RuleData | None]) -> None:
+        """The same where states lie on the host."""
+        try:
+            for launches in offload.changes(way):
+                run(launches)
+        finally:
+            offload.finish(range(len(self.routes)))
 
     # Steps of some parameters after others
 
@@ -597,9 +608,19 @@ class OptimizerStep:
             plan = self.plans.of(places, grads)
             seen = plan.seen(self._real_gradients(plan, grads))
             read_all(plan.copied)
-            self.writer.write(part_launches_of(plan, seen, way, counts), plan.written)
+            if self.offload is None:
+                self.writer.write(part_launches_of(plan, seen, way, counts), plan.written)
+            else:
+                self._write_part(self.offload, plan, self.offload.parts(plan.tensors, seen, way, counts))
             write_all(plan.copied)
         self.buffers.show()
+
+    def _write_part(self, offload: Offload, plan: StepPlan, launches: Sequence[Launch]) -> None:
+        """Writes a part of a step whose states lie on the host."""
+        try:
+            self.writer.write(launches, plan.written)
+        finally:
+            offload.finish(plan.tensors)
 
     def fire_launches(self, launches: Sequence[Launch], written: Sequence[Tensor]) -> None:
         """Updates parameters by launches that make the gradients themselves."""

@@ -284,14 +284,17 @@ def as_part(
 ) -> Tensor:
     """A DTensor over the mesh of a parameter, from its local tensor, global shape and stride.
 
-    It has the parameter's placements, unless `placements` has others.
+    It has the parameter's placements, unless `placements` has others. The local tensor stays where it is.
     """
     if not is_dtensor(param):
         return here
     kind: Any = sys.modules[_MODULE].DTensor
-    size, chosen = torch.Size(shape), tuple(placements) or param.placements
-    placed: Tensor = kind.from_local(here, param.device_mesh, chosen, run_check=False, shape=size, stride=tuple(stride))
-    return placed
+    size, chosen, mesh = torch.Size(shape), tuple(placements) or param.placements, param.device_mesh
+    # Of a tensor on another device than the mesh's, `from_local` makes a copy there.
+    apart = here.device.type not in (mesh.device_type, "meta")
+    local = here.to("meta") if apart else here
+    placed: Tensor = kind.from_local(local, mesh, chosen, run_check=False, shape=size, stride=tuple(stride))
+    return kind(here, placed._spec, requires_grad=False) if apart else placed  # type: ignore[attr-defined]
 
 
 def _kept_of_own(param: Any, view: MatrixView, shape: tuple[int, ...]) -> list[Any]:

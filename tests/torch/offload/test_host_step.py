@@ -258,7 +258,7 @@ def wrong_words() -> Sequence[tuple[dict[str, Any], str]]:
         ({"offload": "step", "offload_buffer": 0}, "offload_buffer=0 of AdamW must be a whole number of bytes from 1"),
         (
             {"offload_buffer": 1024},
-            "offload_buffer=1024 of AdamW is for an offload: give offload='step', or leave it out",
+            "offload_buffer=1024 of AdamW is for an offload: give offload='states' or 'step', or leave it out",
         ),
         ({"offload": "step", "capturable": True}, "offload='step' of AdamW works by the host, and a group has"),
         ({"offload": "step", "fused": True}, "capturable=True or fused=True, for steps without it: leave one out"),
