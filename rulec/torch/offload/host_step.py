@@ -302,7 +302,7 @@ class HostStep:
             self._start(following)
 
     def _start(self, load: _Load) -> None:
-        """Begins to copy down what a launch reads; does nothing where that has begun."""
+        """Begins to copy down the gradients of a launch and the weights that it reads; does nothing where that has begun."""
         gradients, weights = load.rings.gradients, load.rings.weights
         if load.arrived is not None and gradients.is_of(load.turn, load):
             return
