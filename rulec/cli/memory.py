@@ -56,6 +56,13 @@ def memory(
     weights: Annotated[
         str | None, typer.Option(help="The kind of bfloat16 weights: split, split24, master, kahan or stochastic.")
     ] = None,
+    offload: Annotated[
+        str | None,
+        typer.Option(help="What lies on the host: `step` (states, master weights and the step) or `states`."),
+    ] = None,
+    offload_buffer: Annotated[
+        int | None, typer.Option(min=1, metavar="BYTES", help="The size of a transfer buffer; by default 64 MiB.")
+    ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Sequences in a batch.")] = 1,
     length: Annotated[
         int | None, typer.Option(min=2, help=f"Tokens in a sequence; by default what the model has, {_LENGTH} at most.")
@@ -75,23 +82,32 @@ def memory(
 ) -> None:
     """Tell what a training step keeps in memory, by kind.
 
-    On a mesh of devices, it also tells what the device with most keeps and sends.
+    With an offload, it tells this of the device and of the host, and what a step moves between the two. On a mesh of
+    devices, it also tells what the device with most keeps and sends.
 
     Takes the step on fake tensors, with PyTorch: nothing is computed, and no memory is needed. Nothing is known of what
     a device's own library keeps beside tensors.
     """
     if importlib.util.find_spec("torch") is None:
         raise RulecError("rulec memory needs PyTorch, whose fake tensors it counts: pip install torch")
+    from rulec.compiler.weights import DTYPES
     from rulec.torch.memory_profile.meter import Training
 
     make, inputs = _model(model, batch, length, recompute)
     known = make.func.__name__ != "Weights"
     if epilogue and not known:
         raise RulecError(f"which weights of {model} are of linear layers is not known: --epilogue needs a config.json")
+    if offload_buffer is not None and offload is None:
+        raise RulecError("--offload-buffer is for an offload: give --offload step, or leave it out")
+    if offload is not None and epilogue:
+        raise RulecError("--epilogue updates on the device, and --offload on the host: leave one out")
+    if offload == "step" and weights is None and dtype in DTYPES["master"]:
+        weights = "master"
     states = None if state_dtype is None else check_state_dtype(state_dtype)
     training = Training(
-        make, inputs, find_rule(rule, allow_url), numbers(hyper, "--hyper"), check_dtype(dtype), states, weights
-    )
+        make, inputs, find_rule(rule, allow_url), numbers(hyper, "--hyper"), check_dtype(dtype), states, weights,
+        offload, offload_buffer,
+    )  # fmt: skip
     _told(training, "epilogue" if epilogue else "eager" if eager else "deferred", known, mesh, rate, json)
 
 
@@ -143,7 +159,10 @@ def _files(path: Path) -> list[Path]:
 
 
 def _data(measured: Account, training: Training, way: Way) -> dict[str, Any]:
-    return {"rule": training.rule.name, "way": way, "parameters": _parameters(measured, training), **measured.data()}
+    return {
+        "rule": training.rule.name, "way": way, "offload": training.offload,
+        "parameters": _parameters(measured, training), **measured.data(),
+    }  # fmt: skip
 
 
 def _parameters(measured: Account, training: Training) -> int:
@@ -153,35 +172,31 @@ def _parameters(measured: Account, training: Training) -> int:
 
 
 def _print(measured: Account, training: Training, way: Way, known: bool) -> None:
-    from rulec.memory.live import KINDS
-
     usual = "float32" if training.weights else training.dtype
     state = usual if training.state_dtype is None else training.state_dtype
     kept = f"{training.dtype} ({training.weights})" if training.weights else training.dtype
-    unit, size = ("GiB", 2**30) if measured.total >= 2**30 else ("MiB", 2**20)
+    moved = "" if training.offload is None else f", offload={training.offload}"
+    unit, (columns, *table) = measured.table(known)
     print(
         f"{_parameters(measured, training):,} parameters in {kept}, {training.rule.name} with states in "
-        f"{state}, {way}; {unit}"
+        f"{state}, {way}{moved}; {unit}"
     )
-    rows = [("at the peak", measured.peak, True), ("most of each", measured.most, False)]
-    if known:
-        rows.insert(1, ("most without activations", {**measured.beside, "activations": 0}, True))
-    table = [
-        [name, *(_in(size, kinds[kind]) for kind in KINDS), _in(size, sum(kinds.values())) if summed else ""]
-        for name, kinds, summed in rows
-    ]
-    print_table(("", *KINDS, "all"), table, right=(*KINDS, "all"))
+    print_table(columns, table, right=columns[1:])
+    if training.offload is not None:
+        print(measured.moved)
     if not known:
         print("activations are not known from weights alone: give a config.json for those")
 
 
 def _print_mesh(spread: MeshAccount, rate: float) -> None:
+    from rulec.memory.live import amount
+
     mesh, size = spread.mesh, 2**30
     devices = f"{mesh.devices} devices" + (f", {mesh.replicas} replicas of {mesh.shards}" if mesh.replicas > 1 else "")
     print(f"\n{devices}; GiB of the one with most")
     table = [
-        ["kept", *(_in(size, spread.kept[kind]) for kind in ("weights", "gradients", "state")), ""],
-        ["sent in a step", "", _in(size, spread.model), "", _in(size, spread.exchanged)],
+        ["kept", *(amount(spread.kept[kind], size) for kind in ("weights", "gradients", "state")), ""],
+        ["sent in a step", "", amount(spread.model, size), "", amount(spread.exchanged, size)],
     ]
     columns = ("weights", "gradients", "state", "matrices")
     print_table(("", *columns), table, right=columns)
@@ -193,10 +208,6 @@ def _print_mesh(spread: MeshAccount, rate: float) -> None:
         )
     if spread.shared:
         print(
-            f"{spread.shared} of them have several owners, who send {_in(size, spread.between)} GiB to one another for "
-            f"their products"
+            f"{spread.shared} of them have several owners, who send {amount(spread.between, size)} GiB to one another "
+            f"for their products"
         )
-
-
-def _in(unit: int, size: int) -> str:
-    return f"{size / unit:.3f}" if size < unit else f"{size / unit:.2f}"

@@ -12,13 +12,14 @@ from rulec.torch.curvature import hutchinson
 from rulec.torch.eager import EagerUpdate, GradStore
 from rulec.torch.es import perturb
 from rulec.torch.lbfgs import LBFGS
+from rulec.torch.memory_profile.measure import account
 from rulec.torch.optimizer import EvaluatedOptimizer, RuleOptimizer
 from rulec.torch.partitioned import Partitioned, partitioned_groups
 from rulec.torch.tags import tagged_groups
 
 __all__ = [
-    "EagerUpdate", "EvaluatedOptimizer", "GradStore", "LBFGS", "Partitioned", "RuleOptimizer", "hutchinson", "load",
-    "optimizer", "partitioned_groups", "perturb", "save", "tagged_groups", *class_names(),
+    "EagerUpdate", "EvaluatedOptimizer", "GradStore", "LBFGS", "Partitioned", "RuleOptimizer", "account", "hutchinson",
+    "load", "optimizer", "partitioned_groups", "perturb", "save", "tagged_groups", *class_names(),
 ]  # fmt: skip
 
 

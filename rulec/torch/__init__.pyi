@@ -16,6 +16,7 @@ from rulec.torch.eager import GradStore as GradStore
 from rulec.torch.es import perturb as perturb
 from rulec.torch.groups.interface import StateDtype, WatchKeyword
 from rulec.torch.lbfgs import LBFGS as LBFGS
+from rulec.torch.memory_profile.measure import account as account
 from rulec.torch.optimizer import EvaluatedOptimizer as EvaluatedOptimizer
 from rulec.torch.optimizer import RuleOptimizer as RuleOptimizer
 from rulec.torch.partitioned import Partitioned as Partitioned

@@ -74,6 +74,31 @@ def test_states_rounded_at_random_are_of_two_bytes(tmp_path: Path) -> None:
     assert found["most"]["state"] == pytest.approx(4 * 12_007, abs=16)
 
 
+def test_an_offload_has_the_device_and_the_host_apart(tmp_path: Path) -> None:
+    file = weights(tmp_path)
+    arguments = ("memory", "--model", file, "--dtype", "bfloat16", "--eager", "--offload", "step")
+    found = run_json(*arguments, "--offload-buffer", "4096")
+    assert found["offload"] == "step"
+    assert found["beside_activations"]["weights"] == found["up"] == 2 * 12_007
+    assert found["most"]["state"] == found["most"]["transfers"] == 0
+    assert found["host"]["state"] == pytest.approx(12 * 12_007, abs=64)
+    assert found["host"]["transfers"] == 4 * 4096
+    assert found["host_peak"] == sum(found["host"].values())
+    shown = run(*arguments)
+    assert "bfloat16 (master), AdamW with states in float32, eager, offload=step; MiB" in shown
+    assert "on the host" in shown
+    assert "0.023 MiB from the host to the device" in shown
+    assert "transfers" not in run("memory", "--model", file)
+
+
+def test_wrong_offloads(tmp_path: Path) -> None:
+    file = weights(tmp_path)
+    assert "none of step, states" in error("memory", "--model", file, "--offload", "steps")
+    assert "give --offload step" in error("memory", "--model", file, "--offload-buffer", "5")
+    both = ("--offload", "step", "--epilogue")
+    assert "leave one out" in error("memory", "--model", config(tmp_path, LLAMA), *both)
+
+
 @pytest.mark.slow
 def test_batch_length_and_recomputing_matter_to_activations(tmp_path: Path) -> None:
     file = config(tmp_path, {**GPT2, "n_layer": 6, "vocab_size": 64})

@@ -72,3 +72,31 @@ def test_a_sum_that_is_made_in_place_is_one_of_its_parts() -> None:
     line.joins(whole, 2)
     found = line.account()
     assert (found.gradient, found.most["gradients"]) == (60, 60)
+
+
+def test_the_host_is_another_place() -> None:
+    line = Timeline()
+    line.born(100, "weights")
+    line.born(700, "state", on_host=True)
+    line.begin()
+    line.died(line.born(50, "transfers", on_host=True))
+    line.died(line.born(60))
+    line.copied(9, down=True)
+    line.copied(4, down=True)
+    line.copied(5, down=False)
+    found = line.account()
+    assert found.peak == made(weights=100, activations=60)
+    assert found.host == made(state=700, transfers=50)
+    assert (found.total, found.host_total, found.down, found.up) == (160, 750, 13, 5)
+
+
+def test_a_piece_of_another_size_is_the_same_piece() -> None:
+    line = Timeline()
+    piece = line.born(1000, "weights")
+    line.resized(piece, 0)
+    line.begin()
+    line.resized(piece, 30)
+    line.resized(piece, 20)
+    line.died(piece)
+    line.born(25)
+    assert line.account().peak == made(weights=30)

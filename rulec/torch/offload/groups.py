@@ -6,11 +6,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from rulec.runtime.buckets.launch import Launch
 from rulec.runtime.buckets.reductions import LaunchShare
 from rulec.torch.groups.engine import TensorRef
+from rulec.torch.groups.offload import OffloadOptions
 from rulec.torch.groups.routes import Route
+from rulec.torch.offload.link import FakeLink, Link
 from rulec.torch.offload.ring import aligned
+from rulec.torch.tensors.fake import is_fake
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,14 @@ def transfer_groups(
         TransferGroup(number, (*group.places,), (*group.offsets,), group.bytes, whole=group.bytes <= most)
         for number, group in enumerate(filled)
     ]
+
+
+def links_of(
+    routes: Sequence[Route], options: OffloadOptions, link_of: Callable[[torch.device, bool], Link]
+) -> dict[torch.device, Link]:
+    """The link of each device with parameters; `link_of` makes those of real ones."""
+    here = {route.here.device: route.here for route in routes}
+    return {d: FakeLink(d) if is_fake(x) else link_of(d, options.pinned) for d, x in here.items()}
 
 
 def numbers_of(tensor_refs: Sequence[TensorRef]) -> dict[int, int]:

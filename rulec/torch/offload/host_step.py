@@ -28,12 +28,12 @@ from rulec.runtime.storage.allocator import StateSpec
 from rulec.torch.groups.engine import TensorRef
 from rulec.torch.groups.offload import OffloadOptions
 from rulec.torch.groups.routes import Route
-from rulec.torch.offload.groups import TransferGroup, kind_of, note_shares, numbers_of, transfer_groups
-from rulec.torch.offload.link import Event, link_of
+from rulec.torch.offload.groups import TransferGroup, kind_of, links_of, note_shares, numbers_of, transfer_groups
+from rulec.torch.offload.link import Event, host_of, link_of
 from rulec.torch.offload.pieces import PieceCalls, in_memory_order
 from rulec.torch.offload.ring import Ring, Rings, aligned, bytes_of, view_in
 from rulec.torch.tensors.dtensor import local_tensor
-from rulec.torch.tensors.fake import plain_memory
+from rulec.torch.tensors.fake import is_fake, plain_memory
 from rulec.torch.tensors.tensors import TorchArrays, check_conforms, dtype_name, is_dense
 
 _MASTER = PARTS["master"].name
@@ -82,11 +82,11 @@ class _Load:
     arrived: Event | None = None
     here: bool = False
 
-    def meets(self, other: _Load) -> bool:
-        """Whether it has a buffer of another launch's."""
-        rings = self.rings
-        return rings is other.rings and any(
-            ring.of(self.turn) is ring.of(other.turn) for ring in (rings.gradients, rings.weights)
+    def shares(self, other: _Load) -> bool:
+        """Whether this and another have a buffer in common, as loads have between whose groups some take no step."""
+        mine, theirs = self.rings, other.rings
+        return mine.gradients.of(self.turn) is theirs.gradients.of(other.turn) or (
+            mine.weights.of(self.turn) is theirs.weights.of(other.turn)
         )
 
 
@@ -106,8 +106,8 @@ class HostStep:
         self.arrays.routes = {id(mirror): route for mirror, route in zip(self.mirrors, routes, strict=True)}
         written = [weights == "master" and dtype_name(route.here.dtype) in DTYPES["master"] for route in routes]
         self._rings = {
-            device: Rings(link_of(device, options.pinned), Ring(2), Ring(2 if all(written) else 3))
-            for device in dict.fromkeys(route.here.device for route in routes)
+            device: Rings(link, Ring(2), Ring(2 if all(written) else 3))
+            for device, link in links_of(routes, options, link_of).items()
         }
         self._groups: list[TransferGroup] = []
         self._refs: Sequence[TensorRef] = ()
@@ -115,6 +115,8 @@ class HostStep:
         self._views: dict[Any, list[Tensor]] = {}
         self._order: list[_Load] = []
         self._index: dict[int, int] = {}
+        #: The places in the order after which a launch moves its own pieces through the same buffers.
+        self._before_pieces: set[int] = set()
         self._pieces = PieceCalls()
         #: The version of each parameter after its last update here, by index of the routes.
         self._versions: dict[int, int] = {}
@@ -139,8 +141,8 @@ class HostStep:
     def _place_mirrors(self) -> None:
         """Gives each mirror its place in a buffer of weights; one that is moved in pieces has no memory."""
         for group in self._groups:
-            if group.whole:
-                self._rings_of(group).weights.grow(self._rings_of(group).link, group.bytes)
+            count = group.bytes if group.whole else self._options.buffer
+            self._rings_of(group).weights.grow(self._rings_of(group).link, count)
         for group in (group for group in self._groups if group.whole):
             memory = self._rings_of(group).weights.of(group.number).memory
             for place, offset in zip(group.places, group.offsets, strict=True):
@@ -153,9 +155,9 @@ class HostStep:
         return self._rings[self._routes[group.places[0]].here.device]
 
     @property
-    def buffer_bytes(self) -> int:
-        """The bytes of all transfer buffers, in host memory."""
-        return sum(rings.bytes for rings in self._rings.values())
+    def buffers(self) -> list[Tensor]:
+        """The transfer buffers, in host memory."""
+        return [buffer.memory for rings in self._rings.values() for buffer in rings.buffers]
 
     # Launches
 
@@ -167,7 +169,7 @@ class HostStep:
         Everything is checked, and nothing is written.
         """
         check_not_captured()
-        self._order, self._index = [], {}
+        self._order, self._index, self._before_pieces = [], {}, set()
         gradients = dict(zip(places, grads, strict=True))
         for place, grad in gradients.items():
             check_conforms(grad, self.mirrors[place], self._routes[place].name)
@@ -196,7 +198,7 @@ class HostStep:
     ) -> dict[int, list[Launch]]:  # fmt: skip
         """The launches of each group by its number, with gradients that lie in its transfer buffer."""
         for group, mine in chosen:
-            count = sum(aligned(bytes_of(gradients[i])) for i in mine) if group.whole else 0
+            count = sum(aligned(bytes_of(gradients[i])) for i in mine) if group.whole else self._options.buffer
             if self._rings_of(group).gradients.grow(self._rings_of(group).link, count):
                 self._views.clear()
         ready: dict[int, list[Launch]] = {}
@@ -219,16 +221,15 @@ class HostStep:
         if key not in self._views:
             memory, offset, views = self._rings_of(group).gradients.of(group.number).memory, 0, []
             for place, dtype in zip(places, dtypes, strict=True):
-                like = _without_memory(self.mirrors[place], dtype)
-                views.append(view_in(memory, offset, like))
-                offset += aligned(bytes_of(like))
+                views.append(view_in(memory, offset, self.mirrors[place], dtype))
+                offset += aligned(bytes_of(views[-1]))
             self._views[key] = views
         return self._views[key]
 
     def changes(self, way: Callable[[RuleData], RuleData | None]) -> list[list[Launch]]:
         """The launches of a step of another rule without gradients, for each engine: see `Engine.change`."""
         check_not_captured()
-        self._order, self._index = [], {}
+        self._order, self._index, self._before_pieces = [], {}, set()
         changes = []
         for engine in dict.fromkeys(engine for engine, _ in self._refs):
             groups = [group for group in self._groups if self._refs[group.places[0]][0] is engine]
@@ -257,6 +258,7 @@ class HostStep:
         places = [self._place_of[id(tensor)] for tensor in launch.part.tensors]
         rings, program = self._rings_of(group), launch.version.program
         if not group.whole:
+            self._before_pieces.add(len(self._order) - 1)
             grad = launch.grads[0] if gradients else None
             self._pieces.give(launch, rings, self._options.buffer, self._routes[places[0]].here, grad)
             return
@@ -272,11 +274,11 @@ class HostStep:
         """Has a master copy take over what somebody else wrote into its parameter."""
         engine, tensor_id = self._refs[place]
         master = engine.state(tensor_id).get(_MASTER)
-        if master is None or self._versions.get(place) == _version(self._routes[place]):
+        if master is None or is_fake(master) or self._versions.get(place) == _version(self._routes[place]):
             return
         with plain_memory():
             device = self._routes[place].here
-            values = torch.empty_like(self.mirrors[place], device="cpu").copy_(device)
+            values = torch.empty_like(self.mirrors[place]).copy_(device)
             parts = [torch.split(in_memory_order(x), _COMPARED) for x in (values, master)]
             for weights, copies in zip(*parts, strict=True):
                 weights = weights.float()
@@ -298,11 +300,11 @@ class HostStep:
             load.rings.weights.claim(load.turn, load)
         load.here = True
         following = self._order[place + 1] if place + 1 < len(self._order) else None
-        if following is not None and not following.meets(load):
+        if following is not None and not following.shares(load) and place not in self._before_pieces:
             self._start(following)
 
     def _start(self, load: _Load) -> None:
-        """Begins to copy down the gradients of a launch and the weights that it reads; does nothing where that has begun."""
+        """Begins to copy down what a launch reads, unless the copy has begun."""
         gradients, weights = load.rings.gradients, load.rings.weights
         if load.arrived is not None and gradients.is_of(load.turn, load):
             return
@@ -353,13 +355,14 @@ def _version(route: Route) -> int:
     return local_tensor(route.param)._version
 
 
-def _without_memory(like: Tensor, dtype: torch.dtype | None = None, contiguous: bool = False) -> Tensor:
+def _without_memory(like: Tensor, contiguous: bool = False) -> Tensor:
     """A tensor in host memory of the shape and memory order of another, of which no byte is held."""
+    where: dict[str, Any] = {"dtype": like.dtype, "device": host_of(like)}
     with plain_memory():
         if not contiguous and is_dense(like):
-            tensor = torch.empty_strided(like.shape, like.stride(), dtype=dtype or like.dtype)
+            tensor = torch.empty_strided(like.shape, like.stride(), **where)
         else:
-            tensor = torch.empty(like.shape, dtype=dtype or like.dtype)
+            tensor = torch.empty(like.shape, **where)
         tensor.untyped_storage().resize_(0)
         return tensor
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rulec.errors import TensorError
-from rulec.torch.tensors.fake import plain_memory
+from rulec.torch.tensors.fake import is_fake, plain_memory
 
 #: Tensors to write and the tensors that they are copies of, of the same shapes and dtypes.
 Pairs: TypeAlias = Sequence[tuple[Tensor, Tensor]]
@@ -71,9 +71,12 @@ class _Ended:
 class HostLink(Link):
     """The link where parameters are in host memory themselves: a copy has ended when it returns."""
 
+    #: The device of host memory.
+    host = torch.device("cpu")
+
     def host_memory(self, count: int) -> Tensor:
         with plain_memory():
-            return torch.empty(count, dtype=torch.uint8)
+            return torch.empty(count, dtype=torch.uint8, device=self.host)
 
     def down(self, pairs: Pairs) -> Event:
         _copy(pairs)
@@ -149,6 +152,17 @@ class CudaLink(Link):
 
 def first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0]
+
+
+class FakeLink(HostLink):
+    """The link of fake parameters. Its host memory is on `meta`, so that a meter tells it from their device's."""
+
+    host = torch.device("meta")
+
+
+def host_of(tensor: Tensor) -> torch.device:
+    """The device of host memory for a parameter."""
+    return FakeLink.host if is_fake(tensor) else HostLink.host
 
 
 def link_of(device: torch.device, pinned: bool = True) -> Link:

@@ -31,6 +31,10 @@ class Offload(Protocol):
         """The arrays of engines: they allocate states on the host."""
 
     @property
+    def buffers(self) -> list[Tensor]:
+        """The transfer buffers."""
+
+    @property
     def in_place(self) -> bool:
         """Whether kernels read and write the parameters themselves."""
 

@@ -49,7 +49,7 @@ def in_memory_order(tensor: Tensor) -> Tensor:
 class PieceCall:
     """A kernel of one elementwise stage, bound to the pieces of one tensor as if each were a tensor.
 
-    `param` and `grad` are vectors on the device: the next call reads and writes these.
+    `param` and `grad` are vectors on the device: the next call reads and writes these, and keeps neither.
     """
 
     param: Tensor
@@ -89,6 +89,8 @@ class PieceCall:
                 f"an update failed after the first {self._spans[done - 1].stop} elements of a tensor of shape "
                 f"{tuple(self._bucket.params[self._position].shape)}: {error}"
             ) from error
+        finally:
+            del self.param, self.grad  # the gradient is free again before the next step
         return Written(self._bucket.params, self._bucket.states)
 
     def _fetch(self, k: int) -> Event | None:

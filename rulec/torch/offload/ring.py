@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from rulec.torch.offload.link import Event, Link
@@ -27,9 +28,10 @@ def bytes_of(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def view_in(memory: Tensor, offset: int, like: Tensor) -> Tensor:
-    """A tensor of the shape, memory order and dtype of another, at an offset in a buffer of bytes."""
-    flat = memory[offset : offset + bytes_of(like)].view(like.dtype)
+def view_in(memory: Tensor, offset: int, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """A tensor of the shape, memory order and dtype (or another dtype) of a tensor, at an offset in a buffer."""
+    dtype = dtype or like.dtype
+    flat = memory[offset : offset + like.numel() * dtype.itemsize].view(dtype)
     return flat.as_strided(like.shape, like.stride(), flat.storage_offset())
 
 
@@ -91,11 +93,6 @@ class Ring:
                 buffer.event.wait()
             buffer.owner = buffer.event = None
 
-    @property
-    def bytes(self) -> int:
-        """The bytes of all buffers."""
-        return sum(buffer.memory.numel() for buffer in self.buffers)
-
 
 @dataclass
 class Rings:
@@ -107,6 +104,6 @@ class Rings:
     last: Event | None = field(default=None)
 
     @property
-    def bytes(self) -> int:
-        """The bytes of all buffers."""
-        return self.gradients.bytes + self.weights.bytes
+    def buffers(self) -> list[Buffer]:
+        """All buffers."""
+        return [*self.gradients.buffers, *self.weights.buffers]

@@ -23,7 +23,7 @@ from rulec.torch.groups.engine import TensorRef, TorchEngine
 from rulec.torch.groups.offload import OffloadOptions
 from rulec.torch.groups.routes import Route
 from rulec.torch.offload.device_ring import BUFFERS, BufferOwner, DeviceRing
-from rulec.torch.offload.groups import TransferGroup, note_shares, numbers_of, transfer_groups
+from rulec.torch.offload.groups import TransferGroup, links_of, note_shares, numbers_of, transfer_groups
 from rulec.torch.offload.link import Link, link_of
 from rulec.torch.offload.program_states import StageStates, states_written, takes_pieces, wanted_states
 from rulec.torch.offload.ring import aligned, bytes_of
@@ -108,8 +108,7 @@ class StreamedStates:
     def __init__(self, routes: Sequence[Route], options: OffloadOptions) -> None:
         self._routes, self._options = routes, options
         self.mirrors = [route.here for route in routes]
-        devices = dict.fromkeys(tensor.device for tensor in self.mirrors)
-        self._rings = {device: DeviceRing(link_of(device, options.pinned)) for device in devices}
+        self._rings = {device: DeviceRing(link) for device, link in links_of(routes, options, link_of).items()}
         self.arrays = HomeArrays({device: ring.link for device, ring in self._rings.items()})
         self._refs: Sequence[TensorRef] = ()
         self._place_of: dict[int, int] = {}
@@ -131,9 +130,9 @@ class StreamedStates:
         self._numbers = numbers_of(tensor_refs)
 
     @property
-    def buffer_bytes(self) -> int:
-        """The bytes of all transfer buffers, in device memory."""
-        return sum(ring.bytes for ring in self._rings.values())
+    def buffers(self) -> list[Tensor]:
+        """The transfer buffers, in device memory."""
+        return [buffer.memory for ring in self._rings.values() for buffer in ring.buffers]
 
     # Places
 

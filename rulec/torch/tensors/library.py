@@ -331,7 +331,9 @@ class DeviceLibrary(Library):
             return values if known or values.device == self.device else values.to(self.device)
         with plain_memory():
             host = torch.from_numpy(np.array(values, order="C"))
-            return host if self.device.type == "cpu" else host.pin_memory().to(self.device, non_blocking=True)
+            if self.device.type in ("cpu", "meta"):
+                return host.to(self.device)
+            return host.pin_memory().to(self.device, non_blocking=True)
 
     def read(self, array: Any) -> Tensor:
         """The tensor, or a copy in float32 of 16 bits."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -354,3 +355,32 @@ def test_a_norm_of_the_model_needs_its_gradients_twice(monkeypatch: pytest.Monke
     take_steps(optimizer, params, 1, 1)
     count = sum(param.numel() for param in params)
     assert CountingLink.moved == {"down": 4 * count, "up": 2 * count}
+
+
+@pytest.mark.parametrize("rule", ["AdamW", "LAMB"])
+@pytest.mark.parametrize("taking", [{0, 2}, {0, 3}, {1, 3, 5}, {0, 1, 4, 5}])
+def test_groups_without_gradients_between_others(rule: str, taking: set[int]) -> None:
+    """Groups that follow each other in a step may have one buffer: neither comes while the other is computed."""
+    made: Any = getattr(rulec.torch, rule)
+    shapes = [(30, 30)] * 6
+    plain, moved = parameters(shapes=shapes), parameters(shapes=shapes)
+    one, other = made(plain), made(moved, offload="step", offload_buffer=4096)
+    for optimizer, params in ((one, plain), (other, moved)):
+        for number in range(2):
+            generator = torch.Generator().manual_seed(number)
+            for place, param in enumerate(params):
+                gradient = torch.randn(30, 30, generator=generator)
+                param.grad = gradient if place in taking else None
+            optimizer.step()
+    assert_same_bits(moved, plain)
+
+
+def test_a_gradient_larger_than_a_buffer_is_free_after_the_step() -> None:
+    param = nn.Parameter(torch.ones(300, 200))
+    optimizer: Any = rulec.torch.AdamW([param], offload="step", offload_buffer=4096)
+    for _ in range(2):
+        param.grad = torch.ones(300, 200)
+        gradient = weakref.ref(param.grad.untyped_storage())
+        optimizer.step()
+        param.grad = None
+        assert gradient() is None
