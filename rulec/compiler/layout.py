@@ -164,9 +164,10 @@ def reads_parameter(program: Program) -> bool:
     return any(n.op is Op.LOAD and n.arg == "p" for n in walk(values))
 
 
-def stores_parameter(program: Program) -> bool:
-    """Whether a stage writes the parameter."""
-    return any(store.buffer == "p" for stage in program.stages for store in stage.stores)
+def stores_parameter(program: Program) -> int | None:
+    """The last stage that writes the parameter; None where no stage does."""
+    stages = [k for k, stage in enumerate(program.stages) for store in stage.stores if store.buffer == "p"]
+    return max(stages, default=None)
 
 
 def kernel_buffers(program: Program) -> list[Buffer]:

@@ -313,7 +313,10 @@ class Transfers(Protocol):
         """
 
     def take_back(self, launch: Launch, done: bool) -> None:
-        """Lets the arrays of a launch go: it is `done`, or waits for values of other launches."""
+        """Lets the arrays of a launch go: it is `done`, or waits for values of other launches.
+
+        It may have run its last stage in both cases.
+        """
 
 
 @dataclass(slots=True)
@@ -322,8 +325,9 @@ class Launch:
 
     `scalar_states` are new values of states that follow from hyper-parameters and `t`, for each fired tensor. `inputs`
     has, by name, a number or one array for each fired tensor. During the run, `wrote` is True once something may be
-    written, and `skipped` gets the names of skipped tensors. `transfers` brings arrays that lie elsewhere; None where
-    all are where kernels expect them. `share` is its place in a larger launch; None where it is no part of one.
+    written, `ran` is the last stage that has run, and `skipped` gets the names of skipped tensors. `transfers` brings
+    arrays that lie elsewhere; None where all are where kernels expect them. `share` is its place in a larger launch;
+    None where it is no part of one.
     """
 
     common: EngineContext
@@ -334,6 +338,7 @@ class Launch:
     scalar_states: Mapping[str, Numbers]
     inputs: Mapping[str, Any]
     wrote: bool = False
+    ran: int = -1
     skipped: list[str] = field(default_factory=list)
     #: The statistics of the portions that have run.
     statistics: list[LaunchStatistics] = field(default_factory=list)
@@ -370,6 +375,7 @@ class Launch:
         if self.transfers is not None:
             self.transfers.bring(self, stage)
         written = call(stage, grads, rows, scratch, tensors=fired)
+        self.ran = stage
         if written.params[0] is not bucket.params[0]:
             raise BackendUnsupported(bucket.backend.name, "an update in place of arrays of this kind", self.name)
         return written.reduced

@@ -84,5 +84,5 @@ def residence_of(params: Sequence[Tensor], groups: Sequence[Mapping[str, Any]], 
     devices = {"cpu"} if steps_here else {str(p.device) for p in params}
     chosen = [backend or TorchArrays().backend(d) for d in sorted(devices)]
     there = [capabilities_of(registry.get(b) if isinstance(b, str) else b).on_device for b in chosen]
-    types = frozenset(p.device.type for p in params)
+    types = frozenset({"cpu"} if steps_here else {p.device.type for p in params})
     return CaptureMode(asked, any(there), bool(there) and all(there), types)

@@ -69,7 +69,8 @@ class HostArrays(TorchArrays):
 class _Load:
     """What a launch reads and writes: pairs of a tensor in a transfer buffer and one on the device.
 
-    `read` are the weights that it reads, too. `arrived` is the copy down; `here` is True while the launch has it.
+    Where it `reads`, it reads the weights too; `writes` is the stage that writes them, None once they are on their way
+    up. `arrived` is the copy down; `here` is True while the launch has it, and `done` once it has ended.
     """
 
     launch: Launch
@@ -78,16 +79,10 @@ class _Load:
     gradients: list[tuple[Tensor, Tensor]]
     weights: list[tuple[Tensor, Tensor]]
     reads: bool
-    writes: bool
+    writes: int | None
     arrived: Event | None = None
     here: bool = False
-
-    def shares(self, other: _Load) -> bool:
-        """Whether this and another have a buffer in common, as loads have between whose groups some take no step."""
-        mine, theirs = self.rings, other.rings
-        return mine.gradients.of(self.turn) is theirs.gradients.of(other.turn) or (
-            mine.weights.of(self.turn) is theirs.weights.of(other.turn)
-        )
+    done: bool = False
 
 
 class HostStep:
@@ -113,10 +108,9 @@ class HostStep:
         self._refs: Sequence[TensorRef] = ()
         self._place_of: dict[int, int] = {}
         self._views: dict[Any, list[Tensor]] = {}
-        self._order: list[_Load] = []
+        #: The launches of a step in their order; None for one that moves its pieces itself.
+        self._order: list[_Load | None] = []
         self._index: dict[int, int] = {}
-        #: The places in the order after which a launch moves its own pieces through the same buffers.
-        self._before_pieces: set[int] = set()
         self._pieces = PieceCalls()
         #: The version of each parameter after its last update here, by index of the routes.
         self._versions: dict[int, int] = {}
@@ -132,17 +126,21 @@ class HostStep:
             if engine.needs_copy(i, engine.table):
                 self.mirrors[place] = _without_memory(self.mirrors[place], contiguous=True)
         order = range(len(self._routes))
-        self._groups = transfer_groups(
+        groups = transfer_groups(
             reversed(order) if self._options.backward else order, [*map(bytes_of, self.mirrors)],
             lambda place: kind_of(self._routes[place], numbers[id(tensor_refs[place][0])]), self._options.buffer,
         )  # fmt: skip
-        self._place_mirrors()
+        self._place_mirrors(groups)
 
-    def _place_mirrors(self) -> None:
-        """Gives each mirror its place in a buffer of weights; one that is moved in pieces has no memory."""
-        for group in self._groups:
+    def _place_mirrors(self, groups: list[TransferGroup]) -> None:
+        """Gives each mirror its place in a buffer of weights; one that is moved in pieces has no memory.
+
+        TensorError where buffers have no memory; then all is as before.
+        """
+        for group in groups:
             count = group.bytes if group.whole else self._options.buffer
             self._rings_of(group).weights.grow(self._rings_of(group).link, count)
+        self._groups = groups
         for group in (group for group in self._groups if group.whole):
             memory = self._rings_of(group).weights.of(group.number).memory
             for place, offset in zip(group.places, group.offsets, strict=True):
@@ -169,7 +167,7 @@ class HostStep:
         Everything is checked, and nothing is written.
         """
         check_not_captured()
-        self._order, self._index, self._before_pieces = [], {}, set()
+        self._order, self._index = [], {}
         gradients = dict(zip(places, grads, strict=True))
         for place, grad in gradients.items():
             check_conforms(grad, self.mirrors[place], self._routes[place].name)
@@ -178,8 +176,7 @@ class HostStep:
         ready = self._ready(chosen, gradients, inputs)
         large = {g for g, _ in chosen if not g.whole and not all(takes_blocks(x.version) for x in ready[g.number])}
         if large:
-            self._groups = [replace(group, whole=True) if group in large else group for group in self._groups]
-            self._place_mirrors()
+            self._place_mirrors([replace(group, whole=True) if group in large else group for group in self._groups])
             return self.launches(places, grads, inputs)
         for place in places:
             self._take_over(place)
@@ -229,7 +226,7 @@ class HostStep:
     def changes(self, way: Callable[[RuleData], RuleData | None]) -> list[list[Launch]]:
         """The launches of a step of another rule without gradients, for each engine: see `Engine.change`."""
         check_not_captured()
-        self._order, self._index, self._before_pieces = [], {}, set()
+        self._order, self._index = [], {}
         changes = []
         for engine in dict.fromkeys(engine for engine, _ in self._refs):
             groups = [group for group in self._groups if self._refs[group.places[0]][0] is engine]
@@ -258,16 +255,16 @@ class HostStep:
         places = [self._place_of[id(tensor)] for tensor in launch.part.tensors]
         rings, program = self._rings_of(group), launch.version.program
         if not group.whole:
-            self._before_pieces.add(len(self._order) - 1)
             grad = launch.grads[0] if gradients else None
             self._pieces.give(launch, rings, self._options.buffer, self._routes[places[0]].here, grad)
+            self._order.append(None)
             return
         weights = [(self.mirrors[i], self._routes[i].here) for i in places]
         moved = [(view, gradients[i]) for view, i in zip(launch.grads, places, strict=True) if i in gradients]
+        # Of tensors that skip the step, the old weights are copied up.
+        reads = reads_parameter(program) or program.skip is not None
         self._index[id(launch)] = len(self._order)
-        self._order.append(
-            _Load(launch, group.number, rings, moved, weights, reads_parameter(program), stores_parameter(program))
-        )
+        self._order.append(_Load(launch, group.number, rings, moved, weights, reads, stores_parameter(program)))
         launch.transfers = self
 
     def _take_over(self, place: int) -> None:
@@ -289,8 +286,11 @@ class HostStep:
 
     def bring(self, launch: Launch, stage: int | None = None, buffers: Sequence[str] = ()) -> None:
         """Has the gradients of a launch, and the weights that it reads, in their buffers; begins to copy the next."""
+        if stage is None and not {"g", "p"}.intersection(buffers):
+            return
         place = self._index[id(launch)]
         load = self._order[place]
+        assert load is not None
         if load.here:
             return
         self._start(load)
@@ -300,49 +300,49 @@ class HostStep:
             load.rings.weights.claim(load.turn, load)
         load.here = True
         following = self._order[place + 1] if place + 1 < len(self._order) else None
-        if following is not None and not following.shares(load) and place not in self._before_pieces:
+        if following is not None and not following.done and _are_apart(load, following):
             self._start(following)
 
     def _start(self, load: _Load) -> None:
-        """Begins to copy down what a launch reads, unless the copy has begun."""
-        gradients, weights = load.rings.gradients, load.rings.weights
-        if load.arrived is not None and gradients.is_of(load.turn, load):
+        """Begins to copy the tensors of a launch down, unless its buffers have them, or will."""
+        rings = [load.rings.gradients, load.rings.weights] if load.reads else [load.rings.gradients]
+        if load.arrived is not None and all(ring.is_of(load.turn, load) for ring in rings):
             return
-        gradients.claim(load.turn, load)
-        pairs = load.gradients
-        if load.reads:
-            weights.claim(load.turn, load)
-            pairs = [*pairs, *load.weights]
-        load.arrived = load.rings.link.down(pairs)
-        gradients.fill(load.turn, load.arrived)
-        if load.reads:
-            weights.fill(load.turn, load.arrived)
+        for ring in rings:
+            ring.claim(load.turn, load)
+        load.arrived = load.rings.link.down([*load.gradients, *(load.weights if load.reads else ())])
+        for ring in rings:
+            ring.fill(load.turn, load.arrived)
 
     def take_back(self, launch: Launch, done: bool) -> None:
-        """Copies the new weights of a launch up where it is `done`, and gives its buffers back."""
+        """Copies the new weights of a launch up, once they are written, and gives its buffers back."""
         load = self._order[self._index[id(launch)]]
+        assert load is not None
+        load.done = done
         if not load.here:
             return
         load.here, load.arrived, event = False, None, None
-        if done and load.writes:
-            skipped = {*launch.skipped}
-            tensors = zip(launch.part.tensors, load.weights, strict=True)
-            pairs = [(device, mirror) for tensor, (mirror, device) in tensors if tensor.name not in skipped]
-            event = load.rings.last = load.rings.link.up(pairs)
+        if load.writes is not None and launch.ran >= load.writes:
+            load.writes = None
+            event = load.rings.last = load.rings.link.up([(device, mirror) for mirror, device in load.weights])
         load.rings.gradients.release(load.turn)
         load.rings.weights.release(load.turn, event)
 
     def finish(self, places: Sequence[int]) -> None:
         """Ends a step of the tensors at these indices, whole or not: their devices wait for the last copies up."""
-        for rings in self._rings.values():
-            if any(load.here or load.arrived is not None for load in self._order if load.rings is rings):
-                rings.gradients.wait()  # of a step that was not whole
-                rings.weights.wait()
-            if rings.last is not None:
-                rings.link.hold(rings.last)
-                rings.last = None
         self._order, self._index = [], {}
+        self._pieces.release()
         self._versions |= {place: _version(self._routes[place]) for place in places}
+        for rings in self._rings.values():
+            rings.hold()
+        for rings in self._rings.values():
+            rings.free()
+
+
+def _are_apart(load: _Load, other: _Load) -> bool:
+    """Whether a launch may be copied down while another is computed: its buffers are others."""
+    rings = load.rings.gradients, load.rings.weights
+    return load.rings is not other.rings or all(ring.of(load.turn) is not ring.of(other.turn) for ring in rings)
 
 
 def check_not_captured() -> None:

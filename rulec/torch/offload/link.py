@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-from rulec.errors import TensorError
+from rulec.errors import RulecError, TensorError
 from rulec.torch.tensors.fake import is_fake, plain_memory
 
 #: Tensors to write and the tensors that they are copies of, of the same shapes and dtypes.
@@ -24,7 +25,7 @@ class Event(Protocol):
     """The end of some copies."""
 
     def wait(self) -> None:
-        """Has the host wait for it."""
+        """Has the host wait for it. RulecError where a copy failed."""
 
 
 class Link(ABC):
@@ -50,11 +51,18 @@ class Link(ABC):
 
     @abstractmethod
     def down(self, pairs: Pairs) -> Event:
-        """Copies tensors of the device to host memory, after all that the device has been given to do so far."""
+        """Copies tensors of the device to host memory, after all that the device has been given to do so far.
+
+        The device's current stream counts. RulecError where a copy cannot be begun: none is on its way.
+        """
 
     @abstractmethod
     def up(self, pairs: Pairs, after: Event | None = None) -> Event:
-        """Copies host memory to tensors of the device, `after` an earlier copy of this link where one is given."""
+        """Copies host memory to tensors of the device, `after` an earlier copy of this link where one is given.
+
+        It waits for nothing else: the device must have read the old values. It has, once the host has waited for a
+        later copy down. RulecError as for `down`.
+        """
 
     @abstractmethod
     def hold(self, event: Event) -> None:
@@ -93,19 +101,31 @@ class HostLink(Link):
 def _copy(pairs: Pairs, non_blocking: bool = False) -> None:
     with plain_memory():
         for into, tensor in pairs:
-            into.copy_(tensor, non_blocking=non_blocking)
+            into.copy_(_in_order_of(into, tensor) if tensor.is_cuda else tensor, non_blocking=non_blocking)
+
+
+def _in_order_of(into: Tensor, tensor: Tensor) -> Tensor:
+    """A tensor of the device in the memory order of host memory; else torch would copy it by way of other memory."""
+    if tensor.stride() == into.stride() or into.is_contiguous():
+        return tensor
+    return torch.empty_strided(into.shape, into.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 class _CudaEvent:
-    """An event of a stream."""
+    """An event of a stream. What is copied stays in memory until the host has waited for it, or dropped it."""
 
-    def __init__(self, stream: Any) -> None:
-        self._event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    def __init__(self, stream: Any, way: str = "", pairs: Pairs = ()) -> None:
+        self._way, self._device, self._kept = way, stream.device, pairs
+        self._event: Any = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         self._event.record(stream)
 
     def wait(self) -> None:
-        """Has the host sleep until the stream has come here."""
-        self._event.synchronize()
+        """Has the host sleep until the stream has come here. RulecError where a copy failed."""
+        try:
+            self._event.synchronize()
+        except RuntimeError as error:
+            raise transfer_error(self._way, self._device, error) from error
+        self._kept = ()
 
     def hold(self, stream: Any) -> None:
         """Has a stream wait until the other stream has come here."""
@@ -133,21 +153,37 @@ class CudaLink(Link):
             ) from error
 
     def down(self, pairs: Pairs) -> Event:
-        return self._on(self._down, pairs, _CudaEvent(torch.cuda.current_stream(self.device)))
+        return self._on(self._down, "down", pairs, _CudaEvent(torch.cuda.current_stream(self.device)))
 
     def up(self, pairs: Pairs, after: Event | None = None) -> Event:
-        return self._on(self._up, pairs, after)
+        return self._on(self._up, "up", pairs, after)
 
-    def _on(self, stream: Any, pairs: Pairs, after: Event | None) -> Event:
+    def _on(self, stream: Any, way: str, pairs: Pairs, after: Event | None) -> Event:
         with torch.cuda.stream(stream):
-            if isinstance(after, _CudaEvent):
-                after.hold(stream)
-            _copy(pairs, non_blocking=True)
-            return _CudaEvent(stream)
+            try:
+                if isinstance(after, _CudaEvent):
+                    after.hold(stream)
+                _copy(pairs, non_blocking=self.pinned)
+                return _CudaEvent(stream, way, pairs)
+            except BaseException as error:
+                with suppress(RuntimeError):
+                    stream.synchronize()  # copies before the one that failed
+                if isinstance(error, RuntimeError):
+                    raise transfer_error(way, self.device, error) from error
+                raise
 
     def hold(self, event: Event) -> None:
         if isinstance(event, _CudaEvent):
             event.hold(torch.cuda.current_stream(self.device))
+
+
+def transfer_error(way: str, device: object, error: RuntimeError) -> RulecError:
+    """The error of a copy `down` from a device or `up` to it."""
+    where = f"from host memory to {device}" if way == "up" else f"from {device} to host memory"
+    return RulecError(
+        f"a copy {where} failed ({first_line(error)}): weights and states may not agree any more; load a checkpoint, "
+        f"in a new process where the device has stopped working"
+    )
 
 
 def first_line(error: BaseException) -> str:

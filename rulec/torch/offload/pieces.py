@@ -26,19 +26,27 @@ class PieceCalls:
 
     def __init__(self) -> None:
         self._calls = OtherCalls()
+        self._current: list[PieceCall] = []
 
     def give(self, launch: Launch, rings: Rings, most: int, param: Tensor, grad: Tensor | None) -> None:
         """Has a launch of one tensor move its gradient and its weights itself, in pieces of at most `most` bytes.
 
         `param` and `grad` are the tensors on the device, in one memory order; None where no gradient is read.
         """
-        position = launch.part.positions[0] if launch.part.positions else 0
-        version, bucket = launch.version, launch.part.bucket
+        position, bucket = launch.part.positions[0] if launch.part.positions else 0, launch.part.bucket
+        # The version is another one once histories do not turn.
         call = self._calls.give(
-            launch, f"pieces of {position}", lambda: PieceCall(version, bucket, position, rings, most)
+            launch, f"pieces of {position}", lambda: PieceCall(launch.version, bucket, position, rings, most)
         )
         launch.grads = [grad]
         call.param, call.grad = in_memory_order(param), None if grad is None else in_memory_order(grad)
+        self._current.append(call)
+
+    def release(self) -> None:
+        """Drops the gradients, so that their memory is free once the user drops them."""
+        for call in self._current:
+            call.grad = None
+        self._current = []
 
 
 def in_memory_order(tensor: Tensor) -> Tensor:
@@ -49,7 +57,7 @@ def in_memory_order(tensor: Tensor) -> Tensor:
 class PieceCall:
     """A kernel of one elementwise stage, bound to the pieces of one tensor as if each were a tensor.
 
-    `param` and `grad` are vectors on the device: the next call reads and writes these, and keeps neither.
+    `param` and `grad` are vectors on the device: the next call reads and writes these.
     """
 
     param: Tensor
@@ -76,21 +84,21 @@ class PieceCall:
         """Updates the tensor in place, piece by piece: the gradient of the next is on its way while one is computed."""
         index = np.full(len(self._spans), int(rows.index[self._position]), np.int64)
         of_pieces = Rows(rows.table, index)
-        done, arriving = 0, self._fetch(0)
+        done = 0
         try:
+            arriving = self._fetch(0)
             for k in range(len(self._spans)):
                 arrived, arriving = arriving, self._fetch(k + 1)
                 self._update(k, arrived, of_pieces)
                 done = k + 1
-        except BaseException as error:
+                self._send(k)
+        except Exception as error:
             if done == 0:
                 raise
             raise PartialUpdate(
                 f"an update failed after the first {self._spans[done - 1].stop} elements of a tensor of shape "
                 f"{tuple(self._bucket.params[self._position].shape)}: {error}"
             ) from error
-        finally:
-            del self.param, self.grad  # the gradient is free again before the next step
         return Written(self._bucket.params, self._bucket.states)
 
     def _fetch(self, k: int) -> Event | None:
@@ -110,12 +118,17 @@ class PieceCall:
         return event
 
     def _update(self, k: int, arrived: Event | None, rows: Rows) -> None:
+        """Updates piece k, once it has arrived."""
         rings = self._rings
         assert arrived is not None
         arrived.wait()
         if not self._reads:
             rings.weights.claim(k, self)
         self._call(0, [self._gradients[k]], rows, tensors=[k])
+
+    def _send(self, k: int) -> None:
+        """Begins to copy piece k up, and gives its buffers back."""
+        rings = self._rings
         rings.gradients.release(k)
         rings.last = rings.link.up([(self.param[self._spans[k]], self._weights[k])])
         rings.weights.release(k, rings.last)

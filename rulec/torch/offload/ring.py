@@ -6,13 +6,16 @@ its reader has ended, and nothing is read before its writer has.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rulec.errors import RulecError
 from rulec.torch.offload.link import Event, Link
+from rulec.torch.tensors.fake import plain_memory
 
 #: Tensors in a buffer begin at multiples of this many bytes: a cache line, and the widest vector.
 ALIGNMENT = 64
@@ -31,8 +34,9 @@ def bytes_of(tensor: Tensor) -> int:
 def view_in(memory: Tensor, offset: int, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """A tensor of the shape, memory order and dtype (or another dtype) of a tensor, at an offset in a buffer."""
     dtype = dtype or like.dtype
-    flat = memory[offset : offset + like.numel() * dtype.itemsize].view(dtype)
-    return flat.as_strided(like.shape, like.stride(), flat.storage_offset())
+    with plain_memory():
+        flat = memory[offset : offset + like.numel() * dtype.itemsize].view(dtype)
+        return flat.as_strided(like.shape, like.stride(), flat.storage_offset())
 
 
 @dataclass
@@ -78,20 +82,31 @@ class Ring:
         buffer.owner, buffer.event = None, event
 
     def grow(self, link: Link, count: int) -> bool:
-        """Has buffers of at least `count` bytes, in host memory; whether there are other buffers now."""
+        """Has buffers of at least `count` bytes, in host memory; whether there are other buffers now.
+
+        TensorError where there is no memory; then the buffers are as before.
+        """
         if self.buffers and self.buffers[0].memory.numel() >= count:
             return False
         self.wait()
-        self.buffers = []
         self.buffers = [Buffer(link.host_memory(max(count, ALIGNMENT))) for _ in range(self._count)]
         return True
 
     def wait(self) -> None:
-        """Has the host wait for all copies from or to the buffers, which nobody owns then."""
+        """Has the host wait for all copies from or to the buffers, which nobody owns then.
+
+        RulecError, at the end, where one failed.
+        """
+        failed: RulecError | None = None
         for buffer in self.buffers:
-            if buffer.event is not None:
-                buffer.event.wait()
+            try:
+                if buffer.event is not None:
+                    buffer.event.wait()
+            except RulecError as error:
+                failed = failed or error
             buffer.owner = buffer.event = None
+        if failed is not None:
+            raise failed
 
 
 @dataclass
@@ -102,6 +117,28 @@ class Rings:
     gradients: Ring
     weights: Ring
     last: Event | None = field(default=None)
+
+    def hold(self) -> None:
+        """Has the device wait for the last copy up, before all that it is given to do from now on."""
+        if self.last is not None:
+            self.link.hold(self.last)
+            self.last = None
+
+    def free(self) -> None:
+        """Has the host wait for all copies of a step that failed. Such a step has left buffers to their owners.
+
+        The device waits for them too: an interrupt may end the wait of the host. The step's own error has been raised,
+        and that of a copy is no news.
+        """
+        rings = self.gradients, self.weights
+        buffers = [buffer for ring in rings for buffer in ring.buffers]
+        if all(buffer.owner is None for buffer in buffers):
+            return
+        for event in (buffer.event for buffer in buffers if buffer.event is not None):
+            self.link.hold(event)
+        for ring in rings:
+            with suppress(RulecError):
+                ring.wait()
 
     @property
     def buffers(self) -> list[Buffer]:

@@ -246,8 +246,9 @@ class OptimizerStep:
         `scaling` is how gradients were scaled, where the capture mode allows it.
         """
         casting = [*filter(torch.is_autocast_enabled, self.capture_mode.types)]
-        # Tensors made on the device may be written in later steps.
-        if casting or (self.capture_mode.there and torch.is_inference_mode_enabled()):
+        # Tensors made on the device, and views of transfer buffers, may be written in later steps.
+        kept = self.capture_mode.there or self.offload is not None
+        if casting or (kept and torch.is_inference_mode_enabled()):
             with plain_arithmetic(casting):
                 return self._step(groups, inputs, scaling)
         return self._step(groups, inputs, scaling)
@@ -545,23 +546,31 @@ class OptimizerStep:
         if self.capture_mode.capturing:
             raise RulecError("eval() and train() cannot be captured in a CUDA graph: call them before or after it")
         written = [p for p in self.params if self.buffers.store.get(p)]
+        if self.offload is not None:
+            self._change_elsewhere(self.offload, way, written)
+            return
         copied = [(self.routes[i], copy) for i, copy in self._copies.items()]
         read_all(copied)
         increment_version(written)
-        if self.offload is None:
-            for engine in self.engines:
-                engine.change(way, engine.table)
-        else:
-            self._change_elsewhere(self.offload, way)
+        for engine in self.engines:
+            engine.change(way, engine.table)
         write_all(copied)
 
-    def _change_elsewhere(self, offload: Offload, way: Callable[[RuleData], RuleData | None]) -> None:
+    def _change_elsewhere(
+        self, offload: Offload, way: Callable[[RuleData], RuleData | None], written: Sequence[Tensor]
+    ) -> None:
         """The same where states lie on the host."""
-        try:
-            for launches in offload.changes(way):
-                run(launches)
-        finally:
-            offload.finish(range(len(self.routes)))
+        copied = [(self.routes[i], copy) for i, copy in self._copies.items()]
+        with self.plain():
+            read_all(copied)
+            changes = offload.changes(way)  # it tells by the versions what others have written
+            increment_version(written)
+            try:
+                for launches in changes:
+                    run(launches)
+            finally:
+                offload.finish(range(len(self.routes)))
+            write_all(copied)
 
     # Steps of some parameters after others
 
@@ -632,7 +641,8 @@ class OptimizerStep:
     def plain(self) -> AbstractContextManager[Any]:
         """A block of arithmetic as kernels need it: without autocast, and without inference mode on a device."""
         casting = [*filter(torch.is_autocast_enabled, self.capture_mode.types)]
-        return plain_arithmetic(casting) if casting or self.capture_mode.there else nullcontext()
+        kept = self.capture_mode.there or self.offload is not None
+        return plain_arithmetic(casting) if casting or kept else nullcontext()
 
     def check_undisturbed(self, places: Sequence[int]) -> None:
         """Takes over parameters whose memory moved; RulecError for any other change since the step was opened."""

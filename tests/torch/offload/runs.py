@@ -26,7 +26,7 @@ def take_steps(optimizer: Any, params: Sequence[Tensor], count: int, first: int 
     for number in range(first, first + count):
         generator = torch.Generator().manual_seed(number + 1)
         for param in params:
-            param.grad = torch.randn(param.shape, generator=generator).to(param.dtype)
+            param.grad = torch.randn(param.shape, generator=generator).to(param.device, param.dtype)
         optimizer.step()
 
 
