@@ -8,6 +8,7 @@ lock.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -92,6 +93,22 @@ def _openmp(torch_is_loaded: bool) -> Callable[[int, int, int, int], None] | Non
         parallel.restype = None
         return parallel
     return None
+
+
+def leave_cores(count: int) -> None:
+    """Has the kernels that this thread runs use so many threads less, one at least.
+
+    RULEC_NUM_THREADS stands; so does the number of Python threads, which all threads of the process share.
+    """
+    parallel = _openmp("torch" in sys.modules)
+    if parallel is None or asked_for():
+        return
+    for name in _loaded_openmp():
+        with contextlib.suppress(OSError, AttributeError):
+            library = ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+            now = min(library.omp_get_max_threads(), len(os.sched_getaffinity(0)))
+            library.omp_set_num_threads(max(1, now - count))
+            return
 
 
 def _loaded_openmp() -> list[str]:

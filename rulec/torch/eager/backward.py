@@ -15,6 +15,7 @@ from rulec.torch.eager.epilogue import Epilogue
 from rulec.torch.eager.grad_norm import Factor
 from rulec.torch.eager.hooks import Arrivals, Hooks
 from rulec.torch.eager.on_gradient import Accumulating, BackwardHandler, Counting, Finishing, Firing, Folding
+from rulec.torch.eager.on_host import HostUpdates
 from rulec.torch.eager.open_step import OpenStep
 from rulec.torch.eager.params import ParameterIndex, Report
 from rulec.torch.eager.wrapped import Inner
@@ -57,6 +58,8 @@ class Passes:
     def _reset(self) -> None:
         """Begins anew with the parameters that the groups have now."""
         self.parameter_index = ParameterIndex(self._groups, self.names, self.options.only, self.inner.late)
+        offloads = self.inner.offload is not None and not self.closed
+        self.host = HostUpdates(self.inner, self.parameter_index.params) if offloads else None
         self.arrivals = Arrivals(self.options.contributions)
 
     @property
@@ -82,7 +85,7 @@ class Passes:
         self._hooks.remove_all()
         if self.epilogue is not None:
             self.epilogue.close()
-        self.closed = True
+        self.closed, self.host = True, None
 
     # Backward passes
 
@@ -108,7 +111,7 @@ class Passes:
         return self.step
 
     def _new_step(self) -> OpenStep:
-        return OpenStep(self.inner, self.parameter_index, self.options.journal)
+        return OpenStep(self.inner, self.parameter_index, self.options.journal, self.host)
 
     def begin_backward(self, last_microbatch: bool, clips: bool) -> OpenStep:
         """Opens the handler of a backward pass; `clips` says that it needs the norm of all gradients."""
@@ -121,8 +124,13 @@ class Passes:
         if last_microbatch:
             self.inner.compare()
             step.open()
+            if self.host is not None:
+                self.host.look()
             self.handler = (Finishing if self.options.folds else Firing)(step, self.arrivals)
         else:
+            self.inner.prepare()
+            if self.host is not None:
+                self.host.look()
             self.handler = Folding(step) if self.options.folds else Accumulating(step)
         return step
 
@@ -131,7 +139,7 @@ class Passes:
         step = self.enter()
         if step.factor is not None:
             raise RulecError("this step was measured already: run its second pass in opt.backward()")
-        if any(p.grad is not None for p in self.parameter_index.params):
+        if step.sums or any(p.grad is not None for p in self.parameter_index.params):
             raise RulecError(
                 "measure() needs whole gradients, and there are some of earlier backward passes: call zero_grad(), and "
                 "accumulate with the sum of losses instead of micro-batches"
@@ -199,7 +207,8 @@ class Passes:
         self.refresh()
         self.parameter_index.unrelease()
         self.inner.compare()
-        rest = [i for i, p in enumerate(self.parameter_index.params) if p.grad is not None]
+        sums = () if self.step is None else self.step.sums
+        rest = [i for i, p in enumerate(self.parameter_index.params) if p.grad is not None or i in sums]
         if self.step is None and not rest and not self.inner.late:
             return None
         step = self.step or self._new_step()
@@ -230,6 +239,7 @@ class Passes:
         self.check_whole(gradients=False)
         if self.step is not None and self.step.begun:
             raise RulecError("zero_grad() was called between the backward pass and step(): call step() first")
+        self.parameter_index.unrelease()
         self.step = None
 
     # A step that ended in its middle
@@ -238,13 +248,16 @@ class Passes:
         """Marks the step whose backward pass ended in its middle; without updates and sums it is forgotten."""
         step = self.step
         assert step is not None
-        if step.begun:
-            step.poisoned = True
-        elif step.accumulated:
-            step.broken = True
-        else:
-            self._drop()
-            self.step = None
+        try:
+            step.stop()
+        finally:  # also where another interrupt comes
+            if step.begun:
+                step.poisoned = True
+            elif step.accumulated:
+                step.broken = True
+            else:
+                self._drop()
+                self.step = None
 
     def _drop(self) -> None:
         """Leaves no gradient."""

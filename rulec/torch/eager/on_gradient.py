@@ -78,16 +78,24 @@ class BackwardHandler(ABC):
 
 
 class Accumulating(BackwardHandler):
-    """Handles a micro-batch that is not the last: gradients are added up and stay."""
+    """Handles a micro-batch that is not the last: gradients are added up and stay, or leave for the host."""
+
+    def __init__(self, step: OpenStep) -> None:
+        super().__init__(step)
+        self._postponed: set[int] = set()
 
     def postpone(self, place: int) -> None:
-        """Does nothing: gradients stay."""
+        """Leaves a gradient where it is."""
+        self._postponed.add(place)
 
     def _arrived(self, place: int) -> None:
         self.step.accumulated = True
+        if place not in self._postponed and self.step.collects(place, joined=False):
+            self.step.collect(place)
 
     def end(self) -> None:
-        """Does nothing: gradients stay."""
+        """Waits for the host."""
+        self.step.settle()
 
 
 class Folding(BackwardHandler):
@@ -129,9 +137,11 @@ class Firing(Counting):
 
     def __init__(self, step: OpenStep, arrivals: Arrivals) -> None:
         super().__init__(step, arrivals)
-        self._gather = Gather(room_for(step.parameter_index.largest))
+        # On the host, a transfer buffer gathers them.
+        self._gather = Gather(room_for(step.parameter_index.largest) if step.host is None else 0)
         self._late: dict[int, int] = {}
         self._postponed: set[int] = set()
+        self._collected: dict[int, None] = {}
         self._updating = False
         # Only modules that run during the backward pass pay for it: activation checkpointing runs them again.
         self._watch = register_module_forward_pre_hook(self._module_reads)
@@ -164,6 +174,13 @@ class Firing(Counting):
         """Defers a parameter to `step()`, if this arrival of its gradient is the last."""
         self._postponed.add(place)
 
+    def _arrived(self, place: int) -> None:
+        if place not in self._postponed and self.step.collects(place):
+            self.step.collect(place)
+            self._collected[place] = None
+        else:
+            super()._arrived(place)
+
     def _complete(self, place: int) -> None:
         if place not in self._index.chosen or place in self._postponed:
             return
@@ -187,12 +204,12 @@ class Firing(Counting):
     def _again(self, place: int, count: int) -> None:
         if place in self._gather.waiting:
             self._gather.withdraw(place)
-        elif place in self.step.fired:
+        elif self.step.has_used(place):
             raise PartialUpdate(
                 f"the gradient of {self._index.names[place]} arrived {count} times in this backward pass, where "
                 f"{count - 1} were expected and it was updated then: make every step's backward pass of as many "
                 f"segments as the first, or call relearn() before one that has more",
-                self._index.named(self.step.fired), [self._index.names[place]],
+                self._index.named([*self.step.fired]), [self._index.names[place]],
             )  # fmt: skip
 
     def _module_reads(self, module: nn.Module, args: Any) -> None:
@@ -205,7 +222,7 @@ class Firing(Counting):
             return
         if place in self._gather.waiting:
             self._gather.withdraw(place)
-        if place in self.step.fired:
+        if self.step.has_used(place):
             raise RulecError(
                 f"{reader} runs during the backward pass and reads {self._index.names[place]}, which was updated: "
                 f"call relearn() before a step that recomputes other modules than the first"
@@ -217,9 +234,10 @@ class Firing(Counting):
         """Fires the gradients that still wait, and remembers the number of arrivals of each."""
         with self._update():
             self.step.fire(self._gather.take())
+            self.step.settle()
         self._arrivals.learn(self.counts, [i for i, count in self._late.items() if count == self.counts[i]])
         self.step.over = True
-        self._index.release(self.step.fired)
+        self._index.release([*self.step.fired, *self._collected])
 
     def close(self) -> None:
         """Stops watching for reads of parameters."""

@@ -18,6 +18,7 @@ from rulec.analysis.accumulate import Phase, phase_rule
 from rulec.errors import PartialUpdate, RulecError, RuleError
 from rulec.language.rule_data import RuleData
 from rulec.torch.eager.grad_norm import Factor
+from rulec.torch.eager.on_host import HostSums, HostUpdates
 from rulec.torch.eager.params import GradientBytes, ParameterIndex, Report
 from rulec.torch.eager.scope import rules_of
 from rulec.torch.eager.wrapped import ForeignInner, Frozen, Inner, PartitionedInner, RuleInner
@@ -34,10 +35,17 @@ class OpenStep:
     `fired` has the indices of updated parameters, in order; `folded` the indices of parameters with parts of their
     gradients in their states; `dropped` the indices of updates that were given up. `over` says that the last backward
     pass is done.
+
+    With a `host`, updates are there. `sent` has the indices of parameters before their update, and `sums` the gradients
+    kept until `step()`.
     """
 
-    def __init__(self, inner: Inner, parameter_index: ParameterIndex, journal: bool) -> None:
-        self.inner, self.parameter_index = inner, parameter_index
+    def __init__(
+        self, inner: Inner, parameter_index: ParameterIndex, journal: bool, host: HostUpdates | None = None
+    ) -> None:  # fmt: skip
+        self.inner, self.parameter_index, self.host = inner, parameter_index, host
+        self.sums = HostSums()
+        self.sent: dict[int, None] = {}
         self.factor: Factor | None = None
         self.gradient_bytes = GradientBytes(parameter_index.sizes)
         self.journal = Journal(inner, parameter_index) if journal else None
@@ -51,7 +59,16 @@ class OpenStep:
     @property
     def begun(self) -> bool:
         """Whether anything was written."""
-        return bool(self.fired or self.folded)
+        return bool(self.fired or self.folded or self.sent)
+
+    def has_used(self, place: int) -> bool:
+        """Whether a parameter is updated, or may be so at any moment."""
+        return place in self.fired or place in self.sent
+
+    def collects(self, place: int, joined: bool = True) -> bool:
+        """Whether a gradient is to wait on the host; `joined` asks so in the last backward pass of the step."""
+        chosen = self.host is not None and place in self.parameter_index.early
+        return chosen and (not joined or (self.host is not None and place in self.host.joined))
 
     def open(self) -> None:
         """Fixes the hyper-parameters; they are those of now, if this is the first time."""
@@ -82,6 +99,9 @@ class OpenStep:
         """Updates parameters with the gradients they have, and frees these; `inside` a backward pass or after it."""
         if not places and (inside or not self.inner.late):
             return
+        if self.host is not None and (inside or self.sums or self.host.joined):
+            self._fire_on_host(self.host, places, inside)
+            return
         update = self.inner.fire if inside else self.inner.fire_last
         params = [self.parameter_index.params[i] for i in places]
         grads = [p.grad for p in params if p.grad is not None]
@@ -100,6 +120,85 @@ class OpenStep:
             param.grad = None
         self.gradient_bytes.leave(places, inside)
         self._inside += len(places) if inside else 0
+
+    def _fire_on_host(self, host: HostUpdates, places: Sequence[int], inside: bool) -> None:
+        """The same on the host: inside of a backward pass, as the gradients come there; after it, together."""
+        for place in places:
+            if not inside or place in host.joined:
+                self.collect(place, inside)
+            else:
+                self._send(host, place)
+        if not inside:
+            self.settle()
+            mine = tuple(place for place in places if place in self.sums)
+            self._update_on_host(mine, [self.sums.take(place) for place in mine], self.inner.fire_last)
+
+    def _send(self, host: HostUpdates, place: int) -> None:
+        """Has a parameter updated on the host; its gradient leaves the device."""
+        grad = self._scaled(place)
+        if grad is None:
+            return
+        self.open()
+        self.sent[place] = None
+        host.send(place, grad, self._arrived, lambda: self.gradient_bytes.leave([place]))
+        self.parameter_index.params[place].grad = None
+        self._inside += 1
+
+    def collect(self, place: int, inside: bool = True) -> None:
+        """Has the gradient that a parameter has wait on the host, where it is added to earlier ones."""
+        assert self.host is not None
+        grad = self._scaled(place)
+        if grad is None:
+            return
+        self.host.collect(place, grad, self._add, lambda: self.gradient_bytes.leave([place], inside))
+        self.parameter_index.params[place].grad = None
+
+    def _scaled(self, place: int) -> Tensor | None:
+        """The gradient that a parameter has, after the factor of all; None where there is none, or no update."""
+        self._check_memory([place])
+        param = self.parameter_index.params[place]
+        grad = param.grad
+        if grad is not None and self.factor is not None and not self.factor.apply([grad]):
+            self.dropped[place] = None
+            self._inside += 1
+            self.gradient_bytes.leave([place])
+            param.grad = grad = None
+        return grad
+
+    def _arrived(self, places: Sequence[int], grads: Sequence[Tensor], arrived: bool) -> None:
+        """Updates parameters with gradients on the host, added to the sums of earlier ones."""
+        here = []
+        for place, grad in zip(places, grads, strict=True):
+            if place in self.sums:
+                self.sums.add(place, grad)
+                grad, arrived = self.sums.take(place), True
+            here.append(grad)
+        try:
+            self._update_on_host(tuple(places), here, self.inner.fire, arrived)
+        finally:
+            for place in places:
+                self.sent.pop(place, None)
+
+    def _add(self, places: Sequence[int], grads: Sequence[Tensor], arrived: bool) -> None:
+        for place, grad in zip(places, grads, strict=True):
+            self.sums.add(place, grad)
+
+    def _update_on_host(
+        self, places: tuple[int, ...], grads: Sequence[Tensor], update: Callable[..., None], arrived: bool = True
+    ) -> None:  # fmt: skip
+        self._write(places, lambda: update(places, grads, arrived))
+        self._launches += 1
+
+    def settle(self) -> None:
+        """Returns when all updates on the host are done; raises the error of one."""
+        if self.host is not None:
+            self.host.settle()
+
+    def stop(self) -> None:
+        """Drops the updates on the host that have not begun, and returns when none runs."""
+        if self.host is not None:
+            self.host.stop()
+            self.sent.clear()
 
     def _check_memory(self, places: Sequence[int]) -> None:
         """TensorError or StateMismatch where memory lacks that is read or written before an update looks at it."""

@@ -17,6 +17,7 @@ from rulec.torch.eager.backward import EagerOptions, Passes
 from rulec.torch.eager.epilogue import Epilogue
 from rulec.torch.eager.epilogue_tiles import Way
 from rulec.torch.eager.grad_norm import Factor
+from rulec.torch.eager.on_host import check_offload
 from rulec.torch.eager.open_step import check_folds
 from rulec.torch.eager.params import Report, parameters_of, patterns_of
 from rulec.torch.eager.scope import Scope
@@ -50,6 +51,9 @@ class EagerUpdate(Optimizer, Lockable):
       parameters or groups are given, it is the model.
     - `local=True` says that each of several processes trains by itself; otherwise `model` must be a
       DistributedDataParallel, or a module after `fully_shard`, and gradients are used once they are reduced.
+    - `offload="step"`, of rules, keeps states and the step on the host: gradients leave the device as they are
+      complete, and rules that need all of them take their step in `step()`. It goes without `journal`,
+      `accumulate="fold"` and `epilogue`.
 
     Groups, states, checkpoints and schedulers are those of the one optimizer inside, `inner`. Errors are RulecError:
     RuleError for a rule that needs all gradients at once, PartialUpdate where a backward pass ended in its middle.
@@ -69,6 +73,7 @@ class EagerUpdate(Optimizer, Lockable):
         params, names = parameters_of(model)
         inner = inner_of(rule, params, names, scope, keywords)
         folds = _folds(accumulate, max_grad_norm, inner)
+        check_offload(inner, journal=journal, folds=folds, epilogue=epilogue is not False)
         self._begin(inner, names, EagerOptions(patterns, scope, contributions, journal, folds, local), model)
         if epilogue is not False:
             self._passes.reducer.check_epilogue()

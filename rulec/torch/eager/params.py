@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from threading import Lock
 from typing import Any
 
 import torch
@@ -36,7 +37,9 @@ class ParameterIndex:
         self.names = [names.get(id(p), name) for p, name in zip(self.params, default_names, strict=True)]
         self.sizes = [local_tensor(p).nbytes for p in self.params]
         self.places = {id(p): i for i, p in enumerate(self.params)}
-        self.chosen = frozenset(_chosen(self.names, only)) - frozenset(late)
+        #: The indices of parameters whose gradients are freed inside the backward pass, if they can be.
+        self.early = frozenset(_chosen(self.names, only))
+        self.chosen = self.early - frozenset(late)
         self._released: dict[int, Released] = {}
 
     def release(self, places: Iterable[int]) -> None:
@@ -198,11 +201,14 @@ class GradientBytes:
     def __init__(self, sizes: Sequence[int]) -> None:
         self._sizes = sizes
         self._held: set[int] = set()
+        self._mutex = Lock()  # a worker on the host lets gradients go
         self.live = self.peak = self.largest = self.freed = 0
 
     def arrive(self, place: int) -> None:
         """Counts a gradient that arrived, or got another contribution."""
-        if place not in self._held:
+        with self._mutex:
+            if place in self._held:
+                return
             self._held.add(place)
             size = self._sizes[place]
             self.live += size
@@ -216,9 +222,10 @@ class GradientBytes:
 
     def leave(self, places: Iterable[int], inside: bool = True) -> None:
         """Counts gradients that are gone; where `inside` the backward pass, they count as freed."""
-        for place in places:
-            size = self._sizes[place]
-            if place in self._held:
-                self._held.remove(place)
-                self.live -= size
-            self.freed += size * inside
+        with self._mutex:
+            for place in places:
+                size = self._sizes[place]
+                if place in self._held:
+                    self._held.remove(place)
+                    self.live -= size
+                self.freed += size * inside

@@ -19,6 +19,9 @@ from rulec.torch.tensors.dtensor import is_split, sees_more
 #: The scopes that a foreign optimizer may declare for its update of one element.
 Scope = Literal["elementwise", "tensor"]
 
+#: The scopes of updates that need values of several tensors.
+_JOINED = ("group", "model")
+
 _SCOPES: WeakKeyDictionary[Rule, str] = WeakKeyDictionary()
 
 
@@ -32,8 +35,11 @@ def scope_of_rule(rule: Rule) -> str:
     return scope_of(flow_of(rule))
 
 
-def check_rules(optimizer: RuleOptimizer | Partitioned) -> None:
-    """RuleError where a parameter's rule cannot be run inside the backward pass."""
+def check_rules(optimizer: RuleOptimizer, collects: bool) -> None:
+    """RuleError where a parameter's rule cannot be run inside the backward pass.
+
+    An optimizer that `collects` gradients takes one step of all, if need be.
+    """
     for rule in rules_of(optimizer):
         check_single(rule, "an update inside the backward pass")
         if rule.inputs:
@@ -42,12 +48,19 @@ def check_rules(optimizer: RuleOptimizer | Partitioned) -> None:
                 f"backward pass: use the optimizer itself"
             )
         scope = scope_of_rule(rule)
-        if scope in ("group", "model"):
+        if scope in _JOINED and not collects:
             raise RuleError(
                 f"{rule.name} needs a value of the whole {scope} for the update of one tensor, and inside the backward "
                 f"pass other gradients are still to come: use the optimizer itself, or, where the value is the norm "
                 f"that gradients are clipped by, the rule without it and max_grad_norm="
             )
+
+
+def joined_places(optimizer: RuleOptimizer) -> frozenset[int]:
+    """The indices of parameters whose update needs values of other parameters: all of them, or none."""
+    routes = optimizer.routing()
+    joins = any(scope_of_rule(rule) in _JOINED for rule in rules_of(optimizer))
+    return frozenset(route.place for route in routes if joins)
 
 
 def meeting_places(optimizer: RuleOptimizer) -> frozenset[int]:

@@ -15,8 +15,8 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from rulec.errors import RulecError, TensorError
 from rulec.locks import lock_of, synchronized
-from rulec.runtime.gradient_sums import Sums
 from rulec.torch.eager.backward import Passes
+from rulec.torch.eager.on_host import TorchSums
 from rulec.torch.eager.open_step import OpenStep
 from rulec.torch.eager.optimizer import EagerUpdate
 from rulec.torch.eager.params import ParameterIndex
@@ -32,7 +32,7 @@ Gradients = Mapping[Tensor, Any] | Iterable[tuple[Tensor, Any]]
 _BEGUN = "_rulec_begun"
 
 
-class GradStore(Sums[Tensor, Tensor]):
+class GradStore(TorchSums):
     """Gradients by tensor, from backward passes over parts of a network.
 
         cut = body(x).detach().requires_grad_()
@@ -109,20 +109,6 @@ class GradStore(Sums[Tensor, Tensor]):
                 self._add(tensor, grad.detach(), grad.dtype if sums is None else sums._dtype(tensor))
         self._note_peak()
 
-    def _copied(self, grad: Tensor) -> Tensor:
-        return grad.clone()
-
-    def _is_narrow(self, dtype: torch.dtype) -> bool:
-        return dtype in (torch.float16, torch.bfloat16)
-
-    def _widened(self, grad: Tensor) -> Tensor:
-        return grad.to(torch.float32)
-
-    def _rounded(self, grad: Tensor, dtype: torch.dtype) -> Tensor:
-        with plain_memory():
-            # Entries of one row are parts of a sum, each of which would be rounded.
-            return (grad.coalesce() if grad.is_sparse else grad).to(dtype)
-
     # Gradients go
 
     @synchronized
@@ -156,6 +142,7 @@ class GradStore(Sums[Tensor, Tensor]):
         step.open()
         with self._lent(part, names):
             step.fire(places)
+            step.settle()
 
     def _end(self, opt: Optimizer, rest: Sequence[Tensor], names: Mapping[int, str]) -> None:
         """Updates the rest, by the optimizer's own step where none was begun, and ends the step."""

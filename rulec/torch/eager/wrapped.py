@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,12 @@ from rulec.language.rule_data import RuleData
 from rulec.torch.classes import optimizer as class_of
 from rulec.torch.distributed.comparison import OtherOrder
 from rulec.torch.distributed.consensus import Consensus
-from rulec.torch.eager.scope import Scope, check_declared, check_rules, meeting_places
+from rulec.torch.eager.scope import Scope, check_declared, check_rules, joined_places, meeting_places
+from rulec.torch.groups.offload import OffloadOptions
 from rulec.torch.groups.routes import names_of
 from rulec.torch.groups.values import Groups
+from rulec.torch.offload.host_step import HostStep
+from rulec.torch.offload.link import Event, Link
 from rulec.torch.optimizer import RuleOptimizer
 from rulec.torch.partitioned import Partitioned
 from rulec.torch.states.saved import FORMATS
@@ -42,10 +46,34 @@ class Inner(ABC):
         """The indices of parameters that are stepped by `fire_last` alone: ranks need consensus for them."""
         return frozenset()
 
-    def fire_last(self, places: tuple[int, ...], grads: Sequence[Tensor]) -> None:
+    @property
+    def offload(self) -> OffloadOptions | None:
+        """The options of steps on the host; None where steps are elsewhere."""
+        return None
+
+    @property
+    def joined(self) -> frozenset[int]:
+        """The indices of parameters that are stepped together, where steps are on the host."""
+        return frozenset()
+
+    def prepare(self) -> None:  # noqa: B027 - most steps are elsewhere
+        """Comes before `conforming` outside of an open step."""
+
+    def conforming(self, place: int, grad: Tensor) -> Tensor:
+        """The gradient of a parameter as kernels read it, for steps on the host; TensorError where it does not fit."""
+        raise NotImplementedError
+
+    def announce(self, place: int) -> None:
+        """Increases the version of a parameter that is about to be stepped on the host."""
+        raise NotImplementedError
+
+    def hold(self) -> None:  # noqa: B027 - most steps are elsewhere
+        """Has devices wait for weights from the host before their next work."""
+
+    def fire_last(self, places: tuple[int, ...], grads: Sequence[Tensor], arrived: bool = False) -> None:
         """As `fire`, at the end of a step, in all ranks: each calls it, also without parameters."""
         if places:
-            self.fire(places, grads)
+            self.fire(places, grads, arrived)
 
     def compare(self) -> None:  # noqa: B027 - most have nobody to compare with
         """Comes before a step, in all ranks: RulecError, in all, where their descriptions differ."""
@@ -58,8 +86,11 @@ class Inner(ABC):
         """Opens a step, with the numbers that groups have now; RulecError where it cannot be run in parts."""
 
     @abstractmethod
-    def fire(self, places: tuple[int, ...], grads: Sequence[Tensor]) -> None:
-        """Steps parameters with these gradients, also in `.grad`. Each is fired once in a step."""
+    def fire(self, places: tuple[int, ...], grads: Sequence[Tensor], arrived: bool = False) -> None:
+        """Steps parameters with these gradients, also in `.grad`. Each is fired once in a step.
+
+        Gradients that have `arrived` are `conforming` ones in host memory instead.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -77,17 +108,48 @@ class Inner(ABC):
 
 
 class RuleInner(Inner):
-    """An optimizer of a rule."""
+    """An optimizer of a rule. Where it `collects`, rules may step parameters together, on the host."""
 
-    def __init__(self, optimizer: RuleOptimizer) -> None:
+    def __init__(self, optimizer: RuleOptimizer, collects: bool = False) -> None:
         self.optimizer: RuleOptimizer = optimizer
         self._checked: OptimizerStep | None = None
-        check_rules(optimizer)
-        self._late = meeting_places(optimizer)
+        self._collects = collects
+        self._uploads: dict[Link, Event] = {}
+        self._check()
+
+    def _check(self) -> None:
+        check_rules(self.optimizer, self.offload is not None)
+        self._late = meeting_places(self.optimizer)
+        self._joined = self._late | joined_places(self.optimizer) if self.offload is not None else frozenset()
 
     @property
     def late(self) -> frozenset[int]:
         return self._late
+
+    @property
+    def offload(self) -> OffloadOptions | None:
+        options = self.optimizer._options.offload
+        return options if self._collects and options is not None and options.kind == "step" else None
+
+    @property
+    def joined(self) -> frozenset[int]:
+        return self._joined
+
+    def prepare(self) -> None:
+        if self.offload is not None:
+            with self.optimizer._lock:
+                self.optimizer._current()
+
+    def conforming(self, place: int, grad: Tensor) -> Tensor:
+        return self.machine.conforming(place, grad)
+
+    def announce(self, place: int) -> None:
+        self.machine.announce(place)
+
+    def hold(self) -> None:
+        uploads, self._uploads = self._uploads, {}
+        for link, event in uploads.items():
+            link.hold(event)
 
     def open(self) -> None:
         """Opens a step; RuleError where groups mean a rule now that cannot be run in parts."""
@@ -96,8 +158,8 @@ class RuleInner(Inner):
             optimizer._check_trained()
             optimizer._current().begin(optimizer.param_groups)
         if self.machine is not self._checked:
-            check_rules(optimizer)
-            self._late, self._checked = meeting_places(optimizer), self.machine
+            self._check()
+            self._checked = self.machine
 
     @property
     def machine(self) -> OptimizerStep:
@@ -105,38 +167,40 @@ class RuleInner(Inner):
         assert self.optimizer._machine is not None
         return self.optimizer._machine
 
-    def fire(self, places: tuple[int, ...], grads: Sequence[Tensor]) -> None:
+    def fire(self, places: tuple[int, ...], grads: Sequence[Tensor], arrived: bool = False) -> None:
         """Steps these parameters; nothing is written where anything is wrong."""
         if not self._late.isdisjoint(places):
             raise RuleError(
                 f"{self.optimizer.interface.name} reduces DTensors over their processes, which meet once in a step: "
                 f"update all parameters at once"
             )
-        self._fire(places, grads, meets=False)
+        self._fire(places, grads, False, arrived)
 
-    def fire_last(self, places: tuple[int, ...], grads: Sequence[Tensor]) -> None:
+    def fire_last(self, places: tuple[int, ...], grads: Sequence[Tensor], arrived: bool = False) -> None:
         options = self.optimizer._options
         together = options.coordinator if self._late else None
         if together is not None:
             together.open(options.due)
         try:
             if together is None:
-                super().fire_last(places, grads)
+                super().fire_last(places, grads, arrived)
             else:
-                self._fire_together(together, places, grads)
+                self._fire_together(together, places, grads, arrived)
         except BaseException:
             for processes in (together, options.totals):
                 if processes is not None:
                     processes.refuse()
             raise
 
-    def _fire_together(self, coordinator: Consensus, places: tuple[int, ...], grads: Sequence[Tensor]) -> None:
+    def _fire_together(
+        self, coordinator: Consensus, places: tuple[int, ...], grads: Sequence[Tensor], arrived: bool
+    ) -> None:  # fmt: skip
         try:
-            self._fire(places, grads, meets=True)
+            self._fire(places, grads, True, arrived)
         except OtherOrder as other:
             self._take_order(other)
             coordinator.open(self.optimizer._options.due)
-            self._fire(places, grads, meets=True)
+            self._fire(places, grads, True, arrived)
 
     def _take_order(self, other: OtherOrder) -> None:
         with self.optimizer._lock:
@@ -153,10 +217,10 @@ class RuleInner(Inner):
         if self._late or self.optimizer._options.totals is not None:
             self.optimizer.refuse()
 
-    def _fire(self, places: tuple[int, ...], grads: Sequence[Tensor], meets: bool) -> None:
+    def _fire(self, places: tuple[int, ...], grads: Sequence[Tensor], meets: bool, arrived: bool) -> None:
         optimizer = self.optimizer
         with optimizer._lock:
-            if self.machine.fire(places, grads, meets):
+            if self._fired(places, grads, meets, arrived):
                 return
             if optimizer.interface.shared:
                 raise TensorError(
@@ -165,7 +229,15 @@ class RuleInner(Inner):
                 )
             machine = optimizer._build()
             machine.begin(optimizer.param_groups)
-            machine.fire(places, grads, meets)
+            self._fired(places, grads, meets, arrived)
+
+    def _fired(self, places: tuple[int, ...], grads: Sequence[Tensor], meets: bool, arrived: bool) -> bool:
+        offload = self.machine.offload
+        try:
+            return self.machine.fire(places, grads, meets, arrived)
+        finally:
+            if isinstance(offload, HostStep):
+                self._uploads |= offload.uploads()
 
     def fire_part(
         self, places: tuple[int, ...], grads: Sequence[Tensor], way: Callable[[RuleData], RuleData], counts: bool
@@ -183,36 +255,64 @@ class RuleInner(Inner):
 
 
 class PartitionedInner(Inner):
-    """The optimizers of a partition's rules."""
+    """The optimizers of a partition's rules; `collects` is as in `RuleInner`."""
 
-    def __init__(self, optimizer: Partitioned) -> None:
+    def __init__(self, optimizer: Partitioned, collects: bool = False) -> None:
         self.optimizer: Partitioned = optimizer
-        self._inner = [RuleInner(each) for each in optimizer.optimizers]
+        self._collects = collects
+        self._inner = [RuleInner(each, collects) for each in optimizer.optimizers]
         self._tensor_refs: list[tuple[int, int]] = []
+
+    @property
+    def offload(self) -> OffloadOptions | None:
+        return self._inner[0].offload
+
+    @property
+    def joined(self) -> frozenset[int]:
+        places = enumerate(self._places())
+        return frozenset(place for place, (number, inner) in places if inner in self._inner[number].joined)
+
+    def prepare(self) -> None:
+        self._tensor_refs = self._places()
+        for each in self._inner:
+            each.prepare()
+
+    def conforming(self, place: int, grad: Tensor) -> Tensor:
+        number, inner_place = self._tensor_refs[place]
+        return self._inner[number].conforming(inner_place, grad)
+
+    def announce(self, place: int) -> None:
+        number, inner_place = self._tensor_refs[place]
+        self._inner[number].announce(inner_place)
+
+    def hold(self) -> None:
+        for each in self._inner:
+            each.hold()
 
     def open(self) -> None:
         """Opens a step of every rule."""
-        self._inner += [RuleInner(each) for each in self.optimizer.optimizers[len(self._inner) :]]
+        more = self.optimizer.optimizers[len(self._inner) :]
+        self._inner += [RuleInner(each, self._collects) for each in more]
         self._tensor_refs = self._places()
         for each in self._inner:
             each.open()
 
-    def fire(self, places: tuple[int, ...], grads: Sequence[Tensor]) -> None:
+    def fire(self, places: tuple[int, ...], grads: Sequence[Tensor], arrived: bool = False) -> None:
         """Steps these parameters, each by its own rule."""
         for each, inner_places, chosen in self.split(places):
-            each.fire(inner_places, [grads[i] for i in chosen])
+            each.fire(inner_places, [grads[i] for i in chosen], arrived)
 
     @property
     def late(self) -> frozenset[int]:
         places = enumerate(self._places())
         return frozenset(place for place, (number, inner) in places if inner in self._inner[number].late)
 
-    def fire_last(self, places: tuple[int, ...], grads: Sequence[Tensor]) -> None:
+    def fire_last(self, places: tuple[int, ...], grads: Sequence[Tensor], arrived: bool = False) -> None:
         chosen = {each: (inner_places, mine) for each, inner_places, mine in self.split(places)}
         for number, each in enumerate(self._inner):
             inner_places, mine = chosen.get(each, ((), []))
             try:
-                each.fire_last(inner_places, [grads[i] for i in mine])
+                each.fire_last(inner_places, [grads[i] for i in mine], arrived)
             except BaseException:
                 for later in self._inner[number + 1 :]:
                     later.refuse()
@@ -268,7 +368,7 @@ class ForeignInner(Inner):
         if self._refused:
             raise RuleError(self._refused)
 
-    def fire(self, places: tuple[int, ...], grads: Sequence[Tensor]) -> None:
+    def fire(self, places: tuple[int, ...], grads: Sequence[Tensor], arrived: bool = False) -> None:
         """Steps these parameters, with all others out of the groups for so long."""
         groups = self.optimizer.param_groups
         before = Frozen(groups)
@@ -320,9 +420,11 @@ def inner_of(rule: Runs, params: Any, names: Mapping[int, str], scope: Any, keyw
         if scope is not None:
             raise HyperError("scope is read from the rules of a partition: leave it out")
         pairs = [p if isinstance(p, tuple) else (names.get(id(p), ""), p) for p in params]
-        return PartitionedInner(Partitioned(rule, pairs, **keywords))
+        return inner_around(Partitioned(rule, pairs, **keywords), None)
     if isinstance(rule, Rule | str | Path):
         rule = class_of(rule)
+    if isinstance(rule, type) and not issubclass(rule, RuleOptimizer) and keywords.get("offload") is not None:
+        raise HyperError(f"offload={keywords['offload']!r} is for rules, and {rule.__name__} is none: leave it out")
     if not callable(rule):
         raise HyperError(
             f"an eager optimizer runs a rule, its name, a partition or a class of optimizers, not a "
@@ -342,7 +444,16 @@ def inner_around(optimizer: Optimizer, scope: Any) -> Inner:
         return ForeignInner(optimizer, scope)
     if scope is not None:
         raise HyperError(f"scope is read from the rule of {type(optimizer).__name__}: leave it out")
-    return RuleInner(optimizer) if isinstance(optimizer, RuleOptimizer) else PartitionedInner(optimizer)
+    inner: RuleInner | PartitionedInner = (
+        RuleInner(optimizer, collects=True)
+        if isinstance(optimizer, RuleOptimizer)
+        else PartitionedInner(optimizer, collects=True)
+    )
+    for each in optimizer.optimizers if isinstance(optimizer, Partitioned) else [optimizer]:
+        options = each._options
+        if options.offload is not None:
+            each._options = replace(options, offload=replace(options.offload, backward=True))
+    return inner
 
 
 class Frozen:

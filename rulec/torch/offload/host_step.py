@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from rulec.compiler.layout import reads_parameter, stores_parameter
 from rulec.compiler.weights import DTYPES, PARTS
@@ -29,7 +30,7 @@ from rulec.torch.groups.engine import TensorRef
 from rulec.torch.groups.offload import OffloadOptions
 from rulec.torch.groups.routes import Route
 from rulec.torch.offload.groups import TransferGroup, kind_of, links_of, note_shares, numbers_of, transfer_groups
-from rulec.torch.offload.link import Event, host_of, link_of
+from rulec.torch.offload.link import ENDED, Event, Link, host_of, link_of
 from rulec.torch.offload.pieces import PieceCalls, in_memory_order
 from rulec.torch.offload.ring import Ring, Rings, aligned, bytes_of, view_in
 from rulec.torch.tensors.dtensor import local_tensor
@@ -69,8 +70,9 @@ class HostArrays(TorchArrays):
 class _Load:
     """What a launch reads and writes: pairs of a tensor in a transfer buffer and one on the device.
 
-    Where it `reads`, it reads the weights too; `writes` is the stage that writes them, None once they are on their way
-    up. `arrived` is the copy down; `here` is True while the launch has it, and `done` once it has ended.
+    `gradients` is empty where they are in host memory already. Where it `reads`, it reads the weights too; `writes` is
+    the stage that writes them, None once they are on their way up. `arrived` is the copy down; `here` is True while the
+    launch has it, and `done` once it has ended.
     """
 
     launch: Launch
@@ -114,6 +116,7 @@ class HostStep:
         self._pieces = PieceCalls()
         #: The version of each parameter after its last update here, by index of the routes.
         self._versions: dict[int, int] = {}
+        self._uploads: dict[Link, Event] = {}
 
     # Memory
 
@@ -160,11 +163,12 @@ class HostStep:
     # Launches
 
     def launches(
-        self, places: Sequence[int], grads: Sequence[Tensor], inputs: Mapping[str, Any] | None = None
-    ) -> list[Launch]:
+        self, places: Sequence[int], grads: Sequence[Tensor], inputs: Mapping[str, Any] | None = None,
+        arrived: bool = False,
+    ) -> list[Launch]:  # fmt: skip
         """Makes the launches for the tensors with these indices of the routes, and gradients on their devices.
 
-        Everything is checked, and nothing is written.
+        Everything is checked, and nothing is written. Gradients that have `arrived` are in host memory, and stay there.
         """
         check_not_captured()
         self._order, self._index = [], {}
@@ -173,15 +177,15 @@ class HostStep:
             check_conforms(grad, self.mirrors[place], self._routes[place].name)
         chosen = [(group, [i for i in group.places if i in gradients]) for group in self._groups]
         chosen = [(group, mine) for group, mine in chosen if mine]
-        ready = self._ready(chosen, gradients, inputs)
+        ready = self._ready(chosen, gradients, inputs, arrived)
         large = {g for g, _ in chosen if not g.whole and not all(takes_blocks(x.version) for x in ready[g.number])}
         if large:
             self._place_mirrors([replace(group, whole=True) if group in large else group for group in self._groups])
-            return self.launches(places, grads, inputs)
+            return self.launches(places, grads, inputs, arrived)
         for place in places:
             self._take_over(place)
         launches = [(group, launch) for group, _ in chosen for launch in ready[group.number]]
-        return self._added(launches, gradients)
+        return self._added(launches, gradients, arrived)
 
     def parts(
         self, places: Sequence[int], grads: Sequence[Tensor], way: Callable[[RuleData], RuleData | None], counts: bool
@@ -191,10 +195,14 @@ class HostStep:
 
     def _ready(
         self, chosen: Sequence[tuple[TransferGroup, list[int]]], gradients: Mapping[int, Tensor],
-        inputs: Mapping[str, Any] | None,
+        inputs: Mapping[str, Any] | None, arrived: bool,
     ) -> dict[int, list[Launch]]:  # fmt: skip
-        """The launches of each group by its number, with gradients that lie in its transfer buffer."""
-        for group, mine in chosen:
+        """The launches of each group by its number, with gradients that lie in its transfer buffer, or have arrived."""
+        for rings in self._rings.values() if arrived and all(group.whole for group in self._groups) else ():
+            if rings.gradients.buffers:  # of a step without a backward pass, such as the first
+                rings.gradients.drop()
+                self._views.clear()
+        for group, mine in () if arrived else chosen:
             count = sum(aligned(bytes_of(gradients[i])) for i in mine) if group.whole else self._options.buffer
             if self._rings_of(group).gradients.grow(self._rings_of(group).link, count):
                 self._views.clear()
@@ -202,7 +210,10 @@ class HostStep:
         for engine in dict.fromkeys(self._refs[mine[0]][0] for _, mine in chosen):
             of_engine = [(group, mine) for group, mine in chosen if self._refs[mine[0]][0] is engine]
             sets = [
-                (tuple(self._refs[i][1] for i in mine), self._gradients(group, mine, gradients))
+                (
+                    tuple(self._refs[i][1] for i in mine),
+                    [gradients[i] for i in mine] if arrived else self._gradients(group, mine, gradients),
+                )
                 for group, mine in of_engine
             ]
             each = engine.ready_each(sets, engine.table, inputs)
@@ -239,15 +250,19 @@ class HostStep:
             self._take_over(place)
         return changes
 
-    def _added(self, launches: Sequence[tuple[TransferGroup, Launch]], gradients: Mapping[int, Tensor]) -> list[Launch]:
+    def _added(
+        self, launches: Sequence[tuple[TransferGroup, Launch]], gradients: Mapping[int, Tensor], arrived: bool = False
+    ) -> list[Launch]:
         """The launches of transfer groups, each with what it moves. Reductions are those of whole buckets."""
         for group, launch in launches:
-            self._add(launch, group, gradients)
+            self._add(launch, group, gradients, arrived)
         each = [launch for _, launch in launches]
         note_shares([launch for launch in each if launch.version.waits], numbers_of(self._refs))
         return each
 
-    def _add(self, launch: Launch, group: TransferGroup, gradients: Mapping[int, Tensor]) -> None:
+    def _add(
+        self, launch: Launch, group: TransferGroup, gradients: Mapping[int, Tensor], arrived: bool
+    ) -> None:  # fmt: skip
         """Adds what a launch reads and writes; a launch of a large tensor moves its pieces itself.
 
         Without gradients it reads none.
@@ -256,15 +271,18 @@ class HostStep:
         rings, program = self._rings_of(group), launch.version.program
         if not group.whole:
             grad = launch.grads[0] if gradients else None
-            self._pieces.give(launch, rings, self._options.buffer, self._routes[places[0]].here, grad)
+            self._pieces.give(launch, rings, self._options.buffer, self._routes[places[0]].here, grad, arrived)
             self._order.append(None)
             return
         weights = [(self.mirrors[i], self._routes[i].here) for i in places]
-        moved = [(view, gradients[i]) for view, i in zip(launch.grads, places, strict=True) if i in gradients]
+        pairs = zip(launch.grads, places, strict=True)
+        moved = [(view, gradients[i]) for view, i in pairs if i in gradients and not arrived]
         # Of tensors that skip the step, the old weights are copied up.
         reads = reads_parameter(program) or program.skip is not None
         self._index[id(launch)] = len(self._order)
-        self._order.append(_Load(launch, group.number, rings, moved, weights, reads, stores_parameter(program)))
+        load = _Load(launch, group.number, rings, moved, weights, reads, stores_parameter(program))
+        load.arrived = ENDED if arrived else None
+        self._order.append(load)
         launch.transfers = self
 
     def _take_over(self, place: int) -> None:
@@ -305,12 +323,14 @@ class HostStep:
 
     def _start(self, load: _Load) -> None:
         """Begins to copy the tensors of a launch down, unless its buffers have them, or will."""
-        rings = [load.rings.gradients, load.rings.weights] if load.reads else [load.rings.gradients]
+        moves = (load.rings.gradients, load.gradients), (load.rings.weights, load.weights if load.reads else [])
+        rings = [ring for ring, pairs in moves if pairs]
         if load.arrived is not None and all(ring.is_of(load.turn, load) for ring in rings):
             return
         for ring in rings:
             ring.claim(load.turn, load)
-        load.arrived = load.rings.link.down([*load.gradients, *(load.weights if load.reads else ())])
+        # Without gradients too: the device must have read the old weights before new ones are copied up.
+        load.arrived = load.rings.link.down([pair for _, pairs in moves for pair in pairs])
         for ring in rings:
             ring.fill(load.turn, load.arrived)
 
@@ -325,7 +345,8 @@ class HostStep:
         if load.writes is not None and launch.ran >= load.writes:
             load.writes = None
             event = load.rings.last = load.rings.link.up([(device, mirror) for mirror, device in load.weights])
-        load.rings.gradients.release(load.turn)
+        if load.gradients:
+            load.rings.gradients.release(load.turn)
         load.rings.weights.release(load.turn, event)
 
     def finish(self, places: Sequence[int]) -> None:
@@ -334,15 +355,30 @@ class HostStep:
         self._pieces.release()
         self._versions |= {place: _version(self._routes[place]) for place in places}
         for rings in self._rings.values():
+            if rings.last is not None:
+                self._uploads[rings.link] = rings.last
             rings.hold()
         for rings in self._rings.values():
             rings.free()
 
+    def uploads(self) -> dict[Link, Event]:
+        """The last copy up over each link since the last call: other streams of the device may wait for it."""
+        uploads, self._uploads = self._uploads, {}
+        return uploads
+
+    def announce(self, places: Sequence[int], param: Tensor) -> None:
+        """Increases the version of a parameter on these routes, before its update here.
+
+        Whoever saved it for the backward pass finds out, and no master copy takes it for a write of somebody else.
+        """
+        mine = [place for place in places if self._versions.get(place) == _version(self._routes[place])]
+        increment_version(param)
+        self._versions |= {place: _version(self._routes[place]) for place in mine}
+
 
 def _are_apart(load: _Load, other: _Load) -> bool:
     """Whether a launch may be copied down while another is computed: its buffers are others."""
-    rings = load.rings.gradients, load.rings.weights
-    return load.rings is not other.rings or all(ring.of(load.turn) is not ring.of(other.turn) for ring in rings)
+    return load.rings is not other.rings or load.rings.apart(load.turn, other.turn)
 
 
 def check_not_captured() -> None:

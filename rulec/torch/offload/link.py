@@ -27,6 +27,9 @@ class Event(Protocol):
     def wait(self) -> None:
         """Has the host wait for it. RulecError where a copy failed."""
 
+    def over(self) -> bool:
+        """Whether it has come."""
+
 
 class Link(ABC):
     """The link of one device. `pinned` asks for host memory that the device reads and writes by itself."""
@@ -75,6 +78,14 @@ class _Ended:
     def wait(self) -> None:
         """Does nothing."""
 
+    def over(self) -> bool:
+        """Always returns True."""
+        return True
+
+
+#: The end of no copy.
+ENDED: Event = _Ended()
+
 
 class HostLink(Link):
     """The link where parameters are in host memory themselves: a copy has ended when it returns."""
@@ -88,11 +99,11 @@ class HostLink(Link):
 
     def down(self, pairs: Pairs) -> Event:
         _copy(pairs)
-        return _Ended()
+        return ENDED
 
     def up(self, pairs: Pairs, after: Event | None = None) -> Event:
         _copy(pairs)
-        return _Ended()
+        return ENDED
 
     def hold(self, event: Event) -> None:
         """Does nothing: all copies have ended."""
@@ -126,6 +137,10 @@ class _CudaEvent:
         except RuntimeError as error:
             raise transfer_error(self._way, self._device, error) from error
         self._kept = ()
+
+    def over(self) -> bool:
+        """Whether the stream has come here."""
+        return bool(self._event.query())
 
     def hold(self, stream: Any) -> None:
         """Has a stream wait until the other stream has come here."""

@@ -16,7 +16,7 @@ from rulec.formats import Format
 from rulec.runtime.buckets.bucket import Bucket, Version
 from rulec.runtime.buckets.launch import Launch
 from rulec.runtime.stages.noise import OtherCalls
-from rulec.torch.offload.link import Event
+from rulec.torch.offload.link import ENDED, Event
 from rulec.torch.offload.ring import ALIGNMENT, Rings
 from rulec.torch.tensors.tensors import DTYPES
 
@@ -28,10 +28,13 @@ class PieceCalls:
         self._calls = OtherCalls()
         self._current: list[PieceCall] = []
 
-    def give(self, launch: Launch, rings: Rings, most: int, param: Tensor, grad: Tensor | None) -> None:
+    def give(
+        self, launch: Launch, rings: Rings, most: int, param: Tensor, grad: Tensor | None, arrived: bool
+    ) -> None:  # fmt: skip
         """Has a launch of one tensor move its gradient and its weights itself, in pieces of at most `most` bytes.
 
-        `param` and `grad` are the tensors on the device, in one memory order; None where no gradient is read.
+        `param` and `grad` are the tensors on the device, in one memory order; None where no gradient is read. A
+        gradient that has `arrived` is in host memory, and is not moved.
         """
         position, bucket = launch.part.positions[0] if launch.part.positions else 0, launch.part.bucket
         # The version is another one once histories do not turn.
@@ -40,6 +43,7 @@ class PieceCalls:
         )
         launch.grads = [grad]
         call.param, call.grad = in_memory_order(param), None if grad is None else in_memory_order(grad)
+        call.arrived = arrived
         self._current.append(call)
 
     def release(self) -> None:
@@ -57,11 +61,12 @@ def in_memory_order(tensor: Tensor) -> Tensor:
 class PieceCall:
     """A kernel of one elementwise stage, bound to the pieces of one tensor as if each were a tensor.
 
-    `param` and `grad` are vectors on the device: the next call reads and writes these.
+    `param` and `grad` are vectors on the device, for the next call; a gradient that has `arrived` is in host memory.
     """
 
     param: Tensor
     grad: Tensor | None
+    arrived: bool
 
     def __init__(self, version: Version, bucket: Bucket, position: int, rings: Rings, most: int) -> None:
         like, states, formats = bucket.params[position], bucket.states[position], version.layout.formats
@@ -106,13 +111,16 @@ class PieceCall:
         if k == len(self._spans):
             return None
         rings, span = self._rings, self._spans[k]
-        rings.gradients.claim(k, self)
-        pairs = [] if self.grad is None else [(self._gradients[k], self.grad[span])]
+        pairs = []
+        if self.grad is not None and not self.arrived:
+            rings.gradients.claim(k, self)
+            pairs.append((self._gradients[k], self.grad[span]))
         if self._reads:
             rings.weights.claim(k, self)
             pairs.append((self._weights[k], self.param[span]))
-        event = rings.link.down(pairs)
-        rings.gradients.fill(k, event)
+        event = rings.link.down(pairs) if pairs else ENDED
+        if not self.arrived:
+            rings.gradients.fill(k, event)
         if self._reads:
             rings.weights.fill(k, event)
         return event
@@ -124,12 +132,16 @@ class PieceCall:
         arrived.wait()
         if not self._reads:
             rings.weights.claim(k, self)
-        self._call(0, [self._gradients[k]], rows, tensors=[k])
+        grad = self._gradients[k]
+        if self.grad is not None and self.arrived:
+            grad = self.grad[self._spans[k]]
+        self._call(0, [grad], rows, tensors=[k])
 
     def _send(self, k: int) -> None:
         """Begins to copy piece k up, and gives its buffers back."""
         rings = self._rings
-        rings.gradients.release(k)
+        if not self.arrived:
+            rings.gradients.release(k)
         rings.last = rings.link.up([(self.param[self._spans[k]], self._weights[k])])
         rings.weights.release(k, rings.last)
 

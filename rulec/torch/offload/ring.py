@@ -92,6 +92,11 @@ class Ring:
         self.buffers = [Buffer(link.host_memory(max(count, ALIGNMENT))) for _ in range(self._count)]
         return True
 
+    def drop(self) -> None:
+        """Frees the buffers, once all copies have ended."""
+        self.wait()
+        self.buffers = []
+
     def wait(self) -> None:
         """Has the host wait for all copies from or to the buffers, which nobody owns then.
 
@@ -139,6 +144,10 @@ class Rings:
         for ring in rings:
             with suppress(RulecError):
                 ring.wait()
+
+    def apart(self, turn: int, other: int) -> bool:
+        """Whether two turns have no buffer in common."""
+        return all(ring.of(turn) is not ring.of(other) for ring in (self.gradients, self.weights) if ring.buffers)
 
     @property
     def buffers(self) -> list[Buffer]:

@@ -32,6 +32,7 @@ from rulec.torch.groups.inputs import Inputs
 from rulec.torch.groups.interface import Interface, Options, fitting
 from rulec.torch.groups.routes import names_of, routes_of
 from rulec.torch.groups.values import Groups, GroupStates, check_complete, group_rules_of
+from rulec.torch.offload.host_step import HostStep
 from rulec.torch.offload.offload import Offload, offload_of
 from rulec.torch.states.states import Buffers
 from rulec.torch.states.store import Store
@@ -54,7 +55,15 @@ from rulec.torch.step.sparse import SparseRows, check_takes_rows, is_sparse, spa
 from rulec.torch.tensors.dtensor import check_gradient, is_dtensor, local_tensor
 from rulec.torch.tensors.fake import plain_arithmetic, plain_memory
 from rulec.torch.tensors.library import as_tensor, numbers_on_host
-from rulec.torch.tensors.tensors import OtherDtype, TorchArrays, dtype_name, is_dense, real_gradient
+from rulec.torch.tensors.tensors import (
+    OtherDtype,
+    TorchArrays,
+    check_conforms,
+    dtype_name,
+    is_dense,
+    real_gradient,
+    real_view,
+)
 
 _gradient = attrgetter("grad")
 
@@ -350,11 +359,12 @@ class OptimizerStep:
 
     def _write(
         self, plan: StepPlan, grads: Sequence[Any], inputs: Inputs | None, scaling: Scaling | None, meets: bool = True,
-        survey: Survey | None = None,
+        survey: Survey | None = None, arrived: bool = False,
     ) -> list[Launch] | None:  # fmt: skip
         """Updates a plan's parameters with these gradients. Returns the launches.
 
-        None, and nothing done, where a gradient's dtype is new. With a `survey` the gradients are its own.
+        None, and nothing done, where a gradient's dtype is new. With a `survey` the gradients are its own. Where they
+        have `arrived`, they are in host memory, as kernels read them.
         """
         if survey is None and self.interface.takes_rows and any(map(is_sparse, grads)):
             if self.offload is not None:
@@ -364,7 +374,7 @@ class OptimizerStep:
                     f"sparse=False, or leave offload out"
                 )
             return self._write_sparse(plan, grads, scaling)
-        if plan.converted and survey is None:
+        if plan.converted and survey is None and not arrived:
             grads = self._converted(plan, grads)
         if plan.copied:
             read_all(plan.copied)
@@ -372,7 +382,7 @@ class OptimizerStep:
             self._check_shapes(plan, grads)
             grads = [*plan.seen(grads)]
         try:
-            launches = self._launches(plan, grads, inputs, scaling)
+            launches = self._launches(plan, grads, inputs, scaling, arrived)
         except OtherDtype:
             return None
         if self.options.across is not None and not self.options.across.agreed:
@@ -397,12 +407,14 @@ class OptimizerStep:
         return launches
 
     def _launches(
-        self, plan: StepPlan, grads: Sequence[Any], inputs: Inputs | None, scaling: Scaling | None
+        self, plan: StepPlan, grads: Sequence[Any], inputs: Inputs | None, scaling: Scaling | None, arrived: bool
     ) -> list[Launch]:
         """The launches of a step, here or on the host."""
         if self.offload is None:
             return launches_of(plan, grads, inputs, scaling)
         numbers = None if inputs is None else inputs.of(plan.updated, None)
+        if isinstance(self.offload, HostStep):
+            return self.offload.launches(plan.tensors, grads, numbers, arrived)
         return self.offload.launches(plan.tensors, grads, numbers)
 
     def _converted(self, plan: StepPlan, grads: Sequence[Any]) -> list[Tensor]:
@@ -598,15 +610,31 @@ class OptimizerStep:
             self._group_states.publish(groups)
             self.writer.finish()
 
-    def fire(self, places: tuple[int, ...], grads: Sequence[Tensor], meets: bool = False) -> bool:
+    def fire(
+        self, places: tuple[int, ...], grads: Sequence[Tensor], meets: bool = False, arrived: bool = False
+    ) -> bool:  # fmt: skip
         """Updates the parameters with these indices, in order, in the open step.
 
         False, and nothing done, where a gradient's dtype is new. The bits are those of one step of all parameters.
-        `meets` says that ranks with other shards of the parameters do so too.
+        `meets` says that ranks with other shards of the parameters do so too. Gradients that have `arrived` are in host
+        memory, as kernels read them.
         """
         self.check_undisturbed(places)
         with self.plain():
-            return self._write(self.plans.of(places, grads), [*grads], None, None, meets) is not None
+            plan = self.plans.of(places, grads)
+            return self._write(plan, [*grads], None, None, meets, arrived=arrived) is not None
+
+    def conforming(self, place: int, grad: Any) -> Tensor:
+        """The gradient of the parameter with this index as kernels read it; TensorError where it does not fit."""
+        check_gradient(grad, self.params[place], self.names[place])
+        here = real_gradient(grad, self.names[place])
+        check_conforms(here, real_view(self.params[place]), self.names[place])
+        return here
+
+    def announce(self, place: int) -> None:
+        """Increases the version of a parameter that is about to be updated on the host."""
+        assert isinstance(self.offload, HostStep)
+        self.offload.announce(self.plans.tensors_of(place), self.params[place])
 
     def fire_part(
         self, places: tuple[int, ...], grads: Sequence[Tensor], way: Callable[[RuleData], RuleData], counts: bool

@@ -101,6 +101,10 @@ class Plans:
         """The plan for the parameters with some indices, with these gradients."""
         return self.known.get(present) or self.make(present, grads)
 
+    def tensors_of(self, place: int) -> Sequence[int]:
+        """The indices among the routes of the tensors of the parameter with this index."""
+        return self._of_param[place]
+
     def follow(
         self, plan: StepPlan, grads: Sequence[Any], launches: Sequence[Launch], lists: Sequence[list[Any]],
         addresses: StateAddresses,

@@ -41,7 +41,10 @@ def numel(shape: Shape) -> tuple[int, int, int]:
 
 
 def check(found: Account, shape: Shape, buffer: int, states: int) -> None:
-    """Weights and one gradient on the device; `states` bytes for each weight and four buffers on the host."""
+    """Weights and one gradient on the device; `states` bytes for each weight and six buffers on the host.
+
+    Two have gradients of the backward pass, two those of the embedding, which is moved in pieces, and two new weights.
+    """
     every, layer, embedding = numel(shape)
     largest = 2 * max(layer, 3 * embedding if shape.tied else embedding)
     assert found.beside["weights"] == 2 * every
@@ -50,16 +53,11 @@ def check(found: Account, shape: Shape, buffer: int, states: int) -> None:
     assert found.most["state"] < 1024
     assert 2 * every < found.without_activations < 2 * every + 1.05 * largest
     assert found.host["state"] == pytest.approx(states * every, abs=2048)  # and a step count for each parameter
-    assert found.host["transfers"] == 4 * buffer
+    assert found.host["transfers"] == 6 * buffer
     assert found.host["weights"] == found.host["gradients"] == 0
     assert found.host["temporaries"] + found.host["activations"] < 1024
     assert found.up == 2 * every
-    check_down(found, every)
-
-
-def check_down(found: Account, every: int) -> None:
-    """Each gradient comes down once, and each weight where the step reads it beside its master copy."""
-    assert found.down in (2 * every, 4 * every)
+    assert found.down == 2 * every
 
 
 @pytest.mark.parametrize(("rule", "states"), [("adamw", 12), ("lion", 8)])
@@ -68,7 +66,7 @@ def test_an_eager_step_on_the_host_leaves_weights_and_one_gradient_on_the_device
     found = account(training, "eager")
     check(found, FEW, BUFFER, states)
     here = account(replace(training, offload=None, offload_buffer=None, weights="master"), "eager")
-    assert found.most["gradients"] == here.most["gradients"]
+    assert found.most["gradients"] <= here.most["gradients"]
     assert here.host_total == here.down == here.up == 0
 
 
@@ -88,7 +86,7 @@ def test_a_deferred_step_keeps_all_gradients_and_no_state() -> None:
     every, _, _ = numel(FEW)
     assert (found.beside["weights"], found.beside["gradients"]) == (2 * every, 2 * every)
     assert found.without_activations == pytest.approx(4 * every, abs=2048)
-    check_down(found, every)
+    assert found.down == 2 * every
     assert found.host["state"] == pytest.approx(12 * every, abs=1024)
 
 

@@ -1,0 +1,118 @@
+"""Updates on the host during the backward pass, and sums of gradients there, for an optimizer with `offload="step"`.
+
+A gradient leaves the device as soon as it is complete, and its parameter is updated on the host while the backward pass
+goes on. Gradients of micro-batches, and of rules that reduce over several tensors, are summed on the host until
+`step()`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rulec.errors import HyperError
+from rulec.runtime.gradient_sums import Sums
+from rulec.torch.eager.wrapped import Inner
+from rulec.torch.offload.intake import Intake, Lane, Work, buffer_size
+from rulec.torch.offload.link import FakeLink, Link, link_of
+from rulec.torch.offload.worker import worker_for
+from rulec.torch.tensors.dtensor import local_tensor
+from rulec.torch.tensors.fake import is_fake, plain_memory
+
+
+class TorchSums(Sums[Any, Tensor]):
+    """Sums of torch's gradients."""
+
+    def _copied(self, grad: Tensor) -> Tensor:
+        return grad.clone()
+
+    def _is_narrow(self, dtype: torch.dtype) -> bool:
+        return dtype in (torch.float16, torch.bfloat16)
+
+    def _widened(self, grad: Tensor) -> Tensor:
+        return grad.to(torch.float32)
+
+    def _rounded(self, grad: Tensor, dtype: torch.dtype) -> Tensor:
+        with plain_memory():
+            # Entries of one row are parts of a sum, each of which would be rounded.
+            return (grad.coalesce() if grad.is_sparse else grad).to(dtype)
+
+
+class HostSums(TorchSums):
+    """Sums in host memory, by the indices of parameters."""
+
+    def add(self, place: int, grad: Tensor) -> None:
+        """Adds a gradient, which may be written to afterwards."""
+        with plain_memory():
+            self._add(place, grad.to("cpu"), grad.dtype, shared=grad.device.type != "cpu")
+
+    def take(self, place: int) -> Tensor:
+        """Takes the sum of a parameter out."""
+        grad = self.pop(place)
+        assert grad is not None
+        return grad
+
+
+class HostUpdates:
+    """The gradients of an eager optimizer's steps on their way to the host; `params` are its parameters, by index."""
+
+    def __init__(self, inner: Inner, params: Sequence[Tensor]) -> None:
+        self.inner, self._params = inner, params
+        #: The indices of parameters that are updated with all others alone, in `step()`.
+        self.joined = inner.joined
+        self._intake = self._new_intake()
+
+    def _new_intake(self) -> Intake:
+        options = self.inner.offload
+        assert options is not None
+        sizes: dict[torch.device, list[int]] = {}
+        links: dict[torch.device, Link] = {}
+        for param in map(local_tensor, self._params):
+            sizes.setdefault(param.device, []).append(param.nbytes)
+            if param.device not in links:
+                fake = is_fake(param)
+                links[param.device] = FakeLink(param.device) if fake else link_of(param.device, options.pinned)
+        worker = worker_for(sizes)
+        counts = {device: buffer_size(each, options.buffer) for device, each in sizes.items()}
+        lanes = {device: Lane(links[device], count, worker) for device, count in counts.items()}
+        return Intake(lanes, worker)
+
+    def look(self) -> None:
+        """Takes over the devices of the parameters, and which of them are updated together."""
+        self.joined = self.inner.joined
+        if {local_tensor(param).device for param in self._params} != self._intake.devices:
+            self._intake = self._new_intake()
+
+    def send(self, place: int, grad: Tensor, work: Work, let_go: Callable[[], None]) -> None:
+        """Has a parameter updated by `work`, with its complete gradient."""
+        here = self.inner.conforming(place, grad)
+        self.inner.announce(place)
+        self._intake.take(place, here, work, let_go)
+
+    def collect(self, place: int, grad: Tensor, work: Work, let_go: Callable[[], None]) -> None:
+        """Has `work` keep a gradient, or a contribution to one."""
+        self._intake.take(place, self.inner.conforming(place, grad), work, let_go)
+
+    def settle(self) -> None:
+        """Returns when all that was sent is done; devices wait for their new weights. Raises the error of an update."""
+        self._intake.settle()
+        self.inner.hold()
+
+    def stop(self) -> None:
+        """Drops what has not begun, and returns when nothing runs."""
+        self._intake.stop()
+        self.inner.hold()
+
+
+def check_offload(inner: Inner, *, journal: bool, folds: bool, epilogue: bool) -> None:
+    """HyperError where steps on the host do not go together with another keyword."""
+    for asked, keyword, why in (
+        (journal, "journal=True", "keeps copies of weights on the device"),
+        (folds, "accumulate='fold'", "adds gradients to states on their device"),
+        (epilogue, "epilogue=", "updates weights on their device"),
+    ):
+        if asked and inner.offload is not None:
+            raise HyperError(f"{keyword} {why}, and offload='step' updates on the host: leave one out")
