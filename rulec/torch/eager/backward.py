@@ -14,11 +14,11 @@ from rulec.torch.eager.distributed import Reducer
 from rulec.torch.eager.epilogue import Epilogue
 from rulec.torch.eager.grad_norm import Factor
 from rulec.torch.eager.hooks import Arrivals, Hooks
+from rulec.torch.eager.inner import Inner
 from rulec.torch.eager.on_gradient import Accumulating, BackwardHandler, Counting, Finishing, Firing, Folding
 from rulec.torch.eager.on_host import HostUpdates
 from rulec.torch.eager.open_step import OpenStep
 from rulec.torch.eager.params import ParameterIndex, Report
-from rulec.torch.eager.wrapped import Inner
 from rulec.torch.tensors.memory import check_gradient_memory
 
 

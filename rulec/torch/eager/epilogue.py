@@ -26,8 +26,9 @@ from rulec.runtime.buckets.launch import Launch
 from rulec.runtime.stages.noise import takes_blocks
 from rulec.torch.eager.epilogue_tiles import ProductCalls, Way
 from rulec.torch.eager.hooks import hears_alone
+from rulec.torch.eager.inner import Inner, PartitionedInner
 from rulec.torch.eager.on_gradient import BackwardHandler, Firing
-from rulec.torch.eager.wrapped import ForeignInner, Inner, PartitionedInner
+from rulec.torch.eager.wrapped import ForeignInner
 from rulec.torch.step.optimizer_step import OptimizerStep
 from rulec.torch.tensors.fake import is_fake, resolved
 from rulec.torch.tensors.memory import check_holds

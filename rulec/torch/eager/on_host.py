@@ -15,8 +15,8 @@ from torch import Tensor
 
 from rulec.errors import HyperError
 from rulec.runtime.gradient_sums import Sums
-from rulec.torch.eager.wrapped import Inner
-from rulec.torch.offload.intake import Intake, Lane, Work, buffer_size
+from rulec.torch.eager.inner import Inner
+from rulec.torch.offload.gradient_copies import DeviceGradients, GradientCopies, Work, buffer_size
 from rulec.torch.offload.link import FakeLink, Link, link_of
 from rulec.torch.offload.worker import worker_for
 from rulec.torch.tensors.dtensor import local_tensor
@@ -63,9 +63,9 @@ class HostUpdates:
         self.inner, self._params = inner, params
         #: The indices of parameters that are updated with all others alone, in `step()`.
         self.joined = inner.joined
-        self._intake = self._new_intake()
+        self._copies = self._new_copies()
 
-    def _new_intake(self) -> Intake:
+    def _new_copies(self) -> GradientCopies:
         options = self.inner.offload
         assert options is not None
         sizes: dict[torch.device, list[int]] = {}
@@ -77,33 +77,33 @@ class HostUpdates:
                 links[param.device] = FakeLink(param.device) if fake else link_of(param.device, options.pinned)
         worker = worker_for(sizes)
         counts = {device: buffer_size(each, options.buffer) for device, each in sizes.items()}
-        lanes = {device: Lane(links[device], count, worker) for device, count in counts.items()}
-        return Intake(lanes, worker)
+        by_device = {device: DeviceGradients(links[device], count, worker) for device, count in counts.items()}
+        return GradientCopies(by_device, worker)
 
     def look(self) -> None:
         """Takes over the devices of the parameters, and which of them are updated together."""
         self.joined = self.inner.joined
-        if {local_tensor(param).device for param in self._params} != self._intake.devices:
-            self._intake = self._new_intake()
+        if {local_tensor(param).device for param in self._params} != self._copies.devices:
+            self._copies = self._new_copies()
 
     def send(self, place: int, grad: Tensor, work: Work, let_go: Callable[[], None]) -> None:
         """Has a parameter updated by `work`, with its complete gradient."""
         here = self.inner.conforming(place, grad)
         self.inner.announce(place)
-        self._intake.take(place, here, work, let_go)
+        self._copies.take(place, here, work, let_go)
 
     def collect(self, place: int, grad: Tensor, work: Work, let_go: Callable[[], None]) -> None:
         """Has `work` keep a gradient, or a contribution to one."""
-        self._intake.take(place, self.inner.conforming(place, grad), work, let_go)
+        self._copies.take(place, self.inner.conforming(place, grad), work, let_go)
 
     def settle(self) -> None:
         """Returns when all that was sent is done; devices wait for their new weights. Raises the error of an update."""
-        self._intake.settle()
+        self._copies.settle()
         self.inner.hold()
 
     def stop(self) -> None:
         """Drops what has not begun, and returns when nothing runs."""
-        self._intake.stop()
+        self._copies.stop()
         self.inner.hold()
 
 

@@ -18,10 +18,11 @@ from rulec.analysis.accumulate import Phase, phase_rule
 from rulec.errors import PartialUpdate, RulecError, RuleError
 from rulec.language.rule_data import RuleData
 from rulec.torch.eager.grad_norm import Factor
+from rulec.torch.eager.inner import Inner, PartitionedInner, RuleInner
 from rulec.torch.eager.on_host import HostSums, HostUpdates
 from rulec.torch.eager.params import GradientBytes, ParameterIndex, Report
 from rulec.torch.eager.scope import rules_of
-from rulec.torch.eager.wrapped import ForeignInner, Frozen, Inner, PartitionedInner, RuleInner
+from rulec.torch.eager.wrapped import ForeignInner, Frozen
 from rulec.torch.tensors.fake import plain_memory
 from rulec.torch.tensors.memory import check_gradient_memory, check_memory, check_state_memory
 

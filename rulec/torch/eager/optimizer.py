@@ -17,11 +17,12 @@ from rulec.torch.eager.backward import EagerOptions, Passes
 from rulec.torch.eager.epilogue import Epilogue
 from rulec.torch.eager.epilogue_tiles import Way
 from rulec.torch.eager.grad_norm import Factor
+from rulec.torch.eager.inner import Inner
 from rulec.torch.eager.on_host import check_offload
 from rulec.torch.eager.open_step import check_folds
 from rulec.torch.eager.params import Report, parameters_of, patterns_of
 from rulec.torch.eager.scope import Scope
-from rulec.torch.eager.wrapped import Inner, Runs, inner_around, inner_of
+from rulec.torch.eager.wrapped import Runs, inner_around, inner_of
 from rulec.torch.groups.routes import names_of
 from rulec.torch.optimizer import RuleOptimizer
 from rulec.torch.partitioned import Partitioned

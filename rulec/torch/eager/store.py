@@ -16,11 +16,12 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 from rulec.errors import RulecError, TensorError
 from rulec.locks import lock_of, synchronized
 from rulec.torch.eager.backward import Passes
+from rulec.torch.eager.inner import Inner, PartitionedInner, RuleInner
 from rulec.torch.eager.on_host import TorchSums
 from rulec.torch.eager.open_step import OpenStep
 from rulec.torch.eager.optimizer import EagerUpdate
 from rulec.torch.eager.params import ParameterIndex
-from rulec.torch.eager.wrapped import ForeignInner, Inner, PartitionedInner, RuleInner
+from rulec.torch.eager.wrapped import ForeignInner
 from rulec.torch.optimizer import RuleOptimizer
 from rulec.torch.partitioned import Partitioned
 from rulec.torch.tensors.fake import is_fake, plain_memory

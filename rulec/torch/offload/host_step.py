@@ -25,45 +25,22 @@ from rulec.errors import RulecError
 from rulec.language.rule_data import RuleData
 from rulec.runtime.buckets.launch import Launch
 from rulec.runtime.stages.noise import takes_blocks
-from rulec.runtime.storage.allocator import StateSpec
 from rulec.torch.groups.engine import TensorRef
 from rulec.torch.groups.offload import OffloadOptions
 from rulec.torch.groups.routes import Route
 from rulec.torch.offload.groups import TransferGroup, kind_of, links_of, note_shares, numbers_of, transfer_groups
-from rulec.torch.offload.link import ENDED, Event, Link, host_of, link_of
+from rulec.torch.offload.host_arrays import HostArrays, in_order_of, without_memory
+from rulec.torch.offload.link import ENDED, Event, Link, link_of
 from rulec.torch.offload.pieces import PieceCalls, in_memory_order
 from rulec.torch.offload.ring import Ring, Rings, aligned, bytes_of, view_in
 from rulec.torch.tensors.dtensor import local_tensor
 from rulec.torch.tensors.fake import is_fake, plain_memory
-from rulec.torch.tensors.tensors import TorchArrays, check_conforms, dtype_name, is_dense
+from rulec.torch.tensors.tensors import check_conforms, dtype_name
 
 _MASTER = PARTS["master"].name
 
 #: The elements of a weight that are compared with its master copy at a time.
 _COMPARED = 1 << 20
-
-
-class HostArrays(TorchArrays):
-    """Tensors on the host for parameters elsewhere: `routes` has the route of each by the identity of its tensor."""
-
-    def __init__(self) -> None:
-        self.routes: dict[int, Route] = {}
-
-    def allocate(
-        self, params: Sequence[Tensor], specs: Sequence[StateSpec], shapes: Sequence[Sequence[tuple[int, ...]]],
-        hyper: Sequence[Mapping[str, float]], facts: Sequence[Mapping[str, float]],
-    ) -> list[dict[str, Tensor]]:  # fmt: skip
-        """Allocates the states of each parameter on the host; a parameter that one of them begins with is copied."""
-        reads = any(spec.copies_parameter or spec.reads_parameter for spec in specs)
-        states = []
-        for i, param in enumerate(params):
-            values = self._values(param) if reads else param
-            states += super().allocate([values], specs, shapes[i : i + 1], hyper[i : i + 1], facts[i : i + 1])
-        return states
-
-    def _values(self, param: Tensor) -> Tensor:
-        with plain_memory():
-            return torch.empty_like(param).copy_(self.routes[id(param)].here)
 
 
 @dataclass
@@ -99,7 +76,7 @@ class HostStep:
     def __init__(self, routes: Sequence[Route], options: OffloadOptions, weights: str) -> None:
         self._routes, self._options = routes, options
         self.arrays = HostArrays()
-        self.mirrors = [_without_memory(route.here) for route in routes]
+        self.mirrors = [without_memory(route.here) for route in routes]
         self.arrays.routes = {id(mirror): route for mirror, route in zip(self.mirrors, routes, strict=True)}
         written = [weights == "master" and dtype_name(route.here.dtype) in DTYPES["master"] for route in routes]
         self._rings = {
@@ -127,7 +104,7 @@ class HostStep:
         numbers = {id(engine): number for number, (engine, _) in enumerate(tensor_refs)}
         for place, (engine, i) in enumerate(tensor_refs):
             if engine.needs_copy(i, engine.table):
-                self.mirrors[place] = _without_memory(self.mirrors[place], contiguous=True)
+                self.mirrors[place] = without_memory(self.mirrors[place], contiguous=True)
         order = range(len(self._routes))
         groups = transfer_groups(
             reversed(order) if self._options.backward else order, [*map(bytes_of, self.mirrors)],
@@ -223,7 +200,7 @@ class HostStep:
     def _gradients(self, group: TransferGroup, places: Sequence[int], gradients: Mapping[int, Tensor]) -> list[Tensor]:
         """Tensors for the gradients of a group in its buffer; the gradient itself, where that moves in pieces."""
         if not group.whole:
-            return [_in_order_of(gradients[i], self.mirrors[i]) for i in places]
+            return [in_order_of(gradients[i], self.mirrors[i]) for i in places]
         dtypes = tuple(gradients[i].dtype for i in places)
         key = group, tuple(places), dtypes
         if key not in self._views:
@@ -389,23 +366,3 @@ def check_not_captured() -> None:
 
 def _version(route: Route) -> int:
     return local_tensor(route.param)._version
-
-
-def _without_memory(like: Tensor, contiguous: bool = False) -> Tensor:
-    """A tensor in host memory of the shape and memory order of another, of which no byte is held."""
-    where: dict[str, Any] = {"dtype": like.dtype, "device": host_of(like)}
-    with plain_memory():
-        if not contiguous and is_dense(like):
-            tensor = torch.empty_strided(like.shape, like.stride(), **where)
-        else:
-            tensor = torch.empty(like.shape, **where)
-        tensor.untyped_storage().resize_(0)
-        return tensor
-
-
-def _in_order_of(grad: Tensor, param: Tensor) -> Tensor:
-    """A gradient in the memory order of its parameter."""
-    if grad.stride() == param.stride():
-        return grad
-    with plain_memory():
-        return torch.empty_strided(param.shape, param.stride(), dtype=grad.dtype, device=grad.device).copy_(grad)

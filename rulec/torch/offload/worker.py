@@ -46,7 +46,7 @@ class Worker(ABC):
         """Drops the work that has not begun, and returns when the rest is done; errors are dropped too."""
 
 
-class AtOnce(Worker):
+class InlineWorker(Worker):
     """Does the work in the thread that gives it."""
 
     def give(self, work: Callable[[], None]) -> None:
@@ -62,7 +62,7 @@ class AtOnce(Worker):
         """Does nothing: all work is done."""
 
 
-class Beside(Worker):
+class ThreadWorker(Worker):
     """Does the work in a thread of its own, which is `prepared` first."""
 
     def __init__(self, prepared: Callable[[], None]) -> None:
@@ -103,8 +103,8 @@ def worker_for(devices: Iterable[torch.device]) -> Worker:
     """Who works on the host for parameters on these devices."""
     devices = [*devices]
     if all(device.type == "cpu" for device in devices):
-        return AtOnce()
-    return Beside(lambda: _prepare(devices))
+        return InlineWorker()
+    return ThreadWorker(lambda: _prepare(devices))
 
 
 def _prepare(devices: Iterable[torch.device]) -> None:

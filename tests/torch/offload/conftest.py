@@ -11,7 +11,7 @@ import torch
 
 from rulec.torch.eager import on_host
 from rulec.torch.offload import host_step
-from rulec.torch.offload.worker import Beside
+from rulec.torch.offload.worker import ThreadWorker
 from tests.torch.offload.late import LateLink
 
 
@@ -31,9 +31,9 @@ def links(monkeypatch: pytest.MonkeyPatch) -> list[LateLink]:
     return made
 
 
-def beside(devices: Iterable[torch.device]) -> Beside:
+def beside(devices: Iterable[torch.device]) -> ThreadWorker:
     """A worker in a thread of its own."""
-    return Beside(lambda: None)
+    return ThreadWorker(lambda: None)
 
 
 @pytest.fixture(params=["at once", "beside"])

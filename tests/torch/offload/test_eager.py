@@ -18,9 +18,9 @@ from rulec.errors import HyperError, PartialUpdate, RulecError, RuleError
 from rulec.runtime.buckets.launch import Launch
 from rulec.torch import EagerUpdate, GradStore
 from rulec.torch.eager import on_host
-from rulec.torch.offload import intake
+from rulec.torch.offload import gradient_copies
 from rulec.torch.offload.host_step import HostStep
-from rulec.torch.offload.worker import Beside
+from rulec.torch.offload.worker import ThreadWorker
 from tests.torch.eager.training import loss_of, model
 from tests.torch.offload.late import LateLink
 from tests.torch.offload.runs import assert_same_bits, parameters
@@ -288,7 +288,7 @@ def test_each_gradient_goes_down_once_and_each_weight_up_once(rule: Any, links: 
         assert sum(link.ups.bytes for link in links) == all_bytes
 
 
-class Stalled(Beside):
+class Stalled(ThreadWorker):
     """A worker that begins only when somebody waits for it."""
 
     def __init__(self, gate: Event) -> None:
@@ -316,7 +316,7 @@ def test_the_device_holds_the_gradients_of_two_buffers_and_one(
                 gate.set()
             return super().get(*args, **keywords)
 
-    monkeypatch.setattr(intake, "SimpleQueue", Buffers)
+    monkeypatch.setattr(gradient_copies, "SimpleQueue", Buffers)
     monkeypatch.setattr(on_host, "worker_for", lambda devices: Stalled(gate))
     net = layers(40)
     opt = eager(rule, net, contributions=1, offload_buffer=4096)
@@ -430,11 +430,11 @@ def test_an_interrupt_while_the_host_works(links: list[LateLink], monkeypatch: p
     opt = eager("adamw", net, contributions=1, offload_buffer=4096)
     before = [p.detach().clone() for p in net.parameters()]
 
-    def interrupted(self: Beside) -> None:
+    def interrupted(self: ThreadWorker) -> None:
         monkeypatch.undo()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Beside, "wait", interrupted)
+    monkeypatch.setattr(ThreadWorker, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt), opt.backward():
         square(net, 0).backward()
     assert_partial(opt, net, before)

@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from rulec.torch.offload import worker
-from rulec.torch.offload.worker import AtOnce, Beside, bind_to, cores_near, worker_for
+from rulec.torch.offload.worker import InlineWorker, ThreadWorker, bind_to, cores_near, worker_for
 from rulec_backends.common import threads
 
 
 def test_work_is_done_in_order_and_beside() -> None:
     done: list[tuple[int, bool]] = []
-    here, beside = get_ident(), Beside(lambda: None)
+    here, beside = get_ident(), ThreadWorker(lambda: None)
     for number in range(20):
         beside.give(lambda number=number: done.append((number, get_ident() == here)))  # type: ignore[misc]
     beside.wait()
@@ -28,7 +28,7 @@ def test_work_is_done_in_order_and_beside() -> None:
 
 
 def test_an_error_is_raised_until_the_worker_is_stopped() -> None:
-    beside = Beside(lambda: None)
+    beside = ThreadWorker(lambda: None)
 
     def fail() -> None:
         raise ValueError("wrong")
@@ -45,7 +45,7 @@ def test_an_error_is_raised_until_the_worker_is_stopped() -> None:
 
 
 def test_a_stop_drops_what_has_not_begun() -> None:
-    beside, begun, gate, done = Beside(lambda: None), Event(), Event(), list[int]()
+    beside, begun, gate, done = ThreadWorker(lambda: None), Event(), Event(), list[int]()
 
     def first() -> None:
         begun.set()
@@ -63,8 +63,8 @@ def test_a_stop_drops_what_has_not_begun() -> None:
 
 
 def test_parameters_in_host_memory_have_no_second_thread() -> None:
-    assert isinstance(worker_for([torch.device("cpu")]), AtOnce)
-    assert isinstance(worker_for([torch.device("cuda", 0)]), Beside)
+    assert isinstance(worker_for([torch.device("cpu")]), InlineWorker)
+    assert isinstance(worker_for([torch.device("cuda", 0)]), ThreadWorker)
 
 
 @pytest.mark.parametrize(

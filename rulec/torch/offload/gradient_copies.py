@@ -55,7 +55,7 @@ class _Held:
     let_go: Callable[[], None]
 
 
-class Lane:
+class DeviceGradients:
     """The way of one device's gradients: the link, the buffers, and the gradients that are still held there.
 
     `size` is the size of a buffer in bytes. A larger gradient stays on the device.
@@ -155,33 +155,33 @@ class Lane:
         self._free_all()
 
 
-class Intake:
-    """The gradients of all devices on their way to the host: `lanes` by device."""
+class GradientCopies:
+    """The gradients of all devices on their way to the host: `by_device` by device."""
 
-    def __init__(self, lanes: Mapping[torch.device, Lane], worker: Worker) -> None:
-        self._lanes, self._worker = lanes, worker
+    def __init__(self, by_device: Mapping[torch.device, DeviceGradients], worker: Worker) -> None:
+        self._by_device, self._worker = by_device, worker
 
     @property
     def devices(self) -> set[torch.device]:
         """The devices."""
-        return {*self._lanes}
+        return {*self._by_device}
 
     def take(self, place: int, grad: Tensor, work: Work, let_go: Callable[[], None]) -> None:
-        """Takes the complete gradient of the parameter with this index: see `Lane.take`."""
+        """Takes the complete gradient of the parameter with this index: see `DeviceGradients.take`."""
         self._worker.check()
-        self._lanes[grad.device].take(place, grad, work, let_go)
+        self._by_device[grad.device].take(place, grad, work, let_go)
 
     def settle(self) -> None:
         """Returns when all gradients that came are worked on; raises the error of the work."""
-        for lane in self._lanes.values():
-            lane.hand_over()
+        for gradients in self._by_device.values():
+            gradients.hand_over()
         self._worker.wait()
 
     def stop(self) -> None:
         """Drops what is not worked on, and returns when nothing is."""
         self._worker.stop()
-        for lane in self._lanes.values():
-            lane.stop()
+        for gradients in self._by_device.values():
+            gradients.stop()
 
 
 def buffer_size(sizes: Sequence[int], most: int) -> int:
