@@ -22,6 +22,7 @@ from benchmarks.gpu import llama as gpu_llama
 from benchmarks.gpu import lowrank as gpu_lowrank
 from benchmarks.gpu import matrices as gpu_matrices
 from benchmarks.gpu import muon as gpu_muon
+from benchmarks.gpu import offload as gpu_offload
 from benchmarks.gpu import rules as gpu_rules
 from benchmarks.gpu import seed as gpu_seed
 from benchmarks.gpu import sizes as gpu_sizes
@@ -74,6 +75,7 @@ def sections(
         Section("jax", gpu_jax.parts(only), 60.0, notes=gpu_jax.missing(only)),
         Section("eager", gpu_eager.parts(only), 60.0),
         Section("llama", gpu_llama.parts(only), 90.0),
+        Section("offload", gpu_offload.parts(only), 120.0),
         Section("lowrank", gpu_lowrank.parts(only), 30.0, notes=gpu_lowrank.missing(only)),
         Section("noise", gpu_es.parts(only), 45.0),
         Section("ways", gpu_rules.other_parts(only), 25.0),

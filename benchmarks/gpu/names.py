@@ -20,6 +20,7 @@ PARTS: dict[str, str] = {
     "jax": "steps in JAX against optax: one large array, and 1000 leaves",
     "eager": "updates inside the backward pass of a stack of layers, and products with an epilogue",
     "llama": "training steps of a Llama of a billion weights: their memory and time, deferred and eager",
+    "offload": "training steps of a Llama of a billion weights on the host, beside what they need",
     "lowrank": "low-rank members of a population against plain inference",
     "noise": "noise made in a rule's kernel",
     "ways": "a few rules in bfloat16, and on the cupy backend",
