@@ -82,7 +82,7 @@ def test_an_offload_has_the_device_and_the_host_apart(tmp_path: Path) -> None:
     assert found["beside_activations"]["weights"] == found["up"] == 2 * 12_007
     assert found["most"]["state"] == found["most"]["transfers"] == 0
     assert found["host"]["state"] == pytest.approx(12 * 12_007, abs=64)
-    assert found["host"]["transfers"] == 4 * 4096
+    assert 4 * 4096 <= found["host"]["transfers"] <= 6 * 4096
     assert found["host_peak"] == sum(found["host"].values())
     shown = run(*arguments)
     assert "bfloat16 (master), AdamW with states in float32, eager, offload=step; MiB" in shown
