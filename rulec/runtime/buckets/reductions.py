@@ -98,7 +98,7 @@ class Join:
 
 @dataclass(frozen=True)
 class LaunchShare:
-    """The place of a launch in the larger one that it is a part of, where tensors are updated some after others.
+    """The place of a launch in the larger launch that it is a part of, where a step is cut into several launches.
 
     Reductions over tensors are then those of the larger launches, bit by bit. `whole` names the larger launch, in the
     order of these; `tensors` are the numbers of the tensors, in their order there.

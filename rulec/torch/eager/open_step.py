@@ -146,7 +146,7 @@ class OpenStep:
         self._inside += 1
 
     def collect(self, place: int, inside: bool = True) -> None:
-        """Has the gradient that a parameter has wait on the host, where it is added to earlier ones."""
+        """Moves the gradient of a parameter to the host, and adds it to the earlier gradients there."""
         assert self.host is not None
         grad = self._scaled(place)
         if grad is None:

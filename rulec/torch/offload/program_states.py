@@ -22,9 +22,10 @@ class StageStates:
 
 @lru_cache(maxsize=1024)
 def states_of_stage(program: Program, stage: int) -> StageStates:
-    """The states of a stage. One that it writes and does not read is not copied up, unless it may stay as it is.
+    """The states of a stage.
 
-    That is for the last stage alone: launches may wait between the others, and their states are copied down and up.
+    A state that the stage writes and does not read is not copied up, unless the stage may leave it as it is. That is
+    for the last stage alone: launches may wait between the others, and their states are copied down and up.
     """
     of = program.stages[stage]
     reads = _arrays_of(program, (str(n.arg) for n in walk(of.roots) if n.op is Op.LOAD))

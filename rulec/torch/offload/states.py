@@ -337,7 +337,7 @@ class StreamedStates:
         return load
 
     def _fetch(self, load: _Load, stage: int | None, buffers: Sequence[str]) -> None:
-        """Begins to copy up what a launch will read where the one before it reads this, if its buffer is not in use."""
+        """Begins to copy up the states that the next launch will read, unless its buffer is in use."""
         last = len(load.launch.version.program.stages) - 1
         wanted = wanted_states(load.launch, None if stage is None else min(stage, last), buffers)
         owner = load.ring.of(load.turn).owner
