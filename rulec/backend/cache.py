@@ -19,7 +19,7 @@ import stat
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -120,7 +120,7 @@ def kernel(
     `load` takes this content and the path of the file, None where no folder has room for it. Their errors pass through
     and must not be OSErrors.
     """
-    once = _Once(make)
+    once = _Once(functools.partial(_observed, kind, source.name, make))
     for place in (wanted_folder, process_folder):
         with ExitStack() as stack:
             try:
@@ -133,6 +133,29 @@ def kernel(
                 continue
             return load(content, entry.folder() / file)
     return load(once(Path(source.name)), None)
+
+
+#: A context around the compilation of a kernel, of the kind of its backend and the file of its source.
+Observer = Callable[[str, str], AbstractContextManager[None]]
+
+_OBSERVERS: list[Observer] = []
+
+
+@contextmanager
+def observed(observer: Observer) -> Iterator[None]:
+    """Within the block every compilation of the process runs inside a context of the observer."""
+    _OBSERVERS.append(observer)
+    try:
+        yield
+    finally:
+        _OBSERVERS.remove(observer)
+
+
+def _observed(kind: str, name: str, make: Callable[[Path], bytes], path: Path) -> bytes:
+    with ExitStack() as stack:
+        for observer in _OBSERVERS:
+            stack.enter_context(observer(kind, Path(name).stem))
+        return make(path)
 
 
 class _Once:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rulec.cli import arguments
-from rulec.cli.console import MISTAKE, fail, print_json, progress, warn
+from rulec.cli.console import MISTAKE, fail, print_json, warn
+from rulec.cli.working import Working, shapes_text, working
 from rulec.errors import BackendUnavailable, BackendUnsupported, RuleError
 
 if TYPE_CHECKING:
@@ -63,12 +63,13 @@ def check(
     sides: list[dict[str, Any]] = []
     beyond: list[dict[str, Any]] = []
     parts = parts_of(loaded)
-    for place, part in enumerate(parts, 1):
-        # The statistics of a rule with passes are of its last point.
-        asked = arguments.watch_of(loaded, watch) if place == len(parts) else []
-        mine = {key: values[key] for key in default_hyper(part, {})}
-        measured = _oracle(part, mine, dtype, backend, steps, asked)
-        sides, beyond = sides + measured[0], beyond + measured[1]
+    with working() as shown:
+        for place, part in enumerate(parts, 1):
+            # The statistics of a rule with passes are of its last point.
+            asked = arguments.watch_of(loaded, watch) if place == len(parts) else []
+            mine = {key: values[key] for key in default_hyper(part, {})}
+            measured = _oracle(part, mine, dtype, backend, steps, asked, shown)
+            sides, beyond = sides + measured[0], beyond + measured[1]
     exact = {"steps": steps, "sides": sides, "beyond": beyond}
     report = {"rule": loaded.name, "dtype": dtype, "programs": programs, "oracle": exact}
     report["warnings"] = [*map(_mistake, warnings)]
@@ -102,7 +103,7 @@ def _report_wrapper(wrapper: Rule, warnings: list[RuleError], json: bool) -> Non
 
 
 def _oracle(
-    rule: Rule, hyper: Mapping[str, float], dtype: str, backend: str, steps: int, watch: Watch
+    rule: Rule, hyper: Mapping[str, float], dtype: str, backend: str, steps: int, watch: Watch, shown: Working
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:  # fmt: skip
     """The exactness of the reference and of the backend, in ulps, or the reason where it was not measured.
 
@@ -114,20 +115,19 @@ def _oracle(
     shapes = shapes_for(rule)
     measured: dict[tuple[str | None, str], Exactness] = {}
     reasons: dict[str | None, str] = {}
-    with progress() as shown:
-        tries: list[tuple[str, list[str | None]]] = [("float64", [None, backend])]
-        tries += [(dtype, [backend])] if dtype != "float64" else []
-        for kind, names in tries:
-            task = shown.add_task(f"{' and '.join(n or 'reference' for n in names)} in {kind}", total=steps)
-            for group in (names, names[:1]) if len(names) > 1 else (names,):
-                try:
-                    advance = partial(shown.advance, task)
-                    results = exactness_of_all(rule, hyper, Trial(kind, steps, shapes), group, advance, watch)
-                except (RuleError, BackendUnsupported, BackendUnavailable) as error:
-                    reasons[group[-1]] = str(error)
-                else:
-                    measured |= {(name, kind): each for name, each in zip(group, results, strict=True)}
-                    break
+    tries: list[tuple[str, list[str | None]]] = [("float64", [None, backend])]
+    tries += [(dtype, [backend])] if dtype != "float64" else []
+    for place, (kind, names) in enumerate(tries, 1):
+        what = ", ".join((" and ".join(n or "reference" for n in names), kind, shapes_text(shapes)))
+        for group in (names, names[:1]) if len(names) > 1 else (names,):
+            shown.begin(f"{rule.name} beside 50 digits, {what}", steps, place, len(tries))
+            try:
+                results = exactness_of_all(rule, hyper, Trial(kind, steps, shapes), group, shown.advance, watch)
+            except (RuleError, BackendUnsupported, BackendUnavailable) as error:
+                reasons[group[-1]] = str(error)
+            else:
+                measured |= {(name, kind): each for name, each in zip(group, results, strict=True)}
+                break
     sides: list[dict[str, Any]] = []
     for name, kind in ((None, "float64"), (backend, dtype)):
         side = measured.get((name, kind))

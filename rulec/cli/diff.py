@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rulec.cli.arguments import AllowUrlFlag, DtypeOption, HyperOption, JsonFlag, RuleArgument, find_rule, hyper_values
-from rulec.cli.console import print_json, progress
+from rulec.cli.console import print_json
+from rulec.cli.working import shapes_text, working
 from rulec.errors import RulecError
 
 if TYPE_CHECKING:
@@ -58,11 +59,11 @@ def diff(
     allowed = TOLERANCE[dtype] if tolerance is None else tolerance
     other = _theirs(against, ours, values, keywords(theirs), allow_url)
     mine = _ours(ours, values, backend)
-    with progress() as shown:
-        task = shown.add_task(f"{ours.name} beside {against}", total=steps)
+    with working() as shown:
+        shown.begin(f"{ours.name} beside {against}, {backend}, {dtype}, {shapes_text(trial.shapes)}", steps)
         sides = mine(trial.params), other.start(trial.params)
         order = order_of_values(ours.standalone())
-        differences = compare(*sides, trial, order, allowed, other.states, lambda: shown.advance(task))
+        differences = compare(*sides, trial, order, allowed, other.states, shown.advance)
     report = _report(ours, other, differences, allowed, trial)
     if json:
         print_json(report)

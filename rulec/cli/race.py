@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rulec.cli.arguments import RULE_HELP, AllowUrlFlag, find_rule, rule_words
-from rulec.cli.console import console, print_table, progress
+from rulec.cli.console import console, print_table
+from rulec.cli.working import working
 from rulec.errors import RulecError
 
 if TYPE_CHECKING:
@@ -108,13 +109,13 @@ def _contenders(texts: Sequence[str], allow_url: bool) -> dict[str, Rule]:
 
 
 def _run(named: Mapping[str, Rule], steps: int | None, **options: Any) -> Result:
-    """The race, with a bar for each rule; `options` are further arguments of `rulec.tools.race.race`."""
+    """The race; `options` are further arguments of `rulec.tools.race.race`."""
     from rulec.tools.race import race as run
     from rulec.tools.race.race import PARTS
 
-    with progress() as display:
-        bars = {label: display.add_task(label, total=min(PARTS, steps or PARTS)) for label in named}
-        return run(named, steps=steps, advance=lambda label: display.advance(bars[label]), **options)
+    with working() as shown:
+        shown.begin(f"racing {', '.join(named)}", min(PARTS, steps or PARTS) * len(named))
+        return run(named, steps=steps, advance=lambda label: shown.advance(), **options)
 
 
 def _check_files(json: Path | None, csv: Path | None, html: Path | None) -> None:
