@@ -10,8 +10,8 @@ import typer
 
 from rulec.cli.arguments import AllowUrlFlag, DtypeOption, HyperOption, JsonFlag, RuleArgument, find_rule, hyper_values
 from rulec.cli.console import print_json
-from rulec.cli.working import shapes_text, working
-from rulec.errors import RulecError
+from rulec.cli.working import Working, shapes_text, working
+from rulec.errors import RulecError, RuleError
 
 if TYPE_CHECKING:
     from rulec.language.rule import Rule
@@ -44,7 +44,8 @@ def diff(
 ) -> None:
     """Find where a rule and another implementation part.
 
-    Says the largest difference, and the first step and value that part. Exit code 0 where they agree, 1 where not.
+    Says the largest difference, and the first step and value that part. Where they part, it says how far each side is
+    from the rule's formulas in 50 digits. Exit code 0 where they agree, 1 where not.
     """
     from rulec.tools.compare.difference import TOLERANCE, Trial, compare, order_of_values, shapes_for
     from rulec.tools.compare.sides import check_inputs
@@ -64,13 +65,36 @@ def diff(
         sides = mine(trial.params), other.start(trial.params)
         order = order_of_values(ours.standalone())
         differences = compare(*sides, trial, order, allowed, other.states, shown.advance)
-    report = _report(ours, other, differences, allowed, trial)
+        parted = {n: differences.names[n] for n, largest in differences.largest.items() if largest > allowed}
+        near, told = _nearness(ours, (mine, other.start), values, trial, parted, shown) if parted else ({}, None)
+    report = _report(ours, other, differences, allowed, trial) | {"exact": near, "verdict": told}
     if json:
         print_json(report)
     else:
         _print(report)
     if differences.first is not None:
         raise typer.Exit(1)
+
+
+def _nearness(
+    rule: Rule, starts: Sequence[Callable[[list[Array]], Side]], hyper: Mapping[str, float], trial: Trial,
+    names: Mapping[str, str], shown: Working,
+) -> tuple[dict[str, Any], str]:  # fmt: skip
+    """How far both sides are from 50 digits in the values that differ, and the verdict on it.
+
+    The verdict has the reason where there are no 50 digits.
+    """
+    from rulec.tools.compare.nearer import nearness, verdict
+    from rulec.tools.compare.sides import ReferenceSide
+
+    shown.begin(f"{rule.name} and theirs beside 50 digits", trial.steps)
+    try:
+        exact = ReferenceSide(rule, trial.params, hyper, "mpmath")
+        ours, theirs = (start(trial.params) for start in starts)
+        near = nearness(ours, theirs, exact, trial, names, shown.advance)
+    except RuleError as error:
+        return {}, f"which is nearer to the exact values is not known: {error.message}"
+    return {name: vars(each) | {"nearer": each.nearer} for name, each in near.items()}, verdict(rule.name, near)
 
 
 def keywords(texts: Sequence[str] | None) -> dict[str, Any]:
@@ -182,3 +206,6 @@ def _print(report: Mapping[str, Any]) -> None:
     print(f"they part at step {first['step']}, first in {where}: {first['ours']!r} here, {first['theirs']!r} there")
     if first["line"]:
         print(f"  {first['line']}")
+    for name, near in report["exact"].items():
+        print(f"  {name:<12} from 50 digits: ours {near['ours']:.1e}, theirs {near['theirs']:.1e}")
+    print(report["verdict"])

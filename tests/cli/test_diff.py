@@ -49,7 +49,27 @@ def test_a_changed_rule_parts_where_it_was_changed(tmp_path: Path) -> None:
     (tmp_path / "changed.yaml").write_text(changed)
     shown = run("diff", str(tmp_path / "changed.yaml"), "--against", "adam", "--steps", "2", code=1)
     assert "they part at step 1, first in p of tensor 0, element [0, 0]" in shown
-    assert shown.endswith("\n  p = p - lr*direction\n")
+    assert "\n  p = p - lr*direction\n  p            from 50 digits: ours " in shown
+
+
+def test_the_side_nearer_to_50_digits_is_said() -> None:
+    """torch keeps NAdam's product of momenta in float32, whose rounding is about 1e-8."""
+    given = ("diff", "nadam", "--against", "torch.optim.NAdam", "--steps", "3")
+    exact = run_json(*given, code=1)["exact"]
+    assert list(exact) == ["mu_product", "p"]
+    assert exact["mu_product"]["ours"] < 1e-15 < 1e-9 < exact["mu_product"]["theirs"] < 1e-7
+    assert run(*given, code=1).endswith("beside NAdam's formulas in 50 digits, ours is nearer in mu_product and p\n")
+    assert run_json("diff", "adam", "--against", "adam", "--steps", "1") | {"exact": {}, "verdict": None} == run_json(
+        "diff", "adam", "--against", "adam", "--steps", "1"
+    )
+
+
+def test_other_formulas_are_told_from_rounding_and_missing_digits_are_said() -> None:
+    other = run_json("diff", "adabelief", "--against", "adam", "--steps", "2", code=1)["verdict"]
+    assert "of theirs is more than float32 rounds: theirs has other formulas" in other
+    missing = run_json("diff", "soap", "--against", "adam", "--steps", "1", code=1)
+    assert missing["exact"] == {}
+    assert missing["verdict"].startswith("which is nearer to the exact values is not known: eigh has no 50-digit form")
 
 
 def test_values_of_hyper_parameters_reach_both_sides() -> None:

@@ -38,10 +38,14 @@ class Parting:
 
 @dataclass
 class Differences:
-    """The largest difference of each value over all steps, relative to its tensor's largest magnitude so far."""
+    """The largest difference of each value over all steps, relative to its tensor's largest magnitude so far.
+
+    `names` is value of ours -> the value of theirs that it was compared with.
+    """
 
     largest: dict[str, float] = field(default_factory=dict)
     first: Parting | None = None
+    names: dict[str, str] = field(default_factory=dict)
 
     @property
     def maximum(self) -> float:
@@ -103,9 +107,10 @@ def compare(
             for name in order:
                 if name in a and matched.get(name) in b:
                     value, other, key = a[name], b[matched[name]], (name, tensor)
-                    scale[key] = max(scale.get(key, 0.0), _magnitude(other))
+                    scale[key] = max(scale.get(key, 0.0), magnitude(other))
                     differences.add(step, name, tensor, (value, other), scale[key], tolerance)
         advance()
+    differences.names = {name: matched[name] for name in differences.largest}
     return differences
 
 
@@ -124,7 +129,7 @@ def _match(
 
 
 def _equal(a: Array, b: Array, tolerance: float) -> bool:
-    scale = _magnitude(b)
+    scale = magnitude(b)
     return scale > 0 and a.shape == b.shape and float(np.max(_relative(a, b, scale), initial=0.0)) <= tolerance
 
 
@@ -136,7 +141,8 @@ def _relative(a: Array, b: Array, scale: float) -> Array:
     return np.where(same, 0.0, np.where(np.isfinite(apart), apart, np.inf))
 
 
-def _magnitude(values: Array) -> float:
+def magnitude(values: Array) -> float:
+    """The largest finite magnitude; 0 where there is none."""
     finite = np.abs(np.asarray(values, np.float64))
     return float(np.max(finite, initial=0.0, where=np.isfinite(finite)))
 

@@ -96,9 +96,9 @@ class _Distances:
             size = np.abs(np.asarray(known).astype(np.float64))
             self._largest[key] = np.fmax(self._largest.get(key, 0.0), size)
         for key in (key for key in exact if key in values):
-            apart = _distance(np.asarray(values[key]).astype(np.float64), np.asarray(exact[key]))
-            distance = apart.reshape(-1) / ulp(self._largest[key].reshape(-1), self.dtype)
-            self.ulps[key[0]] = max(self.ulps.get(key[0], 0.0), float(np.max(distance, initial=0.0)))
+            apart = distance(np.asarray(values[key]).astype(np.float64), np.asarray(exact[key]))
+            ulps = apart.reshape(-1) / ulp(self._largest[key].reshape(-1), self.dtype)
+            self.ulps[key[0]] = max(self.ulps.get(key[0], 0.0), float(np.max(ulps, initial=0.0)))
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def _side(
     return backend_side(rule, trial.params, hyper, backend, watch), trial.dtype
 
 
-def _distance(values: Array, exact: Array) -> Array:
+def distance(values: Array, exact: Array) -> Array:
     """`|values - exact|`, the subtraction in 50 digits."""
     mp = mpmath_context()
 
