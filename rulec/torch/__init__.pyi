@@ -1496,6 +1496,36 @@ class AdaptiveSGD(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class AdoptAtan2(RuleOptimizer):
+    """ADOPT whose quotient is an angle, so that it needs neither eps nor a bound."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.0001,
+        betas: tuple[float, float] = (0.9, 0.99),
+        a: float = 1.27,
+        b: float = 1.0,
+        *,
+        weight_decay: float = 0.0,
+        weight_decouple: bool = True,
+        fixed_decay: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
 class AggMo(RuleOptimizer):
     """The mean of several momenta, from none to slow."""
 
@@ -2660,6 +2690,35 @@ class EmoNavi(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class Expectigrad(RuleOptimizer):
+    """Momentum of gradients divided by the root of the mean of all squares so far."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        beta: float = 0.9,
+        eps: float = 1e-08,
+        *,
+        weight_decay: float = 0.0,
+        weight_decouple: bool = True,
+        fixed_decay: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
 class FAdam(RuleOptimizer):
     """Adam as natural gradient descent; gradients, and the weights that decay, are divided alike and clipped."""
 
@@ -2701,6 +2760,37 @@ class FOCUS(RuleOptimizer):
         gamma: float = 0.1,
         weight_decay: float = 0.0,
         *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
+class FSGDM(RuleOptimizer):
+    """A sum of gradients whose momentum grows in stages, from none to that of a low-pass filter."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.1,
+        c_scaling: float = 0.033,
+        v_coefficient: float = 1.0,
+        n_stages: float = 300.0,
+        sigma: float = 117000.0,
+        *,
+        weight_decay: float = 0.0,
+        weight_decouple: bool = False,
+        fixed_decay: bool = False,
         maximize: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,
@@ -2954,6 +3044,36 @@ class GrokfastAdamW(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class HAdam(RuleOptimizer):
+    """Adam with an even moment of higher order in the place of the second."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        order: float = 4.0,
+        *,
+        weight_decay: float = 0.0,
+        weight_decouple: bool = True,
+        fixed_decay: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
 class HyperballAdam(RuleOptimizer):
     """Adam that keeps every tensor at the norm it began with, by steps that are a fraction of that norm."""
 
@@ -2962,6 +3082,35 @@ class HyperballAdam(RuleOptimizer):
         params: ParamsT,
         lr: float | torch.Tensor = 0.0025,
         betas: tuple[float, float] = (0.9, 0.99),
+        eps: float = 1e-08,
+        weight_decay: float = 0.01,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
+class INNAprop(RuleOptimizer):
+    """The inertial Newton method of INNA on gradients scaled as in RMSprop."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        alpha: float = 0.1,
+        beta: float = 0.9,
+        sigma: float = 0.999,
         eps: float = 1e-08,
         weight_decay: float = 0.01,
         *,
@@ -3082,6 +3231,40 @@ class KLShampoo(RuleOptimizer):
         initial: float = 0.1,
         every: float = 2.0,
         adam_eps: float = 1e-08,
+        *,
+        weight_decay: float = 0.0,
+        weight_decouple: bool = True,
+        fixed_decay: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
+class KourkoutasBeta(RuleOptimizer):
+    """Adam whose second moment forgets faster where the norm of a tensor's gradient is above its mean."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        beta1: float = 0.9,
+        beta2_max: float = 0.999,
+        beta2_min: float = 0.9,
+        eps: float = 1e-08,
+        alpha: float = 0.9,
+        tiny_spike: float = 1e-08,
+        warmup_steps: float = 0.0,
         *,
         weight_decay: float = 0.0,
         weight_decouple: bool = True,
@@ -3576,6 +3759,33 @@ class MSVAG(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class Madam(RuleOptimizer):
+    """Multiplicative steps, which move the logarithms of weights and keep their signs."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.01,
+        beta: float = 0.999,
+        p_scale: float = 3.0,
+        g_bound: float = 10.0,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
 class Momentum(RuleOptimizer):
     """Gradient descent with heavy-ball momentum and dampening."""
 
@@ -3886,6 +4096,36 @@ class NorMuon(RuleOptimizer):
         offload_pinned: bool = True,
         seed: int = 0,
         auto: bool = False,
+    ) -> None: ...
+
+class NosAdam(RuleOptimizer):
+    """Adam whose second moment gives gradients of the past more weight than new ones."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        beta1: float = 0.9,
+        eps: float = 1e-08,
+        gamma: float = 0.1,
+        *,
+        weight_decay: float = 0.0,
+        weight_decouple: bool = False,
+        fixed_decay: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
     ) -> None: ...
 
 class NovoGrad(RuleOptimizer):

@@ -37,6 +37,28 @@ def _ranger(tensors: Any, **keywords: Any) -> Any:
     return pytorch_optimizer.Ranger(tensors, degenerated_to_sgd=True, **keywords)
 
 
+class Snoo(TorchRun):
+    """Every k steps of Adam, torch's SGD takes a step from the slow weights, whose gradient is the way back to them."""
+
+    def __init__(self, params: Sequence[Array], hyper: Hyper) -> None:
+        super().__init__(torch.optim.Adam, lambda h: _adam(h, 0), params, hyper)
+        self.slow = [tensor.detach().clone() for tensor in self.tensors]
+        outer = {"lr": hyper["outer_lr"], "momentum": hyper["outer_momentum"], "nesterov": True}
+        self.outer, self.k, self.t = torch.optim.SGD(self.slow, **outer), int(hyper["k"]), 0
+
+    def step(self, grads: Sequence[Array], hyper: Hyper) -> None:
+        super().step(grads, hyper)
+        self.t += 1
+        if self.t % self.k:
+            return
+        with torch.no_grad():
+            for slow, fast in zip(self.slow, self.tensors, strict=True):
+                slow.grad = slow - fast
+            self.outer.step()
+            for slow, fast in zip(self.slow, self.tensors, strict=True):
+                fast.copy_(slow)
+
+
 _ANEW = "theirs has another weight decay before every step, for the same length of decay"
 
 #: torch's AdamW decays by lr times its weight decay, which is given anew before every step.
@@ -65,6 +87,10 @@ DECAYS: tuple[WrapperPeer, ...] = (
         "centralize >> lookahead(radam)", "pytorch_optimizer.Ranger", {**_ADAM, "k": 4, "alpha": 0.3},
         _torch(_ranger, lambda h: {**_adam(h, 0), "k": int(h["k"]), "alpha": h["alpha"]}),
         note="with `degenerated_to_sgd`, without which theirs climbs at first",
+    ),
+    WrapperPeer(
+        "snoo(adam)", "torch.optim.SGD around torch.optim.Adam",
+        {**_ADAM, "k": 4, "outer_lr": 0.6, "outer_momentum": 0.4}, Snoo,
     ),
     WrapperPeer("nonnegative(adam)", "optax.keep_params_nonnegative", _ADAM, _nonnegative),
 )  # fmt: skip

@@ -85,7 +85,7 @@ def largest_difference(ours: Run, theirs: Run, trial: Trial, hyper: Hyper) -> Di
             assert np.isfinite(b).all()
             a, b = a.astype(np.float64), b.astype(np.float64)
             sizes[index] = np.maximum(sizes[index], np.abs(b))
-            relative = max(relative, float(np.max(np.abs(a - b)) / np.max(sizes[index])))
+            relative = max(relative, float(np.max(np.abs(a - b)) / (np.max(sizes[index]) or 1)))
             ulps = max(ulps, float(np.max(np.abs(a - b) / np.spacing(sizes[index].astype(trial.dtype)))))
     return Difference(relative, ulps)
 

@@ -14,6 +14,7 @@ import optax
 import pytorch_optimizer
 import torch
 
+from tests.rules.further import FURTHER
 from tests.rules.kin import KIN
 from tests.rules.listed import LISTED
 from tests.rules.peer import Peer, adam_like, optax_peer, same, torch_peer
@@ -254,7 +255,7 @@ _OPTAX: tuple[Peer, ...] = (
     ),
 )  # fmt: skip
 
-PEERS: tuple[Peer, ...] = (*_TORCH, *_PYTORCH_OPTIMIZER, *_OPTAX, *RELATIVES, *LISTED, *KIN)
+PEERS: tuple[Peer, ...] = (*_TORCH, *_PYTORCH_OPTIMIZER, *_OPTAX, *RELATIVES, *LISTED, *KIN, *FURTHER)
 
 #: One row for each rule.
 FIRST: tuple[Peer, ...] = tuple(

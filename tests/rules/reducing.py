@@ -18,6 +18,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 
 from tests.rules.caution import CAUTIOUS
+from tests.rules.further import FURTHER_REDUCING
 from tests.rules.kin import KIN_REDUCING
 from tests.rules.listed import LISTED_REDUCING, squares
 from tests.rules.peer import Peer, adam_like, optax_peer, printed_peer, same, torch_peer
@@ -418,4 +419,5 @@ REDUCING: tuple[Peer, ...] = (
     *LISTED_REDUCING,
     *CAUTIOUS,
     *KIN_REDUCING,
+    *FURTHER_REDUCING,
 )

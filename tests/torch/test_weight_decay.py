@@ -25,6 +25,7 @@ WITHOUT = {
     **dict.fromkeys(("AliG", "PolyakSGD"), "the step size comes from the loss, which has no penalty"),
     **dict.fromkeys(("Amos", "FTRL", "FTRLProximal"), "the rule has a decay of its own by another name"),
     **dict.fromkeys(("Fromage", "Nero"), "the rule keeps norms"),
+    "Madam": "weights are multiplied, and the rule bounds them",
     **dict.fromkeys(("Gravity", "SRMM", "LBFGSDirection", "Rprop", "SparseAdam"), "as in the authors' code"),
 }
 
