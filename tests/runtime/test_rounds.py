@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import rulec
-from rulec.language.expr.node import Node, Op, node
+from rulec.language.expr.node import Kind, Node, Op, node
 from rulec.runtime.buckets.plan import Plan
 from rulec.runtime.buckets.rounds import in_rounds, rounds
 from rulec.runtime.stages.kept_stacks import KeptStacks, StackShape
@@ -49,6 +49,21 @@ def test_rows_and_columns_share_their_rounds() -> None:
     plan = plan_of("came")
     shared = [[each[0].op for each in plan.rounds(gap.values) if len(each) == 2] for gap in plan.gaps]
     assert [ops for ops in shared if ops] == [[Op.DIV, Op.MUL, Op.MUL, Op.ADD, Op.RSQRT]] * 2
+
+
+def test_independent_reductions_are_one_round() -> None:
+    """Adalite's 13 reductions between stages depend on one another four times: shards send sums of five rounds."""
+    plan = plan_of("adalite")
+    shared = [each for gap in plan.gaps for each in plan.rounds(gap.values) if each[0].op.kind is Kind.REDUCE]
+    assert [len(each) for each in shared] == [1, 4, 4, 3, 1]
+    assert_after_operands([value for gap in plan.gaps for value in gap.values])
+
+
+def test_reductions_over_tensors_are_no_round() -> None:
+    first, second = (node(Op.SUM, _load(name), "model") for name in "xy")
+    letters: dict[Node, str | None] = dict.fromkeys((first, second), "")
+    assert rounds([first, second], letters) == [(first, second)]
+    assert rounds([first, second], letters, {first, second}) == [(first,), (second,)]
 
 
 def _load(name: str) -> Node:

@@ -126,7 +126,7 @@ class Plan:
     def rounds(self, values: tuple[Node, ...]) -> list[tuple[Node, ...]]:
         """The values, one after the other, or several in one call."""
         if values not in self._rounds:
-            self._rounds[values] = rounds(values, self.in_flat)
+            self._rounds[values] = rounds(values, self.in_flat, {*self.program.joins})
         return self._rounds[values]
 
     def _followed(self) -> tuple[Gap, ...]:

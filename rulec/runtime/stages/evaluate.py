@@ -72,7 +72,9 @@ class GapEvaluator(SetValues):
     def each(self, values: Sequence[Node], over: Mapping[Node, Sequence[Node]]) -> Joining:
         """Computes values one after the other; `over` has the values to drop after each."""
         for each in self.plan.rounds(tuple(values)):
-            if len(each) > 1 and all(map(self._is_flat, each)):
+            if len(each) > 1 and each[0].op.kind is Kind.REDUCE:
+                self.values |= zip(each, (yield from self.within(each)), strict=True)
+            elif len(each) > 1 and all(map(self._is_flat, each)):
                 self._round_in_flat(each)
             else:
                 for value in each:
@@ -361,7 +363,7 @@ class GapEvaluator(SetValues):
         return self.library.take(self.library.join([numbers, others], 0), order)
 
     def _reduction(self, value: Node) -> Generator[Waits, Any, Any]:
-        values = yield from self.within(value)
+        (values,) = yield from self.within([value])
         if not self.is_number(value) or "n" in self.axes(value).letters:
             return values
         numbers = self.library.spread(self.library.cast(values, "float64"), (self.count,))
@@ -373,39 +375,43 @@ class GapEvaluator(SetValues):
         site = self.plan.program.sites[value]
         return (yield Join(site, value.op, str(value.arg), numbers, groups, self.library, per_group, self.source.owner))
 
-    def within(self, value: Node) -> Generator[Waits, Any, Any]:
-        """A reduction within each tensor: complete, or still to be reduced over tensors."""
+    def within(self, values: Sequence[Node]) -> Generator[Waits, Any, list[Any]]:
+        """Independent reductions within each tensor: complete, or still to be reduced over tensors."""
+        here = [self.reduced_here(value) for value in values]
+        ops, removed = [value.op for value in values], [axes for _, axes in here]
+        return (yield from self._completed(ops, [x for x, _ in here], removed))
+
+    def reduced_here(self, value: Node) -> tuple[Any, frozenset[str]]:
+        """A reduction within the local shard of each tensor, and the axes that are reduced there."""
         (operand,) = value.args
-        values = self.values[operand]
+        values, after = self.values[operand], self.plan.in_flat[value]
         if self.is_number(operand):
-            return values
-        after = self.plan.in_flat[value]
+            return values, frozenset()
         if isinstance(values, Pieces) and after is not None and value not in self.plan.over_repeated:
-            return (yield from self._reduced_in_flat(value, values, after))
-        removed = frozenset(self.axes(operand).letters) - set(self.axes(value).letters)
-        values = self.gathered(value, [self._reduced(value, operand, k) for k in range(len(self.sets))])
-        (values,) = yield from self._completed([value.op], [values], [removed])
-        return values
+            return self._reduced_in_flat(value, values, after), self._removed(value)
+        each = [self._reduced(value, operand, k) for k in range(len(self.sets))]
+        return self.gathered(value, each), self._removed(value)
+
+    def _removed(self, value: Node) -> frozenset[str]:
+        """The axes of its operand that a reduction has not."""
+        return frozenset(self.axes(value.args[0]).letters) - set(self.axes(value).letters)
 
     def _reduced(self, value: Node, operand: Node, k: int, local: Mapping[Node, Any] | None = None) -> Array:
         """A reduction within each tensor of set k."""
         places, x = self.sets[k], self.operand(operand, k, local=local)
         if value in self.plan.over_repeated:
             x = self.for_batch(x, len(places), self.source.extents(places[0])[0])
-        letters = set(self.axes(value).letters)
-        removed = frozenset(self.axes(operand).letters) - letters
+        letters, removed = set(self.axes(value).letters), self._removed(value)
         part = letters & {*PARTS} if "b" in removed else set()
         axes = tuple(i for i, letter in enumerate("bij") if letter in removed or (letter == "b" and removed & {*PARTS}))
         if part:
             return self._reduced_to(int(*part), value.op, x, places[0], axes)
         return cast(Array, self.reduced_in(value.op, x, axes, len(places)))
 
-    def _reduced_in_flat(self, value: Node, values: Pieces, after: str) -> Generator[Waits, Any, Any]:
+    def _reduced_in_flat(self, value: Node, values: Pieces, after: str) -> Any:
         """A reduction within each tensor of a vector in a flat array: numbers of tensors, or a shorter vector."""
-        before = self.plan.in_flat[value.args[0]]
+        before, flats = self.plan.in_flat[value.args[0]], self.source.flats
         assert before is not None
-        assert self.source.flats is not None
-        flat = self.source.flats.reduced(value.op, values, before, after)
-        removed = frozenset(self.axes(value.args[0]).letters) - set(self.axes(value).letters)
-        (reduced,) = yield from self._completed([value.op], [self._pieces(flat, after) if after else flat], [removed])
-        return reduced
+        assert flats is not None
+        flat = flats.reduced(value.op, values, before, after)
+        return self._pieces(flat, after) if after else flat

@@ -257,7 +257,7 @@ class OwnerEvaluator(GapEvaluator):
 
     def _results(self, value: Node, places: Sequence[int], owner: GapEvaluator) -> list[Any]:
         """A result for each of some tensors, in the shape in which it travels."""
-        whole = owner.values[value] if value in self.owner_plan.whole else _finished(owner.within(value))
+        whole = owner.values[value] if value in self.owner_plan.whole else _finished(owner.within([value]))[0]
         shard_layout = [self.shard_layout[i] for i in places]
         if self.is_number(value):
             numbers = self.library.spread(self.library.cast(self.library.numbers(whole), "float64"), (len(places),))
@@ -288,11 +288,11 @@ class OwnerEvaluator(GapEvaluator):
 
     # On every rank
 
-    def within(self, value: Node) -> Generator[Waits, Any, Any]:
-        """A reduction within each tensor, computed by the owner where it has the operand."""
+    def reduced_here(self, value: Node) -> tuple[Any, frozenset[str]]:
+        """A reduction within the local shard of each tensor; that of a global tensor where its owner computed it."""
         if value in self.within_each:
-            return self.within_each.pop(value)
-        return (yield from super().within(value))
+            return self.within_each.pop(value), frozenset()
+        return super().reduced_here(value)
 
 
 def _finished(work: Generator[Waits, Any, Any]) -> Any:
