@@ -15,6 +15,7 @@ from rulec.language.expr.arithmetic import NUMPY, number_known
 from rulec.language.expr.counts import Count, Level
 from rulec.language.expr.functions import FUNCTIONS, as_node
 from rulec.language.expr.node import Op
+from rulec.language.expr.static import BLOCKWISE
 from rulec.language.tracing.author import author_error
 from rulec.language.tracing.trace import cond as traced_cond
 from rulec.language.tracing.value import Value, as_traced, current, operation, record
@@ -79,6 +80,22 @@ def _matrix(op: Op, x: Any, *numbers: Any, **keywords: Any) -> Any:
 
     x = np.asarray(x)
     return MATRIX[op].compute(x, *numbers, **keywords) if x.ndim == 3 else _matrix(op, x[None], *numbers, **keywords)[0]
+
+
+def _blockwise(function: str, *args: Any, per: str | Level, **keywords: Any) -> Any:
+    """A function of matrices alone, or of their blocks: recorded, or computed of arrays."""
+    if any(isinstance(x, Value) for x in args):
+        return record(function, *args, per=per, **keywords)
+    return _of_arrays(function, *args, per=per, **keywords)
+
+
+def _of_arrays(function: str, x: Any, *others: Any, per: str | Level, **keywords: Any) -> Any:
+    """The same of arrays; a second matrix may have its stack's dimension or not."""
+    others = tuple(np.asarray(y)[None] if np.ndim(y) == 2 else y for y in others)
+    if not isinstance(per, Level):
+        return _matrix(BLOCKWISE[function], x, *others, **keywords)
+    rows = number_known(per.number, {"ndim": np.ndim(x), "rows": np.shape(x)[-2], "cols": np.shape(x)[-1]})
+    return _matrix(Op.IN_BLOCKS, x, *others, rows, function=function, **keywords)
 
 
 def sqrt(x: Any) -> Any:
@@ -298,14 +315,16 @@ def softmax(x: Any, per: str | Level = "tensor") -> Any:
     return grown / sum(grown, per)
 
 
-def matmul(a: Any, b: Any) -> Any:
+def matmul(a: Any, b: Any, per: str | Level = "matrix") -> Any:
     """Product of two matrices, as `a @ b`."""
-    return a @ b
+    if not isinstance(per, Level):
+        return a @ b
+    return _blockwise("matmul", a, b, per=per)
 
 
-def transpose(x: Any) -> Any:
+def transpose(x: Any, per: str | Level = "matrix") -> Any:
     """The transposed matrix."""
-    return record("transpose", x) if isinstance(x, Value) else np.swapaxes(x, -1, -2)
+    return _blockwise("transpose", x, per=per)
 
 
 def eye(n: Any) -> Any:
@@ -337,16 +356,14 @@ def concat(a: Any, b: Any, axis: int = 0) -> Any:
     return np.concatenate([a, b], axis - 2)
 
 
-def solve(a: Any, b: Any, kind: str = "full") -> Any:
+def solve(a: Any, b: Any, kind: str = "full", per: str | Level = "matrix") -> Any:
     """`x` with `a @ x = b`; `kind` "upper" or "lower" reads this triangle alone; NaN where `a` is singular."""
-    if isinstance(a, Value) or isinstance(b, Value):
-        return record("solve", a, b, kind=kind)
-    return _matrix(Op.SOLVE, a, np.asarray(b)[None] if np.ndim(b) == 2 else b, kind=kind)
+    return _blockwise("solve", a, b, per=per, kind=kind)
 
 
-def cholesky(x: Any) -> Any:
+def cholesky(x: Any, per: str | Level = "matrix") -> Any:
     """The lower triangular `l` with `l @ transpose(l) = x`; NaN where `x` is not positive definite."""
-    return record("cholesky", x) if isinstance(x, Value) else _matrix(Op.CHOLESKY, x)
+    return _blockwise("cholesky", x, per=per)
 
 
 def topk(x: Any, k: Any) -> Any:
@@ -356,26 +373,30 @@ def topk(x: Any, k: Any) -> Any:
 
 def newton_schulz(
     x: Any, steps: Any = 5, dtype: str | None = None, coefficients: Any = "muon", normalize: str | float = "norm",
-    form: str = "direct",
+    form: str = "direct", per: str | Level = "matrix", axis: int = 0,
 ) -> Any:  # fmt: skip
     """The nearest orthogonal matrix, roughly, by Muon's iteration or another, in `dtype` or that of `x`."""
     if isinstance(x, Value) or isinstance(steps, Value):
         return record(
-            "newton_schulz", x, steps=steps, dtype=dtype, coefficients=coefficients, normalize=normalize, form=form
-        )
+            "newton_schulz", x, steps=steps, dtype=dtype, coefficients=coefficients, normalize=normalize, form=form,
+            per=per, axis=axis,
+        )  # fmt: skip
     rows = coefficients if isinstance(coefficients, str) else np.reshape(coefficients, (-1, 3)).tolist()
     FUNCTIONS["newton_schulz"](as_node(0), coefficients=rows, normalize=normalize, form=form)
-    return _matrix(Op.NEWTON_SCHULZ, x, steps, coefficients=rows, normalize=normalize, form=form)
+    words = {"coefficients": rows, "normalize": normalize, "form": form}
+    if axis and isinstance(per, Level):
+        return transpose(_of_arrays("newton_schulz", transpose(x), steps, per=per, **words))
+    return _of_arrays("newton_schulz", x, steps, per=per, **words)
 
 
-def qr(x: Any) -> Any:
+def qr(x: Any, per: str | Level = "matrix") -> Any:
     """The orthogonal factor of the QR decomposition; the triangular one has no negative diagonal: `q, r = qr(x)`."""
-    return record("qr", x) if isinstance(x, Value) else _matrix(Op.QR, x)
+    return _blockwise("qr", x, per=per)
 
 
-def eigh(x: Any) -> Any:
+def eigh(x: Any, per: str | Level = "matrix") -> Any:
     """The eigenvectors of a symmetric matrix, by ascending eigenvalue; the largest component of each is positive."""
-    return record("eigh", x) if isinstance(x, Value) else _matrix(Op.EIGH, x)
+    return _blockwise("eigh", x, per=per)
 
 
 def singular_vectors(x: Any, rank: Any) -> Any:
@@ -385,11 +406,11 @@ def singular_vectors(x: Any, rank: Any) -> Any:
     return _matrix(Op.SINGULAR_VECTORS, x, rank)
 
 
-def inverse_root(x: Any, order: Any, eps: Any = 0) -> Any:
+def inverse_root(x: Any, order: Any, eps: Any = 0, per: str | Level = "matrix") -> Any:
     """`x**(-1/order)` of a symmetric positive matrix, `eps` added to its eigenvalues."""
     if any(isinstance(a, Value) for a in (x, order, eps)):
-        return record("inverse_root", x, order, eps=eps)
-    return _matrix(Op.INVERSE_ROOT, x, order, eps)
+        return record("inverse_root", x, order, eps=eps, per=per)
+    return _of_arrays("inverse_root", x, order, eps, per=per)
 
 
 def _draw(name: str, shape: Any, at: Any, draw: int | None) -> Any:

@@ -13,6 +13,7 @@ import numpy as np
 from rulec.analysis.regions import ABOVE, FRACTION, ONE, ZERO, Regions, RegionsOf
 from rulec.language.expr.arithmetic import NUMPY
 from rulec.language.expr.node import Kind, Node, Op, const, name, node, walk
+from rulec.language.expr.static import inside
 from rulec.language.hyper import Hyper
 
 #: Operations with an infinite result at zero, of the zero's sign: a gradient of zeros has zeros of both signs.
@@ -66,7 +67,7 @@ class Fold:
             if op in _SIGNED and NIL in args and abs(number) == math.inf:
                 return node(op, *args, value.arg)
             return NAN if number != number else const(number)
-        if op in _KEEPS_ZERO and args[0] is NIL:
+        if inside(value).op in _KEEPS_ZERO and args[0] is NIL:
             return NIL
         if op in _PLAIN and args[0].op is Op.CONST:
             return args[0]

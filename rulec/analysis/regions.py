@@ -13,6 +13,7 @@ from typing import cast
 
 from rulec.language.expr.node import Kind, Node, Op, const, walk
 from rulec.language.expr.ops import SPECS, having
+from rulec.language.expr.static import inside
 from rulec.language.hyper import Hyper
 
 NEGATIVE, ZERO, FRACTION, ONE, ABOVE = "-", "0", "f", "1", "+"
@@ -114,7 +115,7 @@ def _pairs(table: Mapping[str, str], left: Regions, right: Regions) -> Regions:
 
 
 def _regions(value: Node, args: list[Regions]) -> Regions | None:
-    op, first = value.op, args[0]
+    op, first = inside(value).op, args[0]
     if op.kind in (Kind.COMPARE, Kind.LOGIC) or op in (Op.ISFINITE, Op.COUNT_NONZERO):
         return TRUTH if op is not Op.COUNT_NONZERO else NOT_NEGATIVE
     if op in _FUNCTIONS:

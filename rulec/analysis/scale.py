@@ -25,7 +25,7 @@ from rulec.analysis.flow import Fact, Flow, Line
 from rulec.analysis.regions import ZERO, range_of
 from rulec.language.expr.node import Kind, Node, Op, const, name, node, rewrite, walk
 from rulec.language.expr.ops import SPECS, having
-from rulec.language.expr.static import UNDIVIDED, settings
+from rulec.language.expr.static import UNDIVIDED, inside, settings
 
 #: The scale of this step's gradient.
 GRADIENT = "c"
@@ -105,6 +105,7 @@ class Degrees:
         return new if old.any else old
 
     def _degree(self, value: Node, args: list[Degree]) -> Degree:
+        value = inside(value)
         op = value.op
         if op is Op.CONST:
             number = cast(float, value.arg)

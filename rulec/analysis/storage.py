@@ -22,6 +22,7 @@ from rulec.formats.format import SPECS
 from rulec.language.expr.arithmetic import number_known
 from rulec.language.expr.node import LEVELS, Kind, Node, Op, const, name, rewrite, walk
 from rulec.language.expr.ops import POSITIVE, having
+from rulec.language.expr.static import inside
 from rulec.language.hyper import Hyper, resolve_hyper
 
 #: Formats with equal distances between their codes, for a state that may be negative.
@@ -337,7 +338,7 @@ class _Reach:
 
     def _words(self, value: Node) -> Way:
         """The words of an operation with one operand, or of a comparison."""
-        op = value.op
+        op = inside(value).op
         if op in _DECOMPOSITIONS:
             return Way({DECOMPOSED})
         if op in (Op.SIGN, Op.ISFINITE, Op.TOPK) or op.kind is Kind.COMPARE:

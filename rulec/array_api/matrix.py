@@ -18,6 +18,7 @@ from rulec.array_api.newton_schulz import newton_schulz
 from rulec.errors import TensorError
 from rulec.language.expr.counts import is_count
 from rulec.language.expr.node import Op
+from rulec.language.expr.static import BLOCKWISE
 
 
 def leading(rank: Any, x: Any) -> int:
@@ -35,24 +36,52 @@ def _sides(x: Any) -> str:
 def matrix_functions(of: Functions) -> Mapping[Op, Callable[..., Any]]:
     """Every matrix function, on the arrays of a library."""
     functions = _MatrixFunctions(of)
-    return {
-        Op.MATMUL: of.matmul,
-        Op.TRANSPOSE: of.transposed,
-        Op.EYE: functions.eye,
-        Op.DIAG: functions.diag,
-        Op.TRIU: of.xp.triu,
-        Op.TRIL: of.xp.tril,
-        Op.SLICE: functions.slice,
-        Op.CONCAT: functions.concat,
-        Op.SOLVE: functions.solve,
-        Op.CHOLESKY: functions.where_finite(functions.cholesky),
-        Op.TOPK: functions.topk,
-        Op.NEWTON_SCHULZ: partial(newton_schulz, of),
-        Op.QR: functions.where_finite(functions.qr),
-        Op.EIGH: functions.where_finite(functions.eigh),
-        Op.SINGULAR_VECTORS: functions.where_finite(functions.singular_vectors),
-        Op.INVERSE_ROOT: functions.where_finite(functions.inverse_root),
-    }
+    return blockwise(
+        of,
+        {
+            Op.MATMUL: of.matmul,
+            Op.TRANSPOSE: of.transposed,
+            Op.EYE: functions.eye,
+            Op.DIAG: functions.diag,
+            Op.TRIU: of.xp.triu,
+            Op.TRIL: of.xp.tril,
+            Op.SLICE: functions.slice,
+            Op.CONCAT: functions.concat,
+            Op.SOLVE: functions.solve,
+            Op.CHOLESKY: functions.where_finite(functions.cholesky),
+            Op.TOPK: functions.topk,
+            Op.NEWTON_SCHULZ: partial(newton_schulz, of),
+            Op.QR: functions.where_finite(functions.qr),
+            Op.EIGH: functions.where_finite(functions.eigh),
+            Op.SINGULAR_VECTORS: functions.where_finite(functions.singular_vectors),
+            Op.INVERSE_ROOT: functions.where_finite(functions.inverse_root),
+        },
+    )
+
+
+def blockwise(of: Functions, table: Mapping[Op, Callable[..., Any]]) -> Mapping[Op, Callable[..., Any]]:
+    """The table with the function of `Op.IN_BLOCKS`, which calls the other functions of the table."""
+    return {**table, Op.IN_BLOCKS: partial(of_row_blocks, of, table)}
+
+
+def of_row_blocks(
+    of: Functions, table: Mapping[Op, Callable[..., Any]], x: Any, *others: Any, function: str, **keywords: Any
+) -> Any:
+    """A function of each block of rows, all blocks of all matrices in one stack; the last operand has a block's rows.
+
+    A second matrix has as many blocks. TensorError where the rows of a block do not divide those of the matrix.
+    """
+    *operands, size = others
+    rows = int(size)
+    if rows < 1 or x.shape[-2] % rows:
+        raise TensorError(f"{function} cannot cut a matrix of {_sides(x)} into blocks of {rows} rows")
+    count, matrices = x.shape[-2] // rows, 2 if function in ("matmul", "solve") else 1
+    both = [x, *operands][:matrices]
+    batch = max(each.shape[0] for each in both)
+    whole = [y if y.shape[0] == batch else of.xp.broadcast_to(y, (batch, *y.shape[1:])) for y in both]
+    stacks = [y.reshape(batch * count, y.shape[-2] // max(count, 1), y.shape[-1]) for y in whole]
+    result = table[BLOCKWISE[function]](*stacks, *operands[matrices - 1 :], **keywords)
+    return result.reshape(batch, count * result.shape[-2], result.shape[-1])
 
 
 @dataclass(frozen=True)

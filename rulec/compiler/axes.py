@@ -94,7 +94,7 @@ class AxisInference:
         if value.op.kind is Kind.REDUCE:
             return axes_of_level(str(value.arg), operands[0])
         if value.op.kind is Kind.MATRIX:
-            return matrix_axes(self._unhoisted(value), operands)
+            return matrix_axes(self._unhoisted(value), operands, self.extents.one)
         if value.op.kind is Kind.RANDOM:
             _, rows, cols = cast(tuple[int, Node, Node], value.arg)
             return Axes(AXES, rows, cols)
@@ -301,7 +301,7 @@ def _within_extents(count: Count, inference: AxisInference) -> Count:
     if count.end is None:
         return count
     axes = inference.axes(count.end.args[0])
-    return replace(count, limit=axes.rows if settings(count.end)["axis"] == "rows" else axes.cols)
+    return replace(count, limit=axes.cols if settings(count.end).get("axis") == "cols" else axes.rows)
 
 
 def _written_sites(program: Program, memo: Mapping[Node, Node]) -> dict[Node, Site]:

@@ -6,6 +6,7 @@ fractions, so that thirds of an extent make it whole again.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 
@@ -17,7 +18,7 @@ from rulec.language.expr.text import expression_text
 Multiples = dict[Node | None, Fraction]
 
 #: Functions with one result for operands in any order.
-_UNORDERED = (Op.MINIMUM, Op.MAXIMUM, Op.MUL)
+_UNORDERED = (Op.MINIMUM, Op.MAXIMUM)
 
 
 class Extents:
@@ -49,11 +50,10 @@ class Extents:
             return _sum(args[0], args[1], 1 if value.op is Op.ADD else -1)
         if value.op is Op.NEG:
             return _sum({}, args[0], -1)
-        if value.op is Op.MUL and any(map(_is_number, args)):
-            number_at = 0 if _is_number(args[0]) else 1
-            return _sum({}, args[1 - number_at], args[number_at].get(None, Fraction(0)))
-        if value.op is Op.DIV and _is_number(args[1]) and args[1]:
-            return _sum({}, args[0], 1 / args[1][None])
+        if value.op is Op.MUL:
+            return _product(*args)
+        if value.op is Op.DIV and args[1]:
+            return _quotient(args[0], args[1])
         number = number_known(value, self.static) if all(map(_is_number, args)) else None
         if number is not None and number - number == 0:
             return {None: Fraction(number)}
@@ -78,6 +78,55 @@ def _sum(left: Multiples, right: Multiples, times: Fraction | int) -> Multiples:
     for term, count in right.items():
         total[term] = total.get(term, Fraction(0)) + times * count
     return total
+
+
+def _factors(term: Node | None) -> list[Node]:
+    """The factors of a term, in the order of their text; none for a number."""
+    if term is None:
+        return []
+    return [*_factors(term.args[0]), *_factors(term.args[1])] if term.op is Op.MUL else [term]
+
+
+def _times(factors: Iterable[Node]) -> Node | None:
+    """The term with these factors, where a factor and its inverse cancel; None where no factor is left."""
+    left: list[Node] = []
+    for factor in factors:
+        inverse = _inverse(factor)
+        if inverse in left:
+            left.remove(inverse)
+        else:
+            left.append(factor)
+    total: Node | None = None
+    for factor in sorted(left, key=expression_text):
+        total = factor if total is None else node(Op.MUL, total, factor)
+    return total
+
+
+def _inverse(factor: Node) -> Node:
+    """One over a factor."""
+    is_inverse = factor.op is Op.DIV and factor.args[0] is const(1)
+    return factor.args[1] if is_inverse else node(Op.DIV, const(1), factor)
+
+
+def _product(left: Multiples, right: Multiples) -> Multiples:
+    """The product, term by term; a sum that all terms of the other side are divided by cancels."""
+    for sum_, other in ((left, right), (right, left)):
+        inverse = _inverse(_written(sum_)) if len(sum_) > 1 else None
+        if inverse and other and all(inverse in _factors(term) for term in other):
+            return {_times([*_factors(term), _written(sum_)]): count for term, count in other.items()}
+    total: Multiples = {}
+    for (a, times), (b, more) in itertools.product(left.items(), right.items()):
+        term = _times([*_factors(a), *_factors(b)])
+        total[term] = total.get(term, Fraction(0)) + times * more
+    return total
+
+
+def _quotient(left: Multiples, right: Multiples) -> Multiples:
+    """The quotient by a sum: by its one term, or by the sum as a term of its own."""
+    (term, times), *others = right.items()
+    if others:
+        term, times = _written(right), Fraction(1)
+    return _product(left, {_times(map(_inverse, _factors(term))): 1 / times})
 
 
 def _written(multiples: Multiples) -> Node:

@@ -19,7 +19,7 @@ from rulec.errors import RuleError
 from rulec.language.expr.arithmetic import mpmath_context, mpmath_table
 from rulec.language.expr.counts import difference, simplified
 from rulec.language.expr.node import Node, Op, const, node
-from rulec.language.expr.static import settings, statics
+from rulec.language.expr.static import inside, matrix_operands, settings, statics
 from rulec.language.expr.text import short_text
 
 
@@ -86,13 +86,40 @@ class MatrixFunction:
     exact: Callable[..., Array] | None = None
 
 
-def matrix_axes(value: Node, operands: Sequence[Axes]) -> Axes:
-    """The axes of a matrix function of operands with these axes; RuleError where they do not fit."""
-    function = MATRIX[value.op]
-    for operand, axes in zip(value.args[: function.matrices], operands, strict=False):
+def matrix_axes(value: Node, operands: Sequence[Axes], one: Callable[[Node], Node] = simplified) -> Axes:
+    """The axes of a matrix function of operands with these axes; RuleError where they do not fit.
+
+    `one` gives the same node for equal extents.
+    """
+    called = settings(value).get("function", value.op.symbol)
+    for operand, axes in zip(value.args[: matrices(value)], operands, strict=False):
         if not {"i", "j"} <= set(axes.letters):
-            raise RuleError(f"{value.op.symbol} needs a matrix, and {short_text(operand)!r} is none")
-    return function.axes(value, operands)
+            raise RuleError(f"{called} needs a matrix, and {short_text(operand)!r} is none")
+    return _block_axes(value, operands, one) if value.op is Op.IN_BLOCKS else MATRIX[value.op].axes(value, operands)
+
+
+def matrices(value: Node) -> int:
+    """The number of operands of a matrix function that are matrices: the first ones."""
+    return matrix_operands(value, MATRIX[value.op].matrices)
+
+
+def _block_axes(value: Node, operands: Sequence[Axes], one: Callable[[Node], Node]) -> Axes:
+    """The axes of a function of blocks of rows: the axes of its result for one block, with the rows of all."""
+    (size,), first = statics(value), operands[0]
+    rows, cols = (x or const(1) for x in (first.rows, first.cols))
+    blocks = node(Op.DIV, rows, size)
+    of_block = [Axes(AXES, one(size), one(cols))]
+    if matrices(value) == 2:
+        second = operands[1]
+        below = one(node(Op.DIV, node(Op.MUL, second.rows or const(1), size), rows))
+        of_block.append(Axes(AXES, below, one(second.cols or const(1))))
+    of_block += operands[len(of_block) :]
+    try:
+        result = matrix_axes(inside(value), of_block)
+    except RuleError as error:
+        message = error.message.replace(repr(short_text(inside(value))), repr(short_text(value)))
+        raise RuleError(f"{message}, in blocks of {short_text(size)} rows") from None
+    return Axes(AXES, one(node(Op.MUL, blocks, result.rows or const(1))), result.cols)
 
 
 def _product_axes(value: Node, operands: Sequence[Axes]) -> Axes:
@@ -185,5 +212,11 @@ MATRIX: Mapping[Op, MatrixFunction] = {
         (Op.EIGH, 1, _square_axes),
         (Op.SINGULAR_VECTORS, 1, lambda value, operands: Axes(AXES, operands[0].rows, *statics(value))),
         (Op.INVERSE_ROOT, 1, _square_axes),
+        (Op.IN_BLOCKS, 1, _same_axes),
     )
 }
+
+
+def exact_form(value: Node) -> Callable[..., Array] | None:
+    """The function of a matrix function on arrays of 50-digit numbers; None where there is none."""
+    return None if inside(value).op in _WITHOUT_DIGITS else MATRIX[value.op].exact

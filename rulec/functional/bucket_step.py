@@ -28,6 +28,7 @@ from rulec.functional.quantized import Coded, Unbiased, decode, encode
 from rulec.functional.step_values import StepValues
 from rulec.functional.values import PureFunctions, dtype_name
 from rulec.language.expr.node import Node, Op
+from rulec.language.expr.static import inside
 from rulec.language.statistics import PREFIX
 from rulec.runtime.buckets.plan import Gap
 from rulec.runtime.buckets.reductions import Joining
@@ -47,7 +48,7 @@ class Gaps(GapEvaluator):
 
     def _matrix_function(self, value: Node) -> Callable[..., Any]:
         function, on_device = super()._matrix_function(value), self.source.step.on_device  # type: ignore[attr-defined]
-        if on_device is nullcontext or value.op not in _ANYWHERE:
+        if on_device is nullcontext or inside(value).op not in _ANYWHERE:
             return function
 
         def where_elements_are(*operands: Any) -> Any:

@@ -16,7 +16,7 @@ from rulec.compiler.view import static_defaults, view_of
 from rulec.errors import RulecError
 from rulec.formats import UNBIASED
 from rulec.language.expr.node import FACTS, WORDS, Kind, Node, Op, const, names_in, rewrite, walk
-from rulec.language.expr.static import MUON, NORM, settings
+from rulec.language.expr.static import MUON, NORM, inside, settings
 from rulec.language.expr.text import expression_text
 from rulec.language.rule import Rule
 from rulec.language.rule_data import RuleData, counts_dimensions, placed_level
@@ -274,7 +274,8 @@ def refuse_unwritten(program: Program, form: str, written: frozenset[Op] = froze
     """CannotBuild for a rule with random numbers, or with matrix functions other than `written`."""
     for value in values(program):
         if value.op.kind is Kind.MATRIX and value.op not in written:
-            raise CannotBuild(program.name, form, f"it needs the matrix function {value.op.symbol}")
+            blocks = " of blocks" if value.op is Op.IN_BLOCKS else ""
+            raise CannotBuild(program.name, form, f"it needs the matrix function {inside(value).op.symbol}{blocks}")
         if value.op is Op.NEWTON_SCHULZ and settings(value)["coefficients"] != MUON:
             raise CannotBuild(program.name, form, "it iterates newton_schulz with other coefficients than Muon's")
         if value.op is Op.NEWTON_SCHULZ and settings(value).get("normalize", NORM) != NORM:

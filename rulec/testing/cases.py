@@ -207,7 +207,9 @@ step: |
   x = solve(transpose(l), solve(l, g, kind="lower"), kind="upper")
   q, r = qr(s + tril(s))
   y = concat(x[:, :1], g[:, 1:], axis=1)
-  direction = solve(s, y + g) + q @ r @ g*diag(s)
+  rows_alone = newton_schulz(g, steps=3, dtype="float64", per=block(1))
+  sizes = matmul(g, transpose(g, per=block(1)), per=block(1))
+  direction = solve(s, y + g) + q @ r @ g*diag(s) + sum(sizes, per="row")*rows_alone
 """,
     "Last": """\
 state: {n: {init: 0, per: tensor}, r: {init: 0, per: row}, a: p}

@@ -11,7 +11,7 @@ from rulec.array.arrays import NumpyArrays
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.errors import RulecError
 from rulec.language.expr.node import Op, walk
-from rulec.language.expr.static import settings
+from rulec.language.expr.static import inside, settings
 from rulec.language.rule import Rule
 from rulec.language.rule_data import assignments
 from rulec.runtime.arrays import Arrays
@@ -36,7 +36,7 @@ TOLERANCE = 2.0**-32
 def tolerance(rule: Rule) -> float:
     """The tolerance of a rule: larger for matrix functions in fewer digits, by a few units of their last place."""
     values = walk([line.value for line in assignments(rule.step)])
-    narrow = [EPS[settings(n)["dtype"] or "float64"] for n in values if n.op is Op.NEWTON_SCHULZ]
+    narrow = [EPS[settings(n)["dtype"] or "float64"] for n in values if inside(n).op is Op.NEWTON_SCHULZ]
     return max([TOLERANCE, *(8 * eps for eps in narrow if eps > EPS["float64"])])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +18,8 @@ from rulec.compiler.reference import ReferenceOptimizer
 from rulec.language.expr.arithmetic import mpmath_context
 from rulec.language.expr.newton_schulz import SCHEDULES, coefficients_of
 from rulec.language.expr.node import Op
+from rulec.language.expr.static import BLOCKWISE
+from rulec.torch.tensors.matrix import TORCH_MATRIX
 
 Array = np.ndarray[Any, Any]
 DRAWN = np.random.default_rng(4)
@@ -27,8 +29,19 @@ SINGULAR = X.copy()
 SINGULAR[1, 2, 2], SINGULAR[2, 0, 0] = 0, np.nan
 SYMMETRIC = X @ X.swapaxes(1, 2) + np.eye(4) * [[[1.0]], [[-9.0]], [[2.0]]]
 
+#: Matrices of four rows and two columns, each two symmetric matrices one below the other.
+PAIRS_OF_ROWS = np.concatenate([SYMMETRIC[:2, :2, :2], SYMMETRIC[:2, 2:, 2:]], axis=1)[[0, 0, 1]]
+
 #: Vectors with equal values, the third with no number.
 TIED = np.array([[4.0, 1.0, 4.0, 4.0], [2.0, -3.0, 7.0, 0.0], [5.0, np.nan, 1.0, np.inf]])[:, :, None]
+
+#: Functions of blocks of two rows, for two matrices of four.
+BLOCKS: Sequence[tuple[str, tuple[Any, ...], dict[str, Any]]] = (
+    ("newton_schulz", (X[:, :, :3], 5), {"dtype": None, "form": "gram"}), ("qr", (B,), {}),
+    ("inverse_root", (PAIRS_OF_ROWS, 4, 0.5), {}), ("cholesky", (PAIRS_OF_ROWS,), {}),
+    ("matmul", (B, X[:1]), {}), ("transpose", (X[:, :, :3],), {}),
+    ("solve", (PAIRS_OF_ROWS, X), {"kind": "lower"}), ("eigh", (PAIRS_OF_ROWS,), {}),
+)  # fmt: skip
 
 CALLS: Mapping[str, tuple[Op, tuple[Any, ...], dict[str, Any]]] = {
     "diagonal": (Op.DIAG, (X,), {}), "of rows": (Op.DIAG, (X[:, :, :1],), {}), "of cols": (Op.DIAG, (X[:, :1],), {}),
@@ -48,6 +61,8 @@ CALLS: Mapping[str, tuple[Op, tuple[Any, ...], dict[str, Any]]] = {
         Op.NEWTON_SCHULZ, (B/9, 4), {"dtype": None, "normalize": "none", "form": "gram"},
     ),
     "newton_schulz undivided": (Op.NEWTON_SCHULZ, (X/9, 5), {"dtype": None, "normalize": "none"}),
+    **{f"{name} of blocks": (Op.IN_BLOCKS, (*args, 2.0), {"function": name, **keywords})
+       for name, args, keywords in BLOCKS},
 }  # fmt: skip
 
 
@@ -88,6 +103,17 @@ def test_libraries_agree_with_numpy(library: str, call: str) -> None:
         found = LIBRARIES[library](op, args, keywords)
     assert found.shape == wanted.shape
     np.testing.assert_allclose(found, wanted, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(("name", "args", "keywords"), BLOCKS, ids=[name for name, *_ in BLOCKS])
+def test_a_function_of_blocks_is_that_of_each_block(name: str, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    """Blocks of a second matrix are as many as those of the first."""
+    whole = [np.broadcast_to(x, (3, *x.shape[1:])) if isinstance(x, np.ndarray) else x for x in args]
+    upper, lower = ([x[:, rows] if isinstance(x, np.ndarray) else x for x in whole] for rows in (slice(2), slice(2, 4)))
+    of_one = NUMPY_MATRIX[BLOCKWISE[name]]
+    wanted = np.concatenate([of_one(*upper, **keywords), of_one(*lower, **keywords)], axis=1)
+    for table in (NUMPY_MATRIX, TORCH_MATRIX):
+        np.testing.assert_allclose(table[Op.IN_BLOCKS](*args, 2.0, function=name, **keywords), wanted, atol=1e-12)
 
 
 @pytest.mark.parametrize("call", CALLS)

@@ -38,14 +38,17 @@ def extent_of(text: str) -> Node:
 _SAME = (
     ("cols", "3*cols/blocks", "cols/blocks*3", "cols*blocks/3", "blocks*cols/3", "cols/blocks + 2*cols/blocks",
      "(blocks - 1)*cols/blocks + cols/blocks", "cols - rows + rows", "cols*(1/blocks)*blocks", "-(-cols)"),
-    ("rows", "rows*rank/4", "rows + k - rank"),
+    ("rows", "rows*rank/4", "rows + k - rank", "rows/(2 - cols % 2)*(2 - cols % 2)", "rows/cols*cols"),
     ("cols/blocks", "cols/3", "2*cols/6", "cols - 2*cols/blocks"),
     ("rank", "k", "4", "minimum(rank, 5)", "7//2 + 1", "rank*k/4"),
     ("minimum(rank, rows)", "minimum(rows, k)", "minimum(2 + 2, rows)"),
     ("numel/rows", "numel/rows*blocks/3"),
     ("cols//blocks", "cols//3"),
     ("3*(cols//blocks)",),
-    ("rows*cols", "cols*rows"),
+    ("rows*cols", "cols*rows", "rows/4*cols*k", "(rows + rows)*cols/2", "rows/(rows/blocks)*rows*cols/3"),
+    ("rows*cols - cols", "(rows - 1)*cols"),
+    ("rows/cols", "1/cols*rows"),
+    ("rows/(rows - 1)*cols",),
 )  # fmt: skip
 
 
@@ -104,6 +107,14 @@ _K = "k: {default: 2, static: true}"
 @pytest.mark.parametrize(("step", "line", "said"), [
     ("a = 2*g\nb = a[:, :cols/k]\nc = b*3\nd = concat(c, g)\ndirection = d[:rows]", "d = concat(c, g)",
      "those of 'concat(c, g)' differ"),
+    ("a = 2*g\nb = eigh(a, per=block(2))\ndirection = b", "b = eigh(a, per=block(2))", "needs a square matrix"),
+    ("a = 2*g\nb = matmul(a, a, per=block(2))\ndirection = b", "b = matmul(a, a, per=block(2))",
+     "the inner sides of 'matmul(a, a, per=block(2))' differ"),
+    ("a = 3*g\nb = newton_schulz(a, per=block(3))\ndirection = b", "b = newton_schulz(a, per=block(3))",
+     "blocks of 3 rows do not divide the 8 rows in 'newton_schulz(a, steps=5, per=block(3))' for a matrix of 8 by 4: "
+     "say under applies_to which tensors they divide"),
+    ("a = 3*g\nb = newton_schulz(a, per=block(k + 1), axis=1)\ndirection = b", "b = newton_schulz(a, per=block(k",
+     "blocks of 3 rows do not divide the 4 rows in"),
     ("a = g @ transpose(g)\nb = a + 1\nc = g @ b\ndirection = c - g", "c = g @ b", "the inner sides of 'g @ b' differ"),
     ("a = 2*g\nb = cholesky(a)\ndirection = b", "b = cholesky(a)", "needs a square matrix, and 'a' is rows by cols"),
     ("a = 2*g\nb = a[:, :cols/k]\nc = b + a\ndirection = 2*c", "c = b + a", "shapes do not fit in 'b + a'"),

@@ -9,6 +9,7 @@ import pytest
 
 import rulec
 import rulec.math as rm
+from rulec.compiler.extents import Extents
 from rulec.compiler.ir import AXES, COLS, ROWS, Axes
 from rulec.compiler.matrix import MATRIX, matrix_axes
 from rulec.compiler.reference import ReferenceOptimizer
@@ -26,7 +27,7 @@ CALLS: dict[Op, tuple[tuple[Any, ...], bool]] = {
 
 
 #: Functions whose values are in tests/arrays/test_linear.py.
-LINEAR = {Op.EYE, Op.DIAG, Op.TRIU, Op.TRIL, Op.SLICE, Op.CONCAT, Op.SOLVE, Op.CHOLESKY, Op.TOPK}
+LINEAR = {Op.EYE, Op.DIAG, Op.TRIU, Op.TRIL, Op.SLICE, Op.CONCAT, Op.SOLVE, Op.CHOLESKY, Op.TOPK, Op.IN_BLOCKS}
 
 
 def stack(op: Op, dtype: str = "float64") -> np.ndarray[Any, Any]:
@@ -169,10 +170,12 @@ def test_sides_that_do_not_do(compute: Any, message: str) -> None:
             Axes(AXES, ROWS, const(5)),
         ),
         (node(Op.SOLVE, X, Y, ("upper",)), [Axes(AXES, ROWS, ROWS), WIDE], WIDE),
+        (node(Op.IN_BLOCKS, X, const(5), const(2), ("newton_schulz", (None, "muon"))), [WIDE, Axes()], WIDE),
+        (node(Op.IN_BLOCKS, X, Y, ("eigh", None)), [Axes(AXES, ROWS, Y)], Axes(AXES, ROWS, Y)),
     ],
 )
 def test_axes(value: Node, operands: list[Axes], expected: Axes) -> None:
-    assert matrix_axes(value, operands) == expected
+    assert matrix_axes(value, operands, Extents({}, (ROWS, COLS)).one) == expected
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,13 @@ from typing import Any
 from hypothesis import strategies as st
 
 from rulec.language.expr.arithmetic import NUMPY, ConstantError, constant, number_known
+from rulec.language.expr.counts import Level
 from rulec.language.expr.functions import FUNCTIONS, KINDS
 from rulec.language.expr.newton_schulz import SCHEDULES
 from rulec.language.expr.node import LEVELS, WAVES, Kind, Node, Op, const, name, node
 from rulec.language.expr.ops import FUNCTIONS as ELEMENTWISE
 from rulec.language.expr.ops import SPECS
+from rulec.language.expr.static import BLOCKWISE
 
 #: Names that the expressions may mention.
 NAMES = ("g", "p", "t", "m", "beta1", "adam.v", "rows")
@@ -58,6 +60,12 @@ def _built(op: Op, *args: Any) -> Node:
     return node(op, *args)
 
 
+def _in_blocks(function: str, x: Node, rows: Node) -> Node:
+    """A function of the blocks of a matrix, with 4 as its other operands."""
+    called = FUNCTIONS[function]
+    return called(x, *[const(4)] * (len(called.arguments) - 1), per=Level("block", rows))
+
+
 def _larger(inner: st.SearchStrategy[Node]) -> st.SearchStrategy[Node]:
     return st.one_of(
         st.builds(_built, st.sampled_from(_BINARY), inner, inner),
@@ -78,6 +86,7 @@ def _larger(inner: st.SearchStrategy[Node]) -> st.SearchStrategy[Node]:
         st.builds(_built, st.just(Op.SOLVE), inner, inner, st.sampled_from([(kind,) for kind in KINDS])),
         st.builds(_built, st.just(Op.CONCAT), inner, inner, st.sampled_from([(0,), (1,)])),
         st.builds(_built, st.just(Op.EYE), _counts),
+        st.builds(_in_blocks, st.sampled_from([*BLOCKWISE]), inner, _counts),
         st.builds(_built, st.sampled_from([Op.UNIFORM, Op.NORMAL]), inner, _counts, _counts, st.integers(0, 9)),
     )
 

@@ -106,6 +106,17 @@ def power(a: Node, b: Node) -> Node:
             node(Op.NEWTON_SCHULZ, A, const(2), ("float32", ((1.5, -0.5, 0.0), (2.0, -1.5, 0.5)))),
         ),
         (
+            'newton_schulz(a, steps=5, dtype="bfloat16", per=block(b))',
+            node(Op.IN_BLOCKS, A, const(5), B, ("newton_schulz", ("bfloat16", "muon"))),
+        ),
+        (
+            'solve(a, b, kind="lower", per=block(8)) + matmul(a, b, per=block(8))',
+            plus(
+                node(Op.IN_BLOCKS, A, B, const(8), ("solve", ("lower",))),
+                node(Op.IN_BLOCKS, A, B, const(8), ("matmul", None)),
+            ),
+        ),
+        (
             "(a + a)[2:][:, 0:3]",
             node(
                 Op.SLICE,

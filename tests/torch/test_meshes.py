@@ -35,7 +35,21 @@ from tests.torch.eager.processes import check_in_processes
 #: Uneven parts, a part that is empty, a vector, and several matrices.
 SHAPES = {"w": (7, 5), "b": (6,), "tall": (12, 4), "thin": (1, 3), "batch": (3, 4, 6)}
 
+#: Functions of blocks of two rows, or of one where the rows are odd.
+BLOCKS = """
+name: Blocks
+view: {flatten: rest}
+applies_to: ndim >= 2
+otherwise: sgd
+state: {left: {init: 0, shape: [rows, "2 - rows % 2"]}}
+step: |
+  left = left/2 + matmul(g, transpose(g, per=block(2 - rows % 2)), per=block(2 - rows % 2))
+  root = inverse_root(left, 4, eps=0.5, per=block(2 - rows % 2))
+  direction = newton_schulz(g, per=block(1)) + matmul(root, g, per=block(2 - rows % 2))
+"""
+
 COMPOSED = {
+    "blocks": lambda: rulec.parse(BLOCKS),
     "clip >> lamb": lambda: rulec.load("clip_by_global_norm") >> rulec.load("lamb"),
     "lamb + decay": lambda: rulec.load("lamb") + rulec.load("decay"),
     "clip >> adafactor": lambda: rulec.load("clip_by_global_norm") >> rulec.load("adafactor"),

@@ -21,6 +21,7 @@ from rulec.language.expr.counts import level_text
 from rulec.language.expr.functions import FUNCTIONS
 from rulec.language.expr.names import BASE_NAMES, RESERVED
 from rulec.language.expr.node import PLACED, Node, Op, const, name, names_in, node, rewrite, walk
+from rulec.language.expr.static import inside
 from rulec.language.hyper import DEFAULT_LR, Hyper, well_known_range
 from rulec.language.parse.expression import parse_expression
 from rulec.language.parse.located import Text
@@ -322,7 +323,7 @@ def in_form(rule: AnyRule, form: str) -> AnyRule:
 
 def iterates(rule: RuleData) -> bool:
     """Whether the step of a rule has a `newton_schulz`."""
-    return any(part.op is Op.NEWTON_SCHULZ for part in walk(line.value for line in assignments(rule.step)))
+    return any(inside(part).op is Op.NEWTON_SCHULZ for part in walk(line.value for line in assignments(rule.step)))
 
 
 def _parsed(text: str, known: Iterable[str]) -> Node:

@@ -10,6 +10,7 @@ from typing import TypeGuard, cast
 from rulec.language.evaluations import gradient_of
 from rulec.language.expr.node import FACTS, Kind, Node, Op, const, name, node, walk
 from rulec.language.expr.ops import SPECS
+from rulec.language.expr.static import settings
 from rulec.language.expr.text import number_text
 from rulec.language.rule_data import Assign, Branch, RuleData, Statement, assignments
 
@@ -310,6 +311,10 @@ class _Printer:
         if value.op is Op.NORM:
             level = "" if value.arg == "tensor" else f",{_level(value, args)}"
             return rf"\left\lVert {args[0]}\right\rVert_{{2{level}}}", _ATOM
+        if value.op is Op.IN_BLOCKS:
+            *args, size = args
+            called = rf"\operatorname{{{_escaped(settings(value)['function'])}}}_{{\mathrm{{block}}\,{size}}}"
+            return rf"{called}\left({', '.join(args)}\right)", _ATOM
         called = notation or rf"\operatorname{{{_escaped(value.op.symbol)}}}"
         if value.op.kind is Kind.REDUCE:
             called, args = f"{called}_{{{_level(value, args)}}}", args[:1]

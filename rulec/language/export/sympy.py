@@ -20,7 +20,7 @@ from rulec.language.expr.newton_schulz import SCHEDULES
 from rulec.language.expr.node import LEVELS, PLACED, Kind, Node, Op, const, node, walk
 from rulec.language.expr.ops import FUNCTIONS as ELEMENTWISE
 from rulec.language.expr.ops import SPECS, having
-from rulec.language.expr.static import GRAM, MUON, NORM, UNDIVIDED
+from rulec.language.expr.static import BLOCKWISE, GRAM, MUON, NORM, UNDIVIDED, inside
 from rulec.language.expr.text import number_text
 from rulec.language.rule_data import Assign, RuleData, Statement
 from rulec.language.source import did_you_mean
@@ -137,6 +137,8 @@ class ToSympy:
 
 def _function_name(part: Node) -> str:
     """The name of the undefined function for an operation that sympy lacks: `mean` per row is `mean_row`."""
+    if part.op is Op.IN_BLOCKS:
+        return f"{_function_name(inside(part))}_block"
     if isinstance(part.arg, tuple):
         return _opaque_name(part.op, part.arg)
     called = "matmul" if part.op is Op.MATMUL else part.op.symbol
@@ -183,7 +185,21 @@ def _opaque() -> dict[str, Callable[..., Node]]:
             functions[f"{op.symbol}_{draw}"] = lambda at, i, j, *, op=op, draw=draw: node(op, at, i, j, draw)
     for op, constants in _NAMED_OPAQUE:
         functions[_opaque_name(op, constants)] = lambda *args, op=op, constants=constants: node(op, *args, constants)
-    return functions | {"matmul": lambda a, b: node(Op.MATMUL, a, b)}
+    functions["matmul"] = lambda a, b: node(Op.MATMUL, a, b)
+    return functions | {f"{key}_block": _in_blocks(function) for key, function in functions.items()}
+
+
+def _in_blocks(function: Callable[..., Node]) -> Callable[..., Node]:
+    """The function of blocks of rows, of the function of a matrix; a name without one is an unknown function."""
+
+    def called(*args: Node) -> Node:
+        whole = function(*args[:-1])
+        names = [key for key, op in BLOCKWISE.items() if op is whole.op]
+        if not names:
+            raise RuleError(f"{whole.op.symbol} takes no blocks of a matrix")
+        return node(Op.IN_BLOCKS, *args, (names[0], whole.arg))
+
+    return called
 
 
 class FromSympy:

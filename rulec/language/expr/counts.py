@@ -34,7 +34,8 @@ class Count:
     count in messages. A `fixed` count does not change from step to step. Where `bounded`, a value with a
     hyper-parameter in it lies between 1 and the shorter side of the matrix, or is 1 or more where the author bounds the
     hyper-parameter, as in `minimum(rank, rows)`. For a slice, `end` is the operation, and `limit` the extent that its
-    last bound must not exceed; `text` is the author's expression of it.
+    last bound must not exceed. For a function of blocks, blocks must divide the `limit`. `text` is the author's
+    expression of the operation.
     """
 
     what: str
@@ -79,11 +80,21 @@ class Count:
     def _past_end(self, last: float, known: Mapping[str, float]) -> str:
         """Why a slice with this last bound does not fit; empty where it does, and where the extent is not known."""
         most = None if self.limit is None else number_known(self.limit, known)
+        if self.end is not None and self.end.op is Op.IN_BLOCKS:
+            return self._cut_unevenly(last, most, known)
         if self.end is None or most is None or last <= most:
             return ""
-        sides = settings(self.end)["axis"]
+        sides = settings(self.end).get("axis", "rows")
         advice = _advice(node(Op.ADD, self.values[0], self.values[-1]))
         return f"{short_text(self.text or self.end)!r} ends at {last:g} of {most:g} {sides}{_matrix(known)}{advice}"
+
+    def _cut_unevenly(self, size: float, most: float | None, known: Mapping[str, float]) -> str:
+        """Why blocks of `size` rows do not fit; empty where they do, and where the extent is not known."""
+        if most is None or not size or most % size == 0:
+            return ""
+        where, advice = short_text(self.text or cast(Node, self.end)), _advice(self.values[0])
+        advice = advice or ": say under applies_to which tensors they divide"
+        return f"blocks of {size:g} rows do not divide the {most:g} rows in {where!r}{_matrix(known)}{advice}"
 
     def _range(self, value: Node, known: Mapping[str, float]) -> tuple[int, int]:
         parts = [*walk([value])] if self.bounded and "rows" in known else []
@@ -126,6 +137,8 @@ def count_of(value: Node) -> Count | None:
         start, stop = statics(value)
         bounds = (start,) if stop is const(math.inf) else (start, stop, difference(stop, start))
         return Count(f"a bound or the extent of {short_text(value)!r}", bounds, end=value)
+    if value.op is Op.IN_BLOCKS:
+        return Count(f"the size of a block in {short_text(value)!r}", statics(value), 1, end=value)
     return Count(f"an extent of {value.op.symbol}", statics(value)) if value.op in STATIC else None
 
 

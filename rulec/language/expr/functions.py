@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from rulec.language.expr.arithmetic import number_known
@@ -17,7 +17,7 @@ from rulec.language.expr.newton_schulz import SCHEDULES, Coefficients
 from rulec.language.expr.node import LEVELS, Kind, Node, Op, const, name, node
 from rulec.language.expr.ops import FUNCTIONS as ELEMENTWISE
 from rulec.language.expr.ops import SPECS
-from rulec.language.expr.static import DIRECT, GRAM, MUON, NORM, UNDIVIDED, settings
+from rulec.language.expr.static import BLOCKWISE, DIRECT, GRAM, MUON, NORM, UNDIVIDED, inside, settings
 
 _ONE, _HALF = const(1), const(0.5)
 
@@ -117,8 +117,11 @@ class Function:
 
     def allowed(self, key: str) -> str:
         """The values of a keyword that takes one of some words, as messages list them."""
-        words = [repr(c) for c in self.choices[key]]
-        return ", ".join([*words, *SIGNATURES.values()] if key == "per" else words)
+        return ", ".join([*map(repr, self.choices[key]), *self.placed(key)])
+
+    def placed(self, key: str) -> list[str]:
+        """The levels with a number that a keyword takes, as messages show them."""
+        return [] if key != "per" else [SIGNATURES["block"]] if self.name in BLOCKWISE else [*SIGNATURES.values()]
 
     def _chooses(self, key: str, value: Any) -> bool:
         return value in self.choices[key] or value is self.optional[key]
@@ -221,11 +224,41 @@ def _iteration(
 
 
 def in_form(value: Node, form: str) -> Node:
-    """A `newton_schulz` in another form; any other node as it is."""
-    if value.op is not Op.NEWTON_SCHULZ:
+    """A `newton_schulz`, of a matrix or of its blocks, in another form; any other node as it is."""
+    iteration = inside(value)
+    if iteration.op is not Op.NEWTON_SCHULZ:
         return value
-    x, steps = value.args
-    return _iteration(x, steps, **{**settings(value), "form": form})
+    x, steps = iteration.args
+    changed = _iteration(x, steps, **{**settings(iteration), "form": form})
+    return changed if iteration is value else _in_blocks("newton_schulz", changed, value.args[-1])
+
+
+def _in_blocks(function: str, value: Node, rows: Node) -> Node:
+    """The function of each block of so many rows, from the function of the whole matrix."""
+    return node(Op.IN_BLOCKS, *value.args, rows, (function, value.arg))
+
+
+def _blockwise(function: Function) -> Function:
+    """The function with `per=block(n)`; with an `axis` where it has one, of rows or of columns."""
+
+    def build(*args: Any, per: str | Level, axis: Value = 0, **keywords: Any) -> Node:
+        number = as_node(axis)
+        if number not in (const(0), const(1)):
+            raise CallError(f"axis of {function.name} is 0 for blocks of rows, or 1 for blocks of columns")
+        if not isinstance(per, Level):
+            if number is const(1):
+                raise CallError(f"axis of {function.name} is that of blocks: write per=block(64), axis=1")
+            return function.build(*args, **keywords)
+        if per.word != "block":
+            raise CallError(f"per of {function.name} is one of {called.allowed('per')}, not {per}")
+        if number is const(0):
+            return _in_blocks(function.name, function.build(*args, **keywords), per.number)
+        turned = node(Op.TRANSPOSE, as_node(args[0]))
+        return node(Op.TRANSPOSE, _in_blocks(function.name, function.build(turned, *args[1:], **keywords), per.number))
+
+    optional = {**function.optional, "per": "matrix"} | ({"axis": 0} if function.name == "newton_schulz" else {})
+    called = replace(function, build=build, optional=optional, choices={**function.choices, "per": ("matrix",)})
+    return called
 
 
 def _divisor(normalize: Any) -> str | float:
@@ -306,7 +339,7 @@ _ITERATION_WORDS: Mapping[str, tuple[str, ...]] = {
 
 #: Every function of the language by the name it is called by.
 FUNCTIONS: dict[str, Function] = {
-    f.name: f
+    f.name: _blockwise(f) if f.name in BLOCKWISE else f
     for f in (
         *(_plain(op, *SPECS[op].arguments) for op in ELEMENTWISE),
         _composed("atan", arc_tangent, "x"),

@@ -115,6 +115,8 @@ class Op(Enum):
     EIGH = ("eigh", Kind.MATRIX)  # the eigenvectors, by ascending eigenvalue
     SINGULAR_VECTORS = ("singular_vectors", Kind.MATRIX)  # args: x, rank; left ones, by descending singular value
     INVERSE_ROOT = ("inverse_root", Kind.MATRIX)  # args: x, order, and an optional addend of each eigenvalue
+    # args: those of a function of `BLOCKWISE`, and the rows of a block; arg: the function's name and its constant
+    IN_BLOCKS = ("in_blocks", Kind.MATRIX)
 
     # args: at, extents...; arg: the number of the draw in the rule. Lowered, args: at; arg: the number, extents...
     UNIFORM = ("uniform", Kind.RANDOM)

@@ -14,11 +14,19 @@ from rulec.language.expr.node import Node, Op, node
 #: Operation -> the keywords that its constant has values for, in their order.
 SETTINGS: Mapping[Op, tuple[str, ...]] = {
     Op.NEWTON_SCHULZ: ("dtype", "coefficients", "normalize", "form"), Op.SOLVE: ("kind",), Op.CONCAT: ("axis",),
-    Op.SLICE: ("axis",), Op.UNIFORM: ("draw",), Op.NORMAL: ("draw",),
+    Op.SLICE: ("axis",), Op.UNIFORM: ("draw",), Op.NORMAL: ("draw",), Op.IN_BLOCKS: ("function", "constant"),
 }  # fmt: skip
 
-#: Operation with static operands -> the number of operands before them.
-STATIC: Mapping[Op, int] = {Op.UNIFORM: 1, Op.NORMAL: 1, Op.EYE: 0, Op.SLICE: 1, Op.SINGULAR_VECTORS: 1}
+#: Operation with static operands -> the place of the first of them among its operands, as in a slice.
+STATIC: Mapping[Op, int] = {
+    Op.UNIFORM: 1, Op.NORMAL: 1, Op.EYE: 0, Op.SLICE: 1, Op.SINGULAR_VECTORS: 1, Op.IN_BLOCKS: -1,
+}  # fmt: skip
+
+#: Function that takes a matrix or each block of its rows -> its operation on one of them.
+BLOCKWISE: Mapping[str, Op] = {
+    "matmul": Op.MATMUL, "transpose": Op.TRANSPOSE, "solve": Op.SOLVE, "cholesky": Op.CHOLESKY,
+    "newton_schulz": Op.NEWTON_SCHULZ, "qr": Op.QR, "eigh": Op.EIGH, "inverse_root": Op.INVERSE_ROOT,
+}  # fmt: skip
 
 #: The coefficients of `newton_schulz` that a rule need not name: those of Muon.
 MUON = "muon"
@@ -31,22 +39,44 @@ DIRECT, GRAM = "direct", "gram"
 
 
 def settings(value: Node) -> dict[str, Any]:
-    """The keywords of an operation, as its node has them."""
+    """The keywords of an operation, as its node has them; of one on blocks the function's name and its keywords."""
+    constants = dict(zip(SETTINGS.get(value.op, ()), _constants(value), strict=False))
+    return {"function": constants["function"], **settings(inside(value))} if value.op is Op.IN_BLOCKS else constants
+
+
+def _constants(value: Node) -> tuple[Any, ...]:
+    """The constants of a node before its static operands."""
     arg = value.arg if isinstance(value.arg, tuple) else (value.arg,)
-    return dict(zip(SETTINGS.get(value.op, ()), arg, strict=False))
+    return arg[: len(SETTINGS.get(value.op, ()))]
+
+
+def inside(value: Node) -> Node:
+    """The operation on one block, of one on blocks of rows, with the operands as a whole; any other node as it is."""
+    if value.op is not Op.IN_BLOCKS:
+        return value
+    function, constant = _constants(value)
+    operands = value.args if is_lowered(value) else value.args[:-1]
+    return node(BLOCKWISE[function], *operands, constant)
+
+
+def matrix_operands(value: Node, count: int) -> int:
+    """The number of matrices among the operands: `count`, or for a function of blocks the number of its function."""
+    return count if value.op is not Op.IN_BLOCKS else 2 if inside(value).op in (Op.MATMUL, Op.SOLVE) else 1
 
 
 def statics(value: Node) -> tuple[Node, ...]:
     """The static operands of an operation, before and after lowering."""
     if value.op not in STATIC:
         return ()
-    inside = cast(tuple[Node, ...], value.arg)[len(SETTINGS.get(value.op, ())) :] if is_lowered(value) else ()
-    return value.args[STATIC[value.op] :] or inside
+    if is_lowered(value):
+        return cast(tuple[Node, ...], value.arg)[len(SETTINGS.get(value.op, ())) :]
+    return value.args[STATIC[value.op] :]
 
 
 def is_lowered(value: Node) -> bool:
     """Whether the static operands are in the node's constant."""
-    return value.op in STATIC and len(value.args) == STATIC[value.op]
+    arg = value.arg if isinstance(value.arg, tuple) else ()
+    return value.op in STATIC and len(arg) > len(SETTINGS.get(value.op, ()))
 
 
 def lowered(value: Node) -> Node:
@@ -54,5 +84,4 @@ def lowered(value: Node) -> Node:
     if value.op not in STATIC or is_lowered(value):
         return value
     count = STATIC[value.op]
-    constants = tuple(settings(value).values())
-    return node(value.op, *value.args[:count], (*constants, *value.args[count:]))
+    return node(value.op, *value.args[:count], (*_constants(value), *value.args[count:]))

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from rulec.language.expr.node import PLACED, Kind, Node, Op, walk
-from rulec.language.expr.static import MUON, NORM, is_lowered, settings, statics
+from rulec.language.expr.static import MUON, NORM, inside, is_lowered, settings, statics
 
 _PRECEDENCE = {
     Op.OR: 1, Op.AND: 2, Op.NOT: 3,
@@ -83,7 +83,7 @@ def _text(value: Node, done: Mapping[Node, _Piece]) -> _Piece:
     if value.op is Op.SLICE:
         return _slice_text(value, done), _ATOM
     if value.op not in _PRECEDENCE:
-        return f"{value.op.symbol}({_call_arguments(value, done)})", _ATOM
+        return f"{settings(value).get('function', value.op.symbol)}({_call_arguments(value, done)})", _ATOM
     return _operator_text(value, done)
 
 
@@ -113,6 +113,14 @@ def _called(value: Node, done: Mapping[Node, _Piece]) -> str:
 
 def _call_arguments(value: Node, done: Mapping[Node, _Piece]) -> str:
     parts = [done[a][0] for a in _operands(value)]
+    if value.op is Op.IN_BLOCKS:
+        *operands, rows = parts
+        return f"{_arguments(inside(value), operands)}, per=block({rows})"
+    return _arguments(value, parts)
+
+
+def _arguments(value: Node, parts: Sequence[str]) -> str:
+    """The text between the parentheses of a call, with the texts of the operands."""
     if value.op.kind is Kind.REDUCE:
         per = f"{value.arg}({parts[1]})" if value.arg in PLACED else f'"{value.arg}"'
         return f"{parts[0]}, per={per}"

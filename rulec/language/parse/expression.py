@@ -318,7 +318,8 @@ class ExpressionParser:
         if keyword.arg == "per" and (level := self.level(keyword.value, depth)) is not None:
             return level
         allowed = ", ".join(repr(c) for c in choices[keyword.arg])
-        placed = f", or {' or '.join(SIGNATURES.values())} without them" if keyword.arg == "per" else ""
+        levels = [] if function is None else function.placed(str(keyword.arg))
+        placed = f", or {' or '.join(levels)} without them" if levels else ""
         self.fail(f"{keyword.arg} is one of {allowed}, in quotes{placed}", keyword.value)
 
     def level(self, tree: ast.expr, depth: int = 0) -> Level | None:

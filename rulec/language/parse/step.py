@@ -15,6 +15,7 @@ from rulec.language.expr.arithmetic import number_known
 from rulec.language.expr.functions import PAIRS
 from rulec.language.expr.names import BASE_NAMES, RESERVED, RESULTS, name_problem, short
 from rulec.language.expr.node import Node, Op, name, names_in, node
+from rulec.language.expr.static import settings
 from rulec.language.expr.text import expression_text
 from rulec.language.parse.expression import ExpressionParser, dotted
 from rulec.language.parse.located import Text
@@ -123,6 +124,9 @@ class StepParser:
             if problem := self._target_problem(str(identifier)):
                 raise rule_error(problem, self.text.span(target))
         value = self.expressions.parse(call)
+        if value.op not in PAIRS:
+            called = settings(value)["function"]
+            raise rule_error(f"{called} of blocks has one result: write {names[0]} = {called}(...)", span)
         inside = names_in([value])
         if {*names} <= {*inside}:
             raise rule_error("both names stand in the matrix too: give it a name of its own first", span)

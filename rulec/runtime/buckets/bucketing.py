@@ -33,6 +33,7 @@ from rulec.compiler.view import matrix_view, view_of
 from rulec.errors import RuleError, TensorError
 from rulec.formats import UNBIASED
 from rulec.language.expr.node import RANGE, ROWS, Kind, Node, Op, walk
+from rulec.language.expr.static import inside, statics
 from rulec.language.rule import Rule
 from rulec.language.rule_data import RuleData, placed_level
 from rulec.runtime.arrays import Vector
@@ -332,9 +333,10 @@ def _check_halved(program: Program, tensor: Tensor, static: Mapping[str, float])
             )
         return
     for value in values:
-        if value.op is Op.QR:  # an error of one rank, in the middle of a step, would be known to no other
+        if inside(value).op is Op.QR:  # an error of one rank, in the middle of a step, would be known to no other
             axes = inference.axes(value.args[0])
-            rows, cols = (evaluate_once(x, static, tensor.view.facts, {}) for x in (axes.rows, axes.cols) if x)
+            height = statics(value)[0] if value.op is Op.IN_BLOCKS else axes.rows
+            rows, cols = (evaluate_once(x, static, tensor.view.facts, {}) for x in (height, axes.cols) if x)
             if rows < cols:
                 raise TensorError(
                     f"qr needs at least as many rows as columns, and {program.name} gives it {rows:g} by {cols:g} for "

@@ -20,7 +20,7 @@ from rulec.compiler.scalars import evaluate_once
 from rulec.compiler.view import MatrixView
 from rulec.language.expr.newton_schulz import multiplications
 from rulec.language.expr.node import Kind, Node, Op, walk
-from rulec.language.expr.static import DIRECT, settings
+from rulec.language.expr.static import DIRECT, inside, settings, statics
 from rulec.runtime.distributed.owners import Share, Work
 
 
@@ -194,8 +194,9 @@ class OwnerPlan:
     def hyper_names(self) -> tuple[str, ...]:
         """The hyper-parameters that the work on a tensor follows from."""
         sides = [side for v in self.whole for a in (v, *v.args) for side in (self._axes[a].rows, self._axes[a].cols)]
-        steps = [self._steps(value) for value in self.whole if value.op is Op.NEWTON_SCHULZ]
-        parts = walk([x for x in (*sides, *steps) if x is not None])
+        steps = [self._steps(value) for value in self.whole if inside(value).op is Op.NEWTON_SCHULZ]
+        sizes = [size for value in self.whole if value.op is Op.IN_BLOCKS for size in statics(value)]
+        parts = walk([x for x in (*sides, *steps, *sizes) if x is not None])
         return tuple(sorted({str(part.arg) for part in parts if part.op is Op.HYPER}))
 
     def work(self, facts: Mapping[str, float], hyper: Mapping[str, float], view: MatrixView, layout: Layout) -> Work:
@@ -210,14 +211,19 @@ class OwnerPlan:
             axes = self._axes[value]
             return tuple(1.0 if x is None else evaluate_once(x, hyper, facts, {}) for x in (axes.rows, axes.cols))  # type: ignore[return-value]
 
-        return matrices * sum(
-            _work(value, [sides(a) for a in (value, *value.args)], self._iterations(value, hyper))
-            for value in self.whole
-        )
+        def work(value: Node) -> float:
+            every = [sides(a) for a in (value, *value.args)]
+            if value.op is not Op.IN_BLOCKS:
+                return _work(value, every, self._iterations(value, hyper))
+            blocks = every[1][0] / evaluate_once(statics(value)[0], hyper, facts, {})
+            of_block = [(rows / blocks, cols) for rows, cols in every]
+            return blocks * _work(inside(value), of_block, self._iterations(value, hyper)) if blocks else 0.0
+
+        return matrices * sum(map(work, self.whole))
 
     def _iterations(self, value: Node, hyper: Mapping[str, float]) -> float:
         """The number of iterations of `newton_schulz`; five where only a step knows it."""
-        if value.op is not Op.NEWTON_SCHULZ:
+        if inside(value).op is not Op.NEWTON_SCHULZ:
             return 0.0
         steps = self._steps(value)
         known = all(n.op is not Op.HYPER or n.arg in hyper for n in walk([steps]))

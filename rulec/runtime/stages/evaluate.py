@@ -22,7 +22,7 @@ from rulec.array_api.slices import Pieces, Stacks, Together
 from rulec.compiler.ir import COLS, PARTS, ROWS, Axes, Result
 from rulec.compiler.scalars import evaluate_once
 from rulec.language.expr.node import Kind, Node, Op
-from rulec.language.expr.static import settings, statics
+from rulec.language.expr.static import inside, settings, statics
 from rulec.runtime.buckets.flat import ROUNDS, axes_in_flat
 from rulec.runtime.buckets.plan import Gap, Projection, Step
 from rulec.runtime.buckets.reductions import Join, Joining, Waits
@@ -135,7 +135,7 @@ class GapEvaluator(SetValues):
         if kind is Kind.LEAF:
             return self._leaf(value)
         if kind is Kind.MATRIX:
-            return self._by_shape(value) if value.op in STACKED else self._for_each(value)
+            return self._by_shape(value) if inside(value).op in STACKED else self._for_each(value)
         if kind in (Kind.SHAPE, Kind.RANDOM):
             return self._for_each(value)
         function = self.library.arithmetic[value.op]

@@ -16,7 +16,7 @@ import numpy as np
 
 from rulec.array_api import random
 from rulec.array_api.slices import Cuts, Pieces, Stacks
-from rulec.compiler.matrix import MATRIX
+from rulec.compiler.matrix import MATRIX, matrices
 from rulec.language.expr.node import Node, Op, is_boolean
 from rulec.language.expr.static import UNDIVIDED, settings
 from rulec.runtime.buckets.flat import MOST
@@ -106,10 +106,10 @@ class SetValues(LaunchValues):
 
     def operands(self, value: Node, k: int, local: Mapping[Node, Any] | None = None) -> list[Any]:
         """The operands of a value for set k: arrays and numbers. Settings of matrix functions are known numbers."""
-        matrices = MATRIX[value.op].matrices if value.op in MATRIX else len(value.args)
+        count = matrices(value) if value.op in MATRIX else len(value.args)
         narrow = self.numbers_are_narrow(value.args)
         chosen = [
-            self.operand(a, k, narrow, local) if place < matrices else self._known(value.op, a, k)
+            self.operand(a, k, narrow, local) if place < count else self._known(value.op, a, k)
             for place, a in enumerate(value.args)
         ]
         places = self.sets[k]

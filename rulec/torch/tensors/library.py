@@ -19,7 +19,7 @@ from torch import Tensor
 from rulec.array_api import bits
 from rulec.array_api.functions import Functions, arithmetic
 from rulec.array_api.library import Library
-from rulec.array_api.matrix import matrix_functions
+from rulec.array_api.matrix import blockwise, matrix_functions
 from rulec.array_api.numpy import NumpyLibrary
 from rulec.array_api.reductions import REDUCTIONS
 from rulec.backend.capabilities import Capabilities, DrawsNumbers, ReducesSegments
@@ -144,7 +144,9 @@ ARITHMETIC: Mapping[Op, Callable[..., Any]] = arithmetic(
 )
 
 #: The matrix functions, where the tensors are.
-DEVICE_MATRIX: Mapping[Op, Callable[..., Any]] = {**matrix_functions(FUNCTIONS), Op.NEWTON_SCHULZ: newton_schulz}
+DEVICE_MATRIX: Mapping[Op, Callable[..., Any]] = blockwise(
+    FUNCTIONS, {**matrix_functions(FUNCTIONS), Op.NEWTON_SCHULZ: newton_schulz}
+)
 
 
 class HostLibrary(NumpyLibrary):
@@ -277,7 +279,8 @@ class DeviceLibrary(Library):
         if kernels is None or not kernels.has_quintic(self.device):
             return
         self.most_stacked, self._products = _STACKED, ProductsChoice(kernels)
-        self.matrix = {**DEVICE_MATRIX, Op.NEWTON_SCHULZ: partial(newton_schulz, products=self._products)}
+        iterate = partial(newton_schulz, products=self._products)
+        self.matrix = blockwise(FUNCTIONS, {**DEVICE_MATRIX, Op.NEWTON_SCHULZ: iterate})
 
     def stacks(self, value: Node, operands: Sequence[Any]) -> bool:
         """Small matrices, and all whose products are a backend's: torch's may have other bits in a large stack."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rulec.array_api.matrix import matrix_functions
+from rulec.array_api.matrix import blockwise, matrix_functions
 from rulec.array_api.newton_schulz import factor, iterations, times
 from rulec.array_api.numpy import NumpyFunctions
 from rulec.language.expr.newton_schulz import Coefficients, coefficients_of, in_blocks, iterated_in
@@ -195,6 +195,6 @@ def _has_tiles() -> bool:
 
 
 #: The matrix functions.
-TORCH_MATRIX: Mapping[Op, Callable[..., Any]] = {
-    **matrix_functions(_Functions(np)), Op.NEWTON_SCHULZ: _newton_schulz
-}  # fmt: skip
+TORCH_MATRIX: Mapping[Op, Callable[..., Any]] = blockwise(
+    _Functions(np), {**matrix_functions(_Functions(np)), Op.NEWTON_SCHULZ: _newton_schulz}
+)
