@@ -178,7 +178,7 @@ def _count(removed: str, operand: Axes, level: str, limit: Node | None) -> Node:
 
 
 def _apart(value: Node, of: Node, inference: AxisInference) -> Node:
-    """A reduction over several tensors, apart from those that other texts of the rule are made of.
+    """A reduction over several tensors, apart from reductions in other texts of the rule.
 
     Two of them may be the same for tensors of one shape, and not for those of another. Programs of both have two.
     """

@@ -110,7 +110,7 @@ def decode(coded: Coded, shape: tuple[int, ...], of: PureFunctions) -> Any:
 def _rows(form: Format, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape of the blocks of a tensor, one in each row.
 
-    The tensor's first axes stay apart where they can, so that a tensor that is sharded along them stays so.
+    The tensor's first axes stay apart where possible, so a tensor sharded along them remains sharded along them.
     """
     if shape and shape[-1] % form.block == 0:
         return (*shape[:-1], shape[-1] // form.block, form.block)

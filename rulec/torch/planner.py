@@ -1,4 +1,4 @@
-"""Files of `torch.distributed.checkpoint` whose codes have other shapes than those of this run."""
+"""Files of `torch.distributed.checkpoint` with codes in other shapes than this run has."""
 
 from __future__ import annotations
 

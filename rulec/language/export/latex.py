@@ -287,7 +287,7 @@ class _Printer:
         return rf"{self._in(first, _ATOM)}^{{{power}}}", _TALL
 
     def _is_of_elements(self, *values: Node) -> bool:
-        """Whether a product of these is one of elements, in a rule that has products of matrices too."""
+        """Whether a product of these operands is elementwise, in a rule with products of matrices."""
         return self.numbers is not None and not any(_is_number(value, self.numbers) for value in values)
 
     def _where(self, value: Node) -> str:

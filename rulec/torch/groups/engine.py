@@ -92,7 +92,7 @@ def add_parameters(
 ) -> list[TensorRef]:  # fmt: skip
     """Adds every parameter or section to the engine of its group, in an order; returns their references, by index.
 
-    `tensors` are those that kernels read and write for each route.
+    `tensors` has the tensors that kernels read and write, by route.
     """
     tensor_refs: dict[int, TensorRef] = {}
     of_group = {index: (engine, column) for engine in engines for column, index in enumerate(engine.indices)}

@@ -113,7 +113,7 @@ def _cbrt(x: Tensor) -> Tensor:
 
 
 def _log1p(x: Tensor) -> Tensor:
-    """log(1 + x), which is x of a subnormal number: torch's vectors lose the digits of these."""
+    """log(1 + x). The result for a subnormal x is x itself, whose digits torch's vectors lose."""
     return torch.where(torch.lt(torch.abs(x), torch.finfo(x.dtype).tiny), x, torch.log1p(x))
 
 

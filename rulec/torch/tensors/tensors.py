@@ -122,7 +122,7 @@ class TorchArrays(Arrays):
         return _BACKENDS[kind]
 
     def gradient_check(self, params: Sequence[Tensor], dtype: str, names: Sequence[str]) -> Check:
-        """A function that gives gradients in their parameters' memory order, copying those in another order.
+        """A function that gives gradients in their parameters' memory order, and copies a gradient in another order.
 
         It raises TensorError, naming the tensor, for one that is sparse or has another shape, and OtherDtype.
         """
