@@ -78,7 +78,7 @@ class Bucket:
     """Leaves of one rule with one program and one layout; `places` are their numbers in the tree.
 
     `owner` is their rule before it is routed: values of the model span all leaves of this rule, and no others.
-    `functions` is the backend of the kernel. `formats` has the formats of states in codes; in the layout they are decoded.
+    `functions` is the backend of the kernel. `formats` has the formats of states in codes: the layout has them decoded.
     `plain` is the program of a step that measures no statistics.
     """
 
