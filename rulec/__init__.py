@@ -8,14 +8,14 @@ from typing import Any
 from rulec.compiler.pipeline import compile
 from rulec.errors import RulecError, RuleError
 from rulec.language.export.equations import from_sympy
-from rulec.language.library.load import json_schema, load, parse, rules
+from rulec.language.library.load import json_schema, load, parse, rules, variants
 from rulec.language.partition import Part, Partition, part, partition
 from rulec.language.rule import Rule
 from rulec.language.tracing.decorator import rule
 
 __all__ = [
     "Part", "Partition", "Rule", "RuleError", "RulecError", "compile", "from_sympy", "json_schema", "load", "parse",
-    "part", "partition", "rule", "rules",
+    "part", "partition", "rule", "rules", "variants",
 ]  # fmt: skip
 __version__ = "0.1.0"
 

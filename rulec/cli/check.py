@@ -34,12 +34,10 @@ def check(
 
     Validates the rule, lists a step's reads, writes, states, and hoisted and fused operations, and compares with 50
     digits. All mistakes of a rule file are reported, and warnings of what nothing reads. With --watch it says what the
-    statistics cost, beside the step without them, and how exact they are.
+    statistics cost, beside the step without them, and how exact they are. Each variant of a rule is checked.
     """
     from rulec.language.check import unread
-    from rulec.language.evaluations import parts_of
-    from rulec.runtime.engine import default_hyper
-    from rulec.tools.display.kernels import costs_of
+    from rulec.language.variants import variants_of
 
     try:
         loaded = arguments.find_rule(rule, allow_url)
@@ -58,25 +56,18 @@ def check(
     if loaded.wraps:
         _report_wrapper(loaded, warnings, json)
         return
-    values = arguments.hyper_values(loaded, hyper)
-    programs = costs_of(loaded, arguments.check_dtype(dtype), arguments.watch_of(loaded, watch))
-    sides: list[dict[str, Any]] = []
-    beyond: list[dict[str, Any]] = []
-    parts = parts_of(loaded)
     with working() as shown:
-        for place, part in enumerate(parts, 1):
-            # The statistics of a rule with passes are of its last point.
-            asked = arguments.watch_of(loaded, watch) if place == len(parts) else []
-            mine = {key: values[key] for key in default_hyper(part, {})}
-            measured = _oracle(part, mine, dtype, backend, steps, asked, shown)
-            sides, beyond = sides + measured[0], beyond + measured[1]
-    exact = {"steps": steps, "sides": sides, "beyond": beyond}
-    report = {"rule": loaded.name, "dtype": dtype, "programs": programs, "oracle": exact}
-    report["warnings"] = [*map(_mistake, warnings)]
+        reports = {
+            name: _measured(name, each, hyper, dtype, backend, steps, watch, shown)
+            for name, each in variants_of(loaded, loaded.name).items()
+        }
     if json:
-        print_json(report)
+        whole = reports.get(loaded.name) or {"rule": loaded.name, "dtype": dtype, "variants": reports}
+        print_json({**whole, "warnings": [*map(_mistake, warnings)]})
     else:
-        _print(report)
+        for name, report in reports.items():
+            _print(name, report)
+    beyond = [far for report in reports.values() for far in report["oracle"]["beyond"]]
     for far in beyond:
         fail(
             f"{far['side']} is wrong: {far['name']} of {far['rule']} in float64 is {far['ulps']:.6g} ulps from 50 "
@@ -84,6 +75,31 @@ def check(
         )
     if beyond:
         raise typer.Exit(1)
+
+
+def _measured(
+    name: str, rule: Rule, hyper: list[str] | None, dtype: str, backend: str, steps: int, watch: list[str] | None,
+    shown: Working,
+) -> dict[str, Any]:  # fmt: skip
+    """The costs and the exactness of a rule, or of one of its variants, known by a name."""
+    from rulec.language.evaluations import parts_of
+    from rulec.runtime.engine import default_hyper
+    from rulec.tools.display.kernels import costs_of
+
+    values = arguments.hyper_values(rule, hyper)
+    programs = costs_of(rule, arguments.check_dtype(dtype), arguments.watch_of(rule, watch))
+    sides: list[dict[str, Any]] = []
+    beyond: list[dict[str, Any]] = []
+    parts = parts_of(rule)
+    for place, part in enumerate(parts, 1):
+        # The statistics of a rule with passes are of its last point.
+        asked = arguments.watch_of(rule, watch) if place == len(parts) else []
+        mine = {key: values[key] for key in default_hyper(part, {})}
+        label = name if len(parts) == 1 else part.name
+        measured = _oracle(label, part, mine, dtype, backend, steps, asked, shown)
+        sides, beyond = sides + measured[0], beyond + measured[1]
+    exact = {"steps": steps, "sides": sides, "beyond": beyond}
+    return {"rule": rule.name, "dtype": dtype, "programs": programs, "oracle": exact}
 
 
 def _mistake(error: RuleError) -> dict[str, Any]:
@@ -103,7 +119,8 @@ def _report_wrapper(wrapper: Rule, warnings: list[RuleError], json: bool) -> Non
 
 
 def _oracle(
-    rule: Rule, hyper: Mapping[str, float], dtype: str, backend: str, steps: int, watch: Watch, shown: Working
+    label: str, rule: Rule, hyper: Mapping[str, float], dtype: str, backend: str, steps: int, watch: Watch,
+    shown: Working,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:  # fmt: skip
     """The exactness of the reference and of the backend, in ulps, or the reason where it was not measured.
 
@@ -120,7 +137,7 @@ def _oracle(
     for place, (kind, names) in enumerate(tries, 1):
         what = ", ".join((" and ".join(n or "reference" for n in names), kind, shapes_text(shapes)))
         for group in (names, names[:1]) if len(names) > 1 else (names,):
-            shown.begin(f"{rule.name} beside 50 digits, {what}", steps, place, len(tries))
+            shown.begin(f"{label} beside 50 digits, {what}", steps, place, len(tries))
             try:
                 results = exactness_of_all(rule, hyper, Trial(kind, steps, shapes), group, shown.advance, watch)
             except (RuleError, BackendUnsupported, BackendUnavailable) as error:
@@ -142,10 +159,10 @@ def _oracle(
     ]
 
 
-def _print(report: Mapping[str, Any]) -> None:
+def _print(name: str, report: Mapping[str, Any]) -> None:
     from rulec.tools.display.kernels import cost_lines
 
-    print(f"{report['rule']} is a valid rule")
+    print(f"{name} is a valid rule")
     for facts in report["programs"]:
         if len(report["programs"]) > 1 or facts["rule"] != report["rule"]:
             print(f"for tensors of shape {' and '.join(facts['shapes'])}, by {facts['rule']}:")

@@ -78,7 +78,7 @@ class Working:
 
 @contextmanager
 def working() -> Iterator[Working]:
-    """Within the block, a line on stderr says what the command does and which kernels it compiles."""
+    """Within the block, the present work of a command is shown on stderr: see `Working`."""
     from rulec.backend.cache import observed
 
     shown, ended = Working(sys.stderr, sys.stderr.isatty()), threading.Event()

@@ -34,6 +34,9 @@ class Rule(RuleData):
     `passes` are points at which the model is evaluated again; at a pass `climb` the gradient is `climb.g`. The rule as
     it runs by itself has `moves` in their place: see `rulec.language.evaluations`.
 
+    `variants` are values of hyper-parameters that `rulec.variants` gives the rule with; a composed rule has none. Rules
+    that differ in them alone are equal.
+
     Rules are made by `rulec.load`, `rulec.parse`, `@rulec.rule` and by composing others: `a + b`, `a >> b`,
     `wrapper(a)`, `.bind`.
     """

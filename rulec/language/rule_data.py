@@ -190,6 +190,7 @@ class RuleData:
     moves: tuple[Move, ...] = ()
     statistics: Mapping[str, Statistic] = field(default_factory=dict)
     interop: Mapping[str, Any] = field(default_factory=dict)
+    variants: Mapping[str, tuple[Any, ...]] = field(default_factory=dict, compare=False, repr=False)
     path: Path | None = field(default=None, compare=False, repr=False)
     function: Any = field(default=None, compare=False, repr=False)
     sizes: Sizes | None = field(default=None, compare=False, repr=False)

@@ -230,3 +230,24 @@ def test_a_rule_with_passes_measures_at_its_last_point() -> None:
     assert [(side["rule"], "statistics" in side) for side in sides] == [
         ("SAMAdamClimb", False), ("SAMAdamClimb", False), ("SAMAdam", True), ("SAMAdam", True),
     ]  # fmt: skip
+
+
+def test_every_variant_is_checked(tmp_path: Path) -> None:
+    """A static count decides how many states the rule has."""
+    file = tmp_path / "varied.yaml"
+    file.write_text("""\
+name: Sums
+hyper: {lr: 1e-3, n: {default: 2, static: true, whole: true}}
+state: {m: {init: 0, count: n}}
+variants: {n: [1, 3]}
+step: |
+  for i in range(n):
+    m[i] = m[i] + g
+  direction = m[0]
+""")
+    reports = run_json("check", str(file), "--steps", "1")["variants"]
+    states = {name: [*each["programs"][0]["state_bytes"]] for name, each in reports.items()}
+    assert states == {"Sums(n=1)": ["m_0"], "Sums(n=3)": ["m_0", "m_1", "m_2"]}
+    assert all(each["oracle"]["sides"][1]["ulps"] for each in reports.values())
+    valid = [line for line in run("check", str(file), "--steps", "1").splitlines() if "is a valid rule" in line]
+    assert valid == ["Sums(n=1) is a valid rule", "Sums(n=3) is a valid rule"]

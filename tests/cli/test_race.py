@@ -91,3 +91,21 @@ def test_statistics_without_a_file_for_their_curves_are_refused(tmp_path: Path) 
     assert "--watch draws curves on a page: give --html FILE" in error("race", "sgd", *SMALL, "--watch", "norms")
     mixed = ("--watch", "trust", "--watch", "norms", "--json", str(tmp_path / "race.json"))
     assert "--watch trust is a name that rules declare" in error("race", "lamb", *SMALL, *mixed)
+
+
+def test_variants_race_side_by_side_with_the_bits_of_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = "name: Scaled\nhyper: {lr: 1e-3, k: 1}\nstep: |\n  direction = k*g\n"
+    Path("plain.yaml").write_text(text)
+    Path("scaled.yaml").write_text(f"{text}variants: {{k: [1, 2]}}\n")
+    spans = ("--lr", "scaled.yaml=1e-4:1e-3", "--lr", "scaled.yaml(k=2)=1e-3:1e-2")
+    run("race", "scaled.yaml", *SMALL, *spans, "--json", "all.json")
+    run("race", "plain.yaml(k=2)", *SMALL, "--lr", "1e-3:1e-2", "--json", "one.json")
+    runs = json.loads(Path("all.json").read_text())["runs"]
+    assert {(each["rule"], each["lr"]) for each in runs} == {
+        ("scaled.yaml(k=1)", 1e-4), ("scaled.yaml(k=1)", 1e-3), ("scaled.yaml(k=2)", 1e-3), ("scaled.yaml(k=2)", 1e-2),
+    }  # fmt: skip
+    alone = [each["loss"] for each in json.loads(Path("one.json").read_text())["runs"]]
+    assert [each["loss"] for each in runs if each["rule"] == "scaled.yaml(k=2)"] == alone

@@ -44,6 +44,14 @@ def test_the_update_is_a_word_under_statistics_alone(key: str) -> None:
     assert meaning_at(text, 5, 2, names_of(text)) == names_of(text)["w"]
 
 
+@pytest.mark.parametrize("key", ["variants: {be", "variants: {m: [1], be", "variants:\n  be"])
+def test_hyper_parameters_are_offered_under_variants(key: str) -> None:
+    lines = (TEXT + key).splitlines()
+    assert offered(TEXT + key, len(lines) - 1, len(lines[-1])) == {"beta"}
+    values = TEXT + "variants: {beta: [0.9, s"
+    assert {"sqrt", "beta"} <= offered(values, 7, len(values.splitlines()[7]))
+
+
 def test_broken_yaml_has_the_names_of_its_lines() -> None:
     assert {"m", "w"} <= names_of(TEXT.replace("0.9}", "0.9")).keys()
     assert names_of("- 1") == {}

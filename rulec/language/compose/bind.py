@@ -48,11 +48,14 @@ class _FreeNames:
 
 
 def bind(rule: AnyRule, bindings: Mapping[str, Binding]) -> AnyRule:
-    """The rule with some hyper-parameters bound.
+    """The rule with some hyper-parameters bound, and without the variants of these.
 
     A number sets the default. An expression (text) of hyper-parameters takes the hyper-parameter's place; a single
     new name renames it. Names unknown to the rule, such as `lr` in `2*lr`, are for another rule to supply.
     """
+    if rule.variants:
+        left = {key: values for key, values in rule.variants.items() if key not in bindings}
+        return replace(bind(replace(rule, variants={}), bindings), variants=left)
     if "lr" in bindings and "lr" not in rule.hyper and rule.multiplies_lr:
         rule = replace(rule, hyper={"lr": Hyper(DEFAULT_LR, **well_known_range("lr")), **rule.hyper})
     if AT_START in bindings and AT_START not in rule.hyper and AT_START in rule.all_hyper:
@@ -185,7 +188,7 @@ def _substituted(rule: AnyRule, values: Mapping[str, Node]) -> AnyRule:
 
 
 def without_term(rule: AnyRule, key: str) -> AnyRule:
-    """The rule without a hyper-parameter, and without the terms that it multiplies: what is left where it is 0.
+    """The rule without a hyper-parameter: products with this hyper-parameter are 0.
 
     Raises RuleError where another hyper-parameter's default follows from it.
     """

@@ -225,6 +225,21 @@ def load(name: str | Path, *, allow_url: bool = False) -> Rule:
     return compose_text(text, one) if composed else one(text)
 
 
+def variants(rule: Rule | str | Path, *, allow_url: bool = False) -> dict[str, Rule]:
+    """The rules of the variants that a rule, a name or a file declares, by name: `{"my.yaml(power=0.5)": rule, ...}`.
+
+    There is one for each combination of the values, the last hyper-parameter fastest. A rule without variants is alone.
+    RuleError as of `load`.
+    """
+    from rulec.language.variants import variants_of
+
+    return (
+        variants_of(rule, rule.name)
+        if isinstance(rule, Rule)
+        else variants_of(load(rule, allow_url=allow_url), str(rule))
+    )
+
+
 def _no_name(value: object) -> RuleError:
     kind = type(value)
     return RuleError(

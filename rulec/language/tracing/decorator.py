@@ -47,6 +47,7 @@ from rulec.language.tracing.options import (
     check_mappings,
     expression_of,
     extents_of,
+    varied,
     with_statistics,
     with_whole,
     wrapped_names,
@@ -59,7 +60,7 @@ __all__ = ["Value", "call_rule", "operation", "record", "rule"]
 _ARGUMENTS = ("g", "grad", "p", "t", "s")
 _OPTIONS = (
     "state", "storage", "hyper", "name", "assigns", "wraps", "passes", "paper", "inputs", "view", "interop",
-    "statistics", *WHOLE,
+    "statistics", "variants", *WHOLE,
 )  # fmt: skip
 
 
@@ -72,7 +73,8 @@ def rule(
     wraps: str | Sequence[str] | Mapping[str, Any] = (), passes: Mapping[str, Any] | None = None,
     paper: Mapping[str, Any] | None = None, inputs: Mapping[str, str] | None = None,
     view: Mapping[str, str] | None = None, interop: Mapping[str, Any] | None = None,
-    statistics: Mapping[str, str] | None = None, rate: str | float | None = None,
+    statistics: Mapping[str, str] | None = None, variants: Mapping[str, Sequence[Any]] | None = None,
+    rate: str | float | None = None,
     evaluate: str | None = None, skip: str | None = None, applies_to: str | None = None,
     otherwise: Rule | str | None = None,
 ) -> Callable[[Callable[..., Any]], Rule]: ...  # fmt: skip
@@ -99,7 +101,8 @@ def rule(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     `inputs` has the kind of each input of a step, "scalar" or "like p": `dict(loss="scalar")`. The function takes an
     argument of each name.
     `view`, `rate`, `evaluate`, `skip`, `applies_to`, `otherwise`, `statistics` and `interop` are as in a rule file,
-    with expressions in quotes; `otherwise` may be a Rule.
+    with expressions in quotes; `otherwise` may be a Rule. `variants` are values to compare:
+    `variants=dict(power=[0.5, 1])`.
 
     The function itself stays at `.function` and runs on NumPy arrays. Raises RuleError at the line of a mistake.
     """
@@ -117,7 +120,9 @@ def _placed(function: Any, options: Mapping[str, Any], values: Mapping[str, Any]
     if not inspect.isfunction(function):
         raise RuleError(f"rulec.rule makes a rule of a function, not of {function!r}")
     try:
-        traced = _traced(function, values or {}, options)
+        traced = _traced(function, values or {}, {k: v for k, v in options.items() if k != "variants"})
+        if values is None:
+            traced = varied(traced, options.get("variants"))
         sizes = traced.sizes
         if sizes is None:
             return traced

@@ -20,10 +20,11 @@ from rulec.language.rule import Rule
 from rulec.language.rule_data import Routing, Statistic
 from rulec.language.source import Source, did_you_mean
 from rulec.language.statistics import names_of, parsed
+from rulec.language.variants import with_variants
 
 __all__ = [
-    "FACTS_OF_SHAPE", "WHOLE", "check_mappings", "expression_of", "extents_of", "with_statistics", "with_whole",
-    "wrapped_names",
+    "FACTS_OF_SHAPE", "WHOLE", "check_mappings", "expression_of", "extents_of", "varied", "with_statistics",
+    "with_whole", "wrapped_names",
 ]  # fmt: skip
 
 #: The options about a rule as a whole.
@@ -129,6 +130,18 @@ def with_statistics(rule: Rule, called: Mapping[str, Statistic], texts: Mapping[
         except RuleError as error:
             raise RuleError(f"the statistic {key} of {rule.name} is {text!r}: {error.message}") from None
     return replace(rule, statistics=kept)
+
+
+def varied(rule: Rule, variants: Any) -> Rule:
+    """The rule with the variants of an option. Raises RuleError in a sentence."""
+    if variants is None:
+        return rule
+    if not isinstance(variants, Mapping):
+        raise RuleError(f"variants of {rule.name} is a dict, not {variants!r}")
+    for key, values in variants.items():
+        if not isinstance(values, list | tuple) or not values:
+            raise RuleError(f"the variants of {key} of {rule.name} are a list of values, not {values!r}")
+    return with_variants(rule, variants, lambda key, index, make: make())
 
 
 def _rate(rule: Rule, value: Any) -> Node:

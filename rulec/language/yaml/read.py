@@ -48,6 +48,7 @@ from rulec.language.rule_data import AnyRule, Make, Pass, Routing, Sizes, State,
 from rulec.language.sizes import entries, resized
 from rulec.language.source import Mistakes, Span, did_you_mean, of_kind, rule_error
 from rulec.language.statistics import parsed as parsed_statistic
+from rulec.language.variants import with_variants
 from rulec.language.yaml.document import Document, read_document
 from rulec.language.yaml.document import Path as Place
 from rulec.language.yaml.lengths import Lengths
@@ -91,6 +92,23 @@ class _RuleReader:
 
     def rule(self) -> Rule:
         self._check_keys()
+        return self._with_variants(self._of_body())
+
+    def _with_variants(self, rule: Rule) -> Rule:
+        """The rule with the variants of the file; it is `make` that asks for other lengths, and leaves them out."""
+        if self.lengths.values:
+            return rule
+        places = {key: ("variants", key) for key in self.file.variants}
+        values = {key: [self._binding((*place, i)) for i in range(len(self.file.variants[key]))]
+                  for key, place in places.items()}  # fmt: skip
+
+        def placed(key: str, index: int | None, make: Callable[[], Any]) -> Any:
+            place: Place = places[key] if index is None else (*places[key], index)
+            return self._placed(make, self.document.span(place, key=index is None))
+
+        return with_variants(rule, values, placed) if values else rule
+
+    def _of_body(self) -> Rule:
         uses = self._uses() if self.file.step is not None else {}
         routed = [rule for rule in uses.values() if rule.applies_to is not None]
         if not routed:
@@ -425,6 +443,9 @@ class _RuleReader:
         """The entry under `otherwise`: the rule for tensors outside `applies_to`."""
         entry = self.document.data["otherwise"]
         if is_rule_file(entry):
+            if "variants" in entry:
+                message = "variants are of the whole rule: move them to its own keys"
+                raise rule_error(message, self.document.span(("otherwise", "variants"), key=True))
             below, values = self.document.below(("otherwise",)), self.lengths.values
             return Routing(_RuleReader(below, self.resolve, self.path, values, self.make).rule())
         if isinstance(entry, str) and is_rule_text(entry):

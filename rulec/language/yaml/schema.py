@@ -12,6 +12,7 @@ from rulec.language.expr.names import short
 from rulec.language.expr.node import LEVELS, PLACED
 from rulec.language.sizes import MAX_LENGTH
 from rulec.language.source import did_you_mean, rule_error
+from rulec.language.variants import MAX_VARIANTS
 from rulec.language.yaml.document import Document
 from rulec.language.yaml.document import Path as Place
 
@@ -138,6 +139,9 @@ class RuleFile(_Strict):
     applies_to: Expression | None = Field(None, description="A condition on tensors: their shape facts and tags")
     otherwise: Written | None = Field(None, description="The rule for the other tensors")
     view: ViewEntry | None = None
+    variants: dict[str, Annotated[list[Number | Expression | List], Field(min_length=1, max_length=MAX_VARIANTS)]] = (
+        Field(default_factory=dict, description="Values of hyper-parameters to compare: rulec race runs each of them")
+    )
     interop: dict[str, Any] = Field(default_factory=dict, description="Names of the same things in other libraries")
 
     @model_validator(mode="after")
@@ -207,6 +211,10 @@ WANTED: dict[tuple[str, ...], str] = {
     ("view",): "a mapping with flatten: rest or short: first",
     ("view", "flatten"): "rest",
     ("view", "short"): "first",
+    ("variants",): "a mapping of hyper-parameters to lists of values",
+    ("variants", "*"): f"a list of 1 to {MAX_VARIANTS} values",
+    ("variants", "*", "*"): "a number, an expression, or a list of them",
+    ("variants", "*", "*", "*"): "a number or an expression",
     ("interop",): "a mapping",
     ("*",): "a text",
     ("*", "*"): "the name of a rule, or one name with its bindings",
@@ -236,7 +244,7 @@ def json_schema() -> dict[str, Any]:
         for key, value in model["properties"].items():
             # A key that is left out is left out: of all values only a default may be written as null.
             _tidy(value, null=(name, key) == ("HyperEntry", "default"))
-    for key in ("hyper", "state", "storage", "inputs", "passes", "statistics"):
+    for key in ("hyper", "state", "storage", "inputs", "passes", "statistics", "variants"):
         schema["properties"][key]["propertyNames"] = {"pattern": _NAME_PATTERN}
     schema["oneOf"] = [{"required": [key]} for key in ("step", "plus", "chain")]
     composed = {"anyOf": [{"required": ["plus"]}, {"required": ["chain"]}]}

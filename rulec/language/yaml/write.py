@@ -90,6 +90,10 @@ def _pass_entry(each: Pass) -> Any:
     return point if each.when is None else {"point": point, "when": _plain(each.when)}
 
 
+def _listed(values: Any) -> Any:
+    return [*map(_listed, values)] if isinstance(values, tuple) else values
+
+
 def rule_to_yaml(rule: RuleData) -> str:
     """The rule as a rule file, composed rules written out in full."""
     return dumped(_rule_data(rule))
@@ -120,4 +124,5 @@ def _rule_data(rule: RuleData) -> dict[str, Any]:
     if (rest := rule.otherwise) is not None:
         data["otherwise"] = rest.text if rest.text or rest.rule is None else _rule_data(rest.rule)
     data["view"], data["interop"] = dict(rule.view), dict(rule.interop)
+    data["variants"] = {key: _listed(values) for key, values in rule.variants.items()}
     return {k: v for k, v in data.items() if v not in (None, "", {})}

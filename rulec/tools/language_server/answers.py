@@ -48,13 +48,15 @@ def words_at(text: str, line: int, column: int, names: Mapping[str, Word]) -> li
     """The words to offer at a place, its line and column from 0; `names` are those of the rule.
 
     Keys at the beginning of a line, rules where a key asks for some, nothing in texts, elsewhere names and functions;
-    under `statistics` also the names of statistics alone.
+    under `statistics` also the names of statistics alone, and under `variants` hyper-parameters.
     """
     before = (text.split("\n")[line : line + 1] or [""])[0][:column]
     if re.fullmatch(r"\w*", before):
         return [*_keys().values()]
     if _TEXTS.match(before):
         return []
+    if _section(text, line) == "variants" and before.count("[") == before.count("]"):
+        return [word for word in names.values() if word.kind == "hyper-parameter" and word.name != "lr"]
     if _RULES.match(before):
         return [*_rules().values()]
     return [*{**names, **_of_statistics(text, line)}.values(), *_language().values()]
@@ -74,14 +76,19 @@ def meaning_at(text: str, line: int, column: int, names: Mapping[str, Word]) -> 
 
 def _of_statistics(text: str, line: int) -> Mapping[str, Word]:
     """The names of statistics alone, where a line is under the key `statistics`."""
+    return _STATISTICS if _section(text, line) == "statistics" else {}
+
+
+def _section(text: str, line: int) -> str:
+    """The key that a line is under; empty above all keys."""
     keys = re.findall(r"^(\w+)\s*:", "\n".join(text.split("\n")[: line + 1]), re.MULTILINE)
-    return _STATISTICS if keys and keys[-1] == "statistics" else {}
+    return keys[-1] if keys else ""
 
 
 def names_of(text: str) -> dict[str, Word]:
-    """The hyper-parameters, states, inputs and lines of a rule's text; of broken YAML the lines alone."""
+    """The hyper-parameters, states, inputs and lines of a rule's text; of broken YAML those of whole sections."""
     data = _data(text)
-    sections: Mapping[str, Any] = data if isinstance(data, dict) else {}
+    sections: Mapping[str, Any] = data if isinstance(data, dict) else _whole_sections(text)
     lines = re.findall(r"^ +([A-Za-z_]\w*) *= *(.+)$", text, re.MULTILINE)
     names = {name: Word(name, "line", f"`{name} = {value}`") for name, value in lines}
     for section, kind in (("hyper", "hyper-parameter"), ("state", "state"), ("inputs", "input")):
@@ -89,6 +96,15 @@ def names_of(text: str) -> dict[str, Word]:
         for name, value in entries.items() if isinstance(entries, dict) else ():
             names[str(name)] = Word(str(name), kind, _declared(str(name), kind, value))
     return names
+
+
+def _whole_sections(text: str) -> dict[str, Any]:
+    """The data of the sections of broken YAML, where a section alone is YAML."""
+    sections: dict[str, Any] = {}
+    for section in re.findall(r"^\w+ *:.*(?:\n .*)*", text, re.MULTILINE):
+        data = _data(section)
+        sections |= data if isinstance(data, dict) else {}
+    return sections
 
 
 def _data(text: str) -> Any:

@@ -22,6 +22,7 @@ from rulec.errors import RulecError
 from rulec.language.library.load import load
 from rulec.language.rule import Rule
 from rulec.language.statistics import Watch
+from rulec.language.variants import variants_of
 from rulec.runtime.statistics import Statistics, known_of
 from rulec.tools.race.optimizers import optimizers
 from rulec.tools.race.outcome import HIGH, LOW, Grid, Outcome, grid, span_for
@@ -43,7 +44,8 @@ def race(
 ) -> Result:  # fmt: skip
     """Trains each rule at every learning rate with every seed, and returns losses, best rates and spreads.
 
-    `rules` are rules, library names, compositions or paths; a dict names them. `task` is a name of
+    `rules` are rules, library names, compositions or paths; a dict names them. A rule with variants races with each of
+    them, by names such as `my.yaml(power=0.5)`. `task` is a name of
     `rulec.tools.race.tasks.TASKS`; or a function, or `my.py:function`, that returns `(params, loss_and_grad)`, as
     `rulec.tools.race.tasks.user.UserTask` says. `lr` is the lowest and the highest of `rates` learning rates, spaced by
     equal ratios, or a dict of them by rule, with "" for all others. `steps` is the task's own number by default. After
@@ -52,7 +54,11 @@ def race(
     steps. RulecError for an unknown rule or task, or an impossible grid, before any step.
     """
     spans = dict(lr) if isinstance(lr, Mapping) else {"": lr}
-    named = _named(rules)
+    variants = {label: variants_of(rule, label) for label, rule in _named(rules).items()}
+    named = {name: rule for several in variants.values() for name, rule in several.items()}
+    # The learning rates of a rule are those of its variants, where these have none of their own.
+    of_rules = {name: span for label, span in spans.items() for name in variants.get(label, (label,))}
+    spans = of_rules | {label: span for label, span in spans.items() if label in named}
     for label in spans:
         if label and label not in named:
             raise RulecError(f"learning rates are named for {label!r}, and the race has {', '.join(named)} alone")
