@@ -104,6 +104,36 @@ class A2GradInc(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class ACClip(RuleOptimizer):
+    """Momentum whose elements are clipped at a running mean of the sizes of gradients."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.99),
+        eps: float = 1e-05,
+        alpha: float = 1.0,
+        *,
+        weight_decay: float = 0.0,
+        weight_decouple: bool = True,
+        fixed_decay: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
 class ACProp(RuleOptimizer):
     """The gradient divided by the centered second moment of the steps before."""
 
@@ -176,6 +206,35 @@ class ADOPTW(RuleOptimizer):
         eps: float = 1e-06,
         weight_decay: float = 0.01,
         *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
+class AGD(RuleOptimizer):
+    """Adam with the squared change of the corrected momentum, and plain momentum where it is below a threshold."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        switch: float = 1e-05,
+        *,
+        weight_decay: float = 0.0,
+        weight_decouple: bool = True,
+        fixed_decay: bool = False,
         maximize: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,
@@ -1224,6 +1283,34 @@ class AdamG(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
+class AdamHD(RuleOptimizer):
+    """Adam whose rate follows how far each gradient agrees with the step before."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr0: float = 0.001,
+        hypergrad_lr: float = 1e-08,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        reduce_over: Any = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
         offload: str | None = None,
@@ -2573,6 +2660,35 @@ class DualAdam(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class EAdam(RuleOptimizer):
+    """Adam that adds eps to the second moment in every step, where it accumulates, and to no root."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        *,
+        weight_decay: float = 0.0,
+        weight_decouple: bool = True,
+        fixed_decay: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
 class EXAdam(RuleOptimizer):
     """Adam whose moments correct each other, with a step along the gradient itself."""
 
@@ -3563,6 +3679,35 @@ class Lion(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class LionK(RuleOptimizer):
+    """Lion with the gradient of another norm than that of the sum, whose gradient is the sign."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.0001,
+        betas: tuple[float, float] = (0.9, 0.99),
+        order: float = 2.0,
+        weight_decay: float = 0.0,
+        *,
+        weight_decouple: bool = True,
+        fixed_decay: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
 class MADGRAD(RuleOptimizer):
     """Dual averaging with the cube root of summed squares, and momentum towards the averaged point."""
 
@@ -3965,6 +4110,35 @@ class NAdamW(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class NSGDM(RuleOptimizer):
+    """Steps of one length along the mean of gradients."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.01,
+        beta: float = 0.9,
+        *,
+        weight_decay: float = 0.0,
+        weight_decouple: bool = True,
+        fixed_decay: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        reduce_over: Any = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
 class Nero(RuleOptimizer):
     """Gradients over their norms, neuron by neuron, for weights that stay centred and of norm one."""
 
@@ -4308,6 +4482,36 @@ class PNM(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class PSGLD(RuleOptimizer):
+    """Langevin dynamics whose steps and noise are scaled as in RMSprop."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        alpha: float = 0.99,
+        eps: float = 1e-05,
+        temperature: float = 1.0,
+        *,
+        weight_decay: float = 0.0,
+        weight_decouple: bool = False,
+        fixed_decay: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
 class PolarGrad(RuleOptimizer):
     """Orthogonalized momentum times its nuclear norm, the sum of its singular values; AdamW for all else."""
 
@@ -4395,6 +4599,59 @@ class Prodigy(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
+class ProximalAdagrad(RuleOptimizer):
+    """Adagrad with the proximal steps of penalties of absolute values and of squares."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.01,
+        initial: float = 0.1,
+        lambda1: float = 0.0,
+        lambda2: float = 0.0,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
+class ProximalSGD(RuleOptimizer):
+    """Gradient descent with the proximal steps of penalties of absolute values and of squares."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.01,
+        lambda1: float = 0.0,
+        lambda2: float = 0.0,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
         offload: str | None = None,
@@ -4825,6 +5082,35 @@ class Rprop(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class SCAdagrad(RuleOptimizer):
+    """Adagrad for strongly convex functions, without the root of the sum of squares."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.01,
+        xi1: float = 0.1,
+        xi2: float = 0.1,
+        *,
+        weight_decay: float = 0.0,
+        weight_decouple: bool = True,
+        fixed_decay: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
 class SGD(RuleOptimizer):
     """Stochastic gradient descent, one step down the gradient."""
 
@@ -4845,6 +5131,61 @@ class SGD(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
+class SGDF(RuleOptimizer):
+    """A filter of gradients, whose gain sets how much of each goes into the step beside their mean."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.5,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        *,
+        weight_decay: float = 0.0,
+        weight_decouple: bool = False,
+        fixed_decay: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
+class SGDHD(RuleOptimizer):
+    """Gradient descent whose rate follows how far each gradient agrees with the one before."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr0: float = 0.001,
+        hypergrad_lr: float = 1e-06,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        reduce_over: Any = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
         offload: str | None = None,
@@ -4949,6 +5290,64 @@ class SGDW(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class SGHMC(RuleOptimizer):
+    """Hamiltonian dynamics with friction, and noise that makes the weights a sample."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.0001,
+        friction: float = 0.1,
+        noise_estimate: float = 0.0,
+        temperature: float = 1.0,
+        *,
+        weight_decay: float = 0.0,
+        weight_decouple: bool = False,
+        fixed_decay: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
+class SGLD(RuleOptimizer):
+    """Langevin dynamics, which is gradient descent with noise that makes the weights a sample."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.0001,
+        temperature: float = 1.0,
+        *,
+        weight_decay: float = 0.0,
+        weight_decouple: bool = False,
+        fixed_decay: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
 class SM3(RuleOptimizer):
     """Adagrad whose sums are the smaller of one for the row and one for the column."""
 
@@ -5000,6 +5399,36 @@ class SM3Axes(RuleOptimizer):
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
+class SNGM(RuleOptimizer):
+    """A sum of gradients, each divided by its norm before it is added."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        momentum: float = 0.9,
+        dampening: float = 0.0,
+        *,
+        weight_decay: float = 0.0,
+        weight_decouple: bool = True,
+        fixed_decay: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        reduce_over: Any = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
         offload: str | None = None,
@@ -5143,6 +5572,34 @@ class SRMM(RuleOptimizer):
         beta: float = 0.5,
         memory: float = 100.0,
         *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
+class SRSGD(RuleOptimizer):
+    """Nesterov's momentum that grows from nothing, and begins anew every so many steps."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.1,
+        restart: float = 40.0,
+        *,
+        weight_decay: float = 0.0,
+        weight_decouple: bool = False,
+        fixed_decay: bool = False,
         maximize: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,

@@ -37,26 +37,92 @@ def _ranger(tensors: Any, **keywords: Any) -> Any:
     return pytorch_optimizer.Ranger(tensors, degenerated_to_sgd=True, **keywords)
 
 
-class Snoo(TorchRun):
-    """Every k steps of Adam, torch's SGD takes a step from the slow weights, whose gradient is the way back to them."""
+class Slowly(TorchRun):
+    """torch's Adam, with copies of the first weights, and something of its own after a step."""
 
     def __init__(self, params: Sequence[Array], hyper: Hyper) -> None:
         super().__init__(torch.optim.Adam, lambda h: _adam(h, 0), params, hyper)
         self.slow = [tensor.detach().clone() for tensor in self.tensors]
-        outer = {"lr": hyper["outer_lr"], "momentum": hyper["outer_momentum"], "nesterov": True}
-        self.outer, self.k, self.t = torch.optim.SGD(self.slow, **outer), int(hyper["k"]), 0
+        self.t = 0
 
     def step(self, grads: Sequence[Array], hyper: Hyper) -> None:
         super().step(grads, hyper)
         self.t += 1
-        if self.t % self.k:
-            return
         with torch.no_grad():
-            for slow, fast in zip(self.slow, self.tensors, strict=True):
-                slow.grad = slow - fast
-            self.outer.step()
-            for slow, fast in zip(self.slow, self.tensors, strict=True):
-                fast.copy_(slow)
+            self.after(hyper)
+
+    def after(self, hyper: Hyper) -> None:
+        """What follows a step of Adam."""
+        raise NotImplementedError
+
+
+class Snoo(Slowly):
+    """Every k steps of Adam, torch's SGD takes a step from the slow weights, whose gradient is the way back to them."""
+
+    def __init__(self, params: Sequence[Array], hyper: Hyper) -> None:
+        super().__init__(params, hyper)
+        outer = {"lr": hyper["outer_lr"], "momentum": hyper["outer_momentum"], "nesterov": True}
+        self.outer = torch.optim.SGD(self.slow, **outer)
+
+    def after(self, hyper: Hyper) -> None:
+        if self.t % hyper["k"]:
+            return
+        for slow, fast in zip(self.slow, self.tensors, strict=True):
+            slow.grad = slow - fast
+        self.outer.step()
+        for slow, fast in zip(self.slow, self.tensors, strict=True):
+            fast.copy_(slow)
+
+
+class SlowMo(Slowly):
+    """Algorithm 1 of Wang and others (2019), with one worker and Adam as its base optimizer."""
+
+    def after(self, hyper: Hyper) -> None:
+        if self.t == 1:
+            self.u = [torch.zeros_like(slow) for slow in self.slow]
+        if self.t % hyper["k"]:
+            return
+        for u, slow, fast in zip(self.u, self.slow, self.tensors, strict=True):
+            u.copy_(hyper["slow_momentum"] * u + 1 / hyper["lr"] * (slow - fast))
+            slow.sub_(hyper["slow_lr"] * hyper["lr"] * u)
+            fast.copy_(slow)
+
+
+class SwitchEMA(Slowly):
+    """Algorithm 1 of Li and others (2024), where k steps are an epoch."""
+
+    def after(self, hyper: Hyper) -> None:
+        for average, fast in zip(self.slow, self.tensors, strict=True):
+            average.lerp_(fast, 1 - hyper["ema_decay"])
+            if self.t % hyper["k"] == 0:
+                fast.copy_(average)
+
+
+class RadialBrake(Slowly):
+    """The hook of emerging-optimizers around Adam: each norm goes a share of its way."""
+
+    def after(self, hyper: Hyper) -> None:
+        for before, now in zip(self.slow, self.tensors, strict=True):
+            grown = now.norm() - before.norm()
+            share = hyper["outward_scale"] if grown > 0 else hyper["inward_scale"]
+            now.mul_((before.norm() + share * grown) / now.norm())
+            before.copy_(now)
+
+
+class SWA(Slowly):
+    """torch's plain averages of the weights of some steps; those of Adam are compared until there is one."""
+
+    def after(self, hyper: Hyper) -> None:
+        if self.t == 1:
+            modules = torch.nn.ParameterList(self.tensors)
+            self.averaged = torch.optim.swa_utils.AveragedModel(modules)
+        counted, left = divmod(self.t - int(hyper["swa_start"]), int(hyper["swa_every"]))
+        if counted > 0 and not left:
+            self.averaged.update_parameters(torch.nn.ParameterList(self.tensors))
+
+    def params(self) -> list[Array]:
+        averages = list(self.averaged.parameters()) if self.t and self.averaged.n_averaged else self.tensors
+        return [tensor.detach().numpy().copy() for tensor in averages]
 
 
 _ANEW = "theirs has another weight decay before every step, for the same length of decay"
@@ -91,6 +157,21 @@ DECAYS: tuple[WrapperPeer, ...] = (
     WrapperPeer(
         "snoo(adam)", "torch.optim.SGD around torch.optim.Adam",
         {**_ADAM, "k": 4, "outer_lr": 0.6, "outer_momentum": 0.4}, Snoo,
+    ),
+    WrapperPeer(
+        "slowmo(adam)", "the paper's algorithm around torch.optim.Adam",
+        {**_ADAM, "k": 4, "slow_lr": 0.7, "slow_momentum": 0.4}, SlowMo,
+    ),
+    WrapperPeer(
+        "switch_ema(adam)", "the paper's algorithm around torch.optim.Adam", {**_ADAM, "k": 4, "ema_decay": 0.7},
+        SwitchEMA,
+    ),
+    WrapperPeer(
+        "radial_brake(adam)", "the formula of emerging-optimizers",
+        {**_ADAM, "outward_scale": 0.4, "inward_scale": 0.8}, RadialBrake,
+    ),
+    WrapperPeer(
+        "swa(adam)", "torch.optim.swa_utils.AveragedModel", {**_ADAM, "swa_start": 5, "swa_every": 3}, SWA, "average",
     ),
     WrapperPeer("nonnegative(adam)", "optax.keep_params_nonnegative", _ADAM, _nonnegative),
 )  # fmt: skip

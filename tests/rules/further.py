@@ -6,9 +6,37 @@
 from __future__ import annotations
 
 from tests.rules.peer import Peer, printed_peer
-from tests.rules.printed_momenta import FSGDM, GradPower
-from tests.rules.printed_moments import AdoptAtan2, Expectigrad, HAdam, InnaProp, KourkoutasBeta, Madam, NosAdam
+from tests.rules.printed_dynamics import PSGLD, SGHMC, SGLD
+from tests.rules.printed_momenta import (
+    FSGDM,
+    NSGDM,
+    SGDHD,
+    SNGM,
+    SRSGD,
+    AdamHD,
+    GradPower,
+    L2Init,
+    Proximal,
+    ProximalAdagrad,
+    UntunedWarmup,
+)
+from tests.rules.printed_moments import (
+    AGD,
+    SGDF,
+    ACClip,
+    AdoptAtan2,
+    EAdam,
+    Expectigrad,
+    HAdam,
+    InnaProp,
+    KourkoutasBeta,
+    LionK,
+    Madam,
+    NosAdam,
+    ScAdagrad,
+)
 
+_NOISE = "of the same random numbers, which are Philox4x32-10"
 _ADAM = {"lr": 0.03, "beta1": 0.8, "beta2": 0.95, "eps": 1e-6}
 
 FURTHER: tuple[Peer, ...] = (
@@ -30,6 +58,28 @@ FURTHER: tuple[Peer, ...] = (
         {"lr": 0.02, "c_scaling": 0.1, "v_coefficient": 0.8, "n_stages": 7, "sigma": 30},
     ),
     printed_peer("transforms/grad_power >> sgd", "the paper's formula", GradPower, {"lr": 0.05, "exponent": 1.3}),
+    printed_peer("eadam", "the paper's algorithm", EAdam, {**_ADAM, "eps": 1e-3}),
+    printed_peer("agd", "the paper's algorithm", AGD, {"lr": 0.03, "beta1": 0.8, "beta2": 0.95, "switch": 0.5}),
+    printed_peer(
+        "acclip", "the paper's algorithm", ACClip,
+        {"lr": 0.05, "beta1": 0.8, "beta2": 0.9, "eps": 1e-4, "alpha": 1.5},
+    ),
+    printed_peer("sc_adagrad", "the paper's algorithm", ScAdagrad, {"lr": 0.05, "xi1": 0.2, "xi2": 0.3}),
+    printed_peer(
+        "sgdf", "the paper's algorithm", SGDF, {"lr": 0.05, "beta1": 0.8, "beta2": 0.95, "eps": 1e-4},
+    ),
+    printed_peer("srsgd", "the paper's formulas", SRSGD, {"lr": 0.03, "restart": 7}),
+    printed_peer(
+        "proximal_sgd", "the paper's formulas", Proximal, {"lr": 0.05, "lambda1": 0.8, "lambda2": 0.3},
+    ),
+    printed_peer(
+        "proximal_adagrad", "TensorFlow's documentation", ProximalAdagrad,
+        {"lr": 0.1, "initial": 0.2, "lambda1": 0.8, "lambda2": 0.3},
+    ),
+    printed_peer("transforms/l2_init >> sgd", "the paper's formula", L2Init, {"lr": 0.05, "pull": 0.4}),
+    printed_peer(
+        "sgd >> transforms/untuned_warmup", "the paper's formula", UntunedWarmup, {"lr": 0.05, "warmup_beta2": 0.8},
+    ),
 )  # fmt: skip
 
 FURTHER_REDUCING: tuple[Peer, ...] = (
@@ -42,5 +92,24 @@ FURTHER_REDUCING: tuple[Peer, ...] = (
     ),
     printed_peer(
         "madam", "the paper's algorithm", Madam, {"lr": 0.1, "beta": 0.9, "p_scale": 1.5, "g_bound": 1.2},
+    ),
+    printed_peer(
+        "lion_k", "the paper's formulas", LionK,
+        {"lr": 0.05, "beta1": 0.8, "beta2": 0.9, "order": 3, "weight_decay": 0.07},
+    ),
+    printed_peer("nsgdm", "the paper's algorithm", NSGDM, {"lr": 0.1, "beta": 0.8}),
+    printed_peer("sngm", "the paper's algorithm", SNGM, {"lr": 0.1, "momentum": 0.8}),
+    printed_peer("sgd_hd", "the paper's algorithm", SGDHD, {"lr0": 0.02, "hypergrad_lr": 1e-5}),
+    printed_peer(
+        "adam_hd", "the paper's algorithm", AdamHD,
+        {"lr0": 0.02, "hypergrad_lr": 1e-4, "beta1": 0.8, "beta2": 0.95, "eps": 1e-6},
+    ),
+    printed_peer("sgld", "the paper's formula", SGLD, {"lr": 0.02, "temperature": 0.7}, _NOISE),
+    printed_peer(
+        "psgld", "the paper's algorithm", PSGLD, {"lr": 0.02, "alpha": 0.8, "eps": 1e-3, "temperature": 0.7}, _NOISE,
+    ),
+    printed_peer(
+        "sghmc", "the paper's formula", SGHMC,
+        {"lr": 0.02, "friction": 0.3, "noise_estimate": 0.1, "temperature": 0.7}, _NOISE,
     ),
 )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.rules.printed import Printed
+from tests.rules.printed_adaptive import Whole
 from tests.rules.runs import Array, Hyper
 
 
@@ -24,3 +25,96 @@ class GradPower(Printed):
 
     def update(self, i: int, g: Array, h: Hyper) -> None:
         self.w[i] = self.w[i] - h["lr"] * np.copysign(np.abs(g) ** h["exponent"], g)
+
+
+class SRSGD(Printed):
+    """Scheduled restarts of Wang and others (2020), whose steps count from zero."""
+
+    def update(self, i: int, g: Array, h: Hyper) -> None:
+        if self.t == 1:
+            self.v[i] = self.w[i]
+        count = (self.t - 1) % h["restart"]
+        after = self.w[i] - h["lr"] * g
+        self.w[i] = after + count / (count + 3) * (after - self.v[i])
+        self.v[i] = after
+
+
+class NSGDM(Whole):
+    """Algorithm 1 of Cutkosky and Mehta (2020)."""
+
+    def update(self, i: int, g: Array, h: Hyper) -> None:
+        self.m[0] = h["beta"] * self.m[0] + (1 - h["beta"]) * g if self.t > 1 else g
+        size = float(np.linalg.norm(self.m[0]))
+        self.w[0] = self.w[0] - h["lr"] * self.m[0] / (size or 1)
+
+
+class SNGM(Whole):
+    """Algorithm 1 of Zhao, Xie and Li (2020)."""
+
+    def update(self, i: int, g: Array, h: Hyper) -> None:
+        self.m[0] = h["momentum"] * self.m[0] + g / (float(np.linalg.norm(g)) or 1)
+        self.w[0] = self.w[0] - h["lr"] * self.m[0]
+
+
+class SGDHD(Whole):
+    """Algorithm 4 of Baydin and others (2017), SGD-HD."""
+
+    def update(self, i: int, g: Array, h: Hyper) -> None:
+        if self.t == 1:
+            self.rate, self.direction = h["lr0"], np.zeros_like(g)
+        self.rate = self.rate - h["hypergrad_lr"] * float(g @ -self.direction)
+        self.direction = self.direction_of(g, h)
+        self.w[0] = self.w[0] - self.rate * self.direction
+
+    def direction_of(self, g: Array, h: Hyper) -> Array:
+        """The step without its rate."""
+        return g
+
+
+class AdamHD(SGDHD):
+    """Algorithm 5 of Baydin and others (2017), Adam-HD."""
+
+    def direction_of(self, g: Array, h: Hyper) -> Array:
+        beta1, beta2, t = h["beta1"], h["beta2"], self.t
+        self.m[0] = beta1 * self.m[0] + (1 - beta1) * g
+        self.v[0] = beta2 * self.v[0] + (1 - beta2) * g**2
+        return np.asarray(self.m[0] / (1 - beta1**t) / (np.sqrt(self.v[0] / (1 - beta2**t)) + h["eps"]))
+
+
+class Proximal(Printed):
+    """Forward steps and backward steps of Duchi and Singer (2009): for each element alone, the minimum is known."""
+
+    def update(self, i: int, g: Array, h: Hyper) -> None:
+        rate = self.rate(i, g, h)
+        half = self.w[i] - rate * g
+        shrunk = np.where(half > rate * h["lambda1"], half - rate * h["lambda1"], 0)
+        shrunk = np.where(half < -rate * h["lambda1"], half + rate * h["lambda1"], shrunk)
+        self.w[i] = shrunk / (1 + rate * h["lambda2"])
+
+    def rate(self, i: int, g: Array, h: Hyper) -> Array:
+        """The learning rate of each element."""
+        return np.asarray(h["lr"])
+
+
+class ProximalAdagrad(Proximal):
+    """TensorFlow's ProximalAdagrad."""
+
+    def rate(self, i: int, g: Array, h: Hyper) -> Array:
+        self.v[i] = (self.v[i] if self.t > 1 else h["initial"]) + g**2
+        return np.asarray(h["lr"] / np.sqrt(self.v[i]))
+
+
+class L2Init(Printed):
+    """Gradient descent with the penalty of Kumar, Marklund and Van Roy (2023)."""
+
+    def update(self, i: int, g: Array, h: Hyper) -> None:
+        if self.t == 1:
+            self.v[i] = self.w[i]
+        self.w[i] = self.w[i] - h["lr"] * (g + h["pull"] * (self.w[i] - self.v[i]))
+
+
+class UntunedWarmup(Printed):
+    """The linear warmup of Ma and Yarats (2019), in front of gradient descent."""
+
+    def update(self, i: int, g: Array, h: Hyper) -> None:
+        self.w[i] = self.w[i] - h["lr"] * min(1, (1 - h["warmup_beta2"]) / 2 * self.t) * g

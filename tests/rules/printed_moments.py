@@ -111,3 +111,75 @@ class InnaProp(Printed):
         self.m[i] = self.m[i] * (1 - lr / beta) + lr * (1 / beta - alpha) * theta
         inertia = theta * (1 + lr * (1 - alpha * beta) / (beta - lr)) - self.m[i] * lr / (beta - lr)
         self.w[i] = inertia - lr * beta * g / (np.sqrt(v_hat) + h["eps"])
+
+
+class EAdam(Printed):
+    """Algorithm 2 of Yuan and Gao (2020)."""
+
+    def update(self, i: int, g: Array, h: Hyper) -> None:
+        beta1, beta2, t = h["beta1"], h["beta2"], self.t
+        self.m[i] = beta1 * self.m[i] + (1 - beta1) * g
+        self.v[i] = beta2 * self.v[i] + (1 - beta2) * g**2
+        self.v[i] = self.v[i] + h["eps"]
+        self.w[i] = self.w[i] - h["lr"] * (self.m[i] / (1 - beta1**t)) / np.sqrt(self.v[i] / (1 - beta2**t))
+
+
+class AGD(Printed):
+    """Algorithm 1 of Yue and others (2023)."""
+
+    def __init__(self, params: Sequence[Array]) -> None:
+        super().__init__(params)
+        self.corrected = [np.zeros_like(p) for p in params]
+
+    def update(self, i: int, g: Array, h: Hyper) -> None:
+        beta1, beta2, t = h["beta1"], h["beta2"], self.t
+        self.m[i] = beta1 * self.m[i] + (1 - beta1) * g
+        s = self.m[i] / (1 - beta1**t) - self.corrected[i]
+        self.corrected[i] = self.m[i] / (1 - beta1**t)
+        self.v[i] = beta2 * self.v[i] + (1 - beta2) * s**2
+        root = math.sqrt(1 - beta2**t)
+        rate = h["lr"] * root / (1 - beta1**t)
+        self.w[i] = self.w[i] - rate * self.m[i] / np.maximum(np.sqrt(self.v[i]), h["switch"] * root)
+
+
+class ACClip(Printed):
+    """The algorithm ACClip of Zhang and others (2019)."""
+
+    def update(self, i: int, g: Array, h: Hyper) -> None:
+        self.m[i] = h["beta1"] * self.m[i] + (1 - h["beta1"]) * g
+        self.v[i] = h["beta2"] * self.v[i] + (1 - h["beta2"]) * np.abs(g) ** h["alpha"]
+        bound = self.v[i] ** (1 / h["alpha"])
+        self.w[i] = self.w[i] - h["lr"] * np.minimum(bound / (np.abs(self.m[i]) + h["eps"]), 1) * self.m[i]
+
+
+class ScAdagrad(Printed):
+    """SC-Adagrad, algorithm 3 of Mukkamala and Hein (2017)."""
+
+    def update(self, i: int, g: Array, h: Hyper) -> None:
+        self.v[i] = self.v[i] + g**2
+        delta = h["xi2"] * np.exp(-h["xi1"] * self.v[i])
+        self.w[i] = self.w[i] - h["lr"] * g / (self.v[i] + delta)
+
+
+class SGDF(Printed):
+    """Algorithm 1 of Yao, Zhang and Li (2023), with the correction of the variance of their code."""
+
+    def update(self, i: int, g: Array, h: Hyper) -> None:
+        beta1, beta2, t = h["beta1"], h["beta2"], self.t
+        self.m[i] = beta1 * self.m[i] + (1 - beta1) * g
+        self.v[i] = beta2 * self.v[i] + (1 - beta2) * (g - self.m[i]) ** 2
+        m_hat = self.m[i] / (1 - beta1**t)
+        s_hat = self.v[i] / ((1 + beta1) * (1 - beta2**t) / ((1 - beta1) * (1 - beta1 ** (2 * t))))
+        gain = s_hat / (s_hat + (g - m_hat) ** 2 + h["eps"])
+        self.w[i] = self.w[i] - h["lr"] * ((1 - gain) * m_hat + gain * g)
+
+
+class LionK(Printed):
+    """Lion-K of Chen and others (2023), whose K is the norm of an order; its gradient is written with powers."""
+
+    def update(self, i: int, g: Array, h: Hyper) -> None:
+        c = h["beta1"] * self.m[i] + (1 - h["beta1"]) * g
+        self.m[i] = h["beta2"] * self.m[i] + (1 - h["beta2"]) * g
+        size = float(np.sum(np.abs(c) ** h["order"])) ** (1 / h["order"])
+        slope = np.sign(c) * np.abs(c) ** (h["order"] - 1) / (size ** (h["order"] - 1) if size else 1)
+        self.w[i] = self.w[i] - h["lr"] * (slope + h["weight_decay"] * self.w[i])

@@ -26,7 +26,7 @@ ULPS_FLOAT32 = STEPS / 2
 SET_AT_FIRST = ("sgdsai", "hyperball_adam", "madam")
 
 #: Rules that move a tensor without a gradient.
-MOVED_BY_NOISE = ("transforms/noise", "gravity")
+MOVED_BY_NOISE = ("transforms/noise", "gravity", "sgld", "psgld", "sghmc")
 
 #: Rules that divide by differences of parameters, whose rounding grows from step to step. `test_lbfgs` has them in
 #: float32 on a function.

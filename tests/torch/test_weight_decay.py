@@ -21,9 +21,15 @@ from rulec.torch.groups import interface as interfaces
 #: Classes without weight decay, and why.
 WITHOUT = {
     **dict.fromkeys(("A2Grad", "A2GradExp", "A2GradInc"), "dual averaging from the first parameter"),
-    **dict.fromkeys(("AdGD", "AdaptiveSGD", "COCOB"), "the step size comes from gradients that are not to be changed"),
+    **dict.fromkeys(
+        ("AdGD", "AdaptiveSGD", "COCOB", "SGDHD", "AdamHD"),
+        "the step size comes from gradients that are not to be changed",
+    ),
     **dict.fromkeys(("AliG", "PolyakSGD"), "the step size comes from the loss, which has no penalty"),
-    **dict.fromkeys(("Amos", "FTRL", "FTRLProximal"), "the rule has a decay of its own by another name"),
+    **dict.fromkeys(
+        ("Amos", "FTRL", "FTRLProximal", "ProximalSGD", "ProximalAdagrad"),
+        "the rule has a decay of its own by another name",
+    ),
     **dict.fromkeys(("Fromage", "Nero"), "the rule keeps norms"),
     "Madam": "weights are multiplied, and the rule bounds them",
     **dict.fromkeys(("Gravity", "SRMM", "LBFGSDirection", "Rprop", "SparseAdam"), "as in the authors' code"),
