@@ -22,8 +22,8 @@ from rulec.language.tracing.value import Value, as_traced, current, operation, r
 
 __all__ = [
     "abs", "atan", "atan2", "axis", "block", "cbrt", "cholesky", "clip", "concat", "cond", "cos", "count_nonzero",
-    "diag", "dim", "eigh", "erf", "exp", "expm1", "eye", "floor", "hypot", "inverse_root", "isfinite", "log", "log1p",
-    "logical_and", "logical_not", "logical_or", "matmul", "max", "maximum", "mean", "median", "min", "minimum",
+    "diag", "dim", "eigh", "erf", "exp", "expm1", "eye", "floor", "hypot", "index", "inverse_root", "isfinite", "log",
+    "log1p", "logical_and", "logical_not", "logical_or", "matmul", "max", "maximum", "mean", "median", "min", "minimum",
     "newton_schulz", "norm", "normal", "qr", "rms", "round", "rsqrt", "sigmoid", "sign", "sin", "singular_vectors",
     "softmax", "softplus", "solve", "sqrt", "std", "sum", "tanh", "topk", "transpose", "tril", "triu", "uniform",
     "variance", "where",
@@ -73,6 +73,14 @@ def block(n: Any) -> Level:
 def dim(i: Any) -> Any:
     """The extent of dimension `i`, counted from the end where negative: in rules alone."""
     return record("dim", i)
+
+
+def index(i: Any = None, per: str | None = None, n: Any = None) -> Any:
+    """The index of an element along dimension `i` or in the flattened tensor; per "row" or "col" of a matrix of `n`."""
+    if per in ("row", "col") and n is not None and not isinstance(n, Value) and current.get() is None:
+        return np.arange(float(n)).reshape((-1, 1) if per == "row" else (1, -1))
+    keywords = {key: word for key, word in (("per", per), ("n", n)) if word is not None}
+    return record("index", *(() if i is None else (i,)), **keywords)
 
 
 def _matrix(op: Op, x: Any, *numbers: Any, **keywords: Any) -> Any:

@@ -42,7 +42,7 @@ _SAME = (
 )  # fmt: skip
 _ROOTS = {op: degree for op, degree in _DEGREES.items() if degree.denominator > 1}
 _ALIKE = (*(op for op, degree in _DEGREES.items() if degree == 1 and op not in _SAME), Op.CONCAT)
-_UNSCALED = (Op.SIGN, Op.ISFINITE, Op.COUNT_NONZERO, Op.NOT, Op.AND, Op.OR, Op.EYE)
+_UNSCALED = (Op.SIGN, Op.ISFINITE, Op.COUNT_NONZERO, Op.NOT, Op.AND, Op.OR, Op.EYE, Op.INDEX)
 _DIRECTIONS = (Op.NEWTON_SCHULZ, Op.QR, Op.EIGH, Op.SINGULAR_VECTORS)
 
 

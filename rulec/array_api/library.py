@@ -15,9 +15,11 @@ import numpy as np
 
 from rulec.array_api import random
 from rulec.array_api.functions import Functions
+from rulec.array_api.indices import index_array
 from rulec.array_api.reductions import REDUCTIONS
+from rulec.array_api.slices import Runs
 from rulec.errors import InternalError
-from rulec.language.expr.node import Node, Op
+from rulec.language.expr.node import Node, Op, walk
 from rulec.language.expr.static import DIRECT
 
 Array = np.ndarray[Any, Any]
@@ -247,6 +249,21 @@ class Library:
     def counted(self, first: int, stop: int) -> Any:
         """The integers from `first` up to `stop`, in 64 bits."""
         return self.of.xp.arange(first, stop, dtype=self.of.xp.int64)
+
+    def index(self, template: Node, operands: Sequence[Any], places: Mapping[str, Runs] | None = None) -> Any:
+        """An index of elements in float64: see `index_array`. Operands are Python's numbers where they are known.
+
+        `places` has the local numbers of each letter, in a part of a tensor.
+        """
+        step = sum(n.op is Op.NAME and str(n.arg).isdigit() for n in walk([template]))
+        numbers = [x if hasattr(x, "dtype") else self.constant(float(x)) for x in operands[:step]]
+
+        def counted(letter: str, count: int) -> Any:
+            runs = ((0, count),) if places is None else places[letter]
+            parts = [self.cast(self.counted(first, stop), "float64") for first, stop in runs or ((0, 0),)]
+            return parts[0] if len(parts) == 1 else self.join(parts, 0)
+
+        return index_array(template, [*numbers, *operands[step:]], self.arithmetic, self.constant, counted)
 
     def hold(self, thing: Any) -> None:
         """Keeps an object for good while a graph is captured: replays of the graph read its memory again."""

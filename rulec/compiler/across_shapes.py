@@ -76,5 +76,6 @@ class AcrossShapes:
         """Whether the value of an expression depends on the shape of a tensor: but not through other tensors'."""
         parts = walk([text], {n for n in walk([text]) if is_wide(n)})
         return any(
-            n.op is Op.DIM or (n.op in (Op.NAME, Op.FACT) and (n.arg in FACTS or n.arg in self.of_shape)) for n in parts
+            n.op in (Op.DIM, Op.INDEX) or (n.op in (Op.NAME, Op.FACT) and (n.arg in FACTS or n.arg in self.of_shape))
+            for n in parts
         )

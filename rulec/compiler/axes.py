@@ -8,6 +8,7 @@ from typing import cast
 
 from rulec.array_api.reductions import REDUCTIONS
 from rulec.compiler.extents import Extents
+from rulec.compiler.indices import template_of
 from rulec.compiler.ir import (
     AXES,
     COLS,
@@ -27,7 +28,7 @@ from rulec.compiler.widen import realized
 from rulec.errors import RuleError
 from rulec.language.expr.counts import Count, level_text
 from rulec.language.expr.node import Kind, Node, Op, const, node, rewrite, walk
-from rulec.language.expr.static import settings
+from rulec.language.expr.static import letters_of, settings
 from rulec.language.expr.text import short_text
 from rulec.language.rule_data import RuleData
 from rulec.language.source import Span, rule_error
@@ -156,6 +157,7 @@ def over_repeated(values: Iterable[Node], axes: Mapping[Node, Axes]) -> frozense
     repeated: set[Node] = set()
     for value in values:
         alone = value.op.kind in (Kind.LEAF, Kind.SHAPE)
+        alone = alone or (value.op is Op.INDEX and "b" in letters_of(template_of(value)))
         if "b" not in axes[value].letters or (not alone and repeated.issuperset(value.args)):
             repeated.add(value)
     reductions = (v for v in axes if v.op.kind is Kind.REDUCE and v.args[0] in repeated)

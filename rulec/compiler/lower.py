@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from rulec.compiler.across_shapes import WIDE_LEVELS, AcrossShapes, is_wide
 from rulec.compiler.axes import AxisInference
+from rulec.compiler.indices import fuse, index_of
 from rulec.compiler.ir import (
     COLS,
     LEVEL_AXES,
@@ -112,7 +113,8 @@ class _Lowering:
                 return self._name(str(n.arg))
             if n.op is Op.WIDEN:
                 return widened(_numeric(n.args[0]), cast(Axes, n.arg), self.axes)
-            return fold_node(self._limited(_of_operations(_numeric_operands(lowered(self._of_shape(n))))))
+            value = _numeric_operands(lowered(self._of_shape(n)))
+            return fuse(value, self.rule) or fold_node(self._limited(_of_operations(value)))
 
         if any(n.op is Op.NAME and str(n.arg) not in self.values for n in walk([value])):
             value = rewrite([value], self._chosen)[0]  # the names of states that are of other shapes alone
@@ -131,7 +133,9 @@ class _Lowering:
         return value if truth is None else value.args[1 if truth else 2]
 
     def _of_shape(self, value: Node) -> Node:
-        """A level `axis(i)` or `block(n)` as a level of this tensor's matrices; `dim(i)` as a shape fact."""
+        """A level `axis(i)` or `block(n)` as a level of this tensor's matrices; `dim(i)` and `index` of its shape."""
+        if value.op is Op.INDEX:
+            return index_of(self.rule, value, self.known, self.span)
         if value.op is Op.DIM:
             number = number_known(value.args[0], self.known)
             count = int(self.known["ndim"])

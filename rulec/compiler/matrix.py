@@ -14,6 +14,7 @@ import numpy as np
 
 from rulec.array_api.matrix import matrix_functions
 from rulec.array_api.numpy import NUMPY_MATRIX, NumpyFunctions
+from rulec.compiler.indices import exact_index, index_axes, numpy_index
 from rulec.compiler.ir import AXES, Axes
 from rulec.errors import RuleError
 from rulec.language.expr.arithmetic import mpmath_context, mpmath_table
@@ -214,7 +215,7 @@ MATRIX: Mapping[Op, MatrixFunction] = {
         (Op.INVERSE_ROOT, 1, _square_axes),
         (Op.IN_BLOCKS, 1, _same_axes),
     )
-}
+} | {Op.INDEX: MatrixFunction(index_axes, numpy_index, 0, exact_index)}
 
 
 def exact_form(value: Node) -> Callable[..., Array] | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from rulec.compiler.axes import infer_axes
+from rulec.compiler.indices import view_key
 from rulec.compiler.ir import PLAIN, Memory, Program, verify
 from rulec.compiler.layout import Layout, scheduled
 from rulec.compiler.lower import check_counts, decide, lower
@@ -60,7 +61,7 @@ def compile(
     if {line.target for line in assignments(rule.step)}.intersection(names_in(conditions)):
         # A local may stand for a shape fact: conditions on it are decided only when the lines are walked.
         decisions += tuple(sorted(facts.items()))
-    decisions += _rank(rule, known)
+    decisions += (*_rank(rule, known), *view_key(rule, known))
     key = id(rule), decisions, tuple(sorted(static.items())), tuple(sorted((assumed or {}).items())), whole
     program = _compile(_Request((*key, memory, watch), rule, facts, static, assumed, whole, memory, watch))
     return check_counts(program, static) if shapeless else program

@@ -23,6 +23,10 @@ class Axes(Protocol):
     @property
     def letters(self) -> str: ...
     @property
+    def rows(self) -> Node | None: ...
+    @property
+    def cols(self) -> Node | None: ...
+    @property
     def number(self) -> bool: ...
     @property
     def elementwise(self) -> bool: ...
@@ -37,7 +41,10 @@ class Inference(Protocol):
 def widened(value: Node, axes: Axes, inference: Inference) -> Node:
     """The value, marked with these axes where it has fewer; the store of a value that does not fit says so."""
     have = inference.fitting(value)
-    return value if have is None or not set(have.letters) < set(axes.letters) else node(Op.WIDEN, value, axes)
+    if have is None or not set(have.letters) < set(axes.letters):
+        return value
+    fits = have.rows in (None, axes.rows) and have.cols in (None, axes.cols)
+    return node(Op.WIDEN, value, axes) if fits else value
 
 
 def realized(roots: Sequence[Node], axes: Callable[[Node], Axes], memo: dict[Node, Node]) -> list[Node]:

@@ -134,6 +134,9 @@ class BucketStep:
     def lines(self, i: int) -> None:
         """None, as for `parted`."""
 
+    def places(self, i: int) -> None:
+        """None, as for `parted`."""
+
     def room(self, i: int) -> int:
         """Any number of bytes: the framework's compiler decides how much is alive at once."""
         return sys.maxsize

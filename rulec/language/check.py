@@ -159,7 +159,7 @@ def _check_placed(rule: RuleData) -> None:
             other = ""
             if part.op.kind is Kind.REDUCE and part.arg in _OF_MATRICES:
                 other = f'per="{part.arg}"'
-            elif part.op.kind in (Kind.MATRIX, Kind.RANDOM):
+            elif part.op.kind in (Kind.MATRIX, Kind.RANDOM) and not (part.op is Op.INDEX and part.arg is None):
                 other = part.op.symbol
             elif part.op is Op.NAME and part.arg in ("rows", "cols"):
                 other = str(part.arg)

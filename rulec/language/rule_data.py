@@ -379,8 +379,8 @@ def placed_level(rule: RuleData) -> str:
 
 @functools.lru_cache(maxsize=256)
 def counts_dimensions(rule: RuleData) -> bool:
-    """Whether a rule has a level `axis(i)` or `block(n)`, or reads `dim(i)`."""
-    return bool(placed_level(rule)) or any(n.op is Op.DIM for n in walk(rule.expressions))
+    """Whether a rule has a level `axis(i)` or `block(n)`, or reads `dim(i)` or `index`."""
+    return bool(placed_level(rule)) or any(n.op in (Op.DIM, Op.INDEX) for n in walk(rule.expressions))
 
 
 @functools.lru_cache(maxsize=256)

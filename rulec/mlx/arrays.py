@@ -7,7 +7,7 @@ dots in a file, so no name of a state has a dot.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,12 +16,14 @@ import mlx.core as mx
 from rulec.array_api.functions import arithmetic, meeting
 from rulec.array_api.library import Array
 from rulec.array_api.matrix import matrix_functions
+from rulec.array_api.slices import Runs
 from rulec.backend.printer import unique_name
+from rulec.compiler.indices import numpy_index
 from rulec.compiler.layout import scale_name
 from rulec.errors import BackendUnsupported
 from rulec.functional.quantized import Coded, Unbiased
 from rulec.functional.values import PureFunctions, PureLibrary
-from rulec.language.expr.node import Op
+from rulec.language.expr.node import Node, Op
 from rulec.language.rule import Rule
 
 words = importlib.import_module("rulec_backends.mlx.words")
@@ -65,6 +67,12 @@ class MlxLibrary(PureLibrary):
     def numbers(self, values: Any) -> Any:
         """An array as it is; numbers of Python and NumPy in float64."""
         return values if isinstance(values, mx.array) else self.constant(values)
+
+    def index(self, template: Node, operands: Sequence[Any], places: Mapping[str, Runs] | None = None) -> Any:
+        """By NumPy where all numbers are known: MLX's sines have few digits."""
+        if any(hasattr(x, "dtype") for x in operands):
+            return super().index(template, operands, places)
+        return self.constant(numpy_index(*operands, template=template))
 
     def take(self, values: Any, places: Array) -> Any:
         return values[mx.array(places)]

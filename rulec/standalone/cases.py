@@ -99,7 +99,8 @@ def family(
     rule = rule.standalone()
     static = static_defaults(rule)
     if counts_dimensions(rule):
-        level = placed_level(rule) or "dim(i)"
+        read = {n.op for n in walk(rule.expressions)}
+        level = placed_level(rule) or ("dim(i)" if Op.DIM in read else "index")
         raise CannotBuild(
             rule.name, form, f"{level} depends on the number of dimensions, and what is written sees matrices: "
             f"write per row and per column",

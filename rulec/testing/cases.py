@@ -211,6 +211,18 @@ step: |
   sizes = matmul(g, transpose(g, per=block(1)), per=block(1))
   direction = solve(s, y + g) + q @ r @ g*diag(s) + sum(sizes, per="row")*rows_alone
 """,
+    "Indices": """\
+state: {m: 0, k: {init: 0, per: tensor}}
+applies_to: ndim >= 2
+otherwise: sgd
+step: |
+  even = index(per="row") % 2 == 0
+  m = 0.5*m + where(even, g, p)*index(-1)
+  k = k + sum(where(index() > t, g, 0))
+  wave = cos(pi*(2*index(per="row", n=cols) + 1)*index(per="col", n=cols)/(2*cols))
+  turned = m @ wave
+  direction = turned*(index()/numel) + max(even + t, per="row")
+""",
     "Last": """\
 state: {n: {init: 0, per: tensor}, r: {init: 0, per: row}, a: p}
 step: |

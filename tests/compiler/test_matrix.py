@@ -26,8 +26,10 @@ CALLS: dict[Op, tuple[tuple[Any, ...], bool]] = {
 }  # fmt: skip
 
 
-#: Functions whose values are in tests/arrays/test_linear.py.
-LINEAR = {Op.EYE, Op.DIAG, Op.TRIU, Op.TRIL, Op.SLICE, Op.CONCAT, Op.SOLVE, Op.CHOLESKY, Op.TOPK, Op.IN_BLOCKS}
+#: Functions whose values are in tests/arrays/test_linear.py, and those of `index` in test_indices.py.
+LINEAR = {
+    Op.EYE, Op.DIAG, Op.TRIU, Op.TRIL, Op.SLICE, Op.CONCAT, Op.SOLVE, Op.CHOLESKY, Op.TOPK, Op.IN_BLOCKS, Op.INDEX,
+}  # fmt: skip
 
 
 def stack(op: Op, dtype: str = "float64") -> np.ndarray[Any, Any]:
@@ -159,6 +161,9 @@ def test_sides_that_do_not_do(compute: Any, message: str) -> None:
         (node(Op.INVERSE_ROOT, X, const(2)), [Axes(AXES, ROWS, ROWS), Axes()], Axes(AXES, ROWS, ROWS)),
         (node(Op.NEWTON_SCHULZ, X, const(5), ("float32", "muon")), [WIDE, Axes()], WIDE),
         (node(Op.EYE, Y), [], Axes(AXES, Y, Y)),
+        (node(Op.INDEX, (name("i"), Y)), [], Axes("knbi", Y)),
+        (node(Op.INDEX, (node(Op.ADD, name("i"), name("j")), Y, COLS)), [], Axes(AXES, Y, COLS)),
+        (node(Op.INDEX, (name("b"), Y)), [], Axes("knb")),
         (node(Op.DIAG, X), [Axes(AXES, ROWS, ROWS)], Axes("knbi", ROWS)),
         (node(Op.DIAG, X), [Axes("knbj", None, COLS)], Axes(AXES, COLS, COLS)),
         (node(Op.TOPK, X, Y), [Axes("knbj", None, COLS), Axes()], Axes("knbj", None, COLS)),

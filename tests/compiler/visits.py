@@ -39,6 +39,7 @@ USES: dict[str, str] = {
     "isfinite": "where(isfinite({x}), {x}, 0)", "where": "where({x} > 0, {x}, -{x})",
     "clip": "clip({x}, -{x}, {x})", "median": "median({x}, 0.5, {x}*{x})", "dim": "({x}*dim(0))",
     "matmul": "matmul({x}, eye(cols))", "transpose": "transpose(transpose({x}))", "eye": "(eye(rows) @ {x})",
+    "index": "({x}*(1 + index()))",
     "diag": f"(diag(diag({_SQUARE})) @ {{x}})", "concat": "concat({x}, {x})[:rows]",
     "solve": f"solve({_SQUARE}, {{x}})", "cholesky": f"(cholesky({_SQUARE}) @ {{x}})",
     "topk": 'topk(sum({x}, per="row"), 2)', "eigh": f"(eigh({_SQUARE}) @ {{x}})",

@@ -22,6 +22,7 @@ STEPS = {
     "rows or a number": 'if t > 1:\n  a = mean(g, per="row")\nelse:\n  a = 3\ndirection = g*norm(a, per="model")',
     "a state set to a number": "if t > 1:\n  m = 0\ndirection = g*sum(m + 1)",
     "a number for each row": "n = r\nr = t\nsize = norm(g)\ndirection = g*sum(r + 1) + n",
+    "indices": 'w = cos(index(per="row", n=cols)*index(per="col", n=cols)/cols)\ndirection = g @ w + m*(index() % t)',
     "a batch": "direction = g + mean(transpose(uniform([rows, cols]))) + norm(eye(rows))",
 }
 

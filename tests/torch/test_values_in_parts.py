@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from torch import nn
@@ -74,7 +76,42 @@ def alike(lines: str) -> None:
             torch.testing.assert_close(mine, wanted, rtol=1e-12, atol=1e-12, msg=f"{lines} along {dimension}")
 
 
+def placed(x: torch.Tensor, dimension: int | None) -> torch.Tensor:
+    """The tensor, cut along a dimension or whole."""
+    mesh = init_device_mesh("cpu", (2,))
+    return x.clone() if dimension is None else distribute_tensor(x.clone(), mesh, [Shard(dimension)])
+
+
+#: Directions of indices, and whether a step of them sends anything.
+INDICES = {
+    'where(index() % 2 < t, index(0), g*index(-1)) + index(per="col")': False,
+    'g*sum(index(per="row")) + sum(index()*g)': True,
+    'g @ cos(index(per="row", n=cols)*index(per="col", n=cols)) + index(1)': True,
+}
+
+
+def indices(rank: int) -> None:
+    """Shards have the places of their elements in the whole tensor: along rows, columns and the batch."""
+    for (text, sends), view in product(INDICES.items(), ("", "view: {short: first}\n")):
+        rule = rulec.parse(f"name: R\n{view}hyper: {{lr: 1.0}}\nstep: |\n  direction = {text}\n")
+        steps = {}
+        for dimension in (None, 0, 1):
+            params = [nn.Parameter(placed(torch.zeros(shape, dtype=torch.float64), dimension)) for shape in SHAPES]
+            optimizer = rulec.torch.optimizer(rule)(params)
+            for p, shape in zip(params, SHAPES, strict=True):
+                p.grad = placed(torch.arange(p.numel(), dtype=torch.float64).reshape(shape).sin(), dimension)
+            optimizer.step()
+            optimizer.step()
+            if dimension is not None:
+                assert sends or str(optimizer.communication()) == "a step sends nothing", text
+            steps[dimension] = [p.full_tensor() if isinstance(p, DTensor) else p for p in params]
+        for dimension in (0, 1):
+            for mine, wanted in zip(steps[dimension], steps[None], strict=True):
+                torch.testing.assert_close(mine, wanted, rtol=1e-12, atol=1e-12, msg=f"{text} along {dimension}")
+
+
 def few(rank: int) -> None:
+    indices(rank)
     alike(TRANSPOSED)
     alike(number_or(ARMS[0]))
     alike(f"v = transpose(g)\n{SUMS}")  # only one of the two tensors needs an owner

@@ -316,6 +316,8 @@ class _Printer:
             called = rf"\operatorname{{{_escaped(settings(value)['function'])}}}_{{\mathrm{{block}}\,{size}}}"
             return rf"{called}\left({', '.join(args)}\right)", _ATOM
         called = notation or rf"\operatorname{{{_escaped(value.op.symbol)}}}"
+        if value.op is Op.INDEX and value.arg is not None:
+            called += rf"_{{\mathrm{{{value.arg}}}}}"
         if value.op.kind is Kind.REDUCE:
             called, args = f"{called}_{{{_level(value, args)}}}", args[:1]
         return rf"{called}\left({', '.join(args)}\right)", _ATOM

@@ -14,7 +14,7 @@ from numbers import Real
 from typing import Any
 
 from rulec.errors import RulecError, RuleError
-from rulec.language.expr.functions import FUNCTIONS, KINDS, MAX_DRAWS
+from rulec.language.expr.functions import FUNCTIONS, KINDS, MAX_DRAWS, SIDES
 from rulec.language.expr.names import BASE_NAMES, short
 from rulec.language.expr.newton_schulz import SCHEDULES
 from rulec.language.expr.node import LEVELS, PLACED, Kind, Node, Op, const, node, walk
@@ -152,8 +152,8 @@ def _opaque_name(op: Op, constants: tuple[Any, ...]) -> str:
 
 #: Operations without a constant of their own that sympy lacks.
 _PLAIN_OPAQUE = (
-    Op.DIM, Op.TRANSPOSE, Op.EYE, Op.DIAG, Op.TRIU, Op.TRIL, Op.CHOLESKY, Op.TOPK, Op.QR, Op.EIGH, Op.SINGULAR_VECTORS,
-    Op.INVERSE_ROOT, *(op for op in ELEMENTWISE if not SPECS[op].sympy and op is not Op.WHERE),
+    Op.DIM, Op.INDEX, Op.TRANSPOSE, Op.EYE, Op.DIAG, Op.TRIU, Op.TRIL, Op.CHOLESKY, Op.TOPK, Op.QR, Op.EIGH,
+    Op.SINGULAR_VECTORS, Op.INVERSE_ROOT, *(op for op in ELEMENTWISE if not SPECS[op].sympy and op is not Op.WHERE),
 )  # fmt: skip
 
 #: Operations that sympy lacks, with the constants that have a name there: others cannot be read back.
@@ -180,6 +180,7 @@ def _opaque() -> dict[str, Callable[..., Node]]:
                 functions[f"{op.symbol}_{level}"] = lambda x, i, *, op=op, level=level: node(op, x, i, level)
         elif op in _PLAIN_OPAQUE:
             functions[op.symbol] = lambda *args, op=op: node(op, *args)
+    functions |= {f"index_{side}": lambda n, *, side=side: node(Op.INDEX, n, side) for side in SIDES}
     for op in (Op.UNIFORM, Op.NORMAL):
         for draw in range(MAX_DRAWS):
             functions[f"{op.symbol}_{draw}"] = lambda at, i, j, *, op=op, draw=draw: node(op, at, i, j, draw)

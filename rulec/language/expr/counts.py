@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from rulec.language.expr.arithmetic import number_known
 from rulec.language.expr.node import LEVELS, PLACED, Node, Op, const, node, walk
-from rulec.language.expr.static import STATIC, settings, statics
+from rulec.language.expr.static import STATIC, is_lowered, letters_of, settings, statics
 from rulec.language.expr.text import expression_text, short_text
 from rulec.language.source import Span
 
@@ -139,6 +139,11 @@ def count_of(value: Node) -> Count | None:
         return Count(f"a bound or the extent of {short_text(value)!r}", bounds, end=value)
     if value.op is Op.IN_BLOCKS:
         return Count(f"the size of a block in {short_text(value)!r}", statics(value), 1, end=value)
+    if value.op is Op.INDEX:
+        sides = value.args if value.arg else ()
+        if is_lowered(value):
+            sides = statics(value)[: len(letters_of(settings(value)["template"]))]
+        return Count("an extent of index", sides) if sides else None
     return Count(f"an extent of {value.op.symbol}", statics(value)) if value.op in STATIC else None
 
 

@@ -108,6 +108,8 @@ class Function:
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     lists: tuple[str, ...] = ()
     numbers: tuple[str, ...] = ()
+    #: The number of arguments that a call may leave out, the last ones first.
+    spare: int = 0
 
     def signature(self) -> str:
         """A call as messages show it: `clip(x, low, high)`."""
@@ -131,10 +133,11 @@ class Function:
         return f"{other}, or {self.signature()} for a reduction" if other else self.signature()
 
     def __call__(self, *args: Any, **keywords: Any) -> Node:
-        if len(args) != len(self.arguments):
-            wanted = f"{len(self.arguments)} argument{'' if len(self.arguments) == 1 else 's'}"
+        most = len(self.arguments)
+        if not most - self.spare <= len(args) <= most:
+            wanted = f"{'at most ' if self.spare else ''}{most} argument{'' if most == 1 else 's'}"
             raise CallError(f"{self.name} takes {wanted}, not {len(args)}: write {self._advice(len(args))}")
-        for argument, value in zip(self.arguments, args, strict=True):
+        for argument, value in zip(self.arguments, args, strict=False):
             is_list = argument.startswith("[")
             if not isinstance(value, list if is_list else Node | int | float):
                 wanted = "a list of two extents" if is_list else "values, not lists and texts"
@@ -147,6 +150,8 @@ class Function:
                     raise CallError(f"{key} of {self.name} is no list: write {self.signature()}")
             elif key in self.numbers and not isinstance(value, str):
                 continue
+            elif self.spare:
+                continue  # its own function checks them
             elif key in self.choices and not isinstance(value, Level) and not self._chooses(key, value):
                 bare = bare_problem(value) if key == "per" else ""
                 raise CallError(bare or f"{key} of {self.name} is one of {self.allowed(key)}, not {value!r}")
@@ -322,6 +327,23 @@ PAIRS: Mapping[Op, Callable[[Node, Node], tuple[Node, Node]]] = {
 }  # fmt: skip
 
 
+#: Side of a matrix -> the fact of its extent in the parameter's matrix view.
+SIDES = {"row": "rows", "col": "cols"}
+
+
+def _index(*dimension: Value, per: str | Level | None, n: Value | None) -> Node:
+    """The index of an element: along a dimension, in the flattened tensor, or of a row or column of a matrix."""
+    if per is None:
+        if n is not None:
+            raise CallError('n of index is the extent of one side of a matrix: write index(per="row", n=...)')
+        return node(Op.INDEX, *map(as_node, dimension))
+    if not isinstance(per, str) or per not in SIDES:
+        raise CallError(f"per of index is one of 'row', 'col', not {str(per)!r}: for a dimension, write index(0)")
+    if dimension:
+        raise CallError(f'index takes a dimension or per=, not both: write index(0), or index(per="{per}")')
+    return node(Op.INDEX, name(SIDES[per]) if n is None else as_node(n), per)
+
+
 def _inverse_root(x: Value, order: Value, eps: Value) -> Node:
     operands = [as_node(x), as_node(order), as_node(eps)]
     return node(Op.INVERSE_ROOT, *(operands[:2] if operands[2] is const(0) else operands))
@@ -352,6 +374,7 @@ FUNCTIONS: dict[str, Function] = {
         _composed_reduction("std", deviation),
         _composed_reduction("softmax", softmax),
         _plain(Op.DIM, "i"),
+        Function("index", _index, ("i",), {"per": None, "n": None}, {"per": tuple(SIDES)}, spare=1),
         Function("matmul", lambda a, b: node(Op.MATMUL, as_node(a), as_node(b)), ("a", "b")),
         _plain(Op.TRANSPOSE, "x"),
         _plain(Op.EYE, "n"),

@@ -99,6 +99,9 @@ class Op(Enum):
     MATMUL = ("@", Kind.MATRIX)
     TRANSPOSE = ("transpose", Kind.MATRIX)
     EYE = ("eye", Kind.MATRIX)  # args: n; the constants of operations are in `rulec.language.expr.static`
+    # In a rule's text, arg: None for a dimension, or for all without operands; "row" or "col" for a matrix of args: n.
+    # Lowered, args: numbers; arg: a template and the extents of its letters, see `rulec.compiler.indices`.
+    INDEX = ("index", Kind.MATRIX)
     DIAG = ("diag", Kind.MATRIX)  # the diagonal of a square matrix, per row; the diagonal matrix of a vector
     TRIU = ("triu", Kind.MATRIX)
     TRIL = ("tril", Kind.MATRIX)

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from rulec.language.expr.node import Node, Op, node
+from rulec.language.expr.node import Node, Op, node, walk
 
 #: Operation -> the keywords that its constant has values for, in their order.
 SETTINGS: Mapping[Op, tuple[str, ...]] = {
     Op.NEWTON_SCHULZ: ("dtype", "coefficients", "normalize", "form"), Op.SOLVE: ("kind",), Op.CONCAT: ("axis",),
     Op.SLICE: ("axis",), Op.UNIFORM: ("draw",), Op.NORMAL: ("draw",), Op.IN_BLOCKS: ("function", "constant"),
+    Op.INDEX: ("template",),
 }  # fmt: skip
 
 #: Operation with static operands -> the place of the first of them among its operands, as in a slice.
@@ -64,8 +65,16 @@ def matrix_operands(value: Node, count: int) -> int:
     return count if value.op is not Op.IN_BLOCKS else 2 if inside(value).op in (Op.MATMUL, Op.SOLVE) else 1
 
 
+def letters_of(template: Node) -> str:
+    """The letters of the template of an index, in the order of an array's axes: see `rulec.array_api.indices`."""
+    names = {str(n.arg) for n in walk([template]) if n.op is Op.NAME}
+    return "".join(letter for letter in "bij" if letter in names)
+
+
 def statics(value: Node) -> tuple[Node, ...]:
     """The static operands of an operation, before and after lowering."""
+    if value.op is Op.INDEX:
+        return cast(tuple[Node, ...], value.arg)[1:] if is_lowered(value) else ()
     if value.op not in STATIC:
         return ()
     if is_lowered(value):
@@ -75,6 +84,8 @@ def statics(value: Node) -> tuple[Node, ...]:
 
 def is_lowered(value: Node) -> bool:
     """Whether the static operands are in the node's constant."""
+    if value.op is Op.INDEX:
+        return isinstance(value.arg, tuple)
     arg = value.arg if isinstance(value.arg, tuple) else ()
     return value.op in STATIC and len(arg) > len(SETTINGS.get(value.op, ()))
 

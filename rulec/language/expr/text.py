@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from rulec.language.expr.node import PLACED, Kind, Node, Op, walk
+from rulec.language.expr.node import PLACED, Kind, Node, Op, name, rewrite, walk
 from rulec.language.expr.static import MUON, NORM, inside, is_lowered, settings, statics
 
 _PRECEDENCE = {
@@ -132,9 +132,25 @@ def _arguments(value: Node, parts: Sequence[str]) -> str:
     if value.op in (Op.SOLVE, Op.CONCAT):
         ((key, word),) = settings(value).items()
         return ", ".join(parts) + ("" if word in ("full", 0) else f", {key}={_word(word)}")
+    if value.op is Op.INDEX:
+        return _index_text(value, parts)
     if value.op is Op.INVERSE_ROOT and len(parts) == 3:
         return f"{parts[0]}, {parts[1]}, eps={parts[2]}"
     return ", ".join(parts)
+
+
+def _index_text(value: Node, parts: Sequence[str]) -> str:
+    """The arguments of `index`; lowered, its template with the numbers in it."""
+    if not is_lowered(value):
+        plain = value.arg is None or value.args[0] is name(f"{value.arg}s")
+        return ", ".join(parts) if value.arg is None else f'per="{value.arg}"' + ("" if plain else f", n={parts[0]}")
+    atoms = [part if part.replace("_", "").isalnum() else f"({part})" for part in parts]
+    numbers = {name(str(k)): name(atoms[k]) for k in range(len(value.args))}
+    template = cast(Node, settings(value)["template"])
+    known = len(parts) - sum(n.op is Op.NAME and str(n.arg).startswith("s") for n in walk([template]))
+    numbers |= {name(f"s{k}"): name(atom) for k, atom in enumerate(atoms[known:])}
+    letters = {name(letter): name(word) for letter, word in (("b", "matrix"), ("i", "row"), ("j", "col"))}
+    return expression_text(rewrite([template], lambda n: numbers.get(n, letters.get(n, n)))[0])
 
 
 def _slice_text(value: Node, done: Mapping[Node, _Piece]) -> str:

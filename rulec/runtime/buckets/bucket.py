@@ -81,6 +81,17 @@ class Tensor:
         )
         return rows, cols
 
+    @cached_property
+    def places(self) -> Mapping[str, Runs] | None:
+        """The local numbers of the global tensor's matrices, of their rows and columns, by b, i and j; None for all."""
+        if self.whole is None or self.lines is None:
+            return None
+        shape, indices = self.whole.shape, self.whole.indices
+        sides = (self.view.whole or self.view).axes
+        batch = [d for d in range(len(shape)) if d not in (*sides[0], *sides[1])]
+        matrices = runs_of([shape[d] for d in batch], [indices[d] for d in batch])
+        return dict(zip("bij", (matrices, *self.lines), strict=True))
+
     @property
     def halved(self) -> bool:
         """Whether the tensor's matrices are sharded along their rows or columns."""

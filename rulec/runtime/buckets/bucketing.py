@@ -22,6 +22,7 @@ from rulec.backend import registry
 from rulec.backend.capabilities import capabilities_of
 from rulec.backend.protocol import Backend
 from rulec.compiler.axes import AxisInference
+from rulec.compiler.indices import is_of_elements
 from rulec.compiler.ir import Memory, Program
 from rulec.compiler.layout import ITEM_SIZE, Layout, is_shaped, is_viewed, layout_for
 from rulec.compiler.lower import check_counts
@@ -370,7 +371,7 @@ def _check_cut(program: Program, tensor: Tensor) -> None:
 def _is_of_wholes(value: Node, inference: AxisInference) -> bool:
     """Whether a value can be computed of whole matrices alone."""
     drawn = value.op.kind is Kind.RANDOM and not inference.axes(value).elementwise
-    return value.op.kind is Kind.MATRIX or drawn
+    return (value.op.kind is Kind.MATRIX and not is_of_elements(value)) or drawn
 
 
 def warn_of_lost_changes(

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from rulec.compiler.indices import is_of_elements
 from rulec.compiler.ir import COLS, ROWS, Axes, Program
 from rulec.compiler.layout import ITEM_SIZE, Layout
 from rulec.compiler.scalars import evaluate_once
@@ -82,6 +83,8 @@ class OwnerPlan:
     def _is_whole(self, value: Node) -> bool:
         if value.op is Op.LOAD or value.op.kind is Kind.RANDOM:
             return self.is_factor(value)
+        if is_of_elements(value):
+            return False
         axes = self._axes[value]
         if value.op is Op.WIDEN and (axes.rows not in (None, ROWS) or axes.cols not in (None, COLS)):
             return True

@@ -218,6 +218,8 @@ class GapEvaluator(SetValues):
         if value.op is Op.EYE:
             one = self.identity(value, places[0])
             return one if len(places) == 1 else self.library.spread(one, (len(places), *one.shape[1:]))
+        if value.op is Op.INDEX:
+            return self.rounded(value, self._index(value, k, local))
         if value.op.kind is Kind.SHAPE:
             return self._spread(value, k)
         if value.op is Op.TRANSPOSE and len(places) > 1 and local is None:
@@ -227,6 +229,20 @@ class GapEvaluator(SetValues):
         function = self._matrix_function(value) if value.op.kind is Kind.MATRIX else self.library.arithmetic[value.op]
         with np.errstate(all="ignore"):
             return self.rounded(value, self.apply(function, self.operands(value, k, local)))
+
+    def _index(self, value: Node, k: int, local: Mapping[Node, Any] | None) -> Array:
+        """An index of the tensors of set k, which are of one shape."""
+        places, operands = self.sets[k], self.operands(value, k, local)
+        with np.errstate(all="ignore"):
+            if any(self.source.places(i) is not None for i in places[1:]):
+                each = [[x[n] if isinstance(x, list) else x for x in operands] for n in range(len(places))]
+                arrays = [self.index(value, i, *numbers) for i, numbers in zip(places, each, strict=True)]
+                return cast(Array, self.library.join(arrays, 0))
+            one = self.apply(partial(self.index, value, places[0]), operands)
+        if len(places) == 1 or any(isinstance(x, list) for x in operands):
+            return cast(Array, one)
+        every = self.library.spread(one[None], (len(places), *one.shape))
+        return cast(Array, every.reshape(-1, *one.shape[1:]))
 
     def _by_shape(self, value: Node) -> Sequence[Array]:
         """A matrix function of tensors: one call for each set, and for each stack of small matrices of equal shape."""

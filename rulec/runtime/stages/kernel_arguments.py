@@ -132,6 +132,10 @@ class KernelArguments:
         """The rows and columns of the global matrices of tensor i that are local; None where all are."""
         return self.portion.tensors[i].lines
 
+    def places(self, i: int) -> Mapping[str, Runs] | None:
+        """The local matrices of the global tensor i, and their rows and columns; None where all are."""
+        return self.portion.tensors[i].places
+
     def tensor_number(self, i: int) -> int:
         """The number that makes a tensor's random numbers different from other tensors'."""
         return self.portion.tensors[i].number

@@ -104,6 +104,9 @@ class OwnerSource:
         """Returns no rank groups: an owner has global tensors, so its reductions are complete."""
         return []
 
+    def places(self, i: int) -> None:
+        """None: all of a matrix is here."""
+
     def lines(self, i: int) -> None:
         """Returns None: an owner has all rows and columns."""
 

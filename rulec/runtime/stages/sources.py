@@ -13,10 +13,11 @@ from rulec.array_api.library import Library
 from rulec.array_api.random import BLOCK
 from rulec.array_api.slices import Pieces, Runs
 from rulec.backend.capabilities import Noise
+from rulec.compiler.indices import is_of_elements, template_of
 from rulec.compiler.ir import Axes
 from rulec.compiler.scalars import evaluate_once
 from rulec.language.expr.node import Node, Op, is_boolean
-from rulec.language.expr.static import settings, statics
+from rulec.language.expr.static import letters_of, settings, statics
 from rulec.runtime.buckets.flat import Flats
 from rulec.runtime.buckets.plan import Plan
 from rulec.runtime.buckets.reductions import Processes
@@ -60,7 +61,8 @@ class ValueSource(Protocol):
 
     `column` gives a column of the scalar table, and `fact` a shape fact of all tensors. `known` gives a Python number
     where the host knows it, else the result of `Library.at`. `parted` has the indices of sharded tensors, by the rank
-    groups that complete a reduction. `lines` has the rows and columns of a local shard of matrices. `extents` are the
+    groups that complete a reduction. `lines` has the rows and columns of a local shard of matrices, and `places` by
+    letter its matrices too. `extents` are the
     numbers of a tensor's local matrices, rows and columns. `room` gives the bytes allowed for intermediate values.
     `fill_noise` is the backend's, or None. `flats` are the cuts of vectors in flat arrays, or None where each tensor
     has an array; `vectors_of` gives a buffer's flat array, or None in the same way. `sets` has the tensors of each
@@ -102,6 +104,7 @@ class ValueSource(Protocol):
     def known(self, value: Node, numbers: Any, i: int) -> Any: ...
     def parted(self, axes: frozenset[str]) -> list[tuple[tuple[RankGroup, ...], Array]]: ...
     def lines(self, i: int) -> tuple[Runs, Runs] | None: ...
+    def places(self, i: int) -> Mapping[str, Runs] | None: ...
 
 
 class InTiles(ValueSource, Protocol):
@@ -159,6 +162,18 @@ class LaunchValues:
         """An identity matrix in the compute dtype, made where the arrays are."""
         places = self.library.counted(0, int(self.statics(value, i)[0]))
         return self.library.cast((places[:, None] == places[None, :])[None], self.source.compute)
+
+    def index(self, value: Node, i: int, *operands: Any) -> Any:
+        """An index of tensor i in float64, made where the arrays are: a matrix once for a batch, a vector for each.
+
+        `operands` are as for `rulec.array_api.indices.index_array`.
+        """
+        template = template_of(value)
+        places = self.source.places(i) if is_of_elements(value) else None
+        array, letters = self.library.index(template, operands, places), letters_of(template)
+        batch = self.source.extents(i)[0]
+        matrix = {"i", "j"} <= {*letters} or "b" in letters
+        return array if matrix else self.library.spread(array, (batch, *array.shape[1:]))
 
     def random(self, value: Node, i: int, rows: slice | None = None) -> Any:
         """Random numbers of tensor i: a matrix, or some rows of it."""

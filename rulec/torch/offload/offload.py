@@ -69,9 +69,8 @@ def offload_of(routes: Sequence[Route], options: OffloadOptions, weights: str) -
 def warn_of_matrix_functions(routes: Sequence[Route]) -> None:
     """Warns where the processor would compute the matrix functions of a rule for parameters of another device."""
     for route in routes:
-        functions = [
-            n.op for n in walk(route.rule.expressions) if n.op.kind is Kind.MATRIX and n.op is not Op.TRANSPOSE
-        ]
+        cheap = (Op.TRANSPOSE, Op.INDEX)
+        functions = [n.op for n in walk(route.rule.expressions) if n.op.kind is Kind.MATRIX and n.op not in cheap]
         if functions and route.here.device.type != "cpu":
             warnings.warn(
                 f"{route.rule.name} computes {functions[0].symbol}, which offload='step' leaves to the processor: give "

@@ -19,7 +19,7 @@ from torch import Tensor
 from rulec.array_api.slices import Piece, piece_of
 from rulec.compiler.view import MatrixView, view_of
 from rulec.errors import RulecError, StateMismatch, TensorError
-from rulec.language.expr.node import Kind, Node, Op, walk
+from rulec.language.expr.node import Kind, Node, Op, name, walk
 from rulec.language.rule import Rule
 from rulec.language.rule_data import placed_level
 from rulec.runtime.distributed.all_to_all import longest
@@ -137,7 +137,9 @@ def _check_grouped(param: Any, rule: Rule, name: str) -> None:
 
 
 def _of_elements(draw: Node) -> bool:
-    """Whether a random draw has a number for each element of a matrix."""
+    """Whether a random draw, or an index, has a number for each element of a matrix."""
+    if draw.op is Op.INDEX:
+        return draw.arg is None or draw.args[0] is name(f"{draw.arg}s")
     return [(x.op, x.arg) for x in draw.args[-2:]] == [(Op.NAME, "rows"), (Op.NAME, "cols")]
 
 
@@ -157,13 +159,16 @@ def _check_joined(param: Any, rule: Rule, name: str) -> None:
 
 def sees_more(rule: Rule) -> bool:
     """Whether a rule has a value that several elements of a tensor, a group or the model give together."""
-    return any(part.op.kind in (Kind.REDUCE, Kind.MATRIX) for part in walk(rule.expressions))
+    parts = walk(rule.expressions)
+    return any(n.op.kind in (Kind.REDUCE, Kind.MATRIX) and not (n.op is Op.INDEX and _of_elements(n)) for n in parts)
 
 
 def has_matrices(rule: Rule) -> bool:
     """Whether a rule has matrices beside its parameter: results of functions, random ones, states of other shapes."""
     parts = [*walk(rule.expressions)]
-    values = any(x.op.kind is Kind.MATRIX or (x.op.kind is Kind.RANDOM and not _of_elements(x)) for x in parts)
+    placed = [x for x in parts if x.op.kind is Kind.RANDOM or x.op is Op.INDEX]
+    values = any(x.op.kind is Kind.MATRIX and x.op is not Op.INDEX for x in parts)
+    values = values or not all(map(_of_elements, placed))
     return values or any(state.shape is not None for state in rule.state.values())
 
 
