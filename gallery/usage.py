@@ -5,6 +5,10 @@ from __future__ import annotations
 from gallery.kernels import fenced
 from gallery.subject import Subject
 from rulec.compiler.routing import Router
+from rulec.language.compose.combine import replace_names
+from rulec.language.expr.node import name
+from rulec.language.expr.text import expression_text
+from rulec.language.inputs import SCALAR, InputKind
 from rulec.language.rule import Rule
 from rulec.language.rule_data import reads_tags
 
@@ -88,15 +92,25 @@ def _torch_step(rule: Rule) -> str:
     return TORCH_STEP.format(inputs=f"inputs={{{', '.join(inputs)}}}" if inputs else "")
 
 
-def _torch_input(kind: str) -> str:
-    return "0.5" if kind == "scalar" else "[torch.ones_like(p) for p in model.parameters()]"
+def _torch_input(kind: InputKind) -> str:
+    matrix = "{p: torch.eye(%s) for p in model.parameters()}"
+    return _value(kind, "[torch.ones_like(p) for p in model.parameters()]", matrix, "p")
+
+
+def _value(kind: InputKind, like: str, matrix: str, param: str) -> str:
+    """The text of an input; `matrix` has a place for its extents, of the array with the name `param`."""
+    if isinstance(kind, str):
+        return "0.5" if kind == SCALAR else like
+    sides = {"rows": name(f"{param}.shape[0]"), "cols": name(f"{param}.shape[1]")}
+    return matrix % ", ".join(expression_text(replace_names(extent, sides)) for extent in kind.extents)
 
 
 def _jax_inputs(rule: Rule) -> str:
     if rule.passes:
         return ", gradient=gradient"
-    like = "jax.tree.map(jnp.ones_like, params)"
-    return "".join(f", {key}={'0.5' if kind == 'scalar' else like}" for key, kind in rule.inputs.items())
+    like, matrix = "jax.tree.map(jnp.ones_like, params)", '{"kernel": jnp.eye(%s)}'
+    values = {key: _value(kind, like, matrix, 'params["kernel"]') for key, kind in rule.inputs.items()}
+    return "".join(f", {key}={value}" for key, value in values.items())
 
 
 def _tags(rule: Rule) -> str:
@@ -107,5 +121,6 @@ def _tags(rule: Rule) -> str:
 def _array_inputs(rule: Rule) -> str:
     if rule.passes:
         return ", gradient=lambda: [0.1*w + 1 for w in weights]"
-    like = "[np.ones_like(w) for w in weights]"
-    return "".join(f", {key}={'0.5' if kind == 'scalar' else like}" for key, kind in rule.inputs.items())
+    like, matrix = "[np.ones_like(w) for w in weights]", "[np.eye(%s, dtype=np.float32), None]"
+    values = {key: _value(kind, like, matrix, "weights[0]") for key, kind in rule.inputs.items()}
+    return "".join(f", {key}={value}" for key, value in values.items())

@@ -14,12 +14,14 @@ import numpy as np
 
 from rulec.analysis.accumulate import accumulating
 from rulec.analysis.flow import Flow
+from rulec.compiler.inputs import drawn_input
 from rulec.compiler.lower import decide
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.compiler.routing import applies
 from rulec.compiler.view import static_defaults, view_of
 from rulec.errors import RulecError
 from rulec.language.expr.node import Node, Op, const, name, rewrite
+from rulec.language.inputs import LIKE_P, SCALAR, InputKind
 from rulec.language.rule_data import Assign, Branch, RuleData, State, Statement
 
 Array = np.ndarray[Any, Any]
@@ -187,10 +189,13 @@ class Witness:
     def _step(self, run: ReferenceOptimizer, grads: Values, step: int, inputs: Mapping[str, Any]) -> None:
         rng = np.random.default_rng([9, step])
         values = {
-            key: 1 + rng.random() if kind == "scalar" else [rng.random(s) for s in self.shapes]
+            key: 1 + rng.random() if kind == SCALAR else [self._drawn(kind, s, rng) for s in self.shapes]
             for key, kind in self.rule.inputs.items()
         }
         run.step(grads, inputs={**values, "step": step + 1, **inputs})
+
+    def _drawn(self, kind: InputKind, shape: tuple[int, ...], rng: np.random.Generator) -> Any:
+        return rng.random(shape) if kind == LIKE_P else drawn_input(self.rule, kind, shape, rng)
 
     def _after(self, rule: RuleData, hyper: Mapping[str, float], grads: Sequence[Values]) -> ReferenceOptimizer:
         run = self._optimizer(rule, hyper)

@@ -14,6 +14,7 @@ from rulec.errors import RulecError, RuleError, TensorError, interrupted
 from rulec.language.eval_point import to_evaluation, to_training
 from rulec.language.evaluations import check_single
 from rulec.language.hyper import AT_START
+from rulec.language.inputs import LIKE_P, SCALAR, per_tensor
 from rulec.language.library.load import load
 from rulec.language.rule import Rule
 from rulec.language.rule_data import RuleData
@@ -159,15 +160,16 @@ class Optimizer(Lockable):
     def _inputs(self, inputs: Mapping[str, Any], leaves: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         arguments: dict[str, Any] = {}
         for key, value in inputs.items():
-            if self.rule.inputs.get(key) != "like p":
+            kind = self.rule.inputs.get(key, SCALAR)
+            if not per_tensor(kind):
                 arguments[key] = value
                 continue
             arrays = matching_leaves(value, self.names, f"the input {key}", prefix)
             missing = leaves.keys() - arrays.keys()
-            if missing:
+            if missing and kind == LIKE_P:
                 raise TensorError(f"the input {key!r} has nothing for {min(missing)}, which has a gradient")
             turned = self._engine.copies_for(self._hyper_table())
-            arguments[key] = turned.in_order({name: arrays[name] for name in leaves})
+            arguments[key] = turned.in_order({name: arrays.get(name) for name in leaves})
         return arguments
 
     @synchronized

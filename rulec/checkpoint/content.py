@@ -31,6 +31,7 @@ from rulec.errors import StateMismatch
 from rulec.language.expr.counts import level_text
 from rulec.language.expr.node import Node, Op, name, rewrite
 from rulec.language.expr.text import expression_text
+from rulec.language.inputs import kind_data
 from rulec.language.parse.step import step_text
 from rulec.language.rule import Rule
 from rulec.language.rule_data import Assign, Branch, State, Statement, assignments, draws
@@ -241,7 +242,7 @@ def meaning(rule: Rule) -> str:
     local = {n: name(f"local{i}") for i, n in enumerate(_locals(rule))}
     said = {
         "state": {key: _state(state) for key, state in rule.state.items()},
-        "inputs": dict(rule.inputs),
+        "inputs": {key: kind_data(kind) for key, kind in rule.inputs.items()},
         "step": step_text(_renamed(rule.step, local)),
         "evaluate": _text(rule.evaluate),
         "skip": _text(rule.skip, local),

@@ -103,14 +103,18 @@ def layout_for(
 ) -> Layout:
     """The layout for parameters of dtype `param`: gradients, states and inputs have the same unless said otherwise.
 
+    Inputs of a shape of their own are in the dtype of arithmetic.
+
     States in `formats` are stored in codes.
     """
     formats = formats or {}
     chosen = {"p": param, "g": grad or param, **(states or {}), **dict.fromkeys(formats, "float32")}
     chosen |= part_dtypes(program)
     stored = [b for b in array_buffers(program) if b.role != "scratch"]
-    dtypes = [(b.name, chosen.get(b.name, param)) for b in stored]
+    of_a_shape = [b.name for b in stored if b.role == "input" and not b.axes.elementwise]
+    dtypes = [(b.name, chosen.get(b.name, param)) for b in stored if b.name not in of_a_shape]
     compute = Layout(tuple(dtypes)).compute
+    dtypes += [(name, compute) for name in of_a_shape]
     dtypes += [(b.name, compute) for b in kernel_buffers(program) if b.role == "scratch"]
     return Layout(tuple(dtypes), maximize, transposed, tuple(formats.items()))
 

@@ -11,10 +11,8 @@ from rulec.compiler.across_shapes import WIDE_LEVELS, AcrossShapes, is_wide
 from rulec.compiler.axes import AxisInference
 from rulec.compiler.indices import fuse, index_of
 from rulec.compiler.ir import (
-    COLS,
     LEVEL_AXES,
     PLAIN,
-    ROWS,
     Axes,
     Buffer,
     Memory,
@@ -50,6 +48,7 @@ from rulec.language.expr.node import (
 )
 from rulec.language.expr.static import lowered
 from rulec.language.expr.text import expression_text
+from rulec.language.inputs import LIKE_P, InputKind, matrices_of
 from rulec.language.rule_data import (
     Assign,
     Branch,
@@ -340,9 +339,11 @@ def lower(
         if state.condition is None or decide(state.condition, known) is not False:
             states[key] = state
     axes = AxisInference.of({"p": _ELEMENT, "g": _ELEMENT, **part_axes(memory)}, static)
-    axes.buffers |= {key: axes_of_letters("knbij" if kind == "like p" else "") for key, kind in rule.inputs.items()}
     resolve = _Lowering(rule, known, {**names, "p": node(Op.LOAD, "p"), **{k: node(Op.LOAD, k) for k in states}}, axes)
     extents = {k: tuple(resolve.expression(x) for x in s.shape) for k, s in states.items() if s.shape is not None}
+    matrices = matrices_of(rule.inputs)
+    of_inputs = {k: tuple(map(resolve.expression, matrix.extents)) for k, matrix in matrices.items()}
+    axes.buffers |= {key: _input_axes(kind, of_inputs.get(key)) for key, kind in rule.inputs.items()}
     axes.buffers |= {key: _state_axes(rule, key, extents.get(key), known) for key in states}
     lowering = _Lowering(rule, known, _leaves(rule, states, memory), axes, assumed or {}, meant or {}, watch)
     before = dict(lowering.values)
@@ -366,7 +367,9 @@ def lower(
         buffers.append(Buffer(key, "state", axes.buffers[key], _numeric(resolve.expression(state.init))))
     read = {str(n.arg) for n in walk([s.value for s in stores] + ([] if skip is None else [skip])) if n.op is Op.LOAD}
     for key in (key for key in rule.inputs if key in read):
-        buffers.append(Buffer(key, "input", axes.buffers[key]))
+        if key in of_inputs:
+            counts.append(Count(f"an extent of input {key}", of_inputs[key], bounded=True, span=matrices[key].span))
+        buffers.append(Buffer(key, "input", axes.axes(node(Op.LOAD, key))))
     buffers += [buffer for buffer, _ in measured]
     grouped = grouping(rule, known)
     parts = 0 if grouped is None else grouped.parts
@@ -400,7 +403,7 @@ def _statistics(lowering: _Lowering, watch: Watched, old: Node, memory: Memory) 
 
 
 def _lacks(lowering: _Lowering, statistic: Statistic, static: Mapping[str, float]) -> bool:
-    """Whether a statistic reads a state or a line of an arm, which these tensors lack and others have."""
+    """Whether other tensors alone have a state, or a line of an arm, that a statistic reads."""
     rule = lowering.rule
 
     def by_shape(condition: Node | None) -> bool:
@@ -461,5 +464,10 @@ def _state_axes(
     if len(extents) != 2:
         message = f"state {key} has a shape of {len(extents)} extents: give two, rows and columns"
         raise rule_error(message, rule.state[key].span)
-    rows, cols = (x if x is not None else y for x, y in zip(extents, (ROWS, COLS), strict=True))
-    return Axes("knbij", rows, cols)
+    return Axes("knbij", *extents)
+
+
+def _input_axes(kind: InputKind, extents: tuple[Node, ...] | None) -> Axes:
+    if extents is not None:
+        return Axes("knbij", *extents)
+    return axes_of_letters("knbij" if kind == LIKE_P else "")

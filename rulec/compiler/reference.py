@@ -164,9 +164,9 @@ class ReferenceOptimizer:
     ) -> None:  # fmt: skip
         """One step with these gradients; None leaves a parameter as it is. `hyper` changes values from now on.
 
-        `inputs` gives each of the rule's inputs: a number for a scalar, a list of one array per parameter for an input
-        like p. `gradient` gives the gradients at other parameters, for a rule with passes. Raises TensorError for a
-        missing input.
+        `inputs` gives each of the rule's inputs: a number for a scalar, or a list of one array per parameter.
+        `gradient` gives the gradients at other parameters, for a rule with passes. Raises TensorError for a missing
+        input.
         """
         inputs = dict(inputs or {})
         missing = [key for key in self.rule.inputs if key not in inputs]
@@ -260,7 +260,9 @@ class ReferenceOptimizer:
                 arrays[buffer.name, None] = self.how.array(inputs[buffer.name])
             elif buffer.role == "input":
                 for t in active:
-                    arrays[buffer.name, t.index] = t.view.matrices(self.how.array(inputs[buffer.name][t.index]))
+                    array, letters = self.how.array(inputs[buffer.name][t.index]), buffer.axes.letters
+                    fitted = t.view.matrices(array) if buffer.axes.elementwise else t.view.kept(array, letters)
+                    arrays[buffer.name, t.index] = fitted
         return arrays
 
 

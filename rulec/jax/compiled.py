@@ -29,6 +29,7 @@ from rulec.functional.step_values import Statistics
 from rulec.functional.values import Leaf, Values, leaves_of
 from rulec.jax import cpu
 from rulec.jax.first import first_values
+from rulec.jax.inputs import check_inputs, matrices_by_leaf
 from rulec.jax.leaves import Tree, called, flat, leaf_name, like
 from rulec.jax.library import compiler_options, is_traced
 from rulec.jax.packing import Packed, packed
@@ -37,6 +38,7 @@ from rulec.jax.state import Fields, Shown, State, check_state, fields_of
 from rulec.jax.statistics import before_a_step, shown
 from rulec.jax.step import one_step
 from rulec.jax.tags import check_tags
+from rulec.language.inputs import LIKE_P, WORDS
 from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
 from rulec.runtime.buckets.launch_builder import inputs_of
@@ -193,10 +195,14 @@ class CompiledRecipe:
     ) -> tuple[Sequence[Any], Values, Statistics]:
         hyper = self._hyper(numbers, plan)
         inputs = {name: self._input(name, value, params) for name, value in inputs.items()}
+        check_inputs(plan, inputs)
         return one_step(plan, params.arrays, grads.arrays, values, hyper, inputs)
 
     def _input(self, name: str, value: Any, params: Tree) -> Any:
-        if self.inputs[name] == "like p":
+        kind = self.inputs[name]
+        if kind not in WORDS:
+            return matrices_by_leaf(value, params, f"the input {name} of")
+        if kind == LIKE_P:
             return list(self._like(value, params, f"the input {name} of").arrays)
         if jnp.shape(value) != ():
             raise TensorError(

@@ -16,6 +16,7 @@ from rulec.language.expr.counts import bare_problem, levels_text
 from rulec.language.expr.names import BESIDE_STATES, RESERVED, declared_problem, name_problem, short
 from rulec.language.expr.node import LEVELS, PLACED, Kind, Node, Op, const, names_in, walk
 from rulec.language.hyper import Hyper, resolve_hyper, well_known_range
+from rulec.language.inputs import matrices_of
 from rulec.language.rule_data import AnyRule, Assign, Branch, RuleData, Statement, assignments, conditions, placed_level
 from rulec.language.sizes import entries, lists_of
 from rulec.language.source import Source, Span, did_you_mean, rule_error
@@ -169,6 +170,9 @@ def _check_placed(rule: RuleData) -> None:
         if state.per in _OF_MATRICES or state.shape is not None:
             other = f"a state per {state.per}" if state.shape is None else f"{key} with a shape of its own"
             raise rule_error(f"{rule.name} has {placed} and also {other}: {_ONE_WAY}", state.span)
+    for key, matrix in matrices_of(rule.inputs).items():
+        message = f"{rule.name} has {placed} and also the input {key} with a shape of its own: {_ONE_WAY}"
+        raise rule_error(message, matrix.span)
     if rule.view:
         raise rule_error(f"{rule.name} has {placed} and also a view of tensors as matrices: {_ONE_WAY}")
 

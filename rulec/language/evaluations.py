@@ -14,6 +14,7 @@ from typing import cast
 from rulec.errors import RuleError
 from rulec.language.expr.node import Kind, Node, Op, name, names_in, node, rewrite, walk
 from rulec.language.hyper import Hyper
+from rulec.language.inputs import InputKind
 from rulec.language.rule_data import AnyRule, Assign, Branch, Move, RuleData, Statement
 from rulec.language.source import Span, rule_error
 
@@ -115,10 +116,10 @@ def _later(rule: RuleData, key: str, place: int) -> list[Node]:
     return [] if None in conditions else [condition for condition in conditions if condition is not None]
 
 
-def _gradients(rule: RuleData, place: int, read: set[str]) -> tuple[list[Statement], dict[str, str]]:
+def _gradients(rule: RuleData, place: int, read: set[str]) -> tuple[list[Statement], dict[str, InputKind]]:
     """The lines that give earlier gradients their names where a pass may be left out, and the inputs they are."""
     lines: list[Statement] = []
-    inputs: dict[str, str] = {}
+    inputs: dict[str, InputKind] = {}
     for i, key in enumerate([START, *rule.passes][:place]):
         if not read & ({"g", "grad"} if i == 0 else {gradient_of(key)}):
             continue

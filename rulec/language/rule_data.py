@@ -19,6 +19,7 @@ from rulec.errors import RuleError
 from rulec.language.expr.counts import level_text
 from rulec.language.expr.node import FACTS, PLACED, Kind, Node, Op, name, names_in, node, walk
 from rulec.language.hyper import DEFAULT_LR, Hyper, well_known_range, with_start
+from rulec.language.inputs import InputKind, matrices_of
 from rulec.language.library.folder import library_folder
 from rulec.language.source import Span
 
@@ -175,7 +176,7 @@ class RuleData:
     step: tuple[Statement, ...]
     hyper: Mapping[str, Hyper] = field(default_factory=dict)
     state: Mapping[str, State] = field(default_factory=dict)
-    inputs: Mapping[str, str] = field(default_factory=dict)
+    inputs: Mapping[str, InputKind] = field(default_factory=dict)
     summary: str = ""
     paper: Mapping[str, Any] = field(default_factory=dict)
     rate: Node = RATE
@@ -243,6 +244,7 @@ class RuleData:
         nodes += [branch.condition for branch in conditions(self.step)]
         for state in self.state.values():
             nodes += [state.init, *(state.shape or ()), *(x for x in (state.condition, state.number) if x is not None)]
+        nodes += [x for matrix in matrices_of(self.inputs).values() for x in matrix.extents]
         nodes += [h.default for h in self.hyper.values() if isinstance(h.default, Node)]
         nodes += [x for x in (self.rate, self.evaluate, self.skip, self.applies_to) if x is not None]
         nodes += self.wraps_shape or ()
@@ -356,6 +358,8 @@ def sees_shape(rule: RuleData) -> bool:
     if placed_level(rule):
         return True
     if any(state.per in _OF_MATRICES or state.shape is not None for state in rule.state.values()):
+        return True
+    if matrices_of(rule.inputs):
         return True
     parts = [*walk(rule.expressions)]
     if {"ndim", "rows", "cols"} & {str(n.arg) for n in parts if n.op in (Op.NAME, Op.FACT)}:

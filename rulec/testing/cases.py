@@ -223,6 +223,16 @@ step: |
   turned = m @ wave
   direction = turned*(index()/numel) + max(even + t, per="row")
 """,
+    "Given": """\
+inputs: {c: {shape: [cols, cols]}, b: {shape: [rows, 2]}}
+state: {m: 0}
+applies_to: ndim >= 2
+otherwise: sgd
+step: |
+  m = 0.5*m + g
+  s = b @ transpose(b)
+  direction = transpose(solve(c + 0.1*eye(cols), transpose(m))) + s @ p*diag(s) + mean(b, per="row")
+""",
     "Last": """\
 state: {n: {init: 0, per: tensor}, r: {init: 0, per: row}, a: p}
 step: |

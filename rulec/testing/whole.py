@@ -8,10 +8,12 @@ from typing import Any, cast
 import numpy as np
 
 from rulec.array.arrays import NumpyArrays
+from rulec.compiler.inputs import drawn_input
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.errors import RulecError
 from rulec.language.expr.node import Op, walk
 from rulec.language.expr.static import inside, settings
+from rulec.language.inputs import LIKE_P, InputKind, per_tensor
 from rulec.language.rule import Rule
 from rulec.language.rule_data import assignments
 from rulec.runtime.arrays import Arrays
@@ -116,9 +118,16 @@ def _gradients(shapes: Sequence[tuple[int, ...]], seed: int, special: bool = Fal
 def _inputs(rule: Rule, shapes: Sequence[tuple[int, ...]], step: int) -> dict[str, Any]:
     """Input of the rule -> a number, or an array for each tensor."""
     return {
-        name: parameters(shapes, 50 + step) if kind == "like p" else 1.5 / (1 + step)
+        name: _arrays(rule, kind, shapes, 50 + step) if per_tensor(kind) else 1.5 / (1 + step)
         for name, kind in rule.inputs.items()
     }
+
+
+def _arrays(rule: Rule, kind: InputKind, shapes: Sequence[tuple[int, ...]], seed: int) -> list[Array]:
+    if kind == LIKE_P:
+        return parameters(shapes, seed)
+    rng = np.random.default_rng(seed)
+    return [drawn_input(rule, kind, shape, rng, hyper_values(rule, 1)[0]) for shape in shapes]
 
 
 def _compare(subject: Subject, rule: Rule, step: int, got: Sequence[Array], wanted: Sequence[Array]) -> None:

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from rulec.errors import HyperError, PartialUpdate, RulecError, RuleError, TensorError
 from rulec.language.evaluations import check_single
+from rulec.language.inputs import per_tensor
 from rulec.language.partition import Part, Partition
 from rulec.language.source import did_you_mean
 from rulec.locks import Lockable, synchronized
@@ -197,7 +198,7 @@ class Partitioned(Optimizer, Lockable):
         for name, value in inputs.items():
             if name not in kinds:
                 raise HyperError(f"no rule of the partition takes an input {name!r}{did_you_mean(name, kinds)}")
-            arguments[name] = by_parameter(name, value, params) if kinds[name] == "like p" else value
+            arguments[name] = by_parameter(name, value, params) if per_tensor(kinds[name]) else value
         return arguments
 
     def _step_of(self, place: int, inputs: Mapping[str, Any], scaling: Mapping[str, Any]) -> None:

@@ -183,6 +183,23 @@ def test_inputs_that_do_not_fit(inputs: dict[str, Any], message: str) -> None:
     assert not params["a"].any()
 
 
+def test_an_array_whose_rule_reads_no_matrix_needs_none() -> None:
+    rule = rulec.parse(
+        "name: Turned\nhyper: {lr: 1.0}\ninputs: {c: {shape: [cols, cols]}}\napplies_to: ndim == 2\notherwise: sgd\n"
+        "step: |\n  direction = g @ c\n"
+    )
+    params, matrix = {"a": np.zeros((2, 3)), "b": np.zeros(3)}, np.arange(9.0).reshape(3, 3)
+    opt = Optimizer(rule, params)
+    opt.step({"a": np.ones((2, 3)), "b": np.ones(3)}, c={"a": matrix})
+    np.testing.assert_array_equal(params["a"], -np.ones((2, 3)) @ matrix)
+    np.testing.assert_array_equal(params["b"], -np.ones(3))
+    with pytest.raises(TensorError, match=r"'c' of a has shape \(2, 2\), where \(3, 3\) is expected"):
+        opt.step({"a": np.ones((2, 3))}, c={"a": np.eye(2)})
+    with pytest.raises(TensorError, match="the input 'c' of a is missing"):
+        opt.step({"a": np.ones((2, 3))}, c={"b": matrix})
+    opt.step({"b": np.ones(3)}, c={})
+
+
 # Layer by layer
 
 

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 import rulec
 from rulec import Rule, RuleError
+from rulec.checkpoint.content import meaning
 from rulec.compiler.ir import Program
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.language.expr.node import Node, const
+from rulec.language.inputs import kind_data
 from rulec.language.rule_data import assignments
 from tests.compiler.plain import PlainRun
 
@@ -538,3 +540,47 @@ def test_rules_that_see_tensors_differently_are_not_composed() -> None:
 def test_a_suggestion_names_rules_as_text_does() -> None:
     with pytest.raises(RuleError, match=r"did you mean adabelief \+ decay\?$"):
         _ = rulec.load("adabelief") >> DECAY
+
+
+PROJECTED = """
+name: Projected
+hyper: {n: {default: 2, static: true, whole: true, min: 1}}
+inputs: {c: {shape: [n, cols]}}
+step: |
+  direction = g @ transpose(c) @ c
+"""
+
+
+def test_matrices_that_are_inputs_are_carried_with_their_extents() -> None:
+    rule = rulec.parse(PROJECTED)
+    for composed in (rule + DECAY, rulec.load("clip_by_value") >> rule, rulec.load("lookahead")(rule)):
+        assert composed.inputs == rule.inputs
+        assert rulec.parse(composed.to_yaml()) == composed
+    assert "shape: [rank, cols]" in rule.bind(n="rank").to_yaml()
+    with pytest.raises(
+        RuleError, match=r"'c' is of shape \[n, rows\] for Projected and of shape \[n, cols\] for anoth"
+    ):
+        rule + rulec.parse(PROJECTED.replace("[n, cols]", "[n, rows]"))
+    assert meaning(rule) != meaning(rulec.parse(PROJECTED.replace("[n, cols]", "[1, cols]")))
+
+
+def test_an_input_of_the_parameter_s_extents_is_like_p() -> None:
+    rule = rulec.parse("name: R\ninputs: {h: {shape: [rows, cols]}}\nstep: |\n  direction = g*h\n")
+    assert rule.inputs == {"h": "like p"}
+
+    kinds = {"h": {"shape": ["rows", "cols"]}, "c": {"shape": ["k", "2*cols"]}}
+
+    @rulec.rule(inputs=kinds, hyper={"k": {"static": True}})
+    def traced(g: Any, h: Any, c: Any, *, k: float = 2) -> Any:
+        return g * h + rulec.math.sum(c)
+
+    assert rulec.parse(traced.to_yaml()).inputs == traced.inputs
+
+
+def test_a_wrapper_that_runs_a_rule_in_another_shape_gives_its_matrices_the_extents_there() -> None:
+    wrapper = rulec.parse(
+        "name: Half\nwraps: {inner: {shape: [rows, 2]}}\n"
+        "step: |\n  direction = concat(inner(g[:, :2]), g[:, 2:], axis=1)\n"
+    )
+    rule = rulec.parse("name: R\ninputs: {c: {shape: [cols, cols]}}\nstep: |\n  direction = g @ c\n")
+    assert kind_data(wrapper(rule).inputs["c"]) == {"shape": [2.0, 2.0]}

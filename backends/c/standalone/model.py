@@ -12,6 +12,7 @@ from rulec.formats import Format
 from rulec.kernel.quantized import part_length
 from rulec.language.eval_point import to_evaluation, to_training
 from rulec.language.expr.node import Node, Op
+from rulec.language.inputs import matrices_of
 from rulec.language.rule import Rule
 from rulec.runtime.engine import EPS, default_hyper
 from rulec.runtime.storage.options import Storage
@@ -90,6 +91,8 @@ class CFile:
         self.scales = {state: unique_name(f"{state}_scale", {*self.states.values()}) for state in self._coded()}
         self.inputs = list(self.family.rule.inputs.items())
         taken = {*RESERVED, "magic", "steps", "bytes"}
+        for key in matrices_of(self.family.rule.inputs):
+            raise CannotBuild(rule.name, "C", f"its input {key} is a matrix with a shape of its own")
         for key in self.family.rule.inputs:
             if key in taken:
                 raise CannotBuild(rule.name, "C", f"its input {key} has a name that the written functions use")

@@ -14,6 +14,7 @@ from typing import Generic
 
 from rulec.errors import RuleError
 from rulec.language.expr.node import Node, Op, node, walk
+from rulec.language.inputs import InputKind, kind_text
 from rulec.language.rule_data import AnyRule, Routing, RuleData
 
 #: The shape facts that depend on the view of a tensor as matrices.
@@ -135,13 +136,14 @@ def _nested(routes: Sequence[tuple[Node | None, AnyRule]]) -> AnyRule:
     return rest
 
 
-def unify_inputs(rules: Sequence[RuleData]) -> dict[str, str]:
+def unify_inputs(rules: Sequence[RuleData]) -> dict[str, InputKind]:
     """The inputs of several rules as one set. Same-named ones are one, and must be of one kind."""
-    merged: dict[str, str] = {}
+    merged: dict[str, InputKind] = {}
     for rule in rules:
         for key, kind in rule.inputs.items():
             if merged.setdefault(key, kind) != kind:
-                raise RuleError(f"the input {key!r} is {kind!r} for {rule.name} and {merged[key]!r} for another")
+                said, other = kind_text(kind), kind_text(merged[key])
+                raise RuleError(f"the input {key!r} is {said} for {rule.name} and {other} for another")
     return merged
 
 

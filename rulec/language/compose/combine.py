@@ -24,6 +24,7 @@ from rulec.language.expr.names import CONSTANTS, RESERVED
 from rulec.language.expr.node import FACTS, Kind, Node, Op, const, name, names_in, node, rewrite, walk
 from rulec.language.expr.text import expression_text
 from rulec.language.hyper import Hyper
+from rulec.language.inputs import changed_extents
 from rulec.language.rule_data import (
     RATE,
     AnyRule,
@@ -432,8 +433,9 @@ def substitute_hyper(rule: AnyRule, values: Mapping[str, Node]) -> AnyRule:
     }
     passes, statistics = map_passes(rule.passes, change), map_statistics(rule.statistics, change)
     return replace(
-        rule, state=state, step=map_nodes(rule.step, change), passes=passes, statistics=statistics, **optional
-    )
+        rule, state=state, inputs=changed_extents(rule.inputs, change), step=map_nodes(rule.step, change),
+        passes=passes, statistics=statistics, **optional,
+    )  # fmt: skip
 
 
 _OF_LINES = (Kind.MATRIX, Kind.RANDOM, Kind.REDUCE)

@@ -23,6 +23,7 @@ from rulec.language.expr.names import BASE_NAMES, RESERVED
 from rulec.language.expr.node import PLACED, Node, Op, const, name, names_in, node, rewrite, walk
 from rulec.language.expr.static import inside
 from rulec.language.hyper import DEFAULT_LR, Hyper, well_known_range
+from rulec.language.inputs import LIKE_P, changed_extents
 from rulec.language.parse.expression import parse_expression
 from rulec.language.parse.located import Text
 from rulec.language.rule_data import (
@@ -106,7 +107,7 @@ def _wrapped(wrapper: AnyRule, rules: Sequence[AnyRule]) -> AnyRule:
         step=tuple(called.lines()),
         hyper=combine.unify_hyper([*owners, (wrapper.name, wrapper.hyper)]),
         state={key: state for rule in (*inner, called.wrapper) for key, state in rule.state.items()},
-        inputs=unify_inputs([*rules, wrapper]),
+        inputs=unify_inputs([*inner, called.wrapper]),
         rate=RATE if wrapper.assigns_parameter else rate,
         statistics={**called.wrapper.statistics, **called.statistics()},
         **combine.single_attributes([called.wrapper, *(each.rule for each in called.inner)]),
@@ -255,11 +256,12 @@ class _Shape:
         for each in inner.passes.values():
             self._refuse(title, "evaluates the model again", each.span)
         for key, kind in inner.inputs.items():
-            if kind != "scalar":
+            if kind == LIKE_P:
                 self._refuse(title, f"reads the input {key}", None)
         state = {key: self._state(title, key, state) for key, state in inner.state.items()}
         step = combine.map_nodes(inner.step, lambda value: combine.replace_names(value, self.facts))
-        return replace(inner, state=state, step=step)
+        inputs = changed_extents(inner.inputs, lambda value: combine.replace_names(value, self.facts))
+        return replace(inner, state=state, inputs=inputs, step=step)
 
     def _check(self, title: str, values: Sequence[Node], span: Span | None) -> None:
         if "p" in names_in(values):

@@ -47,6 +47,7 @@ from rulec.language.tracing.options import (
     check_mappings,
     expression_of,
     extents_of,
+    input_kinds,
     varied,
     with_statistics,
     with_whole,
@@ -71,7 +72,7 @@ def rule(
     *, state: Mapping[str, Any] | None = None, storage: Mapping[str, str] | None = None,
     hyper: Mapping[str, Mapping[str, Any]] | None = None, name: str | None = None, assigns: str = "direction",
     wraps: str | Sequence[str] | Mapping[str, Any] = (), passes: Mapping[str, Any] | None = None,
-    paper: Mapping[str, Any] | None = None, inputs: Mapping[str, str] | None = None,
+    paper: Mapping[str, Any] | None = None, inputs: Mapping[str, Any] | None = None,
     view: Mapping[str, str] | None = None, interop: Mapping[str, Any] | None = None,
     statistics: Mapping[str, str] | None = None, variants: Mapping[str, Sequence[Any]] | None = None,
     rate: str | float | None = None,
@@ -98,8 +99,8 @@ def rule(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     `passes` are points at which the model is evaluated again, by name: an expression such as "p + rho*g", or a dict
     with `point` and `when`. The function takes an argument of each name, here `climb`: `climb.g` is the gradient there.
 
-    `inputs` has the kind of each input of a step, "scalar" or "like p": `dict(loss="scalar")`. The function takes an
-    argument of each name.
+    `inputs` has the kind of each input of a step: `dict(loss="scalar", h="like p", cov=dict(shape=["cols", "cols"]))`.
+    The function takes an argument of each name.
     `view`, `rate`, `evaluate`, `skip`, `applies_to`, `otherwise`, `statistics` and `interop` are as in a rule file,
     with expressions in quotes; `otherwise` may be a Rule. `variants` are values to compare:
     `variants=dict(power=[0.5, 1])`.
@@ -164,7 +165,7 @@ def _trace_rule(
     hyper: Mapping[str, Mapping[str, Any]] | None = None,
     name: str | None = None, assigns: str = "direction", wraps: str | Sequence[str] | Mapping[str, Any] = (),
     passes: Mapping[str, Any] | None = None, paper: Mapping[str, Any] | None = None,
-    inputs: Mapping[str, str] | None = None, view: Mapping[str, str] | None = None,
+    inputs: Mapping[str, Any] | None = None, view: Mapping[str, str] | None = None,
     interop: Mapping[str, Any] | None = None, statistics: Mapping[str, str] | None = None, **whole: Any,
 ) -> Rule:  # fmt: skip
     rule_name = name or "".join(part[:1].upper() + part[1:] for part in function.__name__.split("_"))
@@ -180,19 +181,18 @@ def _trace_rule(
         if call not in positional:
             raise RuleError(f"{rule_name} wraps {call!r}, and its function has no such argument: add it before *")
     read = Counted(lists, {k: h.default for k, h in hypers.items() if h.static and isinstance(h.default, float)})
+    kinds = input_kinds(rule_name, inputs or {}, [*hypers, *FACTS_OF_SHAPE])
     states: dict[str, State] = {}
     for key, entry in (state or {}).items():
         states |= _states(rule_name, key, entry, hypers, read)
     points: dict[str, Pass] = {}
     for key, value in (passes or {}).items():
-        points[key] = _pass(
-            rule_name, key, value, [*hypers, *FACTS], [*states, *(inputs or {}), *map(gradient_of, points)]
-        )
-    _check_arguments(rule_name, positional, points, inputs or {})
-    check_names(Rule(rule_name, (), hypers, states, inputs or {}, wraps=calls, passes=points))
+        points[key] = _pass(rule_name, key, value, [*hypers, *FACTS], [*states, *kinds, *map(gradient_of, points)])
+    _check_arguments(rule_name, positional, points, kinds)
+    check_names(Rule(rule_name, (), hypers, states, kinds, wraps=calls, passes=points))
     trace = Trace(rule_name, states, hypers, calls, function.__code__, read, points)
     trace.cases = cases
-    trace.inputs, trace.view, trace.shaped = dict(inputs or {}), dict(view or {}), shape is not None
+    trace.inputs, trace.view, trace.shaped = kinds, dict(view or {}), shape is not None
     trace.lines.append((assigns, _run(function, trace, positional, hypers, assigns)))
     traced = Rule(
         rule_name,

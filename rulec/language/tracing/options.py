@@ -13,6 +13,7 @@ from rulec.language.compose.cases import with_inputs_of_rest
 from rulec.language.eval_point import check_evaluation
 from rulec.language.expr.names import name_problem
 from rulec.language.expr.node import Node, const, names_in
+from rulec.language.inputs import WORDS, InputKind, kind_of
 from rulec.language.library.load import load
 from rulec.language.parse.expression import parse_expression, tagged
 from rulec.language.parse.located import Text
@@ -23,8 +24,8 @@ from rulec.language.statistics import names_of, parsed
 from rulec.language.variants import with_variants
 
 __all__ = [
-    "FACTS_OF_SHAPE", "WHOLE", "check_mappings", "expression_of", "extents_of", "varied", "with_statistics",
-    "with_whole", "wrapped_names",
+    "FACTS_OF_SHAPE", "WHOLE", "check_mappings", "expression_of", "extents_of", "input_kinds", "varied",
+    "with_statistics", "with_whole", "wrapped_names",
 ]  # fmt: skip
 
 #: The options about a rule as a whole.
@@ -36,7 +37,6 @@ FACTS_OF_SHAPE = ("ndim", "numel", "rows", "cols")
 _PAPER = ("title", "authors", "year", "url")
 
 #: Option -> the words that its entries may be; for `view`, by key.
-_INPUTS = ("scalar", "like p")
 _VIEW = {"flatten": "rest", "short": "first"}
 
 
@@ -53,8 +53,10 @@ def check_mappings(rule_name: str, options: Mapping[str, Any]) -> None:
         if not isinstance(value, wanted):
             raise RuleError(f"{key} of the paper of {rule_name} is of type {wanted.__name__}, not {value!r}")
     for key, value in inputs.items():
-        if value not in _INPUTS:
-            raise RuleError(f"the input {key} of {rule_name} is 'scalar' or 'like p', not {value!r}")
+        if value not in WORDS and not (isinstance(value, Mapping) and [*value] == ["shape"]):
+            raise RuleError(
+                f"the input {key} of {rule_name} is 'scalar', 'like p' or dict(shape=[rows, columns]), not {value!r}"
+            )
     for key, value in view.items():
         if key not in _VIEW:
             hint = did_you_mean(str(key), _VIEW) or f": it has {' and '.join(_VIEW)}"
@@ -80,6 +82,16 @@ def extents_of(owner: str, shape: Any, known: list[str]) -> tuple[Node, ...]:
     if not (isinstance(shape, list | tuple) and len(shape) == 2):
         raise RuleError(f"the shape of {owner} is a list of two extents, rows and columns, not {shape!r}")
     return tuple(expression_of(f"an extent of {owner}", x, known) for x in shape)
+
+
+def input_kinds(rule_name: str, inputs: Mapping[str, Any], known: list[str]) -> dict[str, InputKind]:
+    """The inputs of a rule with their kinds; RuleError for an extent that is no expression of the names `known`."""
+    return {
+        key: entry
+        if isinstance(entry, str)
+        else kind_of(extents_of(f"input {key} of {rule_name}", entry["shape"], known))
+        for key, entry in inputs.items()
+    }
 
 
 def wrapped_names(rule_name: str, wraps: Any) -> tuple[tuple[str, ...], Any]:

@@ -16,6 +16,7 @@ from rulec.language.compose.cases import unify_inputs
 from rulec.language.evaluations import gradient_of
 from rulec.language.expr.node import Kind, Node, Op, name, node
 from rulec.language.hyper import Hyper
+from rulec.language.inputs import InputKind
 from rulec.language.rule_data import Assign, Pass, RuleData, Sizes, State, Statement, Statistic
 from rulec.language.sizes import entries, entry
 from rulec.language.source import did_you_mean
@@ -71,7 +72,7 @@ class Trace:
         self.wraps, self.passes = wraps, dict(passes or {})
         self.state = dict(state)
         self.hyper = dict(hyper)
-        self.inputs: dict[str, str] = {}
+        self.inputs: dict[str, InputKind] = {}
         self.view: dict[str, str] = {}
         #: A case of each rule for some tensors only, in the order of their calls, and the number of calls so far.
         self.cases: Sequence[RuleData] = ()

@@ -40,6 +40,7 @@ from rulec.language.expr.names import declared_problem, is_rule_text, short
 from rulec.language.expr.node import Node, Op, const
 from rulec.language.expr.text import number_text
 from rulec.language.hyper import Hyper, Limits, well_known_range
+from rulec.language.inputs import InputKind, kind_of
 from rulec.language.parse.expression import parse_expression, parse_level, tagged
 from rulec.language.parse.located import Text
 from rulec.language.parse.step import Scope, StepParser
@@ -52,7 +53,7 @@ from rulec.language.variants import with_variants
 from rulec.language.yaml.document import Document, read_document
 from rulec.language.yaml.document import Path as Place
 from rulec.language.yaml.lengths import Lengths
-from rulec.language.yaml.schema import HyperEntry, PassEntry, RuleFile, StateEntry, is_rule_file, validated
+from rulec.language.yaml.schema import HyperEntry, InputEntry, PassEntry, RuleFile, StateEntry, is_rule_file, validated
 
 #: The rule of a name in a file. The loader supplies it, so that files can name library rules and paths.
 Resolve = Callable[[str], Rule]
@@ -243,7 +244,7 @@ class _RuleReader:
         wraps, shape = self._wraps()
         hyper = self.mistakes.read(self.file.hyper, self._hyper, Hyper(None))
         declared = Rule(
-            self.file.name, (), hyper=hyper, inputs=dict(self.file.inputs),
+            self.file.name, (), hyper=hyper, inputs=self.mistakes.read(self.file.inputs, self._inputs, "scalar"),
             view=_view(self.file), wraps=wraps, wraps_shape=shape,
         )  # fmt: skip
         declared = self._placed(lambda: _with_called(declared, uses), self.document.span(("uses",), key=True))
@@ -394,6 +395,16 @@ class _RuleReader:
             condition = self._expression((*place, "if"), [*_SHAPE, *self._static()], "a condition")
         per, number = (entry.per, None) if level is None else (level.word, level.number)
         return State(init, per, shape, condition, span=span, number=number)
+
+    def _inputs(self, key: str) -> dict[str, InputKind]:
+        """An input by its name, with its kind."""
+        entry = self.file.inputs[key]
+        if not isinstance(entry, InputEntry):
+            return {key: entry}
+        extents = [("inputs", key, "shape", i) for i in range(2)]
+        known = [*self.hyper_names, *_SHAPE]
+        span = self.document.span(("inputs", key), key=True)
+        return {key: kind_of(tuple(self._expression(extent, known, "an extent") for extent in extents), span)}
 
     def _stored(self, rule: Rule) -> Rule:
         """The rule with the states under `storage` marked."""

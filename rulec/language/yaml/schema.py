@@ -92,6 +92,12 @@ class PassEntry(_Strict):
     when: Expression | None = Field(None, description="Of hyper-parameters, t and shape facts: false for no pass")
 
 
+class InputEntry(_Strict):
+    """An input that is a matrix for each parameter, with extents of its own."""
+
+    shape: list[Number | Expression] = Field(description="Rows and columns", min_length=2, max_length=2)
+
+
 class ViewEntry(_Strict):
     """How a tensor is seen as a batch of matrices."""
 
@@ -114,7 +120,7 @@ class RuleFile(_Strict):
     hyper: dict[str, Number | Expression | List | HyperEntry] = Field(default_factory=dict, description="Name: default")
     state: dict[str, Number | Expression | StateEntry] = Field(default_factory=dict, description="Name: initial value")
     storage: dict[str, Literal["exact"]] = Field(default_factory=dict, description="States that stay float32: exact")
-    inputs: dict[str, Literal["scalar", "like p"]] = Field(
+    inputs: dict[str, Literal["scalar", "like p"] | InputEntry] = Field(
         default_factory=dict, description="Inputs of a step besides the gradient"
     )
     uses: Components | dict[str, Component] = Field(default_factory=list, description="Rules the step calls")
@@ -185,8 +191,10 @@ WANTED: dict[tuple[str, ...], str] = {
     ("state", "*", "history"): "a number or an expression",
     ("storage",): "a mapping of states to exact",
     ("storage", "*"): "exact, the only word for the storage of a state",
-    ("inputs",): "a mapping of names to scalar or like p",
-    ("inputs", "*"): "scalar or like p",
+    ("inputs",): "a mapping of names to scalar, like p or {shape: [rows, columns]}",
+    ("inputs", "*"): "scalar, like p or {shape: [rows, columns]}",
+    ("inputs", "*", "shape"): "a list of two extents, rows and columns",
+    ("inputs", "*", "shape", "*"): "a number or an expression",
     ("passes",): "a mapping of names to points",
     ("passes", "*"): "an expression, or a mapping with point and when",
     ("passes", "*", "point"): "an expression",
@@ -307,7 +315,7 @@ def _explain(document: Document, problem: Any) -> RuleError:
     if kind == "extra_forbidden":
         parts: dict[Any, type[BaseModel]] = {
             "paper": PaperEntry, "hyper": HyperEntry, "state": StateEntry, "view": ViewEntry,
-            "wraps": WrapEntry, "passes": PassEntry,
+            "wraps": WrapEntry, "passes": PassEntry, "inputs": InputEntry,
         }  # fmt: skip
         model = parts.get(place[0], RuleFile) if len(place) > 1 else RuleFile
         known = [f.alias or k for k, f in model.model_fields.items()]

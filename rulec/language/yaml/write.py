@@ -11,6 +11,7 @@ from rulec.language.expr.counts import level_text
 from rulec.language.expr.node import Node, Op
 from rulec.language.expr.text import expression_text
 from rulec.language.hyper import Hyper, well_known_range
+from rulec.language.inputs import kind_data
 from rulec.language.parse.step import step_text
 from rulec.language.rule_data import RATE, Pass, RuleData, State
 from rulec.language.sizes import entries, lists_of
@@ -113,7 +114,7 @@ def _rule_data(rule: RuleData) -> dict[str, Any]:
     data["hyper"] = _hyper_data(rule)
     data["state"] = {key: _state_entry(s) for key, s in rule.state.items()}
     data["storage"] = {key: s.storage for key, s in rule.state.items() if s.storage}
-    data["inputs"] = dict(rule.inputs)
+    data["inputs"] = {key: kind_data(kind) for key, kind in rule.inputs.items()}
     data["passes"] = {key: _pass_entry(each) for key, each in rule.passes.items()}
     data["step"] = step_text(rule.step) + "\n"
     data["rate"] = None if rule.rate is RATE else _plain(rule.rate)

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from rulec.backend.protocol import Rows
-from rulec.compiler.ir import Program
+from rulec.compiler.ir import Buffer, Program
 from rulec.compiler.scalars import ScalarTable
 from rulec.errors import TensorError
 from rulec.language.expr.node import Op, walk
+from rulec.language.inputs import InputKind, per_tensor
 from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
 from rulec.runtime.buckets.bucket import Version
@@ -20,6 +21,7 @@ from rulec.runtime.buckets.context import EngineContext
 from rulec.runtime.buckets.launch import Launch, Part
 from rulec.runtime.buckets.scalar_table import ScalarRows
 from rulec.runtime.buckets.scalar_table_device import DeviceScalarRows, Scaling
+from rulec.runtime.storage.allocator import array_shape
 
 
 class Launcher:
@@ -38,7 +40,7 @@ class Launcher:
         for name in inputs:
             if name not in self._kinds:
                 raise TensorError(f"{self.rule.name} has no input {name!r}{did_you_mean(name, self._kinds)}")
-            if self._kinds[name] == "like p" and len(inputs[name]) != count:
+            if per_tensor(self._kinds[name]) and len(inputs[name]) != count:
                 raise TensorError(f"the input {name!r} has {len(inputs[name])} arrays for {count} parameters")
 
     def launches(
@@ -52,7 +54,7 @@ class Launcher:
         bucket, fired = part.bucket, part.fired
         grads = part.check(grads)
         if part.pick is not None and inputs:
-            inputs = {k: part.pick(v) if self._kinds[k] == "like p" else v for k, v in inputs.items()}
+            inputs = {k: part.pick(v) if per_tensor(self._kinds[k]) else v for k, v in inputs.items()}
         if bucket.program.predicates and not bucket.resident:
             outcomes = self._outcomes(part)
             if bucket.program.joins or bucket.program.shares_in_branches:
@@ -130,6 +132,9 @@ class Launcher:
                 when = "in this step" if part.bucket.program.predicates else "at every step"
                 raise TensorError(f"{self.rule.name} needs the input {name!r} {when}")
             value = inputs[name]
+            if per_tensor(program.rule.inputs[name]) and not buffer.axes.elementwise:
+                checked[name] = self._matrices(part, buffer, value)
+                continue
             if not buffer.axes.elementwise:
                 there = part.bucket.capabilities.on_device and hasattr(value, "device")
                 checked[name] = value if there else self._number(value, name, program)
@@ -138,6 +143,26 @@ class Launcher:
             dtype = part.bucket.layout.dtype(name)
             checked[name] = self.common.arrays.gradient_check([t.array for t in part.tensors], dtype, names)(value)
         return checked
+
+    def _matrices(self, part: Part, buffer: Buffer, values: Sequence[Any]) -> Sequence[Any]:
+        """The matrices of an input of a shape of its own, checked; TensorError where one does not fit its tensor."""
+        bucket, arrays, name = part.bucket, self.common.arrays, buffer.name
+        wanted = bucket.layout.dtype(name)
+        for i, value in zip(part.positions or range(len(bucket.tensors)), values, strict=True):
+            tensor = bucket.tensors[i]
+            what = f"the input {name!r} of {tensor.name}"
+            if not hasattr(value, "shape"):
+                said = "missing" if value is None else f"a {type(value).__name__}"
+                raise TensorError(f"{what} is {said}: {self.rule.name} needs a matrix of it for this parameter")
+            hyper = {key: values_of[tensor.group] for key, values_of in self.common.hyper.named.items()}
+            shape = array_shape(buffer.axes, tensor.view.whole or tensor.view, hyper, bucket.facts[i])
+            if arrays.shape(value) != shape:
+                raise TensorError(f"{what} has shape {arrays.shape(value)}, where {shape} is expected")
+            if (dtype := arrays.dtype(value)) != wanted:
+                raise TensorError(f"{what} is of {dtype}, where {wanted} is expected")
+            if arrays.device(value) != bucket.device:
+                raise TensorError(f"{what} is on {arrays.device(value)}, and its parameter on {bucket.device}")
+        return values
 
     def _number(self, value: Any, name: str, program: Program) -> float:
         """An input that is one number; TensorError for NaN, where the rule does not ask whether it is one."""
@@ -166,7 +191,7 @@ class Launcher:
             positions = [all_positions[i] for i in places]
             smaller = Part(bucket, positions, np.array(positions), None, part.check)
             kinds = self._kinds
-            chosen = {k: [v[i] for i in places] if kinds[k] == "like p" else v for k, v in inputs.items()}
+            chosen = {k: [v[i] for i in places] if per_tensor(kinds[k]) else v for k, v in inputs.items()}
             chosen_version = version(outcome)
             chosen = dict(self._inputs_of(smaller, chosen_version.program, chosen))
             yield self._separate(smaller, chosen_version, [grads[i] for i in places], chosen)
@@ -203,7 +228,7 @@ class Launcher:
         return [tuple(row) for row in (values != 0).tolist()]
 
 
-def inputs_of(rule: Rule) -> dict[str, str]:
+def inputs_of(rule: Rule) -> dict[str, InputKind]:
     """The inputs of a rule and of its passes."""
     return {**rule.inputs, **{k: kind for move in rule.moves for k, kind in move.rule.inputs.items()}}
 

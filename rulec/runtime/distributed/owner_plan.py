@@ -80,6 +80,10 @@ class OwnerPlan:
         """Whether a value has rows and columns, and not the parameter's shape."""
         return {"i", "j"} <= set(self._axes[value].letters) and not self._axes[value].elementwise
 
+    def is_given(self, value: Node) -> bool:
+        """Whether a value is an input with a shape of its own, which every rank is given whole."""
+        return self.is_factor(value) and value.op is Op.LOAD and self.program.buffer(str(value.arg)).role == "input"
+
     def _is_whole(self, value: Node) -> bool:
         if value.op is Op.LOAD or value.op.kind is Kind.RANDOM:
             return self.is_factor(value)
@@ -111,7 +115,7 @@ class OwnerPlan:
 
     def _delegation(self, local: Sequence[Node], whole: Sequence[Node]) -> OwnerTask:
         needed = [a for v in whole for a in v.args if a not in self.whole and not self.is_number(a)]
-        needed += [v for v in whole if v.op is Op.LOAD]
+        needed += [v for v in whole if v.op is Op.LOAD and not self.is_given(v)]
         sent = tuple(v for v in dict.fromkeys(needed) if v not in self._sent)
         self._sent.update(sent)
         returned = tuple(dict.fromkeys(back for v in whole for back in self._returned(v)))

@@ -16,6 +16,7 @@ from rulec.backend.protocol import Rows
 from rulec.compiler.ir import Axes, Result
 from rulec.compiler.layout import ITEM_SIZE
 from rulec.language.expr.node import Node, Op
+from rulec.language.inputs import per_tensor
 from rulec.runtime.buckets.flat import Flats, Remembered
 from rulec.runtime.buckets.launch import Launch, Portion
 from rulec.runtime.buckets.plan import VIEWS
@@ -77,7 +78,7 @@ class KernelArguments:
             params = [self.portion.bucket.params[i] for i in positions]
             self.scratch[name] = common.scratches((name, owner), params, dtype)
         for name, value in self.launch.inputs.items():
-            if self.program.rule.inputs[name] == "like p":
+            if per_tensor(self.program.rule.inputs[name]):
                 self.scratch[name] = self.portion.pick(value)
 
     def column(self, index: int) -> Any:

@@ -57,8 +57,11 @@ class OwnerSource:
         return self.taken(self._parts.numbers(buffer))
 
     def matrices(self, buffer: str, i: int) -> Array:
-        """Raises: on the owner, arrays arrive by all-to-all."""
-        raise AssertionError(f"{buffer} of tensor {i} was not sent to its owner")
+        """An input of a shape of its own, which every rank has; all other arrays arrive by all-to-all."""
+        place = int(self._places[i])
+        matrix = self._parts.part(buffer, place)
+        matrices: Array = matrix.reshape(self._parts.shard_layout(place).whole.batch, *matrix.shape[-2:])
+        return matrices
 
     def stacks_of(self, buffer: str, dtype: str | None = None) -> None:
         """Returns None: arrays arrive by all-to-all."""

@@ -29,6 +29,17 @@ STATE_SIZE: Mapping[str, int] = {**ITEM_SIZE, "uint8": 1}
 ALIGNMENT = 64
 
 
+def array_shape(
+    axes: Axes, view: MatrixView, hyper: Mapping[str, float], facts: Mapping[str, float]
+) -> tuple[int, ...]:  # fmt: skip
+    """The shape of a state or an input in memory: the tensor's, or the tensor's with other rows or columns."""
+    if axes.elementwise:
+        return view.shape
+    here = {**facts, "rows": view.rows, "cols": view.cols}
+    rows, cols = (1 if x is None else int(evaluate_once(x, hyper, here, {})) for x in (axes.rows, axes.cols))
+    return view.kept_shape(rows, cols, axes.letters)
+
+
 @dataclass(frozen=True)
 class StateSpec:
     """One state array of one tensor: its name, storage dtype, first value and axes."""
@@ -40,11 +51,7 @@ class StateSpec:
 
     def shape(self, view: MatrixView, hyper: Mapping[str, float], facts: Mapping[str, float]) -> tuple[int, ...]:
         """The shape in memory: the tensor's, or the tensor's with other rows or columns."""
-        if self.axes.elementwise:
-            return view.shape
-        sides, here = (self.axes.rows, self.axes.cols), {**facts, "rows": view.rows, "cols": view.cols}
-        rows, cols = (1 if x is None else int(evaluate_once(x, hyper, here, {})) for x in sides)
-        return view.kept_shape(rows, cols, self.axes.letters)
+        return array_shape(self.axes, view, hyper, facts)
 
     @property
     def like_parameter(self) -> bool:

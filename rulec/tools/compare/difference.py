@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 
 from rulec.array.arrays import numpy_dtype
+from rulec.compiler.inputs import drawn_input
 from rulec.compiler.routing import applies, route
 from rulec.errors import RulecError, RuleError
 from rulec.language.expr.text import expression_text
+from rulec.language.inputs import per_tensor
 from rulec.language.rule import Rule
 from rulec.language.rule_data import assignments
 from rulec.tools.compare.sides import Array, Side
@@ -214,8 +216,8 @@ class Trial:
         rng = np.random.default_rng((self.seed, 1))
         for _ in range(self.steps):
             yield {
-                name: [self._cast(rng.normal(size=shape)) for shape in self.shapes]
-                if kind == "like p"
+                name: [self._cast(drawn_input(rule, kind, shape, rng)) for shape in self.shapes]
+                if per_tensor(kind)
                 else float(self._cast(np.asarray(rng.uniform(0.5, 2.0))))
                 for name, kind in rule.inputs.items()
             }

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from rulec.errors import TensorError
+from rulec.language.inputs import LIKE_P, SCALAR, InputKind, per_tensor
+from rulec.torch.tensors.dtensor import is_dtensor
 from rulec.torch.tensors.fake import plain_memory
 from rulec.torch.tensors.memory import check_input_memory
 from rulec.torch.tensors.sections import Section
@@ -17,20 +20,22 @@ from rulec.torch.tensors.tensors import real_view
 class Inputs:
     """The inputs of one step.
 
-    `kinds` says of each what the rule takes: a number (a tensor of one number will do), or `like p`: a mapping from
-    parameters, or a sequence with a tensor for each of all parameters (None where there is no gradient). `loss` is the
-    input of that name, where there is no other. TensorError for what does not fit.
+    `kinds` says of each what the rule takes: a number (a tensor of one number will do), or a tensor for each parameter:
+    a mapping from parameters, or a sequence with a tensor for each of all parameters (None where there is no gradient).
+    A parameter needs no matrix with a shape of its own where its rule reads none. `loss` is the input of that name,
+    where there is no other. TensorError for what does not fit.
     """
 
     def __init__(
-        self, kinds: Mapping[str, str], inputs: Mapping[str, Any], params: Sequence[Tensor], loss: Any = None
+        self, kinds: Mapping[str, InputKind], inputs: Mapping[str, Any], params: Sequence[Tensor], loss: Any = None
     ) -> None:
         self._numbers: dict[str, Any] = {}
         self._tensors: dict[str, Mapping[Tensor, Any]] = {}
+        self._kinds = kinds
         if loss is not None and "loss" in kinds:
             inputs = {"loss": loss, **inputs}
         for name, value in inputs.items():
-            if kinds.get(name) == "like p":
+            if per_tensor(kinds.get(name, SCALAR)):
                 self._tensors[name] = by_parameter(name, value, params)
             else:
                 self._numbers[name] = _number(name, value)
@@ -41,10 +46,13 @@ class Inputs:
         """The inputs for parameters or sections, or for those with the indices `places`."""
         chosen = seen if places is None else [seen[i] for i in places]
         tensors = {
-            name: [_like(name, tensors_of.get(param), param, section) for param, section in chosen]
+            name: [self._of_parameter(name, tensors_of.get(param), param, section) for param, section in chosen]
             for name, tensors_of in self._tensors.items()
         }
         return self._numbers | tensors
+
+    def _of_parameter(self, name: str, value: Any, param: Tensor, section: Section | None) -> Any:
+        return _like(name, value, param, section) if self._kinds[name] == LIKE_P else _matrix(name, value, param)
 
 
 def _number(name: str, value: Any) -> Any:
@@ -70,6 +78,21 @@ def by_parameter(name: str, value: Any, params: Sequence[Tensor]) -> Mapping[Ten
             f"parameters, not {count}"
         )
     return dict(zip(params, value, strict=True))
+
+
+def _matrix(name: str, value: Any, param: Tensor) -> Any:
+    """A matrix with a shape of its own, of a parameter or of each of its sections."""
+    if not isinstance(value, Tensor):
+        return value
+    if is_dtensor(value) or value.layout is not torch.strided or value.is_complex():
+        kind = "a DTensor" if is_dtensor(value) else "complex" if value.is_complex() else f"sparse ({value.layout})"
+        raise TensorError(
+            f"the input {name!r} of a parameter of shape {tuple(param.shape)} is {kind}: give a dense, real tensor of "
+            f"the whole matrix, the same on every rank"
+        )
+    check_input_memory(value, name)
+    with plain_memory():
+        return value.detach()
 
 
 def _like(name: str, value: Any, param: Tensor, section: Section | None) -> Tensor:

@@ -26,6 +26,7 @@ from rulec.errors import HyperError, TensorError
 from rulec.formats import NAMES
 from rulec.language.expr.node import Node
 from rulec.language.hyper import checked_seed
+from rulec.language.inputs import InputKind, per_tensor
 from rulec.language.rule import Rule
 from rulec.language.sizes import lists_of
 from rulec.language.source import did_you_mean
@@ -164,8 +165,8 @@ class Interface:
         return EvaluationNames(self.rules)
 
     @functools.cached_property
-    def inputs(self) -> Mapping[str, str]:
-        """The inputs of a step beside gradients: `scalar` or `like p`."""
+    def inputs(self) -> Mapping[str, InputKind]:
+        """The inputs of a step beside gradients, with their kinds."""
         return {name: kind for rule in self.rules for name, kind in inputs_of(rule).items()}
 
     @functools.cached_property
@@ -364,7 +365,7 @@ class Interface:
         raise HyperError(f"{self.name} has no rule for {said}{words}")
 
     def _words_on(self, key: str, value: Any) -> str:
-        """torch's words for a value of a keyword that no rule has, or else the values that there are."""
+        """torch's words for a value of a keyword that no rule has, or else the known values."""
         known = " or ".join(map(repr, dict.fromkeys(self._choices_of(key))))
         return torch_words(self.name, key, value) or f": {key} is {known}"
 
@@ -509,7 +510,7 @@ def with_offload(options: Options, interface: Interface, groups: Sequence[Mappin
             f"offload={offload.kind!r} of {interface.name} works by the host, and a group has capturable=True or "
             f"fused=True, for steps without it: leave one out"
         )
-    like = [name for name, kind in interface.inputs.items() if kind == "like p"]
+    like = [name for name, kind in interface.inputs.items() if per_tensor(kind)]
     if like or interface.passes.count:
         what = f"takes the input {like[0]!r} for each parameter" if like else "evaluates the model again in a step"
         raise HyperError(f"{interface.name} {what}, which offload={offload.kind!r} does not move: leave offload out")
