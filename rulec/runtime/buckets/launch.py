@@ -24,7 +24,7 @@ from rulec.runtime.arrays import Arrays
 from rulec.runtime.buckets.bucket import Bucket, Tensor, Version
 from rulec.runtime.buckets.context import EngineContext
 from rulec.runtime.buckets.flat import Remembered, sets_of
-from rulec.runtime.buckets.reductions import Join, LaunchShare, Processes
+from rulec.runtime.buckets.reductions import Join, Joining, LaunchShare, Processes, Waits
 from rulec.runtime.buckets.scalar_table import Numbers
 from rulec.runtime.distributed.owners import Work
 from rulec.runtime.distributed.process_group import RankGroup
@@ -327,7 +327,7 @@ class Launch:
     has, by name, a number or one array for each fired tensor. During the run, `wrote` is True once something may be
     written, `ran` is the last stage that has run, and `skipped` gets the names of skipped tensors. `transfers` brings
     arrays that lie elsewhere; None where all are where kernels expect them. `share` is its place in a larger launch;
-    None where it is no part of one.
+    None where it is no part of one. `begun` has its run and what that waits for, where it began before its step.
     """
 
     common: EngineContext
@@ -344,6 +344,7 @@ class Launch:
     statistics: list[LaunchStatistics] = field(default_factory=list)
     transfers: Transfers | None = None
     share: LaunchShare | None = None
+    begun: tuple[Joining, Waits | None] | None = None
 
     def stop_turning(self) -> None:
         """Takes the version that copies the entries of histories, now and from now on."""

@@ -20,6 +20,28 @@ from rulec.runtime.distributed.shards import Partials, completed
 from rulec.runtime.stages.run import StagedRun
 
 
+def may_begin(launch: Launch) -> bool:
+    """Whether a launch writes nothing before it waits for values of other launches, or of other ranks."""
+    program, plan = launch.version.program, launch.version.plan
+    if not (launch.version.waits and plan.staged) or plan.stored_early:
+        return False
+    last = len(program.stages) - 1
+    first = next((k for k, gap in enumerate(plan.gaps) if any(value in plan.joins for value in gap.values)), last)
+    return not any(stage.stores for stage in program.stages[: min(first, last)])
+
+
+def begin(launch: Launch) -> tuple[Joining, Waits | None]:
+    """Runs a launch to where it waits for other launches or ranks; `run` goes on from there.
+
+    Outside of `run` it is for launches that `may_begin`.
+    """
+    steps = _written(launch)
+    wait = next(steps, None)
+    launch.begun = steps, wait
+    _take_back(launch, wait is None)
+    return launch.begun
+
+
 def run(launches: Sequence[Launch]) -> None:
     """Runs the launches of one engine or several; together where one needs values of the others.
 
@@ -124,15 +146,16 @@ def _run_together(launches: Sequence[Launch], done: list[Launch], at: list[Launc
     write after all collectives of a step. `at` has the launches at work.
     """
     joining = [not launch.version.plan.alone for launch in launches]
-    running = [_written(launch) for launch in launches]
+    running: list[Joining] = []
     processes = launches[0].common.processes
     holds = processes.several
     try:
         waiting: list[Waits | None] = []
-        for launch, steps in zip(launches, running, strict=True):
+        for launch in launches:
             at[:] = [launch]
-            waiting.append(next(steps, None))
-            _take_back(launch, waiting[-1] is None)
+            steps, wait = launch.begun or begin(launch)
+            running.append(steps)
+            waiting.append(wait)
         while any(waiting):
             at.clear()
             writing = {i: None for i, wait in enumerate(waiting) if isinstance(wait, Writing)}
@@ -156,8 +179,15 @@ def _run_together(launches: Sequence[Launch], done: list[Launch], at: list[Launc
         if holds:
             processes.end()
     finally:
-        for steps in running:
-            steps.close()
+        for launch in launches:
+            stop(launch)
+
+
+def stop(launch: Launch) -> None:
+    """Ends the run of a launch that has begun, whole or not."""
+    begun, launch.begun = launch.begun, None
+    if begun is not None:
+        begun[0].close()
 
 
 def _resume(launch: Launch) -> None:

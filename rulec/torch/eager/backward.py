@@ -139,7 +139,7 @@ class Passes:
         step = self.enter()
         if step.factor is not None:
             raise RulecError("this step was measured already: run its second pass in opt.backward()")
-        if step.sums or any(p.grad is not None for p in self.parameter_index.params):
+        if step.gradients or any(p.grad is not None for p in self.parameter_index.params):
             raise RulecError(
                 "measure() needs whole gradients, and there are some of earlier backward passes: call zero_grad(), and "
                 "accumulate with the sum of losses instead of micro-batches"
@@ -207,8 +207,8 @@ class Passes:
         self.refresh()
         self.parameter_index.unrelease()
         self.inner.compare()
-        sums = () if self.step is None else self.step.sums
-        rest = [i for i, p in enumerate(self.parameter_index.params) if p.grad is not None or i in sums]
+        kept = () if self.step is None else self.step.gradients
+        rest = [i for i, p in enumerate(self.parameter_index.params) if p.grad is not None or i in kept]
         if self.step is None and not rest and not self.inner.late:
             return None
         step = self.step or self._new_step()
@@ -240,6 +240,8 @@ class Passes:
         if self.step is not None and self.step.begun:
             raise RulecError("zero_grad() was called between the backward pass and step(): call step() first")
         self.parameter_index.unrelease()
+        if self.step is not None:
+            self.step.stop()
         self.step = None
 
     # A step that ended in its middle

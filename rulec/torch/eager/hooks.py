@@ -123,10 +123,14 @@ class Arrivals:
         """The number of expected arrivals; 0 where it is not known, or the update must wait."""
         return 0 if place in self.late else self._seen.get(place, self._assumed)
 
-    def learn(self, counts: Mapping[int, int], late: Iterable[int]) -> None:
-        """Takes over what a pass has shown."""
+    def comes(self, place: int) -> bool:
+        """Whether a gradient is to be expected in a pass in which it has not arrived so far."""
+        return place in self._seen or not self._seen
+
+    def learn(self, counts: Mapping[int, int], late: Iterable[int], collected: Mapping[int, int]) -> None:
+        """Takes over what a pass has shown; reads of parameters do not matter to the `collected` gradients."""
         self.watches = not counts.keys() <= self._seen.keys()
-        for place, count in counts.items():
+        for place, count in {**counts, **collected}.items():
             self._seen[place] = max(count, self._seen.get(place, 0))
         self.late.update(late)
 

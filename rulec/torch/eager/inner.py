@@ -12,6 +12,7 @@ from rulec.errors import RuleError, TensorError
 from rulec.language.rule_data import RuleData
 from rulec.torch.distributed.comparison import OtherOrder
 from rulec.torch.distributed.consensus import Consensus
+from rulec.torch.distributed.cross_process import Across
 from rulec.torch.eager.scope import check_rules, joined_places, meeting_places
 from rulec.torch.groups.offload import OffloadOptions
 from rulec.torch.offload.host_step import HostStep
@@ -51,6 +52,16 @@ class Inner(ABC):
     def announce(self, place: int) -> None:
         """Increases the version of a parameter that is about to be stepped on the host."""
         raise NotImplementedError
+
+    def begin_early(self, gradients: Mapping[int, Tensor], comes: Callable[[int], bool]) -> None:
+        """Runs what it can of the step of parameters that are stepped together; `gradients` are on the host.
+
+        `comes` says of an index whether its gradient is still to come.
+        """
+        raise NotImplementedError
+
+    def forget_early(self) -> None:  # noqa: B027 - most steps are elsewhere
+        """Drops what `begin_early` has run."""
 
     def hold(self) -> None:  # noqa: B027 - most steps are elsewhere
         """Has devices wait for weights from the host before their next work."""
@@ -131,6 +142,15 @@ class RuleInner(Inner):
     def announce(self, place: int) -> None:
         self.machine.announce(place)
 
+    def begin_early(self, gradients: Mapping[int, Tensor], comes: Callable[[int], bool]) -> None:
+        with self.optimizer._lock:
+            self.machine.begin_early(gradients, comes)
+
+    def forget_early(self) -> None:
+        with self.optimizer._lock:
+            if self.optimizer._machine is not None:
+                self.machine.forget_early()
+
     def hold(self) -> None:
         uploads, self._uploads = self._uploads, {}
         for link, event in uploads.items():
@@ -156,34 +176,38 @@ class RuleInner(Inner):
         """Steps these parameters; nothing is written where anything is wrong."""
         if not self._late.isdisjoint(places):
             raise RuleError(
-                f"{self.optimizer.interface.name} reduces DTensors over their processes, which meet once in a step: "
-                f"update all parameters at once"
+                f"{self.optimizer.interface.name} reduces values over processes, which meet once in a step: update all "
+                f"parameters at once"
             )
         self._fire(places, grads, False, arrived)
 
     def fire_last(self, places: tuple[int, ...], grads: Sequence[Tensor], arrived: bool = False) -> None:
         options = self.optimizer._options
-        together = options.coordinator if self._late else None
-        if together is not None:
-            together.open(options.due)
+        together = options.processes if self._late else []
+        for processes in together:
+            processes.open(options.due)
         try:
-            if together is None:
-                super().fire_last(places, grads, arrived)
-            else:
+            if together:
                 self._fire_together(together, places, grads, arrived)
+            else:
+                super().fire_last(places, grads, arrived)
         except BaseException:
-            for processes in (together, options.totals):
-                if processes is not None:
-                    processes.refuse()
+            for refusing in (*together, options.totals):
+                if refusing is not None:
+                    refusing.refuse()
             raise
 
     def _fire_together(
-        self, coordinator: Consensus, places: tuple[int, ...], grads: Sequence[Tensor], arrived: bool
+        self, together: Sequence[Across | Consensus], places: tuple[int, ...], grads: Sequence[Tensor], arrived: bool
     ) -> None:  # fmt: skip
+        for processes in together:
+            processes.check_even()
         try:
             self._fire(places, grads, True, arrived)
         except OtherOrder as other:
             self._take_order(other)
+            coordinator = self.optimizer._options.coordinator
+            assert coordinator is not None
             coordinator.open(self.optimizer._options.due)
             self._fire(places, grads, True, arrived)
 
@@ -269,6 +293,17 @@ class PartitionedInner(Inner):
     def announce(self, place: int) -> None:
         number, inner_place = self._tensor_refs[place]
         self._inner[number].announce(inner_place)
+
+    def begin_early(self, gradients: Mapping[int, Tensor], comes: Callable[[int], bool]) -> None:
+        of_place = {ref: place for place, ref in enumerate(self._tensor_refs)}
+        for number, each in enumerate(self._inner):
+            mine = {i: gradients[place] for (n, i), place in of_place.items() if n == number and place in gradients}
+            if mine:
+                each.begin_early(mine, lambda i, number=number: comes(of_place[number, i]))  # type: ignore[misc]
+
+    def forget_early(self) -> None:
+        for each in self._inner:
+            each.forget_early()
 
     def hold(self) -> None:
         for each in self._inner:

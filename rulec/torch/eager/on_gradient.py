@@ -141,7 +141,8 @@ class Firing(Counting):
         self._gather = Gather(room_for(step.parameter_index.largest) if step.host is None else 0)
         self._late: dict[int, int] = {}
         self._postponed: set[int] = set()
-        self._collected: dict[int, None] = {}
+        self._collected: dict[int, int] = {}
+        step.gradients.comes = arrivals.comes
         self._updating = False
         # Only modules that run during the backward pass pay for it: activation checkpointing runs them again.
         self._watch = register_module_forward_pre_hook(self._module_reads)
@@ -176,8 +177,8 @@ class Firing(Counting):
 
     def _arrived(self, place: int) -> None:
         if place not in self._postponed and self.step.collects(place):
-            self.step.collect(place)
-            self._collected[place] = None
+            count = self._collected[place] = self._collected.get(place, 0) + 1
+            self.step.collect(place, complete=count == self._arrivals.expected(place))
         else:
             super()._arrived(place)
 
@@ -235,7 +236,8 @@ class Firing(Counting):
         with self._update():
             self.step.fire(self._gather.take())
             self.step.settle()
-        self._arrivals.learn(self.counts, [i for i, count in self._late.items() if count == self.counts[i]])
+        late = [i for i, count in self._late.items() if count == self.counts[i]]
+        self._arrivals.learn(self.counts, late, self._collected)
         self.step.over = True
         self._index.release([*self.step.fired, *self._collected])
 

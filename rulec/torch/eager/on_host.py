@@ -2,7 +2,7 @@
 
 A gradient leaves the device as soon as it is complete, and its parameter is updated on the host while the backward pass
 goes on. Gradients of micro-batches, and of rules that reduce over several tensors, are summed on the host until
-`step()`.
+`step()`. The step of such rules begins as gradients are complete: see `rulec.torch.offload.early`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rulec.errors import HyperError
+from rulec.errors import HyperError, RulecError
 from rulec.runtime.gradient_sums import Sums
 from rulec.torch.eager.inner import Inner
 from rulec.torch.offload.gradient_copies import DeviceGradients, GradientCopies, Work, buffer_size
@@ -49,11 +49,69 @@ class HostSums(TorchSums):
         with plain_memory():
             self._add(place, grad.to("cpu"), grad.dtype, shared=grad.device.type != "cpu")
 
+    def keep(self, place: int, grad: Tensor) -> None:
+        """Keeps a gradient, which nobody may write to."""
+        self._add(place, grad, grad.dtype, shared=True)
+
+    def is_wide(self, place: int) -> bool:
+        """Whether a sum is rounded as it is taken."""
+        return place in self._dtypes
+
     def take(self, place: int) -> Tensor:
         """Takes the sum of a parameter out."""
         grad = self.pop(place)
         assert grad is not None
         return grad
+
+
+class HostGradients:
+    """The gradients of a step that are kept on the host until `step()`, by the indices of parameters.
+
+    They are sums until they are complete. With complete ones a step may begin: see `rulec.torch.offload.early`. `comes`
+    says of an index whether its gradient is to be expected in this pass.
+    """
+
+    def __init__(self, inner: Inner, names: Sequence[str]) -> None:
+        self._inner, self._names = inner, names
+        self._sums = HostSums()
+        self._complete: dict[int, Tensor] = {}
+        self._rounded: set[int] = set()
+        self.comes: Callable[[int], bool] = lambda place: True
+
+    def __bool__(self) -> bool:
+        return bool(self._sums or self._complete)
+
+    def __contains__(self, place: int) -> bool:
+        return place in self._sums or place in self._complete
+
+    def add(self, places: Sequence[int], grads: Sequence[Tensor], arrived: bool = True) -> None:
+        """Adds gradients, which may be written to afterwards.
+
+        RulecError where a sum of more bits was rounded, since it seemed to be complete.
+        """
+        for place, grad in zip(places, grads, strict=True):
+            if place in self._rounded:
+                raise RulecError(
+                    f"the gradient of {self._names[place]} arrived more often than expected in the last backward pass "
+                    f"of several, and its sum was rounded before: it updated nothing; call relearn() and zero_grad(), "
+                    f"and begin the step again"
+                )
+            before = self._complete.pop(place, None)
+            if before is not None:
+                self._sums.keep(place, before)
+            self._sums.add(place, grad)
+
+    def complete(self, places: Sequence[int], grads: Sequence[Tensor], arrived: bool) -> None:
+        """Adds gradients with which their sums are complete, and begins the step where it may begin."""
+        self.add(places, grads)
+        for place in places:
+            self._rounded |= {place} if self._sums.is_wide(place) else set()
+            self._complete[place] = self._sums.take(place)
+        self._inner.begin_early(self._complete, lambda place: place in self._sums or self.comes(place))
+
+    def take(self, place: int) -> Tensor:
+        """Takes the gradient of a parameter out."""
+        return self._complete.pop(place) if place in self._complete else self._sums.take(place)
 
 
 class HostUpdates:
@@ -100,6 +158,10 @@ class HostUpdates:
         """Returns when all that was sent is done; devices wait for their new weights. Raises the error of an update."""
         self._copies.settle()
         self.inner.hold()
+
+    def wait_for_devices(self) -> None:
+        """Returns when devices have read the weights that are about to be overwritten."""
+        self._copies.wait_for_devices()
 
     def stop(self) -> None:
         """Drops what has not begun, and returns when nothing runs."""

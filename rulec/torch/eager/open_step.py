@@ -19,7 +19,7 @@ from rulec.errors import PartialUpdate, RulecError, RuleError
 from rulec.language.rule_data import RuleData
 from rulec.torch.eager.grad_norm import Factor
 from rulec.torch.eager.inner import Inner, PartitionedInner, RuleInner
-from rulec.torch.eager.on_host import HostSums, HostUpdates
+from rulec.torch.eager.on_host import HostGradients, HostUpdates
 from rulec.torch.eager.params import GradientBytes, ParameterIndex, Report
 from rulec.torch.eager.scope import rules_of
 from rulec.torch.eager.wrapped import ForeignInner, Frozen
@@ -37,15 +37,15 @@ class OpenStep:
     gradients in their states; `dropped` the indices of updates that were given up. `over` says that the last backward
     pass is done.
 
-    With a `host`, updates are there. `sent` has the indices of parameters before their update, and `sums` the gradients
-    kept until `step()`.
+    With a `host`, updates are there. `sent` has the indices of parameters before their update, and `gradients` those
+    kept there until `step()`.
     """
 
     def __init__(
         self, inner: Inner, parameter_index: ParameterIndex, journal: bool, host: HostUpdates | None = None
     ) -> None:  # fmt: skip
         self.inner, self.parameter_index, self.host = inner, parameter_index, host
-        self.sums = HostSums()
+        self.gradients = HostGradients(inner, parameter_index.names)
         self.sent: dict[int, None] = {}
         self.factor: Factor | None = None
         self.gradient_bytes = GradientBytes(parameter_index.sizes)
@@ -100,7 +100,7 @@ class OpenStep:
         """Updates parameters with the gradients they have, and frees these; `inside` a backward pass or after it."""
         if not places and (inside or not self.inner.late):
             return
-        if self.host is not None and (inside or self.sums or self.host.joined):
+        if self.host is not None and (inside or self.gradients or self.host.joined):
             self._fire_on_host(self.host, places, inside)
             return
         update = self.inner.fire if inside else self.inner.fire_last
@@ -131,8 +131,9 @@ class OpenStep:
                 self._send(host, place)
         if not inside:
             self.settle()
-            mine = tuple(place for place in places if place in self.sums)
-            self._update_on_host(mine, [self.sums.take(place) for place in mine], self.inner.fire_last)
+            host.wait_for_devices()
+            mine = tuple(place for place in places if place in self.gradients)
+            self._update_on_host(mine, [self.gradients.take(place) for place in mine], self.inner.fire_last)
 
     def _send(self, host: HostUpdates, place: int) -> None:
         """Has a parameter updated on the host; its gradient leaves the device."""
@@ -145,13 +146,17 @@ class OpenStep:
         self.parameter_index.params[place].grad = None
         self._inside += 1
 
-    def collect(self, place: int, inside: bool = True) -> None:
-        """Moves the gradient of a parameter to the host, and adds it to the earlier gradients there."""
+    def collect(self, place: int, inside: bool = True, complete: bool = False) -> None:
+        """Moves the gradient of a parameter to the host, and adds it to the earlier gradients there.
+
+        Where the sum is `complete` then, as far as is known, the step may begin with it.
+        """
         assert self.host is not None
         grad = self._scaled(place)
         if grad is None:
             return
-        self.host.collect(place, grad, self._add, lambda: self.gradient_bytes.leave([place], inside))
+        work = self.gradients.complete if complete else self.gradients.add
+        self.host.collect(place, grad, work, lambda: self.gradient_bytes.leave([place], inside))
         self.parameter_index.params[place].grad = None
 
     def _scaled(self, place: int) -> Tensor | None:
@@ -170,19 +175,15 @@ class OpenStep:
         """Updates parameters with gradients on the host, added to the sums of earlier ones."""
         here = []
         for place, grad in zip(places, grads, strict=True):
-            if place in self.sums:
-                self.sums.add(place, grad)
-                grad, arrived = self.sums.take(place), True
+            if place in self.gradients:
+                self.gradients.add([place], [grad])
+                grad, arrived = self.gradients.take(place), True
             here.append(grad)
         try:
             self._update_on_host(tuple(places), here, self.inner.fire, arrived)
         finally:
             for place in places:
                 self.sent.pop(place, None)
-
-    def _add(self, places: Sequence[int], grads: Sequence[Tensor], arrived: bool) -> None:
-        for place, grad in zip(places, grads, strict=True):
-            self.sums.add(place, grad)
 
     def _update_on_host(
         self, places: tuple[int, ...], grads: Sequence[Tensor], update: Callable[..., None], arrived: bool = True
@@ -199,6 +200,7 @@ class OpenStep:
         """Drops the updates on the host that have not begun, and returns when none runs."""
         if self.host is not None:
             self.host.stop()
+            self.inner.forget_early()
             self.sent.clear()
 
     def _check_memory(self, places: Sequence[int]) -> None:

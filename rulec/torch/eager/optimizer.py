@@ -53,8 +53,8 @@ class EagerUpdate(Optimizer, Lockable):
     - `local=True` says that each of several processes trains by itself; otherwise `model` must be a
       DistributedDataParallel, or a module after `fully_shard`, and gradients are used once they are reduced.
     - `offload="step"`, of rules, keeps states and the step on the host: gradients leave the device as they are
-      complete, and rules that need all of them take their step in `step()`. It goes without `journal`,
-      `accumulate="fold"` and `epilogue`.
+      complete. Rules that need all of them begin their step then, such as the norm of a clip, and end it in `step()`.
+      It goes without `journal`, `accumulate="fold"` and `epilogue`.
 
     Groups, states, checkpoints and schedulers are those of the one optimizer inside, `inner`. Errors are RulecError:
     RuleError for a rule that needs all gradients at once, PartialUpdate where a backward pass ended in its middle.

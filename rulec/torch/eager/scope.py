@@ -64,11 +64,13 @@ def joined_places(optimizer: RuleOptimizer) -> frozenset[int]:
 
 
 def meeting_places(optimizer: RuleOptimizer) -> frozenset[int]:
-    """The indices of parameters whose update waits for ranks with other shards of them."""
-    if optimizer._options.coordinator is None:
-        return frozenset()
+    """The indices of parameters whose update waits for other ranks: with shards of them, or of `reduce_over`."""
+    options = optimizer._options
+    across = joined_places(optimizer) if options.across is not None else frozenset[int]()
+    if options.coordinator is None:
+        return across
     routes = optimizer.routing()
-    return frozenset(route.place for route in routes if is_split(route.param) and sees_more(route.rule))
+    return across | {route.place for route in routes if is_split(route.param) and sees_more(route.rule)}
 
 
 def check_declared(optimizer: Optimizer, scope: Any) -> None:

@@ -177,6 +177,11 @@ class GradientCopies:
             gradients.hand_over()
         self._worker.wait()
 
+    def wait_for_devices(self) -> None:
+        """Returns when the devices have done all that they were given by this thread."""
+        for event in [gradients.link.down([]) for gradients in self._by_device.values()]:
+            event.wait()
+
     def stop(self) -> None:
         """Drops what is not worked on, and returns when nothing is."""
         self._worker.stop()

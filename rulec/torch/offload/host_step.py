@@ -25,13 +25,16 @@ from rulec.errors import RulecError
 from rulec.language.rule_data import RuleData
 from rulec.runtime.buckets.launch import Launch
 from rulec.runtime.stages.noise import takes_blocks
+from rulec.runtime.stages.step import begin
 from rulec.torch.groups.engine import TensorRef
 from rulec.torch.groups.offload import OffloadOptions
 from rulec.torch.groups.routes import Route
+from rulec.torch.offload.early import EarlyStages
 from rulec.torch.offload.groups import TransferGroup, kind_of, links_of, note_shares, numbers_of, transfer_groups
 from rulec.torch.offload.host_arrays import HostArrays, in_order_of, without_memory
 from rulec.torch.offload.link import ENDED, Event, Link, link_of
 from rulec.torch.offload.pieces import PieceCalls, in_memory_order
+from rulec.torch.offload.program_states import arrays_of_stage
 from rulec.torch.offload.ring import Ring, Rings, aligned, bytes_of, view_in
 from rulec.torch.tensors.dtensor import local_tensor
 from rulec.torch.tensors.fake import is_fake, plain_memory
@@ -94,12 +97,15 @@ class HostStep:
         #: The version of each parameter after its last update here, by index of the routes.
         self._versions: dict[int, int] = {}
         self._uploads: dict[Link, Event] = {}
+        #: The stages that have run before their step.
+        self.early = EarlyStages(routes)
 
     # Memory
 
     def attach(self, tensor_refs: Sequence[TensorRef]) -> None:
         """Takes the engines' tensors of the mirrors, and gives each mirror its place in a transfer buffer."""
         self._refs = tensor_refs
+        self.early.attach(tensor_refs)
         self._place_of = {id(engine.tensors[i]): place for place, (engine, i) in enumerate(tensor_refs)}
         numbers = {id(engine): number for number, (engine, _) in enumerate(tensor_refs)}
         for place, (engine, i) in enumerate(tensor_refs):
@@ -154,8 +160,10 @@ class HostStep:
             check_conforms(grad, self.mirrors[place], self._routes[place].name)
         chosen = [(group, [i for i in group.places if i in gradients]) for group in self._groups]
         chosen = [(group, mine) for group, mine in chosen if mine]
-        ready = self._ready(chosen, gradients, inputs, arrived)
-        large = {g for g, _ in chosen if not g.whole and not all(takes_blocks(x.version) for x in ready[g.number])}
+        begun = self.early.take(chosen, gradients)
+        rest = [(group, mine) for group, mine in chosen if group.number not in begun]
+        ready = begun | self._ready(rest, gradients, inputs, arrived)
+        large = {g for g, _ in rest if not g.whole and not all(takes_blocks(x.version) for x in ready[g.number])}
         if large:
             self._place_mirrors([replace(group, whole=True) if group in large else group for group in self._groups])
             return self.launches(places, grads, inputs, arrived)
@@ -163,6 +171,23 @@ class HostStep:
             self._take_over(place)
         launches = [(group, launch) for group, _ in chosen for launch in ready[group.number]]
         return self._added(launches, gradients, arrived)
+
+    def begin(self, gradients: Mapping[int, Tensor], comes: Callable[[int], bool]) -> None:
+        """Runs the stages of transfer groups that need no value of other groups: see `rulec.torch.offload.early`.
+
+        `gradients` are in host memory, by index of the routes; `comes` says of an index whether one is still to come.
+        """
+        for group in self._groups:
+            mine = {place: gradients[place] for place in group.places if place in gradients}
+            if not mine or any(comes(place) for place in group.places if place not in mine):
+                continue
+            for place, grad in mine.items():
+                check_conforms(grad, self.mirrors[place], self._routes[place].name)
+            launches = self.early.make(group, mine)
+            self._order, self._index = [], {}
+            self._added([(group, launch) for launch in launches], mine, arrived=True)
+            for launch in launches:
+                begin(launch)
 
     def parts(
         self, places: Sequence[int], grads: Sequence[Tensor], way: Callable[[RuleData], RuleData | None], counts: bool
@@ -281,12 +306,12 @@ class HostStep:
 
     def bring(self, launch: Launch, stage: int | None = None, buffers: Sequence[str] = ()) -> None:
         """Has the gradients of a launch, and the weights that it reads, in their buffers; begins to copy the next."""
-        if stage is None and not {"g", "p"}.intersection(buffers):
-            return
         place = self._index[id(launch)]
         load = self._order[place]
         assert load is not None
-        if load.here:
+        program, moved = launch.version.program, {"g", "p"} if load.gradients else {"p"}
+        wanted = arrays_of_stage(program, stage) if stage is not None else {*buffers}
+        if load.here or moved.isdisjoint(wanted):
             return
         self._start(load)
         assert load.arrived is not None
@@ -329,6 +354,7 @@ class HostStep:
     def finish(self, places: Sequence[int]) -> None:
         """Ends a step of the tensors at these indices, whole or not: their devices wait for the last copies up."""
         self._order, self._index = [], {}
+        self.early.forget()
         self._pieces.release()
         self._versions |= {place: _version(self._routes[place]) for place in places}
         for rings in self._rings.values():

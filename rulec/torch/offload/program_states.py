@@ -21,6 +21,14 @@ class StageStates:
 
 
 @lru_cache(maxsize=1024)
+def arrays_of_stage(program: Program, stage: int) -> frozenset[str]:
+    """The buffers that a stage reads or writes."""
+    of = program.stages[stage]
+    loads = (str(n.arg) for n in walk(of.roots) if n.op is Op.LOAD)
+    return frozenset([*loads, *(store.buffer for store in of.stores)])
+
+
+@lru_cache(maxsize=1024)
 def states_of_stage(program: Program, stage: int) -> StageStates:
     """The states of a stage.
 

@@ -385,7 +385,7 @@ class OptimizerStep:
             launches = self._launches(plan, grads, inputs, scaling, arrived)
         except OtherDtype:
             return None
-        if self.options.across is not None and not self.options.across.agreed:
+        if meets and self.options.across is not None and not self.options.across.agreed:
             overflowed = scaling is not None and bool(scaling.found_inf)
             self.options.across.agree(launches, len(self._snapshot.sizes), bool(self.interface.shared), overflowed)
         if meets and self.options.coordinator is not None:
@@ -590,6 +590,7 @@ class OptimizerStep:
         """Opens a step in which parameters `fire` one after the other, with the groups' numbers of now."""
         if self.capture_mode.capturing:
             raise RulecError("updates inside the backward pass cannot be captured in a CUDA graph: use a plain step")
+        self.forget_early()
         if self._group_states is not None:
             self._group_states.read(groups)
         if self.options.schedule is not None:
@@ -600,8 +601,14 @@ class OptimizerStep:
         self._begin_statistics()
         self.writer.begin()
 
+    def forget_early(self) -> None:
+        """Drops the stages that have run early."""
+        if isinstance(self.offload, HostStep):
+            self.offload.early.forget()
+
     def end(self, groups: Sequence[dict[str, Any]], taken: bool = True) -> None:
         """Closes the step: values of groups and of the model take their new value. It counts where it was `taken`."""
+        self.forget_early()
         self.writer.end()
         if taken and self.options.schedule is not None:
             self._complete()
@@ -630,6 +637,22 @@ class OptimizerStep:
         here = real_gradient(grad, self.names[place])
         check_conforms(here, real_view(self.params[place]), self.names[place])
         return here
+
+    def begin_early(self, gradients: Mapping[int, Tensor], comes: Callable[[int], bool]) -> None:
+        """Runs stages of the open step that need the gradients on the host so far: see `rulec.torch.offload.early`.
+
+        `gradients` are by the index of their parameter, and `comes` says of an index whether one is still to come.
+        """
+        assert isinstance(self.offload, HostStep)
+        places = [i for i, route in enumerate(self.routes) if route.place in gradients]
+        sections = [(self.routes[i].section, gradients[self.routes[i].place]) for i in places]
+        seen = [grad if section is None else section.of(grad) for section, grad in sections]
+        try:
+            self.check_undisturbed((*gradients,))
+            with self.plain():
+                self.offload.begin(dict(zip(places, seen, strict=True)), lambda i: comes(self.routes[i].place))
+        except RulecError:
+            self.offload.early.forget()
 
     def announce(self, place: int) -> None:
         """Increases the version of a parameter that is about to be updated on the host."""

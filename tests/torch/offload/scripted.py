@@ -231,6 +231,10 @@ class ScriptedEvent:
             if work.broken:
                 raise transfer_error(work.name, "the device", RuntimeError("CUDA error: broken"))
 
+    def over(self) -> bool:
+        """Whether it has come."""
+        return all(work.ended for work in self.works)
+
 
 class ScriptedLink(Link):
     """The link of a scripted device: a stream for each direction beside the one that computes."""

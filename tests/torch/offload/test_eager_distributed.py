@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import rulec
 import rulec.torch
+from rulec.runtime.buckets.launch import Launch
 from rulec.torch import EagerUpdate
 from rulec.torch.eager import on_host
 from rulec.torch.tensors.dtensor import local_tensor
@@ -41,9 +43,18 @@ def work(kind: str, name: str, in_a_thread: bool, rank: int) -> None:
     ours, theirs = wrapped(kind), wrapped(kind)
     one: Any = EagerUpdate(ours, rule, contributions=1, offload="step", offload_buffer=128)
     other: Any = rulec.torch.optimizer(rule)(theirs.parameters())
+    kernel, begun = Launch.kernel, list[str]()
+
+    def counted(launch: Launch, *arguments: Any) -> Any:
+        begun.extend(tensor.name for tensor in launch.part.tensors)
+        return kernel(launch, *arguments)
+
     for step in range(3):
-        with one.backward():
+        begun = []
+        with mock.patch.object(Launch, "kernel", counted), one.backward():
             ours(batch(rank, step)).square().mean().backward()
+        if rule is CLIPPED:
+            assert len(begun) == (6 if step else 0), begun
         one.step()
         other.zero_grad()
         theirs(batch(rank, step)).square().mean().backward()

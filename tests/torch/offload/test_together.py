@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 import rulec
 import rulec.torch
+from rulec.errors import HyperError
+from rulec.es.perturbation import Perturbation
 from tests.torch.offload.runs import assert_same_bits
 
 Run = Callable[[nn.Module, dict[str, Any]], nn.Module]
@@ -110,6 +112,22 @@ def eager(rule: Any, **more: Any) -> Run:
     return run
 
 
+def evolution(fused: bool) -> Run:
+    def run(made: nn.Module, words: dict[str, Any]) -> nn.Module:
+        strategy = rulec.torch.perturb(made, Perturbation("lowrank", directions=8, sigma=0.1, seed=3))
+        optimizer = rulec.torch.AdamW(strategy.parameters.values(), **words)
+        for _ in range(3):
+            values = strategy(strategy.member_batch(X)).float().square().mean(-1)
+            if fused:
+                strategy.step(None, optimizer, loss=values)
+            else:
+                strategy.update(loss=values)
+                optimizer.step()
+        return made
+
+    return run
+
+
 RUNS: dict[str, Run] = {
     "gradients of segments": gradients_of_segments,
     "copies": copies,
@@ -119,6 +137,8 @@ RUNS: dict[str, Run] = {
     "loaded weights": loaded_weights,
     "a partition in the backward pass": eager(rulec.partition(PARTITION)),
     "a clip of two passes": eager("adamw", lr=1e-2, max_grad_norm=0.01),
+    "an evolution strategy": evolution(fused=False),
+    "an evolution strategy without gradients": evolution(fused=True),
     "statistics in the backward pass": eager("adamw", lr=1e-2, watch="norms"),
 }
 
@@ -129,3 +149,21 @@ def test_bits_are_those_without_offload(name: str, offload: str) -> None:
     plain = RUNS[name](model(), {"weights": "master"})
     moved = RUNS[name](model(), {"weights": "master", "offload": offload, "offload_buffer": 4096})
     assert_same_bits([*moved.parameters()], [*plain.parameters()])
+
+
+@pytest.mark.parametrize("offload", ["step", "states"])
+def test_a_capturable_group_that_comes_later_is_refused(offload: str) -> None:
+    made, later = model(), model()
+    optimizer = rulec.torch.AdamW(made.parameters(), offload=offload)
+    with pytest.raises(HyperError, match="a group has capturable=True or fused=True"):
+        optimizer.add_param_group({"params": [*later.parameters()], "capturable": True})
+    assert len(optimizer.param_groups) == 1
+    optimizer.add_param_group({"params": [*later.parameters()]})
+    others = model(), model()
+    plain = rulec.torch.AdamW(others[0].parameters(), weights="master")
+    plain.add_param_group({"params": [*others[1].parameters()]})
+    for nets, opt in (((made, later), optimizer), (others, plain)):
+        (loss(nets[0]) + 2 * loss(nets[1])).backward()
+        opt.step()
+    for mine, other in zip((made, later), others, strict=True):
+        assert_same_bits([*mine.parameters()], [*other.parameters()])
