@@ -54,7 +54,7 @@ class Inner(ABC):
         raise NotImplementedError
 
     def begin_early(self, gradients: Mapping[int, Tensor], comes: Callable[[int], bool]) -> None:
-        """Runs what it can of the step of parameters that are stepped together; `gradients` are on the host.
+        """Begins the step of parameters that are stepped together, with gradients on the host, by their indices.
 
         `comes` says of an index whether its gradient is still to come.
         """

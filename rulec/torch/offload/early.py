@@ -77,7 +77,7 @@ class EarlyStages:
     def take(
         self, chosen: Sequence[tuple[TransferGroup, list[int]]], gradients: Mapping[int, Tensor]
     ) -> dict[int, list[Launch]]:
-        """The launches that have begun by the number of their group, for a step of groups with these gradients."""
+        """The launches of groups that have begun, by the number of the group, for a step with these gradients."""
         if not self._groups:
             return {}
         joining = any(self._bucket(place) is None for _, places in chosen for place in places)

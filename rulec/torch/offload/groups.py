@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from rulec.compiler.layout import scale_name
 from rulec.runtime.buckets.launch import Launch
 from rulec.runtime.buckets.reductions import LaunchShare
 from rulec.torch.groups.engine import TensorRef
 from rulec.torch.groups.offload import OffloadOptions
 from rulec.torch.groups.routes import Route
 from rulec.torch.offload.link import FakeLink, Link
-from rulec.torch.offload.ring import aligned
+from rulec.torch.offload.ring import aligned, bytes_of
 from rulec.torch.tensors.fake import is_fake
 
 
@@ -39,33 +42,84 @@ class _Filling:
     places: list[int] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     bytes: int = 0
+    bound: int = 0
 
-    def add(self, place: int, count: int) -> None:
+    def add(self, place: int, count: int, bound: int) -> None:
         self.places.append(place)
         self.offsets.append(self.bytes)
         self.bytes += count
+        self.bound += bound
 
 
 def transfer_groups(
-    order: Iterable[int], sizes: Sequence[int], kinds: Callable[[int], Any], most: int
+    order: Iterable[int], sizes: Sequence[int], kinds: Callable[[int], Any], most: int, bounds: Sequence[int]
 ) -> list[TransferGroup]:
     """The groups of tensors in an order, each of at most `most` bytes unless it is one tensor.
 
-    `sizes` are the bytes of each tensor. Tensors of one group have one kind, so that one kernel updates them, and the
-    groups of one kind follow each other.
+    `sizes` are the bytes of each tensor here. Groups are cut by `bounds`, which all ranks have alike: see
+    `largest_shard`. Tensors of one group have one kind, so that one kernel updates them, and the groups of one kind
+    follow each other.
     """
     of_kind: dict[Any, list[_Filling]] = {}
     for place in order:
-        count = aligned(sizes[place])
+        bound = aligned(bounds[place])
         groups = of_kind.setdefault(kinds(place), [])
-        if not groups or (groups[-1].places and groups[-1].bytes + count > most):
+        if not groups or (groups[-1].places and groups[-1].bound + bound > most):
             groups.append(_Filling())
-        groups[-1].add(place, count)
+        groups[-1].add(place, aligned(sizes[place]), bound)
     filled = [group for groups in of_kind.values() for group in groups]
     return [
-        TransferGroup(number, (*group.places,), (*group.offsets,), group.bytes, whole=group.bytes <= most)
+        TransferGroup(
+            number, (*group.places,), (*group.offsets,), group.bytes,
+            whole=group.bytes <= most or len(group.places) > 1,
+        )
         for number, group in enumerate(filled)
-    ]
+    ]  # fmt: skip
+
+
+def largest_shard(ref: TensorRef) -> int | None:
+    """The elements of a DTensor in the rank with the most; None for a tensor that is no shard.
+
+    Ranks with shards of other sizes so cut the same groups: their launches are compared, and reduce together.
+    """
+    engine, i = ref
+    whole = engine.tensors[i].whole
+    if whole is None:
+        return None
+    shape = [*whole.shape]
+    for dimension, peers in whole.cuts:
+        shape[dimension] = -(-shape[dimension] // peers.size)
+    return math.prod(shape)
+
+
+def largest_states(ref: TensorRef, homes: Mapping[str, Tensor]) -> int:
+    """The bytes of a tensor's states; of a DTensor's, a number that is the same in all ranks: see `largest_shard`.
+
+    Arrays of the shape of the shard count as in the rank with the most elements, and others as of the whole tensor.
+    """
+    engine, i = ref
+    tensor, most = engine.tensors[i], largest_shard(ref)
+    bucket = tensor.bucket
+    if most is None or bucket is None:
+        return sum(aligned(bytes_of(home)) for home in homes.values())
+    formats = dict(bucket.layout.formats)
+    scales = {scale_name(name): form for name, form in formats.items()}
+    view, total = tensor.view.whole or tensor.view, 0
+    extents = {"b": view.batch, "i": view.rows, "j": view.cols}
+    for name, home in homes.items():
+        if name in formats:
+            count = most * formats[name].bits // 8
+        elif name in scales:
+            count = -(-most // scales[name].block)
+        elif name in tensor.shapes:
+            count = math.prod(tensor.shapes[name])
+        elif bucket.program.buffer(name).axes.elementwise:
+            count = most
+        else:
+            letters = bucket.program.buffer(name).axes.letters
+            count = math.prod(extent for letter, extent in extents.items() if letter in letters)
+        total += aligned(count * home.element_size())
+    return total
 
 
 def links_of(

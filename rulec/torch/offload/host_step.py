@@ -30,7 +30,15 @@ from rulec.torch.groups.engine import TensorRef
 from rulec.torch.groups.offload import OffloadOptions
 from rulec.torch.groups.routes import Route
 from rulec.torch.offload.early import EarlyStages
-from rulec.torch.offload.groups import TransferGroup, kind_of, links_of, note_shares, numbers_of, transfer_groups
+from rulec.torch.offload.groups import (
+    TransferGroup,
+    kind_of,
+    largest_shard,
+    links_of,
+    note_shares,
+    numbers_of,
+    transfer_groups,
+)
 from rulec.torch.offload.host_arrays import HostArrays, in_order_of, without_memory
 from rulec.torch.offload.link import ENDED, Event, Link, link_of
 from rulec.torch.offload.pieces import PieceCalls, in_memory_order
@@ -111,10 +119,16 @@ class HostStep:
         for place, (engine, i) in enumerate(tensor_refs):
             if engine.needs_copy(i, engine.table):
                 self.mirrors[place] = without_memory(self.mirrors[place], contiguous=True)
-        order = range(len(self._routes))
+        order, sizes = range(len(self._routes)), [*map(bytes_of, self.mirrors)]
+        shards = [*map(largest_shard, tensor_refs)]
+        bounds = [
+            size if shard is None else shard * mirror.element_size()
+            for size, shard, mirror in zip(sizes, shards, self.mirrors, strict=True)
+        ]
         groups = transfer_groups(
-            reversed(order) if self._options.backward else order, [*map(bytes_of, self.mirrors)],
+            reversed(order) if self._options.backward else order, sizes,
             lambda place: kind_of(self._routes[place], numbers[id(tensor_refs[place][0])]), self._options.buffer,
+            bounds,
         )  # fmt: skip
         self._place_mirrors(groups)
 

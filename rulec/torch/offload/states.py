@@ -23,7 +23,7 @@ from rulec.torch.groups.engine import TensorRef, TorchEngine
 from rulec.torch.groups.offload import OffloadOptions
 from rulec.torch.groups.routes import Route
 from rulec.torch.offload.device_ring import BUFFERS, BufferOwner, DeviceRing
-from rulec.torch.offload.groups import TransferGroup, links_of, note_shares, numbers_of, transfer_groups
+from rulec.torch.offload.groups import TransferGroup, largest_states, links_of, note_shares, numbers_of, transfer_groups
 from rulec.torch.offload.link import Link, link_of
 from rulec.torch.offload.program_states import StageStates, states_written, takes_pieces, wanted_states
 from rulec.torch.offload.ring import aligned, bytes_of
@@ -166,6 +166,7 @@ class StreamedStates:
         groups = transfer_groups(
             reversed(order) if self._options.backward else order, sizes,
             lambda i: id(self._bucket(known[i])), self._options.buffer,
+            [largest_states(self._refs[place], self._homes(place)) for place in known],
         )  # fmt: skip
         return [self._of_routes(group, known) for group in groups]
 
