@@ -15,7 +15,7 @@ from rulec.language.expr.arithmetic import NUMPY, number_known
 from rulec.language.expr.counts import Count, Level
 from rulec.language.expr.functions import FUNCTIONS, as_node
 from rulec.language.expr.node import Op
-from rulec.language.expr.static import BLOCKWISE
+from rulec.language.expr.static import BLOCKWISE, settings
 from rulec.language.tracing.author import author_error
 from rulec.language.tracing.trace import cond as traced_cond
 from rulec.language.tracing.value import Value, as_traced, current, operation, record
@@ -380,7 +380,7 @@ def topk(x: Any, k: Any) -> Any:
 
 
 def newton_schulz(
-    x: Any, steps: Any = 5, dtype: str | None = None, coefficients: Any = "muon", normalize: str | float = "norm",
+    x: Any, steps: Any = 5, dtype: str | None = None, coefficients: Any = "muon", normalize: Any = "norm",
     form: str = "direct", per: str | Level = "matrix", axis: int = 0,
 ) -> Any:  # fmt: skip
     """The nearest orthogonal matrix, roughly, by Muon's iteration or another, in `dtype` or that of `x`."""
@@ -390,7 +390,8 @@ def newton_schulz(
             per=per, axis=axis,
         )  # fmt: skip
     rows = coefficients if isinstance(coefficients, str) else np.reshape(coefficients, (-1, 3)).tolist()
-    FUNCTIONS["newton_schulz"](as_node(0), coefficients=rows, normalize=normalize, form=form)
+    iteration = FUNCTIONS["newton_schulz"](as_node(0), coefficients=rows, normalize=normalize, form=form)
+    normalize = settings(iteration).get("normalize", "norm")
     words = {"coefficients": rows, "normalize": normalize, "form": form}
     if axis and isinstance(per, Level):
         return transpose(_of_arrays("newton_schulz", transpose(x), steps, per=per, **words))

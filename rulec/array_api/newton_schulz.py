@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -9,7 +10,7 @@ from rulec.array_api.functions import Functions
 from rulec.errors import RuleError
 from rulec.language.expr.counts import MAX_STEPS, count_problem, is_count
 from rulec.language.expr.newton_schulz import Coefficients, coefficients_of, in_blocks, iterated_in
-from rulec.language.expr.static import DIRECT, GRAM, MUON, NORM, UNDIVIDED
+from rulec.language.expr.static import AOL, BOUNDS, DIRECT, GRAM, MUON, NORM, SCHATTEN, UNDIVIDED, Normalize
 
 
 class SymmetricProducts(Protocol):
@@ -58,9 +59,43 @@ def iterations(steps: Any) -> int:
     return int(steps)
 
 
-def times(norm: Any, normalize: str | float) -> Any:
-    """What a matrix is divided by: its norm, or a number times it."""
-    return norm if isinstance(normalize, str) else norm * normalize
+def times(norm: Any, normalize: Normalize) -> Any:
+    """What a matrix is divided by first: its norm, or a number times it."""
+    return norm if isinstance(normalize, str | tuple) else norm * normalize
+
+
+class Sizes(Protocol):
+    """What `bound` asks of a library, beside operators and sums."""
+
+    def at_least(self, x: Any, least: float) -> Any:
+        """The larger of each element and a number."""
+        ...
+
+    def largest(self, x: Any) -> Any:
+        """The largest of each column of sizes."""
+        ...
+
+
+def bound(of: Sizes, y: Any, gram: Callable[[], Any], normalize: Normalize) -> Any:
+    """The divisor of wide matrices of norm 1: one number for each, or one for each row.
+
+    No singular value of the quotient is above 1. `gram` gives the Gram matrices, `normalize` a word of `BOUNDS`.
+    The square of a divisor is at least 1e-14.
+    """
+    word, factor = normalize if isinstance(normalize, tuple) else (normalize, 1.0)
+    if word == AOL:
+        squares = abs(gram()).sum(axis=-1, keepdims=True)
+    elif word == SCHATTEN:
+        squares = (gram() ** 2).sum(axis=(-2, -1), keepdims=True) ** 0.5
+    else:
+        rows, cols = (abs(y).sum(axis=axis, keepdims=True) for axis in (-1, -2))
+        squares = of.largest(rows) * of.largest(cols.swapaxes(-1, -2))
+    return of.at_least(squares, 1e-14) ** 0.5 * factor
+
+
+def is_bound(normalize: Normalize) -> bool:
+    """Whether a matrix is divided by a bound of its largest singular value after its norm."""
+    return isinstance(normalize, tuple) or normalize in BOUNDS
 
 
 @dataclass(frozen=True)
@@ -91,7 +126,7 @@ class _Products:
 
 def newton_schulz(
     of: Functions, x: Any, steps: Any, dtype: str | None = None, coefficients: str | Coefficients = MUON,
-    normalize: str | float = NORM, form: str = DIRECT,
+    normalize: Normalize = NORM, form: str = DIRECT,
 ) -> Any:  # fmt: skip
     """The quintic iteration towards the nearest orthogonal matrix, in `dtype` or else in the matrix's own.
 
@@ -108,6 +143,9 @@ def newton_schulz(
         y = of.wide(y)
     if normalize != UNDIVIDED:
         y = y / times(of.at_least(of.norm(y, x.dtype), 1e-7), normalize)
+    if is_bound(normalize):
+        z = of.wide(y)
+        y = by.rounded(z / bound(of, z, lambda: of.wide_matmul(y, of.transposed(y)), normalize))
     y = by.rounded(y) if form == GRAM else y
     for block in in_blocks(coefficients_of(coefficients, count), form, *x.shape[-2:]):
         matrix, a, _ = factor(by.gram(y), block, by)

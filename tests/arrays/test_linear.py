@@ -56,6 +56,10 @@ CALLS: Mapping[str, tuple[Op, tuple[Any, ...], dict[str, Any]]] = {
        for name in SCHEDULES},
     "newton_schulz in its own dtype": (Op.NEWTON_SCHULZ, (X, 5), {"dtype": None}),
     "newton_schulz of more than the norm": (Op.NEWTON_SCHULZ, (X, 5), {"dtype": "float64", "normalize": 1.02}),
+    **{f"newton_schulz over {word}": (Op.NEWTON_SCHULZ, (x, 4), {"dtype": "float64", "normalize": word, "form": form})
+       for word, x, form in (("aol", X[:, :3], "direct"), (("aol", 1.02), X, "direct"), ("schatten", B, "direct"),
+                             ("aol", B, "gram"), ("spectral_bound", B, "direct"),
+                             (("spectral_bound", 1.02), X[:, :3], "gram"))},
     "newton_schulz by Gram matrices": (Op.NEWTON_SCHULZ, (B, 5), {"dtype": "float64", "form": "gram"}),
     "newton_schulz undivided, by Gram matrices": (
         Op.NEWTON_SCHULZ, (B/9, 4), {"dtype": None, "normalize": "none", "form": "gram"},
@@ -237,3 +241,47 @@ def test_the_peers_schedules_are_ours() -> None:
         for i in range(len(X)):
             wanted = zero_power_via_newton_schulz_5(torch.from_numpy(X[i]), 7, weights=theirs, dtype=torch.float64)
             np.testing.assert_allclose(found[i], wanted.numpy(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(5, 9), (7, 4)])
+@pytest.mark.parametrize("word", ["aol", "schatten", "spectral_bound"])
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+def test_a_bound_leaves_no_singular_value_above_1(word: str, shape: tuple[int, int], scale: float) -> None:
+    """The formula of each bound by NumPy alone, for a matrix of any size; times a number, that number smaller."""
+    x = DRAWN.normal(size=(1, *shape)) * scale
+    wide = x[0] if shape[0] < shape[1] else x[0].T
+    squares = {
+        "aol": np.abs(wide @ wide.T).sum(1, keepdims=True), "schatten": np.linalg.norm(wide @ wide.T),
+        "spectral_bound": np.linalg.norm(wide, 1) * np.linalg.norm(wide, np.inf),
+    }  # fmt: skip
+    wanted = wide / np.sqrt(squares[word])
+    found, smaller = (
+        NUMPY_MATRIX[Op.NEWTON_SCHULZ](x, 0, normalize=normalize)[0] for normalize in (word, (word, 1.25))
+    )
+    np.testing.assert_allclose(found if shape[0] < shape[1] else found.T, wanted, rtol=1e-12)
+    np.testing.assert_allclose(1.25 * smaller, found, rtol=1e-12)
+    assert np.linalg.norm(found, 2) <= 1 + 1e-12
+
+
+@pytest.mark.parametrize(("word", "theirs"), [("norm", "frobenius"), ("aol", "aol"), ("schatten", "schatten")])
+def test_bounds_are_optaxs(word: str, theirs: str) -> None:
+    from optax.contrib import _muon
+
+    with jax.enable_x64(True):
+        wanted = _muon.orthogonalize_via_newton_schulz(
+            jax.numpy.asarray(X[0, :3]), jax.numpy.asarray(SCHEDULES["muon"][0]), 5, theirs, 0.0
+        )
+    np.testing.assert_allclose(NUMPY_MATRIX[Op.NEWTON_SCHULZ](X[:1, :3], 5, normalize=word)[0], wanted, atol=1e-12)
+
+
+@pytest.mark.parametrize("form", ["direct", "gram"])
+@pytest.mark.parametrize("word", ["aol", "schatten", "spectral_bound"])
+def test_bounds_of_narrow_matrices_are_near(word: str, form: str) -> None:
+    x = DRAWN.normal(size=(2, 6, 24)).astype(np.float32)
+    wide = NUMPY_MATRIX[Op.NEWTON_SCHULZ](x.astype(np.float64), 4, normalize=word)
+    for function in (
+        TORCH_MATRIX[Op.NEWTON_SCHULZ],
+        lambda x, *rest, **keywords: _torch(Op.NEWTON_SCHULZ, (x, *rest), keywords),
+    ):
+        found = function(x, 4, dtype="bfloat16", normalize=word, form=form)
+        assert np.abs(found - wide).max() < 2.0**-5

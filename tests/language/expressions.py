@@ -44,7 +44,9 @@ _counts = st.integers(1, 9).map(const) | st.sampled_from(NAMES).map(name)
 
 _schedules = st.sampled_from([*SCHEDULES, ((3.0, -1.5, 0.25), (1.5, -0.5, 0.0))])
 _iterations = st.tuples(st.sampled_from(_DTYPES), _schedules) | st.tuples(
-    st.sampled_from(_DTYPES), _schedules, st.sampled_from(["none", 1.02, 3.0])
+    st.sampled_from(_DTYPES),
+    _schedules,
+    st.sampled_from(["none", 1.02, 3.0, "aol", ("schatten", 1.02), "spectral_bound"]),
 )
 _iterations |= st.tuples(st.sampled_from(_DTYPES), _schedules, st.sampled_from(["norm", "none", 1.02]), st.just("gram"))
 

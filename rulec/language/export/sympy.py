@@ -20,7 +20,7 @@ from rulec.language.expr.newton_schulz import SCHEDULES
 from rulec.language.expr.node import LEVELS, PLACED, Kind, Node, Op, const, node, walk
 from rulec.language.expr.ops import FUNCTIONS as ELEMENTWISE
 from rulec.language.expr.ops import SPECS, having
-from rulec.language.expr.static import BLOCKWISE, GRAM, MUON, NORM, UNDIVIDED, inside
+from rulec.language.expr.static import BLOCKWISE, BOUNDS, GRAM, MUON, NORM, UNDIVIDED, inside
 from rulec.language.expr.text import number_text
 from rulec.language.rule_data import Assign, RuleData, Statement
 from rulec.language.source import did_you_mean
@@ -162,7 +162,7 @@ _NAMED_OPAQUE: tuple[tuple[Op, tuple[Any, ...]], ...] = (
         (Op.NEWTON_SCHULZ, (dtype, name, *divisor))
         for dtype in (None, *FUNCTIONS["newton_schulz"].choices["dtype"])
         for name in SCHEDULES
-        for divisor in ((), (UNDIVIDED,), (NORM, GRAM), (UNDIVIDED, GRAM))
+        for divisor in ((), (NORM, GRAM), *((word, *form) for word in (UNDIVIDED, *BOUNDS) for form in ((), (GRAM,))))
     ),
     *((Op.SOLVE, (kind,)) for kind in KINDS), *((Op.CONCAT, (axis,)) for axis in (0, 1)),
     *((Op.SLICE, (axis,)) for axis in ("rows", "cols")),

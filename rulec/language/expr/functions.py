@@ -17,7 +17,18 @@ from rulec.language.expr.newton_schulz import SCHEDULES, Coefficients
 from rulec.language.expr.node import LEVELS, Kind, Node, Op, const, name, node
 from rulec.language.expr.ops import FUNCTIONS as ELEMENTWISE
 from rulec.language.expr.ops import SPECS
-from rulec.language.expr.static import BLOCKWISE, DIRECT, GRAM, MUON, NORM, UNDIVIDED, inside, settings
+from rulec.language.expr.static import (
+    BLOCKWISE,
+    BOUNDS,
+    DIRECT,
+    GRAM,
+    MUON,
+    NORM,
+    UNDIVIDED,
+    Normalize,
+    inside,
+    settings,
+)
 
 _ONE, _HALF = const(1), const(0.5)
 
@@ -220,7 +231,7 @@ def _newton_schulz(x: Value, steps: Value, dtype: str | None, coefficients: Any,
 
 
 def _iteration(
-    x: Node, steps: Node, dtype: str | None, coefficients: str | Coefficients, normalize: str | float = NORM,
+    x: Node, steps: Node, dtype: str | None, coefficients: str | Coefficients, normalize: Normalize = NORM,
     form: str = DIRECT,
 ) -> Node:  # fmt: skip
     """The node, with constants up to the last that a rule need name."""
@@ -266,17 +277,18 @@ def _blockwise(function: Function) -> Function:
     return called
 
 
-def _divisor(normalize: Any) -> str | float:
-    """The divisor of a matrix: a word for it, or a number to multiply the norm by."""
+def _divisor(normalize: Any) -> Normalize:
+    """The divisor of a matrix: a word for it, a number to multiply the norm by, or a word and a number."""
     if isinstance(normalize, str):
         return normalize
-    number = _number(normalize)
+    word, *rest = [*normalize, 1.0][:3] if isinstance(normalize, list) and normalize else [NORM, normalize]
+    number = _number(rest[0]) if word in (NORM, *BOUNDS) and (len(rest) == 1 or rest[1] == 1.0) else None
     if number is None or not 0 < number < math.inf:
         raise CallError(
-            "normalize of newton_schulz is 'norm', 'none', or the number that the norm is multiplied by, above 0 and "
-            "known in advance: write normalize=1.02"
+            "normalize of newton_schulz is a word, or the number that the norm is multiplied by, above 0 and known in "
+            'advance: write normalize=1.02, or normalize=["aol", 1.02] for another bound'
         )
-    return NORM if number == 1 else number
+    return number if word == NORM and number != 1 else word if number == 1 else (word, number)
 
 
 def _schedule(rows: Sequence[Any]) -> Coefficients:
@@ -356,7 +368,7 @@ _FLOATS = ("float32", "float64", "bfloat16", "float16")
 
 #: The words of `newton_schulz`.
 _ITERATION_WORDS: Mapping[str, tuple[str, ...]] = {
-    "dtype": _FLOATS, "coefficients": tuple(SCHEDULES), "normalize": (NORM, UNDIVIDED), "form": (DIRECT, GRAM),
+    "dtype": _FLOATS, "coefficients": tuple(SCHEDULES), "normalize": (NORM, UNDIVIDED, *BOUNDS), "form": (DIRECT, GRAM),
 }  # fmt: skip
 
 #: Every function of the language by the name it is called by.
@@ -389,7 +401,7 @@ FUNCTIONS: dict[str, Function] = {
             ("x",),
             {"steps": 5, "dtype": None, "coefficients": MUON, "normalize": NORM, "form": DIRECT},
             _ITERATION_WORDS,
-            ("coefficients",),
+            ("coefficients", "normalize"),
             ("normalize",),
         ),
         _plain(Op.QR, "x"),

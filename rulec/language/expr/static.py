@@ -35,6 +35,16 @@ MUON = "muon"
 #: What `newton_schulz` divides its matrix by, where a rule does not say: its norm. The node has no constant for it.
 NORM, UNDIVIDED = "norm", "none"
 
+#: Upper bounds of the largest singular value of a matrix over its norm, to divide it by before the iteration. `aol` has
+#: one divisor for each row of a wide matrix: the root of the sum of the sizes in its row of the Gram matrix. `schatten`
+#: is the root of the norm of the Gram matrix, and `spectral_bound` the geometric mean of the largest row sum and the
+#: largest column sum of sizes.
+AOL, SCHATTEN, SPECTRAL_BOUND = "aol", "schatten", "spectral_bound"
+BOUNDS = (AOL, SCHATTEN, SPECTRAL_BOUND)
+
+#: What a matrix is divided by: a word, a number times its norm, or a word of `BOUNDS` and a number times this bound.
+Normalize = str | float | tuple[str, float]
+
 #: How `newton_schulz` is computed: by products with its matrix, which a rule need not name, or with its Gram matrix.
 DIRECT, GRAM = "direct", "gram"
 

@@ -333,7 +333,7 @@ class ExpressionParser:
     def _list(self, tree: ast.List, depth: int) -> list[Any]:
         """A list of expressions, or of lists of them."""
         return [
-            self._list(e, depth + 1) if isinstance(e, ast.List) else self._expression(e, depth + 1) for e in tree.elts
+            self._list(e, depth + 1) if isinstance(e, ast.List) else self._argument(e, depth + 1) for e in tree.elts
         ]
 
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from rulec.array_api.newton_schulz import is_bound
 from rulec.compiler.indices import is_of_elements
 from rulec.compiler.ir import COLS, ROWS, Axes, Program
 from rulec.compiler.layout import ITEM_SIZE, Layout
@@ -21,7 +22,7 @@ from rulec.compiler.scalars import evaluate_once
 from rulec.compiler.view import MatrixView
 from rulec.language.expr.newton_schulz import multiplications
 from rulec.language.expr.node import Kind, Node, Op, walk
-from rulec.language.expr.static import DIRECT, inside, settings, statics
+from rulec.language.expr.static import DIRECT, NORM, inside, settings, statics
 from rulec.runtime.distributed.owners import Share, Work
 
 
@@ -168,6 +169,8 @@ class OwnerPlan:
         if self.shared is None or view.batch != 1 or len(view.shape) != 2:
             return None
         keywords, steps = settings(self.shared), int(self._iterations(self.shared, hyper))
+        if is_bound(keywords.get("normalize", NORM)):
+            return None
         dtype = keywords.pop("dtype") or layout.compute
         return Share(min(view.rows, view.cols), steps, dtype, square=view.rows == view.cols, **keywords)
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from rulec.array_api.matrix import blockwise, matrix_functions
-from rulec.array_api.newton_schulz import factor, iterations, times
+from rulec.array_api.newton_schulz import bound, factor, is_bound, iterations, times
 from rulec.array_api.numpy import NumpyFunctions
 from rulec.language.expr.newton_schulz import Coefficients, coefficients_of, in_blocks, iterated_in
 from rulec.language.expr.node import Op
-from rulec.language.expr.static import DIRECT, GRAM, MUON, NORM, UNDIVIDED
+from rulec.language.expr.static import DIRECT, GRAM, MUON, NORM, UNDIVIDED, Normalize
 
 Array = np.ndarray[Any, Any]
 
@@ -59,7 +59,7 @@ def _tensor(x: Array) -> Tensor:
 
 
 def _newton_schulz(
-    x: Array, steps: float, dtype: str | None, coefficients: str | Coefficients = MUON, normalize: str | float = NORM,
+    x: Array, steps: float, dtype: str | None, coefficients: str | Coefficients = MUON, normalize: Normalize = NORM,
     form: str = DIRECT,
 ) -> Array:  # fmt: skip
     """The quintic iteration matrix by matrix, in the direct form operation by operation as in torch.optim.Muon.
@@ -78,7 +78,7 @@ def _newton_schulz(
 
 
 def _orthogonalized(
-    y: Tensor, blocks: Sequence[Coefficients], normalize: str | float, dtype: torch.dtype, exact: bool
+    y: Tensor, blocks: Sequence[Coefficients], normalize: Normalize, dtype: torch.dtype, exact: bool
 ) -> Tensor:
     """The matrix after some blocks of iterations in a dtype.
 
@@ -91,11 +91,30 @@ def _orthogonalized(
     if normalize != UNDIVIDED:
         norm = y.double().norm().to(y.dtype) if exact else y.norm()
         y = y / times(norm.clamp(min=1e-7), normalize)
-    y = y.to(dtype)
+    y = (divided_by_bound(y, normalize) if is_bound(normalize) else y).to(dtype)
     for block in blocks:
         matrix, a, _ = factor(gram(y), block, HOST)
         y = addmm(y, matrix, y, beta=a)
     return y.T if tall else y
+
+
+class _Sizes:
+    """The functions of tensors that bounds of singular values need."""
+
+    def at_least(self, x: Tensor, least: float) -> Tensor:
+        """The larger of each element and a number."""
+        return x.clamp(min=least)
+
+    def largest(self, x: Tensor) -> Tensor:
+        """The largest of each column of sizes."""
+        return x.amax(dim=-2, keepdim=True)
+
+
+def divided_by_bound(y: Tensor, normalize: Normalize) -> Tensor:
+    """Wide matrices of norm 1 over their bound, computed in float32 at least and rounded once."""
+    wide = y.to(torch.promote_types(y.dtype, torch.float32))
+    quotient: Tensor = wide / bound(_Sizes(), wide, lambda: wide @ wide.mT, normalize)
+    return quotient.to(y.dtype)
 
 
 class HostProducts:

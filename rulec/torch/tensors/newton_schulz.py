@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rulec.array_api.newton_schulz import factor, iterations, times
+from rulec.array_api.newton_schulz import factor, is_bound, iterations, times
 from rulec.backend.capabilities import QuinticKernels, QuinticProducts
 from rulec.errors import BackendUnsupported
 from rulec.language.expr.newton_schulz import Coefficients, coefficients_of, in_blocks, iterated_in
-from rulec.language.expr.static import DIRECT, GRAM, MUON, NORM, UNDIVIDED
+from rulec.language.expr.static import DIRECT, GRAM, MUON, NORM, UNDIVIDED, Normalize
 from rulec.torch.products import TORCH
 from rulec.torch.tensors.fake import has_no_memory
-from rulec.torch.tensors.matrix import HOST, addmm
+from rulec.torch.tensors.matrix import HOST, addmm, divided_by_bound
 
 
 class TorchQuintic:
@@ -134,7 +134,7 @@ class StackProducts:
 
 
 def newton_schulz(
-    x: Tensor, steps: float, dtype: str | None, coefficients: str | Coefficients = MUON, normalize: str | float = NORM,
+    x: Tensor, steps: float, dtype: str | None, coefficients: str | Coefficients = MUON, normalize: Normalize = NORM,
     form: str = DIRECT, products: Callable[[Tensor], QuinticProducts] = lambda y: TORCH,
 ) -> Tensor:  # fmt: skip
     """The quintic iteration in the dtype asked for or the stack's own, on all of it, by the `products` chosen for it.
@@ -152,6 +152,9 @@ def newton_schulz(
         y = by.divided(operand, times(norm, normalize), out=None if y is operand else y)
     elif y is not operand:
         y.copy_(operand)
+    if is_bound(normalize):
+        tall = x.shape[-2] > x.shape[-1]
+        y = divided_by_bound(y.mT, normalize).mT.contiguous() if tall else divided_by_bound(y, normalize)
     turned = by is TORCH and x.shape[-2] > x.shape[-1]
     y = y.mT if turned else y
     gram, last, rooms = None, None, (None, None)
