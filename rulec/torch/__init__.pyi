@@ -222,6 +222,57 @@ class ADOPTW(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class AEGD(RuleOptimizer):
+    """Gradient descent on the root of the loss, with an energy for each element that only falls."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.1,
+        c: float = 1.0,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
+class AEGDM(RuleOptimizer):
+    """AEGD with a sum of the gradients of the loss's root."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.01,
+        c: float = 1.0,
+        momentum: float = 0.9,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
 class AGD(RuleOptimizer):
     """Adam with the squared change of the corrected momentum, and plain momentum where it is below a threshold."""
 
@@ -1062,6 +1113,33 @@ class Adagrad(RuleOptimizer):
         differentiable: bool = False,
         fused: bool | None = None,
         capturable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
+class AdagradDA(RuleOptimizer):
+    """Dual averaging with the scales of Adagrad, and exact zeros where sums of gradients are small."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.01,
+        initial: float = 0.1,
+        lambda1: float = 0.0,
+        lambda2: float = 0.0,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
@@ -2835,6 +2913,30 @@ class Expectigrad(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class ExponentiatedGradient(RuleOptimizer):
+    """Multiplies every weight by the exponential of its gradient, so that it keeps its sign."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.01,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
 class FAdam(RuleOptimizer):
     """Adam as natural gradient descent; gradients, and the weights that decay, are divided alike and clipped."""
 
@@ -4051,6 +4153,35 @@ class Muon(RuleOptimizer):
         auto: bool = False,
     ) -> None: ...
 
+class NAGGS(RuleOptimizer):
+    """Nesterov's flow in semi-implicit steps, whose factor gamma goes to mu."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.01,
+        mu: float = 1.0,
+        gamma: float = 1.0,
+        *,
+        weight_decay: float = 0.0,
+        weight_decouple: bool = False,
+        fixed_decay: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
 class NAdam(RuleOptimizer):
     """Adam with Nesterov momentum and a schedule of momentum."""
 
@@ -4066,6 +4197,35 @@ class NAdam(RuleOptimizer):
         *,
         foreach: bool | None = None,
         maximize: bool = False,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
+class NAdamConstant(RuleOptimizer):
+    """Adam with Nesterov's momentum, which has no schedule."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        *,
+        weight_decay: float = 0.0,
+        weight_decouple: bool = True,
+        fixed_decay: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
         capturable: bool = False,
         differentiable: bool = False,
         state_dtype: StateDtype = None,
@@ -4818,6 +4978,31 @@ class RAdamW(RuleOptimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-08,
         weight_decay: float = 0.01,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
+class RDA(RuleOptimizer):
+    """Regularized dual averaging, with exact zeros where the mean of gradients is small."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        gamma: float = 1.0,
+        lambda1: float = 0.0,
         *,
         maximize: bool = False,
         foreach: bool | None = None,

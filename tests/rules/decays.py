@@ -109,6 +109,23 @@ class RadialBrake(Slowly):
             before.copy_(now)
 
 
+class BEMA(Slowly):
+    """Algorithm 1 of Block and Zhang (2025) around Adam, without a burn-in, at every step."""
+
+    def after(self, hyper: Hyper) -> None:
+        if self.t == 1:
+            self.ema = [slow.clone() for slow in self.slow]
+        alpha, beta = ((hyper["lag"] + hyper["multiplier"] * self.t) ** -hyper[f"{k}_power"] for k in ("bias", "ema"))
+        self.ema = [(1 - beta) * ema + beta * now.detach() for ema, now in zip(self.ema, self.tensors, strict=True)]
+        self.mean = [
+            alpha * (now.detach() - first) + ema
+            for now, first, ema in zip(self.tensors, self.slow, self.ema, strict=True)
+        ]
+
+    def params(self) -> list[Array]:
+        return [mean.numpy().copy() for mean in self.mean]
+
+
 class SWA(Slowly):
     """torch's plain averages of the weights of some steps; those of Adam are compared until there is one."""
 
@@ -172,6 +189,10 @@ DECAYS: tuple[WrapperPeer, ...] = (
     ),
     WrapperPeer(
         "swa(adam)", "torch.optim.swa_utils.AveragedModel", {**_ADAM, "swa_start": 5, "swa_every": 3}, SWA, "average",
+    ),
+    WrapperPeer(
+        "bema(adam)", "the paper's algorithm around torch.optim.Adam",
+        {**_ADAM, "ema_power": 0.6, "bias_power": 0.4, "lag": 3, "multiplier": 0.7}, BEMA, "average",
     ),
     WrapperPeer("nonnegative(adam)", "optax.keep_params_nonnegative", _ADAM, _nonnegative),
 )  # fmt: skip

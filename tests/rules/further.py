@@ -5,17 +5,23 @@
 
 from __future__ import annotations
 
-from tests.rules.peer import Peer, printed_peer
+import optax
+
+from tests.rules.peer import Peer, optax_peer, printed_peer
 from tests.rules.printed_dynamics import PSGLD, SGHMC, SGLD
 from tests.rules.printed_momenta import (
     FSGDM,
     NSGDM,
+    RDA,
     SGDHD,
     SNGM,
     SRSGD,
+    AdagradDA,
     AdamHD,
+    ExponentiatedGradient,
     GradPower,
     L2Init,
+    NagGs,
     Proximal,
     ProximalAdagrad,
     UntunedWarmup,
@@ -67,6 +73,17 @@ FURTHER: tuple[Peer, ...] = (
     printed_peer("sc_adagrad", "the paper's algorithm", ScAdagrad, {"lr": 0.05, "xi1": 0.2, "xi2": 0.3}),
     printed_peer(
         "sgdf", "the paper's algorithm", SGDF, {"lr": 0.05, "beta1": 0.8, "beta2": 0.95, "eps": 1e-4},
+    ),
+    printed_peer("nag_gs", "the formulas of the authors' code", NagGs, {"lr": 0.1, "mu": 1.5, "gamma": 0.7}),
+    printed_peer(
+        "adagrad_da", "TensorFlow's documentation", AdagradDA,
+        {"lr": 0.1, "initial": 0.2, "lambda1": 0.3, "lambda2": 0.4},
+    ),
+    printed_peer("rda", "the paper's algorithm", RDA, {"gamma": 7, "lambda1": 0.4}),
+    printed_peer("exponentiated_gradient", "the paper's formula", ExponentiatedGradient, {"lr": 0.05}),
+    optax_peer(
+        "nadam_constant", "optax.nadam",
+        lambda h: optax.nadam(h["lr"], b1=h["beta1"], b2=h["beta2"], eps=h["eps"]), _ADAM,
     ),
     printed_peer("srsgd", "the paper's formulas", SRSGD, {"lr": 0.03, "restart": 7}),
     printed_peer(

@@ -83,6 +83,28 @@ class AliGPeer:
         return [tensor.detach().numpy().copy() for tensor in self.tensors]
 
 
+class EnergyPeer:
+    """AEGDM as its authors' code has it, line by line; without momentum it is AEGD."""
+
+    def __init__(self, lr: float, c: float, momentum: float) -> None:
+        self.lr, self.c, self.momentum = lr, c, momentum
+        self.now, self.energy, self.buf = start(), [np.zeros(())] * 4, [np.zeros(())] * 4
+        self.begun = False
+
+    def step(self) -> None:
+        root = np.sqrt(loss_of(self.now) + self.c)
+        for i, df in enumerate(gradient_of()(self.now)):
+            dg = df / (2 * root)
+            energy = self.energy[i] if self.begun else root * np.ones_like(df)
+            self.energy[i] = energy / (1 + 2 * self.lr * dg**2)
+            self.buf[i] = self.buf[i] * self.momentum + dg
+            self.now[i] = self.now[i] - 2 * self.lr * self.energy[i] * self.buf[i]
+        self.begun = True
+
+    def params(self) -> list[Any]:
+        return [p.copy() for p in self.now]
+
+
 class CurvaturePeer:
     """An optimizer of pytorch_optimizer that takes the diagonal of the Hessian, at every step or every few."""
 
@@ -228,6 +250,14 @@ INPUTS: tuple[InputPeer, ...] = (
         "alig", "pytorch_optimizer.AliG",
         {"lr": 0.02, "momentum": 0.8, "eps": 1e-6}, AliGPeer,
         "theirs takes norms in float64",
+    ),
+    InputPeer(
+        "aegd", "the formulas of the authors' code",
+        {"lr": 0.2, "c": 0.7}, lambda: EnergyPeer(0.2, 0.7, 0.0),
+    ),
+    InputPeer(
+        "aegdm", "the formulas of the authors' code",
+        {"lr": 0.1, "c": 0.7, "momentum": 0.8}, lambda: EnergyPeer(0.1, 0.7, 0.8),
     ),
     InputPeer(
         "sophia + decay", "pytorch_optimizer.SophiaH",

@@ -102,6 +102,42 @@ class OptaxSAM:
         return [np.array(p) for p in self.now]
 
 
+class VarianceSuppressed:
+    """Algorithm 2 of Li and Giannakis (2023), VaSSO, around torch's AdamW."""
+
+    def __init__(self, hyper: Hyper) -> None:
+        self.hyper, self.gradient = hyper, gradient_of()
+        self.tensors = [torch.nn.Parameter(torch.tensor(p)) for p in start()]
+        self.d: list[Array] = [np.zeros(shape) for shape in SHAPES]
+        self.optimizer = torch.optim.AdamW(self.tensors, **_adamw(hyper))
+
+    def step(self) -> None:
+        now, theta = self.params(), self.hyper["theta"]
+        self.d = [(1 - theta) * d + theta * g for d, g in zip(self.d, self.gradient(now), strict=True)]
+        length = np.sqrt(sum(float((d**2).sum()) for d in self.d))
+        climbed = [p + self.hyper["rho"] * d / length for p, d in zip(now, self.d, strict=True)]
+        for tensor, grad in zip(self.tensors, self.gradient(climbed), strict=True):
+            tensor.grad = torch.tensor(grad)
+        self.optimizer.step()
+
+    def params(self) -> list[Array]:
+        return [tensor.detach().numpy().copy() for tensor in self.tensors]
+
+
+class Korpelevich:
+    """The extragradient method: a step to where the gradient is taken, and one from where it was."""
+
+    def __init__(self, hyper: Hyper) -> None:
+        self.lr, self.now, self.gradient = hyper["lr"], start(), gradient_of()
+
+    def step(self) -> None:
+        ahead = [p - self.lr * g for p, g in zip(self.now, self.gradient(self.now), strict=True)]
+        self.now = [p - self.lr * g for p, g in zip(self.now, self.gradient(ahead), strict=True)]
+
+    def params(self) -> list[Array]:
+        return [p.copy() for p in self.now]
+
+
 @dataclass(frozen=True)
 class PassPeer:
     """One row: a composition of ours with these hyper-parameters, and who else computes it."""
@@ -169,6 +205,11 @@ _ADAMW = {"lr": 0.02, "beta1": 0.8, "beta2": 0.95, "eps": 1e-6, "weight_decay": 
 PASSES: tuple[PassPeer, ...] = (
     PassPeer("sam(adamw)", "pytorch_optimizer.SAM", {**_ADAMW, "rho": 0.1}, _around("SAM", "rho")),
     PassPeer("sam(sgd)", "optax.contrib.sam", {"lr": 0.05, "rho": 0.1, "sam_eps": 0}, OptaxSAM, ""),
+    PassPeer(
+        "vasso(adamw)", "the paper's algorithm around torch.optim.AdamW",
+        {**_ADAMW, "rho": 0.1, "theta": 0.3, "sam_eps": 0}, VarianceSuppressed, "",
+    ),
+    PassPeer("extragradient(sgd)", "the method as it is printed", {"lr": 0.05}, Korpelevich, ""),
     PassPeer("asam(adamw)", "pytorch_optimizer.SAM", {**_ADAMW, "rho": 0.3}, _around("SAM", "rho", adaptive=True)),
     PassPeer("gsam(adamw)", "pytorch_optimizer.GSAM", {**_ADAMW, "rho": 0.1, "alpha": 0.3}, _gsam),
     PassPeer(

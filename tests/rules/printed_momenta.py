@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from tests.rules.printed import Printed
@@ -118,3 +120,44 @@ class UntunedWarmup(Printed):
 
     def update(self, i: int, g: Array, h: Hyper) -> None:
         self.w[i] = self.w[i] - h["lr"] * min(1, (1 - h["warmup_beta2"]) / 2 * self.t) * g
+
+
+class NagGs(Printed):
+    """NAG-GS of Leplat and others (2022), in the order of their code."""
+
+    def update(self, i: int, g: Array, h: Hyper) -> None:
+        alpha, mu = h["lr"], h["mu"]
+        if self.t == 1:
+            self.v[i], self.m[i] = self.w[i], np.asarray(h["gamma"])
+        b = alpha * mu / (alpha * mu + self.m[i])
+        self.v[i] = self.v[i] + b * (self.w[i] - self.v[i] - g / mu)
+        self.m[i] = (alpha * mu + self.m[i]) / (1 + alpha)
+        self.w[i] = self.w[i] + alpha / (1 + alpha) * (self.v[i] - self.w[i])
+
+
+class AdagradDA(Printed):
+    """TensorFlow's AdagradDA, whose steps are counted from one."""
+
+    def update(self, i: int, g: Array, h: Hyper) -> None:
+        self.m[i] = self.m[i] + g
+        self.v[i] = (self.v[i] if self.t > 1 else h["initial"]) + g**2
+        rest = np.maximum(np.abs(self.m[i]) - h["lambda1"] * self.t, 0)
+        self.w[i] = h["lr"] * -np.copysign(rest, self.m[i]) / (h["lambda2"] * self.t * h["lr"] + np.sqrt(self.v[i]))
+
+
+class RDA(Printed):
+    """Algorithm 1 of Xiao (2010) for the l1 norm, in closed form; the mean is that of the sum."""
+
+    def update(self, i: int, g: Array, h: Hyper) -> None:
+        self.m[i] = self.m[i] + g
+        mean = self.m[i] / self.t
+        small = np.abs(mean) <= h["lambda1"]
+        self.w[i] = np.where(small, 0, -math.sqrt(self.t) / h["gamma"] * (mean - h["lambda1"] * np.sign(mean)))
+
+
+class ExponentiatedGradient(Printed):
+    """The unnormalized algorithm of Kivinen and Warmuth (1997), for the sizes of weights that keep their signs."""
+
+    def update(self, i: int, g: Array, h: Hyper) -> None:
+        signs, sizes = np.sign(self.w[i]), np.abs(self.w[i])
+        self.w[i] = signs * (sizes * np.exp(-h["lr"] * (signs * g)))

@@ -25,13 +25,13 @@ WITHOUT = {
         ("AdGD", "AdaptiveSGD", "COCOB", "SGDHD", "AdamHD"),
         "the step size comes from gradients that are not to be changed",
     ),
-    **dict.fromkeys(("AliG", "PolyakSGD"), "the step size comes from the loss, which has no penalty"),
+    **dict.fromkeys(("AliG", "PolyakSGD", "AEGD", "AEGDM"), "the step size comes from the loss, which has no penalty"),
     **dict.fromkeys(
-        ("Amos", "FTRL", "FTRLProximal", "ProximalSGD", "ProximalAdagrad"),
+        ("Amos", "FTRL", "FTRLProximal", "ProximalSGD", "ProximalAdagrad", "AdagradDA", "RDA"),
         "the rule has a decay of its own by another name",
     ),
     **dict.fromkeys(("Fromage", "Nero"), "the rule keeps norms"),
-    "Madam": "weights are multiplied, and the rule bounds them",
+    **dict.fromkeys(("Madam", "ExponentiatedGradient"), "weights are multiplied"),
     **dict.fromkeys(("Gravity", "SRMM", "LBFGSDirection", "Rprop", "SparseAdam"), "as in the authors' code"),
 }
 
