@@ -78,9 +78,16 @@ class Working:
 
 @contextmanager
 def working() -> Iterator[Working]:
-    """Within the block, the present work of a command is shown on stderr: see `Working`."""
-    from rulec.backend.cache import observed
+    """Within the block, the present work of a command is shown on stderr: see `Working`.
 
+    With RULEC_QUIET=1 nothing is shown.
+    """
+    from rulec.backend.cache import observed
+    from rulec.environment import whole_number
+
+    if whole_number("RULEC_QUIET", "1 for commands that do not say what they are doing", 1):
+        yield Working(sys.stderr, False)
+        return
     shown, ended = Working(sys.stderr, sys.stderr.isatty()), threading.Event()
 
     def tell() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from rulec.cli.working import Working, shapes_text
+from rulec.cli.working import Working, shapes_text, working
 from tests.cli.running import run
 
 
@@ -111,6 +112,18 @@ def test_commands_say_what_they_compile(
     monkeypatch.setattr(Working, "compiling", noted)
     run(command, "own.yaml", *rest)
     assert set(said) == expected
+
+
+def test_quiet_commands_say_nothing_whatever_the_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[threading.Thread] = []
+    monkeypatch.setattr(threading.Thread, "start", started.append)
+    monkeypatch.setenv("RULEC_QUIET", "1")
+    with working() as shown:
+        shown.begin("adam", 8)
+    assert started == []
+    assert capsys.readouterr().err == ""
 
 
 def test_shapes() -> None:

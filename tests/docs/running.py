@@ -216,7 +216,7 @@ def _command(line: str) -> subprocess.CompletedProcess[str]:
     settings = {}
     while "=" in words[0]:
         key, _, settings[key] = words.pop(0).partition("=")
-    place = {"PATH": f"{_BIN}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "100", "NO_COLOR": "1"}
+    place = {"PATH": f"{_BIN}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "100", "NO_COLOR": "1", "RULEC_QUIET": "1"}
     program = _BIN / words[0]
     return subprocess.run(
         [program if program.exists() else words[0], *words[1:]], env={**os.environ, **place, **settings},
