@@ -24,7 +24,7 @@ from rulec.compiler.view import MatrixView
 from rulec.compiler.weights import number_in_memory
 from rulec.errors import HyperError, RuleError
 from rulec.language.expr.arithmetic import NUMPY, Table, mpmath_context, mpmath_table
-from rulec.language.expr.node import Kind, Node, Op, walk
+from rulec.language.expr.node import IN_GROUP, Kind, Node, Op, walk
 from rulec.language.expr.static import inside, settings, statics
 from rulec.language.statistics import PREFIX, joint_place
 
@@ -96,6 +96,12 @@ class Tensor:
     machine_eps: float
     states: dict[str, Array] = field(default_factory=dict)
     t: int = 0
+    in_group: tuple[int, int] = (0, 1)
+
+    @property
+    def facts(self) -> dict[str, float]:
+        """The shape facts, its number in its group, and the count of the group."""
+        return {**self.view.facts, **dict(zip(IN_GROUP, self.in_group, strict=True))}
 
 
 @functools.lru_cache(maxsize=512)
@@ -268,7 +274,7 @@ class Run:
         if value.op is Op.FACT:
             tensor = self.by_index[key]  # type: ignore[index]
             words = bits.words_of(self.seed, tensor.index)
-            return array({**tensor.view.facts, "machine_eps": tensor.machine_eps, **words}[str(value.arg)])
+            return array({**tensor.facts, "machine_eps": tensor.machine_eps, **words}[str(value.arg)])
         return self._load(str(value.arg), key)
 
     def _model_hyper(self, name: str) -> float:

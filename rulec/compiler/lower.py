@@ -32,6 +32,7 @@ from rulec.language.expr.arithmetic import NUMPY, number_known
 from rulec.language.expr.counts import Count, count_of
 from rulec.language.expr.node import (
     FACTS,
+    IN_GROUP,
     PLACED,
     WAVES,
     Kind,
@@ -433,6 +434,12 @@ def _foreseen(count: Count, rule: RuleData) -> Count:
             raise rule_error(
                 f"{count.what} must be known before a step: make it of numbers, {parts} and shape facts", count.span
             )
+        differing = [str(n.arg) for n in walk([value]) if n.op is Op.FACT and n.arg in IN_GROUP]
+        if differing and count.fixed:
+            raise rule_error(
+                f"{count.what} depends on {differing[0]}, which differs between tensors of one kernel: make it of "
+                f"numbers, static hyper-parameters and shape facts", count.span,
+            )  # fmt: skip
         moving = [str(n.arg) for n in walk([value]) if n.op is Op.HYPER and not rule.hyper[str(n.arg)].static]
         if moving and count.fixed:
             raise rule_error(

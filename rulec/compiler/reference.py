@@ -64,7 +64,9 @@ class ReferenceOptimizer:
             routed = router.choose(np.shape(param), words[index], f"parameter {index}")
             hyper_of = [resolve_hyper(routed.hyper, _settings_of(g, routed), eps, routed.name) for g in settings]
             view = view_of(routed, np.shape(param), static_of(routed, hyper_of[group]))
-            self.tensors.append(Tensor(view, view.matrices(self.how.array(param)).copy(), group, index, eps))
+            tensor = Tensor(view, view.matrices(self.how.array(param)).copy(), group, index, eps)
+            tensor.in_group = group_of[:index].count(group), group_of.count(group)
+            self.tensors.append(tensor)
             self._add(index, routed, hyper_of)
         known = settings_of(rule)
         for key in (key for group in settings for key in group):
@@ -218,7 +220,7 @@ class ReferenceOptimizer:
         for part in self._moving(place):
             when = part.program.rule.moves[place].when
             for t in part.tensors:
-                known = {**part.hyper[t.group], **t.view.facts, "machine_eps": t.machine_eps, "t": t.t + 1.0}
+                known = {**part.hyper[t.group], **t.facts, "machine_eps": t.machine_eps, "t": t.t + 1.0}
                 yield when is None or bool(decide(when, known))
 
     def _at(self, place: int, grads: Sequence[Any | None], inputs: Mapping[str, Any]) -> list[Array]:

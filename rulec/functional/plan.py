@@ -27,7 +27,7 @@ from rulec.compiler.view import MatrixView, view_of
 from rulec.errors import BackendUnsupported, RuleError, TensorError
 from rulec.formats import UNBIASED, Format, of_key
 from rulec.functional.values import Leaf, Values
-from rulec.language.expr.node import Kind, Node, Op, node, rewrite, walk
+from rulec.language.expr.node import IN_GROUP, Kind, Node, Op, node, rewrite, walk
 from rulec.language.rule import Rule
 from rulec.language.rule_data import sees_shape
 from rulec.language.statistics import PREFIX, Watched
@@ -182,7 +182,9 @@ class StepPlan:
     def _place(self, known: dict[Any, Bucket], place: int, leaf: Leaf, rule: Rule, route: Route) -> None:
         static = {name: route.static[name] for name, hyper in rule.hyper.items() if hyper.static}
         view = view_of(rule, leaf.shape, static)
-        facts = {**view.facts, "machine_eps": EPS[leaf.dtype]}
+        group = [i for i, other in enumerate(self.routes) if other is not None and other.group == route.group]
+        in_group = dict(zip(IN_GROUP, (group.index(place), len(group)), strict=True))
+        facts = {**view.facts, "machine_eps": EPS[leaf.dtype], **in_group}
         memory = self._memory(rule, leaf)
         plain = check_counts(compile(rule, facts, static, memory=memory), {**facts, **static})
         watch = self._watched(rule)

@@ -82,9 +82,9 @@ def wants(tensors: Iterable[Tensor], place: int, hyper_of: Callable[[Tensor], Ma
     for tensor in tensors:
         when = tensor.rule.moves[place].when if place < len(tensor.rule.moves) else _NEVER
         count = 0.0 if tensor.bucket is None else float(tensor.bucket.counts.numbers[tensor.position])
-        key = when, tensor.group, count, tuple(tensor.view.facts.values())
+        key = when, tensor.group, count, tuple(tensor.facts.values())
         if key not in known:
-            values = {**hyper_of(tensor), **tensor.view.facts, "t": count + 1}
+            values = {**hyper_of(tensor), **tensor.facts, "t": count + 1}
             known[key] = when is None or bool(decide(when, values))
         if known[key]:
             return True

@@ -25,6 +25,8 @@ RESERVED: dict[str, str] = {
     "grad": "the raw gradient",
     "t": "the step count",
     **dict.fromkeys(FACTS, "a shape fact"),
+    "tensor": "the number of a tensor in its group",
+    "tensors": "the count of tensors in a group",
     **dict.fromkeys(CONSTANTS, "a constant"),
 }
 

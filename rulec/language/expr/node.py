@@ -21,8 +21,11 @@ LEVELS = ("element", "row", "col", "matrix", "tensor", "group", "model")
 #: Levels with a number: `axis(i)` leaves one value for each index of axis i, `block(n)` one for each block of n.
 PLACED = ("axis", "block")
 
-#: Facts of a tensor, known when a kernel is made: its dimensions, its elements, the sides of its matrix view.
-FACTS = ("ndim", "numel", "rows", "cols", "machine_eps")
+#: Numbers of a tensor, known before a step and to no kernel: its number in its group, from 0, and the group's count.
+IN_GROUP = ("tensor", "tensors")
+
+#: Facts of a tensor: its dimensions, its elements, the sides of its matrix view, its dtype, and its numbers.
+FACTS = ("ndim", "numel", "rows", "cols", "machine_eps", *IN_GROUP)
 
 
 def extent(dimension: int) -> str:

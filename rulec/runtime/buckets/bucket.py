@@ -22,7 +22,7 @@ from rulec.compiler.memory import Ring, narrowed, ringed, turned
 from rulec.compiler.pipeline import compile
 from rulec.compiler.view import MatrixView
 from rulec.environment import LEVEL
-from rulec.language.expr.node import Node
+from rulec.language.expr.node import IN_GROUP, Node
 from rulec.language.rule import Rule
 from rulec.language.statistics import Watched
 from rulec.runtime.arrays import Vector
@@ -44,7 +44,7 @@ class Tensor:
 
     `number` makes its random numbers different from other tensors'; `rule` is the rule after routing. Of a shard of a
     tensor, `whole` is its global tensor. `shapes` has the global shapes of states with a shape of their own, of the
-    tensor, by name.
+    tensor, by name. `in_group` is its number in its group, and the count of the group.
     """
 
     array: Any
@@ -58,6 +58,12 @@ class Tensor:
     bucket: Bucket | None = None
     position: int = 0
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    in_group: tuple[int, int] = (0, 1)
+
+    @property
+    def facts(self) -> dict[str, float]:
+        """The facts of the tensor's shape, its number in its group, and the count of the group."""
+        return {**self.view.facts, **dict(zip(IN_GROUP, self.in_group, strict=True))}
 
     @property
     def numel(self) -> int:

@@ -145,7 +145,7 @@ class Buckets:
 
     def add(
         self, array: Any, group: int, name: str, tags: frozenset[str], number: int | None, maximize: bool,
-        whole: GlobalTensor | None,
+        whole: GlobalTensor | None, in_group: tuple[int, int] | None = None,
     ) -> int:  # fmt: skip
         """Adds a parameter and returns its id. RuleError where the rule does not apply to it and names no other."""
         common = self.common
@@ -155,7 +155,11 @@ class Buckets:
         number = len(self.tensors) if number is None else number
         common.largest = max(common.largest, math.prod(shape) * ITEM_SIZE[dtype])
         view = matrix_view(shape, rule.view, of_whole)
-        self.tensors.append(Tensor(array, group, name, rule, view, number, maximize, whole))
+        tensor = Tensor(array, group, name, rule, view, number, maximize, whole)
+        before = [other for other in self.tensors if other.group == group] if in_group is None else []
+        for place, other in enumerate([*before, tensor]):
+            other.in_group = in_group or (place, len(before) + 1)
+        self.tensors.append(tensor)
         common.shared.make_room(group + 1)
         return len(self.tensors) - 1
 
@@ -198,8 +202,8 @@ class Buckets:
         return any(compile(t.rule, self.facts(t)).joins for t in self.tensors)
 
     def facts(self, tensor: Tensor) -> dict[str, float]:
-        """The shape facts of a tensor, and the machine epsilon of its dtype."""
-        return {**tensor.view.facts, "machine_eps": EPS[self.common.arrays.dtype(tensor.array)]}
+        """The facts of a tensor, and the machine epsilon of its dtype."""
+        return {**tensor.facts, "machine_eps": EPS[self.common.arrays.dtype(tensor.array)]}
 
     def prepare(self, ids: Sequence[int], grad_dtypes: Sequence[str] | None, table: Numbers) -> bool:
         """Puts new tensors in buckets and allocates their states. True where there was a new one.

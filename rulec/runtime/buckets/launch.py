@@ -40,7 +40,7 @@ LARGE = 1 << 22
 
 def fact_of(tensors: Sequence[Tensor], name: str, library: Library) -> Any:
     """A shape fact of each tensor, in float64."""
-    return library.numbers(np.array([tensor.view.facts[name] for tensor in tensors], np.float64))
+    return library.numbers(np.array([tensor.facts[name] for tensor in tensors], np.float64))
 
 
 class Portion:

@@ -95,6 +95,8 @@ def add_parameters(
     `tensors` has the tensors that kernels read and write, by route.
     """
     tensor_refs: dict[int, TensorRef] = {}
+    places = {index: sorted({r.place for r in routes if r.group == index}) for index in {r.group for r in routes}}
+    numbers = {place: (i, len(each)) for each in places.values() for i, place in enumerate(each)}
     of_group = {index: (engine, column) for engine in engines for column, index in enumerate(engine.indices)}
     for number, place in enumerate(order):
         route = routes[place]
@@ -103,7 +105,7 @@ def add_parameters(
         whole = whole_of(route.param, has_matrices(route.rule), route.section)
         tensor_refs[place] = (
             engine,
-            engine.add(tensors[place], column, route.name, route.tags, number, maximize, whole),
+            engine.add(tensors[place], column, route.name, route.tags, number, maximize, whole, numbers[route.place]),
         )
     return [tensor_refs[place] for place in range(len(routes))]
 
